@@ -1,0 +1,56 @@
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+STAMP := .venv/.made
+
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+# Nothing of the embedded default needs a network, and a process that uses more than one thread is slower, not faster.
+export HF_HUB_OFFLINE := 1
+export HF_HUB_DISABLE_TELEMETRY := 1
+export OMP_NUM_THREADS := 1
+export DVC_NO_ANALYTICS := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+
+.PHONY: help venv repro figures verify test check bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+venv: $(STAMP) ## make the environment in .venv, if requirements.lock or pyproject.toml changed
+
+$(STAMP): requirements.lock pyproject.toml
+	@echo "making .venv from requirements.lock: minutes the first time, seconds afterwards"
+	@test -x .venv/bin/python || $(PYTHON) -m venv .venv
+	@pip install -r requirements.lock | awk -v total="$$(grep -c '==' requirements.lock)" \
+	  '/^(Collecting|Processing|Requirement already satisfied)/ {printf "\r  %d of %d packages", ++n, total; fflush()} \
+	   /^Installing/ {printf "\n  installing\n"; fflush()} END {if (n) print ""}'
+	@pip install --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+
+repro: $(STAMP) ## run the pipeline that params.yaml selects, then print its results
+	@dvc repro
+	@captrain results
+
+figures: $(STAMP) ## draw the figures again from results/
+	@python stages/figures.py
+
+verify: $(STAMP) ## say whether results/ was made by the code, spec and data of this commit
+	@captrain verify
+
+test: $(STAMP) ## run all tests
+	@pytest
+
+check: $(STAMP) ## lint, formatting and types
+	ruff check .
+	ruff format --check .
+	pyright
+
+bench: $(STAMP) ## time the rollout engine beside stock generation
+	@python scripts/bench.py
+
+clean: ## remove half-written state and tool caches; results, artifacts and .venv stay
+	rm -rf .cache .pytest_cache .ruff_cache build
+	find src stages tests -name __pycache__ -type d -prune -exec rm -rf {} +

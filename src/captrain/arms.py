@@ -1,0 +1,74 @@
+"""The arms of the evaluation: base, each capability's adapter, and the baselines, all on the same test tasks.
+
+Every arm is played on every task with the same randomness, so that comparisons are paired, and every router and every
+bound is computed from one table of outcomes without a further rollout.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from captrain import launch
+from captrain.adapters import adapter_digest
+from captrain.benchmarks import load_benchmark
+from captrain.errors import UserError
+from captrain.records import LedgerEntry, Rollout
+from captrain.rollouts import Adapter, collect, spent
+from captrain.spec import Spec, build
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One arm to play: its name, and its adapter (None for the base)."""
+
+    name: str
+    adapter: Adapter | None
+    base: Path
+    spec: Spec
+
+
+def play_arms(spec: Spec, base: Path, results: Path) -> tuple[list[Rollout], pd.DataFrame, list[LedgerEntry]]:
+    """Play all arms on the test split.
+
+    Returns:
+        All rollouts; outcomes (task, kind, arm, trial, outcome), one row a rollout; ledger entries.
+
+    Raises:
+        UserError: an adapter is missing, or is not the one the index names.
+    """
+    arms = [Arm("base", None, base, spec)]
+    for stage in ("adapters", "baselines"):
+        index = json.loads((results / stage / "index.json").read_text())
+        for name, row in index.items():
+            found = adapter_digest(Path(row["path"]))
+            if found != row["digest"]:
+                raise UserError(
+                    f"adapter {name} in {row['path']} is {found}, but {row['digest']} was trained",
+                    f"it was altered: run `dvc repro -f {stage}`",
+                )
+            arms.append(Arm(name, Adapter(row["path"], row["digest"]), base, spec))
+    played = launch.run(play_arm, arms, spec.machine.workers, "evaluation")
+    rows = [
+        (rollout.task.id, rollout.task.data.get("kind", ""), arm.name, rollout.trial, rollout.outcome)
+        for arm, rollouts in zip(arms, played, strict=True)
+        for rollout in rollouts
+    ]
+    outcomes = pd.DataFrame(rows, columns=["task", "kind", "arm", "trial", "outcome"])
+    ledger = [
+        spent(rollouts, stage="evaluation", method="evaluation", item=arm.name)
+        for arm, rollouts in zip(arms, played, strict=True)
+    ]
+    return [rollout for rollouts in played for rollout in rollouts], outcomes, ledger
+
+
+def play_arm(arm: Arm) -> list[Rollout]:
+    """All trials of one arm on the test split."""
+    spec = arm.spec
+    target = load_benchmark(spec.benchmark)
+    policy = build(spec.policy, model=arm.base, batch=spec.machine.batch)
+    return collect(
+        policy, target, target.tasks("test", spec.evaluation.tasks), purpose="evaluation", seed=spec.seed,
+        trials=spec.evaluation.trials, adapter=arm.adapter, retries=spec.rollouts.retries, quiet=True,
+    )  # fmt: skip

@@ -1,0 +1,101 @@
+"""Labelling runs: every rollout labelled with every candidate, several times over.
+
+Each run proposes on its own bootstrap resample of the rollouts, so that a candidate which hangs on a few rollouts
+shows as unstable. What the runs propose is pooled by id before anything is labelled: a run labels the candidates that
+it proposed itself, as the pool defines them. Labels are cached by the stage; thresholds are applied later.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from captrain.capabilities import Analyst
+from captrain.errors import UserError
+from captrain.records import Capability, Label, Rollout, RolloutLabels, guard_split
+
+EXAMPLES = 5
+
+
+def label_runs(
+    analyst: Analyst, rollouts: Sequence[Rollout], tools: list[dict[str, Any]], runs: int, seed: int
+) -> tuple[list[Capability], list[RolloutLabels]]:
+    """Propose and label in `runs` runs.
+
+    Args:
+        analyst: who proposes and labels.
+        rollouts: diagnostic rollouts; those whose outcome is `error` say nothing of the agent and are left out.
+        tools: the tool schemas of the environment.
+        runs: number of runs, each with its own resample.
+        seed: of the resamples.
+
+    Returns:
+        The candidates of all runs, by id, each with up to five failed rollouts that lack it; and one row for every
+        run and rollout, with how often the run's resample drew the rollout.
+
+    Raises:
+        UserError: a rollout of another split than discovery, or no passed or no failed rollout to contrast.
+    """
+    guard_split([rollout.task for rollout in rollouts], "diagnosis")
+    scored = _scored(rollouts)
+    drawn = [np.random.default_rng([seed, run]).integers(len(scored), size=len(scored)) for run in range(runs)]
+    proposals = [analyst.propose([scored[i] for i in draw], tools, run=run) for run, draw in enumerate(drawn)]
+    pool = _pooled(proposals)
+    once = {one.id: analyst.label(one, [*pool.values()], tools) for one in scored} if analyst.deterministic else None
+    rows: list[RolloutLabels] = []
+    for run, draw in enumerate(drawn):
+        proposed = {candidate.id for candidate in proposals[run]}
+        candidates = [candidate for candidate in pool.values() if candidate.id in proposed]
+        counts = np.bincount(draw, minlength=len(scored))
+        for rollout, count in zip(scored, counts, strict=True):
+            labels = analyst.label(rollout, candidates, tools, run=run) if once is None else once[rollout.id]
+            rows.append(_row(run, rollout, int(count), {one.id: labels[one.id] for one in candidates}))
+    return _with_examples(pool, rows), rows
+
+
+def _scored(rollouts: Sequence[Rollout]) -> list[Rollout]:
+    scored = [rollout for rollout in rollouts if rollout.outcome != "error"]
+    passed = sum(rollout.outcome == "passed" for rollout in scored)
+    failed = len(scored) - passed
+    if not passed or not failed:
+        raise UserError(
+            f"of {len(rollouts)} diagnostic rollouts {passed} passed, {failed} failed and "
+            f"{len(rollouts) - len(scored)} ended in an error: capabilities are found by contrasting passed with "
+            "failed rollouts",
+            "raise rollouts.tasks, or choose a policy and a benchmark of which some tasks pass and some fail",
+        )
+    return scored
+
+
+def _pooled(proposals: Sequence[Sequence[Capability]]) -> dict[str, Capability]:
+    """The candidates of all runs by id, in the order of ids: text as first proposed, lists in details united."""
+    pool: dict[str, Capability] = {}
+    for candidate in (candidate for proposal in proposals for candidate in proposal):
+        known = pool.setdefault(candidate.id, candidate)
+        pool[candidate.id] = known.model_copy(update={"details": _united(known.details, candidate.details)})
+    return dict(sorted(pool.items()))
+
+
+def _united(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    both = {**second, **first}
+    for name, value in first.items():
+        if isinstance(value, list) and isinstance(second.get(name), list):
+            both[name] = sorted({*value, *second[name]})
+    return both
+
+
+def _row(run: int, rollout: Rollout, count: int, labels: dict[str, Label]) -> RolloutLabels:
+    assert rollout.outcome != "error"
+    return RolloutLabels(run=run, rollout=rollout.id, outcome=rollout.outcome, count=count, labels=labels)
+
+
+def _with_examples(pool: Mapping[str, Capability], rows: Sequence[RolloutLabels]) -> list[Capability]:
+    """Each candidate with the failed rollouts that most runs found lacking, first ones first among equals."""
+    lacking: dict[str, Counter[str]] = {slug: Counter() for slug in pool}
+    for row in rows:
+        if row.outcome == "failed":
+            for slug, label in row.labels.items():
+                lacking[slug][row.rollout] += label.verdict == "LACKING"
+    examples = {slug: [name for name, runs in found.most_common(EXAMPLES) if runs] for slug, found in lacking.items()}
+    return [capability.model_copy(update={"examples": examples[slug]}) for slug, capability in pool.items()]

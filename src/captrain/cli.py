@@ -1,0 +1,141 @@
+"""The command line: `captrain results | status | verify | show`.
+
+Each command reads and prints; `dvc repro` is what runs anything. What a command needs is imported inside it, so that
+`captrain --help` answers at once and nothing here ever imports torch. A `UserError` ends in one message on stderr and
+exit status 2; `captrain verify` exits with 1 when something does not hold.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from captrain.errors import UserError, entry_point
+
+app = typer.Typer(
+    name="captrain",
+    help="Find the capabilities an agent lacks, train a LoRA adapter for each, route tasks to them. "
+    "The pipeline itself runs with `dvc repro`.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+show = typer.Typer(help="Rollouts, capabilities, environments and adapters, as lists or one by its id.")
+app.add_typer(show, name="show", no_args_is_help=True)
+
+STATES = {
+    "fresh": ("green", "up to date"),
+    "cached": ("green", "up to date, outputs in DVC's cache"),
+    "waiting": ("yellow", "up to date, waits for an earlier stage"),
+    "missing": ("yellow", "outputs missing"),
+    "stale": ("red", "stale"),
+    "never run": ("red", "never run"),
+}
+
+
+def _root() -> Path:
+    """The folder of the project: the nearest one upwards that holds dvc.yaml."""
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if (folder / "dvc.yaml").exists():
+            return folder
+    raise UserError(f"there is no dvc.yaml in {here.name}/ or above", "run captrain inside a clone of the repository")
+
+
+def _print(*parts: RenderableType) -> None:
+    # A pipe has no width of its own, and rich would fold tables at 80 columns.
+    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120
+    console = Console(width=width, highlight=False, markup=False, emoji=False)
+    for part in parts:
+        console.print(part)
+
+
+@app.command()
+def results() -> None:
+    """Pass rates with intervals, paired differences, rollouts spent, and where the figures lie."""
+    from captrain import show as shown
+
+    _print(shown.results(_root()))
+
+
+@app.command()
+def status() -> None:
+    """Which stages of the pipeline are up to date, stale or missing, and why."""
+    from captrain.provenance import stage_states
+
+    states = stage_states(_root())
+    table = Table("stage", "state", "why", title="pipeline", title_justify="left")
+    for one in states:
+        colour, words = STATES[one.state]
+        table.add_row(one.name, Text(words, colour), Text("\n".join(one.reasons)))
+    idle = all(one.state in ("fresh", "cached") for one in states)
+    _print(table, "nothing to do" if idle else "`dvc repro` brings the pipeline up to date")
+
+
+@app.command()
+def verify() -> None:
+    """Whether the committed results were made by the committed code, specification and data (exit status 1 if not)."""
+    from captrain.provenance import verify as check
+
+    found = check(_root())
+    _print(*(Text(f"ok           {line}", "green") for line in found.holds))
+    _print(*(Text(f"not checked  {line}", "dim") for line in found.unchecked))
+    _print(*(Text(f"FAILS        {line}", "red") for line in found.problems))
+    if found.problems:
+        _print(Text(f"{len(found.problems)} things do not hold: the results are not those of this code and data"))
+        raise typer.Exit(1)
+    _print(Text("the committed results are those of the committed code, specification and data"))
+
+
+Id = Annotated[str | None, typer.Argument(metavar="ID", help="Show this one in full.")]
+
+
+@show.command()
+def rollouts(
+    id: Id = None,
+    outcome: Annotated[Literal["passed", "failed", "error"] | None, typer.Option(help="List these only.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="List at most so many.")] = 20,
+) -> None:
+    """Rollouts of diagnosis and evaluation; one in full, with the point where it leaves its reference marked."""
+    from captrain import show as shown
+
+    _print(shown.rollout(_root(), id) if id else shown.rollouts(_root(), outcome, limit))
+
+
+@show.command()
+def capabilities(id: Id = None) -> None:
+    """Candidate capabilities with gap, coverage and the reason why each was selected or rejected."""
+    from captrain import show as shown
+
+    _print(shown.capability(_root(), id) if id else shown.capabilities(_root()))
+
+
+@show.command()
+def environments(id: Id = None) -> None:
+    """Synthesized environments; one with every check of its passport."""
+    from captrain import show as shown
+
+    _print(shown.environment(_root(), id) if id else shown.environments(_root()))
+
+
+@show.command()
+def adapters(id: Id = None) -> None:
+    """Trained adapters by content hash; one with its model card."""
+    from captrain import show as shown
+
+    _print(shown.adapter(_root(), id) if id else shown.adapters(_root()))
+
+
+@entry_point
+def main() -> None:
+    """Entry point of the `captrain` command."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""Components: replaceable parts, named by import path and described by their constructors alone.
+
+Runtime arguments of a constructor come first; settings are keyword-only, after `*`. The names, types and ranges of
+the settings are those that the constructor declares, for example
+`def __init__(self, base: Path, *, clip: Annotated[float, Field(gt=0)] = 0.2)`. `check` holds a section of the
+configuration against that without constructing anything, so that a misspelt or impossible setting ends before the
+first stage runs; modules of components therefore import heavy packages inside functions.
+"""
+
+import difflib
+import importlib
+import inspect
+import json
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
+from captrain.errors import UserError
+
+REMEDY = "correct it in params.yaml (overrides) or in conf/"
+
+
+def _ordered(interval: tuple[float, float]) -> tuple[float, float]:
+    if interval[0] > interval[1]:
+        raise ValueError("the lower bound is above the upper one")
+    return interval
+
+
+Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Level = Annotated[float, Field(gt=0, lt=1)]
+Rate = Annotated[float, Field(gt=0)]
+Interval = Annotated[tuple[Share, Share], AfterValidator(_ordered)]
+
+
+class Section(BaseModel):
+    """Base of all sections: immutable, unknown keys and silent conversions refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Component(Section):
+    """A replaceable part: the import path of its class or function, and the settings that it is built with."""
+
+    model_config = ConfigDict(extra="allow")
+    target: str = Field(alias="_target_")
+
+    def settings(self) -> dict[str, Any]:
+        """Everything but the target, as plain JSON values."""
+        return self.model_dump(mode="json", exclude={"target"})
+
+
+def build(component: Component, **extra: Any) -> Any:
+    """Build a component from its settings and the runtime arguments `extra`, which win over settings.
+
+    Raises:
+        UserError: the import path does not exist.
+    """
+    return _imported(component.target)(**{**component.settings(), **extra})
+
+
+def _imported(target: str, section: str = "") -> Callable[..., Any]:
+    label = f"{section}._target_ = {target}" if section else f"_target_ = {target}"
+    module_name, _, name = target.rpartition(".")
+    try:
+        module = importlib.import_module(module_name or target)
+    except ModuleNotFoundError as error:
+        missing = str(error.name)
+        if f"{module_name or target}.".startswith(f"{missing}."):
+            raise UserError(f"{label}: there is no module {missing}", REMEDY) from None
+        raise UserError(f"{label}: it needs the package {missing}", f"install {missing}, or choose another") from error
+    if not hasattr(module, name):
+        own = [known for known, value in vars(module).items() if getattr(value, "__module__", "") == module_name]
+        raise UserError(f"{label}: there is no {name!r} in {module_name}", alternatives(name, own))
+    return getattr(module, name)
+
+
+def check(section: str, component: Component) -> None:
+    """Hold the settings of a component against its constructor, without calling it.
+
+    Raises:
+        UserError: the import path does not exist or is nothing to call, a setting is unknown, missing, of the wrong
+            type or out of range.
+    """
+    constructor = _imported(component.target, section)
+    try:
+        parameters = inspect.signature(constructor).parameters
+    except (TypeError, ValueError):
+        raise UserError(f"{section}._target_ = {component.target} cannot be called", REMEDY) from None
+    settable = {name: one for name, one in parameters.items() if one.kind is one.KEYWORD_ONLY}
+    free = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    given = component.settings()
+    for name, value in given.items():
+        if name in settable:
+            _check_value(f"{section}.{name}", value, settable[name].annotation)
+        elif not free:
+            raise UserError(f"{component.target} has no setting {section}.{name}", alternatives(name, settable))
+    for name, parameter in settable.items():
+        if parameter.default is parameter.empty and name not in given:
+            raise UserError(f"{section}.{name} is not set, and {component.target} needs it", REMEDY)
+
+
+def _check_value(key: str, value: Any, annotation: Any) -> None:
+    """Type and range of one setting; an annotation that is absent or only a string promises nothing to check."""
+    if annotation is inspect.Parameter.empty or isinstance(annotation, str):
+        return
+    try:
+        TypeAdapter(annotation).validate_json(json.dumps(value), strict=True)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        raise UserError(said({**problem, "loc": (key, *problem["loc"])}), REMEDY) from None
+
+
+def alternatives(given: str, known: Iterable[str]) -> str:
+    """The nearest of the known names, and the others of its kind: of its section, if it names one that exists."""
+    known = list(known)
+    section = given.partition(".")[0] + "."
+    within = [name for name in known if name.startswith(section)]
+    peers = within or [name for name in known if "." not in name]
+    namesakes = [name for name in known if name.rpartition(".")[2] == given]
+    near = namesakes or difflib.get_close_matches(given, within or known, n=1)
+    others = ", ".join(name for name in peers if name not in near)
+    if not near:
+        return f"known are {others}" if others else "there is none to choose from"
+    return f"did you mean {' or '.join(near)}?" + (f" Others: {others}" if others else "")
+
+
+def said(problem: ErrorDetails) -> str:
+    """A validation problem in one sentence that begins with the key."""
+    where = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        return f"there is no setting {where}"
+    if problem["type"] == "missing":
+        return f"{where} is not set"
+    message = str(problem.get("ctx", {}).get("error", "")) or problem["msg"][0].lower() + problem["msg"][1:]
+    return f"{where} = {problem['input']!r}: {message}" if where else message

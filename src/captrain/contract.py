@@ -1,0 +1,221 @@
+"""The one environment contract, for benchmarks and synthesized environments alike.
+
+JSON in, JSON out, so that an episode can live in another process or another venv. The score is a function of the
+task and the recorded messages alone, so that it can be computed again by someone who does not trust the episode.
+A synthesized environment is one self-contained, pure-standard-library Python file that defines a class
+`Environment` of this contract; because such a file must not import captrain, tasks and scores cross the boundary
+as plain dicts: tasks {"id", "split", "data"}, scores {"reward", "success", "parts"}. `Target` wraps either kind and
+turns whatever the other side raises or returns into records or an `EnvironmentFault` that names the task.
+"""
+
+import importlib.util
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from pydantic import ValidationError
+
+from captrain.errors import EnvironmentFault, InfrastructureError, UserError
+from captrain.records import Message, Score, Split, Task, digest, file_digest
+
+T = TypeVar("T")
+
+
+class Episode(Protocol):
+    """One task being played."""
+
+    messages: list[Message]
+    """What the agent sees before its first turn: system and user messages."""
+
+    def step(self, message: Message) -> tuple[list[Message], bool]:
+        """Take an assistant message; return the tool results and user replies that answer it, and whether the
+        episode is over (the answer is then empty)."""
+        ...
+
+
+class Environment(Protocol):
+    """What a benchmark or a synthesized environment offers."""
+
+    name: str
+    tools: list[dict[str, Any]]
+    """OpenAI function schemas of the tools the agent may call."""
+
+    def tasks(self, split: str, count: int) -> list[dict[str, Any]]:
+        """The first `count` tasks of a split; the same call gives the same tasks in any process."""
+        ...
+
+    def open(self, task: dict[str, Any]) -> Episode:
+        """Open a task as an episode."""
+        ...
+
+    def score(self, task: dict[str, Any], messages: list[Message]) -> dict[str, Any]:
+        """Score recorded messages: {"reward": [0, 1], "success": bool, "parts": {name: float}}."""
+        ...
+
+    def reference(self, task: dict[str, Any]) -> list[Message]:
+        """The assistant messages of a reference solution; played in order they score 1.0."""
+        ...
+
+
+class Target:
+    """An environment behind its contract: records out, faults attributed.
+
+    Args:
+        environment: the object that fulfils the contract.
+        source: where it comes from, for messages (a file, or a class path).
+        fingerprint: identity of its behaviour: changes when code or parameters change.
+    """
+
+    def __init__(self, environment: Environment, source: str, fingerprint: str) -> None:
+        self.environment = environment
+        self.source = source
+        self.fingerprint = fingerprint
+        self.name = environment.name
+        self.tools = environment.tools
+
+    def _call(self, what: str, task: str, function: Callable[[], T]) -> T:
+        """Attribute what the other side raises, once, here. Only this boundary may catch everything: the code
+        beyond it is not ours."""
+        try:
+            return function()
+        except (InfrastructureError, UserError):
+            raise
+        except Exception as error:
+            raise EnvironmentFault(
+                f"environment {self.name} ({self.source}) raised {type(error).__name__}: {error} in {what} on {task}",
+                "mend the environment file; rollouts already whole are kept and a new run goes on from them",
+            ) from error
+
+    def tasks(self, split: Split, count: int) -> list[Task]:
+        """The first `count` tasks of a split.
+
+        Raises:
+            EnvironmentFault: not that many, a repeated id, or a task that claims another split.
+        """
+        raw = self._call("tasks", f"split {split}", lambda: self.environment.tasks(split, count))
+        try:
+            tasks = [Task.model_validate(task) for task in raw]
+        except ValidationError as error:
+            raise EnvironmentFault(
+                f"environment {self.name} ({self.source}) returned something that is not a task: {error}",
+                'return dicts {"id", "split", "data"}',
+            ) from None
+        if len(tasks) != count or len({task.id for task in tasks}) != count:
+            raise EnvironmentFault(
+                f"environment {self.name} gave {len(tasks)} tasks ({len({t.id for t in tasks})} distinct ids) of "
+                f"split {split} where {count} were asked for",
+                "ask for fewer tasks of this split",
+            )
+        if wrong := next((task for task in tasks if task.split != split), None):
+            raise EnvironmentFault(
+                f"environment {self.name} gave task {wrong.id} of split {wrong.split} as {split}",
+                "splits never mix: return tasks of the split that was asked for",
+            )
+        return tasks
+
+    def open(self, task: Task) -> "GuardedEpisode":
+        """Open a task as an episode."""
+        return GuardedEpisode(self, task, self._call("open", task.id, lambda: self.environment.open(task.model_dump())))
+
+    def score(self, task: Task, messages: Sequence[Message]) -> Score:
+        """Score recorded messages.
+
+        Raises:
+            EnvironmentFault: the environment raised, or its reward is not a number in [0, 1].
+        """
+        raw = self._call("score", task.id, lambda: self.environment.score(task.model_dump(), list(messages)))
+        try:
+            score = Score.model_validate(raw)
+        except ValidationError as error:
+            raise EnvironmentFault(
+                f"environment {self.name} scored {task.id} with something that is not a score: {error}",
+                'return {"reward": float, "success": bool, "parts": {name: float}}',
+            ) from None
+        if not 0.0 <= score.reward <= 1.0:
+            raise EnvironmentFault(
+                f"environment {self.name} scored {task.id} with reward {score.reward}", "keep rewards in [0, 1]"
+            )
+        return score
+
+    def reference(self, task: Task) -> list[Message]:
+        """The assistant messages of a reference solution."""
+        return self._call("reference", task.id, lambda: self.environment.reference(task.model_dump()))
+
+    def play(self, task: Task, actions: Sequence[Message]) -> list[Message]:
+        """Play assistant messages in order until they run out or the episode ends; returns all messages."""
+        episode = self.open(task)
+        messages = list(episode.messages)
+        for action in actions:
+            replies, done = episode.step(action)
+            messages += [action, *replies]
+            if done:
+                break
+        return messages
+
+
+class GuardedEpisode:
+    """An episode whose faults are attributed to its environment and task."""
+
+    def __init__(self, target: Target, task: Task, episode: Episode) -> None:
+        self._target = target
+        self._task = task
+        self._episode = episode
+        self.messages = episode.messages
+
+    def step(self, message: Message) -> tuple[list[Message], bool]:
+        """See `Episode.step`."""
+        return self._target._call("step", self._task.id, lambda: self._episode.step(message))
+
+    def reference(self) -> list[Message]:
+        """The assistant messages of the task's reference solution, for scripted policies."""
+        return self._target.reference(self._task)
+
+
+def tool_call(name: str, arguments: dict[str, Any]) -> Message:
+    """An assistant message with one tool call, arguments as an object."""
+    call = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+def calls_of(message: Message) -> list[tuple[str, dict[str, Any]]]:
+    """The (name, arguments) pairs of an assistant message; arguments given as JSON text are parsed, and text that
+    is not a JSON object comes back as {"": text} so that it matches no schema."""
+    calls: list[tuple[str, dict[str, Any]]] = []
+    for call in message.get("tool_calls") or []:
+        arguments = call["function"]["arguments"]
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments)
+            except ValueError:
+                arguments = {"": arguments}
+        calls.append((call["function"]["name"], arguments if isinstance(arguments, dict) else {"": arguments}))
+    return calls
+
+
+def load_file(path: Path) -> Target:
+    """Load a self-contained environment file (it must define `Environment`, constructed without arguments).
+
+    Raises:
+        UserError: the file is missing.
+        EnvironmentFault: the file does not import, or defines no Environment of the contract.
+    """
+    if not path.exists():
+        raise UserError(f"environment file {path} is missing", "run `dvc repro environments` to write it again")
+    spec = importlib.util.spec_from_file_location(f"captrain_environment_{path.stem}_{file_digest(path)}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        environment = module.Environment()
+        missing = [
+            name for name in ("name", "tools", "tasks", "open", "score", "reference") if not hasattr(environment, name)
+        ]
+    except Exception as error:
+        raise EnvironmentFault(
+            f"environment file {path} does not load: {type(error).__name__}: {error}",
+            "mend the file, or delete it and run `dvc repro environments`",
+        ) from error
+    if missing:
+        raise EnvironmentFault(f"environment file {path} lacks {', '.join(missing)}", "fulfil captrain.contract")
+    return Target(environment, str(path), digest(path.stem, file_digest(path)))

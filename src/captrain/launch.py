@@ -1,0 +1,55 @@
+"""Where work runs: independent items over worker processes on this machine.
+
+Each worker is a fresh process with one thread (two threads with a busy neighbour are many times slower than one), and
+ends when its parent does, so that a killed pipeline leaves nothing behind. Where and how wide work runs is no part of
+its identity: results are the same for any number of workers.
+"""
+
+import multiprocessing
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from typing import TypeVar
+
+from tqdm import tqdm
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def run(function: Callable[[Item], Result], items: Sequence[Item], workers: int, label: str) -> list[Result]:
+    """Apply a module-level function to every item; results in the order of the items.
+
+    Args:
+        function: importable, as are its arguments and results picklable.
+        items: independent of each other.
+        workers: processes at the same time; 1 works in this process.
+        label: name on the progress bar.
+
+    Raises:
+        Whatever the function raises for the first item that fails, after the others have come to their ends.
+    """
+    if workers == 1 or len(items) <= 1:
+        return [function(item) for item in tqdm(items, desc=label, unit="item")]
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(workers, len(items)), context, initializer=_prepare, initargs=(os.getpid(),)) as pool:
+        futures = [pool.submit(function, item) for item in items]
+        for future in tqdm(futures, desc=label, unit="item"):
+            future.exception()
+        return [future.result() for future in futures]
+
+
+def _prepare(parent: int) -> None:
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[name] = "1"
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        print("captrain: the pipeline that started this worker is gone; ending", file=sys.stderr)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -1,0 +1,243 @@
+"""Batched multi-turn sampling in lockstep, in process, for any Hugging Face causal LM.
+
+All live rows stand at the same position: a step feeds each row its next known token (prompt, tool result, or its own
+sample); a row that has run out of known tokens samples one. No padding, no attention mask, no second prefill;
+finished rows leave the KV cache. Randomness is one stream of uniforms per row, named by the row's key, and arithmetic
+is in float64 (differences between batch shapes are then near 1e-15, far below what can change a sampled token), so
+that a rollout does not depend on what is played beside it.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+State = dict[str, torch.Tensor]
+BLOCK = 32
+"""The KV cache grows by so many positions at a time."""
+COMPACT = 0.8
+"""Rows that are over leave the KV cache once no more than this share of its rows is alive."""
+
+
+class Decoder(Protocol):
+    """A causal LM with a KV cache over a batch of rows at equal positions."""
+
+    def reset(self, rows: int) -> None:
+        """Forget everything and make room for so many rows."""
+        ...
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Append ids (rows, tokens) to the cache; logits (rows, vocabulary) after the last of them, float64."""
+        ...
+
+    def keep(self, rows: torch.Tensor) -> None:
+        """Keep only these rows (indices, in order)."""
+        ...
+
+
+class HuggingFaceDecoder:
+    """Any `AutoModelForCausalLM`, through its own forward and cache."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model.double().eval()
+
+    def reset(self, rows: int) -> None:
+        """See `Decoder`."""
+        from transformers import DynamicCache
+
+        self.cache = DynamicCache(config=self.model.config)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """See `Decoder`."""
+        output = self.model(input_ids=ids, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
+        return output.logits[:, -1].double()
+
+    def keep(self, rows: torch.Tensor) -> None:
+        """See `Decoder`."""
+        self.cache.batch_select_indices(rows)
+
+
+class Qwen3Decoder:
+    """Dense Qwen3 with fused projections over plain weights: several times faster than the module on a CPU.
+
+    Args:
+        config: a Qwen3Config.
+        state: weights under their Hugging Face names, adapters already merged.
+        room: longest dialogue in tokens.
+    """
+
+    def __init__(self, config: Any, state: State, room: int) -> None:
+        self.config, self.room = config, room
+        self.heads, self.groups, self.width = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        weights = {name: tensor.detach().double() for name, tensor in state.items()}
+        self.embed, self.norm = weights["model.embed_tokens.weight"], weights["model.norm.weight"]
+        self.head = weights.get("lm_head.weight", self.embed).t()
+        self.layers = [self._fuse(weights, f"model.layers.{i}.") for i in range(config.num_hidden_layers)]
+        theta = config.rope_parameters["rope_theta"]
+        frequency = theta ** (-torch.arange(0, self.width, 2, dtype=torch.float64) / self.width)
+        angle = torch.outer(torch.arange(room, dtype=torch.float64), frequency)
+        self.cos, self.sin = torch.cat([angle, angle], -1).cos(), torch.cat([-angle, angle], -1).sin()
+
+    @staticmethod
+    def _fuse(weights: State, at: str) -> State:
+        def columns(*names: str) -> torch.Tensor:
+            return torch.cat([weights[f"{at}{name}.weight"] for name in names]).t().contiguous()
+
+        return {
+            "qkv": columns("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            "out": columns("self_attn.o_proj"),
+            "gate_up": columns("mlp.gate_proj", "mlp.up_proj"),
+            "down": columns("mlp.down_proj"),
+            **{name: weights[f"{at}{name}.weight"] for name in ("input_layernorm", "post_attention_layernorm")},
+            **{name: weights[f"{at}self_attn.{name}.weight"] for name in ("q_norm", "k_norm")},
+        }
+
+    def reset(self, rows: int) -> None:
+        """See `Decoder`."""
+        self.cache = torch.zeros((len(self.layers), 2, rows, self.groups, 0, self.width), dtype=torch.float64)
+        self.position = 0
+
+    def keep(self, rows: torch.Tensor) -> None:
+        """See `Decoder`."""
+        self.cache = self.cache[:, :, rows]
+
+    def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, (x.shape[-1],), weight, self.config.rms_norm_eps)
+
+    def _rotated(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        x = self._normed(x, weight).transpose(1, 2)
+        start, half = self.position, self.width // 2
+        cos, sin = self.cos[start : start + x.shape[2]], self.sin[start : start + x.shape[2]]
+        return x * cos + torch.cat([x[..., half:], x[..., :half]], -1) * sin
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """See `Decoder`."""
+        start, stop = self.position, self.position + ids.shape[1]
+        if stop > self.cache.shape[4]:
+            grown = -(-stop // BLOCK) * BLOCK - self.cache.shape[4]
+            self.cache = torch.cat([self.cache, self.cache.new_zeros((*self.cache.shape[:4], grown, self.width))], 4)
+        x = self.embed[ids]
+        for index, layer in enumerate(self.layers):
+            x = x + self._attention(x, layer, self.cache[index], start, stop) @ layer["out"]
+            gate, up = (self._normed(x, layer["post_attention_layernorm"]) @ layer["gate_up"]).chunk(2, -1)
+            x = x + (F.silu(gate) * up) @ layer["down"]
+        self.position = stop
+        return self._normed(x[:, -1], self.norm) @ self.head
+
+    def _attention(self, x: torch.Tensor, layer: State, cache: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+        rows, count, _ = x.shape
+        projected = self._normed(x, layer["input_layernorm"]) @ layer["qkv"]
+        projected = projected.view(rows, count, self.heads + 2 * self.groups, self.width)
+        query = self._rotated(projected[:, :, : self.heads], layer["q_norm"])
+        cache[0, :, :, start:stop] = self._rotated(
+            projected[:, :, self.heads : self.heads + self.groups], layer["k_norm"]
+        )
+        cache[1, :, :, start:stop] = projected[:, :, self.heads + self.groups :].transpose(1, 2)
+        keys, values = cache[0, :, :, :stop], cache[1, :, :, :stop]
+        query = query.reshape(rows, self.groups, -1, self.width)
+        scores = query @ keys.transpose(-1, -2) * self.width**-0.5
+        if count > 1:
+            hidden = torch.ones(count, stop, dtype=torch.bool).triu(start + 1)
+            scores = scores.masked_fill(hidden.repeat(self.heads // self.groups, 1), float("-inf"))
+        mixed = (scores.softmax(-1) @ values).view(rows, self.heads, count, self.width)
+        return mixed.transpose(1, 2).reshape(rows, count, self.heads * self.width)
+
+
+class Row:
+    """One dialogue in the engine: known ids so far, which of them the model wrote, and its stream of uniforms.
+
+    Args:
+        key: names the row's randomness.
+        prompt: ids to begin with.
+        answer: called with a turn's ids when it ends; returns the ids that follow it (the next turn's header
+            included), or [] when the dialogue is over.
+    """
+
+    def __init__(self, key: str, prompt: list[int], answer: Callable[[list[int]], list[int]]) -> None:
+        self.ids, self.mask, self.logprobs = list(prompt), [0] * len(prompt), [0.0] * len(prompt)
+        self.answer = answer
+        self.turn: list[int] = []
+        self.over = False
+        seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:16], "little")
+        self._generator = np.random.Generator(np.random.Philox(key=seed))
+        self._uniforms: list[float] = []
+
+    def uniform(self) -> float:
+        """The next number of the row's stream."""
+        if not self._uniforms:
+            self._uniforms = self._generator.random(64)[::-1].tolist()
+        return self._uniforms.pop()
+
+    def take(self, token: int, logprob: float, end: int, max_tokens: int, room: int) -> None:
+        """Append a sampled token; at the end of a turn also what answers it."""
+        self.ids.append(token)
+        self.mask.append(1)
+        self.logprobs.append(logprob)
+        self.turn.append(token)
+        if token != end and len(self.turn) < max_tokens:
+            self.over = len(self.ids) >= room
+            return
+        # A turn cut off at its limit is closed for the model, so that the dialogue stays one the template renders.
+        follows = ([] if token == end else [end]) + (answered := self.answer(self.turn))
+        self.turn = []
+        self.over = not answered or len(self.ids) + len(follows) >= room
+        if not self.over:
+            self.ids += follows
+            self.mask += [0] * len(follows)
+            self.logprobs += [0.0] * len(follows)
+
+
+@torch.inference_mode()
+def run(decoder: Decoder, rows: Sequence[Row], *, end: int, temperature: float, max_tokens: int, room: int) -> None:
+    """Sample all rows to their ends.
+
+    Args:
+        decoder: the model; its cache is reset.
+        rows: dialogues; changed in place.
+        end: id of the token that ends a turn.
+        temperature: 0 is greedy.
+        max_tokens: longest turn.
+        room: longest dialogue.
+    """
+    live = list(rows)
+    decoder.reset(len(live))
+    position = 0
+    while any(not row.over for row in live):
+        reach = min(len(row.ids) for row in live if not row.over)
+        # A row that is over is fed its last token until enough of them have gathered to be worth moving the cache.
+        fed = [row.ids[position:reach] if len(row.ids) >= reach else row.ids[-1:] * (reach - position) for row in live]
+        logits = decoder.forward(torch.tensor(fed))
+        position = reach
+        due = [index for index, row in enumerate(live) if len(row.ids) == position and not row.over]
+        uniforms = torch.tensor([[live[index].uniform()] for index in due], dtype=torch.float64)
+        tokens, logprobs = sample(logits[torch.tensor(due)], uniforms, temperature)
+        for index, token, logprob in zip(due, tokens, logprobs, strict=True):
+            live[index].take(token, logprob, end, max_tokens, room)
+        staying = [index for index, row in enumerate(live) if not row.over]
+        if staying and len(staying) <= COMPACT * len(live):
+            live = [live[index] for index in staying]
+            decoder.keep(torch.tensor(staying))
+
+
+def sample(logits: torch.Tensor, uniforms: torch.Tensor, temperature: float) -> tuple[list[int], list[float]]:
+    """Draw one token per row by inversion of the distribution function.
+
+    Args:
+        logits: (rows, vocabulary), float64.
+        uniforms: (rows, 1) in [0, 1).
+        temperature: 0 is greedy.
+
+    Returns:
+        Tokens, and their log-probabilities under the distribution drawn from (at temperature 0: under softmax of
+        the logits).
+    """
+    logprobs = F.log_softmax(logits / temperature if temperature > 0 else logits, -1)
+    if temperature > 0:
+        reached = logprobs.exp().cumsum(-1)
+        tokens = torch.searchsorted(reached, uniforms * reached[:, -1:], right=True).clamp(max=logits.shape[-1] - 1)
+    else:
+        tokens = logprobs.argmax(-1, keepdim=True)
+    return tokens[:, 0].tolist(), [round(value, 9) for value in logprobs.gather(1, tokens)[:, 0].tolist()]

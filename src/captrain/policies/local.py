@@ -1,0 +1,166 @@
+"""A model in this process: the embedded base, or any Hugging Face causal LM, with LoRA adapters.
+
+Plays are grouped by adapter; each group runs on weights with its adapter merged in (exact for one adapter, and as
+fast as the base). The digest of an adapter is checked when it is loaded: what is recorded is what acted.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from captrain.chat import Chat, guide
+from captrain.errors import UserError
+from captrain.policies import Play
+from captrain.records import digest, file_digest
+
+MODEL_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+
+
+class LocalPolicy:
+    """Batched in-process policy.
+
+    Args:
+        model: folder with the model, in Hugging Face format.
+        batch: rows sampled together; changes speed, never results.
+        temperature: sampling temperature, 0 is greedy.
+        max_turns: assistant turns in one episode.
+        max_tokens: tokens in one assistant turn.
+        guidance: lines appended to the system prompt.
+
+    Raises:
+        UserError: a model file is missing or does not load.
+    """
+
+    def __init__(
+        self, model: Path, batch: int = 128, *, temperature: Annotated[float, Field(ge=0)],
+        max_turns: Annotated[int, Field(ge=1)], max_tokens: Annotated[int, Field(ge=1)],
+        guidance: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers.utils import logging as hf_logging
+
+        torch.set_num_threads(1)
+        hf_logging.disable_progress_bar()
+        self.batch, self.temperature, self.max_turns, self.max_tokens = batch, temperature, max_turns, max_tokens
+        self.guidance = list(guidance)
+        missing = [name for name in MODEL_FILES if not (model / name).exists()]
+        if missing:
+            raise UserError(f"model {model} lacks {', '.join(missing)}", "run `dvc repro base` to make it again")
+        try:
+            self.tokenizer: Any = AutoTokenizer.from_pretrained(model)
+            self.model: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+        except Exception as error:
+            raise UserError(
+                f"model {model} does not load ({type(error).__name__}: {error})",
+                f"a file in it was altered or cut short: delete {model} and run `dvc repro base`",
+            ) from error
+        self.model.eval()
+        self.room: int = min(self.model.config.max_position_embeddings, 512)
+        weights = file_digest(*(model / name for name in MODEL_FILES))
+        self.digest = digest(weights, temperature, max_turns, max_tokens, self.guidance)
+        self._chats: dict[str, Chat] = {}
+        self._adapter, self._decoder = "", None
+
+    def chat(self, tools: list[dict[str, Any]]) -> Chat:
+        """The dialogue renderer for a set of tools."""
+        key = digest(tools)
+        if key not in self._chats:
+            self._chats[key] = Chat(self.tokenizer, tools)
+        return self._chats[key]
+
+    def decoder(self, adapter: str) -> Any:
+        """The engine's decoder with this adapter merged in ("" for the base)."""
+        if self._decoder is None or adapter != self._adapter:
+            self._decoder = make_decoder(self.model, merged(self.model, adapter), self.room)
+            self._adapter = adapter
+        return self._decoder
+
+    def play(self, plays: Sequence[Play]) -> Iterator[Play]:
+        """See `Policy.play`."""
+        for adapter in dict.fromkeys(play.adapter for play in plays):
+            group = [play for play in plays if play.adapter == adapter]
+            for start in range(0, len(group), self.batch):
+                yield from self.play_with(self.decoder(adapter), group[start : start + self.batch])
+
+    def play_with(self, decoder: Any, plays: Sequence[Play]) -> list[Play]:
+        """Play one batch on a given decoder."""
+        from captrain.policies.engine import run
+
+        rows = [self._row(play) for play in plays]
+        run(
+            decoder, rows, end=self.tokenizer.eos_token_id, temperature=self.temperature,
+            max_tokens=self.max_tokens, room=self.room,
+        )  # fmt: skip
+        for play, row in zip(plays, rows, strict=True):
+            play.token_ids, play.mask, play.logprobs = row.ids, row.mask, row.logprobs
+        return list(plays)
+
+    def _row(self, play: Play) -> Any:
+        from captrain.policies.engine import Row
+
+        chat = self.chat(play.tools)
+        play.messages = guide(play.messages, self.guidance)
+
+        def answer(turn: list[int]) -> list[int]:
+            replies = play.advance(chat.parse(turn))
+            return chat.suffix(replies) if replies and play.turns < self.max_turns else []
+
+        return Row(play.key, chat.prompt(play.messages), answer)
+
+
+def merged(model: Any, adapter: str) -> dict[str, Any]:
+    """The model's weights with a saved PEFT LoRA adapter added: W + (alpha / r) B A.
+
+    Raises:
+        UserError: the adapter is missing, damaged, or not a plain LoRA adapter of this model.
+    """
+    state = dict(model.state_dict())
+    if not adapter:
+        return state
+    from peft import LoraConfig
+    from safetensors.torch import load_file
+
+    try:
+        config: Any = LoraConfig.from_pretrained(adapter)
+        weights = load_file(Path(adapter) / "adapter_model.safetensors")
+    except Exception as error:
+        raise UserError(
+            f"adapter {adapter} does not load ({type(error).__name__}: {error})",
+            "a file in it is missing or was altered: delete the folder and run `dvc repro adapters`",
+        ) from error
+    try:
+        return merge(state, weights, config.lora_alpha / config.r)
+    except KeyError as error:
+        raise UserError(
+            f"adapter {adapter} changes {error}, which the model lacks", "use it with its own base"
+        ) from error
+
+
+def merge(state: dict[str, Any], weights: dict[str, Any], scale: float) -> dict[str, Any]:
+    """Base weights with LoRA weights (PEFT names) added: W + scale * B A, as new tensors.
+
+    Raises:
+        KeyError: the base lacks a weight that the adapter changes.
+    """
+    out = dict(state)
+    for name, down in weights.items():
+        if name.endswith(".lora_A.weight"):
+            target = name.removeprefix("base_model.model.").replace(".lora_A.weight", ".weight")
+            out[target] = out[target] + scale * (weights[name.replace(".lora_A.", ".lora_B.")] @ down)
+    return out
+
+
+def make_decoder(model: Any, state: dict[str, Any], room: int) -> Any:
+    """The fastest decoder there is for this architecture, over the given weights."""
+    from captrain.policies.engine import HuggingFaceDecoder, Qwen3Decoder
+
+    if model.config.model_type == "qwen3" and not getattr(model.config, "use_sliding_window", False):
+        return Qwen3Decoder(model.config, state, room)
+    import copy
+
+    other = copy.deepcopy(model)
+    other.load_state_dict(state)
+    return HuggingFaceDecoder(other)

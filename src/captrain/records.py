@@ -1,0 +1,222 @@
+"""Every record that crosses a stage, field by field, and how it is read and written.
+
+Records are frozen and JSON through and through. Files are JSON lines, one record a line, published atomically
+(written aside, renamed at the end) and read strictly: a corrupt or truncated line is a `UserError` that names the
+file and the line. Nothing here holds a time or a duration: equal runs give equal bytes.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from captrain.errors import UserError
+
+Message = dict[str, Any]
+"""An OpenAI-style chat message: role, content, and where it applies tool_calls or name."""
+
+Split = Literal["discovery", "training", "test"]
+Purpose = Literal["diagnosis", "calibration", "training", "validation", "evaluation"]
+Verdict = Literal["NA", "PRESENT", "LACKING"]
+
+SPLIT_OF: dict[str, Split] = {
+    "diagnosis": "discovery",
+    "calibration": "training",
+    "training": "training",
+    "validation": "training",
+    "evaluation": "test",
+}
+"""The only split that a purpose may draw tasks from."""
+
+
+class Record(BaseModel):
+    """Base of all records: immutable, unknown fields refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Task(Record):
+    """One task of an environment. `data` is all the environment needs to open it again, anywhere."""
+
+    id: str
+    split: Split
+    data: dict[str, Any]
+
+
+class Score(Record):
+    """What an environment says of a finished episode: reward in [0, 1], success, and named parts."""
+
+    reward: float
+    success: bool
+    parts: dict[str, float] = {}
+
+
+class Usage(Record):
+    """Tokens of one rollout: read (prompt, tool results, user replies) and written by the model."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class Rollout(Record):
+    """One episode of one policy on one task, token-exact.
+
+    `token_ids`, `mask` (1 = written by the model) and `logprobs` (the sampler's, 0.0 where mask is 0) have equal
+    length and cover prompt and episode; they are empty for policies that do not show their tokens. `reference` is
+    the environment's own solution (assistant messages). `outcome` is `error` when infrastructure failed: `score`
+    is then None, and the rollout counts as spent but never as failed. `retries` counts earlier attempts that
+    ended in an infrastructure error (each one was a rollout spent, too).
+    """
+
+    id: str
+    environment: str
+    task: Task
+    trial: int
+    purpose: Purpose
+    policy: str
+    adapter: str | None = None
+    messages: list[Message]
+    reference: list[Message] = []
+    token_ids: list[int] = []
+    mask: list[int] = []
+    logprobs: list[float] = []
+    usage: Usage = Usage()
+    score: Score | None = None
+    outcome: Literal["passed", "failed", "error"]
+    error: str | None = None
+    retries: int = 0
+
+
+class LedgerEntry(Record):
+    """Rollouts spent by one stage for one purpose on one side of the comparison.
+
+    `rollouts` counts every rollout spent, `discarded` those of them in constant-reward groups (spent, without
+    gradient), `errors` those that ended in an infrastructure error.
+    """
+
+    stage: str
+    purpose: Purpose
+    method: str
+    item: str = ""
+    rollouts: int
+    discarded: int = 0
+    errors: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class Capability(Record):
+    """A capability an agent may lack: domain-general name, description, and the evidence it was proposed from.
+
+    `id` is a snake_case slug; `examples` are ids of failed rollouts that lack it; `details` is what the analyst
+    found out about it in this target (tool names, argument names) for the synthesizer.
+    """
+
+    id: str
+    name: str
+    description: str
+    details: dict[str, Any] = {}
+    examples: list[str] = []
+
+
+class Label(Record):
+    """One verdict on one (rollout, capability) pair; `evidence` says why, `message` is the index it points at."""
+
+    verdict: Verdict
+    evidence: str = ""
+    message: int | None = None
+
+
+class RolloutLabels(Record):
+    """Labels of one rollout in one labelling run. `count`: how often the run's resample drew this rollout
+    (0: not drawn, but labelled all the same). A capability absent from `labels` was not a candidate of the run."""
+
+    run: int
+    rollout: str
+    outcome: Literal["passed", "failed"]
+    count: int
+    labels: dict[str, Label]
+
+
+R = TypeVar("R", bound=Record)
+
+
+def digest(*parts: Any) -> str:
+    """SHA-256 (hex, first 16 digits) of the canonical JSON of the parts."""
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"), default=_plain)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return value.model_dump()
+    raise TypeError(f"not JSON: {type(value).__name__}")
+
+
+def file_digest(*paths: Path) -> str:
+    """SHA-256 (hex, first 16 digits) over the bytes of the files, in the given order."""
+    total = hashlib.sha256()
+    for path in paths:
+        total.update(path.read_bytes())
+    return total.hexdigest()[:16]
+
+
+def publish_text(path: Path, text: str) -> None:
+    """Write atomically: aside first, then rename."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    aside.write_text(text)
+    aside.replace(path)
+
+
+def publish_json(path: Path, value: Any) -> None:
+    """Publish one JSON document, indented, keys as given."""
+    publish_text(path, json.dumps(value, indent=1, default=_plain) + "\n")
+
+
+def publish(path: Path, records: Iterable[Record]) -> None:
+    """Publish records as JSON lines, atomically."""
+    publish_text(path, "".join(record.model_dump_json(exclude_defaults=True) + "\n" for record in records))
+
+
+def load(path: Path, kind: type[R]) -> list[R]:
+    """Read all records of a JSON-lines file.
+
+    Raises:
+        UserError: the file is missing, or a line is corrupt, truncated or not a record of this kind.
+    """
+    if not path.exists():
+        raise UserError(f"{path} is missing", "run `dvc repro` to make it again")
+    records: list[R] = []
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        try:
+            records.append(kind.model_validate_json(line))
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            what = f"{first['msg']}{f' at {where}' if where else ''}"
+            raise UserError(
+                f"{path}, line {number} is not a whole {kind.__name__} record ({what})",
+                f"delete {path} and run `dvc repro`: what is cached is restored, the rest is made again",
+            ) from None
+    return records
+
+
+def guard_split(tasks: Sequence[Task], purpose: Purpose) -> None:
+    """Fail when a task of another split than the purpose's own is among the tasks.
+
+    Raises:
+        UserError: naming the first offending task. Splits never mix: a test task in discovery or training would
+            make every later number worthless.
+    """
+    allowed = SPLIT_OF[purpose]
+    for task in tasks:
+        if task.split != allowed:
+            raise UserError(
+                f"task {task.id} is of the {task.split} split but was given to {purpose}, which draws on {allowed}",
+                "give each purpose tasks of its own split only",
+            )

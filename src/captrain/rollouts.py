@@ -1,0 +1,227 @@
+"""Policy x tasks -> rollouts: token-exact, counted, resumable.
+
+Every finished rollout is appended to a journal outside the pipeline's outputs, named by the fingerprint of all that
+decides the result; a run that was cut off goes on from there and ends in the identical file. An infrastructure error
+is retried, and if it stays, the rollout is an `error`, never a failure. Randomness is named by (seed, task, trial).
+"""
+
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from pydantic import ValidationError
+
+from captrain.contract import Target
+from captrain.policies import Play, Policy
+from captrain.records import (
+    LedgerEntry,
+    Purpose,
+    Rollout,
+    Score,
+    Task,
+    Usage,
+    digest,
+    guard_split,
+)
+
+JOURNALS = Path(".cache/rollouts")
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter to act with: the folder it lies in, and the digest that rollouts record."""
+
+    folder: str
+    digest: str
+
+
+def collect(
+    policy: Policy, target: Target, tasks: Sequence[Task], *, purpose: Purpose, seed: int, trials: int = 1,
+    adapter: Adapter | None = None, retries: int = 2, journals: Path = JOURNALS, quiet: bool = False,
+) -> list[Rollout]:  # fmt: skip
+    """Play every task `trials` times.
+
+    Args:
+        policy: who acts.
+        target: where.
+        tasks: of the purpose's own split.
+        purpose: what the rollouts are spent on.
+        seed: run seed.
+        trials: rollouts per task.
+        adapter: None for the base.
+        retries: new attempts at a rollout that ended in an infrastructure error.
+        journals: where half-written runs are kept.
+        quiet: no progress bar.
+
+    Returns:
+        Rollouts in the order (task, trial).
+
+    Raises:
+        UserError: a task of another split.
+        EnvironmentFault: the environment broke its contract; what is whole is kept.
+    """
+    guard_split(tasks, purpose)
+    acting = adapter.digest if adapter else ""
+    wanted = [(task, trial) for task in tasks for trial in range(trials)]
+    identity = (policy.digest, target.fingerprint, acting, purpose, seed)
+    fingerprint = digest(*identity, [(task.id, trial) for task, trial in wanted])
+    with journal(journals / f"{fingerprint}.jsonl") as (whole, file):
+        done = {(rollout.task.id, rollout.trial): rollout for rollout in whole}
+        left = [(task, trial) for task, trial in wanted if (task.id, trial) not in done]
+        label = f"{target.name}{f' with {adapter.digest}' if adapter else ''}"
+        for rollout in _attempts(
+            policy, target, left, identity, adapter, retries, bar(label, len(wanted), len(done), quiet)
+        ):
+            done[rollout.task.id, rollout.trial] = rollout
+            file.write(rollout.model_dump_json(exclude_defaults=True) + "\n")
+            file.flush()
+    return [done[task.id, trial] for task, trial in wanted]
+
+
+def _attempts(
+    policy: Policy, target: Target, wanted: Sequence[tuple[Task, int]], identity: tuple, adapter: Adapter | None,
+    retries: int, progress: "Progress",
+) -> Iterator[Rollout]:  # fmt: skip
+    purpose: Purpose = identity[3]
+    for attempt in range(retries + 1):
+        failed: list[tuple[Task, int]] = []
+        plays = {}
+        for task, trial in wanted:
+            key = f"{identity[4]}/{task.id}/{trial}"
+            play = Play(key, target.tools, target.open(task), adapter.folder if adapter else "")
+            plays[id(play)] = (play, task, trial)
+        for play in policy.play([play for play, _, _ in plays.values()]):
+            _, task, trial = plays[id(play)]
+            if play.error and attempt < retries:
+                failed.append((task, trial))
+                continue
+            score = None if play.error else target.score(task, play.messages)
+            yield record(
+                play, target, task, trial, purpose, policy.digest, adapter, score, attempt,
+                name=digest(*identity, task.id, trial)[:12],
+            )  # fmt: skip
+            progress.add(score)
+        if not failed:
+            break
+        wanted = failed
+    progress.close()
+
+
+def record(
+    play: Play, target: Target, task: Task, trial: int, purpose: Purpose, policy: str, adapter: Adapter | None,
+    score: Score | None, attempt: int, name: str,
+) -> Rollout:  # fmt: skip
+    """The record of a finished play; `score` None means an infrastructure error."""
+    written = sum(play.mask)
+    return Rollout(
+        id=name,
+        environment=target.name,
+        task=task,
+        trial=trial,
+        purpose=purpose,
+        policy=policy,
+        adapter=adapter.digest if adapter else None,
+        messages=play.messages,
+        reference=target.reference(task),
+        token_ids=play.token_ids,
+        mask=play.mask,
+        logprobs=play.logprobs,
+        usage=Usage(prompt_tokens=len(play.mask) - written, completion_tokens=written),
+        score=score,
+        outcome="error" if score is None else "passed" if score.success else "failed",
+        error=play.error,
+        retries=attempt,
+    )
+
+
+@contextmanager
+def journal(path: Path) -> Iterator[tuple[list[Rollout], IO[str]]]:
+    """Open a journal for one writer: the whole records in it, and the file to append to. A second process waits.
+
+    A line that was cut off, or does not read, is redone: it is dropped from the file first.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        whole: list[Rollout] = []
+        lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+        for line in lines:
+            try:
+                whole.append(Rollout.model_validate_json(line))
+            except ValidationError:
+                continue
+        if len(whole) < len(lines):
+            print(f"{path}: {len(lines) - len(whole)} of {len(lines)} lines are not whole and are played again")
+            aside = path.with_suffix(f".{os.getpid()}.tmp")
+            aside.write_text("".join(rollout.model_dump_json(exclude_defaults=True) + "\n" for rollout in whole))
+            aside.replace(path)
+        with open(path, "a") as file:
+            yield whole, file
+
+
+class Progress:
+    """A progress bar with rate, ETA and the pass rate so far."""
+
+    def __init__(self, label: str, total: int, done: int, quiet: bool) -> None:
+        from tqdm import tqdm
+
+        self._bar = tqdm(total=total, initial=done, desc=label, unit="rollout", disable=quiet, mininterval=1.0)
+        self._passed = self._scored = 0
+
+    def add(self, score: Score | None) -> None:
+        """Count one rollout."""
+        if score is not None:
+            self._scored += 1
+            self._passed += score.success
+        self._bar.update()
+        if self._scored:
+            self._bar.set_postfix_str(f"pass rate {self._passed / self._scored:.3f}", refresh=False)
+
+    def close(self) -> None:
+        """Finish the bar."""
+        self._bar.close()
+
+
+def bar(label: str, total: int, done: int, quiet: bool) -> Progress:
+    """A progress bar over rollouts, some of which are there already."""
+    return Progress(label, total, done, quiet)
+
+
+def spent(rollouts: Sequence[Rollout], *, stage: str, method: str, item: str = "", discarded: int = 0) -> LedgerEntry:
+    """The ledger entry of a set of rollouts of one purpose: every attempt counts."""
+    return LedgerEntry(
+        stage=stage,
+        purpose=rollouts[0].purpose,
+        method=method,
+        item=item,
+        rollouts=sum(1 + rollout.retries for rollout in rollouts),
+        discarded=discarded,
+        errors=sum(rollout.retries + (rollout.outcome == "error") for rollout in rollouts),
+        prompt_tokens=sum(rollout.usage.prompt_tokens for rollout in rollouts),
+        completion_tokens=sum(rollout.usage.completion_tokens for rollout in rollouts),
+    )
+
+
+def pass_rate(rollouts: Sequence[Rollout]) -> float | None:
+    """Passed / (passed + failed); None when there is neither. Errors count on no side."""
+    scored = [rollout.outcome == "passed" for rollout in rollouts if rollout.outcome != "error"]
+    return sum(scored) / len(scored) if scored else None
+
+
+def summary(rollouts: Sequence[Rollout]) -> dict[str, Any]:
+    """Counts by outcome, and the pass rate, over all and by task kind."""
+    kinds = sorted({str(rollout.task.data.get("kind", "")) for rollout in rollouts})
+    by_kind = {kind: [r for r in rollouts if r.task.data.get("kind", "") == kind] for kind in kinds}
+    return {
+        "outcomes": {name: sum(r.outcome == name for r in rollouts) for name in ("passed", "failed", "error")},
+        "pass_rate": _rounded(pass_rate(rollouts)),
+        "kinds": {k: {"rollouts": len(some), "pass_rate": _rounded(pass_rate(some))} for k, some in by_kind.items()},
+    }
+
+
+def _rounded(rate: float | None) -> float | None:
+    return None if rate is None else round(rate, 6)

@@ -1,0 +1,329 @@
+"""Results made readable: rollouts beside their references, capabilities, environments, adapters, the final tables.
+
+Everything is read from `results/` and `artifacts/` and returned as something rich can print; nothing is computed that
+a stage has not computed, except where a rollout leaves its reference. No torch.
+"""
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from rich.console import Group, RenderableType
+from rich.markdown import Markdown
+from rich.table import Table
+from rich.text import Text
+
+from captrain.contract import calls_of
+from captrain.errors import UserError
+from captrain.records import Capability, Message, Rollout, load
+
+ROLLOUTS = ("artifacts/rollouts/discovery.jsonl", "artifacts/evaluation/rollouts.jsonl")
+COLOURS = {"passed": "green", "failed": "red", "error": "yellow"}
+
+
+class Mark(NamedTuple):
+    """What the comparison says of one tool call: `same`, `differs` (from `expected`) or `extra`."""
+
+    verdict: str
+    expected: str = ""
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Where the tool calls of a rollout leave those of its reference.
+
+    marks: one for each call of the rollout. missing: reference calls the rollout lacks, by the index of the rollout's
+    call they belong before (its number of calls: at the end). first: index of the first call that is not the
+    reference's or before which one is missing; None when there is no divergence.
+    """
+
+    marks: list[Mark]
+    missing: dict[int, list[str]]
+    first: int | None
+
+
+def shown_call(name: str, arguments: dict[str, Any]) -> str:
+    """A tool call as one line; equal calls give equal lines."""
+    inner = ", ".join(f"{key}={json.dumps(arguments[key], ensure_ascii=False)}" for key in sorted(arguments))
+    return f"{name}({inner})"
+
+
+def calls(messages: Iterable[Message]) -> list[str]:
+    """All tool calls of the assistant messages, in order, one line each."""
+    own = [message for message in messages if message["role"] == "assistant"]
+    return [shown_call(name, arguments) for message in own for name, arguments in calls_of(message)]
+
+
+def divergence(messages: Sequence[Message], reference: Sequence[Message]) -> Divergence:
+    """Align the tool calls (name and arguments) of a rollout with its reference's: longest matching blocks."""
+    made, expected = calls(messages), calls(reference)
+    marks: list[Mark] = []
+    missing: dict[int, list[str]] = {}
+    first: int | None = None
+    for what, i, i_end, j, j_end in difflib.SequenceMatcher(None, expected, made, autojunk=False).get_opcodes():
+        if what == "equal":
+            marks += [Mark("same")] * (j_end - j)
+            continue
+        first = j if first is None else first
+        pairs = min(i_end - i, j_end - j)
+        marks += [Mark("differs", expected[i + offset]) for offset in range(pairs)]
+        marks += [Mark("extra")] * (j_end - j - pairs)
+        if i_end - i > pairs:
+            missing[j_end] = expected[i + pairs : i_end]
+    return Divergence(marks, missing, first)
+
+
+def all_rollouts(root: Path) -> list[Rollout]:
+    """The rollouts of diagnosis and evaluation that are here.
+
+    Raises:
+        UserError: neither file is here, or a line is corrupt.
+    """
+    paths = [root / name for name in ROLLOUTS if (root / name).exists()]
+    if not paths:
+        raise UserError(
+            f"there are no rollouts here: neither {' nor '.join(ROLLOUTS)} exists (large outputs are not kept in git)",
+            "run `dvc pull` if a remote holds them, or `dvc repro rollouts` to make them again",
+        )
+    return [rollout for path in paths for rollout in load(path, Rollout)]
+
+
+T = TypeVar("T")
+
+
+def _pick(noun: str, given: str, known: Mapping[str, T]) -> T:
+    """The one asked for, or a refusal that names those close to it."""
+    if given in known:
+        return known[given]
+    near = difflib.get_close_matches(given, known, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    plural = f"{noun.removesuffix('y')}ies" if noun.endswith("y") else f"{noun}s"
+    raise UserError(f"there is no {noun} {given!r}", f"{hint}`captrain show {plural}` lists them")
+
+
+def _columns(title: str, *names: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for name in names:
+        table.add_column(name)
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "undefined" if value is None else f"{value:.3f}"
+
+
+def rollouts(root: Path, outcome: str | None, limit: int) -> Table:
+    """The first `limit` rollouts, of one outcome if given."""
+    found = [one for one in all_rollouts(root) if outcome is None or one.outcome == outcome]
+    table = _columns("rollouts", "id", "purpose", "task", "trial", "adapter", "outcome", "reward", "leaves reference")
+    for one in found[:limit]:
+        first = divergence(one.messages, one.reference).first
+        table.add_row(
+            *(one.id, one.purpose, one.task.id, str(one.trial), one.adapter or "base"),
+            Text(one.outcome, COLOURS[one.outcome]),
+            f"{one.score.reward:.2f}" if one.score else "",
+            "never" if first is None else f"at call {first + 1}",
+        )
+    table.caption = f"{min(limit, len(found))} of {len(found)}; `captrain show rollouts ID` shows one"
+    return table
+
+
+def rollout(root: Path, name: str) -> RenderableType:
+    """One rollout, its messages with the divergence from the reference marked."""
+    known = {one.id: one for one in all_rollouts(root)}
+    one = _pick("rollout", name, known)
+    facts = {
+        "task": f"{one.task.id} of {one.environment} ({one.task.split} split), trial {one.trial}, for {one.purpose}",
+        "adapter": one.adapter or "none: the base",
+        "policy": one.policy,
+        "tokens": f"{one.usage.prompt_tokens} read, {one.usage.completion_tokens} written",
+    }
+    if one.score:
+        facts["reward"] = f"{one.score.reward:.3f}"
+        facts |= {f"  {part}": f"{value:.3f}" for part, value in one.score.parts.items()}
+    if one.error:
+        facts["error"] = one.error
+    if one.retries:
+        facts["retries"] = str(one.retries)
+    title = Text.assemble("rollout ", (name, "bold"), " ", (one.outcome, COLOURS[one.outcome]))
+    return Group(title, _facts(facts), Text(), *_dialogue(one))
+
+
+def _facts(facts: dict[str, str]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    for name, value in facts.items():
+        table.add_row(Text(name, "dim"), Text(value))
+    return table
+
+
+def _dialogue(one: Rollout) -> list[Text]:
+    """Messages in order; calls that agree with the reference are marked =, others ≠, + (extra) and - (missing)."""
+    found = divergence(one.messages, one.reference)
+    lines: list[Text] = []
+    done = 0
+    for message in one.messages:
+        role = message["role"]
+        lines.append(Text(f"{role} {message['name']}" if message.get("name") else role, "bold cyan"))
+        if message.get("content"):
+            lines.append(Text(f"  {message['content']}", "dim" if role == "system" else ""))
+        for name, arguments in calls_of(message) if role == "assistant" else ():
+            lines += _marked(done, shown_call(name, arguments), found)
+            done += 1
+    if found.first == done:
+        lines.append(Text("▶ here the rollout leaves its reference", "bold yellow"))
+    lines += [Text(f"  - {call}   missing", "red") for call in found.missing.get(done, [])]
+    if found.first is None:
+        lines.append(Text("every tool call is the reference's", "green"))
+    return lines
+
+
+def _marked(index: int, call: str, found: Divergence) -> list[Text]:
+    mark = found.marks[index]
+    lines = [Text("▶ here the rollout leaves its reference", "bold yellow")] if found.first == index else []
+    lines += [Text(f"  - {missing}   missing", "red") for missing in found.missing.get(index, [])]
+    if mark.verdict == "same":
+        return [*lines, Text(f"  = {call}", "green")]
+    if mark.verdict == "extra":
+        return [*lines, Text(f"  + {call}   extra: not in the reference", "red")]
+    return [*lines, Text(f"  ≠ {call}", "red"), Text(f"    reference: {mark.expected}", "yellow")]
+
+
+def _document(path: Path, stage: str) -> Any:
+    """A JSON document of results/."""
+    if not path.exists():
+        raise UserError(f"{path} is missing", f"run `dvc repro {stage}` to make it")
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON: {error}", f"delete it and run `dvc repro {stage}`") from None
+
+
+def capabilities(root: Path) -> Table:
+    """Every candidate with the numbers of its selection."""
+    selection = _document(root / "results/capabilities/selection.json", "capabilities")
+    names = ("id", "selected", "gap", "interval", "coverage", "runs", "reason")
+    table = _columns("candidate capabilities", *names)
+    for one in selection["candidates"]:
+        table.add_row(
+            one["id"],
+            Text("yes", "green") if one["selected"] else Text("no", "red"),
+            _number(one["gap"]),
+            f"{_number(one['gap_low'])} to {_number(one['gap_high'])}",
+            _number(one["coverage"]),
+            f"{one['runs_retained']} of {one['runs']}",
+            Text(one["reason"]),
+        )
+    table.caption = "thresholds: " + ", ".join(f"{name} {value}" for name, value in selection["thresholds"].items())
+    return table
+
+
+def capability(root: Path, name: str) -> RenderableType:
+    """One candidate: description, numbers of its selection and the reason, evidence."""
+    selection = _document(root / "results/capabilities/selection.json", "capabilities")
+    known = {one["id"]: one for one in selection["candidates"]}
+    one = _pick("capability", name, known)
+    facts = {
+        "selected": f"{'yes' if one['selected'] else 'no'}: {one['reason']}",
+        "gap": f"{_number(one['gap'])} ({_number(one['gap_low'])} to {_number(one['gap_high'])})",
+        "error rate, failed": _number(one["er_failed"]),
+        "error rate, passed": _number(one["er_passed"]),
+        "coverage": _number(one["coverage"]),
+        "labelling runs": f"retained in {one['runs_retained']} of {one['runs']}",
+        "thresholds": ", ".join(f"{key} {value}" for key, value in selection["thresholds"].items()),
+    }
+    records = root / "results/labels/candidates.jsonl"
+    for record in load(records, Capability) if records.exists() else []:
+        if record.id == name:
+            facts["lacking in"] = ", ".join(record.examples) or "no example"
+            facts |= {key: json.dumps(value, ensure_ascii=False) for key, value in record.details.items()}
+    return Group(Text(one["name"], "bold"), Text(one["description"]), _facts(facts))
+
+
+def _passports(root: Path) -> dict[str, dict[str, Any]]:
+    paths = sorted((root / "results/environments").glob("*.passport.json"))
+    if not paths:
+        raise UserError("results/environments holds no passport", "run `dvc repro environments` to make them")
+    return {path.name.removesuffix(".passport.json"): _document(path, "environments") for path in paths}
+
+
+def environments(root: Path) -> Table:
+    """Every synthesized environment and whether its passport holds."""
+    table = _columns("environments", "capability", "passport", "checks", "failed checks")
+    for name, passport in _passports(root).items():
+        failed = [check["name"] for check in passport["checks"] if not check["passed"]]
+        checks = f"{len(passport['checks']) - len(failed)} of {len(passport['checks'])}"
+        table.add_row(name, _verdict(passport["passed"]), checks, ", ".join(failed))
+    return table
+
+
+def _verdict(passed: bool) -> Text:
+    return Text("passed", "green") if passed else Text("failed", "red")
+
+
+def environment(root: Path, name: str) -> RenderableType:
+    """One passport, check by check."""
+    passport = _pick("environment", name, _passports(root))
+    table = _columns(f"passport of {name}", "check", "", "measured", "bound", "detail")
+    for check in passport["checks"]:
+        measured, bound = (str(check[key]) for key in ("measured", "bound"))
+        table.add_row(check["name"], _verdict(check["passed"]), measured, bound, Text(check.get("detail", "")))
+    facts = {key: str(value) for key, value in passport.items() if key != "checks"}
+    return Group(table, _facts({**facts, "file": f"results/environments/{name}.py"}))
+
+
+def _adapters(root: Path) -> dict[str, dict[str, Any]]:
+    """The indices of adapters and, if trained, baselines."""
+    found = _document(root / "results/adapters/index.json", "adapters")
+    baselines = root / "results/baselines/index.json"
+    return {**found, **(_document(baselines, "baselines") if baselines.exists() else {})}
+
+
+def adapters(root: Path) -> Table:
+    """Every adapter by its content hash."""
+    table = _columns("adapters", "name", "content hash", "rollouts", "folder", "here")
+    for name, one in _adapters(root).items():
+        here = "yes" if (root / one["path"]).exists() else "no"
+        table.add_row(name, one["digest"], f"{one['rollouts']:,}", one["path"], here)
+    return table
+
+
+def adapter(root: Path, name: str) -> RenderableType:
+    """One adapter: its row of the index and its model card."""
+    known = _adapters(root)
+    one = _pick("adapter", name, known)
+    facts = _facts({key: value if isinstance(value, str) else json.dumps(value) for key, value in one.items()})
+    card = root / one["path"] / "README.md"
+    if not card.exists():
+        note = f"its model card {one['path']}/README.md is not here: run `dvc pull`, or `dvc repro` to train it again"
+        return Group(Text(name, "bold"), facts, Text(note, "yellow"))
+    text = card.read_text()
+    front = text.split("---\n", 2)
+    return Group(Text(name, "bold"), facts, Text(), Markdown(front[2] if text.startswith("---\n") else text))
+
+
+def results(root: Path) -> RenderableType:
+    """The final table, the paired differences, and where the figures lie."""
+    from captrain.evaluation import read, table  # pandas, which the other commands do without
+
+    folder = root / "results/evaluation"
+    final = table(folder)
+    paired = _columns("paired differences over tasks", "difference", "in pass rate", "interval", "p", "reading")
+    for row in read(folder, "differences").dropna(subset=["difference"]).to_dict("records"):
+        paired.add_row(
+            f"{row['first']} - {row['second']}",
+            f"{row['difference']:+.3f}",
+            f"{row['low']:+.3f} to {row['high']:+.3f}",
+            "" if row["p"] != row["p"] else f"{row['p']:.3f}" if row["p"] >= 0.001 else "< 0.001",
+            "distinguishable" if row["distinguishable"] else "not distinguishable",
+        )
+    paired.caption = "p: exact sign test over tasks; not given for bounds, which are no single policy"
+    figures = sorted((root / "results/figures").glob("*.p*"))
+    where = (
+        f"figures: {', '.join(path.name for path in figures)} in results/figures/"
+        if figures
+        else ("figures: not drawn yet; run `dvc repro figures`")
+    )
+    return Group(final, Text(), paired, Text(), Text(where))

@@ -1,0 +1,334 @@
+"""The configuration: one typed schema, composed once, read by every later stage.
+
+`params.yaml` selects, `conf/` defines, and the first stage derives `results/spec.yaml` from the two; every later
+stage reads that file with `load` and never composes. Because the whole configuration passes through this schema
+before anything runs, a mistake ends here, in one message that names the key and the remedy, and not in the middle
+of a training run.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, Field, ValidationError, model_validator
+
+from captrain.components import (
+    REMEDY,
+    Component,
+    Count,
+    Interval,
+    Level,
+    Rate,
+    Section,
+    Share,
+    alternatives,
+    build,
+    check,
+    said,
+)
+from captrain.errors import UserError
+from captrain.records import publish_text
+
+__all__ = ["Choice", "Component", "Spec", "build", "choice", "compose", "dump", "load"]
+
+
+class Trainer(Component):
+    """A trainer, of which the exact rollout budget needs to know the size of an update."""
+
+    group_size: Annotated[int, Field(ge=2)]
+    groups_per_step: Count
+
+
+class Base(Section):
+    """The tiny base model and its supervised training."""
+
+    hidden: Count
+    layers: Count
+    heads: Count
+    steps: Count
+    batch: Count
+    learning_rate: Rate
+    weight_decay: Annotated[float, Field(ge=0)]
+
+
+class Rollouts(Section):
+    """Diagnostic rollouts of the base on the discovery split."""
+
+    tasks: Count
+    trials: Count
+    retries: Annotated[int, Field(ge=0)]
+
+
+class Labels(Section):
+    """Labelling runs over the same rollouts."""
+
+    runs: Count
+
+
+class Selection(Section):
+    """What a candidate capability must show to be selected."""
+
+    delta: Share
+    coverage: Share
+    agreement: Count
+    confidence: Level
+    floor: Annotated[float, Field(ge=-1, le=1)]
+    resamples: Count
+
+
+class Capabilities(Section):
+    """How many selected capabilities are kept."""
+
+    count: Count
+
+
+class Environments(Section):
+    """Synthesized environments and the bounds that their passport checks on the base."""
+
+    seeds: Count
+    groups: Count
+    group_size: Annotated[int, Field(ge=2)]
+    rounds: Count
+    mean_reward: Interval
+    success: Interval
+    constant_groups: Share
+    idle_reward: Share
+
+
+class Adapters(Section):
+    """Training budget of each adapter."""
+
+    rollouts: Count
+
+
+class GrpoTarget(Section):
+    """GRPO on the target itself: what differs from the trainer of the adapters."""
+
+    learning_rate: Rate
+
+
+class Baselines(Section):
+    """What TRACE is compared with."""
+
+    grpo_target: GrpoTarget
+
+
+class Evaluation(Section):
+    """The comparison on the test split."""
+
+    tasks: Count
+    trials: Annotated[int, Field(ge=2)]
+    resamples: Count
+    confidence: Level
+
+
+class Machine(Section):
+    """Where and how fast; never a param of a stage, because no result depends on it."""
+
+    workers: Count
+    batch: Count
+
+
+class Spec(Section):
+    """The whole configuration of one run."""
+
+    seed: Annotated[int, Field(ge=0)]
+    benchmark: Component
+    base: Base
+    policy: Component
+    rollouts: Rollouts
+    analyst: Component
+    labels: Labels
+    selection: Selection
+    capabilities: Capabilities
+    synthesizer: Component
+    environments: Environments
+    trainer: Trainer
+    adapters: Adapters
+    baselines: Baselines
+    router: Component
+    evaluation: Evaluation
+    machine: Machine
+
+    @model_validator(mode="after")
+    def _relations(self) -> "Spec":
+        update = self.trainer.group_size * self.trainer.groups_per_step
+        # The baseline on the target spends exactly what TRACE spends in all, and can only spend whole updates.
+        totals = {
+            "rollouts.tasks x rollouts.trials": self.rollouts.tasks * self.rollouts.trials,
+            "environments.groups x environments.group_size": self.environments.groups * self.environments.group_size,
+            "adapters.rollouts": self.adapters.rollouts,
+        }
+        broken = [
+            f"{name} = {total} is not a multiple of trainer.group_size x trainer.groups_per_step = {update}"
+            for name, total in totals.items()
+            if total % update
+        ]
+        if self.selection.agreement > self.labels.runs:
+            broken.append(f"selection.agreement = {self.selection.agreement} exceeds labels.runs = {self.labels.runs}")
+        if self.base.hidden % (2 * self.base.heads):
+            broken.append(
+                f"base.hidden = {self.base.hidden} is not a multiple of 2 x base.heads = {2 * self.base.heads}"
+            )
+        if broken:
+            raise ValueError("; ".join(broken))
+        return self
+
+
+class Choice(Section):
+    """What params.yaml selects."""
+
+    experiment: str
+    seed: int
+    overrides: list[str]
+
+
+S = TypeVar("S", bound=Section)
+
+
+def choice(path: Path) -> Choice:
+    """Read params.yaml.
+
+    Raises:
+        UserError: the file is missing or not of the form {experiment, seed, overrides}.
+    """
+    return _validated(Choice, _read(path, "restore it from git"), f"{path}: ", "see the comments in params.yaml")
+
+
+def compose(experiment: str, seed: int, overrides: Sequence[str], conf_dir: Path) -> Spec:
+    """Compose the configuration of an experiment from `conf_dir` and check all of it.
+
+    Args:
+        experiment: one of conf/experiment/.
+        overrides: key=value lines; a key is a setting (selection.delta=0.1) or a group (router=classifier), and
+            `+key=value` adds a setting of a component that conf/ does not list.
+
+    Raises:
+        UserError: an unknown experiment, option or key, a line that is no key=value, a value of the wrong type or
+            out of range, settings that do not go together, or a component that does not exist or does not take
+            its settings.
+    """
+    groups = _groups(conf_dir)
+    if experiment not in groups["experiment"]:
+        raise UserError(f"unknown experiment {experiment!r}", alternatives(experiment, groups["experiment"]))
+    pairs = [_parsed(override, groups) for override in overrides]
+    chosen = [f"experiment={experiment}", f"seed={seed}", *(text for text, key in pairs if key in groups)]
+    data = _composed(conf_dir, chosen)
+    if values := [(text, key) for text, key in pairs if key not in groups]:
+        known = _dotted(data)
+        for text, key in values:
+            if key not in known and not text.startswith("+"):
+                raise UserError(f"override {text!r}: there is no setting {key}", alternatives(key, known))
+        data = _composed(conf_dir, [*chosen, *(text for text, _ in values)])
+    spec = _validated(Spec, data, "", REMEDY)
+    for name, section in spec:
+        if isinstance(section, Component):
+            check(name, section)
+    return spec
+
+
+def load(path: Path = Path("results/spec.yaml")) -> Spec:
+    """Read the derived configuration, without composing and without importing any component.
+
+    Raises:
+        UserError: the file is missing, corrupt, or not of the schema.
+    """
+    remedy = "run `dvc repro compose` to derive it again"
+    return _validated(Spec, _read(path, remedy), f"{path}: ", remedy)
+
+
+def dump(spec: Spec, path: Path) -> None:
+    """Publish the configuration as YAML, keys in the order of the schema."""
+    text = yaml.safe_dump(spec.model_dump(mode="json", by_alias=True), sort_keys=False, allow_unicode=True)
+    publish_text(path, f"# Derived from params.yaml and conf/; change those, not this.\n{text}")
+
+
+def _read(path: Path, remedy: str) -> Any:
+    if not path.exists():
+        raise UserError(f"{path} is missing", remedy)
+    try:
+        return yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is not YAML: {_line(error)}", remedy) from None
+
+
+def _groups(conf_dir: Path) -> dict[str, list[str]]:
+    """The options of each config group, `experiment` among them."""
+    groups = {
+        folder.name: sorted(file.stem for file in folder.glob("*.yaml"))
+        for folder in sorted(conf_dir.glob("*"))
+        if folder.is_dir()
+    }
+    if "experiment" not in groups:
+        raise UserError(f"there is no folder {conf_dir}/experiment", "run from the root of the repository")
+    return groups
+
+
+def _parsed(override: str, groups: Mapping[str, Sequence[str]]) -> tuple[str, str]:
+    """The override and its key, once its form and its place are known to be right."""
+    form = re.fullmatch(r"(\+{0,2})([A-Za-z_][\w.]*)=(.*)", override.strip(), re.DOTALL)
+    if form is None:
+        raise UserError(
+            f"override {override!r} is not of the form key=value", "write, for example, selection.delta=0.1"
+        )
+    key, value = form[2], form[3]
+    if key in ("experiment", "seed"):
+        raise UserError(f"override {override!r}: {key} is not an override", f"set `{key}:` in params.yaml itself")
+    if key in groups and value not in groups[key]:
+        raise UserError(f"override {override!r}: there is no {key} {value!r}", alternatives(value, groups[key]))
+    return override.strip(), key
+
+
+def _composed(conf_dir: Path, overrides: list[str]) -> dict[str, Any]:
+    # Hydra is needed by the compose stage only; every other stage imports this module for `load`.
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        with initialize_config_dir(config_dir=str(conf_dir.resolve()), version_base="1.3"):
+            config = hydra_compose("config", overrides)
+        data = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+        raise UserError(f"the configuration in {conf_dir}/ does not compose: {_line(error)}", REMEDY) from None
+    assert isinstance(data, dict)
+    return {str(key): value for key, value in data.items()}
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _dotted(data: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """All keys of a nested mapping, inner ones too, as a.b.c."""
+    keys: list[str] = []
+    for key, value in data.items():
+        keys.append(prefix + key)
+        if isinstance(value, Mapping):
+            keys += _dotted(value, f"{prefix}{key}.")
+    return keys
+
+
+def _validated(kind: type[S], data: Any, source: str, remedy: str) -> S:
+    try:
+        # Through JSON text, because only there does strict validation take a list for a tuple.
+        return kind.model_validate_json(json.dumps(data, default=str))
+    except ValidationError as error:
+        problems = error.errors(include_url=False)
+    if unknown := next((problem["loc"] for problem in problems if problem["type"] == "extra_forbidden"), None):
+        remedy = alternatives(str(unknown[-1]), _settings_of(kind, unknown[:-1]))
+    raise UserError(source + "; ".join(said(problem) for problem in problems), remedy)
+
+
+def _settings_of(kind: type[BaseModel], where: tuple[int | str, ...]) -> list[str]:
+    """The names of the fields of the section at `where`."""
+    for part in where:
+        annotation = kind.model_fields[str(part)].annotation
+        assert isinstance(annotation, type) and issubclass(annotation, BaseModel)
+        kind = annotation
+    return list(kind.model_fields)

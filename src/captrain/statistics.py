@@ -1,0 +1,146 @@
+"""Pass rates, intervals, tests and bounds on outcomes: the statistics of the evaluation, free of tables and files.
+
+Outcomes of one method are an array (tasks, trials) of 1.0 passed, 0.0 failed, NaN error. An error says nothing about
+the agent: it is left out of every rate. The unit of resampling is the task, because trials of one task are not
+independent.
+
+Sources: pass^k is tau-bench's unbiased estimator C(c, k) / C(n, k) (arXiv 2406.12045); intervals are percentiles of
+a bootstrap over tasks (clusters); the paired test is the exact sign test over tasks, which is McNemar's exact test
+where each task was played once.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import comb
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Played:
+    """Outcomes of one method: `rates` (tasks,) is the pass rate over a task's trials, NaN where all were errors;
+    `pass_k` (tasks,) estimates the chance that all k trials pass, NaN where fewer than k were without error;
+    `one_policy` says that the outcomes of a task are one policy's, so that a sign test against another is exact."""
+
+    rates: Floats
+    pass_k: Floats
+    trials: int
+    errors: int
+    one_policy: bool = True
+
+
+def summarise(passes: Floats) -> Played:
+    """Summarise outcomes (tasks, trials); k of pass^k is the number of trials."""
+    valid = ~np.isnan(passes)
+    count, passed = valid.sum(axis=1), np.nansum(passes, axis=1)
+    rates = np.full(len(passes), np.nan)
+    np.divide(passed, count, out=rates, where=count > 0)
+    k = passes.shape[1]
+    pairs = zip(passed, count, strict=True)
+    pass_k = np.array([comb(int(c), k) / comb(int(n), k) if n >= k else np.nan for c, n in pairs])
+    return Played(rates, pass_k, int(valid.sum()), int((~valid).sum()))
+
+
+def followed(arms: Mapping[str, Floats], chosen: Sequence[str]) -> Floats:
+    """Outcomes (tasks, trials) of the arm chosen for each task."""
+    return np.stack([arms[arm][row] for row, arm in enumerate(chosen)])
+
+
+def oracle(arms: Sequence[Floats]) -> Played:
+    """The best arm a task, chosen on all trials but one and scored on that one, each in turn; the first arm wins
+    ties.
+
+    Choosing and scoring on the same trials would reward luck. The price is that the choice rests on few trials: in
+    expectation this is never above what a perfect router reaches, and it may be below. With one trial it is
+    undefined. So is pass^k: each trial is scored on the others' choice, so a task's outcomes are not independent
+    given its policy.
+    """
+    stack = np.stack(arms)
+    trials = stack.shape[2]
+    undefined = np.full(stack.shape[1], np.nan)
+    if trials < 2:
+        return Played(undefined, undefined, 0, 0, one_policy=False)
+    scored = np.full(stack.shape[1:], np.nan)
+    for score in range(trials):
+        seen = np.delete(stack, score, axis=2)
+        count = (~np.isnan(seen)).sum(axis=2)
+        rates = np.full(count.shape, -1.0)
+        np.divide(np.nansum(seen, axis=2), count, out=rates, where=count > 0)
+        best = rates.argmax(axis=0)
+        scored[:, score] = stack[best, np.arange(len(best))][:, score]
+    return replace(summarise(scored), pass_k=undefined, one_policy=False)
+
+
+def random_choice(arms: Sequence[Floats]) -> Played:
+    """The exact expectation of a uniformly random arm a task: the mean over arms, nothing is sampled. Undefined for
+    a task where one arm is: leaving that arm out would favour the others. Trials and errors are those of all arms."""
+    each = [summarise(array) for array in arms]
+    return Played(
+        rates=np.stack([arm.rates for arm in each]).mean(axis=0),
+        pass_k=np.stack([arm.pass_k for arm in each]).mean(axis=0),
+        trials=sum(arm.trials for arm in each),
+        errors=sum(arm.errors for arm in each),
+        one_policy=False,
+    )
+
+
+def best_single(adapters: Mapping[str, Floats], tasks: Sequence[str]) -> Played:
+    """The one adapter that is best on average, for every task; chosen on half of the tasks and scored on the other
+    half, and swapped. Halves alternate in the order of the task ids' hashes, so that they do not follow task kinds.
+    Undefined without adapters or with one task."""
+    if not adapters or len(tasks) < 2:
+        undefined = np.full(len(tasks), np.nan)
+        return Played(undefined, undefined, 0, 0)
+    order = sorted(range(len(tasks)), key=lambda row: hashlib.sha256(tasks[row].encode()).hexdigest())
+    halves = (np.array(order[0::2]), np.array(order[1::2]))
+    chosen = [""] * len(tasks)
+    for choose, score in (halves, halves[::-1]):
+        best = max(adapters, key=lambda arm: mean(summarise(adapters[arm][choose]).rates, undefined=-1.0))
+        for row in score:
+            chosen[row] = best
+    return summarise(followed(adapters, chosen))
+
+
+def mean(values: Floats, undefined: float = np.nan) -> float:
+    """Mean of the defined values, or `undefined` where there is none."""
+    defined = values[~np.isnan(values)]
+    return float(defined.mean()) if len(defined) else undefined
+
+
+class Bootstrap:
+    """Percentile intervals of means over tasks; all methods share the same resamples, so differences are paired.
+
+    Args:
+        tasks: how many.
+        resamples: how often to draw that many tasks with replacement.
+        confidence: of the intervals.
+        seed: of the draws.
+    """
+
+    def __init__(self, tasks: int, resamples: int, confidence: float, seed: int) -> None:
+        drawn = np.random.default_rng(seed).integers(tasks, size=(resamples, tasks))
+        flat = (drawn + np.arange(resamples)[:, None] * tasks).ravel()
+        self.counts: Floats = np.bincount(flat, minlength=resamples * tasks).reshape(resamples, tasks).astype(float)
+        self.bounds = (50 * (1 - confidence), 50 * (1 + confidence))
+
+    def interval(self, values: Floats) -> tuple[float, float]:
+        """Interval of the mean of `values` (tasks,) over the tasks where it is defined."""
+        defined = ~np.isnan(values)
+        weight = self.counts @ defined.astype(float)
+        total = self.counts @ np.where(defined, values, 0.0)
+        means = total[weight > 0] / weight[weight > 0]
+        if not len(means):
+            return np.nan, np.nan
+        low, high = np.percentile(means, self.bounds)
+        return float(low), float(high)
+
+
+def sign_test(better: int, worse: int) -> float:
+    """Exact two-sided sign test (McNemar's exact test on discordant pairs); 1.0 where nothing is discordant."""
+    pairs = better + worse
+    tail = sum(comb(pairs, count) for count in range(min(better, worse) + 1))
+    return min(1.0, 2 * tail / 2**pairs)
