@@ -189,6 +189,11 @@ CODES = hand_made(
     {"#20": "shipped", "#10": "shipped", "#30": "pending"},
     [("zip", "#10", "1122"), ("zip", "#30", "3344")],
 )
+UNLIKE = hand_made(
+    "Cancel order #10 and change the zip code of the newest order to 3344.",
+    {"#20": "shipped", "#10": "shipped", "#30": "pending"},
+    [("cancel", "#10", ""), ("zip", "#30", "3344")],
+)
 WRAPS = hand_made(
     "Gift-wrap order #10 and gift-wrap order #20 and gift-wrap order #30.",
     {"#30": "pending", "#10": "shipped", "#20": "shipped", "#40": "shipped"},
@@ -205,6 +210,7 @@ def at_once(*actions: Message) -> Message:
 
 
 DENY_10 = [on("get_order", "#10"), on("deny_request", "#10")]
+CODE_10 = on("update_zip", "#10", zip="1122")
 WRAP_10_20 = [on("wrap_order", "#10"), on("wrap_order", "#20")]
 
 
@@ -236,13 +242,17 @@ WRAP_10_20 = [on("wrap_order", "#10"), on("wrap_order", "#20")]
             id="the value tells which of two operations was carried out",
         ),
         pytest.param(
-            CODES, [on("update_zip", "#10", zip="1122"), on("update_zip", "#10", zip="3344")], {"record_selection"},
+            CODES, [CODE_10, on("update_zip", "#10", zip="3344")], {"record_selection"},
             id="a record treated twice may be a wrong pick",
         ),
         pytest.param(
-            CODES,
-            [on("update_zip", "#10", zip="1122"), on("update_zip", "#30", zip="3e44"), on("update_zip", "#30", zip="3344")],
-            {"valid_calls"}, id="a refused write is no write",
+            UNLIKE, [on("update_zip", "#20", zip="4433")],
+            {"record_selection", "argument_precision", "multi_step_completion"},
+            id="the tool tells which of two operations was carried out",
+        ),
+        pytest.param(
+            CODES, [CODE_10, on("update_zip", "#30", zip="3e44"), on("update_zip", "#30", zip="3344")], {"valid_calls"},
+            id="a refused write is no write",
         ),
         pytest.param(
             WRAPS, [*WRAP_10_20, on("wrap_order", "#30"), on("wrap_order", "#10")], {"no_extra_writes"},
@@ -251,6 +261,10 @@ WRAP_10_20 = [on("wrap_order", "#10"), on("wrap_order", "#20")]
         pytest.param(
             WRAPS, [*WRAP_10_20, on("wrap_order", "#20")], {"no_extra_writes", "multi_step_completion"},
             id="a write done twice completes nothing",
+        ),
+        pytest.param(
+            WRAPS, [*WRAP_10_20, on("return_order", "#30")], set(),
+            id="another operation on the right record is neither left out nor extra",
         ),
         pytest.param(
             WRAPS, [*WRAP_10_20, on("wrap_order", "#40")], set(), id="a slip at the third record is nothing left out"
@@ -311,7 +325,7 @@ def selected(target: Target, rollouts: Sequence[Rollout], seed: int = 0) -> Sele
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize(("mix", "count"), [("single", 240), ("mixed", 240), ("rare", 480)])
+@pytest.mark.parametrize(("mix", "count"), [("single", 240), ("mixed", 240), ("rare", 720)])
 def test_exactly_the_planted_capabilities_are_selected(mix: str, count: int, seed: int) -> None:
     found = selected(*sample(mix, seed, count), seed)
     assert {one.id for one in found.capabilities} == PLANTED
@@ -486,8 +500,10 @@ def test_resamples_without_a_gap_are_dropped_and_counted() -> None:
     few = rows_of({"a": ("L" * 40, "P" * 3 + "-" * 37)})["a"]
     assert 0 < few["resamples_undefined"] < 500
     assert few["gap_low"] == 1.0
-    hardly = rows_of({"a": ("L" * 2 + "-" * 38, "P" + "-" * 39)}, coverage=0.01)["a"]
-    assert hardly["resamples_undefined"] > 400
+    hardly = rows_of({"a": ("L" + "-" * 39, "P" + "-" * 39)}, coverage=0.01)["a"]
+    assert (hardly["gap"], hardly["runs_retained"], hardly["gap_low"]) == (1.0, 10, None)
+    assert hardly["resamples_undefined"] > 500
+    assert hardly["reason"] == f"gap undefined in {hardly['resamples_undefined']} of 1000 resamples"
 
 
 def test_a_wide_gap_on_few_rollouts_is_rejected_by_its_lower_bound() -> None:
@@ -498,7 +514,7 @@ def test_a_wide_gap_on_few_rollouts_is_rejected_by_its_lower_bound() -> None:
 
 
 def test_thresholds_are_reached_where_they_are_met_exactly() -> None:
-    edge = {"a": ("LLLLLPPPPP" * 20, "LLLPPPPPPP" * 20)}
+    edge = {"a": ("LLLLLLLPPP" * 20, "LLLLLPPPPP" * 20)}
     assert rows_of(edge)["a"]["runs_retained"] == 10
     assert rows_of(edge, delta=0.2001)["a"]["runs_retained"] == 0
 

@@ -146,6 +146,11 @@ def _optimizers(model: Any, spec: Base) -> list[Any]:
     matrices = [p for name, p in named if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in named if p.ndim != 2 or "embed" in name]
     muon = torch.optim.Muon(
-        matrices, lr=spec.learning_rate, weight_decay=spec.weight_decay, momentum=0.95, adjust_lr_fn="match_rms_adamw"
+        matrices,
+        lr=spec.learning_rate,
+        weight_decay=spec.weight_decay,
+        momentum=0.95,
+        adjust_lr_fn="match_rms_adamw",
+        ns_steps=3,
     )
     return [muon, torch.optim.AdamW(others, lr=spec.learning_rate, betas=(0.9, 0.98), weight_decay=0.0)]

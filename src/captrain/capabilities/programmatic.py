@@ -149,7 +149,8 @@ def clarification(story: Story, values: Values) -> Iterator[Finding]:
         return
     roles = [message["role"] for message in story.messages]
     # An assistant may greet before the user has spoken: that is no question.
-    start = roles.index("assistant", roles.index("user"))
+    turns = [at for at, role in enumerate(roles) if role == "assistant" and "user" in roles[:at]]
+    start = turns[0] if turns else story.last
     asked = is_reply(story.messages[start]) and roles[start + 1 : start + 2] == ["user"]
     yield Finding(not asked, "asked the user first" if asked else "acted or closed without asking first", start)
 
