@@ -45,7 +45,7 @@ class Chat:
 
     def _render(self, messages: list[Message], *, tools: bool = False, generate: bool = False) -> str:
         return self.tokenizer.apply_chat_template(
-            messages, tools=self.tools if tools else None, add_generation_prompt=generate, tokenize=False
+            messages, tools=(self.tools or None) if tools else None, add_generation_prompt=generate, tokenize=False
         )
 
     def _up_to_end(self, messages: list[Message]) -> str:

@@ -28,7 +28,7 @@ from captrain.adapters import GRPO, LINEAR, Job
 from captrain.contract import Target
 from captrain.errors import UserError
 from captrain.policies import Play
-from captrain.policies.local import LocalPolicy, make_decoder, merge
+from captrain.policies.local import LocalPolicy, merge
 from captrain.records import Task
 
 
@@ -157,8 +157,7 @@ class Sampler:
         weights = {
             name: tensor.detach() for name, tensor in get_peft_model_state_dict(trainer.model).items()
         }  # fmt: skip
-        state = merge(self.policy.model.state_dict(), weights, self.recipe.alpha / self.recipe.rank)
-        decoder = make_decoder(self.policy.model, state, self.policy.room)
+        decoder = self.policy.decoder_of(merge(self.policy.state, weights, self.recipe.alpha / self.recipe.rank))
         tasks = [self.tasks[name] for name in prompts]
         plays = [
             Play(f"{self.job.seed}/{task.id}/{index % size}", self.target.tools, self.target.open(task))

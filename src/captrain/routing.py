@@ -130,26 +130,21 @@ class ClassifierRouter:
         if not examples:
             return [BASE] * len(openings)
         import torch
-        from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        torch.set_num_threads(1)
-        tokenizer: Any = AutoTokenizer.from_pretrained(self.model)
-        model: Any = AutoModelForCausalLM.from_pretrained(self.model, dtype=torch.float64).eval()
+        from captrain.policies.local import LocalPolicy
+
+        policy = LocalPolicy(self.model, temperature=1.0, max_turns=1, max_tokens=1)
+        chat, decoder = policy.chat([]), policy.decoder("")
         index = Neighbours(examples, self.neighbours)
         routes = []
         for text in openings:
             near = [example for _, example in index.of(text)]
             offered = sorted({example.route for example in near} - {BASE}) + [BASE]
             letters = [chr(ord("A") + i) for i in range(len(offered))]
-            question = classifier_prompt(near, offered, letters, text)
-            prompt = tokenizer.apply_chat_template(
-                [{"role": "user", "content": question}], add_generation_prompt=True, tokenize=False
-            )
-            ids = tokenizer.encode(prompt, add_special_tokens=False)[-model.config.max_position_embeddings :]
-            with torch.inference_mode():
-                logits = model(input_ids=torch.tensor([ids]), logits_to_keep=1).logits[0, -1]
-            wanted = [tokenizer.encode(letter, add_special_tokens=False)[0] for letter in letters]
-            routes.append(offered[int(logits[wanted].argmax())])
+            prompt = chat.prompt([{"role": "user", "content": classifier_prompt(near, offered, letters, text)}])
+            decoder.reset(1)
+            logits = decoder.forward(torch.tensor([prompt[-policy.room :]]))[0]
+            routes.append(offered[int(logits[[chat.encode(letter)[0] for letter in letters]].argmax())])
         return routes
 
 

@@ -4,6 +4,8 @@ Plays are grouped by adapter; each group runs on weights with its adapter merged
 fast as the base). The digest of an adapter is checked when it is loaded: what is recorded is what acted.
 """
 
+import copy
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +17,9 @@ from captrain.errors import UserError
 from captrain.policies import Play
 from captrain.records import digest, file_digest
 
-MODEL_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+LONGEST = 8192
+"""Tokens of the longest dialogue, where the model itself could take more."""
+MODEL_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
 
 
 class LocalPolicy:
@@ -39,28 +43,25 @@ class LocalPolicy:
         guidance: Sequence[str] = (),
     ) -> None:  # fmt: skip
         import torch
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-        from transformers.utils import logging as hf_logging
 
         torch.set_num_threads(1)
-        hf_logging.disable_progress_bar()
         self.batch, self.temperature, self.max_turns, self.max_tokens = batch, temperature, max_turns, max_tokens
         self.guidance = list(guidance)
+        weights = sorted(model.glob("*.safetensors"))
         missing = [name for name in MODEL_FILES if not (model / name).exists()]
-        if missing:
-            raise UserError(f"model {model} lacks {', '.join(missing)}", "run `dvc repro base` to make it again")
+        if missing or not weights:
+            lacking = ", ".join(missing or ["*.safetensors"])
+            raise UserError(f"model {model} lacks {lacking}", "run `dvc repro base` to make it again")
         try:
-            self.tokenizer: Any = AutoTokenizer.from_pretrained(model)
-            self.model: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+            self.config, self.tokenizer, self.state, self.module = load_model(model, weights)
         except Exception as error:
             raise UserError(
                 f"model {model} does not load ({type(error).__name__}: {error})",
                 f"a file in it was altered or cut short: delete {model} and run `dvc repro base`",
             ) from error
-        self.model.eval()
-        self.room: int = min(self.model.config.max_position_embeddings, 512)
-        weights = file_digest(*(model / name for name in MODEL_FILES))
-        self.digest = digest(weights, temperature, max_turns, max_tokens, self.guidance)
+        self.room: int = min(self.config.max_position_embeddings, LONGEST)
+        identity = file_digest(*(model / name for name in MODEL_FILES), *weights)
+        self.digest = digest(identity, temperature, max_turns, max_tokens, self.guidance)
         self._chats: dict[str, Chat] = {}
         self._adapter, self._decoder = "", None
 
@@ -74,9 +75,19 @@ class LocalPolicy:
     def decoder(self, adapter: str) -> Any:
         """The engine's decoder with this adapter merged in ("" for the base)."""
         if self._decoder is None or adapter != self._adapter:
-            self._decoder = make_decoder(self.model, merged(self.model, adapter), self.room)
+            self._decoder = self.decoder_of(merged(self.state, adapter))
             self._adapter = adapter
         return self._decoder
+
+    def decoder_of(self, state: dict[str, Any]) -> Any:
+        """The fastest decoder there is for this architecture, over the given weights."""
+        from captrain.policies.engine import HuggingFaceDecoder, Qwen3Decoder
+
+        if self.module is None:
+            return Qwen3Decoder(self.config, state, self.room)
+        module = copy.deepcopy(self.module)
+        module.load_state_dict(state)
+        return HuggingFaceDecoder(module)
 
     def play(self, plays: Sequence[Play]) -> Iterator[Play]:
         """See `Policy.play`."""
@@ -111,28 +122,49 @@ class LocalPolicy:
         return Row(play.key, chat.prompt(play.messages), answer)
 
 
-def merged(model: Any, adapter: str) -> dict[str, Any]:
-    """The model's weights with a saved PEFT LoRA adapter added: W + (alpha / r) B A.
+def load_model(folder: Path, weights: list[Path]) -> tuple[Any, Any, dict[str, Any], Any]:
+    """Configuration, tokenizer, weights, and the Hugging Face module; None for dense Qwen3, which the engine decodes
+    from its weights alone (importing the modelling code costs seconds in every stage)."""
+    from safetensors.torch import load_file
+    from transformers import AutoConfig, AutoTokenizer
+
+    config: Any = AutoConfig.from_pretrained(folder)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if (
+        config.model_type == "qwen3"
+        and rope.get("rope_type") == "default"
+        and not (config.use_sliding_window or config.attention_bias)
+    ):
+        return config, tokenizer, {name: w for path in weights for name, w in load_file(path).items()}, None
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    module: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    return config, tokenizer, dict(module.state_dict()), module
+
+
+def merged(state: dict[str, Any], adapter: str) -> dict[str, Any]:
+    """The weights with a saved PEFT LoRA adapter added: W + (alpha / r) B A; "" adds none.
 
     Raises:
         UserError: the adapter is missing, damaged, or not a plain LoRA adapter of this model.
     """
-    state = dict(model.state_dict())
     if not adapter:
         return state
-    from peft import LoraConfig
     from safetensors.torch import load_file
 
     try:
-        config: Any = LoraConfig.from_pretrained(adapter)
+        config = json.loads((Path(adapter) / "adapter_config.json").read_text())
         weights = load_file(Path(adapter) / "adapter_model.safetensors")
+        scale = config["lora_alpha"] / config["r"]
     except Exception as error:
         raise UserError(
             f"adapter {adapter} does not load ({type(error).__name__}: {error})",
             "a file in it is missing or was altered: delete the folder and run `dvc repro adapters`",
         ) from error
     try:
-        return merge(state, weights, config.lora_alpha / config.r)
+        return merge(state, weights, scale)
     except KeyError as error:
         raise UserError(
             f"adapter {adapter} changes {error}, which the model lacks", "use it with its own base"
@@ -151,16 +183,3 @@ def merge(state: dict[str, Any], weights: dict[str, Any], scale: float) -> dict[
             target = name.removeprefix("base_model.model.").replace(".lora_A.weight", ".weight")
             out[target] = out[target] + scale * (weights[name.replace(".lora_A.", ".lora_B.")] @ down)
     return out
-
-
-def make_decoder(model: Any, state: dict[str, Any], room: int) -> Any:
-    """The fastest decoder there is for this architecture, over the given weights."""
-    from captrain.policies.engine import HuggingFaceDecoder, Qwen3Decoder
-
-    if model.config.model_type == "qwen3" and not getattr(model.config, "use_sliding_window", False):
-        return Qwen3Decoder(model.config, state, room)
-    import copy
-
-    other = copy.deepcopy(model)
-    other.load_state_dict(state)
-    return HuggingFaceDecoder(other)

@@ -1,0 +1,235 @@
+"""Rollouts per CPU-second: our engine beside stock TRL generation, on one thread. Run by `make bench`.
+
+Both sides play the same tasks of servicedesk (mix `mixed`) with the same model and the same prompt tokens, and their
+dialogues are scored by the same benchmark. Stock TRL is GRPOTrainer with `environment_factory`: its own loop over tool
+calls, `generate` of Hugging Face for every turn, float32; its method `_generate` alone is timed. Our side is
+`LocalPolicy`, float64, timed whole. Neither side has an adapter. TRL's loop ends at the first message without a tool
+call and never at one with it, so the tasks are those that need neither a user's reply nor a hand-over.
+"""
+
+import argparse
+import os
+import tempfile
+import time
+import warnings
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", TRL_EXPERIMENTAL_SILENCE="1")
+
+import torch
+from datasets import Dataset
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging as hf_logging
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
+
+from captrain.base.tokenizer import build_tokenizer
+from captrain.base.train import build_model
+from captrain.benchmarks.servicedesk import ARGUMENTS, TOOLS, DeskEpisode, ServiceDesk
+from captrain.contract import Target, tool_call
+from captrain.policies import Play
+from captrain.policies.local import LocalPolicy
+from captrain.records import Message, Task, publish_json
+from captrain.spec import Spec, build, compose
+
+TASKS = 256
+BATCHES = (64, 256)
+BASE = Path("artifacts/base")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One side at one batch size. `prompt` is the shortest and the longest prompt, in tokens; `tokens` counts what
+    the model wrote."""
+
+    side: str
+    batch: int
+    rollouts: int
+    prompt: tuple[int, int]
+    tokens: int
+    passed: int
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Rollouts per CPU-second."""
+        return self.rollouts / self.seconds
+
+
+class Desk:
+    """The service desk as TRL's `environment_factory` wants it: the public methods are the tools."""
+
+    def reset(self, task: dict[str, Any], **_: Any) -> None:
+        """Open a task; its messages are in the prompt already."""
+        self._episode = DeskEpisode(task["data"])
+
+    def _call(self, name: str, arguments: dict[str, Any]) -> str:
+        replies, _ = self._episode.step(tool_call(name, arguments))
+        return replies[0]["content"] if replies else ""
+
+
+def _method(name: str) -> Any:
+    def call(self: Desk, **arguments: Any) -> str:
+        return self._call(name, arguments)
+
+    call.__name__ = name
+    return call
+
+
+# Any arguments reach the desk, which refuses wrong ones in its own words: so both sides' models read the same.
+for _name in ARGUMENTS:
+    setattr(Desk, _name, _method(_name))
+
+
+class Timed(GRPOTrainer):
+    """Stock GRPOTrainer with a clock around its generation, and a look at what it made."""
+
+    seconds = 0.0
+    prompts: list[list[int]]
+    written: list[list[int]]
+    dialogues: list[list[Message]]
+
+    def _generate(self, prompts: list[Any]) -> Any:
+        start = time.process_time()
+        made: Any = super()._generate(prompts)
+        self.seconds += time.process_time() - start
+        self.prompts, self.written, self.dialogues = made[0], made[2], made[3]
+        return made
+
+
+def make_trainer(policy: LocalPolicy, model: Path, batch: int, folder: str) -> Timed:
+    """Stock TRL with the policy's limits; only generation is ever asked of it."""
+    hf_logging.disable_progress_bar()
+    config = GRPOConfig(
+        output_dir=folder, per_device_train_batch_size=batch, num_generations=8, max_completion_length=policy.room,
+        temperature=policy.temperature, top_k=0, generation_kwargs={"max_new_tokens": policy.max_tokens},
+        max_tool_calling_iterations=policy.max_turns - 1, beta=0.0, use_cpu=True, bf16=False,
+        gradient_checkpointing=False, report_to=[], disable_tqdm=True,
+    )  # fmt: skip
+    trainer = Timed(
+        model=AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), args=config,
+        train_dataset=Dataset.from_list([{"prompt": [{"role": "user", "content": ""}]}]),
+        processing_class=policy.tokenizer, environment_factory=Desk,
+        reward_funcs=[lambda completions, **_: [0.0] * len(completions)],
+    )  # fmt: skip
+    # TRL would render the methods' own schemas, by name: the model must read the desk's, in the desk's order.
+    trainer._env_tools[None] = TOOLS
+    return trainer
+
+
+def stock(trainer: Timed, target: Target, tasks: list[Task], batch: int) -> tuple[Measured, list[list[int]]]:
+    """Time TRL on the tasks; also the prompts it gave to the model."""
+    trainer.seconds = 0.0
+    prompts: list[list[int]] = []
+    written = passed = 0
+    for start in range(0, len(tasks), batch):
+        some = tasks[start : start + batch]
+        opened = [target.open(task).messages for task in some]
+        trainer._generate_and_score_completions(
+            [{"prompt": one, "task": task.model_dump()} for one, task in zip(opened, some, strict=True)]
+        )
+        prompts += trainer.prompts
+        written += sum(map(sum, trainer.written))
+        dialogues = [[*one, *more] for one, more in zip(opened, trainer.dialogues, strict=True)]
+        passed += count_passed(target, some, dialogues)
+    return Measured("TRL", batch, len(tasks), spread(prompts), written, passed, trainer.seconds), prompts
+
+
+def ours(policy: LocalPolicy, target: Target, tasks: list[Task], batch: int) -> tuple[Measured, list[list[int]]]:
+    """Time our engine on the tasks; also the prompts it gave to the model."""
+    policy.batch = batch
+    plays = [Play(f"bench/{task.id}", target.tools, target.open(task)) for task in tasks]
+    start = time.process_time()
+    done = list(policy.play(plays))
+    seconds = time.process_time() - start
+    prompts = [play.token_ids[: play.mask.index(1)] for play in done]
+    passed = count_passed(target, tasks, [play.messages for play in plays])
+    written = sum(sum(play.mask) for play in done)
+    return Measured("captrain", batch, len(tasks), spread(prompts), written, passed, seconds), prompts
+
+
+def count_passed(target: Target, tasks: list[Task], dialogues: list[list[Message]]) -> int:
+    """How many dialogues pass their tasks."""
+    return sum(target.score(task, dialogue).success for task, dialogue in zip(tasks, dialogues, strict=True))
+
+
+def spread(prompts: list[list[int]]) -> tuple[int, int]:
+    """Length of the shortest and of the longest prompt."""
+    return min(map(len, prompts)), max(map(len, prompts))
+
+
+def measure(spec: Spec, model: Path) -> list[Measured]:
+    """Both sides at each batch size, each warmed up on other tasks than those it is timed on."""
+    target = Target(ServiceDesk(mix="mixed"), "servicedesk", "bench")
+    known = [t for t in target.tasks("training", 4 * TASKS) if not (t.data["anonymous"] or t.data["human"])]
+    tasks, others = known[:TASKS], known[TASKS : 2 * TASKS]
+    policy: LocalPolicy = build(spec.policy, model=model)
+    found: list[Measured] = []
+    for batch in BATCHES:
+        with tempfile.TemporaryDirectory() as folder:
+            trainer = make_trainer(policy, model, batch, folder)
+            stock(trainer, target, others[:batch], batch)
+            theirs, their_prompts = stock(trainer, target, tasks, batch)
+        ours(policy, target, others[:batch], batch)
+        own, own_prompts = ours(policy, target, tasks, batch)
+        if sorted(their_prompts) != sorted(own_prompts):
+            raise SystemExit("the two sides gave the model different prompts: their work is not equal")
+        found += [theirs, own]
+    if torch.get_num_threads() != 1:
+        raise SystemExit(f"{torch.get_num_threads()} threads were in use: the CPU-seconds are not those of one")
+    return found
+
+
+def table(found: list[Measured], title: str) -> Table:
+    """The measurements, and below each pair the ratio of ours to TRL's."""
+    drawn = Table(title=title, title_justify="left")
+    drawn.add_column("side")
+    names = ("batch", "rollouts", "passed", "prompt", "model tokens", "CPU s", "rollouts / CPU s", "tokens / CPU s")
+    for name in names:
+        drawn.add_column(name, justify="right")
+    for theirs, own in zip(found[::2], found[1::2], strict=True):
+        for one in (theirs, own):
+            low, high = one.prompt
+            drawn.add_row(
+                one.side, str(one.batch), str(one.rollouts), str(one.passed), f"{low} to {high}", f"{one.tokens:,}",
+                f"{one.seconds:.2f}", f"{one.rate:.1f}", f"{one.tokens / one.seconds:,.0f}",
+            )  # fmt: skip
+        speed = (own.tokens / own.seconds) / (theirs.tokens / theirs.seconds)
+        drawn.add_row("ratio", *[""] * 6, f"{own.rate / theirs.rate:.1f}", f"{speed:.1f}", style="bold")
+        drawn.add_section()
+    drawn.caption = "prompt: tokens of the shortest and the longest; the same ids on both sides, compared one by one"
+    return drawn
+
+
+def main() -> None:
+    """Measure, print, and write if asked to."""
+    parser = argparse.ArgumentParser(description="Rollouts per CPU-second of our engine beside stock TRL generation.")
+    parser.add_argument("--model", type=Path, default=BASE, help="folder of a model of the base stage")
+    parser.add_argument("--write", action="store_true", help="write results/bench.json (not kept in git)")
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    hf_logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    spec = compose("default", 0, [], Path("conf"))
+    with tempfile.TemporaryDirectory() as folder:
+        model, title = options.model, f"model {options.model}, one thread"
+        if not (model / "config.json").exists():
+            model, tokenizer = Path(folder), build_tokenizer()
+            build_model(tokenizer, spec.base, spec.seed).save_pretrained(model)
+            tokenizer.save_pretrained(model)
+            title = f"random weights ({options.model} is not here): every rollout is one turn of noise; one thread"
+        found = measure(spec, model)
+    Console(width=None if os.isatty(1) else 120).print(table(found, title))
+    if options.write:
+        publish_json(
+            Path("results/bench.json"), [{**asdict(one), "rollouts_per_cpu_second": one.rate} for one in found]
+        )
+
+
+if __name__ == "__main__":
+    main()

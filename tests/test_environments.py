@@ -1,0 +1,442 @@
+"""Synthesized environments: what a template writes, and what the passport finds in a bad one."""
+
+import ast
+import contextlib
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from captrain import spec
+from captrain.benchmarks import load_benchmark
+from captrain.contract import Target, load_file, tool_call
+from captrain.environments.passport import calibrate, inspect
+from captrain.environments.synthesis import Synthesized, synthesize
+from captrain.environments.templates import EASIEST, FAMILIES, TemplateSynthesizer
+from captrain.errors import EnvironmentFault, UserError
+from captrain.policies import Play
+from captrain.policies.scripted import ScriptedPolicy
+from captrain.records import Capability, Message, Rollout, Score, Task, digest
+
+SMOKE = spec.compose("smoke", 0, [], Path(__file__).parents[1] / "conf")
+BENCHMARK = load_benchmark(SMOKE.benchmark)
+STRICT = spec.compose("default", 0, ["environments.seeds=20"], Path(__file__).parents[1] / "conf").environments
+WRITES = {"cancel_order", "return_order", "wrap_order", "update_zip", "deny_request"}
+
+
+def capability(name: str) -> Capability:
+    return Capability(id=name, name=name.replace("_", " ").capitalize(), description="What it takes.")
+
+
+def text_of(name: str, attempt: int = 0) -> str:
+    return TemplateSynthesizer().synthesize(capability(name), BENCHMARK.tools, attempt)
+
+
+def written(folder: Path, name: str, attempt: int = 0, change: str = "") -> tuple[Target, Path]:
+    """A template's environment, with lines of its class changed."""
+    path = folder / f"{name}_{attempt}.py"
+    path.write_text(text_of(name, attempt) + mutation(change))
+    return load_file(path), path
+
+
+def mutation(change: str) -> str:
+    if not change:
+        return ""
+    body = "".join(f"    {line}\n" for line in change.strip().splitlines())
+    return f"\n\nSound = Environment\n\n\nclass Environment(Sound):\n{body}"
+
+
+def call(name: str, *values: str) -> Message:
+    [required] = [
+        tool["function"]["parameters"]["required"] for tool in BENCHMARK.tools if tool["function"]["name"] == name
+    ]
+    return tool_call(name, dict(zip(required, values, strict=True)))
+
+
+def name_of(message: Message) -> str:
+    return message["tool_calls"][0]["function"]["name"] if message.get("tool_calls") else ""
+
+
+def say(text: str) -> Message:
+    return {"role": "assistant", "content": text}
+
+
+def played(target: Target, task: Task, actions: Sequence[Message]) -> Score:
+    return target.score(task, target.play(task, actions))
+
+
+EVERY = [(name, attempt) for name in FAMILIES for attempt in range(EASIEST + 1)]
+
+
+@pytest.mark.parametrize(("name", "attempt"), EVERY)
+def test_a_written_file_passes_every_check_that_needs_no_policy(tmp_path: Path, name: str, attempt: int) -> None:
+    target, path = written(tmp_path, name, attempt)
+    checks = inspect(target, path, BENCHMARK.tools, STRICT)
+    assert len(checks) == 5 and [check.name for check in checks if not check.passed] == []
+    assert (target.name, target.tools) == (name, BENCHMARK.tools)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_written_file_stands_alone_without_any_installed_package(tmp_path: Path, name: str) -> None:
+    target, path = written(tmp_path, name)
+    imported = {
+        alias.name.split(".")[0]
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in (node.names if isinstance(node, ast.Import) else [ast.alias(str(node.module))])
+    }
+    assert imported <= sys.stdlib_module_names
+    code = (
+        "import importlib.util, json, runpy, sys\n"
+        "assert importlib.util.find_spec('captrain') is None\n"
+        "environment = runpy.run_path(sys.argv[1])['Environment']()\n"
+        "tasks = environment.tasks('training', 5)\n"
+        "print(json.dumps([[task, environment.score(task, environment.reference(task))] for task in tasks]))"
+    )
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", code, str(path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for there, task in zip(json.loads(done.stdout), target.tasks("training", 5), strict=True):
+        assert there == [task.model_dump(), played(target, task, target.reference(task)).model_dump()]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_written_file_says_what_it_is_for_and_other_attempts_have_other_tasks(tmp_path: Path, name: str) -> None:
+    targets = [written(tmp_path, name, attempt)[0] for attempt in range(EASIEST + 1)]
+    assert text_of(name).startswith(f'"""{capability(name).name}: What it takes.')
+    tasks = [digest([task.data for task in target.tasks("training", 10)]) for target in targets]
+    assert len(set(tasks)) == len({target.fingerprint for target in targets}) == EASIEST + 1
+    splits = [digest([t.data for t in targets[0].tasks(split, 10)]) for split in ("training", "discovery", "test")]
+    assert len(set(splits)) == 3
+
+
+def tampered(target: Target, task: Task, change: str) -> list[Message]:
+    """The reference solution with its writes made twice, or with a write to another order before its last word."""
+    reference = target.reference(task)
+    if change == "duplicate":
+        return [m for message in reference for m in [message] * (2 if name_of(message) in WRITES else 1)]
+    treated = [operation["order"] for operation in task.data["operations"]]
+    other = next(order["id"] for order in task.data["orders"] if order["id"] not in treated)
+    return [*reference[:-1], call("wrap_order", other), reference[-1]]
+
+
+@pytest.mark.parametrize("change", ["duplicate", "extra"])
+@pytest.mark.parametrize(("name", "attempt"), EVERY)
+def test_a_duplicate_or_an_extra_write_costs_success_and_reward(
+    tmp_path: Path, name: str, attempt: int, change: str
+) -> None:
+    target, _ = written(tmp_path, name, attempt)
+    for task in target.tasks("training", 30):
+        score = played(target, task, tampered(target, task, change))
+        assert not score.success and score.reward < 0.5 and score.parts["skill"] < 1.0
+
+
+@pytest.mark.parametrize(("name", "attempt"), EVERY)
+def test_skill_without_success_earns_at_most_half(tmp_path: Path, name: str, attempt: int) -> None:
+    target, _ = written(tmp_path, name, attempt)
+    rng = random.Random(0)
+    for task in target.tasks("training", 30):
+        reference = target.reference(task)
+        handed_over = [*reference[:-1], call("transfer_to_human")]
+        unclosed = reference[:-1]
+        mixed = rng.sample(reference[:-1], len(reference) - 2) + [reference[-1]]
+        for actions in (handed_over, unclosed, mixed):
+            score = played(target, task, actions)
+            assert score.success or score.reward <= 0.5
+        assert played(target, task, handed_over).parts["skill"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("name", "attempt"), EVERY)
+def test_a_write_beyond_those_asked_for_never_pays(tmp_path: Path, name: str, attempt: int) -> None:
+    """Whatever was written before: the rules of the other capabilities stay binding in every environment."""
+    target, _ = written(tmp_path, name, attempt)
+    rng = random.Random(1)
+    for task in target.tasks("training", 40):
+        ids = [order["id"] for order in task.data["orders"]]
+        reference = target.reference(task)
+        asked = [message for message in reference if name_of(message) in WRITES]
+        strays = [call(tool, rng.choice(ids)) for tool in ("wrap_order", "cancel_order", "deny_request")]
+        strays += [call("update_zip", rng.choice(ids), "1234")]
+        for _ in range(4):
+            done = rng.choices([*asked, *strays], k=len(asked))
+            more = rng.choice([*asked, *strays])
+            less_said, more_said = [*done, say("Done.")], [*done, more, say("Done.")]
+            assert played(target, task, more_said).reward <= played(target, task, less_said).reward + 1e-9
+
+
+def test_a_lucky_unchecked_write_earns_less_than_a_checked_one_and_an_unlucky_one_nearly_nothing(
+    tmp_path: Path,
+) -> None:
+    target, _ = written(tmp_path, "precondition_verification")
+    outcomes = set()
+    for task in target.tasks("training", 60):
+        operation = task.data["operations"][0]
+        write = call({"cancel": "cancel_order", "return": "return_order"}[operation["verb"]], operation["order"])
+        score = played(target, task, [write, say("Done.")])
+        outcomes.add(score.success)
+        assert score.reward <= (0.9 if score.success else 0.05) + 1e-9
+    assert outcomes == {True, False}
+
+
+def test_writing_to_every_record_does_not_find_the_right_one(tmp_path: Path) -> None:
+    for name in ("record_selection", "argument_precision", "multi_step_completion"):
+        target, _ = written(tmp_path, name)
+        for task in target.tasks("training", 20):
+            writes = [call("wrap_order", order["id"]) for order in task.data["orders"]]
+            assert played(target, task, [*writes, say("Done.")]).reward < 0.5
+
+
+# What the passport must find: (change to a sound environment, the check that fails, what it says).
+BAD = {
+    "idleness is paid": (
+        """
+def score(self, task, messages):
+    score = super().score(task, messages)
+    return {**score, "reward": max(score["reward"], 0.5)}
+""",
+        "reward of doing nothing",
+        "most on record_selection/training/",
+    ),
+    "a tool is missing": ("tools = TOOLS[:-1]", "schemas equal the target's", ""),
+    "a parameter is described in other words": (
+        "tools = json.loads(json.dumps(TOOLS).replace('such as', 'for example'))",
+        "schemas equal the target's",
+        "",
+    ),
+    "no seed": (
+        """
+def make(self, split, index):
+    return make_data(random.Random(), self.name, **self.wanted(random))
+""",
+        "same seed, same task in a fresh process",
+        "record_selection/training/00000",
+    ),
+    "a seed that differs between processes": (
+        """
+def make(self, split, index):
+    return super().make(split, hash((split, str(index))))
+""",
+        "same seed, same task in a fresh process",
+        "record_selection/training/00000",
+    ),
+    "a score that differs between processes": (
+        """
+def score(self, task, messages):
+    score = super().score(task, messages)
+    return {**score, "parts": {**score["parts"], "luck": float(hash(task["id"]) % 1000)}}
+""",
+        "same seed, same task in a fresh process",
+        "record_selection/training/00000",
+    ),
+    "every task is the first": (
+        "def make(self, split, index):\n    return super().make(split, 0)",
+        "share of distinct tasks",
+        "",
+    ),
+    "the reference leaves out its last write": (
+        """
+def reference(self, task):
+    *rest, _, last = super().reference(task)
+    return [*rest, last]
+""",
+        "reward of the reference solution",
+        "least on record_selection/training/",
+    ),
+    "it leans on a package": (
+        "import pydantic",
+        "same seed, same task in a fresh process",
+        "No module named 'pydantic'",
+    ),
+    "it leans on captrain": (
+        "from captrain.records import digest",
+        "same seed, same task in a fresh process",
+        "No module named 'captrain'",
+    ),
+    "it falls silent in a fresh process": (
+        """
+import sys
+def tasks(self, split, count):
+    return super().tasks(split, count if "pytest" in self.sys.modules else 0)
+""",
+        "same seed, same task in a fresh process",
+        "0 tasks",
+    ),
+    "it talks on standard output": (
+        "print('hello')",
+        "same seed, same task in a fresh process",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", [name for name in BAD if name != "it talks on standard output"])
+def test_a_bad_environment_fails_the_check_that_is_meant_for_it_and_no_other(tmp_path: Path, fault: str) -> None:
+    change, name, said = BAD[fault]
+    target, path = written(tmp_path, "record_selection", change=change)
+    failed = [check for check in inspect(target, path, BENCHMARK.tools, STRICT) if not check.passed]
+    assert [check.name for check in failed] == [name]
+    assert said in failed[0].detail
+
+
+def test_what_an_environment_prints_is_not_taken_for_its_answer(tmp_path: Path) -> None:
+    target, path = written(tmp_path, "record_selection", change="print('{}')")
+    assert all(check.passed for check in inspect(target, path, BENCHMARK.tools, STRICT))
+
+
+@pytest.mark.parametrize("method", ["tasks", "open", "score", "reference"])
+def test_an_environment_that_raises_is_named_with_the_task(tmp_path: Path, method: str) -> None:
+    arguments = {"tasks": "split, count", "score": "task, messages"}.get(method, "task")
+    change = f"def {method}(self, {arguments}):\n    return {{}}['gone']"
+    target, path = written(tmp_path, "record_selection", change=change)
+    with pytest.raises(EnvironmentFault) as fault:
+        inspect(target, path, BENCHMARK.tools, STRICT)
+    where = "split training" if method == "tasks" else "record_selection/training/00000"
+    assert f"environment record_selection ({path}) raised KeyError: 'gone' in {method} on {where}" == fault.value.problem
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("class Environment:\n    def broken(", "does not load: SyntaxError"),
+        ("import nowhere_at_all", "does not load: ModuleNotFoundError"),
+        ("x = 1", "does not load: AttributeError"),
+        ("class Environment:\n    def __init__(self, seed): ...", "does not load: TypeError"),
+        ("class Environment:\n    name, tools = 'x', []", "lacks tasks, open, score, reference"),
+    ],
+)
+def test_a_file_that_is_no_environment_is_named(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "odd.py"
+    path.write_text(text)
+    with pytest.raises(EnvironmentFault, match=said) as fault:
+        load_file(path)
+    assert str(path) in fault.value.problem
+    with pytest.raises(UserError, match="missing"):
+        load_file(tmp_path / "none.py")
+
+
+def test_a_capability_without_a_template_is_refused_with_those_there_are() -> None:
+    with pytest.raises(UserError, match="no template trains the capability small_talk") as refusal:
+        text_of("small_talk")
+    assert all(family in refusal.value.remedy for family in FAMILIES)
+
+
+# On the base: the spread of rewards, rounds, and what they cost.
+
+
+class Drafts:
+    """A synthesizer with a fixed text for each attempt; remembers the attempts."""
+
+    def __init__(self, *texts: str) -> None:
+        self.texts, self.attempts = texts, []
+
+    def synthesize(self, capability: Capability, tools: list[dict[str, Any]], attempt: int) -> str:
+        self.attempts.append(attempt)
+        return self.texts[min(attempt, len(self.texts) - 1)]
+
+
+GOOD = text_of("record_selection")
+ALL_OR_NOTHING = GOOD + mutation(
+    """
+def score(self, task, messages):
+    score = super().score(task, messages)
+    return {**score, "reward": float(score["success"])}
+"""
+)
+UNFAITHFUL = GOOD + mutation("tools = TOOLS[1:]")
+
+
+def without_closing(play: Play) -> list[Message]:
+    return play.episode.reference()[:-1]
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Iterator[Path]:
+    """Drafts and journals lie in the working folder."""
+    with contextlib.chdir(tmp_path):
+        yield tmp_path
+
+
+def made(drafts: Drafts, policy: ScriptedPolicy, **bounds: Any) -> Synthesized:
+    chosen = STRICT.model_copy(update={"groups": 6, "group_size": 5, **bounds})
+    return synthesize(capability("record_selection"), drafts, policy, BENCHMARK, chosen, 0)
+
+
+def test_a_sound_environment_earns_its_passport_and_its_cost_is_counted(elsewhere: Path) -> None:
+    one = made(Drafts(GOOD), ScriptedPolicy(skill=0.5))
+    assert one.text == GOOD and one.passport.passed and one.passport.attempt == 0
+    assert len(one.passport.checks) == 8 and one.passport.complaints() == ""
+    assert {(r.purpose, r.task.split) for r in one.rollouts} == {("calibration", "training")}
+    assert [(entry.purpose, entry.method, entry.item, entry.rollouts) for entry in one.ledger] == [
+        ("calibration", "trace", "record_selection", 30)
+    ]
+    assert len({rollout.task.id for rollout in one.rollouts}) == one.passport.calibration_tasks == 6
+    measured = {check.name: check.measured for check in one.passport.checks}
+    rewards = [rollout.score.reward for rollout in one.rollouts if rollout.score]
+    assert measured["mean reward of the base"] == pytest.approx(sum(rewards) / 30, abs=1e-6)
+    assert measured["pass rate of the base"] == sum(r.outcome == "passed" for r in one.rollouts) / 30
+
+
+def test_a_later_attempt_may_pass_and_every_calibration_rollout_of_all_counts(elsewhere: Path) -> None:
+    drafts = Drafts(ALL_OR_NOTHING, UNFAITHFUL, GOOD)
+    policy = ScriptedPolicy(script=without_closing, skill=0.5)
+    one = made(drafts, policy, success=(0.0, 0.5))
+    assert (one.text, one.passport.attempt, drafts.attempts) == (GOOD, 2, [0, 1, 2])
+    # The second attempt failed before the base was asked: it cost nothing.
+    assert [entry.rollouts for entry in one.ledger] == [30, 30] and len(one.rollouts) == 30
+
+
+def test_constant_rewards_are_given_up_after_all_rounds_with_the_reasons(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drafts = Drafts(ALL_OR_NOTHING, UNFAITHFUL)
+    with pytest.raises(UserError) as refusal:
+        made(drafts, ScriptedPolicy(script=without_closing), rounds=2, success=(0.0, 1.0), mean_reward=(0.0, 1.0))
+    assert drafts.attempts == [0, 1]
+    assert refusal.value.problem == (
+        "no environment for record_selection earned its passport. "
+        "attempt 0: share of constant-reward groups on the base is 1.0, asked is 0.0 to 0.6 | "
+        "attempt 1: schemas equal the target's is 0.0, asked is 1"
+    )
+    assert "widen the bounds" in refusal.value.remedy
+    assert capsys.readouterr().out.count("environment for record_selection, attempt") == 2
+    drafted = elsewhere / ".cache/environments/0/record_selection.py"
+    assert drafted.read_text() == ALL_OR_NOTHING
+
+
+@pytest.mark.parametrize(
+    ("skill", "complaint"),
+    [
+        (1.0, "mean reward of the base is 1.0, asked is 0.1 to 0.8; pass rate of the base is 1.0"),
+        (0.0, "mean reward of the base is 0.05, asked is 0.1 to 0.8; pass rate of the base is 0.0"),
+    ],
+)
+def test_an_environment_too_easy_or_too_hard_for_the_base_is_refused(
+    elsewhere: Path, skill: float, complaint: str
+) -> None:
+    with pytest.raises(UserError) as refusal:
+        made(Drafts(GOOD), ScriptedPolicy(skill=skill), rounds=1)
+    assert complaint in refusal.value.problem
+    assert "share of constant-reward groups on the base is 1.0" in refusal.value.problem
+
+
+def rollout(reward: float | None) -> Rollout:
+    score = None if reward is None else Score(reward=reward, success=reward == 1.0)
+    return Rollout(
+        id="r", environment="e", task=Task(id="t", split="training", data={}), trial=0, purpose="calibration", policy="p",
+        messages=[], score=score, outcome="error" if score is None else "passed" if score.success else "failed",
+    )  # fmt: skip
+
+
+def test_spread_is_measured_within_groups() -> None:
+    rewards = [0.0, 0.0, 0.5, 0.5, 1.0, 0.0, 1.0, 0.2]
+    measured = {check.name: check.measured for check in calibrate([rollout(r) for r in rewards], 2, STRICT)}
+    assert list(measured.values()) == [0.4, 0.25, 0.5]
+
+
+def test_an_error_among_calibration_rollouts_is_no_low_reward() -> None:
+    [check] = calibrate([rollout(0.5), rollout(None)], 2, STRICT)
+    assert not check.passed and check.detail == "1 rollouts ended in an infrastructure error"
