@@ -579,3 +579,18 @@ def test_a_stage_without_its_input_ends_in_one_message(workspace: Path) -> None:
     done = run_stage(workspace, "capabilities")
     assert done.returncode == 2
     assert "labels.jsonl is missing" in done.stderr and "remedy:" in done.stderr
+
+
+def test_a_run_whose_gap_is_undefined_has_no_say_unless_half_of_the_runs_are_such() -> None:
+    rows, candidates = labels_of({"a": ("L" * 20 + "-" * 20, "P" + "-" * 39)})
+    exercised = next(row.rollout for row in rows if row.outcome == "passed" and row.labels["a"].verdict == "PRESENT")
+
+    def undefined_in(runs: int) -> dict[str, Any]:
+        drawn = [
+            row.model_copy(update={"count": 0 if row.rollout == exercised and row.run < runs else 1}) for row in rows
+        ]
+        return select(drawn, candidates, THRESHOLDS, 4, seed=0).report["candidates"][0]
+
+    assert undefined_in(3)["runs_retained"] == 7
+    assert "needed" not in undefined_in(3)["reason"]
+    assert "8 needed" in undefined_in(5)["reason"]

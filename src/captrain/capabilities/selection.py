@@ -3,10 +3,11 @@
 Source: TRACE, capability selection. Per run, ER-(c) = LACKING / (LACKING + PRESENT) among failed rollouts, ER+(c) the
 same among passed ones, gap = ER- - ER+, coverage = LACKING among failed / all failed; a candidate is retained when
 gap and coverage reach their thresholds in enough runs. We add: a rate without a denominator is undefined, never 0, and
-an undefined gap retains nothing; and the lower bound of a bootstrap interval of the gap over rollouts must exceed a
+a run whose gap is undefined neither retains nor rejects (but not when half of the runs are such); and the lower bound of a bootstrap interval of the gap over rollouts must exceed a
 floor, because a gap of few rollouts may be luck. Pure arithmetic on labels: thresholds replay in seconds.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -81,7 +82,8 @@ def select(
 ) -> Selection:
     """Select at most `count` of the candidates.
 
-    A candidate is retained when gap >= delta and coverage >= coverage in at least `agreement` runs, and the lower
+    A candidate is retained when gap >= delta and coverage >= coverage in at least `agreement` runs (in the same share
+    of the runs whose gap is defined, as long as that is more than half of them), and the lower
     bound of the pooled gap exceeds `floor`. Retained candidates are ranked by pooled coverage x gap, ties by id; the
     report lists them first, then the others in the same order.
 
@@ -166,9 +168,14 @@ def _estimate(verdicts: Verdicts, row: int, weights: Floats, selection: spec.Sel
     wide, broad = runs.gap.round(9) >= selection.delta, runs.coverage.round(9) >= selection.coverage
     retained = int((wide & broad).sum())
     shortfalls = []
-    if retained < selection.agreement:
+    speaking = int((~np.isnan(runs.gap) | ~proposed).sum())
+    # A run whose resample left the gap undefined has no say; when half of the runs have none, all are asked for.
+    needed = selection.agreement
+    if 2 * speaking > len(wide):
+        needed = math.ceil(selection.agreement * speaking / len(wide))
+    if retained < needed:
         why = _why_not(runs, proposed, wide, broad, selection)
-        shortfalls.append(f"retained in {retained} of {len(wide)} runs, {selection.agreement} needed ({why})")
+        shortfalls.append(f"retained in {retained} of {len(wide)} runs, {needed} needed ({why})")
     if np.isnan(low):
         shortfalls.append(f"gap undefined in {len(gaps) - len(defined)} of {len(gaps)} resamples")
     elif low <= selection.floor:
