@@ -14,7 +14,12 @@ export DVC_NO_ANALYTICS := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
-.PHONY: help venv repro figures verify test check bench clean
+# Of `make replicate`.
+SEEDS ?= 0 1 2 3 4
+EXPERIMENTS ?= default single rare
+JOBS ?= 2
+
+.PHONY: help venv repro figures verify test check bench replicate clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +56,9 @@ check: $(STAMP) ## lint, formatting and types
 bench: $(STAMP) ## time the rollout engine beside stock generation
 	@python scripts/bench.py
 
+replicate: $(STAMP) ## run the pipeline for all SEEDS and EXPERIMENTS, JOBS at a time
+	@python scripts/replicate.py --seeds $(SEEDS) --experiments $(EXPERIMENTS) --jobs $(JOBS)
+
 clean: ## remove half-written state and tool caches; results, artifacts and .venv stay
 	rm -rf .cache .pytest_cache .ruff_cache build
-	find src stages tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src stages scripts tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -29,10 +29,8 @@ class Environment:
     tools = []
 
     def tasks(self, split, count):
-        return [
-            {{"id": f"{name}/{{split}}/{{i}}", "split": split, "data": {{"say": f"Say {{i}}.", "turns": 1 + i % 3, "i": i}}}}
-            for i in range(count)
-        ]
+        data = [{{"i": i, "say": f"Say {{i}}.", "turns": 1 + i % 3}} for i in range(count)]
+        return [{{"id": f"{name}/{{split}}/{{i}}", "split": split, "data": one}} for i, one in enumerate(data)]
 
     def open(self, task):
         return Episode(task["data"])

@@ -148,7 +148,8 @@ def test_two_trainings_with_a_seed_give_the_same_weights_in_any_process(tmp_path
     assert done.returncode == 0, done.stderr
     here, other = train_base(SIZE, 4, tmp_path / "here"), train_base(SIZE, 5, tmp_path / "other")
     assert json.loads(done.stdout) == here
-    assert (tmp_path / "here/model.safetensors").read_bytes() == (tmp_path / "artifacts/base/model.safetensors").read_bytes()
+    files = [tmp_path / folder / "model.safetensors" for folder in ("here", "artifacts/base")]
+    assert files[0].read_bytes() == files[1].read_bytes()
     assert other["weights_sha256"] != here["weights_sha256"] and other["parameters"] == here["parameters"]
 
 

@@ -71,7 +71,8 @@ def unicode_text(rng: random.Random, length: int) -> str:
 
 
 ODD = [
-    "", " ", "\n", "  two  spaces  ", "a\r\nb\tc", "naïve café", "日本語", "👩‍👩‍👧‍👦", "e\u0301", "\u2028\x85\x0b", "\x00\x1f\x7f",
+    "", " ", "\n", "  two  spaces  ", "a\r\nb\tc", "naïve café", "日本語", "👩‍👩‍👧‍👦", "e\u0301",
+    "\u2028\x85\x0b", "\x00\x1f\x7f",
     "{{ messages }} {% raw %}", "<tool_response>\nno\n</tool_response>", "<tool_call>", "</tool_call>", "</think>",
     "#12", "order #1", "the oldest ord", " to 0042. ", '{"name": "wrap_order", "arguments": {"order_id": "#12"}}',
     "\n<|im_start|>assist", "# Tools", '"}}\n</tool_call>', "0\x000\x00",
@@ -113,6 +114,23 @@ def test_any_content_of_any_role_is_rendered_as_the_template_does(chat: Chat, te
     holds(chat, [{"role": "system", "content": text}, user(text), say(text), user(text), say(text)])
     called = tool_call("update_zip", {"order_id": text, "zip": text})
     holds(chat, [user("?"), called, tool(text), called, tool(text), tool(text), say(text)])
+
+
+TRIMMED = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content | trim + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+QUOTED = TRIMMED.replace("m.content | trim", "(m.content | tojson if m.role == 'tool' else m.content)")
+
+
+@pytest.mark.parametrize("template", [TRIMMED, QUOTED], ids=["trimmed", "quoted"])
+def test_a_template_that_does_more_than_insert_contents_is_followed(template: str) -> None:
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = template
+    other = Chat(tokenizer, [])
+    for text in ("plain", " blanks ", 'a "quote"\n'):
+        opening = [{"role": "system", "content": text}, user(text)]
+        holds(other, [*opening, say("Yes?"), user(text), say("No."), tool(text), say("Done.")])
 
 
 def test_random_unicode_dialogues_are_assembled_exactly(chat: Chat) -> None:

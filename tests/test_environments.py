@@ -115,13 +115,14 @@ def test_a_written_file_says_what_it_is_for_and_other_attempts_have_other_tasks(
 
 
 def tampered(target: Target, task: Task, change: str) -> list[Message]:
-    """The reference solution with its writes made twice, or with a write to another order before its last word."""
+    """The reference solution with its writes made twice, or with a write nobody asked for before its last word."""
     reference = target.reference(task)
     if change == "duplicate":
         return [m for message in reference for m in [message] * (2 if name_of(message) in WRITES else 1)]
     treated = [operation["order"] for operation in task.data["operations"]]
-    other = next(order["id"] for order in task.data["orders"] if order["id"] not in treated)
-    return [*reference[:-1], call("wrap_order", other), reference[-1]]
+    others = [order["id"] for order in task.data["orders"] if order["id"] not in treated]
+    stray = call("wrap_order", others[0]) if others else call("cancel_order", treated[0])
+    return [*reference[:-1], stray, reference[-1]]
 
 
 @pytest.mark.parametrize("change", ["duplicate", "extra"])
@@ -163,7 +164,7 @@ def test_a_write_beyond_those_asked_for_never_pays(tmp_path: Path, name: str, at
         strays += [call("update_zip", rng.choice(ids), "1234")]
         for _ in range(4):
             done = rng.choices([*asked, *strays], k=len(asked))
-            more = rng.choice([*asked, *strays])
+            more = rng.choice([one for one in [*asked, *strays] if one not in asked or one in done])
             less_said, more_said = [*done, say("Done.")], [*done, more, say("Done.")]
             assert played(target, task, more_said).reward <= played(target, task, less_said).reward + 1e-9
 
@@ -183,7 +184,7 @@ def test_a_lucky_unchecked_write_earns_less_than_a_checked_one_and_an_unlucky_on
 
 
 def test_writing_to_every_record_does_not_find_the_right_one(tmp_path: Path) -> None:
-    for name in ("record_selection", "argument_precision", "multi_step_completion"):
+    for name in ("record_selection", "argument_precision"):
         target, _ = written(tmp_path, name)
         for task in target.tasks("training", 20):
             writes = [call("wrap_order", order["id"]) for order in task.data["orders"]]
@@ -265,15 +266,10 @@ def tasks(self, split, count):
         "same seed, same task in a fresh process",
         "0 tasks",
     ),
-    "it talks on standard output": (
-        "print('hello')",
-        "same seed, same task in a fresh process",
-        "",
-    ),
 }
 
 
-@pytest.mark.parametrize("fault", [name for name in BAD if name != "it talks on standard output"])
+@pytest.mark.parametrize("fault", BAD)
 def test_a_bad_environment_fails_the_check_that_is_meant_for_it_and_no_other(tmp_path: Path, fault: str) -> None:
     change, name, said = BAD[fault]
     target, path = written(tmp_path, "record_selection", change=change)
@@ -295,7 +291,8 @@ def test_an_environment_that_raises_is_named_with_the_task(tmp_path: Path, metho
     with pytest.raises(EnvironmentFault) as fault:
         inspect(target, path, BENCHMARK.tools, STRICT)
     where = "split training" if method == "tasks" else "record_selection/training/00000"
-    assert f"environment record_selection ({path}) raised KeyError: 'gone' in {method} on {where}" == fault.value.problem
+    said = f"environment record_selection ({path}) raised KeyError: 'gone' in {method} on {where}"
+    assert fault.value.problem == said
 
 
 @pytest.mark.parametrize(
@@ -377,7 +374,8 @@ def test_a_sound_environment_earns_its_passport_and_its_cost_is_counted(elsewher
     measured = {check.name: check.measured for check in one.passport.checks}
     rewards = [rollout.score.reward for rollout in one.rollouts if rollout.score]
     assert measured["mean reward of the base"] == pytest.approx(sum(rewards) / 30, abs=1e-6)
-    assert measured["pass rate of the base"] == sum(r.outcome == "passed" for r in one.rollouts) / 30
+    passed = sum(rollout.outcome == "passed" for rollout in one.rollouts)
+    assert measured["pass rate of the base"] == pytest.approx(passed / 30, abs=1e-6)
 
 
 def test_a_later_attempt_may_pass_and_every_calibration_rollout_of_all_counts(elsewhere: Path) -> None:
@@ -425,9 +423,10 @@ def test_an_environment_too_easy_or_too_hard_for_the_base_is_refused(
 
 def rollout(reward: float | None) -> Rollout:
     score = None if reward is None else Score(reward=reward, success=reward == 1.0)
+    task = Task(id="t", split="training", data={})
     return Rollout(
-        id="r", environment="e", task=Task(id="t", split="training", data={}), trial=0, purpose="calibration", policy="p",
-        messages=[], score=score, outcome="error" if score is None else "passed" if score.success else "failed",
+        id="r", environment="e", task=task, trial=0, purpose="calibration", policy="p", messages=[],
+        score=score, outcome="error" if score is None else "passed" if score.success else "failed",
     )  # fmt: skip
 
 

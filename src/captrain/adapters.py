@@ -23,7 +23,8 @@ from pydantic import Field
 from captrain.benchmarks import load_benchmark
 from captrain.contract import Target, load_file
 from captrain.errors import UserError
-from captrain.records import LedgerEntry, Task, digest, file_digest, publish, publish_json, publish_text
+from captrain.records import LedgerEntry, Task, code_digest, digest, file_digest, publish, publish_json, publish_text
+from captrain.rollouts import CODE
 from captrain.spec import Component, Spec, build
 
 WORKSPACES = Path(".cache/adapters")
@@ -127,7 +128,15 @@ def train(job: Job) -> Trained:
     policy: Any = build(job.policy, model=job.base)
     target = job.target()
     trainer: GRPO = build(job.trainer)
-    fingerprint = digest(policy.digest, target.fingerprint, trainer.identity(), job.rollouts, job.skip, job.seed)
+    fingerprint = digest(
+        code_digest("adapters", "grpo", *CODE),
+        policy.digest,
+        target.fingerprint,
+        trainer.identity(),
+        job.rollouts,
+        job.skip,
+        job.seed,
+    )
     workspace = WORKSPACES / fingerprint
     workspace.mkdir(parents=True, exist_ok=True)
     with open(workspace / "lock", "w") as lock:
@@ -137,7 +146,10 @@ def train(job: Job) -> Trained:
             publish_json(workspace / "result.json", trainer.fit(job, policy, target, tasks, workspace))
     result = json.loads((workspace / "result.json").read_text())
     folder = workspace / "adapter"
-    found = adapter_digest(folder)
+    try:
+        found = adapter_digest(folder)
+    except UserError:
+        found = "not whole"
     if found != result["digest"]:
         shutil.rmtree(workspace)
         raise UserError(

@@ -98,9 +98,10 @@ class Chat:
         once, with marks for the contents; a template that does more than insert contents is always rendered whole."""
         key = (opening, *(message["role"] for message in messages))
         if key not in self._pieces:
-            marks = [f"\x00{i}\x00" for i in range(len(messages))]
+            # With blanks around them, so that a template that trims contents is seen to do more.
+            marks = [f" \x00{i}\x00 " for i in range(len(messages))]
             text = render([{**message, "content": mark} for message, mark in zip(messages, marks, strict=True)])
-            pieces = re.split("\x00[0-9]+\x00", text)
+            pieces = re.split(" \x00[0-9]+\x00 ", text)
             self._pieces[key] = pieces if _fill(pieces, messages) == render(messages) else None
         pieces = self._pieces[key]
         return render(messages) if pieces is None else _fill(pieces, messages)
@@ -127,6 +128,8 @@ def parse_text(text: str) -> Message:
     for body in CALL.findall(text):
         try:
             call = json.loads(body)
+            # Strictly: Python also reads NaN and halves of surrogate pairs, which no record could hold.
+            json.dumps(call, ensure_ascii=False, allow_nan=False).encode()
         except ValueError:
             return {"role": "assistant", "content": text}
         if not isinstance(call, dict) or set(call) != {"name", "arguments"}:

@@ -165,6 +165,13 @@ def file_digest(*paths: Path) -> str:
     return total.hexdigest()[:16]
 
 
+def code_digest(*modules: str) -> str:
+    """Digest of the source of modules of this package, named as "policies.engine": what a half-finished result was
+    made by is part of its identity, so that changed code never goes on from it."""
+    root = Path(__file__).parent
+    return file_digest(*(root.joinpath(*module.split(".")).with_suffix(".py") for module in modules))
+
+
 def publish_text(path: Path, text: str) -> None:
     """Write atomically: aside first, then rename."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -192,7 +199,8 @@ def load(path: Path, kind: type[R]) -> list[R]:
     if not path.exists():
         raise UserError(f"{path} is missing", "run `dvc repro` to make it again")
     records: list[R] = []
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
+    # Of bytes: text has more line breaks than JSON lines have.
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         try:
             records.append(kind.model_validate_json(line))
         except ValidationError as error:

@@ -8,27 +8,33 @@ is retried, and if it stays, the rollout is an `error`, never a failure. Randomn
 import fcntl
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
 from pydantic import ValidationError
 
-from captrain.contract import Target
+from captrain.contract import GuardedEpisode, Target
+from captrain.errors import InfrastructureError
 from captrain.policies import Play, Policy
 from captrain.records import (
     LedgerEntry,
+    Message,
     Purpose,
     Rollout,
     Score,
     Task,
     Usage,
+    code_digest,
     digest,
     guard_split,
 )
 
 JOURNALS = Path(".cache/rollouts")
+CODE = ("rollouts", "contract", "chat", "policies.__init__", "policies.engine", "policies.local", "policies.scripted")
+"""What decides a rollout besides its identity: a journal written by other code is not gone on from."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +74,7 @@ def collect(
     acting = adapter.digest if adapter else ""
     wanted = [(task, trial) for task in tasks for trial in range(trials)]
     identity = (policy.digest, target.fingerprint, acting, purpose, seed)
-    fingerprint = digest(*identity, [(task.id, trial) for task, trial in wanted])
+    fingerprint = digest(code_digest(*CODE), *identity, [(task.id, trial) for task, trial in wanted])
     with journal(journals / f"{fingerprint}.jsonl") as (whole, file):
         done = {(rollout.task.id, rollout.trial): rollout for rollout in whole}
         left = [(task, trial) for task, trial in wanted if (task.id, trial) not in done]
@@ -91,15 +97,17 @@ def _attempts(
         failed: list[tuple[Task, int]] = []
         plays = {}
         for task, trial in wanted:
-            key = f"{identity[4]}/{task.id}/{trial}"
-            play = Play(key, target.tools, target.open(task), adapter.folder if adapter else "")
+            episode, fault = _opened(target, task)
+            play = Play(f"{identity[4]}/{task.id}/{trial}", target.tools, episode, adapter.folder if adapter else "")
+            play.error = fault
             plays[id(play)] = (play, task, trial)
-        for play in policy.play([play for play, _, _ in plays.values()]):
+        unopened = [play for play, _, _ in plays.values() if play.error]
+        for play in chain(unopened, policy.play([play for play, _, _ in plays.values() if not play.error])):
             _, task, trial = plays[id(play)]
+            score = _scored(target, task, play)
             if play.error and attempt < retries:
                 failed.append((task, trial))
                 continue
-            score = None if play.error else target.score(task, play.messages)
             yield record(
                 play, target, task, trial, purpose, policy.digest, adapter, score, attempt,
                 name=digest(*identity, task.id, trial)[:12],
@@ -109,6 +117,34 @@ def _attempts(
             break
         wanted = failed
     progress.close()
+
+
+class _Unopened:
+    """The episode of a task that could not be opened."""
+
+    messages: list[Message] = []
+
+    def step(self, message: Message) -> tuple[list[Message], bool]:
+        raise InfrastructureError("never opened")
+
+
+def _opened(target: Target, task: Task) -> tuple[GuardedEpisode, str | None]:
+    """The task's episode, and the infrastructure fault that kept it shut, if any."""
+    try:
+        return target.open(task), None
+    except InfrastructureError as fault:
+        return GuardedEpisode(target, task, _Unopened()), str(fault)
+
+
+def _scored(target: Target, task: Task, play: Play) -> Score | None:
+    """The score of a play; None when infrastructure failed it, or now its grader, which is then its error."""
+    if play.error:
+        return None
+    try:
+        return target.score(task, play.messages)
+    except InfrastructureError as fault:
+        play.error = str(fault)
+        return None
 
 
 def record(
@@ -148,12 +184,11 @@ def journal(path: Path) -> Iterator[tuple[list[Rollout], IO[str]]]:
     with open(path.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         whole: list[Rollout] = []
-        lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         for line in lines:
-            try:
-                whole.append(Rollout.model_validate_json(line))
-            except ValidationError:
-                continue
+            with suppress(ValidationError):
+                rollout = Rollout.model_validate_json(line)
+                whole += [rollout] if line.endswith(b"\n") else []
         if len(whole) < len(lines):
             print(f"{path}: {len(lines) - len(whole)} of {len(lines)} lines are not whole and are played again")
             aside = path.with_suffix(f".{os.getpid()}.tmp")

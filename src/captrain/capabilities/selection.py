@@ -3,8 +3,9 @@
 Source: TRACE, capability selection. Per run, ER-(c) = LACKING / (LACKING + PRESENT) among failed rollouts, ER+(c) the
 same among passed ones, gap = ER- - ER+, coverage = LACKING among failed / all failed; a candidate is retained when
 gap and coverage reach their thresholds in enough runs. We add: a rate without a denominator is undefined, never 0, and
-a run whose gap is undefined neither retains nor rejects (but not when half of the runs are such); and the lower bound of a bootstrap interval of the gap over rollouts must exceed a
-floor, because a gap of few rollouts may be luck. Pure arithmetic on labels: thresholds replay in seconds.
+a run whose gap is undefined neither retains nor rejects (unless half of the runs are such); and the lower bound of a
+bootstrap interval of the gap over rollouts must exceed a floor, because a gap of few rollouts may be luck. Pure
+arithmetic on labels: thresholds replay in seconds.
 """
 
 import math

@@ -19,6 +19,7 @@ IDLE = {"role": "assistant", "content": ""}
 
 FRESH = """
 import importlib.util, json, sys
+answer, sys.stdout = sys.stdout, sys.stderr
 spec = importlib.util.spec_from_file_location("environment", sys.argv[1])
 module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
@@ -27,7 +28,7 @@ out = []
 for task in environment.tasks("training", int(sys.argv[2])):
     actions = environment.reference(task)
     out.append([task, environment.score(task, actions)])
-print(json.dumps(out, sort_keys=True))
+print(json.dumps(out, sort_keys=True), file=answer)
 """
 
 
@@ -104,17 +105,17 @@ def _idle(target: Target, tasks: Sequence[Task], bound: float) -> Check:
 
 
 def _same_again(target: Target, path: Path, tasks: Sequence[Task]) -> Check:
-    """Tasks and scores of the reference in a fresh, isolated interpreter: the file must stand alone."""
+    """Tasks and scores of the reference in a fresh interpreter without any package: the file must stand alone."""
     here = [
         [task.model_dump(), target.score(task, target.reference(task)).model_dump()] for task in tasks
     ]  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", FRESH, str(path), str(len(tasks))], capture_output=True, text=True, timeout=120
-    )
+    command = [sys.executable, "-I", "-S", "-c", FRESH, str(path), str(len(tasks))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     there = json.loads(done.stdout) if done.returncode == 0 else []
     differing = [one[0]["id"] for one, other in zip(here, there, strict=False) if digest(one) != digest(other)]
     same = not differing and len(there) == len(here)
-    detail = "" if same else differing[0] if differing else done.stderr.strip().splitlines()[-1]
+    said = done.stderr.strip() or f"{len(there)} tasks instead of {len(here)}"
+    detail = "" if same else differing[0] if differing else said.splitlines()[-1]
     return Check(
         name="same seed, same task in a fresh process", passed=same, measured=float(same), bound="1", detail=detail
     )

@@ -4,7 +4,7 @@ All live rows stand at the same position: a step feeds each row its next known t
 sample); a row that has run out of known tokens samples one. No padding, no attention mask, no second prefill;
 finished rows leave the KV cache. Randomness is one stream of uniforms per row, named by the row's key, and arithmetic
 is in float64 (differences between batch shapes are then near 1e-15, far below what can change a sampled token), so
-that a rollout does not depend on what is played beside it.
+that a rollout does not depend on what is played beside it. float32 is there for who prefers speed to that guarantee.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 State = dict[str, torch.Tensor]
-BLOCK = 32
+BLOCK = 64
 """The KV cache grows by so many positions at a time."""
 COMPACT = 0.8
 """Rows that are over leave the KV cache once no more than this share of its rows is alive."""
@@ -39,10 +39,10 @@ class Decoder(Protocol):
 
 
 class HuggingFaceDecoder:
-    """Any `AutoModelForCausalLM`, through its own forward and cache."""
+    """Any `AutoModelForCausalLM`, through its own forward and cache; float64 unless another type is given."""
 
-    def __init__(self, model: Any) -> None:
-        self.model = model.double().eval()
+    def __init__(self, model: Any, dtype: torch.dtype = torch.float64) -> None:
+        self.model = model.to(dtype).eval()
 
     def reset(self, rows: int) -> None:
         """See `Decoder`."""
@@ -67,77 +67,86 @@ class Qwen3Decoder:
         config: a Qwen3Config.
         state: weights under their Hugging Face names, adapters already merged.
         room: longest dialogue in tokens.
+        dtype: of the arithmetic.
     """
 
-    def __init__(self, config: Any, state: State, room: int) -> None:
+    def __init__(self, config: Any, state: State, room: int, dtype: torch.dtype = torch.float64) -> None:
         self.config, self.room = config, room
         self.heads, self.groups, self.width = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-        weights = {name: tensor.detach().double() for name, tensor in state.items()}
-        self.embed, self.norm = weights["model.embed_tokens.weight"], weights["model.norm.weight"]
-        self.head = weights.get("lm_head.weight", self.embed).t()
+        weights = {name: tensor.detach().to(dtype) for name, tensor in state.items()}
+        self.embed = weights["model.embed_tokens.weight"]
+        self.head = (weights.get("lm_head.weight", self.embed) * weights["model.norm.weight"]).t().contiguous()
         self.layers = [self._fuse(weights, f"model.layers.{i}.") for i in range(config.num_hidden_layers)]
         theta = config.rope_parameters["rope_theta"]
         frequency = theta ** (-torch.arange(0, self.width, 2, dtype=torch.float64) / self.width)
         angle = torch.outer(torch.arange(room, dtype=torch.float64), frequency)
-        self.cos, self.sin = torch.cat([angle, angle], -1).cos(), torch.cat([-angle, angle], -1).sin()
+        self.cos = torch.cat([angle, angle], -1).cos().to(dtype)
+        self.sin = torch.cat([-angle, angle], -1).sin().to(dtype)
 
     @staticmethod
-    def _fuse(weights: State, at: str) -> State:
-        def columns(*names: str) -> torch.Tensor:
-            return torch.cat([weights[f"{at}{name}.weight"] for name in names]).t().contiguous()
+    def names(config: Any) -> list[str]:
+        """The weights it needs."""
+        attention = (f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"))
+        feedforward = (f"mlp.{name}" for name in ("gate_proj", "up_proj", "down_proj"))
+        layer = [*attention, *feedforward, "input_layernorm", "post_attention_layernorm"]
+        layers = [f"layers.{index}.{name}" for index in range(config.num_hidden_layers) for name in layer]
+        head = [] if config.tie_word_embeddings else ["lm_head.weight"]
+        return [*(f"model.{name}.weight" for name in ("embed_tokens", "norm", *layers)), *head]
 
+    def _fuse(self, weights: State, at: str) -> State:
+        """A layer's weights, with each norm's scale folded into the projection behind it."""
+
+        def columns(scale: str, *names: str) -> torch.Tensor:
+            rows = torch.cat([weights[f"{at}{name}.weight"] for name in names])
+            return (rows * weights[f"{at}{scale}.weight"] if scale else rows).t().contiguous()
+
+        scales = [weights[f"{at}self_attn.q_norm.weight"]] * self.heads
+        scales += [weights[f"{at}self_attn.k_norm.weight"]] * self.groups
         return {
-            "qkv": columns("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-            "out": columns("self_attn.o_proj"),
-            "gate_up": columns("mlp.gate_proj", "mlp.up_proj"),
-            "down": columns("mlp.down_proj"),
-            **{name: weights[f"{at}{name}.weight"] for name in ("input_layernorm", "post_attention_layernorm")},
-            **{name: weights[f"{at}self_attn.{name}.weight"] for name in ("q_norm", "k_norm")},
+            "qkv": columns("input_layernorm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            "scale": torch.stack(scales),
+            "out": columns("", "self_attn.o_proj"),
+            "gate_up": columns("post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj"),
+            "down": columns("", "mlp.down_proj"),
         }
 
     def reset(self, rows: int) -> None:
         """See `Decoder`."""
-        self.cache = torch.zeros((len(self.layers), 2, rows, self.groups, 0, self.width), dtype=torch.float64)
+        self.cache = self.embed.new_zeros((len(self.layers), 2, rows, self.groups, 0, self.width))
         self.position = 0
 
     def keep(self, rows: torch.Tensor) -> None:
         """See `Decoder`."""
         self.cache = self.cache[:, :, rows]
 
-    def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x, (x.shape[-1],), weight, self.config.rms_norm_eps)
-
-    def _rotated(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        x = self._normed(x, weight).transpose(1, 2)
-        start, half = self.position, self.width // 2
-        cos, sin = self.cos[start : start + x.shape[2]], self.sin[start : start + x.shape[2]]
-        return x * cos + torch.cat([x[..., half:], x[..., :half]], -1) * sin
+    def _normed(self, x: torch.Tensor) -> torch.Tensor:
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        return x * (norm.square() / x.shape[-1] + self.config.rms_norm_eps).rsqrt()
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """See `Decoder`."""
         start, stop = self.position, self.position + ids.shape[1]
         if stop > self.cache.shape[4]:
             grown = -(-stop // BLOCK) * BLOCK - self.cache.shape[4]
-            self.cache = torch.cat([self.cache, self.cache.new_zeros((*self.cache.shape[:4], grown, self.width))], 4)
+            self.cache = torch.cat([self.cache, self.cache.new_empty((*self.cache.shape[:4], grown, self.width))], 4)
         x = self.embed[ids]
         for index, layer in enumerate(self.layers):
             x = x + self._attention(x, layer, self.cache[index], start, stop) @ layer["out"]
-            gate, up = (self._normed(x, layer["post_attention_layernorm"]) @ layer["gate_up"]).chunk(2, -1)
+            gate, up = (self._normed(x) @ layer["gate_up"]).chunk(2, -1)
             x = x + (F.silu(gate) * up) @ layer["down"]
         self.position = stop
-        return self._normed(x[:, -1], self.norm) @ self.head
+        return (self._normed(x[:, -1]) @ self.head).double()
 
     def _attention(self, x: torch.Tensor, layer: State, cache: torch.Tensor, start: int, stop: int) -> torch.Tensor:
         rows, count, _ = x.shape
-        projected = self._normed(x, layer["input_layernorm"]) @ layer["qkv"]
-        projected = projected.view(rows, count, self.heads + 2 * self.groups, self.width)
-        query = self._rotated(projected[:, :, : self.heads], layer["q_norm"])
-        cache[0, :, :, start:stop] = self._rotated(
-            projected[:, :, self.heads : self.heads + self.groups], layer["k_norm"]
-        )
-        cache[1, :, :, start:stop] = projected[:, :, self.heads + self.groups :].transpose(1, 2)
+        turned, half = self.heads + self.groups, self.width // 2
+        projected = (self._normed(x) @ layer["qkv"]).view(rows, count, turned + self.groups, self.width)
+        position = (self._normed(projected[:, :, :turned]) * layer["scale"]).transpose(1, 2)
+        position = position * self.cos[start:stop] + position.roll(half, -1) * self.sin[start:stop]
+        cache[0, :, :, start:stop] = position[:, self.heads :]
+        cache[1, :, :, start:stop] = projected[:, :, turned:].transpose(1, 2)
         keys, values = cache[0, :, :, :stop], cache[1, :, :, :stop]
-        query = query.reshape(rows, self.groups, -1, self.width)
+        query = position[:, : self.heads].reshape(rows, self.groups, -1, self.width)
         scores = query @ keys.transpose(-1, -2) * self.width**-0.5
         if count > 1:
             hidden = torch.ones(count, stop, dtype=torch.bool).triu(start + 1)

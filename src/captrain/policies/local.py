@@ -6,9 +6,9 @@ fast as the base). The digest of an adapter is checked when it is loaded: what i
 
 import copy
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -32,6 +32,8 @@ class LocalPolicy:
         max_turns: assistant turns in one episode.
         max_tokens: tokens in one assistant turn.
         guidance: lines appended to the system prompt.
+        precision: float64 makes results independent of the batch; float32 is about half as fast again, and a token
+            in a million may then depend on what is sampled beside it.
 
     Raises:
         UserError: a model file is missing or does not load.
@@ -41,12 +43,13 @@ class LocalPolicy:
         self, model: Path, batch: int = 128, *, temperature: Annotated[float, Field(ge=0)],
         max_turns: Annotated[int, Field(ge=1)], max_tokens: Annotated[int, Field(ge=1)],
         guidance: Sequence[str] = (),
+        precision: Literal["float64", "float32"] = "float64",
     ) -> None:  # fmt: skip
         import torch
 
         torch.set_num_threads(1)
         self.batch, self.temperature, self.max_turns, self.max_tokens = batch, temperature, max_turns, max_tokens
-        self.guidance = list(guidance)
+        self.guidance, self.precision = list(guidance), precision
         weights = sorted(model.glob("*.safetensors"))
         missing = [name for name in MODEL_FILES if not (model / name).exists()]
         if missing or not weights:
@@ -55,13 +58,14 @@ class LocalPolicy:
         try:
             self.config, self.tokenizer, self.state, self.module = load_model(model, weights)
         except Exception as error:
+            where = ", ".join(unreadable([*(model / name for name in MODEL_FILES), *weights]))
             raise UserError(
-                f"model {model} does not load ({type(error).__name__}: {error})",
+                f"model {model} does not load{where and ': '}{where} ({type(error).__name__}: {error})",
                 f"a file in it was altered or cut short: delete {model} and run `dvc repro base`",
             ) from error
         self.room: int = min(self.config.max_position_embeddings, LONGEST)
         identity = file_digest(*(model / name for name in MODEL_FILES), *weights)
-        self.digest = digest(identity, temperature, max_turns, max_tokens, self.guidance)
+        self.digest = digest(identity, temperature, max_turns, max_tokens, self.guidance, precision)
         self._chats: dict[str, Chat] = {}
         self._adapter, self._decoder = "", None
 
@@ -81,13 +85,16 @@ class LocalPolicy:
 
     def decoder_of(self, state: dict[str, Any]) -> Any:
         """The fastest decoder there is for this architecture, over the given weights."""
+        import torch
+
         from captrain.policies.engine import HuggingFaceDecoder, Qwen3Decoder
 
+        dtype = getattr(torch, self.precision)
         if self.module is None:
-            return Qwen3Decoder(self.config, state, self.room)
+            return Qwen3Decoder(self.config, state, self.room, dtype)
         module = copy.deepcopy(self.module)
         module.load_state_dict(state)
-        return HuggingFaceDecoder(module)
+        return HuggingFaceDecoder(module, dtype)
 
     def play(self, plays: Sequence[Play]) -> Iterator[Play]:
         """See `Policy.play`."""
@@ -136,12 +143,41 @@ def load_model(folder: Path, weights: list[Path]) -> tuple[Any, Any, dict[str, A
         and rope.get("rope_type") == "default"
         and not (config.use_sliding_window or config.attention_bias)
     ):
-        return config, tokenizer, {name: w for path in weights for name, w in load_file(path).items()}, None
+        from captrain.policies.engine import Qwen3Decoder
+
+        state = {name: w for path in weights for name, w in load_file(path).items()}
+        complete(set(state), Qwen3Decoder.names(config))
+        return config, tokenizer, state, None
     import torch
     from transformers import AutoModelForCausalLM
 
-    module: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    return config, tokenizer, dict(module.state_dict()), module
+    loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    module, report = loaded
+    complete(set(), report["missing_keys"])
+    return config, tokenizer, dict(module.eval().state_dict()), module
+
+
+def complete(given: set[str], needed: Iterable[str]) -> None:
+    """Raise a ValueError when needed weights are not given: random ones would take their place."""
+    if missing := sorted(set(needed) - given):
+        raise ValueError(f"config.json asks for weights that are not there, {missing[0]} among them")
+
+
+def unreadable(files: Sequence[Path]) -> list[str]:
+    """The names of those JSON and safetensors files that do not read by themselves."""
+    from safetensors import SafetensorError, safe_open
+
+    broken = []
+    for path in files:
+        try:
+            if path.suffix == ".json":
+                json.loads(path.read_bytes())
+            else:
+                with safe_open(path, "pt"):
+                    pass
+        except (ValueError, OSError, SafetensorError):
+            broken.append(path.name)
+    return broken
 
 
 def merged(state: dict[str, Any], adapter: str) -> dict[str, Any]:

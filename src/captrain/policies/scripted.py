@@ -10,6 +10,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from captrain.errors import InfrastructureError
 from captrain.policies import Play
 from captrain.records import Message, digest
 
@@ -36,8 +37,11 @@ class ScriptedPolicy:
     def play(self, plays: Sequence[Play]) -> Iterator[Play]:
         """See `Policy.play`."""
         for play in plays:
-            actions = self.script(play) if self.script else play.episode.reference()
-            if random.Random(play.key).random() >= self.skill:
+            try:
+                actions = self.script(play) if self.script else play.episode.reference()
+            except InfrastructureError as fault:
+                play.error, actions = str(fault), []
+            if not play.error and random.Random(play.key).random() >= self.skill:
                 actions = [{"role": "assistant", "content": ""}]
             for action in actions:
                 if not play.advance(action):

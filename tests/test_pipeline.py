@@ -1,0 +1,202 @@
+"""The whole pipeline through `dvc repro`, as a user runs it: experiment smoke, in a repository of its own."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+
+from captrain.records import LedgerEntry, Rollout, load
+
+ROOT = Path(__file__).parent.parent
+BIN = Path(sys.executable).parent
+STAGES = [
+    "compose", "base", "rollouts", "labels", "capabilities", "environments", "adapters", "baselines", "routes",
+    "evaluation", "figures",
+]  # fmt: skip
+
+
+class Project:
+    """A copy of the repository with its own git, to run things in."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        listed = self.call("git", "ls-files", "--cached", "--others", "--exclude-standard", cwd=ROOT).split("\n")
+        for name in filter(None, listed):
+            if not name.startswith("results/") and name != "dvc.lock" and (ROOT / name).is_file():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / name).write_bytes((ROOT / name).read_bytes())
+        self.call("git", "init", "-q")
+        self.choose()
+        self.commit()
+
+    def call(self, *command: str, cwd: Path | None = None, status: int = 0) -> str:
+        """Run a command; its output (stdout and stderr) when it ends with the status."""
+        paths = {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(self.folder / "src")}
+        env = {**os.environ, **paths, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
+        done = subprocess.run(
+            command, cwd=cwd or self.folder, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        assert done.returncode == status, f"{command} ended with {done.returncode}:\n{done.stdout[-4000:]}"
+        return done.stdout
+
+    def choose(self, *overrides: str) -> None:
+        """Write params.yaml."""
+        choice = {"experiment": "smoke", "seed": 0, "overrides": list(overrides)}
+        (self.folder / "params.yaml").write_text(yaml.safe_dump(choice))
+
+    def commit(self) -> None:
+        """Commit everything that is not ignored."""
+        self.call("git", "add", "-A")
+        self.call("git", "-c", "user.name=test", "-c", "user.email=test@example.org", "commit", "-qm", "state")
+
+    def stale(self) -> list[str]:
+        """Stages that DVC would run, in the order of the pipeline, those downstream of others left out."""
+        self.call("dvc", "repro", "-q", "compose")
+        changed = json.loads(self.call("dvc", "status", "--json"))
+        return [name for name in STAGES if name in changed]
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    made = Project(tmp_path_factory.mktemp("project"))
+    start = time.monotonic()
+    made.call("dvc", "repro")
+    print(f"smoke took {time.monotonic() - start:.0f} s")
+    made.commit()
+    return made
+
+
+def rollouts(project: Project) -> Sequence[Rollout]:
+    return load(project.folder / "artifacts/rollouts/discovery.jsonl", Rollout)
+
+
+def test_every_stage_leaves_its_results_and_the_table_prints(project: Project) -> None:
+    said = project.call("captrain", "results")
+    assert "GRPO on target" in said and "TRACE" in said and "oracle" in said
+    for name in ("main.pdf", "main.png", "capabilities.pdf", "training.png"):
+        assert (project.folder / "results/figures" / name).stat().st_size > 1000
+    assert "pass_rate" in project.call("dvc", "metrics", "show", "--json")
+
+
+def test_a_second_run_does_nothing_quickly_and_git_finds_nothing_changed(project: Project) -> None:
+    start = time.monotonic()
+    assert "up to date" in project.call("dvc", "repro")
+    assert time.monotonic() - start < 30
+    assert project.call("git", "status", "--porcelain") == ""
+
+
+@pytest.mark.parametrize(
+    ("overrides", "stages"),
+    [
+        (["selection.delta=0.25"], ["capabilities"]),
+        (["adapters.rollouts=120"], ["adapters", "baselines"]),
+        (["machine.batch=7", "machine.workers=2"], []),
+        (["evaluation.trials=3"], ["evaluation"]),
+        (["trainer.clip=0.3"], ["adapters", "baselines"]),
+    ],
+)
+def test_a_changed_setting_makes_stale_only_what_it_decides(
+    project: Project, overrides: list[str], stages: list[str]
+) -> None:
+    project.choose(*overrides)
+    try:
+        assert project.stale() == stages
+    finally:
+        project.choose()
+        assert project.stale() == []
+
+
+def test_a_comment_in_the_figures_module_makes_the_figures_stale_only(project: Project) -> None:
+    path = project.folder / "src/captrain/figures.py"
+    text = path.read_text()
+    path.write_text(text + "# a comment\n")
+    try:
+        assert project.stale() == ["figures"]
+    finally:
+        path.write_text(text)
+
+
+def test_going_back_to_an_earlier_choice_restores_its_results_without_running(project: Project) -> None:
+    before = (project.folder / "dvc.lock").read_bytes()
+    project.choose("selection.delta=0.9")
+    assert "Running stage 'capabilities'" in project.call("dvc", "repro", "capabilities")
+    project.choose()
+    said = project.call("dvc", "repro")
+    assert "Stage 'capabilities' is cached" in said
+    assert "Running stage 'capabilities'" not in said
+    assert (project.folder / "dvc.lock").read_bytes() == before
+    assert project.call("git", "status", "--porcelain") == ""
+
+
+def test_both_sides_of_the_comparison_spend_the_same_rollouts_and_every_one_is_counted(project: Project) -> None:
+    folder = project.folder / "results"
+    ledger = {
+        stage: load(folder / stage / "ledger.jsonl", LedgerEntry)
+        for stage in ("rollouts", "environments", "adapters", "baselines")
+    }
+    spent = {stage: sum(entry.rollouts for entry in entries) for stage, entries in ledger.items()}
+    assert spent["rollouts"] + spent["environments"] + spent["adapters"] == spent["baselines"]
+    assert spent["rollouts"] == len(rollouts(project))
+    spec = yaml.safe_load((folder / "spec.yaml").read_text())
+    assert {entry.rollouts for entry in ledger["adapters"]} == {spec["adapters"]["rollouts"]}
+    played = load(project.folder / "artifacts/evaluation/rollouts.jsonl", Rollout)
+    table = pd.read_csv(folder / "evaluation/ledger.csv")
+    assert sum(row["rollouts"] for row in table.to_dict("records") if row["purpose"] == "evaluation") == len(played)
+
+
+def test_splits_never_mix_and_every_record_is_token_exact(project: Project) -> None:
+    calibration = load(project.folder / "artifacts/environments/calibration.jsonl", Rollout)
+    test = load(project.folder / "artifacts/evaluation/rollouts.jsonl", Rollout)
+    for purpose, split, records in (
+        ("diagnosis", "discovery", rollouts(project)),
+        ("calibration", "training", calibration),
+        ("evaluation", "test", test),
+    ):
+        assert {(record.purpose, record.task.split) for record in records} == {(purpose, split)}
+        for record in records:
+            assert len(record.token_ids) == len(record.mask) == len(record.logprobs) > 0
+            assert record.usage.completion_tokens == sum(record.mask)
+            assert all((logprob < 0) <= (mask == 1) for logprob, mask in zip(record.logprobs, record.mask, strict=True))
+    assert not {record.task.id for record in test} & {record.task.id for record in rollouts(project)}
+    index = json.loads((project.folder / "results/adapters/index.json").read_text())
+    assert {row["digest"] for row in index.values()} < {record.adapter for record in test}
+
+
+def test_the_same_stage_run_again_from_nothing_gives_the_same_bytes(project: Project) -> None:
+    before = (project.folder / "artifacts/rollouts/discovery.jsonl").read_bytes()
+    subprocess.run(["rm", "-rf", str(project.folder / ".cache/rollouts")], check=True)
+    project.choose("machine.batch=5")
+    project.call("dvc", "repro", "-q", "-f", "-s", "compose", "rollouts")
+    assert (project.folder / "artifacts/rollouts/discovery.jsonl").read_bytes() == before
+    project.choose()
+    project.call("dvc", "repro", "-q")
+    assert project.call("git", "status", "--porcelain") == ""
+
+
+def test_an_altered_model_is_refused_by_a_stage_and_restored_by_the_pipeline(project: Project) -> None:
+    path = project.folder / "artifacts/base/model.safetensors"
+    whole = path.read_bytes()
+    path.unlink()
+    path.write_bytes(whole[: len(whole) // 2])
+    said = project.call("python", "stages/rollouts.py", status=2)
+    assert said.strip().startswith("error: ") and "artifacts/base" in said and "Traceback" not in said
+    project.call("dvc", "repro", "-q")
+    assert path.read_bytes() == whole
+
+
+def test_verify_holds_for_what_was_made_here_and_names_a_number_that_was_changed_by_hand(project: Project) -> None:
+    project.call("captrain", "verify")
+    path = project.folder / "results/evaluation/main.csv"
+    text = path.read_text()
+    path.write_text(text.replace("base,", "base ,", 1))
+    try:
+        assert "results/evaluation" in project.call("captrain", "verify", status=1)
+    finally:
+        path.write_text(text)
