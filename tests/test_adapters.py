@@ -34,7 +34,8 @@ Letters = Callable[..., Path]
 
 
 def job(base: Path, environment: Path, **changes: Any) -> Job:
-    policy = Component.model_validate({"_target_": "captrain.policies.local.LocalPolicy", **POLICY})
+    sampling = {**POLICY, **changes.pop("policy", {})}
+    policy = Component.model_validate({"_target_": "captrain.policies.local.LocalPolicy", **sampling})
     trainer = Component.model_validate({"_target_": "captrain.adapters.GRPO", **GRPO, **changes.pop("trainer", {})})
     settings: dict[str, Any] = {"name": "letters", "rollouts": 24, "skip": 2, "seed": 0, **changes}
     return Job(base=base, policy=policy, trainer=trainer, environment=environment, **settings)
@@ -107,7 +108,7 @@ def test_two_trainings_give_the_same_adapter_and_another_seed_another(
     tiny: Path, environment: Path, trained: Trained, tmp_path: Path
 ) -> None:
     with inside(tmp_path):
-        again = train(job(tiny, environment, trainer={"checkpoint_every": 3}))
+        again = train(job(tiny, environment, trainer={"checkpoint_every": 3}, policy={"batch": 3}))
         other = train(job(tiny, environment, seed=1))
     assert (again.digest, again.history) == (trained.digest, trained.history) and moved(trained.folder) > 1e-3
     assert other.digest != trained.digest
@@ -119,8 +120,11 @@ def test_a_finished_training_is_read_and_not_done_again(
     tiny: Path, environment: Path, trained: Trained, home: Path, opened: list[Task]
 ) -> None:
     with inside(home):
-        again = train(job(tiny, environment))
-    assert (again.digest, again.history, opened) == (trained.digest, trained.history, [])
+        # How often a checkpoint is written, and how many rows are sampled at once, is no part of its identity.
+        for change in ({}, {"trainer": {"checkpoint_every": 7}}, {"policy": {"batch": 5}}):
+            again = train(job(tiny, environment, **change))
+            assert (again.digest, again.history, opened) == (trained.digest, trained.history, [])
+        assert len(list(Path(".cache/adapters").iterdir())) == 1
 
 
 def test_a_training_that_was_cut_off_goes_on_from_its_last_whole_checkpoint(
@@ -226,11 +230,11 @@ def test_an_added_capability_does_not_retrain_the_others(tiny: Path, tmp_path: P
 
     # First in the order of names, so that a training that depended on its place would show.
     (folder / "results/environments/first.py").write_text(LETTERS.format(name="first", flat=0))
-    passport = {"capability": "first", "passed": True, "calibration_tasks": 0, "checks": []}
+    passport = {"capability": "first", "passed": True, "calibration_tasks": 3, "checks": []}
     publish_json(folder / "results/environments/first.passport.json", passport)
     chosen = spec.load(folder / "results/spec.yaml")
     jobs = capability_jobs(chosen, folder / "artifacts/base", folder / "results/environments")
-    assert [(one.name, one.skip, one.rollouts) for one in jobs] == [("first", 0, 8), ("second", 3, 8)]
+    assert [(one.name, one.skip, one.rollouts) for one in jobs] == [("first", 3, 8), ("second", 3, 8)]
     assert stage(folder, "adapters") == 0
     index = json.loads((folder / "results/adapters/index.json").read_text())
     assert list(index) == ["first", "second"] and index["second"] == first["second"]
@@ -285,11 +289,13 @@ def test_an_update_makes_what_beats_its_group_likelier_by_its_standardized_rewar
 
     trainer = trainer_of(job(tiny, letters(), skip=0))
     rewards: list[float] = []
+    sampled: list[list[float]] = []
     play = trainer.rollout_func
 
     def remembered(prompts: list[str], trainer: Any) -> dict[str, list[Any]]:
         out = play(prompts, trainer)
         rewards.extend(out["environment_reward"])
+        sampled.extend(out["logprobs"])
         return out
 
     trainer.rollout_func = remembered
@@ -308,7 +314,9 @@ def test_an_update_makes_what_beats_its_group_likelier_by_its_standardized_rewar
 
     learnt = batch["tool_mask"] * batch["completion_mask"]
     before = log_probabilities()
-    # The old policy is the one that sampled, as it said itself.
+    # The old policy is the one that sampled, as it said itself: to the last digit, and near what the trainer computes.
+    old = zip(batch["old_per_token_logps"], batch["completion_mask"], sampled, strict=True)
+    assert all(row[seen.bool()].tolist() == torch.tensor(said).tolist() for row, seen, said in old)
     assert ((before - batch["old_per_token_logps"]) * learnt).abs().max() < 1e-4
     trainer.current_gradient_accumulation_steps = 1  # TRL sets it when training begins.
     trainer.compute_loss(trainer.model, batch).backward()
@@ -414,6 +422,8 @@ def test_the_adapter_loads_in_plain_peft_and_acts_as_the_engine_lets_it_act(tiny
     assert (adapted - base).abs().max() > 0.01
     config = json.loads((trained.folder / "adapter_config.json").read_text())
     assert (config["peft_type"], config["r"], config["lora_alpha"]) == ("LORA", 4, 8)
+    # PEFT keeps a set, whose order differs between processes.
+    assert config["target_modules"] == sorted(config["target_modules"]) and len(config["target_modules"]) == 7
     assert config["base_model_name_or_path"].startswith("captrain-base-")
 
 

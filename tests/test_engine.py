@@ -154,6 +154,14 @@ def test_log_probabilities_are_those_of_a_whole_forward_pass(
     assert furthest(oracle(folder), dialogues, temperature) < 1e-5
 
 
+@pytest.mark.parametrize("model", ["grouped", "llama"])
+def test_in_single_precision_they_are_near(model: str, target: Target, request: pytest.FixtureRequest) -> None:
+    folder = request.getfixturevalue(model)
+    single, double = (played(policy(folder, precision=one), target) for one in ("float32", "float64"))
+    assert 1e-8 < furthest(oracle(folder), single) < 1e-3
+    assert sum(single[key][0] == double[key][0] for key in KEYS) >= 15
+
+
 def test_with_an_adapter_they_are_those_of_the_model_peft_loads(tiny: Path, adapter: Path, target: Target) -> None:
     acting = policy(tiny)
     base, adapted = played(acting, target), played(acting, target, adapter=adapter)
@@ -282,12 +290,18 @@ def test_a_play_ends_at_max_turns(tiny: Path, target: Target) -> None:
 
 
 def test_a_dialogue_that_has_no_room_left_ends(tiny: Path, target: Target) -> None:
-    acting = policy(tiny, max_tokens=30)
-    prompt = len(acting.chat([]).prompt(list(target.open(target.tasks("training", 3)[2]).messages)))
-    acting.room = prompt + 12
-    dialogues = played(acting, target, KEYS)
-    assert {len(ids) <= acting.room for ids, _, _ in dialogues.values()} == {True}
-    assert max(len(ids) for ids, _, _ in dialogues.values()) == acting.room
+    task = target.tasks("training", 3)[2]
+
+    def length(room: int, max_tokens: int) -> int:
+        acting = policy(tiny, max_tokens=max_tokens)
+        prompt = len(acting.chat([]).prompt(list(target.open(task).messages)))
+        acting.room = prompt + room
+        [dialogue] = played(acting, target, ["0/2/0"]).values()
+        return len(dialogue[0]) - prompt
+
+    assert length(room=400, max_tokens=3) > 3 + 3 + 3
+    # Within a turn, and where what answers a turn does not fit any more.
+    assert length(room=12, max_tokens=30) == 12 and length(room=12, max_tokens=3) == 3
 
 
 def test_guidance_is_read_by_the_model_and_recorded(tiny: Path, target: Target) -> None:
@@ -303,9 +317,9 @@ def test_the_digest_names_what_decides_results_and_nothing_else(tiny: Path, llam
     assert policy(tiny, batch=3).digest == plain
     others = [
         policy(llama), policy(tiny, temperature=0.5), policy(tiny, max_turns=2), policy(tiny, max_tokens=7),
-        policy(tiny, guidance=["Be friendly."]),
+        policy(tiny, guidance=["Be friendly."]), policy(tiny, precision="float32"),
     ]  # fmt: skip
-    assert len({plain, *(other.digest for other in others)}) == 6
+    assert len({plain, *(other.digest for other in others)}) == 7
 
 
 def copied(folder: Path, to: Path) -> Path:

@@ -38,7 +38,8 @@ class InfrastructureError(Exception):
 
 
 def entry_point(main: Callable[[], None]) -> Callable[[], None]:
-    """Wrap a stage's main so that a `UserError` ends in one message and exit status 2, without a traceback."""
+    """Wrap a stage's main so that a `UserError`, or an infrastructure fault that no rollout could take, ends in one
+    message and exit status 2, without a traceback."""
 
     @wraps(main)
     def run() -> None:
@@ -46,6 +47,12 @@ def entry_point(main: Callable[[], None]) -> Callable[[], None]:
             main()
         except UserError as error:
             print(f"error: {error}", file=sys.stderr)
+            raise SystemExit(2) from None
+        except InfrastructureError as error:
+            print(
+                f"error: infrastructure: {error}\n  remedy: mend it and run again; what is whole is kept",
+                file=sys.stderr,
+            )
             raise SystemExit(2) from None
 
     return run

@@ -12,9 +12,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
 from tqdm import tqdm
+
+from captrain.errors import UserError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -30,6 +33,7 @@ def run(function: Callable[[Item], Result], items: Sequence[Item], workers: int,
         label: name on the progress bar.
 
     Raises:
+        UserError: a worker died.
         Whatever the function raises for the first item that fails, after the others have come to their ends.
     """
     if workers == 1 or len(items) <= 1:
@@ -39,7 +43,13 @@ def run(function: Callable[[Item], Result], items: Sequence[Item], workers: int,
         futures = [pool.submit(function, item) for item in items]
         for future in tqdm(futures, desc=label, unit="item"):
             future.exception()
-        return [future.result() for future in futures]
+        try:
+            return [future.result() for future in futures]
+        except BrokenProcessPool:
+            raise UserError(
+                f"a worker process of {label} died: it was killed, or memory ran out",
+                "run again, with a smaller machine.workers or machine.batch if it was memory; what is whole is kept",
+            ) from None
 
 
 def _prepare(parent: int) -> None:

@@ -178,7 +178,8 @@ def record(
 def journal(path: Path) -> Iterator[tuple[list[Rollout], IO[str]]]:
     """Open a journal for one writer: the whole records in it, and the file to append to. A second process waits.
 
-    A line that was cut off, or does not read, is redone: it is dropped from the file first.
+    A line that was cut off, or does not read, is redone, as is a rollout that ended in an infrastructure error: it is
+    dropped from the file first.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path.with_suffix(".lock"), "w") as lock:
@@ -188,9 +189,10 @@ def journal(path: Path) -> Iterator[tuple[list[Rollout], IO[str]]]:
         for line in lines:
             with suppress(ValidationError):
                 rollout = Rollout.model_validate_json(line)
-                whole += [rollout] if line.endswith(b"\n") else []
+                whole += [rollout] if line.endswith(b"\n") and rollout.outcome != "error" else []
         if len(whole) < len(lines):
-            print(f"{path}: {len(lines) - len(whole)} of {len(lines)} lines are not whole and are played again")
+            again = len(lines) - len(whole)
+            print(f"{path}: {again} of {len(lines)} lines are not whole, or are errors, and are played again")
             aside = path.with_suffix(f".{os.getpid()}.tmp")
             aside.write_text("".join(rollout.model_dump_json(exclude_defaults=True) + "\n" for rollout in whole))
             aside.replace(path)

@@ -90,7 +90,7 @@ class Neighbours:
 
 
 class RetrievalRouter:
-    """The route with the largest summed similarity among the nearest examples.
+    """The route with the largest summed similarity among the nearest examples; the base where nothing is similar.
 
     Args:
         neighbours: how many examples vote.
@@ -108,8 +108,9 @@ class RetrievalRouter:
         for text in openings:
             votes: dict[str, float] = {}
             for similarity, example in index.of(text):
-                votes[example.route] = votes.get(example.route, 0.0) + similarity
-            routes.append(max(votes, key=lambda route: round(votes[route], 9)))
+                if similarity > 0:
+                    votes[example.route] = votes.get(example.route, 0.0) + similarity
+            routes.append(max(votes, key=lambda route: round(votes[route], 9)) if votes else BASE)
         return routes
 
 

@@ -217,7 +217,7 @@ class DeskEpisode:
             except ValueError:
                 arguments = {}
         result = None
-        if isinstance(arguments, dict) and ARGUMENTS.get(name) == list(arguments):
+        if isinstance(arguments, dict) and name in ARGUMENTS and set(ARGUMENTS[name]) == set(arguments):
             usable = all(isinstance(value, str) for value in arguments.values())
             result = self._run(name, arguments) if usable else None
         if result is None:

@@ -17,6 +17,9 @@ from captrain.spec import Environments
 
 IDLE = {"role": "assistant", "content": ""}
 
+PATIENCE = 120
+"""Seconds that a fresh process may take over all tasks."""
+
 FRESH = """
 import importlib.util, json, sys
 answer, sys.stdout = sys.stdout, sys.stderr
@@ -110,7 +113,10 @@ def _same_again(target: Target, path: Path, tasks: Sequence[Task]) -> Check:
         [task.model_dump(), target.score(task, target.reference(task)).model_dump()] for task in tasks
     ]  # fmt: skip
     command = [sys.executable, "-I", "-S", "-c", FRESH, str(path), str(len(tasks))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        done = subprocess.CompletedProcess(command, 1, "", f"it did not end within {PATIENCE} s")
     there = json.loads(done.stdout) if done.returncode == 0 else []
     differing = [one[0]["id"] for one, other in zip(here, there, strict=False) if digest(one) != digest(other)]
     same = not differing and len(there) == len(here)

@@ -1,7 +1,7 @@
 """A model in this process: the embedded base, or any Hugging Face causal LM, with LoRA adapters.
 
 Plays are grouped by adapter; each group runs on weights with its adapter merged in (exact for one adapter, and as
-fast as the base). The digest of an adapter is checked when it is loaded: what is recorded is what acted.
+fast as the base).
 """
 
 import copy
@@ -64,7 +64,8 @@ class LocalPolicy:
                 f"a file in it was altered or cut short: delete {model} and run `dvc repro base`",
             ) from error
         self.room: int = min(self.config.max_position_embeddings, LONGEST)
-        identity = file_digest(*(model / name for name in MODEL_FILES), *weights)
+        templates = [path for path in [model / "chat_template.jinja"] if path.exists()]
+        identity = file_digest(*(model / name for name in MODEL_FILES), *templates, *weights)
         self.digest = digest(identity, temperature, max_turns, max_tokens, self.guidance, precision)
         self._chats: dict[str, Chat] = {}
         self._adapter, self._decoder = "", None
