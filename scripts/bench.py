@@ -12,7 +12,7 @@ import os
 import tempfile
 import time
 import warnings
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -164,43 +164,46 @@ def spread(prompts: list[list[int]]) -> tuple[int, int]:
 
 
 def measure(spec: Spec, model: Path) -> list[Measured]:
-    """Both sides at each batch size, each warmed up on other tasks than those it is timed on."""
+    """Stock TRL, then ours in each precision, at each batch size, each warmed up on other tasks first."""
     target = Target(ServiceDesk(mix="mixed"), "servicedesk", "bench")
     known = [t for t in target.tasks("training", 4 * TASKS) if not (t.data["anonymous"] or t.data["human"])]
     tasks, others = known[:TASKS], known[TASKS : 2 * TASKS]
-    policy: LocalPolicy = build(spec.policy, model=model)
+    policies: dict[str, LocalPolicy] = {
+        name: build(spec.policy, model=model, precision=name) for name in ("float64", "float32")
+    }
     found: list[Measured] = []
     for batch in BATCHES:
         with tempfile.TemporaryDirectory() as folder:
-            trainer = make_trainer(policy, model, batch, folder)
+            trainer = make_trainer(policies["float64"], model, batch, folder)
             stock(trainer, target, others[:batch], batch)
             theirs, their_prompts = stock(trainer, target, tasks, batch)
-        ours(policy, target, others[:batch], batch)
-        own, own_prompts = ours(policy, target, tasks, batch)
-        if sorted(their_prompts) != sorted(own_prompts):
-            raise SystemExit("the two sides gave the model different prompts: their work is not equal")
-        found += [theirs, own]
+        found.append(theirs)
+        for name, policy in policies.items():
+            ours(policy, target, others[:batch], batch)
+            own, own_prompts = ours(policy, target, tasks, batch)
+            if sorted(their_prompts) != sorted(own_prompts):
+                raise SystemExit("the two sides gave the model different prompts: their work is not equal")
+            found.append(replace(own, side=f"{own.side}, {name}"))
     if torch.get_num_threads() != 1:
         raise SystemExit(f"{torch.get_num_threads()} threads were in use: the CPU-seconds are not those of one")
     return found
 
 
 def table(found: list[Measured], title: str) -> Table:
-    """The measurements, and below each pair the ratio of ours to TRL's."""
+    """The measurements, with the ratio of each to TRL's at the same batch size."""
     drawn = Table(title=title, title_justify="left")
     drawn.add_column("side")
-    names = ("batch", "rollouts", "passed", "prompt", "model tokens", "CPU s", "rollouts / CPU s", "tokens / CPU s")
+    names = ("batch", "rollouts", "passed", "prompt", "model tokens", "CPU s", "rollouts / CPU s", "ratio")
     for name in names:
         drawn.add_column(name, justify="right")
-    for theirs, own in zip(found[::2], found[1::2], strict=True):
-        for one in (theirs, own):
+    for start in range(0, len(found), 3):
+        theirs = found[start]
+        for one in found[start : start + 3]:
             low, high = one.prompt
             drawn.add_row(
                 one.side, str(one.batch), str(one.rollouts), str(one.passed), f"{low} to {high}", f"{one.tokens:,}",
-                f"{one.seconds:.2f}", f"{one.rate:.1f}", f"{one.tokens / one.seconds:,.0f}",
+                f"{one.seconds:.2f}", f"{one.rate:.1f}", f"{one.rate / theirs.rate:.1f}",
             )  # fmt: skip
-        speed = (own.tokens / own.seconds) / (theirs.tokens / theirs.seconds)
-        drawn.add_row("ratio", *[""] * 6, f"{own.rate / theirs.rate:.1f}", f"{speed:.1f}", style="bold")
         drawn.add_section()
     drawn.caption = "prompt: tokens of the shortest and the longest; the same ids on both sides, compared one by one"
     return drawn
