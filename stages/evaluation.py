@@ -20,10 +20,10 @@ def main() -> None:
     stages = ("rollouts", "environments", "adapters", "baselines")
     ledger = [entry for s in stages for entry in load(Path(f"results/{s}/ledger.jsonl"), LedgerEntry)] + spent
     routes = pd.read_csv("results/routes/routes.csv", keep_default_na=False)
+    chosen = spec.evaluation
     result = evaluate(
-        outcomes, routes, ledger, resamples=spec.evaluation.resamples, confidence=spec.evaluation.confidence,
-        seed=spec.seed,
-    )  # fmt: skip
+        outcomes, routes, ledger, resamples=chosen.resamples, confidence=chosen.confidence, seed=spec.seed
+    )
     write(result, Path("results/evaluation"))
 
 
