@@ -20,11 +20,8 @@ def main() -> None:
     stages = ("rollouts", "environments", "adapters", "baselines")
     ledger = [entry for s in stages for entry in load(Path(f"results/{s}/ledger.jsonl"), LedgerEntry)] + spent
     routes = pd.read_csv("results/routes/routes.csv", keep_default_na=False)
-    chosen = spec.evaluation
-    result = evaluate(
-        outcomes, routes, ledger, resamples=chosen.resamples, confidence=chosen.confidence, seed=spec.seed
-    )
-    write(result, Path("results/evaluation"))
+    settings = spec.evaluation.model_dump(include={"resamples", "confidence"})
+    write(evaluate(outcomes, routes, ledger, seed=spec.seed, **settings), Path("results/evaluation"))
 
 
 if __name__ == "__main__":
