@@ -143,7 +143,8 @@ def stock(trainer: Timed, target: Target, tasks: list[Task], batch: int) -> tupl
 def ours(policy: LocalPolicy, target: Target, tasks: list[Task], batch: int) -> tuple[Measured, list[list[int]]]:
     """Time our engine on the tasks; also the prompts it gave to the model."""
     policy.batch = batch
-    plays = [Play(f"bench/{task.id}", target.tools, target.open(task)) for task in tasks]
+    plays = [Play(f"bench/{task.id}", target.open(task)) for task in tasks]
+    assert all(play.episode.messages for play in plays)  # opened before the clock starts, as on the other side
     start = time.process_time()
     done = list(policy.play(plays))
     seconds = time.process_time() - start

@@ -13,7 +13,7 @@ from captrain.records import Rollout, load, publish
 def main() -> None:
     chosen = spec.load()
     rollouts = load(Path("artifacts/rollouts/discovery.jsonl"), Rollout)
-    tools = load_benchmark(chosen.benchmark).tools
+    tools = load_benchmark(chosen.benchmark, chosen.machine).tools
     candidates, labels = label_runs(spec.build(chosen.analyst), rollouts, tools, chosen.labels.runs, chosen.seed)
     publish(Path("artifacts/labels/labels.jsonl"), labels)
     publish(Path("results/labels/candidates.jsonl"), candidates)

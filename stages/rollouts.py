@@ -13,7 +13,7 @@ from captrain.spec import build, load
 def main() -> None:
     """Base, benchmark -> artifacts/rollouts/discovery.jsonl, results/rollouts."""
     spec = load()
-    target = load_benchmark(spec.benchmark)
+    target = load_benchmark(spec.benchmark, spec.machine)
     policy = build(spec.policy, model=Path("artifacts/base"), batch=spec.machine.batch)
     found = collect(
         policy, target, target.tasks("discovery", spec.rollouts.tasks), purpose="diagnosis", seed=spec.seed,
@@ -21,7 +21,7 @@ def main() -> None:
     )  # fmt: skip
     publish(Path("artifacts/rollouts/discovery.jsonl"), found)
     publish(Path("results/rollouts/ledger.jsonl"), [spent(found, stage="rollouts", method="trace")])
-    publish_json(Path("results/rollouts/summary.json"), summary(found))
+    publish_json(Path("results/rollouts/summary.json"), summary(found, target))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ def main() -> None:
     spec = load_spec()
     selected = load(Path("results/capabilities/capabilities.jsonl"), Capability)
     targets = {c.id: load_file(Path(f"results/environments/{c.id}.py")) for c in selected}
-    benchmark = load_benchmark(spec.benchmark)
+    benchmark = load_benchmark(spec.benchmark, spec.machine)
     tasks = benchmark.tasks("test", spec.evaluation.tasks)
     rollouts = load(Path("artifacts/rollouts/discovery.jsonl"), Rollout)
     table = route_tasks(spec.router, Path("artifacts/base"), targets, rollouts, benchmark, tasks)

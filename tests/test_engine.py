@@ -27,7 +27,7 @@ def played(
     """Dialogues by key; which task is played follows from the key."""
     tasks = target.tasks("training", 20)
     folder = str(adapter) if adapter else ""
-    plays = [Play(key, target.tools, target.open(tasks[int(key.split("/")[1])]), folder) for key in keys]
+    plays = [Play(key, target.open(tasks[int(key.split("/")[1])]), folder) for key in keys]
     return {play.key: (play.token_ids, play.mask, play.logprobs) for play in acting.play(plays)}
 
 
@@ -192,7 +192,7 @@ def test_a_rollout_does_not_depend_on_what_is_played_beside_it(
 
 def test_plays_of_several_adapters_may_be_mixed(tiny: Path, adapter: Path, target: Target) -> None:
     tasks = target.tasks("training", 20)
-    plays = [Play(f"0/{i}/0", [], target.open(tasks[i]), str(adapter) if i % 2 else "") for i in range(8)]
+    plays = [Play(f"0/{i}/0", target.open(tasks[i]), str(adapter) if i % 2 else "") for i in range(8)]
     mixed = {play.key: (play.token_ids, play.mask, play.logprobs) for play in policy(tiny, batch=3).play(plays)}
     base, adapted = played(policy(tiny), target, KEYS[:8]), played(policy(tiny), target, KEYS[:8], adapter)
     same(mixed, {key: (adapted if int(key.split("/")[1]) % 2 else base)[key] for key in KEYS[:8]})
@@ -215,7 +215,7 @@ def test_the_fused_decoder_samples_what_the_module_samples(
     assert isinstance(acting.decoder(""), Qwen3Decoder)
     for decoder in (acting.decoder(""), HuggingFaceDecoder(oracle(folder))):
         tasks = target.tasks("training", 20)
-        plays = [Play(key, [], target.open(tasks[int(key.split("/")[1])])) for key in KEYS]
+        plays = [Play(key, target.open(tasks[int(key.split("/")[1])])) for key in KEYS]
         found.append([(play.token_ids, play.mask) for play in acting.play_with(decoder, plays)])
     assert found[0] == found[1]
 
@@ -264,7 +264,7 @@ def test_sampled_tokens_are_distributed_as_the_model_says() -> None:
 def test_a_turn_cut_at_its_limit_is_closed_and_the_dialogue_goes_on(tiny: Path, target: Target) -> None:
     acting = policy(tiny, max_tokens=5)
     tasks = target.tasks("training", 20)
-    play = Play("0/2/0", [], target.open(tasks[2]))
+    play = Play("0/2/0", target.open(tasks[2]))
     list(acting.play([play]))
     end, chat = acting.tokenizer.eos_token_id, acting.chat([])
     assert tasks[2].data["turns"] == 3 and play.turns == 3
@@ -285,7 +285,7 @@ def test_a_turn_cut_at_its_limit_is_closed_and_the_dialogue_goes_on(tiny: Path, 
 
 def test_a_play_ends_at_max_turns(tiny: Path, target: Target) -> None:
     tasks = target.tasks("training", 20)
-    plays = list(policy(tiny, max_turns=2).play([Play(f"0/{i}/0", [], target.open(tasks[i])) for i in range(3)]))
+    plays = list(policy(tiny, max_turns=2).play([Play(f"0/{i}/0", target.open(tasks[i])) for i in range(3)]))
     assert {play.key: play.turns for play in plays} == {"0/0/0": 1, "0/1/0": 2, "0/2/0": 2}
 
 
@@ -305,7 +305,7 @@ def test_a_dialogue_that_has_no_room_left_ends(tiny: Path, target: Target) -> No
 
 
 def test_guidance_is_read_by_the_model_and_recorded(tiny: Path, target: Target) -> None:
-    play = Play("0/0/0", [], target.open(target.tasks("training", 1)[0]))
+    play = Play("0/0/0", target.open(target.tasks("training", 1)[0]))
     acting = policy(tiny, guidance=["Be friendly."])
     list(acting.play([play]))
     assert play.messages[0]["content"] == "Talk.\n- Be friendly."

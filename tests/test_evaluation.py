@@ -25,15 +25,16 @@ LEDGER = [
 
 
 def outcomes_of(arms: Mapping[str, Sequence[Sequence[str]]]) -> pd.DataFrame:
-    """Outcomes from one string a task, one letter a trial: P passed, F failed, E error."""
-    words = {"P": "passed", "F": "failed", "E": "error"}
+    """Outcomes from one string a task, one letter a trial: P passed, F failed, E error; doing nothing always fails."""
+    words = {"P": ("passed", 1.0), "F": ("failed", 0.0), "E": ("error", None)}
+    idle = {"idle": ["F" * len(letters) for letters in arms["base"]]} if "base" in arms else {}
     rows = [
-        (f"t{task}", "even" if task % 2 == 0 else "odd", arm, trial, words[letter])
-        for arm, tasks in arms.items()
+        (f"t{task}", "even" if task % 2 == 0 else "odd", arm, trial, *words[letter])
+        for arm, tasks in {**idle, **arms}.items()
         for task, letters in enumerate(tasks)
         for trial, letter in enumerate(letters)
     ]
-    return pd.DataFrame(rows, columns=["task", "kind", "arm", "trial", "outcome"])
+    return pd.DataFrame(rows, columns=["task", "kind", "arm", "trial", "outcome", "reward"])
 
 
 def drawn(rates: Mapping[str, float], tasks: int, trials: int, seed: int) -> pd.DataFrame:

@@ -20,7 +20,7 @@ from captrain.benchmarks.servicedesk import DeskEpisode, ServiceDesk
 from captrain.contract import Target
 from captrain.errors import EnvironmentFault, InfrastructureError, UserError
 from captrain.policies import Play
-from captrain.policies.scripted import Script, ScriptedPolicy
+from captrain.policies.scripted import Script, ScriptedPolicy, by_the_book
 from captrain.records import SPLIT_OF, LedgerEntry, Message, Purpose, Rollout, Split, Task, load, publish
 from captrain.rollouts import Adapter, collect, pass_rate, spent, summary
 
@@ -127,15 +127,28 @@ def test_an_infrastructure_error_is_tried_again_and_counted(tmp_path: Path, wher
 
 @pytest.mark.parametrize("where", ["step", "open", "score"])
 def test_an_infrastructure_error_that_stays_is_an_error_and_never_failed(tmp_path: Path, where: str) -> None:
-    rollouts = run(tmp_path, desk(FaultyDesk({task_id(4): 99}, where)))
+    target = desk(FaultyDesk({task_id(4): 99}, where))
+    rollouts = run(tmp_path, target)
     broken = rollouts[4]
     assert (broken.outcome, broken.score, broken.error, broken.retries) == ("error", None, "the line went dead", 2)
     assert [rollout.outcome for rollout in rollouts].count("passed") == COUNT - 1
     assert pass_rate(rollouts) == 1.0 and pass_rate([broken]) is None
-    assert summary(rollouts)["outcomes"] == {"passed": COUNT - 1, "failed": 0, "error": 1}
+    assert summary(rollouts, target)["outcomes"] == {"passed": COUNT - 1, "failed": 0, "error": 1}
     entry = spent(rollouts, stage="rollouts", method="trace")
     assert (entry.rollouts, entry.errors) == (COUNT + 2, 3)
     assert load_again(rollouts, tmp_path / "again.jsonl") == rollouts
+
+
+def test_the_floor_stands_beside_the_pass_rate_and_is_not_measured_where_infrastructure_fails(tmp_path: Path) -> None:
+    class Gift(FaultyDesk):
+        def idle(self, task: dict[str, Any]) -> list[Message]:
+            return self.open(task).messages if task["id"] != task_id(1) else self.reference(task)
+
+    target = desk(Gift({task_id(4): 99}, "open"))
+    summed = summary(run(tmp_path, target), target)
+    assert summed["pass_rate"] == summed["mean_reward"] == 1.0
+    assert summed["floor"] == {"pass_rate": round(1 / (COUNT - 1), 6), "mean_reward": round(1 / (COUNT - 1), 6)}
+    assert sum(kind["rollouts"] for kind in summed["kinds"].values()) == COUNT
 
 
 def load_again(rollouts: list[Rollout], path: Path) -> list[Rollout]:
@@ -151,7 +164,7 @@ def test_a_policy_that_loses_its_server_is_tried_again(tmp_path: Path) -> None:
         if left.get(task, 0) > 0:
             left[task] -= 1
             raise InfrastructureError("no answer")
-        return play.episode.reference()
+        return by_the_book(play)
 
     rollouts = run(tmp_path, policy=ScriptedPolicy(script=script))
     assert [rollout.outcome for rollout in rollouts] == ["error" if i == 6 else "passed" for i in range(COUNT)]
@@ -273,7 +286,7 @@ def test_an_environment_that_raises_is_named_with_its_task_and_whole_rollouts_ar
     problem = fault.value.problem
     assert "environment servicedesk-mixed (tests) raised ZeroDivisionError: the line went dead" in problem
     assert f"in {where} on {task_id(5)}" in problem and "mend" in fault.value.remedy
-    kept = 0 if where == "open" else 5
+    kept = 5
     assert len(journal_of(tmp_path).read_text().splitlines()) == kept
     mended = Counting()
     assert run(tmp_path, policy=mended) == run(tmp_path / "whole", policy=Counting())

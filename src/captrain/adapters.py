@@ -25,7 +25,7 @@ from captrain.contract import Target, load_file
 from captrain.errors import UserError
 from captrain.records import LedgerEntry, Task, code_digest, digest, file_digest, publish, publish_json, publish_text
 from captrain.rollouts import CODE
-from captrain.spec import Component, Spec, build
+from captrain.spec import Component, Machine, Spec, build
 
 WORKSPACES = Path(".cache/adapters")
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -44,6 +44,7 @@ class Job:
         rollouts: exact budget, a multiple of a step's rollouts.
         skip: training tasks passed over because calibration has spent them.
         seed: run seed.
+        machine: where installations of benchmarks lie; no part of the result.
     """
 
     name: str
@@ -54,10 +55,13 @@ class Job:
     rollouts: int
     skip: int
     seed: int
+    machine: Machine | None = None
 
     def target(self) -> Target:
         """The environment to train in."""
-        return load_file(self.environment) if isinstance(self.environment, Path) else load_benchmark(self.environment)
+        if isinstance(self.environment, Path):
+            return load_file(self.environment)
+        return load_benchmark(self.environment, self.machine)
 
 
 @dataclass(frozen=True)

@@ -5,17 +5,20 @@ bound is computed from one table of outcomes without a further rollout.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from captrain import launch
 from captrain.adapters import adapter_digest
 from captrain.benchmarks import load_benchmark
+from captrain.contract import Target
 from captrain.errors import UserError
 from captrain.records import LedgerEntry, Rollout
-from captrain.rollouts import Adapter, collect, spent
+from captrain.rollouts import Adapter, collect, floor, spent
 from captrain.spec import Spec, build
 
 
@@ -33,7 +36,8 @@ def play_arms(spec: Spec, base: Path, results: Path) -> tuple[list[Rollout], pd.
     """Play all arms on the test split.
 
     Returns:
-        All rollouts; outcomes (task, kind, arm, trial, outcome), one row a rollout; ledger entries.
+        All rollouts; outcomes (task, kind, arm, trial, outcome, reward), one row a rollout, and rows of the arm
+        "idle", which does nothing and costs no rollout; ledger entries.
 
     Raises:
         UserError: an adapter is missing, or is not the one the index names.
@@ -50,12 +54,12 @@ def play_arms(spec: Spec, base: Path, results: Path) -> tuple[list[Rollout], pd.
                 )
             arms.append(Arm(name, Adapter(row["path"], row["digest"]), base, spec))
     played = launch.run(play_arm, arms, spec.machine.workers, "evaluation")
-    rows = [
-        (rollout.task.id, rollout.task.data.get("kind", ""), arm.name, rollout.trial, rollout.outcome)
+    rows = _floor(played[0], load_benchmark(spec.benchmark, spec.machine)) + [
+        (*_place(rollout), arm.name, rollout.trial, rollout.outcome, rollout.score.reward if rollout.score else None)
         for arm, rollouts in zip(arms, played, strict=True)
         for rollout in rollouts
     ]
-    outcomes = pd.DataFrame(rows, columns=["task", "kind", "arm", "trial", "outcome"])
+    outcomes = pd.DataFrame(rows, columns=["task", "kind", "arm", "trial", "outcome", "reward"])
     ledger = [
         spent(rollouts, stage="evaluation", method="evaluation", item=arm.name)
         for arm, rollouts in zip(arms, played, strict=True)
@@ -63,10 +67,25 @@ def play_arms(spec: Spec, base: Path, results: Path) -> tuple[list[Rollout], pd.
     return [rollout for rollouts in played for rollout in rollouts], outcomes, ledger
 
 
+def _place(rollout: Rollout) -> tuple[str, str]:
+    return rollout.task.id, str(rollout.task.data.get("kind", ""))
+
+
+def _floor(rollouts: Sequence[Rollout], target: Target) -> list[tuple[Any, ...]]:
+    """Outcomes of doing nothing on the tasks and trials of these rollouts."""
+    scores = floor(target, [*{r.task.id: r.task for r in rollouts}.values()])
+    rows = []
+    for rollout in rollouts:
+        score = scores[rollout.task.id]
+        outcome = "error" if score is None else "passed" if score.success else "failed"
+        rows.append((*_place(rollout), "idle", rollout.trial, outcome, None if score is None else score.reward))
+    return rows
+
+
 def play_arm(arm: Arm) -> list[Rollout]:
     """All trials of one arm on the test split."""
     spec = arm.spec
-    target = load_benchmark(spec.benchmark)
+    target = load_benchmark(spec.benchmark, spec.machine)
     policy = build(spec.policy, model=arm.base, batch=spec.machine.batch)
     return collect(
         policy, target, target.tasks("test", spec.evaluation.tasks), purpose="evaluation", seed=spec.seed,

@@ -27,4 +27,5 @@ def grpo_target(spec: Spec, base: Path, trace: Sequence[LedgerEntry]) -> Job:
         rollouts=total,
         skip=0,
         seed=spec.seed,
+        machine=spec.machine,
     )

@@ -9,8 +9,10 @@ turns whatever the other side raises or returns into records or an `EnvironmentF
 """
 
 import importlib.util
+import inspect
 import json
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -23,19 +25,25 @@ T = TypeVar("T")
 
 
 class Episode(Protocol):
-    """One task being played."""
+    """One task being played. It may also have `tools`, where they are not those of the environment, and `close()`,
+    where it holds something outside of this process."""
 
     messages: list[Message]
     """What the agent sees before its first turn: system and user messages."""
 
     def step(self, message: Message) -> tuple[list[Message], bool]:
         """Take an assistant message; return the tool results and user replies that answer it, and whether the
-        episode is over (the answer is then empty)."""
+        episode is over (nobody then answers what is returned: a user's closing words, or nothing)."""
         ...
 
 
 class Environment(Protocol):
-    """What a benchmark or a synthesized environment offers."""
+    """What a benchmark or a synthesized environment offers.
+
+    It may also have `about` (JSON: version, data hashes, simulated user, whatever else decides its behaviour beyond
+    its own file), and `idle(task)`: the messages of an episode in which the agent does nothing. One whose own side
+    draws at random opens tasks with `open(task, key)`; equal keys give equal draws.
+    """
 
     name: str
     tools: list[dict[str, Any]]
@@ -54,25 +62,46 @@ class Environment(Protocol):
         ...
 
     def reference(self, task: dict[str, Any]) -> list[Message]:
-        """The assistant messages of a reference solution; played in order they score 1.0."""
+        """The assistant messages of a reference solution; played in order they score 1.0. Empty where none is
+        known."""
         ...
+
+
+IDLE: Message = {"role": "assistant", "content": ""}
+"""What an agent that does nothing says."""
 
 
 class Target:
     """An environment behind its contract: records out, faults attributed.
 
     Args:
-        environment: the object that fulfils the contract.
+        environment: the object that fulfils the contract. Its `tools` and `about` are read when they are asked for:
+            an environment that lives in another process starts it then.
         source: where it comes from, for messages (a file, or a class path).
-        fingerprint: identity of its behaviour: changes when code or parameters change.
+        code: identity of its code and parameters.
     """
 
-    def __init__(self, environment: Environment, source: str, fingerprint: str) -> None:
+    def __init__(self, environment: Environment, source: str, code: str) -> None:
         self.environment = environment
         self.source = source
-        self.fingerprint = fingerprint
         self.name = environment.name
-        self.tools = environment.tools
+        self._code = code
+        self._keyed = "key" in inspect.signature(environment.open).parameters
+
+    @property
+    def tools(self) -> list[dict[str, Any]]:
+        """OpenAI function schemas of all tools."""
+        return self._call("tools", "no task", lambda: self.environment.tools)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What the environment says of itself: versions, data hashes, simulated user; {} where it says nothing."""
+        return self._call("about", "no task", lambda: getattr(self.environment, "about", {}))
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity of its behaviour: changes when code, parameters, or what it says of itself change."""
+        return digest(self._code, self.about) if self.about else self._code
 
     def _call(self, what: str, task: str, function: Callable[[], T]) -> T:
         """Attribute what the other side raises, once, here. Only this boundary may catch everything: the code
@@ -114,9 +143,15 @@ class Target:
             )
         return tasks
 
-    def open(self, task: Task) -> "GuardedEpisode":
-        """Open a task as an episode."""
-        return GuardedEpisode(self, task, self._call("open", task.id, lambda: self.environment.open(task.model_dump())))
+    def open(self, task: Task, key: str = "") -> "GuardedEpisode":
+        """A task as an episode, opened when its messages are first asked for; `key` names the randomness of the
+        environment's side."""
+        return GuardedEpisode(self, task, key)
+
+    def _opened(self, task: Task, key: str) -> Episode:
+        environment: Any = self.environment
+        more = {"key": key} if self._keyed else {}
+        return self._call("open", task.id, lambda: environment.open(task.model_dump(), **more))
 
     def score(self, task: Task, messages: Sequence[Message]) -> Score:
         """Score recorded messages.
@@ -151,21 +186,48 @@ class Target:
             messages += [action, *replies]
             if done:
                 break
+        episode.close()
         return messages
+
+    def floor(self, task: Task) -> Score:
+        """The score of an agent that does nothing."""
+        environment: Any = self.environment
+        if not hasattr(environment, "idle"):
+            return self.score(task, self.play(task, [IDLE]))
+        return self.score(task, self._call("idle", task.id, lambda: environment.idle(task.model_dump())))
 
 
 class GuardedEpisode:
-    """An episode whose faults are attributed to its environment and task."""
+    """An episode whose faults are attributed to its environment and task; opened when first asked for anything."""
 
-    def __init__(self, target: Target, task: Task, episode: Episode) -> None:
+    def __init__(self, target: Target, task: Task, key: str) -> None:
         self._target = target
         self._task = task
-        self._episode = episode
-        self.messages = episode.messages
+        self._key = key
+
+    @cached_property
+    def _episode(self) -> Episode:
+        return self._target._opened(self._task, self._key)
+
+    @property
+    def messages(self) -> list[Message]:
+        """See `Episode.messages`."""
+        return self._episode.messages
+
+    @property
+    def tools(self) -> list[dict[str, Any]]:
+        """OpenAI function schemas of the tools that the agent has in this episode."""
+        return getattr(self._episode, "tools", None) or self._target.tools
 
     def step(self, message: Message) -> tuple[list[Message], bool]:
         """See `Episode.step`."""
         return self._target._call("step", self._task.id, lambda: self._episode.step(message))
+
+    def close(self) -> None:
+        """Let go of what the episode holds outside of this process, if it was opened."""
+        close = getattr(self.__dict__.get("_episode"), "close", None)
+        if close is not None:
+            self._target._call("close", self._task.id, close)
 
     def reference(self) -> list[Message]:
         """The assistant messages of the task's reference solution, for scripted policies."""

@@ -31,11 +31,13 @@ from captrain.statistics import (
     summarise,
 )
 
+IDLE = "idle"
 BASE = "base"
 TRACE = "trace"
 BASELINES = ("grpo_target",)
 ORACLE, RANDOM, BEST_SINGLE = "bound:oracle", "bound:random", "bound:best_single"
 LABELS = {
+    IDLE: "doing nothing",
     BASE: "base",
     "grpo_target": "GRPO on target",
     TRACE: "TRACE",
@@ -51,10 +53,11 @@ OUTCOMES = {"passed": 1.0, "failed": 0.0, "error": np.nan}
 class Evaluation:
     """Tables of one evaluation.
 
-    main: one row a method: method, label, pass_rate, low, high, pass_hat_k, tasks (with at least one trial without
-    error), excluded (tasks without), trials (without error), errors, rollouts_spent.
+    main: one row a method: method, label, pass_rate, low, high, pass_hat_k, mean_reward (empty for bounds), tasks
+    (with at least one trial without error), excluded (tasks without), trials (without error), errors, rollouts_spent.
+    The first row is the floor: an agent that does nothing.
     differences: one row a pair: first, second, difference, low, high, better, worse (tasks), p, distinguishable.
-    kinds: one row a task kind and method: kind, method, label, pass_rate, low, high, tasks.
+    kinds: one row a task kind and method: kind, method, label, pass_rate, low, high, pass_hat_k, mean_reward, tasks.
     ledger: rollouts and tokens by method, stage and purpose.
     metrics: nested dict for `dvc metrics show`.
     """
@@ -78,8 +81,8 @@ def evaluate(
     """Compare the base, the baseline, TRACE, other routers and bounds on one set of outcomes.
 
     Args:
-        outcomes: task, kind, arm, trial, outcome (passed | failed | error); arms are "base", every capability and
-            every baseline, all played on the same tasks and trials.
+        outcomes: task, kind, arm, trial, outcome (passed | failed | error), reward; arms are "idle", "base", every
+            capability and every baseline, all played on the same tasks and trials.
         routes: task, kind, and one column a router with the arm it chooses; `chosen` is the configured router's.
         ledger: every rollout spent; entries of purpose or method "evaluation" are reported, not compared.
         resamples: bootstrap resamples of the tasks.
@@ -90,25 +93,27 @@ def evaluate(
         UserError: the outcomes are not one per task, arm and trial; a route is missing or leads to an arm that was
             not played; TRACE and a baseline spent unequal totals.
     """
-    passes = _passes(outcomes)
+    passes = _by_arm(outcomes, "passed")
     routes = _checked_routes(routes, passes)
     spending = _spending(ledger)
     played = _methods(passes, routes)
+    rewards = _rewards(_by_arm(outcomes, "reward"), routes)
     kinds = outcomes.groupby("task", sort=False)["kind"].first().loc[passes[BASE].index].to_numpy()
     intervals = Bootstrap(len(kinds), resamples, confidence, seed)
-    main = _main_table(played, intervals, spending)
+    main = _main_table(played, rewards, intervals, spending)
     differences = _difference_table(played, intervals)
     return Evaluation(
         main=main,
         differences=differences,
-        kinds=_kind_table(played, intervals, kinds),
+        kinds=_kind_table(played, rewards, intervals, kinds),
         ledger=_ledger_table(ledger),
         metrics=_metrics(main, differences, spending, confidence),
     )
 
 
-def _passes(outcomes: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Per arm a frame tasks x trials of 1.0 passed, 0.0 failed, NaN error; the base first, capabilities last."""
+def _by_arm(outcomes: pd.DataFrame, column: str) -> dict[str, pd.DataFrame]:
+    """Per arm a frame tasks x trials of `column`: the reward, or `passed` as 1.0 passed, 0.0 failed; NaN for an error.
+    The floor first, then the base; capabilities last."""
     unknown = sorted(set(outcomes["outcome"]) - set(OUTCOMES))
     if unknown:
         raise UserError(f"outcomes hold {', '.join(map(str, unknown))}", "an outcome is passed, failed or error")
@@ -118,7 +123,7 @@ def _passes(outcomes: pd.DataFrame) -> dict[str, pd.DataFrame]:
             f"task {row['task']}, arm {row['arm']}, trial {row['trial']} was evaluated twice",
             "give one outcome per task, arm and trial: run `dvc repro -f evaluation`",
         )
-    expected = [BASE, *BASELINES]
+    expected = [IDLE, BASE, *BASELINES]
     arms = list(outcomes["arm"].drop_duplicates())
     if missing := [arm for arm in expected if arm not in arms]:
         raise UserError(f"arm {', '.join(missing)} was not evaluated", "run `dvc repro -f evaluation`")
@@ -133,7 +138,7 @@ def _passes(outcomes: pd.DataFrame) -> dict[str, pd.DataFrame]:
                 f"arm {arm} has {len(rows)} outcomes where {len(tasks)} tasks x {len(trials)} trials were played",
                 "play every arm on the same tasks and trials: run `dvc repro -f evaluation`",
             )
-        frames[arm] = rows["passed"].unstack("trial").loc[tasks, trials]
+        frames[arm] = rows[column].astype(float).unstack("trial").loc[tasks, trials]
     return frames
 
 
@@ -145,7 +150,7 @@ def _checked_routes(routes: pd.DataFrame, passes: dict[str, pd.DataFrame]) -> pd
         what = f"{len(absent)} evaluated tasks have no route" if absent else "a task is routed twice"
         raise UserError(f"routes and outcomes do not match: {what}", "run `dvc repro routes evaluation`")
     routed = routes.set_index("task").loc[tasks].drop(columns="kind", errors="ignore")
-    choices = set(passes) - set(BASELINES)
+    choices = set(passes) - {IDLE, *BASELINES}
     for router in routed.columns:
         if unknown := sorted(set(routed[router]) - choices):
             raise UserError(
@@ -179,23 +184,35 @@ def _spending(ledger: Sequence[LedgerEntry]) -> dict[str, int]:
 def _methods(passes: dict[str, pd.DataFrame], routes: pd.DataFrame) -> dict[str, Played]:
     """Every row of the main table, in its order. A router chooses among the base and the adapters, base first."""
     arms = {arm: frame.to_numpy(dtype=float) for arm, frame in passes.items()}
-    choices = {arm: array for arm, array in arms.items() if arm not in BASELINES}
+    choices = {arm: array for arm, array in arms.items() if arm not in (IDLE, *BASELINES)}
     adapters = {arm: array for arm, array in choices.items() if arm != BASE}
-    methods = {arm: summarise(arms[arm]) for arm in (BASE, *BASELINES)}
-    methods[TRACE] = summarise(followed(choices, routes["chosen"].tolist()))
-    for router in routes.columns.drop("chosen"):
-        methods[f"router:{router}"] = summarise(followed(choices, routes[router].tolist()))
+    methods = {method: summarise(array) for method, array in _played(arms, routes).items()}
     methods[ORACLE] = oracle(list(choices.values()))
     methods[RANDOM] = random_choice(list(choices.values()))
     methods[BEST_SINGLE] = best_single(adapters, [str(task) for task in routes.index])
     return methods
 
 
+def _played(arms: dict[str, NDArray[np.float64]], routes: pd.DataFrame) -> dict[str, NDArray[np.float64]]:
+    """What was really played: the floor, the base, the baselines, and what routers chose among the arms."""
+    played = {arm: arms[arm] for arm in (IDLE, BASE, *BASELINES)}
+    played[TRACE] = followed(arms, routes["chosen"].tolist())
+    return played | {f"router:{name}": followed(arms, routes[name].tolist()) for name in routes.columns.drop("chosen")}
+
+
+def _rewards(frames: dict[str, pd.DataFrame], routes: pd.DataFrame) -> dict[str, NDArray[np.float64]]:
+    """Mean reward of each task (tasks,) by method, NaN where all trials were errors."""
+    arms = {arm: frame.to_numpy(dtype=float) for arm, frame in frames.items()}
+    return {method: pd.DataFrame(array).mean(axis=1).to_numpy() for method, array in _played(arms, routes).items()}
+
+
 def _label(method: str) -> str:
     return LABELS.get(method, method.replace(":", ": "))
 
 
-def _main_table(played: dict[str, Played], intervals: Bootstrap, spending: dict[str, int]) -> pd.DataFrame:
+def _main_table(
+    played: dict[str, Played], rewards: dict[str, NDArray[np.float64]], intervals: Bootstrap, spending: dict[str, int]
+) -> pd.DataFrame:
     """See `Evaluation.main`. Routers and bounds use TRACE's adapters, so they spend what TRACE spends."""
     rows = []
     for method, outcome in played.items():
@@ -209,11 +226,12 @@ def _main_table(played: dict[str, Played], intervals: Bootstrap, spending: dict[
                 "low": low,
                 "high": high,
                 "pass_hat_k": mean(outcome.pass_k),
+                "mean_reward": mean(rewards[method]) if method in rewards else np.nan,
                 "tasks": defined,
                 "excluded": len(outcome.rates) - defined,
                 "trials": outcome.trials,
                 "errors": outcome.errors,
-                "rollouts_spent": 0 if method == BASE else spending.get(method, spending[TRACE]),
+                "rollouts_spent": 0 if method in (IDLE, BASE) else spending.get(method, spending[TRACE]),
             }
         )
     return pd.DataFrame(rows)
@@ -250,7 +268,9 @@ def _difference_table(played: dict[str, Played], intervals: Bootstrap) -> pd.Dat
     return pd.DataFrame(rows)
 
 
-def _kind_table(played: dict[str, Played], intervals: Bootstrap, kinds: NDArray[np.object_]) -> pd.DataFrame:
+def _kind_table(
+    played: dict[str, Played], rewards: dict[str, NDArray[np.float64]], intervals: Bootstrap, kinds: NDArray[np.object_]
+) -> pd.DataFrame:
     """See `Evaluation.kinds`."""
     rows = []
     for kind in sorted(set(kinds)):
@@ -258,7 +278,14 @@ def _kind_table(played: dict[str, Played], intervals: Bootstrap, kinds: NDArray[
             rates = np.where(kinds == kind, outcome.rates, np.nan)
             low, high = intervals.interval(rates)
             tasks = int((~np.isnan(rates)).sum())
-            numbers = {"pass_rate": mean(rates), "low": low, "high": high, "tasks": tasks}
+            numbers = {
+                "pass_rate": mean(rates),
+                "low": low,
+                "high": high,
+                "pass_hat_k": mean(outcome.pass_k[kinds == kind]),
+                "mean_reward": mean(rewards[method][kinds == kind]) if method in rewards else np.nan,
+                "tasks": tasks,
+            }
             rows.append({"kind": kind, "method": method, "label": _label(method), **numbers})
     return pd.DataFrame(rows)
 
@@ -333,13 +360,18 @@ def table(folder: Path) -> Table:
     confidence = json.loads((folder / "metrics.json").read_text())["confidence"]
     drawn = Table(title="Test split", caption=_caption(main, ledger), caption_justify="left", title_justify="left")
     drawn.add_column("method")
-    for name in ("pass rate", f"{confidence:.0%} interval", "pass^k", "rollouts spent"):
+    scored = main.dropna(subset=["mean_reward"])
+    # Where success alone is rewarded, the mean reward is the pass rate and says nothing more.
+    graded = bool((scored["mean_reward"] - scored["pass_rate"]).abs().gt(1e-6).any())
+    names = ["pass rate", f"{confidence:.0%} interval", "pass^k", *["mean reward"] * graded, "rollouts spent"]
+    for name in names:
         drawn.add_column(name, justify="right")
     for row in main.to_dict("records"):
         interval = "" if np.isnan(row["low"]) else f"{row['low']:.3f} to {row['high']:.3f}"
-        spent = f"{row['rollouts_spent']:,}"
+        cells = [row["label"], _shown(row["pass_rate"]), interval, _shown(row["pass_hat_k"])]
+        cells += [_shown(row["mean_reward"])] * graded
         style = "bold" if row["method"] in (BASE, TRACE, *BASELINES) else "dim"
-        drawn.add_row(row["label"], _shown(row["pass_rate"]), interval, _shown(row["pass_hat_k"]), spent, style=style)
+        drawn.add_row(*cells, f"{row['rollouts_spent']:,}", style=style)
     return drawn
 
 

@@ -159,10 +159,9 @@ class Sampler:
         }  # fmt: skip
         decoder = self.policy.decoder_of(merge(self.policy.state, weights, self.recipe.alpha / self.recipe.rank))
         tasks = [self.tasks[name] for name in prompts]
-        plays = [
-            Play(f"{self.job.seed}/{task.id}/{index % size}", self.target.tools, self.target.open(task))
-            for index, task in enumerate(tasks)
-        ]
+        keys = [f"{self.job.seed}/{task.id}/{index % size}" for index, task in enumerate(tasks)]
+        episodes = [self.target.open(task, key) for task, key in zip(tasks, keys, strict=True)]
+        plays = [Play(key, episode) for key, episode in zip(keys, episodes, strict=True)]
         for start in range(0, len(plays), self.policy.batch):
             self.policy.play_with(decoder, plays[start : start + self.policy.batch])
         if broken := next((play for play in plays if play.error), None):
@@ -171,6 +170,8 @@ class Sampler:
                 "mend its cause and run again: training goes on from its last checkpoint",
             )
         scores = [self.target.score(task, play.messages) for task, play in zip(tasks, plays, strict=True)]
+        for episode in episodes:
+            episode.close()
         rewards = [score.reward for score in scores]
         groups = [rewards[start : start + size] for start in range(0, len(rewards), size)]
         informative = [max(group) - min(group) > 1e-6 for group in groups]

@@ -10,18 +10,16 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
 from pydantic import ValidationError
 
-from captrain.contract import GuardedEpisode, Target
+from captrain.contract import Target
 from captrain.errors import InfrastructureError
 from captrain.policies import Play, Policy
 from captrain.records import (
     LedgerEntry,
-    Message,
     Purpose,
     Rollout,
     Score,
@@ -97,14 +95,14 @@ def _attempts(
         failed: list[tuple[Task, int]] = []
         plays = {}
         for task, trial in wanted:
-            episode, fault = _opened(target, task)
-            play = Play(f"{identity[4]}/{task.id}/{trial}", target.tools, episode, adapter.folder if adapter else "")
-            play.error = fault
-            plays[id(play)] = (play, task, trial)
-        unopened = [play for play, _, _ in plays.values() if play.error]
-        for play in chain(unopened, policy.play([play for play, _, _ in plays.values() if not play.error])):
-            _, task, trial = plays[id(play)]
+            key = f"{identity[4]}/{task.id}/{trial}"
+            episode = target.open(task, key)
+            play = Play(key, episode, adapter.folder if adapter else "")
+            plays[id(play)] = (play, episode, task, trial)
+        for play in policy.play([play for play, *_ in plays.values()]):
+            _, episode, task, trial = plays[id(play)]
             score = _scored(target, task, play)
+            episode.close()
             if play.error and attempt < retries:
                 failed.append((task, trial))
                 continue
@@ -117,23 +115,6 @@ def _attempts(
             break
         wanted = failed
     progress.close()
-
-
-class _Unopened:
-    """The episode of a task that could not be opened."""
-
-    messages: list[Message] = []
-
-    def step(self, message: Message) -> tuple[list[Message], bool]:
-        raise InfrastructureError("never opened")
-
-
-def _opened(target: Target, task: Task) -> tuple[GuardedEpisode, str | None]:
-    """The task's episode, and the infrastructure fault that kept it shut, if any."""
-    try:
-        return target.open(task), None
-    except InfrastructureError as fault:
-        return GuardedEpisode(target, task, _Unopened()), str(fault)
 
 
 def _scored(target: Target, task: Task, play: Play) -> Score | None:
@@ -152,7 +133,6 @@ def record(
     score: Score | None, attempt: int, name: str,
 ) -> Rollout:  # fmt: skip
     """The record of a finished play; `score` None means an infrastructure error."""
-    written = sum(play.mask)
     return Rollout(
         id=name,
         environment=target.name,
@@ -166,7 +146,7 @@ def record(
         token_ids=play.token_ids,
         mask=play.mask,
         logprobs=play.logprobs,
-        usage=Usage(prompt_tokens=len(play.mask) - written, completion_tokens=written),
+        usage=Usage(prompt_tokens=play.prompt_tokens, completion_tokens=play.completion_tokens),
         score=score,
         outcome="error" if score is None else "passed" if score.success else "failed",
         error=play.error,
@@ -249,14 +229,55 @@ def pass_rate(rollouts: Sequence[Rollout]) -> float | None:
     return sum(scored) / len(scored) if scored else None
 
 
-def summary(rollouts: Sequence[Rollout]) -> dict[str, Any]:
-    """Counts by outcome, and the pass rate, over all and by task kind."""
-    kinds = sorted({str(rollout.task.data.get("kind", "")) for rollout in rollouts})
-    by_kind = {kind: [r for r in rollouts if r.task.data.get("kind", "") == kind] for kind in kinds}
+def summary(rollouts: Sequence[Rollout], target: Target) -> dict[str, Any]:
+    """Counts by outcome, pass rate and mean reward, over all and by task kind; what the target says of itself; and
+    the floor: the score of an agent that does nothing on the same tasks."""
+    tasks = {rollout.task.id: rollout.task for rollout in rollouts}
+    idle = floor(target, [*tasks.values()])
+    kinds = sorted({_kind(task) for task in tasks.values()})
+    rows = {}
+    for kind in kinds:
+        some = [rollout for rollout in rollouts if _kind(rollout.task) == kind]
+        rows[kind] = {**_rates(some), "floor": _floor([idle[name] for name in tasks if _kind(tasks[name]) == kind])}
     return {
         "outcomes": {name: sum(r.outcome == name for r in rollouts) for name in ("passed", "failed", "error")},
-        "pass_rate": _rounded(pass_rate(rollouts)),
-        "kinds": {k: {"rollouts": len(some), "pass_rate": _rounded(pass_rate(some))} for k, some in by_kind.items()},
+        **{key: value for key, value in _rates(rollouts).items() if key != "rollouts"},
+        "floor": _floor([*idle.values()]),
+        "kinds": rows,
+        "benchmark": target.about,
+    }
+
+
+def _kind(task: Task) -> str:
+    return str(task.data.get("kind", ""))
+
+
+def _rates(rollouts: Sequence[Rollout]) -> dict[str, Any]:
+    rewards = [rollout.score.reward for rollout in rollouts if rollout.score is not None]
+    mean = sum(rewards) / len(rewards) if rewards else None
+    return {"rollouts": len(rollouts), "pass_rate": _rounded(pass_rate(rollouts)), "mean_reward": _rounded(mean)}
+
+
+def floor(target: Target, tasks: Sequence[Task]) -> dict[str, Score | None]:
+    """What an agent that does nothing scores on each task, by its id; None where infrastructure failed. It costs no
+    rollout, and no pass rate means anything without it."""
+    scores: dict[str, Score | None] = {}
+    for task in tasks:
+        try:
+            scores[task.id] = target.floor(task)
+        except InfrastructureError as fault:
+            print(f"the floor of {task.id} is not known: {fault}")
+            scores[task.id] = None
+    return scores
+
+
+def _floor(scores: Sequence[Score | None]) -> dict[str, float | None]:
+    known = [score for score in scores if score is not None]
+    if not known:
+        return {"pass_rate": None, "mean_reward": None}
+    return {
+        "pass_rate": _rounded(sum(score.success for score in known) / len(known)),
+        "mean_reward": _rounded(sum(score.reward for score in known) / len(known)),
     }
 
 

@@ -40,10 +40,10 @@ class Router(Protocol):
 
 
 def opening(messages: Sequence[Message]) -> str:
-    """What the user says before the agent's first turn."""
+    """What the user says before the agent's first turn; an assistant's greeting before that is no turn."""
     said = []
     for message in messages:
-        if message["role"] == "assistant":
+        if message["role"] == "assistant" and said:
             break
         if message["role"] == "user":
             said.append(message["content"])
@@ -59,16 +59,21 @@ def examples(targets: dict[str, Target], count: int, passed: Sequence[Rollout]) 
         passed: rollouts of the base on the discovery split, of which the passed ones are used.
     """
     found = [
-        Example(opening(target.open(task).messages), capability)
+        Example(text, capability)
         for capability, target in targets.items()
-        for task in target.tasks("training", count)
+        for text in openings(target, target.tasks("training", count))
     ]
     return found + [Example(opening(r.messages), BASE) for r in passed if r.outcome == "passed"]
 
 
 def openings(benchmark: Target, tasks: Sequence[Task]) -> list[str]:
     """The openings of tasks."""
-    return [opening(benchmark.open(task).messages) for task in tasks]
+    found = []
+    for task in tasks:
+        episode = benchmark.open(task)
+        found.append(opening(episode.messages))
+        episode.close()
+    return found
 
 
 class Neighbours:

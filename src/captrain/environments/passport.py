@@ -15,8 +15,6 @@ from captrain.contract import Target
 from captrain.records import Record, Rollout, Task, digest
 from captrain.spec import Environments
 
-IDLE = {"role": "assistant", "content": ""}
-
 PATIENCE = 120
 """Seconds that a fresh process may take over all tasks."""
 
@@ -98,7 +96,7 @@ def _reference(target: Target, tasks: Sequence[Task]) -> Check:
 
 
 def _idle(target: Target, tasks: Sequence[Task], bound: float) -> Check:
-    rewards = [target.score(task, target.play(task, [IDLE])).reward for task in tasks]
+    rewards = [target.floor(task).reward for task in tasks]
     mean = round(sum(rewards) / len(rewards), 6)
     most = max(range(len(tasks)), key=lambda i: rewards[i])
     detail = "" if mean <= bound else f"most on {tasks[most].id}"

@@ -3,9 +3,26 @@
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
-from captrain.contract import GuardedEpisode
 from captrain.errors import InfrastructureError
 from captrain.records import Message
+
+
+class Playable(Protocol):
+    """What a play needs of an episode: `captrain.contract.GuardedEpisode`, or one turn of a simulated user."""
+
+    @property
+    def messages(self) -> Sequence[Message]:
+        """What the policy sees before its first turn."""
+        ...
+
+    @property
+    def tools(self) -> list[dict[str, Any]]:
+        """OpenAI function schemas."""
+        ...
+
+    def step(self, message: Message) -> tuple[list[Message], bool]:
+        """See `captrain.contract.Episode.step`."""
+        ...
 
 
 class Play:
@@ -13,22 +30,33 @@ class Play:
 
     Args:
         key: names the randomness of this play: equal keys give equal draws, whatever is played beside it.
-        tools: OpenAI function schemas.
-        episode: the open episode.
+        episode: not necessarily open yet.
         adapter: folder of the adapter to act with, "" for the base.
     """
 
-    def __init__(self, key: str, tools: list[dict[str, Any]], episode: GuardedEpisode, adapter: str = "") -> None:
+    def __init__(self, key: str, episode: Playable, adapter: str = "") -> None:
         self.key = key
-        self.tools = tools
         self.episode = episode
         self.adapter = adapter
-        self.messages: list[Message] = list(episode.messages)
+        self.tools: list[dict[str, Any]] = []
+        self.messages: list[Message] = []
         self.turns = 0
         self.token_ids: list[int] = []
         self.mask: list[int] = []
         self.logprobs: list[float] = []
+        self.prompt_tokens = self.completion_tokens = 0
         self.error: str | None = None
+
+    def start(self) -> bool:
+        """Open the episode; False when an infrastructure fault kept it shut, which is then in `error`.
+
+        A policy calls this right before it plays, so that no more episodes are open than are being played.
+        """
+        try:
+            self.messages, self.tools = list(self.episode.messages), self.episode.tools
+        except InfrastructureError as fault:
+            self.error = str(fault)
+        return self.error is None
 
     def advance(self, message: Message) -> list[Message]:
         """Take the policy's message; return what answers it, or [] when the episode is over.

@@ -108,13 +108,16 @@ class LocalPolicy:
         """Play one batch on a given decoder."""
         from captrain.policies.engine import run
 
-        rows = [self._row(play) for play in plays]
+        started = [play for play in plays if play.start()]
+        rows = [self._row(play) for play in started]
         run(
             decoder, rows, end=self.tokenizer.eos_token_id, temperature=self.temperature,
             max_tokens=self.max_tokens, room=self.room,
         )  # fmt: skip
-        for play, row in zip(plays, rows, strict=True):
+        for play, row in zip(started, rows, strict=True):
             play.token_ids, play.mask, play.logprobs = row.ids, row.mask, row.logprobs
+            play.completion_tokens = sum(row.mask)
+            play.prompt_tokens = len(row.mask) - play.completion_tokens
         return list(plays)
 
     def _row(self, play: Play) -> Any:

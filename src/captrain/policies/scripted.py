@@ -6,7 +6,7 @@ For tests, for looking at an environment, and for measuring what a pipeline cost
 import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -37,13 +37,25 @@ class ScriptedPolicy:
     def play(self, plays: Sequence[Play]) -> Iterator[Play]:
         """See `Policy.play`."""
         for play in plays:
-            try:
-                actions = self.script(play) if self.script else play.episode.reference()
-            except InfrastructureError as fault:
-                play.error, actions = str(fault), []
+            actions: Sequence[Message] = []
+            if play.start():
+                actions = self._actions(play)
             if not play.error and random.Random(play.key).random() >= self.skill:
                 actions = [{"role": "assistant", "content": ""}]
             for action in actions:
                 if not play.advance(action):
                     break
             yield play
+
+    def _actions(self, play: Play) -> Sequence[Message]:
+        try:
+            return self.script(play) if self.script else by_the_book(play)
+        except InfrastructureError as fault:
+            play.error = str(fault)
+            return []
+
+
+def by_the_book(play: Play) -> Sequence[Message]:
+    """The script of the reference solution; the episode must be one of an environment."""
+    episode: Any = play.episode
+    return episode.reference()
