@@ -14,7 +14,7 @@ from captrain.spec import load as load_spec
 def main() -> None:
     """Capabilities, base -> results/environments, artifacts/environments/calibration.jsonl."""
     spec, out = load_spec(), Path("results/environments")
-    policy = build(spec.policy, model=Path("artifacts/base"), batch=spec.machine.batch)
+    policy = build(spec.exploring(), model=Path("artifacts/base"), batch=spec.machine.batch)
     benchmark, synthesizer = load_benchmark(spec.benchmark, spec.machine), build(spec.synthesizer)
     selected = load(Path("results/capabilities/capabilities.jsonl"), Capability)
     made = [synthesize(c, synthesizer, policy, benchmark, spec.environments, spec.seed) for c in selected]

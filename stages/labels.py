@@ -4,6 +4,7 @@ from pathlib import Path
 
 from captrain import spec
 from captrain.benchmarks import load_benchmark
+from captrain.capabilities.faults import fault_of
 from captrain.capabilities.labelling import label_runs
 from captrain.errors import entry_point
 from captrain.records import Rollout, load, publish
@@ -17,8 +18,8 @@ def main() -> None:
     candidates, labels = label_runs(spec.build(chosen.analyst), rollouts, tools, chosen.labels.runs, chosen.seed)
     publish(Path("artifacts/labels/labels.jsonl"), labels)
     publish(Path("results/labels/candidates.jsonl"), candidates)
-    errors = sum(rollout.outcome == "error" for rollout in rollouts)
-    print(f"{len(rollouts)} rollouts, {errors} of them errors and left out; {len(candidates)} candidate capabilities")
+    faults = sum(fault_of(rollout) is not None for rollout in rollouts)
+    print(f"{len(rollouts)} rollouts, {faults} of them faults and left out; {len(candidates)} candidate capabilities")
 
 
 if __name__ == "__main__":

@@ -17,8 +17,9 @@ from captrain import spec
 from captrain.base.demonstrations import SHORTCUTS, take_shortcuts
 from captrain.benchmarks import load_benchmark
 from captrain.capabilities.alignment import kind_of
+from captrain.capabilities.families import FAMILIES
 from captrain.capabilities.labelling import label_runs
-from captrain.capabilities.programmatic import FAMILIES, ProgrammaticAnalyst
+from captrain.capabilities.programmatic import ProgrammaticAnalyst
 from captrain.capabilities.selection import Selection, select
 from captrain.contract import Target, tool_call
 from captrain.errors import UserError
@@ -32,6 +33,8 @@ FAMILY_OF = {
     "copy": "argument_precision",
 }
 PLANTED = {*FAMILY_OF.values()}
+ELSEWHERE = {"derived_arguments", "needed_calls", "call_arguments", "reached_state", "told_outcome", "withheld_acts"}
+"""Families that the desk gives no occasion to: its users say every value, and it has no milestones."""
 THRESHOLDS = spec.Selection(delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, resamples=1000)
 CANDIDATES = [
     Capability(id=slug, name=family.name, description=family.description) for slug, family in FAMILIES.items()
@@ -110,11 +113,12 @@ def test_shortcuts_taken_together_are_charged_to_their_families_only(pair: tuple
 
 
 @pytest.mark.parametrize("mix", ["mixed", "rare", "compound"])
-def test_a_reference_solution_lacks_nothing_and_every_family_is_exercised(mix: str) -> None:
+def test_a_reference_solution_lacks_nothing_and_every_family_of_the_desk_is_exercised(mix: str) -> None:
     target = desk(mix)
     found = [verdicts(record(target, task, target.reference(task)), target) for task in target.tasks("discovery", 150)]
     assert all("LACKING" not in labels.values() for labels in found)
-    assert all(any(labels[slug] == "PRESENT" for labels in found) for slug in FAMILIES)
+    exercised = {slug for labels in found for slug, verdict in labels.items() if verdict == "PRESENT"}
+    assert exercised == {*FAMILIES} - ELSEWHERE
 
 
 def test_every_label_carries_evidence_and_points_at_a_message() -> None:
@@ -230,7 +234,7 @@ WRAP_10_20 = [on("wrap_order", "#10"), on("wrap_order", "#20")]
             {"precondition_verification"}, id="a record read in the same message was not read before",
         ),
         pytest.param(
-            NAMED, [*DENY_10, on("get_order", "#30"), on("cancel_order", "#30")], set(),
+            NAMED, [*DENY_10, on("get_order", "#30"), on("cancel_order", "#30")], {"named_record"},
             id="a slip on a named record is nothing left out",
         ),
         pytest.param(
@@ -263,11 +267,12 @@ WRAP_10_20 = [on("wrap_order", "#10"), on("wrap_order", "#20")]
             id="a write done twice completes nothing",
         ),
         pytest.param(
-            WRAPS, [*WRAP_10_20, on("return_order", "#30")], set(),
+            WRAPS, [*WRAP_10_20, on("return_order", "#30")], {"operation_choice"},
             id="another operation on the right record is neither left out nor extra",
         ),
         pytest.param(
-            WRAPS, [*WRAP_10_20, on("wrap_order", "#40")], set(), id="a slip at the third record is nothing left out"
+            WRAPS, [*WRAP_10_20, on("wrap_order", "#40")], {"named_record"},
+            id="a slip at the third record is nothing left out",
         ),
     ],
 )  # fmt: skip
@@ -547,7 +552,7 @@ def run_stage(workspace: Path, name: str) -> subprocess.CompletedProcess[str]:
 def test_thresholds_replay_from_cached_labels_in_seconds_and_to_the_byte(workspace: Path) -> None:
     done = run_stage(workspace, "labels")
     assert done.returncode == 0, done.stderr
-    assert "240 rollouts, 0 of them errors and left out" in done.stdout
+    assert "240 rollouts, 0 of them faults and left out" in done.stdout
     (workspace / "artifacts/rollouts/discovery.jsonl").unlink()
     results = workspace / "results/capabilities"
     start = time.monotonic()

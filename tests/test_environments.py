@@ -20,7 +20,7 @@ from captrain.environments.synthesis import Synthesized, synthesize
 from captrain.environments.templates import EASIEST, FAMILIES, TemplateSynthesizer
 from captrain.errors import EnvironmentFault, UserError
 from captrain.policies import Play
-from captrain.policies.scripted import ScriptedPolicy
+from captrain.policies.scripted import ScriptedPolicy, by_the_book
 from captrain.records import Capability, Message, Rollout, Score, Task, digest
 
 SMOKE = spec.compose("smoke", 0, [], Path(__file__).parents[1] / "conf")
@@ -347,7 +347,7 @@ UNFAITHFUL = GOOD + mutation("tools = TOOLS[1:]")
 
 
 def without_closing(play: Play) -> list[Message]:
-    return play.episode.reference()[:-1]
+    return by_the_book(play)[:-1]
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from captrain.benchmarks import load_benchmark
 from captrain.contract import Target, load_file
 from captrain.environments.templates import FAMILIES, TemplateSynthesizer
 from captrain.policies import Play
-from captrain.policies.scripted import ScriptedPolicy
+from captrain.policies.scripted import ScriptedPolicy, by_the_book
 from captrain.records import Capability, Message, Rollout
 from captrain.rollouts import collect
 from captrain.routing import (
@@ -38,7 +38,7 @@ def desk(mix: str = "mixed") -> Target:
 
 def only_easy(play: Play) -> list[Message]:
     """What a base does that lacks every capability: information and greetings, nothing else."""
-    reference = play.episode.reference()
+    reference = by_the_book(play)
     said = play.messages[-1]["content"]
     return reference if "status" in said or "human" in said else [{"role": "assistant", "content": "No."}]
 

@@ -23,6 +23,7 @@ from pydantic import Field
 from captrain.benchmarks import load_benchmark
 from captrain.contract import Target, load_file
 from captrain.errors import UserError
+from captrain.policies.local import LocalPolicy
 from captrain.records import LedgerEntry, Task, code_digest, digest, file_digest, publish, publish_json, publish_text
 from captrain.rollouts import CODE
 from captrain.spec import Component, Machine, Spec, build
@@ -93,7 +94,7 @@ def capability_jobs(spec: Spec, base: Path, environments: Path) -> list[Job]:
     passports = [json.loads(path.read_text()) for path in sorted(environments.glob("*.passport.json"))]
     return [
         Job(
-            name=passport["capability"], base=base, policy=spec.policy, trainer=spec.trainer,
+            name=passport["capability"], base=base, policy=spec.exploring(), trainer=spec.trainer,
             environment=environments / f"{passport['capability']}.py", rollouts=spec.adapters.rollouts,
             skip=passport["calibration_tasks"], seed=spec.seed,
         )
@@ -130,6 +131,11 @@ def train(job: Job) -> Trained:
         EnvironmentFault: the environment broke its contract.
     """
     policy: Any = build(job.policy, model=job.base)
+    if not isinstance(policy, LocalPolicy):
+        raise UserError(
+            f"{job.name}: GRPO samples through captrain.policies.local.LocalPolicy, and policy is {job.policy.target}",
+            "choose policy=local; this version does not train a model that is served elsewhere",
+        )
     target = job.target()
     trainer: GRPO = build(job.trainer)
     fingerprint = digest(

@@ -21,7 +21,7 @@ def grpo_target(spec: Spec, base: Path, trace: Sequence[LedgerEntry]) -> Job:
     return Job(
         name="grpo_target",
         base=base,
-        policy=spec.policy,
+        policy=spec.exploring(),
         trainer=Component.model_validate({"_target_": spec.trainer.target, **settings}),
         environment=spec.benchmark,
         rollouts=total,

@@ -1,4 +1,4 @@
-"""The command line: `captrain results | status | verify | show`.
+"""The command line: `captrain results | status | verify | show | diagnose`.
 
 Each command reads and prints; `dvc repro` is what runs anything. What a command needs is imported inside it, so that
 `captrain --help` answers at once and nothing here ever imports torch. A `UserError` ends in one message on stderr and
@@ -90,6 +90,28 @@ def verify() -> None:
         _print(Text(f"{len(found.problems)} things do not hold: the results are not those of this code and data"))
         raise typer.Exit(1)
     _print(Text("the committed results are those of the committed code, specification and data"))
+
+
+@app.command()
+def diagnose(
+    files: Annotated[list[Path], typer.Argument(help="tau2 or ToolSandbox results, or chat JSONL with rewards.")],
+    out: Annotated[Path, typer.Option(help="Folder for report.md, figures and labels.")],
+    delta: Annotated[float, typer.Option(min=0, max=1, help="Least gap between failed and passed rollouts.")] = 0.2,
+    coverage: Annotated[float, typer.Option(min=0, max=1, help="Least share of failed rollouts that lack it.")] = 0.1,
+    agreement: Annotated[int, typer.Option(min=1, max=10, help="Labelling runs, of 10, that must agree.")] = 8,
+    count: Annotated[int, typer.Option(min=1, help="Capabilities selected at most.")] = 4,
+    seed: Annotated[int, typer.Option(min=0, help="Of the resamples.")] = 0,
+) -> None:
+    """Which capabilities the agent behind these logs lacks: a ranked table, report.md, figures, labels."""
+    from captrain import diagnosis, logs
+    from captrain.spec import Selection
+
+    selection = Selection(
+        delta=delta, coverage=coverage, agreement=agreement, confidence=0.95, floor=0.0, resamples=1000
+    )
+    found = diagnosis.diagnose(logs.read(files), selection, runs=10, count=count, seed=seed)
+    diagnosis.write(found, out)
+    _print(*diagnosis.shown(found), f"{out / 'report.md'} has the evidence")
 
 
 Id = Annotated[str | None, typer.Argument(metavar="ID", help="Show this one in full.")]

@@ -5,17 +5,22 @@ the settings are those that the constructor declares, for example
 `def __init__(self, base: Path, *, clip: Annotated[float, Field(gt=0)] = 0.2)`. `check` holds a section of the
 configuration against that without constructing anything, so that a misspelt or impossible setting ends before the
 first stage runs; modules of components therefore import heavy packages inside functions.
+
+A setting may itself be a component, a mapping with `_target_` (the simulated user of a benchmark is a policy): it is
+checked and built with it, from its own settings alone.
 """
 
 import difflib
 import importlib
 import inspect
 import json
-from collections.abc import Callable, Iterable
-from typing import Annotated, Any
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic.errors import PydanticSchemaGenerationError
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from captrain.errors import UserError
 
@@ -28,6 +33,18 @@ def _ordered(interval: tuple[float, float]) -> tuple[float, float]:
     return interval
 
 
+def variable(name: str) -> str:
+    """The name of an environment variable, which is all that a configuration may hold of a secret.
+
+    Raises:
+        PydanticCustomError: a ValueError that does not show what stands there: it may be the secret itself.
+    """
+    if not re.fullmatch(r"[A-Z_][A-Z0-9_]*", name):
+        raise PydanticCustomError("hidden", "not the name of an environment variable, such as OPENAI_API_KEY")
+    return name
+
+
+Variable = Annotated[str, AfterValidator(variable)]
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Level = Annotated[float, Field(gt=0, lt=1)]
@@ -53,12 +70,39 @@ class Component(Section):
 
 
 def build(component: Component, **extra: Any) -> Any:
-    """Build a component from its settings and the runtime arguments `extra`, which win over settings.
+    """Build a component, the components among its settings first, from its settings and the runtime arguments
+    `extra`, which win over settings.
 
     Raises:
-        UserError: the import path does not exist.
+        UserError: an import path does not exist.
     """
-    return _imported(component.target)(**{**component.settings(), **extra})
+    settings = component.settings()
+    inner = {name: build(one) for name, value in settings.items() if (one := nested(name, value)) is not None}
+    return _imported(component.target)(**{**settings, **inner, **extra})
+
+
+def nested(key: str, value: Any) -> Component | None:
+    """The component that a setting is, or None where it is a plain value.
+
+    Raises:
+        UserError: its `_target_` is no import path.
+    """
+    if not isinstance(value, dict) or "_target_" not in value:
+        return None
+    try:
+        return Component.model_validate(value)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        raise UserError(said({**problem, "loc": (key, *problem["loc"])}), REMEDY) from None
+
+
+def takes(component: Component, name: str) -> bool:
+    """Whether the constructor of a component has a parameter of this name.
+
+    Raises:
+        UserError: the import path does not exist or is nothing to call.
+    """
+    return name in _parameters(component, "")
 
 
 def _imported(target: str, section: str = "") -> Callable[..., Any]:
@@ -77,18 +121,24 @@ def _imported(target: str, section: str = "") -> Callable[..., Any]:
     return getattr(module, name)
 
 
+def _parameters(component: Component, section: str) -> Mapping[str, inspect.Parameter]:
+    constructor = _imported(component.target, section)
+    try:
+        return inspect.signature(constructor).parameters
+    except (TypeError, ValueError):
+        where = f"{section}._target_" if section else "_target_"
+        raise UserError(f"{where} = {component.target} cannot be called", REMEDY) from None
+
+
 def check(section: str, component: Component) -> None:
-    """Hold the settings of a component against its constructor, without calling it.
+    """Hold the settings of a component, and of the components among them, against its constructor, without calling
+    it.
 
     Raises:
         UserError: the import path does not exist or is nothing to call, a setting is unknown, missing, of the wrong
-            type or out of range.
+            type or out of range, or is a component that cannot be built from settings alone.
     """
-    constructor = _imported(component.target, section)
-    try:
-        parameters = inspect.signature(constructor).parameters
-    except (TypeError, ValueError):
-        raise UserError(f"{section}._target_ = {component.target} cannot be called", REMEDY) from None
+    parameters = _parameters(component, section)
     settable = {name: one for name, one in parameters.items() if one.kind is one.KEYWORD_ONLY}
     free = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
     given = component.settings()
@@ -102,15 +152,32 @@ def check(section: str, component: Component) -> None:
             raise UserError(f"{section}.{name} is not set, and {component.target} needs it", REMEDY)
 
 
+def _check_nested(key: str, component: Component) -> None:
+    check(key, component)
+    for name, parameter in _parameters(component, key).items():
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD and parameter.default is parameter.empty:
+            raise UserError(f"{key}._target_ = {component.target} needs {name}, which only a stage can give it", REMEDY)
+
+
 def _check_value(key: str, value: Any, annotation: Any) -> None:
     """Type and range of one setting; an annotation that is absent or only a string promises nothing to check."""
-    if annotation is inspect.Parameter.empty or isinstance(annotation, str):
-        return
-    try:
-        TypeAdapter(annotation).validate_json(json.dumps(value), strict=True)
-    except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        raise UserError(said({**problem, "loc": (key, *problem["loc"])}), REMEDY) from None
+    inner = nested(key, value)
+    if annotation is not inspect.Parameter.empty and not isinstance(annotation, str):
+        try:
+            TypeAdapter(annotation).validate_json(json.dumps(value), strict=True)
+        except PydanticSchemaGenerationError:
+            # Of a class that JSON cannot hold: only a component can be that, or nothing at all.
+            optional = type(None) in get_args(annotation)
+            if inner is None and not (optional and value is None):
+                needed = "null or a component" if optional else "a component"
+                raise UserError(
+                    f"{key} = {value!r}: input should be {needed}, a mapping with _target_", REMEDY
+                ) from None
+        except ValidationError as error:
+            problem = error.errors(include_url=False)[0]
+            raise UserError(said({**problem, "loc": (key, *problem["loc"])}), REMEDY) from None
+    if inner is not None:
+        _check_nested(key, inner)
 
 
 def alternatives(given: str, known: Iterable[str]) -> str:
@@ -134,5 +201,7 @@ def said(problem: ErrorDetails) -> str:
         return f"there is no setting {where}"
     if problem["type"] == "missing":
         return f"{where} is not set"
+    if problem["type"] == "hidden":
+        return f"{where}: {problem['msg']}"
     message = str(problem.get("ctx", {}).get("error", "")) or problem["msg"][0].lower() + problem["msg"][1:]
     return f"{where} = {problem['input']!r}: {message}" if where else message

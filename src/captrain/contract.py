@@ -12,7 +12,6 @@ import importlib.util
 import inspect
 import json
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -204,10 +203,14 @@ class GuardedEpisode:
         self._target = target
         self._task = task
         self._key = key
+        self._opening: Episode | None = None
 
-    @cached_property
+    @property
     def _episode(self) -> Episode:
-        return self._target._opened(self._task, self._key)
+        # No cached_property: in Python 3.11 that opens the episodes of all threads one after another.
+        if self._opening is None:
+            self._opening = self._target._opened(self._task, self._key)
+        return self._opening
 
     @property
     def messages(self) -> list[Message]:
@@ -225,7 +228,7 @@ class GuardedEpisode:
 
     def close(self) -> None:
         """Let go of what the episode holds outside of this process, if it was opened."""
-        close = getattr(self.__dict__.get("_episode"), "close", None)
+        close = getattr(self._opening, "close", None)
         if close is not None:
             self._target._call("close", self._task.id, close)
 
@@ -249,7 +252,7 @@ def calls_of(message: Message) -> list[tuple[str, dict[str, Any]]]:
         if isinstance(arguments, str):
             try:
                 arguments = json.loads(arguments)
-            except ValueError:
+            except (ValueError, RecursionError):  # the latter of some thousand brackets
                 arguments = {"": arguments}
         calls.append((call["function"]["name"], arguments if isinstance(arguments, dict) else {"": arguments}))
     return calls

@@ -6,7 +6,8 @@ files' metadata. Figures are made without pyplot: no display, no global state.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,20 +46,25 @@ def draw(results: Path, out: Path) -> list[Path]:
     """
     figures: dict[str, Callable[[Path], Figure]] = {
         "main": main,
-        "capabilities": capabilities,
+        "capabilities": lambda results: capabilities(_selection(results)),
         "training": training,
         "kinds": kinds,
     }
     for name in NEEDED:
         if not (results / name).exists():
             raise UserError(f"{results / name} is missing", f"run `dvc repro {name.split('/')[0]}` to make it")
+    return render({name: partial(make, results) for name, make in figures.items()}, out)
+
+
+def render(figures: Mapping[str, Callable[[], Figure]], out: Path) -> list[Path]:
+    """Draw each figure in the one style and write it to `out` as PDF and PNG; returns the files written."""
     out.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # a matplotlibrc of the machine must not change a byte
         sns.set_theme(context="paper", style="whitegrid", font="DejaVu Sans")
         for name, make in figures.items():
-            figure = make(results)
+            figure = make()
             figure.draw_without_rendering()
             figure.set_layout_engine("none")  # laid out now: not again for each file
             for kind, metadata in METADATA.items():
@@ -93,9 +99,12 @@ def _spent(row: dict[Any, Any]) -> str:
     return f"{row['label']} ({row['rollouts_spent']:,})"
 
 
-def capabilities(results: Path) -> Figure:
+def _selection(results: Path) -> dict[str, Any]:
+    return json.loads((results / "capabilities/selection.json").read_text())
+
+
+def capabilities(selection: dict[str, Any]) -> Figure:
     """Gap against coverage of every candidate, with interval bars and the thresholds of the selection."""
-    selection = json.loads((results / "capabilities/selection.json").read_text())
     thresholds, candidates = selection["thresholds"], selection["candidates"]
     shown = [one for one in candidates if one["gap"] is not None and one["coverage"] is not None]
     undefined = len(candidates) - len(shown)

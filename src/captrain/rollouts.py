@@ -31,7 +31,10 @@ from captrain.records import (
 )
 
 JOURNALS = Path(".cache/rollouts")
-CODE = ("rollouts", "contract", "chat", "policies.__init__", "policies.engine", "policies.local", "policies.scripted")
+CODE = (
+    "rollouts", "contract", "chat", "policies.__init__", "policies.engine", "policies.local", "policies.openai",
+    "policies.scripted",
+)  # fmt: skip
 """What decides a rollout besides its identity: a journal written by other code is not gone on from."""
 
 

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
@@ -43,8 +43,10 @@ class Trainer(Component):
 
 
 class Base(Section):
-    """The tiny base model and its supervised training."""
+    """The tiny base model and its supervised training; or a `model` that is served elsewhere, name or name@revision,
+    in whose place nothing is trained."""
 
+    model: Annotated[str, Field(pattern=r"^[^@\s]+(@[^@\s]+)?$")] | None = None
     hidden: Count
     layers: Count
     heads: Count
@@ -86,7 +88,8 @@ class Capabilities(Section):
 
 
 class Environments(Section):
-    """Synthesized environments and the bounds that their passport checks on the base."""
+    """Synthesized environments and the bounds that their passport checks on the base. `temperature` is the policy's
+    while it calibrates and trains; null: its own. Groups sampled at 0 are constant and teach nothing."""
 
     seeds: Count
     groups: Count
@@ -96,6 +99,7 @@ class Environments(Section):
     success: Interval
     constant_groups: Share
     idle_reward: Share
+    temperature: Annotated[float, Field(gt=0)] | None = None
 
 
 class Adapters(Section):
@@ -125,11 +129,24 @@ class Evaluation(Section):
     confidence: Level
 
 
+class Installation(Section):
+    """Where a benchmark is installed that has an environment of its own."""
+
+    python: str
+    """Interpreter of that environment, "" where there is none."""
+    data: str = ""
+    """Folder of the benchmark's data, "" where the benchmark finds them itself."""
+    processes: Count = 1
+    timeout: Rate = 120.0
+    """Seconds for one request."""
+
+
 class Machine(Section):
     """Where and how fast; never a param of a stage, because no result depends on it."""
 
     workers: Count
     batch: Count
+    benchmarks: dict[str, Installation] = {}
 
 
 class Spec(Section):
@@ -152,6 +169,12 @@ class Spec(Section):
     router: Component
     evaluation: Evaluation
     machine: Machine
+
+    def exploring(self) -> Component:
+        """The policy as it calibrates and trains."""
+        if self.environments.temperature is None:
+            return self.policy
+        return self.policy.model_copy(update={"temperature": self.environments.temperature})
 
     @model_validator(mode="after")
     def _relations(self) -> "Spec":
@@ -327,8 +350,8 @@ def _validated(kind: type[S], data: Any, source: str, remedy: str) -> S:
 
 def _settings_of(kind: type[BaseModel], where: tuple[int | str, ...]) -> list[str]:
     """The names of the fields of the section at `where`."""
+    annotation: Any = kind
     for part in where:
-        annotation = kind.model_fields[str(part)].annotation
-        assert isinstance(annotation, type) and issubclass(annotation, BaseModel)
-        kind = annotation
-    return list(kind.model_fields)
+        of_mapping = get_origin(annotation) is dict
+        annotation = get_args(annotation)[1] if of_mapping else annotation.model_fields[str(part)].annotation
+    return list(annotation.model_fields)

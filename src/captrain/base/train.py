@@ -14,7 +14,7 @@ from captrain.base import demonstrations
 from captrain.base.tokenizer import build_tokenizer
 from captrain.benchmarks import servicedesk as desk
 from captrain.chat import Chat
-from captrain.records import file_digest
+from captrain.records import file_digest, publish_json
 from captrain.spec import Base
 
 BUCKET = 16
@@ -86,7 +86,8 @@ def build_model(tokenizer: Any, spec: Base, seed: int) -> Any:
 
 
 def train_base(spec: Base, seed: int, folder: Path, show: Any = iter) -> dict[str, Any]:
-    """Train and save the base in Hugging Face format.
+    """Train and save the base in Hugging Face format. Where `model` names one that is served elsewhere, nothing is
+    trained and the folder holds that name alone.
 
     Args:
         spec: the `base` section.
@@ -97,6 +98,10 @@ def train_base(spec: Base, seed: int, folder: Path, show: Any = iter) -> dict[st
     Returns:
         Summary: SHA-256 of the weights, parameter count, losses (mean over the last tenth of steps).
     """
+    if spec.model is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+        publish_json(folder / "model.json", {"model": spec.model})
+        return {"model": spec.model}
     import torch
     import torch.nn.functional as F
     from transformers.utils import logging as hf_logging

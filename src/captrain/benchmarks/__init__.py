@@ -2,11 +2,10 @@
 
 import inspect
 from pathlib import Path
-from pydoc import locate
-from typing import Any
 
+from captrain.components import nested, takes
 from captrain.contract import Environment, Target
-from captrain.records import digest, file_digest
+from captrain.records import code_digest, digest, file_digest
 from captrain.spec import Component, Machine, build
 
 
@@ -17,8 +16,10 @@ def load_benchmark(component: Component, machine: Machine | None = None) -> Targ
         component: the `benchmark` section.
         machine: where installations of benchmarks lie; given to those benchmarks alone that take it.
     """
-    constructor: Any = locate(component.target)
-    takes = constructor is not None and "machine" in inspect.signature(constructor).parameters
-    environment: Environment = build(component, **({"machine": machine} if takes else {}))
+    runtime = {"machine": machine} if takes(component, "machine") else {}
+    environment: Environment = build(component, **runtime)
     source = Path(inspect.getfile(type(environment)))
-    return Target(environment, component.target, digest(component.model_dump(by_alias=True), file_digest(source)))
+    # A simulated user tells of itself in `about`, by its digest: where it is served is no part of the identity.
+    settings = {name: value for name, value in component.settings().items() if nested(name, value) is None}
+    code = (file_digest(source), code_digest("benchmarks.pool", "benchmarks.simulation"))
+    return Target(environment, component.target, digest(component.target, settings, *code))

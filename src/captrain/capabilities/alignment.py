@@ -1,31 +1,51 @@
 """A rollout beside its reference solution: which call stands for which, read from messages and tool schemas alone.
 
-Nothing here names a domain: tools are read-only or not by the verb in their name, and argument names that several
-tools share are taken for the keys of records; the other arguments are content. Each write of the rollout is aligned
-with one write of the reference, so that every mismatch has one home: what stands for nothing is extra, what nothing
-stands for is missing, and a pair that differs differs in record, tool or content.
+Nothing here names a domain: tools are read-only or not by the verb in their name, and an argument by which some tool
+looks a record up, and which other tools take too, is taken for the key of the record; the other arguments are content.
+Each write of the rollout is aligned with one write of the reference, so that every mismatch has one home: what stands
+for nothing is extra, what nothing stands for is missing, and a pair that differs differs in record, tool or content.
+
+Values are compared as a benchmark does that compares the resulting records: text exactly, a number with its decimal
+text, lists of plain values in any order (but lists that go together item by item stay together), lists of objects in
+their order, objects by the entries that the reference gives.
 """
 
 import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from decimal import Decimal
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from captrain.contract import calls_of
 from captrain.records import Message, Rollout
 
 READS = {
-    "calculate", "check", "compare", "count", "describe", "fetch", "find", "get", "list", "look", "lookup", "query",
-    "read", "retrieve", "search", "show", "view",
+    "calculate", "check", "compare", "compute", "convert", "count", "describe", "estimate", "fetch", "find", "get",
+    "list", "look", "lookup", "query", "read", "retrieve", "search", "show", "think", "validate", "verify", "view",
 }  # fmt: skip
 HANDOVERS = {"escalate", "handoff", "handover"}
 COLLEAGUES = {"agent", "agents", "human", "humans", "operator", "specialist", "support", "supervisor"}
 CALL_MARKS = ("<tool_call", "</tool_call")
+ERRORS = re.compile(r"\w*(error|exception|traceback)\b", re.IGNORECASE)
+NOT_FOUND = re.compile(r"\bnot found\b|\bno (such|match)|\bdoes not exist\b", re.IGNORECASE)
+CONSENT = re.compile(r"\b(confirm|proceed|go ahead|shall i|would you like)\b", re.IGNORECASE)
+QUOTED = 160
 
 Kind = Literal["read", "write", "handover"]
+
+
+class Finding(NamedTuple):
+    """One occasion on which a rollout exercised a capability: whether it went wrong, why, at which message, and the
+    tools and arguments in question."""
+
+    lacking: bool
+    evidence: str
+    at: int
+    tools: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
 
 
 @cache
@@ -38,13 +58,15 @@ def kind_of(tool: str) -> Kind:
 
 
 class Toolbox:
-    """What the schemas tell of the tools: `keys` are the argument names that several tools share."""
+    """What the schemas tell of the tools: `keys` are the argument names that are all some look-up needs to be told,
+    and that other tools take too."""
 
     def __init__(self, tools: Iterable[dict[str, Any]]) -> None:
         functions = [tool["function"] for tool in tools]
         self.schemas: dict[str, dict[str, Any]] = {one["name"]: one.get("parameters") or {} for one in functions}
         shared = Counter(name for schema in self.schemas.values() for name in schema.get("properties", {}))
-        self.keys = frozenset(name for name, count in shared.items() if count > 1)
+        needed = [schema.get("required", []) for name, schema in self.schemas.items() if kind_of(name) == "read"]
+        self.keys = frozenset(names[0] for names in needed if len(names) == 1 and shared[names[0]] > 1)
 
     def accepts(self, tool: str, arguments: Mapping[str, Any]) -> bool:
         """Whether the tool exists and the argument names are those of its schema."""
@@ -55,7 +77,8 @@ class Toolbox:
 @dataclass(frozen=True)
 class Act:
     """One tool call: `at` is the index of its message, `record` its key arguments, `content` its other arguments;
-    `failed` when it was malformed or its result reports an error."""
+    `failed` when its result reports an error, or when it got no result and does not fit the tool's schema; `result` is
+    what it returned. A call of a reference may say which arguments are compared (`compared`, None: all)."""
 
     at: int
     tool: str
@@ -63,6 +86,8 @@ class Act:
     record: dict[str, Any]
     content: dict[str, Any]
     failed: bool
+    result: Any = None
+    compared: tuple[str, ...] | None = None
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -70,7 +95,8 @@ class Act:
         return {**self.record, **self.content}
 
     def __str__(self) -> str:
-        return f"{self.tool}({', '.join(text_of(value) for value in self.arguments.values())})"
+        text = f"{self.tool}({', '.join(text_of(value) for value in self.arguments.values())})"
+        return text if len(text) <= QUOTED else text[: QUOTED - 2] + "…)"
 
 
 @dataclass(frozen=True)
@@ -104,11 +130,53 @@ def leaves(value: Any) -> Iterator[str]:
 
 def says(text: str, value: Any) -> bool:
     """Whether the text holds every string and number of the value as whole words; no for a value without any."""
-    text, wanted = text.lower(), [leaf.lower() for leaf in leaves(value)]
+    text, wanted = text.lower(), [leaf.lower() for leaf in leaves(value) if leaf]
+    # People leave out the mark of "#W123" (of "#12" not: a bare 12 may be anything).
+    wanted = [leaf[1:] if re.match(r"#[a-z]", leaf) else leaf for leaf in wanted]
     # Looking for the bare substring first spares most values a pattern of their own.
     return bool(wanted) and all(
-        leaf in text and re.search(rf"(?<![\w#]){re.escape(leaf)}(?!\w)", text) for leaf in wanted
+        leaf in text and re.search(rf"(?<![\w#]){'#?' if leaf[0].isalpha() else ''}{re.escape(leaf)}(?!\w)", text)
+        for leaf in wanted
     )
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two argument values come to the same (see the module's docstring); an object `other` may say more."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return all(same(value, other.get(name)) for name, value in one.items())
+    if isinstance(one, list) and isinstance(other, list):
+        if _plain(one) and _plain(other):
+            return Counter(map(_number, one)) == Counter(map(_number, other))
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, int | float) or isinstance(other, int | float):
+        return _number(one) == _number(other)
+    return one == other
+
+
+def _plain(values: list[Any]) -> bool:
+    return all(isinstance(value, str | int | float) for value in values)
+
+
+def _number(value: Any) -> Any:
+    """The number a value is or spells out, else the value; a truth value is no number, nor is a code such as 007."""
+    if isinstance(value, bool):
+        return str(value)
+    # Exact, because long ids differ in digits that a float does not hold.
+    return Decimal(str(value)) if re.fullmatch(r"-?(0|[1-9]\d*)(\.\d+)?", str(value)) else value
+
+
+def differing(goal: "Act", write: "Act") -> list[str]:
+    """The names of the goal's compared arguments whose values in the write come to something else."""
+    names = [name for name in goal.arguments if goal.compared is None or name in goal.compared]
+    wrong = [name for name in names if not same(goal.arguments[name], write.arguments.get(name))]
+    lists = [name for name in names if isinstance(goal.arguments[name], list) and _plain(goal.arguments[name])]
+    lengths = {len(act.arguments[name]) for name in lists if name not in wrong for act in (goal, write)}
+    if len(lists) > 1 and not {*lists} & {*wrong} and len(lengths) == 1:
+        rows = [
+            Counter(zip(*(map(_number, act.arguments[name]) for name in lists), strict=True)) for act in (goal, write)
+        ]
+        wrong += lists if rows[0] != rows[1] else []
+    return wrong
 
 
 def result_of(message: Message) -> Any:
@@ -124,7 +192,7 @@ def reports_error(message: Message) -> bool:
     """Whether a tool message reports an error: by a flag, an `error` entry of its JSON, or how its text begins."""
     result = result_of(message)
     named = isinstance(result, Mapping) and bool(result.get("error"))
-    begun = isinstance(result, str) and result.lower().startswith(("error", "traceback"))
+    begun = isinstance(result, str) and ERRORS.match(result) is not None
     return bool(message.get("error")) or named or begun
 
 
@@ -139,17 +207,33 @@ def is_reply(message: Message) -> bool:
     return spoken and not message.get("tool_calls") and not is_malformed(message)
 
 
+def asks_consent(text: str) -> bool:
+    """Whether words of the assistant ask the user whether to go ahead with something."""
+    return "?" in text and CONSENT.search(text) is not None
+
+
 def acts_of(messages: Sequence[Message], toolbox: Toolbox) -> list[Act]:
-    """All tool calls in order; the k-th call of a message is answered by the k-th message after it, if a tool's."""
+    """The assistant's tool calls in order; the k-th call of a message is answered by the k-th message after it, if a
+    tool's. A user may call tools, too: those are no acts of the agent."""
     acts: list[Act] = []
     for at, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
         for tool_index, (tool, arguments) in enumerate(calls_of(message), start=1):
             answer = messages[at + tool_index] if at + tool_index < len(messages) else {"role": ""}
-            refused = answer["role"] == "tool" and reports_error(answer)
+            answered = answer["role"] == "tool"
             record = {name: value for name, value in arguments.items() if name in toolbox.keys}
             content = {name: value for name, value in arguments.items() if name not in toolbox.keys}
-            failed = refused or not toolbox.accepts(tool, arguments)
-            acts.append(Act(at, tool, kind_of(tool), record, content, failed))
+            # Schemas may have been inferred from a few calls: where the tool itself has answered, its word counts.
+            failed = reports_error(answer) if answered else not toolbox.accepts(tool, arguments)
+            compared = message["tool_calls"][tool_index - 1].get("compare")
+            acts.append(
+                Act(
+                    at, tool, kind_of(tool), record, content, failed,
+                    result=result_of(answer) if answered else None,
+                    compared=None if compared is None else tuple(compared),
+                )
+            )  # fmt: skip
     return acts
 
 
@@ -158,7 +242,7 @@ def _goal(act: Act, reference: Sequence[Act], user: str) -> Pair:
         (name, other.tool)
         for other in reference
         for name, value in act.record.items()
-        if other.kind == "read" and other.at < act.at and other.record.get(name) == value
+        if other.kind == "read" and other.at < act.at and same(other.record.get(name), value)
     ]
     derived = tuple(name for name, value in act.record.items() if not says(user, value))
     return Pair(act, derived, tuple(sorted({name for name, _ in read})), tuple(sorted({tool for _, tool in read})))
@@ -181,15 +265,12 @@ def align(goals: Sequence[Pair], writes: Sequence[Act]) -> tuple[list[Pair], lis
     for _, _, i, j in ranked:
         if i not in taken and j not in taken.values():
             taken[i] = j
-    pairs = [
-        Pair(pair.goal, pair.derived, pair.guards, pair.guard_tools, writes[taken[i]] if i in taken else None)
-        for i, pair in enumerate(goals)
-    ]
+    pairs = [replace(pair, write=writes[taken[i]] if i in taken else None) for i, pair in enumerate(goals)]
     return pairs, [write for j, write in enumerate(writes) if j not in taken.values()]
 
 
 def _agreeing(goal: Act, write: Act) -> int:
-    return sum(write.arguments.get(name) == value for name, value in goal.arguments.items())
+    return len(goal.arguments) - len(differing(goal, write))
 
 
 def _affinity(pair: Pair, write: Act, records: Sequence[dict[str, Any]]) -> int | None:
@@ -199,41 +280,73 @@ def _affinity(pair: Pair, write: Act, records: Sequence[dict[str, Any]]) -> int 
     derived and was picked wrongly. Treating a record twice is no substitute for one that the user named: that one was
     left out.
     """
-    same_record, same_tool = write.record == pair.goal.record, write.tool == pair.goal.tool
-    substitute = write.record not in records or bool(pair.derived)
+    # Keys of another name are a record of another kind.
+    alike = write.record.keys() == pair.goal.record.keys()
+    same_record, same_tool = alike and same(pair.goal.record, write.record), write.tool == pair.goal.tool
+    substitute = alike and (write.record not in records or bool(pair.derived))
     cases = (
         same_record and same_tool,
         same_record and bool(pair.guards),
         same_tool and substitute,
-        substitute,
+        # Where the record decides on the operation, a wrong record may bring a wrong one with it.
+        substitute and bool(pair.guards),
         same_record and bool(write.record),
     )
     return next((rank for rank, holds in enumerate(cases) if holds), None)
 
 
 class Story:
-    """One rollout read beside its reference; the task's data is not looked at.
+    """One rollout read beside its reference.
 
     `acts` and `expected` are the calls of the rollout and of the reference, `pairs` and `extras` the aligned writes
     and those of the rollout that stand for nothing (refused calls are no writes), `user` all that the user said,
     `last` the index of the assistant's last message, `final` and `expected_final` the last message of the rollout
-    and of the reference where it speaks to the user.
+    and of the reference where it speaks to the user; `informs` are the values that the reference says must be told.
+    Without a reference (`known` is false) nothing is missing and nothing is extra. Of the task's data nothing is looked
+    at but the benchmark's own `milestones`, each with how far it was reached.
     """
 
     def __init__(self, rollout: Rollout, toolbox: Toolbox) -> None:
         self.messages, self.reference = rollout.messages, rollout.reference
+        self.known = bool(self.reference)
         self.acts, self.expected = acts_of(self.messages, toolbox), acts_of(self.reference, toolbox)
         self.user = "\n".join(text_of(m.get("content") or "") for m in self.messages if m["role"] == "user")
         goals = [_goal(act, self.expected, self.user) for act in self.expected if act.kind == "write"]
-        self.pairs, self.extras = align(goals, [act for act in self.acts if act.kind == "write" and not act.failed])
+        self.writes = [act for act in self.acts if act.kind == "write" and not act.failed]
+        self.pairs, self.extras = align(goals, self.writes if self.known else [])
         self.last = max((at for at, m in enumerate(self.messages) if m["role"] == "assistant"), default=0)
         self.final = _reply(self.messages[self.last]) if self.messages else None
-        self.expected_final = _reply(self.reference[-1]) if self.reference else None
+        ending = self.reference[-1] if self.known else {"role": ""}
+        self.informs = [text_of(value) for value in ending.get("informs", [])]
+        # A message that stands for values to be told is no model of how to word them.
+        self.expected_final = None if "informs" in ending else _reply(ending)
+        self.milestones = _milestones(rollout)
 
     def read_before(self, write: Act, names: Iterable[str]) -> bool:
-        """Whether the record under each of these key arguments of the write was read in an earlier message."""
-        reads = [act for act in self.acts if act.kind == "read" and not act.failed and act.at < write.at]
-        return all(any(read.record.get(name) == write.record[name] for read in reads) for name in names)
+        """Whether the record under each of these key arguments of the write was read in an earlier message, by its key
+        or in the result of another call."""
+        known = [act for act in self.acts if not act.failed and act.at < write.at]
+        return all(any(_shows(act, name, write.record[name]) for act in known) for name in names)
+
+    def overrules(self, act: Act) -> bool:
+        """Whether the reference reads the act's record and then decides on other operations there."""
+        here = [pair for pair in self.pairs if same(pair.goal.record, act.record)]
+        return any(pair.guards for pair in here) and act.tool not in {pair.goal.tool for pair in here}
+
+    def put_to_user(self, write: Act) -> bool:
+        """Whether the assistant spoke of the write's record to the user before it made the write, or had just asked the
+        user whether to go ahead."""
+        spoken = [m["content"] for m in self.messages[: write.at] if is_reply(m)]
+        return bool(spoken) and (says("\n".join(spoken), write.record) or asks_consent(spoken[-1]))
+
+    def told(self, value: str) -> int | None:
+        """The first message in which the assistant tells the value, as tau2 reads it: part of the text, without regard
+        to case and commas."""
+        wanted = value.lower().replace(",", "")
+        spoken = (
+            (at, text_of(m.get("content") or "")) for at, m in enumerate(self.messages) if m["role"] == "assistant"
+        )
+        return next((at for at, text in spoken if wanted in text.lower().replace(",", "")), None)
 
     def informed(self, values: Iterable[str]) -> list[str]:
         """Those of the values that the reference's last message tells and the user has not said."""
@@ -242,3 +355,19 @@ class Story:
 
 def _reply(message: Message) -> str | None:
     return message["content"] if is_reply(message) else None
+
+
+def _shows(act: Act, name: str, value: Any) -> bool:
+    """Whether a call returned the record of this key: it asked for it, or the result is or lists such records."""
+    if act.kind == "read" and same(act.record.get(name), value):
+        return True
+    results = act.result if isinstance(act.result, list) else [act.result]
+    # A record is more than its key.
+    return any(isinstance(one, Mapping) and len(one) > 1 and same(one.get(name), value) for one in results)
+
+
+def _milestones(rollout: Rollout) -> list[tuple[dict[str, Any], float]]:
+    """The benchmark's milestones in their order, each with the part of the score it got; those without are left out."""
+    parts = rollout.score.parts if rollout.score else {}
+    named = enumerate(rollout.task.data.get("milestones") or [], start=1)
+    return [(one, parts[f"milestone {at}"]) for at, one in named if f"milestone {at}" in parts]

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from captrain.capabilities import Analyst
+from captrain.capabilities.faults import fault_of
 from captrain.errors import UserError
 from captrain.records import Capability, Label, Rollout, RolloutLabels, guard_split
 
@@ -25,7 +26,8 @@ def label_runs(
 
     Args:
         analyst: who proposes and labels.
-        rollouts: diagnostic rollouts; those whose outcome is `error` say nothing of the agent and are left out.
+        rollouts: diagnostic rollouts; those that infrastructure or the simulated user spoilt (`faults.fault_of`) say
+            nothing of the agent and are left out.
         tools: the tool schemas of the environment.
         runs: number of runs, each with its own resample.
         seed: of the resamples.
@@ -55,14 +57,14 @@ def label_runs(
 
 
 def _scored(rollouts: Sequence[Rollout]) -> list[Rollout]:
-    scored = [rollout for rollout in rollouts if rollout.outcome != "error"]
+    scored = [rollout for rollout in rollouts if fault_of(rollout) is None]
     passed = sum(rollout.outcome == "passed" for rollout in scored)
     failed = len(scored) - passed
     if not passed or not failed:
         raise UserError(
             f"of {len(rollouts)} diagnostic rollouts {passed} passed, {failed} failed and "
-            f"{len(rollouts) - len(scored)} ended in an error: capabilities are found by contrasting passed with "
-            "failed rollouts",
+            f"{len(rollouts) - len(scored)} ended in an error or a fault of the simulated user: capabilities are found "
+            "by contrasting passed with failed rollouts",
             "raise rollouts.tasks, or choose a policy and a benchmark of which some tasks pass and some fail",
         )
     return scored

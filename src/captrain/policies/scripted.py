@@ -55,7 +55,7 @@ class ScriptedPolicy:
             return []
 
 
-def by_the_book(play: Play) -> Sequence[Message]:
+def by_the_book(play: Play) -> list[Message]:
     """The script of the reference solution; the episode must be one of an environment."""
     episode: Any = play.episode
     return episode.reference()

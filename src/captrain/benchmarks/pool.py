@@ -1,0 +1,349 @@
+"""Worker processes that hold a benchmark in its own virtual environment, seen from our side.
+
+A worker that dies, hangs or prints something that is not a reply is ended and replaced; what it held becomes an
+`InfrastructureError` for the episodes concerned, which are then played again and never scored. Other workers go on.
+Calls may come from several threads; each worker answers one request at a time, and waiting for one's turn is not the
+worker's time.
+"""
+
+import atexit
+import itertools
+import json
+import os
+import queue
+import select
+import signal
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from captrain.errors import InfrastructureError, UserError
+
+WORKERS = Path(__file__).parent / "workers"
+STARTS = 3
+"""So many workers in a row that end before they have answered anything mean that none will."""
+TAIL = 12
+"""Lines of a worker's standard error that are kept for messages."""
+LINE = 2000
+"""Bytes of such a line."""
+REPLY = 1 << 28
+"""Bytes of a reply; more is none."""
+GRACE = 2.0
+"""Seconds that a worker has to end by itself."""
+
+
+class Worker:
+    """One child process. Once `lost` says how it ended, it answers nothing any more.
+
+    Args:
+        name: of the benchmark, for messages.
+        command: interpreter and script.
+        env: additions to the child's environment.
+
+    Raises:
+        UserError: there is no such interpreter.
+    """
+
+    def __init__(self, name: str, command: Sequence[str], env: Mapping[str, str]) -> None:
+        self.name, self.lost, self.started = name, "", False
+        self.lock = threading.Lock()
+        """Held for a request and its answer."""
+        self.sessions = self.waiting = 0
+        """The pool's, under the pool's lock."""
+        self._numbers = itertools.count(1)
+        self._replies: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._tail: deque[str] = deque(maxlen=TAIL)
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV"))}
+        # Strings hash alike in all workers, so that no order in a benchmark depends on which one plays.
+        inherited["PYTHONHASHSEED"] = "0"
+        try:
+            self.process = subprocess.Popen(
+                [*command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={**inherited, **env},
+            )
+        except OSError as error:
+            raise UserError(
+                f"benchmark {name}: {command[0]} does not start ({error.strerror})", _remedy(name)
+            ) from None
+        assert self.process.stdin is not None
+        os.set_blocking(self.process.stdin.fileno(), False)
+        self._room = select.poll()
+        self._room.register(self.process.stdin, select.POLLOUT)
+        self._drained = threading.Thread(target=self._drain, daemon=True)
+        self._drained.start()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def exchange(self, op: str, arguments: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+        """Send a request and wait for its reply; the caller holds the lock.
+
+        Raises:
+            InfrastructureError: the worker is lost, before or by this.
+        """
+        if self.lost:
+            raise InfrastructureError(f"the {self.name} worker that held this episode {self.lost}")
+        number, deadline = next(self._numbers), time.monotonic() + timeout
+        line = json.dumps({"id": number, "op": op, **arguments}).encode() + b"\n"
+        try:
+            self._send(line, deadline)
+            reply = self._replies.get(timeout=max(0.0, deadline - time.monotonic()))
+            # What answers an earlier request, whose caller was interrupted, is late and nobody's any more.
+            while reply is not None and reply["id"] < number:
+                reply = self._replies.get(timeout=max(0.0, deadline - time.monotonic()))
+        except (queue.Empty, TimeoutError):
+            reply = None
+            self.end(f"did not answer {op} within {timeout:g} s")
+        if reply is not None and reply["id"] != number:
+            self.end(f"answered request {reply['id']}, which was not made")
+            reply = None
+        if reply is None:
+            said = self.said()
+            words = f"; its last words: {said[-1]}" if said else ""
+            raise InfrastructureError(f"a {self.name} worker {self.lost}, asked for {op}{words}")
+        return reply
+
+    def _send(self, line: bytes, deadline: float) -> None:
+        """Write without ever waiting longer than that: a worker that hangs reads nothing, and a pipe is soon full."""
+        assert self.process.stdin is not None
+        left = memoryview(line)
+        try:
+            while left:
+                if not self._room.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                    raise TimeoutError
+                left = left[os.write(self.process.stdin.fileno(), left) :]
+        except (BrokenPipeError, ValueError):
+            return  # The worker has ended, or is being ended; the reader says how.
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None and self.process.stdin is not None
+        how = ""
+        with self.process.stdout as stdout:
+            for line in iter(partial(stdout.readline, REPLY), b""):
+                reply = _reply(line)
+                if reply is None:
+                    how = f"printed what is not a reply: {line[:120]!r}"
+                    break
+                self._replies.put(reply)
+        self.end(how)
+        self._replies.put(None)
+        with self.lock:
+            self.process.stdin.close()
+
+    def _drain(self) -> None:
+        assert self.process.stderr is not None
+        with self.process.stderr as stderr:
+            for line in iter(partial(stderr.readline, LINE), b""):
+                self._tail.append(line.decode(errors="replace").rstrip())
+
+    def end(self, how: str) -> None:
+        """End the process; the first to say how is believed. "" for one that has ended by itself."""
+        if not how:
+            try:
+                status = self.process.wait(GRACE)
+                how = f"died ({signal.Signals(-status).name if status < 0 else f'exit status {status}'})"
+            except subprocess.TimeoutExpired:
+                how = "closed its standard output"
+        self.lost = self.lost or how
+        self.process.kill()
+        self.process.wait()
+
+    def said(self) -> list[str]:
+        """The last lines of standard error of a worker that has ended."""
+        self._drained.join(GRACE)
+        return [line for line in self._tail if line.strip()]
+
+    def dismiss(self) -> None:
+        """Ask the process to end: it does at the end of its input, or is terminated if it is at work."""
+        self.lost = self.lost or "was ended"
+        assert self.process.stdin is not None
+        if self.lock.acquire(blocking=False):
+            self.process.stdin.close()
+            self.lock.release()
+        else:
+            self.process.terminate()
+
+
+def _reply(line: bytes) -> dict[str, Any] | None:
+    """A whole reply of the protocol, or None."""
+    try:
+        reply = json.loads(line)
+        whole = isinstance(reply["id"], int) and line.endswith(b"\n")
+        if reply["ok"] is True:
+            return reply if whole and "result" in reply else None
+        told = isinstance(reply["error"]["type"], str) and isinstance(reply["error"]["message"], str)
+        return reply if whole and told and reply["ok"] is False else None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def _remedy(name: str) -> str:
+    return (
+        f"make a virtual environment for it as its own repository says, and set machine.benchmarks.{name}.python to "
+        "the interpreter in it"
+    )
+
+
+class Pool:
+    """Workers of one benchmark, started when they are needed.
+
+    Args:
+        name: of the benchmark, as in `machine.benchmarks`.
+        command: interpreter and script.
+        processes: workers at most.
+        timeout: seconds that one request may take.
+        start_timeout: seconds that a start, which imports the benchmark, may take.
+        env: additions to the workers' environment; PYTHON* and VIRTUAL_ENV* of ours are not handed down.
+    """
+
+    def __init__(
+        self, name: str, command: Sequence[str], *, processes: int, timeout: float, start_timeout: float = 120.0,
+        env: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        self.name, self.command, self.timeout = name, list(command), timeout
+        self._start_timeout, self._env = start_timeout, dict(env or {})
+        self._workers: list[Worker | None] = [None] * processes
+        self._lock = threading.Lock()
+        self._failed = 0
+        self._refusal = ""
+        atexit.register(self.close)
+
+    def call(self, op: str, **arguments: Any) -> Any:
+        """A request that belongs to no episode, on the worker that is least busy.
+
+        Raises:
+            InfrastructureError: the worker failed, or the benchmark raised.
+            UserError: the benchmark cannot be started, or refused the request.
+        """
+        return self._anywhere(op, arguments, opening=False)[1]
+
+    def session(self, **arguments: Any) -> "Session":
+        """Open an episode (op `reset`) on the worker with the fewest open ones; raises as `call` does."""
+        return Session(self, *self._anywhere("reset", arguments, opening=True))
+
+    def close(self) -> None:
+        """End all workers; what they held is lost."""
+        with self._lock:
+            workers = [worker for worker in self._workers if worker is not None]
+            self._workers[:] = [None] * len(self._workers)
+        for worker in workers:
+            worker.dismiss()
+        deadline = time.monotonic() + GRACE
+        for worker in workers:
+            try:
+                worker.process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                worker.end("was ended")
+
+    def _anywhere(self, op: str, arguments: Mapping[str, Any], opening: bool) -> tuple[Worker, Any]:
+        """Ask a worker of our choice. One that is lost before it is this request's turn held nothing of it, so that
+        another takes its place."""
+        while True:
+            worker = self._chosen(opening)
+            answered = False
+            try:
+                with worker.lock:
+                    if worker.lost or not self._started(worker):
+                        continue
+                    answer = self._judged(op, worker.exchange(op, arguments, self.timeout))
+                    answered = True
+                    return worker, answer
+            finally:
+                self._release(worker, session=opening and not answered)
+
+    def _chosen(self, opening: bool) -> Worker:
+        """The worker with the fewest open episodes, or the least busy one; started rather than waited for, but not
+        where one stands idle."""
+        with self._lock:
+            if self._refusal:
+                raise UserError(self._refusal, _remedy(self.name))
+
+            def load(place: int) -> tuple[int, int, bool]:
+                worker = self._workers[place]
+                if worker is None or worker.lost:
+                    return 0, 0, True
+                return worker.sessions if opening else 0, worker.waiting, False
+
+            place = min(range(len(self._workers)), key=load)
+            worker = self._workers[place]
+            if worker is None or worker.lost:
+                worker = self._workers[place] = Worker(self.name, self.command, self._env)
+            worker.waiting += 1
+            worker.sessions += opening
+            return worker
+
+    def _started(self, worker: Worker) -> bool:
+        """Whether the worker answers; the first request that it gets is ours, so that no episode is to blame."""
+        if worker.started:
+            return True
+        try:
+            worker.exchange("hello", {}, self._start_timeout)
+            worker.started = True
+        except InfrastructureError:
+            said = "".join(f"\n    {line}" for line in worker.said())
+            problem = f"benchmark {self.name} does not start: {self.command[0]} {worker.lost}{said}"
+        else:
+            problem = ""
+        with self._lock:
+            self._failed = self._failed + 1 if problem else 0
+            self._refusal = problem if self._failed >= STARTS else self._refusal
+        return worker.started
+
+    def _take(self, worker: Worker) -> None:
+        """Get in line for a worker."""
+        with self._lock:
+            worker.waiting += 1
+
+    def _release(self, worker: Worker, session: bool) -> None:
+        """Leave the line, and with `session` give an episode back."""
+        with self._lock:
+            worker.waiting -= 1
+            worker.sessions -= session
+
+    def _judged(self, op: str, reply: Mapping[str, Any]) -> Any:
+        """The result in a reply, or its error, raised: ours when the request was, otherwise the benchmark's."""
+        if reply["ok"]:
+            return reply["result"]
+        error = reply["error"]
+        if error["type"] == "BadRequest":
+            raise UserError(
+                f"benchmark {self.name} refused {op}: {error['message']}",
+                f"see whether machine.benchmarks.{self.name}.python names the installation that was meant",
+            )
+        raise InfrastructureError(f"{self.name} raised {error['type']} in {op}: {error['message']}")
+
+
+class Session:
+    """One episode in one worker; `opening` is the worker's reply to `reset`."""
+
+    def __init__(self, pool: Pool, worker: Worker, opening: dict[str, Any]) -> None:
+        self._pool, self._worker, self.opening = pool, worker, opening
+        self._closed = False
+
+    def call(self, op: str, **arguments: Any) -> Any:
+        """A request on this episode; raises as `Pool.call` does."""
+        return self._asked(op, arguments, last=False)
+
+    def close(self) -> None:
+        """Let the worker drop the episode; nothing happens when it is gone already."""
+        if self._closed:
+            return
+        self._closed = True
+        with suppress(InfrastructureError, UserError):
+            self._asked("close", {}, last=True)
+
+    def _asked(self, op: str, arguments: Mapping[str, Any], last: bool) -> Any:
+        self._pool._take(self._worker)
+        try:
+            with self._worker.lock:
+                named = {"episode": self.opening["episode"], **arguments}
+                return self._pool._judged(op, self._worker.exchange(op, named, self._pool.timeout))
+        finally:
+            self._pool._release(self._worker, session=last)

@@ -1,0 +1,113 @@
+"""Episodes that live in a worker, with a simulated user that any policy of ours plays.
+
+The worker hands out the user's prompt when it is the user's turn; that turn is then a one-step episode of the user's
+policy, under a key of its own. So workers need neither model nor network, and the user's model and temperature are
+part of the benchmark's identity like any other setting.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from captrain.benchmarks.pool import Pool, Session
+from captrain.errors import InfrastructureError, UserError
+from captrain.policies import Play, Policy
+from captrain.records import Message
+from captrain.spec import Installation, Machine
+
+
+def installation(machine: Machine | None, name: str, advice: str) -> Installation:
+    """Where a benchmark is installed.
+
+    Raises:
+        UserError: nowhere; `advice` says how its environment is made.
+    """
+    found = machine.benchmarks.get(name) if machine is not None else None
+    if found is None or not found.python:
+        raise UserError(
+            f"benchmark {name} is not installed: machine.benchmarks.{name}.python names no interpreter",
+            f"{advice} Then set machine.benchmarks.{name}.python to the interpreter in it",
+        )
+    return found
+
+
+class Turn:
+    """The one turn of a simulated user, as an episode for its policy."""
+
+    def __init__(self, messages: Sequence[Message], tools: list[dict[str, Any]]) -> None:
+        self.messages, self.tools = messages, tools
+
+    def step(self, message: Message) -> tuple[list[Message], bool]:
+        """The turn is over when the user has spoken."""
+        return [], True
+
+
+class SimulatedEpisode:
+    """An episode in a worker.
+
+    Args:
+        pool: the benchmark's workers.
+        reset: arguments of the worker's `reset`.
+        user: who plays the simulated user; None where the worker's own script does.
+        key: names the randomness of the user.
+    """
+
+    def __init__(self, pool: Pool, reset: dict[str, Any], user: Policy | None, key: str) -> None:
+        self.user, self.key, self.turns = user, key, 0
+        self.session: Session = pool.session(**reset, user="scripted" if user is None else "client")
+        opening = self.session.opening
+        self.tools: list[dict[str, Any]] = opening["tools"]
+        self.messages: list[Message] = [{"role": "system", "content": opening["system"]}] if opening["system"] else []
+        try:
+            self.messages += self._until_agent(opening)[0]
+        except BaseException:
+            # Nobody else can: there is no episode yet.
+            self.close()
+            raise
+
+    def step(self, message: Message) -> tuple[list[Message], bool]:
+        """See `captrain.contract.Episode.step`."""
+        return self._until_agent(self.session.call("step", role="agent", message=message))
+
+    def close(self) -> None:
+        """Let the worker drop the episode."""
+        self.session.close()
+
+    def _until_agent(self, seen: dict[str, Any]) -> tuple[list[Message], bool]:
+        """The messages up to the agent's next turn, users' turns played, and whether the episode is over."""
+        messages: list[Message] = list(seen["messages"])
+        while seen["turn"] == "user":
+            spoken = self._user(seen["user_messages"], seen.get("user_tools") or [])
+            seen = self.session.call("step", role="user", message=spoken)
+            messages += seen["messages"]
+        return messages, bool(seen["done"])
+
+    def _user(self, messages: Sequence[Message], tools: list[dict[str, Any]]) -> Message:
+        assert self.user is not None
+        self.turns += 1
+        play = Play(f"{self.key}/user/{self.turns}", Turn(messages, tools))
+        for _ in self.user.play([play]):
+            pass
+        said = play.messages[-1] if play.turns else {}
+        if not tools:
+            said = {name: value for name, value in said.items() if name != "tool_calls"}
+        if play.error or not (said.get("tool_calls") or (said.get("content") or "").strip()):
+            # A user who says nothing is a fault of the simulation and none of the agent's.
+            raise InfrastructureError(f"simulated user: {play.error or 'said nothing'}")
+        return {name: said[name] for name in ("role", "content", "tool_calls") if name in said}
+
+
+def divided(names: Sequence[str], shares: Sequence[float]) -> list[list[str]]:
+    """Names divided in the given shares, in order, each part spread evenly over the whole.
+
+    Every name goes to the part that lags most behind its share; equal lists are divided equally.
+    """
+    parts: list[list[str]] = [[] for _ in shares]
+    for taken, name in enumerate(names, start=1):
+        lag = [share * taken - len(part) for share, part in zip(shares, parts, strict=True)]
+        parts[lag.index(max(lag))].append(name)
+    return parts
+
+
+def identity_of(user: Policy | None) -> str:
+    """What is recorded of the simulated user: the digest of its policy, or that it follows a script."""
+    return "scripted" if user is None else f"{type(user).__name__} {user.digest}"

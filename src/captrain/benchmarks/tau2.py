@@ -1,0 +1,199 @@
+"""tau2-bench: customers at an airline and a shop, played by a simulated user, in tau2's own environment.
+
+The paper's benchmark is 0.2.1-dev, the last version in which every task is scored by database and information told
+alone; 1.0 changed 53 tasks. tau2 is installed by the user, from its own repository, and found through
+`machine.benchmarks.tau2`; the package called tau2 on the public index is an unrelated project. Nothing is started
+before it is needed, so that a configuration composes and validates without it.
+"""
+
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from captrain.benchmarks.pool import WORKERS, Pool
+from captrain.benchmarks.simulation import SimulatedEpisode, divided, identity_of, installation
+from captrain.contract import tool_call
+from captrain.errors import UserError
+from captrain.policies import Policy
+from captrain.records import Message, file_digest
+from captrain.spec import Machine
+
+Domain = Literal["airline", "retail", "mock"]
+ADVICE = (
+    "Make a virtual environment from tau2-bench's own repository (sierra-research/tau2-bench), as its README says; the "
+    "package called tau2 on the public index is something else."
+)
+
+
+class Tau2:
+    """The benchmark.
+
+    Args:
+        machine: names the installation.
+        domains: which domains; tasks of several are interleaved in proportion.
+        version: the installation expected; another one is refused, because its tasks are others.
+        max_steps: of one conversation, as tau2 counts them (messages and rounds of tool results).
+        discovery: share of tau2's train split for diagnosis; the rest is for training. The test split is tau2's own.
+        user: who plays the customer; None: a script that reads the scenario aloud and then leaves, for checks only.
+    """
+
+    name = "tau2"
+
+    def __init__(
+        self, machine: Machine | None = None, *, domains: Annotated[list[Domain], Field(min_length=1)],
+        version: Literal["0.2.1-dev", "1.0"] = "0.2.1-dev", max_steps: Annotated[int, Field(ge=2)] = 50,
+        discovery: Annotated[float, Field(gt=0, lt=1)] = 0.62, user: Policy | None = None,
+    ) -> None:  # fmt: skip
+        self.machine, self.domains, self.version = machine, domains, version
+        self.max_steps, self.discovery, self.user = max_steps, discovery, user
+
+    @cached_property
+    def pool(self) -> Pool:
+        """The workers. Started on first use, and the version checked."""
+        found = installation(self.machine, "tau2", ADVICE)
+        return Pool(
+            "tau2", [str(Path(found.python).expanduser()), str(WORKERS / "tau2_worker.py")],
+            processes=found.processes, timeout=found.timeout,
+            env={"TAU2_DATA_DIR": str(Path(found.data).expanduser())} if found.data else {},
+        )  # fmt: skip
+
+    @cached_property
+    def _hello(self) -> dict[str, Any]:
+        said = self.pool.call("hello")
+        if not str(said["version"]).startswith(self.version.replace("-", ".")):
+            raise UserError(
+                f"benchmark tau2: version {said['version']} is installed where benchmark.version = {self.version}",
+                "set benchmark.version to what is installed, or name another environment in "
+                "machine.benchmarks.tau2.python: tasks differ between versions",
+            )
+        if absent := [domain for domain in self.domains if "db" not in said["data"][domain]]:
+            raise UserError(
+                f"benchmark tau2: the data of {', '.join(absent)} are not where tau2 looks for them",
+                "set machine.benchmarks.tau2.data to the `data` folder of tau2-bench's repository",
+            )
+        return said
+
+    def _world(self, domain: str) -> dict[str, str]:
+        """What a task of the domain depends on: another world, another task."""
+        data = self._hello["data"][domain]
+        return {
+            "benchmark": "tau2",
+            "version": self._hello["version"],
+            **{k: data[k] for k in ("tasks", "db", "policy")},
+        }
+
+    @cached_property
+    def about(self) -> dict[str, Any]:
+        """Version, hashes, split sizes, what is not runnable, user and reward."""
+        return {
+            "benchmark": "tau2",
+            "version": self._hello["version"],
+            "data": {domain: self._hello["data"][domain] for domain in self.domains},
+            "splits": {name: {d: len(ids) for d, ids in parts.items()} for name, parts in self._splits.items()},
+            "not_runnable": {
+                f"tau2/{domain}/{name}": reason
+                for domain in self.domains
+                for name, reason in self._listed[domain]["not_runnable"].items()
+            },
+            "user": identity_of(self.user),
+            "reward": "database as it should be x everything told; conversations the user did not end score 0",
+            "max_steps": self.max_steps,
+            "worker": file_digest(WORKERS / "serving.py", WORKERS / "tau2_worker.py"),
+        }
+
+    @cached_property
+    def tools(self) -> list[dict[str, Any]]:
+        """The tools of all domains; an episode has its own domain's. Where domains word the same tool differently, as
+        airline and retail do, the first domain's wording stands."""
+        known: dict[str, dict[str, Any]] = {}
+        for domain in self.domains:
+            for tool in self.pool.call("tools", domain=domain)["tools"]:
+                name = tool["function"]["name"]
+                if _unworded(known.setdefault(name, tool)) != _unworded(tool):
+                    raise ValueError(f"tool {name} takes other arguments in {domain} than in {', '.join(self.domains)}")
+        return [*known.values()]
+
+    @cached_property
+    def _listed(self) -> dict[str, Any]:
+        return {domain: self.pool.call("list_tasks", domain=domain) for domain in self.domains}
+
+    @cached_property
+    def _splits(self) -> dict[str, dict[str, list[str]]]:
+        """Split -> domain -> task ids. A domain without splits of its own (mock) is divided in three."""
+        splits: dict[str, dict[str, list[str]]] = {"discovery": {}, "training": {}, "test": {}}
+        for domain in self.domains:
+            own = self._listed[domain]["splits"]
+            train, test = own.get("train"), own.get("test")
+            if train is None:
+                train, test = divided(own["base"], (2 / 3, 1 / 3))
+            parts = divided(train, (self.discovery, 1 - self.discovery))
+            splits["discovery"][domain], splits["training"][domain] = parts
+            splits["test"][domain] = list(test)
+        return splits
+
+    def tasks(self, split: str, count: int) -> list[dict[str, Any]]:
+        """The first `count` tasks of a split, domains interleaved in proportion."""
+        self._hello  # noqa: B018  (the version is checked before any task is given out)
+        by_domain = self._splits[split]
+        total = sum(map(len, by_domain.values()))
+        places = [(at / len(ids), domain, name) for domain, ids in by_domain.items() for at, name in enumerate(ids)]
+        return [
+            {
+                "id": f"tau2/{domain}/{name}",
+                "split": split,
+                "data": {"kind": domain, "task": name, "world": self._world(domain)},
+            }
+            for _, domain, name in sorted(places, key=lambda place: place[0])[: min(count, total)]
+        ]
+
+    def _place(self, task: dict[str, Any]) -> dict[str, str]:
+        """The worker's arguments for a task of this world."""
+        data = task["data"]
+        if data["world"] != self._world(data["kind"]):
+            raise UserError(
+                f"task {task['id']} is of tau2 {data['world']['version']} with other data than what is installed",
+                "run `dvc repro rollouts`, or name the environment that it was made with in machine.benchmarks.tau2",
+            )
+        return {"domain": data["kind"], "task_id": data["task"]}
+
+    def open(self, task: dict[str, Any], key: str = "") -> SimulatedEpisode:
+        """Open a task; `key` names the randomness of the simulated user."""
+        return SimulatedEpisode(self.pool, {**self._place(task), "max_steps": self.max_steps}, self.user, key)
+
+    def score(self, task: dict[str, Any], messages: list[Message]) -> dict[str, Any]:
+        """1 if the user ended the conversation, the database is right and everything was told; from the record."""
+        return self.pool.call("evaluate", **self._place(task), messages=messages, max_steps=self.max_steps)
+
+    def reference(self, task: dict[str, Any]) -> list[Message]:
+        """The gold actions, then a message that tells what has to be told; empty where tau2 gives no actions."""
+        gold = self.pool.call("reference", **self._place(task))
+        if gold["actions"] is None:
+            return []
+        messages = []
+        for action in gold["actions"]:
+            message = tool_call(action["name"], action["arguments"])
+            if action["compare"] is not None:
+                message["tool_calls"][0]["compare"] = action["compare"]
+            messages.append(message)
+        told: Message = {
+            "role": "assistant",
+            "content": ", ".join(gold["informs"]) or "Done.",
+            "informs": gold["informs"],
+        }
+        return [*messages, told]
+
+    def idle(self, task: dict[str, Any]) -> list[Message]:
+        """The record of an agent that has done nothing when the user leaves."""
+        return self.pool.call("idle", **self._place(task))["messages"]
+
+
+def _unworded(schema: Any) -> Any:
+    """A tool's schema without its descriptions."""
+    if isinstance(schema, list):
+        return [_unworded(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    # An argument may be called description, too; it is then an object.
+    return {key: _unworded(one) for key, one in schema.items() if key != "description" or isinstance(one, dict)}

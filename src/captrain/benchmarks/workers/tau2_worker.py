@@ -1,0 +1,478 @@
+# pyright: reportMissingImports=false
+"""tau2-bench behind the worker protocol: runs in tau2's own environment, needs no model, no key and no network.
+
+tau2's orchestrator plays; the agent and the simulated user are puppets whose words come from our side. `evaluate` is a
+function of the task and the recorded messages alone: it rebuilds tau2's messages and asks tau2's evaluators for the
+state of the database and for the information told. Assertions that tau2 leaves to a language model (in 1.0) are not
+judged; the information told counts in their place. Works with tau2 0.2.1-dev and 1.0, in neither of which an agent in
+a conversation can end it.
+
+Nothing an agent says may make tau2 raise, live or in the evaluation, because an exception is never a score. What tau2
+cannot take (arguments that are no JSON object, not-a-number, lone surrogates) is put into a form that its tools answer
+with an error, in the same way in both.
+"""
+
+import os
+
+from serving import LONGEST, PROTOCOL, BadRequest, protect, serve
+
+REPLIES = protect()
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # tau2's model library would fetch prices at import
+
+import hashlib
+import importlib.metadata
+import inspect
+import json
+import resource
+import signal
+import sys
+import time
+import uuid
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+STARTED = time.perf_counter()
+
+from loguru import logger
+
+logger.remove()
+logger.add(sys.stderr, level="ERROR")
+
+from tau2.agent.llm_agent import AGENT_INSTRUCTION, SYSTEM_PROMPT
+from tau2.data_model.message import AssistantMessage, MultiToolMessage, ToolCall, ToolMessage, UserMessage
+from tau2.data_model.simulation import TerminationReason
+from tau2.data_model.tasks import RewardType
+from tau2.evaluator.evaluator_action import ActionEvaluator
+from tau2.evaluator.evaluator_communicate import CommunicateEvaluator
+from tau2.evaluator.evaluator_env import EnvironmentEvaluator
+from tau2.orchestrator.orchestrator import DEFAULT_FIRST_AGENT_MESSAGE, Orchestrator, Role
+from tau2.registry import registry
+from tau2.user.user_simulator import UserSimulator
+from tau2.utils.utils import DATA_DIR
+
+try:  # 1.0
+    from tau2.agent.base_agent import HalfDuplexAgent as AgentBase
+    from tau2.user.user_simulator_base import OUT_OF_SCOPE, STOP, TRANSFER, UserState
+    from tau2.user.user_simulator_base import HalfDuplexUser as UserBase
+except ImportError:
+    from tau2.agent.base import LocalAgent as AgentBase
+    from tau2.user.base import OUT_OF_SCOPE, STOP, TRANSFER, UserState
+    from tau2.user.base import BaseUser as UserBase
+
+IMPORT_SECONDS = time.perf_counter() - STARTED
+DOMAINS = ("mock", "airline", "retail")
+FILES = {"tasks": "tasks.json", "db": "db.json", "policy": "policy.md", "splits": "split_tasks.json"}
+WORLD = {RewardType.DB, RewardType.ENV_ASSERTION}
+TOLD = {RewardType.COMMUNICATE, RewardType.NL_ASSERTION}
+DEEPEST = 50
+"""Levels of nesting in a call's arguments; tau2 copies them by recursion."""
+PATIENCE = 2.0
+"""Seconds for one tool call: tau2's calculator computes powers of any size."""
+
+
+class Agent(AgentBase):
+    """Says what it was given."""
+
+    message = None
+
+    def get_init_state(self, message_history=None):
+        return {}
+
+    def set_seed(self, seed):
+        pass
+
+    def generate_next_message(self, message, state):
+        return self.message, state
+
+
+class User(UserBase):
+    """Says what it was given; tau2's own simulator words the prompt from which somebody else finds that."""
+
+    def __init__(self, task):
+        super().__init__()
+        self.simulator = UserSimulator(llm="none", instructions=str(task.user_scenario))
+        self.message = None
+
+    @classmethod
+    def is_stop(cls, message):
+        return not message.is_tool_call() and stops(message.content)
+
+    def get_init_state(self, message_history=None):
+        return self.simulator.get_init_state(message_history or [])
+
+    def set_seed(self, seed):
+        pass
+
+    def generate_next_message(self, message, state):
+        state.messages.extend(unpacked(message))
+        state.messages.append(self.message)
+        return self.message, state
+
+    def prompt(self, message, state):
+        """The simulator's chat: its system prompt, and the dialogue with roles exchanged."""
+        heard = UserState(system_messages=state.system_messages, messages=[*state.messages, *unpacked(message)])
+        system = [{"role": "system", "content": one.content or ""} for one in heard.system_messages]
+        return system + [shown(one) for one in heard.flip_roles()]
+
+
+def stops(content):
+    return any(token in (content or "") for token in (STOP, TRANSFER, OUT_OF_SCOPE))
+
+
+def unpacked(message):
+    return list(message.tool_messages) if isinstance(message, MultiToolMessage) else [message]
+
+
+def shown(message):
+    """A message of tau2 as an OpenAI chat message."""
+    if isinstance(message, ToolMessage):
+        result = {"role": "tool", "tool_call_id": message.id, "content": message.content or ""}
+        return {**result, "error": True} if message.error else result
+    chat = {"role": message.role, "content": message.content or ""}
+    if message.tool_calls:
+        chat["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.tool_calls
+        ]
+    return chat
+
+
+def understood(message, ids):
+    """An OpenAI chat message of agent or user as tau2's; None where it says nothing. Ids come from `ids`, never from
+    the message: what a model writes there is not trusted."""
+    requestor = "user" if message["role"] == "user" else "assistant"
+    calls = []
+    for call in message.get("tool_calls") or []:
+        function = call.get("function") or {}
+        name = writable(str(function.get("name")))
+        calls.append(
+            ToolCall(id=next(ids), name=name, arguments=arguments_of(function.get("arguments")), requestor=requestor)
+        )
+    content = writable(message.get("content") or "") or None
+    if not calls and not (content or "").strip():
+        return None
+    kind = UserMessage if requestor == "user" else AssistantMessage
+    return kind(role=requestor, content=content, tool_calls=calls or None, cost=0.0)
+
+
+def arguments_of(given):
+    """The arguments of a call. No tool takes an argument without a name, so what is no JSON object goes by none, and
+    the tool answers that it does not know it."""
+    try:
+        arguments = json.loads(given or "{}") if isinstance(given, str) else given
+        plain = json.loads(writable(json.dumps(arguments, ensure_ascii=False, allow_nan=False)))
+        if isinstance(plain, dict) and depth(plain) <= DEEPEST:
+            return plain
+    except (ValueError, RecursionError):
+        pass
+    return {"": writable(given[:LONGEST]) if isinstance(given, str) else ""}
+
+
+def depth(value):
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if inner is None else 1 + max(map(depth, inner), default=0)
+
+
+def writable(text):
+    """Text without what cannot be written as UTF-8, which tau2's messages refuse."""
+    return text.encode(errors="replace").decode()
+
+
+def world(domain, **settings):
+    """A domain's environment, in which every tool call ends and no assertion raises: the ones tau2 wrote for some
+    tasks do, where the agent has not made what they look at."""
+    environment = registry.get_env_constructor(domain)(**settings)
+    call, holds = environment.make_tool_call, environment.run_env_assertion
+
+    def timed(*given, **arguments):
+        with patience():
+            return call(*given, **arguments)
+
+    def checked(assertion, raise_assertion_error=True):
+        try:
+            return holds(assertion, raise_assertion_error=raise_assertion_error)
+        except Exception:
+            if raise_assertion_error:
+                raise
+            return False
+
+    environment.make_tool_call, environment.run_env_assertion = timed, checked
+    return environment
+
+
+@contextmanager
+def patience():
+    """Interrupt what takes too long with a TimeoutError."""
+
+    def interrupt(number, frame):
+        raise TimeoutError(f"no answer within {PATIENCE:g} s")
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, PATIENCE)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def numbered():
+    number = 0
+    while True:
+        number += 1
+        yield f"call_{number}"
+
+
+class Episode:
+    """One task being played."""
+
+    def __init__(self, domain, task, max_steps, lines):
+        environment = world(domain)
+        self.lines, self.ids, self.names = lines, numbered(), {}
+        self.agent = Agent(environment.get_tools(), environment.get_policy())
+        self.user = User(task)
+        self.tools = [tool.openai_schema for tool in environment.get_tools()]
+        self.system = SYSTEM_PROMPT.format(domain_policy=environment.get_policy(), agent_instruction=AGENT_INSTRUCTION)
+        self.orchestrator = Orchestrator(
+            domain=domain, agent=self.agent, user=self.user, environment=environment, task=task, max_steps=max_steps
+        )
+        # Of `run`, which we do not use; 1.0 reads them.
+        self.orchestrator._run_start_time, self.orchestrator._run_start_perf = None, time.perf_counter()
+        self.orchestrator.initialize()
+        self.sent, self.ended = 0, None
+
+    def advance(self):
+        """Let the world and the scripted user act until it is somebody's turn on our side."""
+        one = self.orchestrator
+        while not one.done:
+            if one.to_role == Role.AGENT:
+                return "agent"
+            if one.to_role == Role.USER:
+                if self.lines is None:
+                    return "user"
+                line = self.lines.pop(0) if self.lines else STOP
+                self.user.message = UserMessage(role="user", content=line, cost=0.0)
+            self.step()
+        return None
+
+    def step(self):
+        """One step, and the limits that tau2 checks after each."""
+        one = self.orchestrator
+        one.step()
+        if one.to_role != Role.ENV:
+            if one.step_count >= one.max_steps:
+                one.done, one.termination_reason = True, TerminationReason.MAX_STEPS
+            if one.num_errors >= one.max_errors:
+                one.done, one.termination_reason = True, TerminationReason.TOO_MANY_ERRORS
+
+    def observed(self, own=0):
+        """What has happened since; the first `own` messages are the agent's own and not repeated."""
+        turn = None if self.ended else self.advance()
+        one = self.orchestrator
+        fresh = [shown(message) for message in one.trajectory[self.sent + own :]]
+        self.sent = len(one.trajectory)
+        for message in fresh:
+            if message["role"] == "tool":
+                message["tool_call_id"] = self.names.get(message["tool_call_id"], message["tool_call_id"])
+        reason = self.ended or (one.termination_reason.value if one.done else None)
+        seen = {"turn": turn, "done": reason is not None, "termination": reason, "messages": fresh}
+        if turn == "user":
+            seen["user_messages"] = self.user.prompt(one.message, one.user_state)
+        return seen
+
+    def take(self, role, message):
+        """A message of the agent or of the user."""
+        one = self.orchestrator
+        if one.done or self.ended:
+            raise BadRequest("the episode is over")
+        turn = {Role.AGENT: "agent", Role.USER: "user"}[one.to_role]
+        if role != turn:
+            raise BadRequest(f"it is the {turn}'s turn, not the {role}'s")
+        said = understood({**message, "role": "user" if role == "user" else "assistant"}, self.ids)
+        if said is None:
+            self.ended = f"{role}_error"
+            return self.observed()
+        for call, given in zip(said.tool_calls or [], message.get("tool_calls") or [], strict=True):
+            self.names[call.id] = given["id"] if isinstance(given.get("id"), str) else call.id
+        (self.agent if role == "agent" else self.user).message = said
+        self.step()
+        return self.observed(own=1 if role == "agent" else 0)
+
+
+EPISODES, TASKS = {}, {}
+
+
+def tasks_of(domain):
+    if domain not in DOMAINS:
+        raise BadRequest(f"there is no domain {domain!r}")
+    if domain not in TASKS:
+        loader = registry.get_tasks_loader(domain)
+        # Since tau2 has splits, loading without one gives the tasks of the default split alone.
+        everything = [None] if "task_split_name" in inspect.signature(loader).parameters else []
+        TASKS[domain] = {one.id: one for one in loader(*everything)}
+    return TASKS[domain]
+
+
+def task_of(domain, task):
+    if task not in tasks_of(domain):
+        raise BadRequest(f"{domain} has no task {task!r}")
+    return TASKS[domain][task]
+
+
+def hello():
+    """Versions and data."""
+    root = Path(DATA_DIR) / "tau2" / "domains"
+    data = {
+        domain: {
+            name: hashlib.sha256((root / domain / file).read_bytes()).hexdigest()[:16]
+            for name, file in FILES.items()
+            if (root / domain / file).exists()
+        }
+        for domain in DOMAINS
+    }
+    return {
+        "protocol": PROTOCOL,
+        "benchmark": "tau2",
+        "version": importlib.metadata.version("tau2"),
+        "python": sys.version.split()[0],
+        "data": data,
+        "seconds": round(IMPORT_SECONDS, 3),
+    }
+
+
+def list_tasks(domain):
+    """Ids by tau2's own splits (a domain without any has all its tasks in `base`), and why tasks are left out."""
+    loaded = tasks_of(domain)
+    barred = {name: "the user needs tools of their own" for name, task in loaded.items() if needs_tools(task)}
+    splits = registry.get_task_splits_loader(domain)
+    given = splits() if splits else {"base": loaded}
+    by_split = {split: [name for name in names if name not in barred] for split, names in given.items()}
+    return {"splits": by_split, "not_runnable": barred}
+
+
+def needs_tools(task):
+    """Whether the simulated user has to act as well as talk: one task of `mock` in 1.0, none elsewhere. A record is
+    what the agent sees, and an agent does not see what its user does."""
+    criteria = task.evaluation_criteria
+    done_by = {one.requestor for one in (criteria.actions if criteria else None) or []}
+    seen_by = {one.env_type for one in (criteria.env_assertions if criteria else None) or []}
+    return "user" in done_by | seen_by
+
+
+def tools(domain):
+    """Schemas of the agent's tools."""
+    return {"tools": [tool.openai_schema for tool in world(domain).get_tools()]}
+
+
+def reset(domain, task_id, max_steps, user):
+    """Open a task."""
+    task = task_of(domain, task_id)
+    lines = [spoken(task), STOP] if user == "scripted" else None
+    episode = Episode(domain, task, max_steps, lines)
+    name = uuid.uuid4().hex
+    EPISODES[name] = episode
+    return {"episode": name, "system": episode.system, "tools": episode.tools, **episode.observed()}
+
+
+def spoken(task):
+    """What a user who has read the scenario aloud would say."""
+    instructions = task.user_scenario.instructions
+    if isinstance(instructions, str):
+        return instructions
+    said = [getattr(instructions, name, None) for name in ("reason_for_call", "known_info")]
+    return "\n".join(one for one in said if one) or str(instructions)
+
+
+def step(episode, role, message):
+    """A turn."""
+    if episode not in EPISODES:
+        raise BadRequest("there is no such episode")
+    return EPISODES[episode].take(role, message)
+
+
+def recorded(messages):
+    """tau2's messages for a record, without the system prompt; the k-th tool message answers the k-th open call."""
+    ids, waiting, rebuilt = numbered(), [], []
+    for message in messages:
+        if message["role"] == "system":
+            continue
+        if message["role"] == "tool":
+            if not waiting:
+                raise BadRequest("the record has a tool message that answers no call")
+            call = waiting.pop(0)
+            content, error = message.get("content"), bool(message.get("error"))
+            rebuilt.append(ToolMessage(id=call.id, role="tool", content=content, requestor=call.requestor, error=error))
+            continue
+        said = understood(message, ids)
+        if said is not None:
+            waiting += said.tool_calls or []
+            rebuilt.append(said)
+    return rebuilt
+
+
+def steps_of(messages, before):
+    """Steps of the orchestrator behind a record: one for each message said and for each round of tool results, after
+    the `before` messages that were there at the start."""
+    told = [message["role"] for message in messages if message["role"] != "system"][before:]
+    return sum(role != "tool" or told[at - 1] != "tool" for at, role in enumerate(told))
+
+
+def evaluate(domain, task_id, messages, max_steps):
+    """The score of a record: 1 if the conversation was ended by the user within the steps allowed, the database is as
+    it should be, and what had to be told was told."""
+    task = task_of(domain, task_id)
+    last = messages[-1] if messages else {"role": "none"}
+    ended = last["role"] == "user" and not last.get("tool_calls") and stops(last.get("content"))
+    if not ended or steps_of(messages, history(task)) >= max_steps:
+        return {"reward": 0.0, "success": False, "parts": {"ended": 0.0}}
+    record = recorded(messages)
+    state = EnvironmentEvaluator.calculate_reward(partial(world, domain), task, record)
+    told = CommunicateEvaluator.calculate_reward(task, record).reward
+    basis = set(task.evaluation_criteria.reward_basis) if task.evaluation_criteria else set()
+    parts = {"ended": 1.0, "db": state.db_check.db_reward if state.db_check else 1.0, "communicate": told}
+    reward = (state.reward if basis & WORLD else 1.0) * (told if basis & TOLD else 1.0)
+    if RewardType.ACTION in basis:
+        parts["action"] = ActionEvaluator.calculate_reward(task, record).reward
+        reward *= parts["action"]
+    return {"reward": float(reward), "success": reward == 1.0, "parts": parts}
+
+
+def history(task):
+    """Messages that are there before anybody acts: the task's own, or tau2's greeting."""
+    given = task.initial_state.message_history if task.initial_state else None
+    return len(given) if given else 1
+
+
+def reference(domain, task_id):
+    """The actions of the gold solution (None where the task is checked by assertions alone and has none), arguments
+    that alone are compared, if any, and the values to be told."""
+    criteria = task_of(domain, task_id).evaluation_criteria
+    given = (criteria.actions if criteria else None) or []
+    actions = [{"name": one.name, "arguments": one.arguments, "compare": one.compare_args} for one in given]
+    known = actions or not (criteria and criteria.env_assertions)
+    informs = list((criteria.communicate_info if criteria else None) or [])
+    return {"actions": actions if known else None, "informs": informs}
+
+
+def idle(domain, task_id):
+    """The record of an agent that has done nothing when the user leaves."""
+    task = task_of(domain, task_id)
+    given = (task.initial_state.message_history if task.initial_state else None) or [DEFAULT_FIRST_AGENT_MESSAGE]
+    return {"messages": [*map(shown, given), {"role": "user", "content": STOP}]}
+
+
+def close(episode):
+    """Drop an episode."""
+    EPISODES.pop(episode, None)
+    return {}
+
+
+def stats():
+    """Open episodes and memory."""
+    return {"episodes": len(EPISODES), "maxrss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024}
+
+
+if __name__ == "__main__":
+    operations = (hello, list_tasks, tools, reset, step, evaluate, reference, idle, close, stats)
+    serve({operation.__name__: operation for operation in operations}, REPLIES)

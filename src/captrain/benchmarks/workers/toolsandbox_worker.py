@@ -1,0 +1,382 @@
+# pyright: reportMissingImports=false
+"""ToolSandbox behind the worker protocol: runs in ToolSandbox's own environment, needs no model, no key, no network.
+
+Its data are relative to the clock, and its tools read the clock. Here the clock stands at an instant given by CLOCK and
+moves by one second with each call of a tool, so that a task is the same on every day and `evaluate` can play a record
+again: it builds a fresh world, repeats what agent and user said, and asks ToolSandbox for the similarity. ToolSandbox
+keeps its world in one global; it is exchanged for each request, and requests come one at a time.
+
+What a model writes is never executed: calls are rebuilt from a tool that exists, JSON values, and an id of our own.
+"""
+
+import os
+import sys
+import time
+
+from serving import PROTOCOL, BadRequest, protect, serve
+
+REPLIES = protect()
+os.environ["TZ"] = "UTC"
+time.tzset()
+STARTED = time.perf_counter()
+
+import copy
+import datetime
+import hashlib
+import json
+import resource
+import types
+import uuid
+from pathlib import Path
+
+import tool_sandbox
+from tool_sandbox.common.execution_context import (
+    DatabaseNamespace,
+    RoleType,
+    get_current_context,
+    set_current_context,
+)
+from tool_sandbox.common.message_conversion import Message
+from tool_sandbox.common.tool_conversion import convert_to_openai_tool, convert_to_openai_tools
+from tool_sandbox.common.tool_discovery import ToolBackend
+from tool_sandbox.roles.base_role import BaseRole
+from tool_sandbox.roles.execution_environment import ExecutionEnvironment
+from tool_sandbox.roles.openai_api_user import OpenAIAPIUser
+from tool_sandbox.scenarios.insufficient_information_scenarios import named_insufficient_information_scenarios
+from tool_sandbox.scenarios.multiple_tool_call_scenarios import named_multiple_tool_call_scenarios
+from tool_sandbox.scenarios.multiple_user_turn_scenarios import named_multiple_user_turn_scenarios
+from tool_sandbox.scenarios.single_tool_call_scenarios import named_single_tool_call_scenarios
+
+IMPORT_SECONDS = time.perf_counter() - STARTED
+CLOCK = datetime.datetime.fromisoformat(os.environ["CAPTRAIN_CLOCK"])
+CATEGORIES = {
+    "single_tool_call": named_single_tool_call_scenarios,
+    "multiple_tool_call": named_multiple_tool_call_scenarios,
+    "multiple_user_turn": named_multiple_user_turn_scenarios,
+    "insufficient_information": named_insufficient_information_scenarios,
+}
+EXTERNAL = {
+    "search_lat_lon", "search_location_around_lat_lon", "search_weather_around_lat_lon", "search_stock",
+    "convert_currency",
+}  # fmt: skip
+LEAVE = {
+    "role": "user",
+    "content": "",
+    "tool_calls": [{"type": "function", "function": {"name": "end_conversation", "arguments": {}}}],
+}
+ENVIRONMENT, AGENT, USER = RoleType.EXECUTION_ENVIRONMENT, RoleType.AGENT, RoleType.USER
+PERFECT = 1 - 1e-6
+
+
+class Clock(datetime.datetime):
+    """ToolSandbox's `datetime.datetime`: another now, and otherwise the same."""
+
+    seconds = 0
+
+    @classmethod
+    def now(cls, tz=None):
+        return (CLOCK + datetime.timedelta(seconds=cls.seconds)).replace(tzinfo=tz)
+
+
+def stop_clock():
+    """Give ToolSandbox's modules our clock; the rest of the process keeps the real one."""
+    stopped = types.SimpleNamespace(**{**vars(datetime), "datetime": Clock})
+    for name, module in list(sys.modules.items()):
+        if name.startswith("tool_sandbox.") and getattr(module, "datetime", None) is datetime:
+            setattr(module, "datetime", stopped)  # noqa: B010  (it is no attribute that a module has by its type)
+
+
+class Agent(BaseRole):
+    """Only says what it is given; its rights are the agent's."""
+
+    role_type = AGENT
+
+
+class User(BaseRole):
+    """Only says what it is given; its rights are the user's."""
+
+    role_type = USER
+
+
+class Episode:
+    """One scenario being played."""
+
+    def __init__(self, name, scripted):
+        self.scenario, self.scripted = SCENARIOS[name], scripted
+        self.calls, self.ended, self.names = 0, None, {}
+        self.context = copy.deepcopy(self.scenario.starting_context)
+        self.environment = ExecutionEnvironment()
+        self.enter()
+        start = self.context.max_sandbox_message_index
+        for at, row in enumerate(self.rows()):
+            if row["recipient"] == ENVIRONMENT and row["sender"] == RoleType.SYSTEM:
+                self.environment.respond(ending_index=at)
+        self.sent, self.limit = 0, self.scenario.max_messages + start
+        self.tools = convert_to_openai_tools(Agent.get_available_tools())
+        self.context = get_current_context()
+
+    def enter(self):
+        """Make this world the global one, with its own time."""
+        Clock.seconds = self.calls
+        set_current_context(self.context)
+
+    def rows(self):
+        database = get_current_context().get_database(
+            DatabaseNamespace.SANDBOX, drop_sandbox_message_index=False, get_all_history_snapshots=True
+        )
+        return database.to_dicts()
+
+    def advance(self):
+        """Let the world and the scripted user act until it is somebody's turn on our side."""
+        while True:
+            last = self.rows()[-1]
+            if not last["conversation_active"]:
+                self.ended = "user_stop"
+            elif last["sandbox_message_index"] >= self.limit:
+                self.ended = "max_steps"
+            elif last["recipient"] == ENVIRONMENT:
+                self.environment.respond()
+                continue
+            elif last["recipient"] == AGENT:
+                return "agent"
+            elif not self.scripted:
+                return "user"
+            else:
+                self.said_by_user(LEAVE)
+                continue
+            return None
+
+    def observed(self):
+        """What the agent sees of what has happened since, without its own messages; and the user's leaving."""
+        turn = None if self.ended else self.advance()
+        fresh = [message for message in map(self.shown, self.rows()[self.sent :]) if message is not None]
+        self.sent = len(self.rows())
+        if self.ended == "user_stop":
+            fresh.append(LEAVE)
+        seen = {"turn": turn, "done": self.ended is not None, "termination": self.ended, "messages": fresh}
+        if turn == "user":
+            seen["user_messages"] = OpenAIAPIUser.to_openai_messages(User.filter_messages(User.get_messages()))
+            seen["user_tools"] = [convert_to_openai_tool(tool) for tool in User.get_available_tools().values()]
+        self.context = get_current_context()
+        return seen
+
+    def shown(self, row):
+        """A row as a chat message, None where it is not for the agent's eyes."""
+        if row["recipient"] != AGENT or row["visible_to"] == [USER]:
+            return None
+        if row["sender"] == ENVIRONMENT:
+            own = row["openai_tool_call_id"]
+            result = {"role": "tool", "tool_call_id": self.names.get(own, own), "name": row["openai_function_name"]}
+            result["content"] = row["content"]
+            return {**result, "error": True} if row["tool_call_exception"] else result
+        return {"role": "system" if row["sender"] == RoleType.SYSTEM else "user", "content": row["content"]}
+
+    def take(self, role, message):
+        """A message of the agent or of the user."""
+        if self.ended:
+            raise BadRequest("the episode is over")
+        turn = "agent" if self.rows()[-1]["recipient"] == AGENT else "user"
+        if role != turn:
+            raise BadRequest(f"it is the {turn}'s turn, not the {role}'s")
+        (self.said_by_agent if role == "agent" else self.said_by_user)(message)
+        return self.observed()
+
+    def said_by_user(self, message):
+        if message.get("tool_calls"):
+            code = call_code("call_user", "end_conversation", {})
+            User.add_messages([Message(sender=USER, recipient=ENVIRONMENT, content=code)])
+        else:
+            User.add_messages([Message(sender=USER, recipient=AGENT, content=message["content"])])
+
+    def said_by_agent(self, message):
+        calls = message.get("tool_calls") or []
+        text = message.get("content") or ""
+        if not calls and not text.strip():
+            self.ended = "agent_error"
+        elif not calls:
+            Agent.add_messages([Message(sender=AGENT, recipient=USER, content=text)])
+        else:
+            Agent.add_messages([self.called(call) for call in calls])
+            Clock.seconds = self.calls
+
+    def called(self, call):
+        """A call as ToolSandbox executes it. The id is ours, the tool exists, arguments are values; for anything else
+        the code only raises, in words of ours, so that the agent is told."""
+        self.calls += 1
+        own = f"call_{self.calls}"
+        self.names[own] = call["id"] if isinstance(call.get("id"), str) else own
+        function = call.get("function") or {}
+        name, arguments, fault = str(function.get("name")), function.get("arguments"), ""
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments or "{}")
+            except ValueError:
+                fault = f"the arguments of {name} are not JSON"
+        if not fault and not isinstance(arguments, dict):
+            fault = f"the arguments of {name} are not an object"
+        known = set(Agent.get_available_tools())
+        if name not in known:
+            fault = f"there is no tool {name}; there are {', '.join(sorted(known))}"
+        if fault:
+            code = f"raise ValueError({fault!r})"
+        else:
+            code = call_code(own, get_current_context().get_execution_facing_tool_name(name), arguments)
+        return Message(
+            sender=AGENT, recipient=ENVIRONMENT, content=code, openai_tool_call_id=own, openai_function_name=name
+        )  # fmt: skip
+
+
+def call_code(own, tool, arguments):
+    """The code of a call in the form that ToolSandbox reads back."""
+    return f"{own}_parameters = {arguments!r}\n{own}_response = {tool}(**{own}_parameters)\nprint(repr({own}_response))"
+
+
+def described(milestone, mine):
+    """What a milestone checks, as plain values: calls, words to the user, or a state of the records."""
+    found = []
+    for constraint in milestone.snapshot_constraints:
+        rows = [] if constraint.target_dataframe is None else constraint.target_dataframe.to_dicts()
+        namespace = str(constraint.database_namespace)
+        measure = getattr(constraint.snapshot_constraint, "func", constraint.snapshot_constraint).__name__
+        for row in rows:
+            if row.get("tool_trace") is not None:
+                called = json.loads(row["tool_trace"])
+                called = called if isinstance(called, list) else [called]
+                found += [{"tool": one["tool_name"], "arguments": one["arguments"]} for one in called]
+                continue
+            if namespace == "SANDBOX":
+                one = {"message": row.get("content")}
+            else:
+                change = measure.removesuffix("_similarity")
+                one = {"namespace": namespace, "change": change, "values": json.loads(json.dumps(row, default=str))}
+            found.append(one)
+    first: dict = dict(found[0]) if found else {"namespace": "state"}
+    if len(found) > 1:
+        first["also"] = found[1:]
+    return {**first, "minefield": True} if mine else first
+
+
+def milestones_of(scenario):
+    mined = [described(one, True) for one in scenario.evaluation.minefield_matcher.milestones]
+    return [described(one, False) for one in scenario.evaluation.milestone_matcher.milestones] + mined
+
+
+EPISODES, SCENARIOS, GROUPS = {}, {}, {}
+
+
+def build():
+    """All scenarios, in the world of the stopped clock."""
+    for category, named in CATEGORIES.items():
+        for name, scenario in named(preferred_tool_backend=ToolBackend.DEFAULT).items():
+            SCENARIOS[name], GROUPS[name] = scenario, category
+
+
+def scenario_of(name):
+    if name not in SCENARIOS:
+        raise BadRequest(f"there is no scenario {name!r}")
+    return SCENARIOS[name]
+
+
+def hello():
+    """Version and data; ToolSandbox's version never changes, so the hash of its scenarios and tools stands for it."""
+    total = hashlib.sha256()
+    root = Path(str(tool_sandbox.__file__)).parent
+    for part in ("common", "scenarios", "tools"):
+        for path in sorted((root / part).rglob("*.py")):
+            total.update(path.read_bytes())
+    return {
+        "protocol": PROTOCOL,
+        "benchmark": "toolsandbox",
+        "python": sys.version.split()[0],
+        "data": {"sources": total.hexdigest()[:16], "clock": CLOCK.isoformat()},
+        "seconds": round(IMPORT_SECONDS, 3),
+    }
+
+
+def list_tasks():
+    """Scenarios with category, the tools that need an outside key, and what their milestones check."""
+    return {
+        "tasks": [
+            {
+                "name": name,
+                "category": GROUPS[name],
+                "external": sorted(EXTERNAL & set(scenario.starting_context.tool_allow_list or ())),
+                "milestones": milestones_of(scenario),
+            }
+            for name, scenario in SCENARIOS.items()
+        ]
+    }
+
+
+def tools():
+    """Schemas of every tool that some scenario offers."""
+    known = {}
+    for scenario in SCENARIOS.values():
+        set_current_context(scenario.starting_context)
+        for tool in convert_to_openai_tools(Agent.get_available_tools()):
+            known.setdefault(tool["function"]["name"], tool)
+    return {"tools": list(known.values())}
+
+
+def reset(task_id, user):
+    """Open a scenario."""
+    scenario_of(task_id)
+    episode = Episode(task_id, scripted=user == "scripted")
+    name = uuid.uuid4().hex
+    EPISODES[name] = episode
+    return {"episode": name, "system": "", "tools": episode.tools, **episode.observed()}
+
+
+def step(episode, role, message):
+    """A turn."""
+    if episode not in EPISODES:
+        raise BadRequest("there is no such episode")
+    EPISODES[episode].enter()
+    return EPISODES[episode].take(role, message)
+
+
+def evaluate(task_id, messages):
+    """The similarity of a record: its messages are played again in a fresh world."""
+    scenario = scenario_of(task_id)
+    episode = Episode(task_id, scripted=False)
+    opening = len(episode.observed()["messages"])
+    for message in messages[opening:]:
+        if message["role"] == "tool" or episode.ended:
+            continue
+        role = "user" if message["role"] == "user" else "agent"
+        episode.enter()
+        episode.take(role, message)
+    episode.enter()
+    found = scenario.evaluation.evaluate(execution_context=episode.context, max_turn_count=scenario.max_messages)
+    mapped = {**found.milestone_mapping}
+    parts = {f"milestone {at + 1}": float(score) for at, (_, score) in sorted(mapped.items())}
+    first = len(scenario.evaluation.milestone_matcher.milestones) + 1
+    # Of a minefield the score says how surely it was entered; the part says how surely it was not.
+    mines = {f"milestone {first + at}": 1.0 - float(one[1]) for at, one in sorted(found.minefield_mapping.items())}
+    similarity = float(found.similarity)
+    summary = {"milestones": float(found.milestone_similarity), "minefields": 1.0 - float(found.minefield_similarity)}
+    return {"reward": similarity, "success": similarity >= PERFECT, "parts": {**summary, **parts, **mines}}
+
+
+def idle(task_id):
+    """The record of an agent that has done nothing when the user leaves; nobody knows how it would look."""
+    scenario_of(task_id)
+    return {"messages": Episode(task_id, scripted=False).observed()["messages"]}
+
+
+def close(episode):
+    """Drop an episode."""
+    EPISODES.pop(episode, None)
+    return {}
+
+
+def stats():
+    """Open episodes and memory."""
+    return {"episodes": len(EPISODES), "maxrss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024}
+
+
+if __name__ == "__main__":
+    stop_clock()
+    build()
+    operations = (hello, list_tasks, tools, reset, step, evaluate, idle, close, stats)
+    serve({operation.__name__: operation for operation in operations}, REPLIES)

@@ -1,0 +1,63 @@
+"""Rollouts that say nothing of the agent, because the simulated user or the infrastructure failed.
+
+A simulated user is a model, too, and its slips cost the agent tasks. Only what the log itself proves counts: a wrong
+detail, or an offer that the user's instructions forbid it to take, cannot be told from the log and stays with the
+agent. Who contrasts rollouts leaves these out and lists them.
+"""
+
+import re
+
+from captrain.capabilities.alignment import Story, Toolbox, asks_consent, is_reply, says, text_of
+from captrain.records import Rollout
+
+TOKEN = re.compile(r"###([A-Z-]+)###")
+"""How a simulated user ends a conversation (tau2's marks)."""
+OUT_OF_SCOPE = "OUT-OF-SCOPE"
+AS_AGENT = re.compile(r"\bhow (can|may) i (help|assist) you\b|\banything else i can (help|assist)\b", re.IGNORECASE)
+DECLINES = re.compile(r"\b(no|not|never|nothing|instead|leave|skip|changed my mind)\b|n[’']t\b", re.IGNORECASE)
+ECHO = 40
+"""Shorter messages may be alike by chance."""
+
+
+def fault_of(rollout: Rollout) -> str | None:
+    """What shows that the simulated user or the infrastructure failed, with the index of the message; None if nothing
+    does."""
+    if rollout.outcome == "error":
+        return f"infrastructure: {rollout.error or 'no reason is recorded'}"
+    stated, heard = False, ""
+    for at, message in enumerate(rollout.messages):
+        text = text_of(message.get("content") or "").strip()
+        if is_reply(message):
+            heard = text
+        if message["role"] != "user" or message.get("tool_calls"):
+            continue
+        tokens, words = TOKEN.findall(text), TOKEN.sub("", text).strip()
+        if OUT_OF_SCOPE in tokens:
+            return f"message {at}: the user left its instructions ({OUT_OF_SCOPE})"
+        if tokens and not words and not stated:
+            return f"message {at}: the user stopped before it stated a request"
+        if not text:
+            return f"message {at}: the user said nothing"
+        if AS_AGENT.search(words) or (len(words) >= ECHO and words == heard):
+            return f"message {at}: the user speaks as the agent: {words[:ECHO]}"
+        stated = stated or bool(words)
+    return _left_open(rollout)
+
+
+def _left_open(rollout: Rollout) -> str | None:
+    """The user ended the conversation on a question whether to make a write that the reference expects, and did not
+    decline."""
+    if len(rollout.messages) < 2:
+        return None
+    question, leaving = rollout.messages[-2:]
+    text = text_of(leaving.get("content") or "")
+    if leaving["role"] != "user" or not TOKEN.search(text) or DECLINES.search(TOKEN.sub("", text)):
+        return None
+    asked = text_of(question.get("content") or "")
+    if not (is_reply(question) and asks_consent(asked)):
+        return None
+    # Without schemas nothing is a key: a write stands for any of the same tool, so that few count as missing.
+    missing = [pair.goal for pair in Story(rollout, Toolbox(())).pairs if pair.write is None]
+    named = next((goal for goal in missing if any(says(asked, value) for value in goal.arguments.values())), None)
+    at = len(rollout.messages) - 1
+    return f"message {at}: the user left while asked about {named}" if named else None
