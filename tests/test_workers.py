@@ -130,7 +130,7 @@ def test_interleaved_episodes_over_two_workers_from_eight_threads_equal_those_pl
     ("command", "said"),
     [
         ("!die", r"died \(exit status 3\).*last words: Aargh"),
-        ("!kill", r"died \(SIGKILL\)"),
+        ("!kill", r"died \(signal 9\)"),
         ("!interrupt", r"died.*last words: KeyboardInterrupt"),
         ("!truncate", "printed what is not a reply"),
         ("!garbage", "printed what is not a reply: b'Downloading"),

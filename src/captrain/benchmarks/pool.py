@@ -12,7 +12,6 @@ import json
 import os
 import queue
 import select
-import signal
 import subprocess
 import threading
 import time
@@ -148,7 +147,7 @@ class Worker:
         if not how:
             try:
                 status = self.process.wait(GRACE)
-                how = f"died ({signal.Signals(-status).name if status < 0 else f'exit status {status}'})"
+                how = f"died ({'signal' if status < 0 else 'exit status'} {abs(status)})"
             except subprocess.TimeoutExpired:
                 how = "closed its standard output"
         self.lost = self.lost or how
