@@ -65,7 +65,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[Task]:
     """Every task that is opened from here on."""
     tasks: list[Task] = []
     open_ = Target.open
-    monkeypatch.setattr(Target, "open", lambda self, task: (tasks.append(task), open_(self, task))[1])
+    monkeypatch.setattr(Target, "open", lambda self, task, key="": (tasks.append(task), open_(self, task, key))[1])
     return tasks
 
 

@@ -32,14 +32,14 @@ def replicate() -> ModuleType:
 
 def make_results(results: Path, base: int, grpo: int, trace: int, selected: Sequence[str]) -> None:
     """What the evaluation and capabilities stages write, where so many of ten tasks are passed in both trials."""
-    arms = {"base": base, "grpo_target": grpo, "a": trace}
+    arms = {"idle": 0, "base": base, "grpo_target": grpo, "a": trace}
     rows = [
-        (f"t{task}", "any", arm, trial, "passed" if task < passed else "failed")
+        (f"t{task}", "any", arm, trial, "passed" if task < passed else "failed", float(task < passed))
         for arm, passed in arms.items()
         for task in range(10)
         for trial in range(2)
     ]
-    outcomes = pd.DataFrame(rows, columns=["task", "kind", "arm", "trial", "outcome"])
+    outcomes = pd.DataFrame(rows, columns=["task", "kind", "arm", "trial", "outcome", "reward"])
     routes = pd.DataFrame({"task": [f"t{task}" for task in range(10)], "retrieval": "base", "chosen": "a"})
     ledger = [
         LedgerEntry(stage="adapters", purpose="training", method=method, rollouts=640)
