@@ -5,7 +5,7 @@ from pathlib import Path
 
 from captrain.components import nested, takes
 from captrain.contract import Environment, Target
-from captrain.records import code_digest, digest, file_digest
+from captrain.records import digest, file_digest
 from captrain.spec import Component, Machine, build
 
 
@@ -21,5 +21,4 @@ def load_benchmark(component: Component, machine: Machine | None = None) -> Targ
     source = Path(inspect.getfile(type(environment)))
     # A simulated user tells of itself in `about`, by its digest: where it is served is no part of the identity.
     settings = {name: value for name, value in component.settings().items() if nested(name, value) is None}
-    code = (file_digest(source), code_digest("benchmarks.pool", "benchmarks.simulation"))
-    return Target(environment, component.target, digest(component.target, settings, *code))
+    return Target(environment, component.target, digest(component.target, settings, file_digest(source)))

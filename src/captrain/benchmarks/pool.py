@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from captrain.errors import InfrastructureError, UserError
+from captrain.records import code_digest, digest, file_digest
 
 WORKERS = Path(__file__).parent / "workers"
 STARTS = 3
@@ -35,6 +36,13 @@ REPLY = 1 << 28
 """Bytes of a reply; more is none."""
 GRACE = 2.0
 """Seconds that a worker has to end by itself."""
+
+
+def code_of(script: str) -> str:
+    """Digest of all code of ours that plays and scores an episode in this worker: part of what a benchmark is."""
+    return digest(
+        file_digest(WORKERS / "serving.py", WORKERS / script), code_digest("benchmarks.pool", "benchmarks.simulation")
+    )
 
 
 class Worker:

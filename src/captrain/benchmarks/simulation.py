@@ -93,7 +93,7 @@ class SimulatedEpisode:
         if play.error or not (said.get("tool_calls") or (said.get("content") or "").strip()):
             # A user who says nothing is a fault of the simulation and none of the agent's.
             raise InfrastructureError(f"simulated user: {play.error or 'said nothing'}")
-        return {name: said[name] for name in ("role", "content", "tool_calls") if name in said}
+        return {"role": "user", **{name: said[name] for name in ("content", "tool_calls") if name in said}}
 
 
 def divided(names: Sequence[str], shares: Sequence[float]) -> list[list[str]]:

@@ -12,12 +12,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from captrain.benchmarks.pool import WORKERS, Pool
+from captrain.benchmarks.pool import WORKERS, Pool, code_of
 from captrain.benchmarks.simulation import SimulatedEpisode, divided, identity_of, installation
 from captrain.contract import tool_call
 from captrain.errors import UserError
 from captrain.policies import Policy
-from captrain.records import Message, file_digest
+from captrain.records import Message
 from captrain.spec import Machine
 
 Domain = Literal["airline", "retail", "mock"]
@@ -100,7 +100,7 @@ class Tau2:
             "user": identity_of(self.user),
             "reward": "database as it should be x everything told; conversations the user did not end score 0",
             "max_steps": self.max_steps,
-            "worker": file_digest(WORKERS / "serving.py", WORKERS / "tau2_worker.py"),
+            "worker": code_of("tau2_worker.py"),
         }
 
     @cached_property

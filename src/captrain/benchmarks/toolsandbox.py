@@ -20,11 +20,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from captrain.benchmarks.pool import WORKERS, Pool
+from captrain.benchmarks.pool import WORKERS, Pool, code_of
 from captrain.benchmarks.simulation import SimulatedEpisode, identity_of, installation
 from captrain.errors import UserError
 from captrain.policies import Policy
-from captrain.records import Message, file_digest
+from captrain.records import Message
 from captrain.spec import Machine
 
 Category = Literal["single_tool_call", "multiple_tool_call", "multiple_user_turn", "insufficient_information"]
@@ -142,7 +142,7 @@ class ToolSandbox:
             "user": identity_of(self.user),
             "reward": "similarity to the milestones; passed where it is 1",
             "not_runnable": self.not_runnable,
-            "worker": file_digest(WORKERS / "serving.py", WORKERS / "toolsandbox_worker.py"),
+            "worker": code_of("toolsandbox_worker.py"),
         }
 
     @cached_property

@@ -8,8 +8,8 @@ judged; the information told counts in their place. Works with tau2 0.2.1-dev an
 a conversation can end it.
 
 Nothing an agent says may make tau2 raise, live or in the evaluation, because an exception is never a score. What tau2
-cannot take (arguments that are no JSON object, not-a-number, lone surrogates) is put into a form that its tools answer
-with an error, in the same way in both.
+cannot take (arguments that are no JSON object, or nested too deeply) is put into a form that its tools answer with an
+error, in the same way in both.
 """
 
 import os
@@ -145,11 +145,9 @@ def understood(message, ids):
     calls = []
     for call in message.get("tool_calls") or []:
         function = call.get("function") or {}
-        name = writable(str(function.get("name")))
-        calls.append(
-            ToolCall(id=next(ids), name=name, arguments=arguments_of(function.get("arguments")), requestor=requestor)
-        )
-    content = writable(message.get("content") or "") or None
+        name, arguments = str(function.get("name")), arguments_of(function.get("arguments"))
+        calls.append(ToolCall(id=next(ids), name=name, arguments=arguments, requestor=requestor))
+    content = message.get("content") or None
     if not calls and not (content or "").strip():
         return None
     kind = UserMessage if requestor == "user" else AssistantMessage
@@ -161,22 +159,16 @@ def arguments_of(given):
     the tool answers that it does not know it."""
     try:
         arguments = json.loads(given or "{}") if isinstance(given, str) else given
-        plain = json.loads(writable(json.dumps(arguments, ensure_ascii=False, allow_nan=False)))
-        if isinstance(plain, dict) and depth(plain) <= DEEPEST:
-            return plain
+        if isinstance(arguments, dict) and depth(arguments) <= DEEPEST:
+            return arguments
     except (ValueError, RecursionError):
         pass
-    return {"": writable(given[:LONGEST]) if isinstance(given, str) else ""}
+    return {"": given[:LONGEST] if isinstance(given, str) else ""}
 
 
 def depth(value):
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
     return 0 if inner is None else 1 + max(map(depth, inner), default=0)
-
-
-def writable(text):
-    """Text without what cannot be written as UTF-8, which tau2's messages refuse."""
-    return text.encode(errors="replace").decode()
 
 
 def world(domain, **settings):
