@@ -3,6 +3,8 @@
 import json
 import os
 import random
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 
 from captrain import spec
 from captrain.benchmarks import load_benchmark
+from captrain.benchmarks.pool import WORKERS
 from captrain.benchmarks.toolsandbox import ToolSandbox, family, split_families
 from captrain.capabilities.programmatic import ProgrammaticAnalyst
 from captrain.contract import Target, tool_call
@@ -76,6 +79,64 @@ def test_variants_of_a_scenario_stay_in_one_split_and_splits_are_disjoint() -> N
     shuffled = random.Random(1).sample(sorted(categories), len(categories))
     again = split_families({name: categories[name] for name in shuffled}, 0.35, 0.2)
     assert {split: set(names) for split, names in again.items()} == {k: set(v) for k, v in splits.items()}
+
+
+WITHOUT = """
+import importlib, json, sys, types
+from importlib.machinery import ModuleSpec
+
+class Any_(type):
+    def __getattr__(cls, name): return f"{cls.__name__}.{name}"
+
+class Stand(types.ModuleType):
+    def __getattr__(self, name):
+        if name.startswith("__"): raise AttributeError(name)
+        return Any_(name, (), {"__init__": lambda self, **given: vars(self).update(given)})
+
+class Finder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        return ModuleSpec(name, Finder, is_package=True) if name.split(".")[0] == "tool_sandbox" else None
+    @staticmethod
+    def create_module(spec): return Stand(spec.name)
+    @staticmethod
+    def exec_module(module): pass
+
+sys.meta_path.insert(0, Finder)
+worker = importlib.import_module("toolsandbox_worker")
+worker.Agent.get_available_tools = classmethod(lambda cls: {"good": None})
+context = types.SimpleNamespace(get_execution_facing_tool_name=lambda name: name)
+worker.get_current_context = lambda: context
+episode = object.__new__(worker.Episode)
+episode.calls, episode.names = 0, {}
+made = [episode.called(call) for call in json.loads(sys.argv[1])]
+worker.REPLIES.write(json.dumps([[one.openai_tool_call_id, one.content] for one in made]))
+"""
+"""The worker's reading of calls, with something empty in place of ToolSandbox."""
+
+
+def test_the_code_of_a_call_holds_an_id_of_ours_a_tool_that_exists_and_values_alone(tmp_path: Path) -> None:
+    mark = tmp_path / "executed"
+    code = f"__import__('pathlib').Path({str(mark)!r}).touch()"
+    calls: list[dict[str, Any]] = [
+        {"id": f"x = 1\n{code}\n#", "function": {"name": "good", "arguments": {"a": f"'); {code}; ('", code: code}}},
+        {"id": 7, "function": {"name": f"good(); {code}; print", "arguments": {}}},
+        {"id": "a", "function": {"name": "good", "arguments": f"{{{code}"}},
+        {"id": "a", "function": {"name": "good", "arguments": [code]}},
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT, json.dumps(calls)], capture_output=True, text=True, check=True,
+        env={"PYTHONPATH": str(WORKERS), "CAPTRAIN_CLOCK": "2026-01-15T10:00:00"},
+    )  # fmt: skip
+    made = json.loads(done.stdout)
+    assert [own for own, _ in made] == ["call_1", "call_2", "call_3", "call_4"]
+    taken: list[dict[str, Any]] = []
+    exec(made[0][1], {"good": lambda **arguments: taken.append(arguments)})
+    assert taken == [calls[0]["function"]["arguments"]]
+    for _, text in made[1:]:
+        with pytest.raises(ValueError, match="there is no tool|are not JSON|are not an object"):
+            exec(text, {"good": lambda **arguments: None})
+    assert not mark.exists()
 
 
 @pytest.fixture(scope="module")
