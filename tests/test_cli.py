@@ -1,6 +1,7 @@
 """The command line through its entry point, on results and a pipeline made by hand."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -215,6 +216,26 @@ def test_absent_rollouts_and_results_name_the_remedy(project: Path, captrain: Ca
     shutil.rmtree(project / "artifacts")
     assert "dvc repro rollouts" in captrain(project, "show", "rollouts")[2]
     assert "dvc repro evaluation" in captrain(project, "results")[2]
+
+
+def test_a_real_benchmark_is_shown_with_its_floor_and_versions_before_anything_is_evaluated(
+    project: Path, captrain: Captrain
+) -> None:
+    floor = {"pass_rate": 0.25, "mean_reward": 0.3}
+    row = {"pass_rate": 0.5, "mean_reward": 0.625, "floor": floor}
+    about = {
+        "benchmark": "desks",
+        "version": "7",
+        "user": {"name": "m", "temperature": 0.0},
+        "not_runnable": {"a": "b"},
+    }
+    summary = {"outcomes": {"passed": 2, "failed": 2, "error": 1}, **row, "kinds": {"oak": {"rollouts": 5, **row}}}
+    publish_json(project / "results/rollouts/summary.json", {**summary, "benchmark": about})
+    status, out, _ = captrain(project, "results")
+    assert status == 0 and "`dvc repro evaluation`" in out
+    assert re.search(r"oak +│ 5 +│ 0.500 +│ 0.625 +│ 0.250 +│ 0.300", out)
+    assert 'version: "7"' in out and '"temperature": 0.0' in out
+    assert "1 rollouts ended in errors of infrastructure; 1 tasks are not runnable here" in out
 
 
 def test_a_corrupt_rollout_names_file_and_line(project: Path, captrain: Captrain) -> None:

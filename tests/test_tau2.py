@@ -336,7 +336,7 @@ def test_a_rollout_is_played_against_a_user_policy_and_its_score_computed_again(
         ScriptedPolicy(), target, tasks, purpose="diagnosis", seed=7, journals=tmp_path, quiet=True
     )  # the reference plays
     assert {rollout.outcome for rollout in rollouts} == {"passed"}
-    assert target.about["user"].startswith("ScriptedPolicy ")
+    assert target.about["user"]["policy"] == "ScriptedPolicy" and target.about["user"]["digest"]
     again = benchmark(*own, processes=1)
     for rollout in rollouts:
         asked = next(message["content"] for message in rollout.messages[::-1] if "Please" in (message["content"] or ""))

@@ -305,10 +305,14 @@ def adapter(root: Path, name: str) -> RenderableType:
 
 
 def results(root: Path) -> RenderableType:
-    """The final table, the paired differences, and where the figures lie."""
+    """The final table, the paired differences, and where the figures lie; of a benchmark that says what it is also
+    the rates by kind, and what was found on the discovery split."""
     from captrain.evaluation import read, table  # pandas, which the other commands do without
 
     folder = root / "results/evaluation"
+    found = _discovery(root)
+    if found and not folder.exists():
+        return Group(found, Text("the test split has not been played: `dvc repro evaluation`"))
     final = table(folder)
     paired = _columns("paired differences over tasks", "difference", "in pass rate", "interval", "p", "reading")
     for row in read(folder, "differences").dropna(subset=["difference"]).to_dict("records"):
@@ -326,4 +330,36 @@ def results(root: Path) -> RenderableType:
         if figures
         else ("figures: not drawn yet; run `dvc repro figures`")
     )
-    return Group(final, Text(), paired, Text(), Text(where))
+    more = (_kinds(read(folder, "kinds").to_dict("records")), Text(), found, Text()) if found else ()
+    return Group(final, Text(), paired, Text(), *more, Text(where))
+
+
+def _kinds(rows: Sequence[Mapping[Any, Any]]) -> Table:
+    """Rates by kind of what was played: no bounds."""
+    drawn = _columns("test split by kind", "kind", "method", "tasks", "pass rate", "interval", "pass^k", "mean reward")
+    for row in rows:
+        if row["mean_reward"] == row["mean_reward"] and not row["method"].startswith("router:"):
+            numbers = (_number(row[name]) for name in ("pass_hat_k", "mean_reward"))
+            interval = f"{row['low']:.3f} to {row['high']:.3f}"
+            drawn.add_row(row["kind"], row["label"], str(row["tasks"]), _number(row["pass_rate"]), interval, *numbers)
+    return drawn
+
+
+def _discovery(root: Path) -> RenderableType | None:
+    """What the base did on the discovery split beside an agent that does nothing, and what the benchmark says of
+    itself; None for a benchmark that says nothing."""
+    path = root / "results/rollouts/summary.json"
+    summary = json.loads(path.read_text()) if path.exists() else {}
+    about = summary.get("benchmark")
+    if not about:
+        return None
+    names = ("kind", "rollouts", "pass rate", "mean reward", "doing nothing: pass rate", "mean reward")
+    drawn = _columns("discovery split, base", *names)
+    whole = {**summary, "rollouts": sum(kind["rollouts"] for kind in summary["kinds"].values())}
+    for kind, row in {**summary["kinds"], "all": whole}.items():
+        rates = (_number(one[name]) for one in (row, row["floor"]) for name in ("pass_rate", "mean_reward"))
+        drawn.add_row(kind, str(row["rollouts"]), *rates)
+    errors, closed = summary["outcomes"]["error"], len(about.get("not_runnable", {}))
+    said = [f"{name.replace('_', ' ')}: {json.dumps(value)}" for name, value in about.items() if name != "not_runnable"]
+    said.append(f"{errors} rollouts ended in errors of infrastructure; {closed} tasks are not runnable here")
+    return Group(drawn, Text("\n".join(said)))

@@ -108,6 +108,10 @@ def divided(names: Sequence[str], shares: Sequence[float]) -> list[list[str]]:
     return parts
 
 
-def identity_of(user: Policy | None) -> str:
-    """What is recorded of the simulated user: the digest of its policy, or that it follows a script."""
-    return "scripted" if user is None else f"{type(user).__name__} {user.digest}"
+def identity_of(user: Policy | None) -> dict[str, Any]:
+    """What is recorded of the simulated user: that it follows a script, or its policy, with model and temperature
+    where it has any, and the digest of all that decides what it says."""
+    if user is None:
+        return {"policy": "scripted"}
+    known = {name: getattr(user, name) for name in ("name", "temperature") if hasattr(user, name)}
+    return {"policy": type(user).__name__, **known, "digest": user.digest}
