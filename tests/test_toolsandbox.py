@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -204,9 +205,9 @@ def test_a_score_can_be_computed_again_from_the_record_in_another_process(target
         episode.close()
         first = target.score(task, record)
         assert first == target.score(task, record) == other.score(task, record)
-        # The replay met the same answers as the episode did.
+        # The replay met the same answers as the episode did, but for addresses of memory in messages of errors.
         again = other.play(task, [message for message in record if message["role"] == "assistant"])
-        assert again == record
+        assert re.sub("0x[0-9A-F]+", "0x", repr(again)) == re.sub("0x[0-9A-F]+", "0x", repr(record))
     environment: Any = other.environment
     environment.pool.close()
 
