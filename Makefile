@@ -45,8 +45,8 @@ figures: $(STAMP) ## draw the figures again from results/
 verify: $(STAMP) ## say whether results/ was made by the code, spec and data of this commit
 	@captrain verify
 
-test: $(STAMP) ## run all tests
-	@pytest
+test: $(STAMP) ## run all tests, two files at a time
+	@pytest -n 2 --dist loadfile
 
 check: $(STAMP) ## lint, formatting and types
 	ruff check .
@@ -59,6 +59,7 @@ bench: $(STAMP) ## time the rollout engine beside stock generation
 replicate: $(STAMP) ## run the pipeline for all SEEDS and EXPERIMENTS, JOBS at a time
 	@python scripts/replicate.py --seeds $(SEEDS) --experiments $(EXPERIMENTS) --jobs $(JOBS)
 
-clean: ## remove half-written state and tool caches; results, artifacts and .venv stay
-	rm -rf .cache .pytest_cache .ruff_cache build
+clean: ## remove half-written state and tool caches; results, artifacts, paid answers, jobs and .venv stay
+	find .cache -mindepth 1 -maxdepth 1 ! -name answers ! -name jobs -exec rm -rf {} + 2>/dev/null || true
+	rm -rf .pytest_cache .ruff_cache build
 	find src stages scripts tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -13,7 +13,7 @@ def main() -> None:
     """Environments, base -> artifacts/adapters, results/adapters."""
     spec = load()
     jobs = capability_jobs(spec, Path("artifacts/base"), Path("results/environments"))
-    trained = launch.run(train, jobs, spec.machine.workers, "adapters")
+    trained = launch.run(train, jobs, spec.machine, "adapters")
     publish_adapters(trained, "adapters", "trace")
 
 

@@ -6,8 +6,9 @@ from rich.console import Console
 
 from captrain import spec
 from captrain.capabilities.selection import select, table
+from captrain.capabilities.stability import stability
 from captrain.errors import entry_point
-from captrain.records import Capability, RolloutLabels, load, publish, publish_json
+from captrain.records import Capability, RolloutLabels, load, publish, publish_json, publish_text
 
 
 @entry_point
@@ -18,6 +19,8 @@ def main() -> None:
     selected = select(labels, candidates, chosen.selection, chosen.capabilities.count, chosen.seed)
     publish_json(Path("results/capabilities/selection.json"), selected.report)
     publish(Path("results/capabilities/capabilities.jsonl"), selected.capabilities)
+    runs = stability(labels, candidates, chosen.selection)
+    publish_text(Path("results/capabilities/stability.csv"), runs.to_csv(index=False, float_format="%.6f"))
     Console().print(table(selected.report))
     if not selected.capabilities:
         print("no capability was selected: the reasons are in results/capabilities/selection.json")

@@ -2,27 +2,28 @@
 
 from pathlib import Path
 
+from captrain import spec
 from captrain.benchmarks import load_benchmark
-from captrain.environments.synthesis import synthesize
+from captrain.environments.publication import publish_all
+from captrain.environments.subject import standard
+from captrain.environments.synthesis import brief, synthesize
 from captrain.errors import entry_point
-from captrain.records import Capability, load, publish, publish_json, publish_text
-from captrain.spec import build
-from captrain.spec import load as load_spec
+from captrain.policies import load_policy
+from captrain.records import Capability, Rollout, load
 
 
 @entry_point
 def main() -> None:
-    """Capabilities, base -> results/environments, artifacts/environments/calibration.jsonl."""
-    spec, out = load_spec(), Path("results/environments")
-    policy = build(spec.exploring(), model=Path("artifacts/base"), batch=spec.machine.batch)
-    benchmark, synthesizer = load_benchmark(spec.benchmark, spec.machine), build(spec.synthesizer)
+    run = spec.load()
+    policy = load_policy(run.exploring(), Path("artifacts/base"), run.machine, batch=run.machine.batch)
+    benchmark = load_benchmark(run.benchmark, run.machine)
+    against = standard(benchmark, run.evaluation.tasks, run.environments)
+    synthesizer = spec.build(run.synthesizer, asking=run.machine.asking)
+    rollouts = load(Path("artifacts/rollouts/discovery.jsonl"), Rollout)
     selected = load(Path("results/capabilities/capabilities.jsonl"), Capability)
-    made = [synthesize(c, synthesizer, policy, benchmark, spec.environments, spec.seed) for c in selected]
-    for one in made:
-        publish_text(out / f"{one.passport.capability}.py", one.text)
-        publish_json(out / f"{one.passport.capability}.passport.json", one.passport)
-    publish(out / "ledger.jsonl", [entry for one in made for entry in one.ledger])
-    publish(Path("artifacts/environments/calibration.jsonl"), [rollout for one in made for rollout in one.rollouts])
+    briefs = (brief(capability, benchmark.tools, rollouts) for capability in selected)
+    made = [synthesize(one, synthesizer, policy, against, run.machine, run.seed) for one in briefs]
+    publish_all(made, Path("results/environments"), Path("artifacts/environments"))
 
 
 if __name__ == "__main__":

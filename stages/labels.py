@@ -4,10 +4,10 @@ from pathlib import Path
 
 from captrain import spec
 from captrain.benchmarks import load_benchmark
-from captrain.capabilities.faults import fault_of
+from captrain.capabilities.agreement import agreement
 from captrain.capabilities.labelling import label_runs
 from captrain.errors import entry_point
-from captrain.records import Rollout, load, publish
+from captrain.records import Rollout, load, publish, publish_json
 
 
 @entry_point
@@ -15,10 +15,14 @@ def main() -> None:
     chosen = spec.load()
     rollouts = load(Path("artifacts/rollouts/discovery.jsonl"), Rollout)
     tools = load_benchmark(chosen.benchmark, chosen.machine).tools
-    candidates, labels = label_runs(spec.build(chosen.analyst), rollouts, tools, chosen.labels.runs, chosen.seed)
+    analyst = spec.build(chosen.analyst, asking=chosen.machine.asking)
+    candidates, labels = label_runs(analyst, rollouts, tools, chosen.labels.runs, chosen.seed)
     publish(Path("artifacts/labels/labels.jsonl"), labels)
     publish(Path("results/labels/candidates.jsonl"), candidates)
-    faults = sum(fault_of(rollout) is not None for rollout in rollouts)
+    publish_json(Path("results/labels/agreement.json"), agreement(analyst, labels, rollouts, tools))
+    if hasattr(analyst, "asked"):
+        publish_json(Path("results/labels/asked.json"), analyst.asked)
+    faults = len(rollouts) - len({row.rollout for row in labels})
     print(f"{len(rollouts)} rollouts, {faults} of them faults and left out; {len(candidates)} candidate capabilities")
 
 

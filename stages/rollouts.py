@@ -4,9 +4,10 @@ from pathlib import Path
 
 from captrain.benchmarks import load_benchmark
 from captrain.errors import entry_point
+from captrain.policies import load_policy
 from captrain.records import publish, publish_json
 from captrain.rollouts import collect, spent, summary
-from captrain.spec import build, load
+from captrain.spec import load
 
 
 @entry_point
@@ -14,7 +15,7 @@ def main() -> None:
     """Base, benchmark -> artifacts/rollouts/discovery.jsonl, results/rollouts."""
     spec = load()
     target = load_benchmark(spec.benchmark, spec.machine)
-    policy = build(spec.policy, model=Path("artifacts/base"), batch=spec.machine.batch)
+    policy = load_policy(spec.policy, Path("artifacts/base"), spec.machine, batch=spec.machine.batch)
     found = collect(
         policy, target, target.tasks("discovery", spec.rollouts.tasks), purpose="diagnosis", seed=spec.seed,
         trials=spec.rollouts.trials, retries=spec.rollouts.retries,

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from captrain.benchmarks import load_benchmark
-from captrain.contract import load_file
+from captrain.environments import load as load_environment
+from captrain.environments import passports
 from captrain.errors import entry_point
 from captrain.records import Capability, Rollout, load, publish_text
 from captrain.routing import route_tasks
@@ -13,9 +14,10 @@ from captrain.spec import load as load_spec
 @entry_point
 def main() -> None:
     """Environments, passed discovery rollouts -> results/routes/routes.csv."""
-    spec = load_spec()
-    selected = load(Path("results/capabilities/capabilities.jsonl"), Capability)
-    targets = {c.id: load_file(Path(f"results/environments/{c.id}.py")) for c in selected}
+    spec, folder = load_spec(), Path("results/environments")
+    earned = passports(folder)
+    ranked = [one.id for one in load(Path("results/capabilities/capabilities.jsonl"), Capability) if one.id in earned]
+    targets = {name: load_environment(folder, earned[name], spec.machine) for name in ranked}
     benchmark = load_benchmark(spec.benchmark, spec.machine)
     tasks = benchmark.tasks("test", spec.evaluation.tasks)
     rollouts = load(Path("artifacts/rollouts/discovery.jsonl"), Rollout)

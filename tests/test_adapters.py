@@ -10,19 +10,30 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from captrain import spec
-from captrain.adapters import Job, Trained, adapter_digest, capability_jobs, last_checkpoint, publish_adapters, train
+from captrain.adapters import (
+    Job,
+    Synthesized,
+    Trained,
+    adapter_digest,
+    capability_jobs,
+    last_checkpoint,
+    publish_adapters,
+    train,
+)
 from captrain.baselines import grpo_target
-from captrain.contract import Target, load_file
+from captrain.contract import GuardedEpisode, Target, load_file
 from captrain.errors import UserError
-from captrain.records import LedgerEntry, Task, load, publish_json
-from captrain.spec import Component
+from captrain.records import LedgerEntry, Passport, Task, digest, file_digest, load, publish_json
+from captrain.spec import Component, Machine
 
 ROOT = Path(__file__).parents[1]
 POLICY = {"temperature": 1.0, "max_turns": 3, "max_tokens": 8}
@@ -38,7 +49,27 @@ def job(base: Path, environment: Path, **changes: Any) -> Job:
     policy = Component.model_validate({"_target_": "captrain.policies.local.LocalPolicy", **sampling})
     trainer = Component.model_validate({"_target_": "captrain.adapters.GRPO", **GRPO, **changes.pop("trainer", {})})
     settings: dict[str, Any] = {"name": "letters", "rollouts": 24, "skip": 2, "seed": 0, **changes}
-    return Job(base=base, policy=policy, trainer=trainer, environment=environment, **settings)
+    checked = Synthesized(environment.parent, passport(environment))
+    machine = Machine(workers=1, batch=1)
+    return Job(base=base, policy=policy, trainer=trainer, environment=checked, machine=machine, **settings)
+
+
+def passport(path: Path, trusted: bool = True) -> Passport:
+    """A passport for an environment file as it is now; a file that is not there has one of another day."""
+    written = file_digest(path) if path.exists() else ""
+    return Passport(
+        capability=path.stem, environment=digest(path.stem, written), attempt=0, passed=True, trusted=trusted,
+        calibration_tasks=3, checks=[],
+    )  # fmt: skip
+
+
+def synthesized(folder: Path, name: str) -> None:
+    """Write an environment with its passport, as the environments stage leaves them."""
+    from conftest import LETTERS
+
+    path = folder / f"results/environments/{name}.py"
+    path.write_text(LETTERS.format(name=name, flat=0))
+    publish_json(path.with_suffix(".passport.json"), passport(path))
 
 
 @contextlib.contextmanager
@@ -163,8 +194,6 @@ def test_a_training_that_was_cut_off_goes_on_from_its_last_whole_checkpoint(
 
 def project(folder: Path, base: Path, *names: str, rollouts: int = 48) -> Path:
     """A project as far as environments with passports, and a tiny random model for a base."""
-    from conftest import LETTERS
-
     shutil.copytree(ROOT / "stages", folder / "stages")
     overrides = [f"trainer.{key}={value}" for key, value in GRPO.items()]
     overrides += [f"policy.{key}={value}" for key, value in POLICY.items()]
@@ -173,9 +202,7 @@ def project(folder: Path, base: Path, *names: str, rollouts: int = 48) -> Path:
     shutil.copytree(base, folder / "artifacts/base")
     (folder / "results/environments").mkdir(parents=True)
     for name in names:
-        (folder / f"results/environments/{name}.py").write_text(LETTERS.format(name=name, flat=0))
-        passport = {"capability": name, "passed": True, "calibration_tasks": 3, "checks": []}
-        publish_json(folder / f"results/environments/{name}.passport.json", passport)
+        synthesized(folder, name)
     return folder
 
 
@@ -226,12 +253,8 @@ def test_an_added_capability_does_not_retrain_the_others(tiny: Path, tmp_path: P
 
     before, first = marks(), json.loads((folder / "results/adapters/index.json").read_text())
     assert [path.name for path in before].count("result.json") == 1
-    from conftest import LETTERS
-
     # First in the order of names, so that a training that depended on its place would show.
-    (folder / "results/environments/first.py").write_text(LETTERS.format(name="first", flat=0))
-    passport = {"capability": "first", "passed": True, "calibration_tasks": 3, "checks": []}
-    publish_json(folder / "results/environments/first.passport.json", passport)
+    synthesized(folder, "first")
     chosen = spec.load(folder / "results/spec.yaml")
     jobs = capability_jobs(chosen, folder / "artifacts/base", folder / "results/environments")
     assert [(one.name, one.skip, one.rollouts) for one in jobs] == [("first", 3, 8), ("second", 3, 8)]
@@ -251,8 +274,8 @@ def trainer_of(one: Job) -> Any:
 
     policy, recipe, target = build(one.policy, model=one.base), build(one.trainer), one.target()
     tasks = target.tasks("training", one.skip + one.rollouts // recipe.group_size)[one.skip :]
-    assert isinstance(one.environment, Path)
-    return make_trainer(recipe, one, policy, target, tasks, one.environment.parent / "checkpoints")
+    assert isinstance(one.environment, Synthesized)
+    return make_trainer(recipe, one, policy, target, tasks, one.environment.folder / "checkpoints")
 
 
 def test_constant_groups_are_discarded_and_leave_the_weights_as_they_began(
@@ -401,6 +424,73 @@ def test_a_missing_base_or_environment_ends_in_one_message(tiny: Path, environme
             train(job(tmp_path / "nowhere", environment))
         with pytest.raises(UserError, match="none.py is missing"):
             train(job(tiny, tmp_path / "none.py"))
+
+
+def test_an_environment_altered_after_its_passport_is_refused(tiny: Path, letters: Letters, tmp_path: Path) -> None:
+    path = letters()
+    one = job(tiny, path)
+    path.write_text(path.read_text() + "\n# Changed.\n")
+    with inside(tmp_path / "work"), pytest.raises(UserError) as refusal:
+        train(one)
+    assert refusal.value.problem == f"{path} is not the file that letters.passport.json was made out for"
+    assert "run `dvc repro environments`" in refusal.value.remedy
+
+
+def test_an_environment_that_is_not_trusted_is_opened_in_the_sandbox_only(
+    tiny: Path, letters: Letters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = letters()
+    sandbox, asked = types.ModuleType("captrain.environments.sandbox"), []
+
+    def confined(path: Path, least: str) -> Target:
+        asked.append((path, least))
+        raise UserError("confined", "")
+
+    monkeypatch.setattr(sandbox, "confined", confined, raising=False)
+    monkeypatch.setitem(sys.modules, sandbox.__name__, sandbox)
+    path.write_text("raise RuntimeError('loaded in this process')\n")
+    untrusted = replace(
+        job(tiny, path),
+        environment=Synthesized(path.parent, passport(path, trusted=False)),
+        machine=Machine(workers=1, batch=1, sandbox="basic"),
+    )
+    with inside(tmp_path / "work"), pytest.raises(UserError, match="confined"):
+        train(untrusted)
+    assert asked == [(path, "basic")]
+
+
+def test_training_in_the_sandbox_gives_the_same_adapter(
+    tiny: Path, environment: Path, trained: Trained, tmp_path: Path
+) -> None:
+    confined = Synthesized(environment.parent, passport(environment, trusted=False))
+    machine = Machine(workers=1, batch=1, sandbox="basic")
+    with inside(tmp_path):
+        one = train(replace(job(tiny, environment), environment=confined, machine=machine))
+    assert (one.digest, one.history) == (trained.digest, trained.history)
+
+
+def test_no_more_episodes_are_open_than_are_played_together(
+    tiny: Path, letters: Letters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, most = 0, 0
+    open_, close = Target._opened, GuardedEpisode.close
+
+    def opened(self: Target, task: Task, key: str) -> Any:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        return open_(self, task, key)
+
+    def closed(self: GuardedEpisode) -> None:
+        nonlocal now
+        now -= 1
+        close(self)
+
+    monkeypatch.setattr(Target, "_opened", opened)
+    monkeypatch.setattr(GuardedEpisode, "close", closed)
+    with inside(tmp_path / "work"):
+        train(job(tiny, letters(), policy={"batch": 3}, rollouts=8))
+    assert (now, most) == (0, 3)
 
 
 def test_the_adapter_loads_in_plain_peft_and_acts_as_the_engine_lets_it_act(tiny: Path, trained: Trained) -> None:

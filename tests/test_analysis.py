@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import pytest
 
+from captrain.capabilities import Asked
 from captrain.capabilities.alignment import Toolbox, kind_of, same
 from captrain.capabilities.families import FAMILIES
 from captrain.capabilities.faults import fault_of
@@ -82,7 +83,8 @@ def rollout(
 
 
 def labels(one: Rollout, tools: list[dict[str, Any]] = TOOLS) -> dict[str, Label]:
-    return ProgrammaticAnalyst().label(one, CANDIDATES, tools)
+    (labelled,) = ProgrammaticAnalyst().label([Asked(0, one, CANDIDATES)], tools)
+    return labelled
 
 
 def lacks(one: Rollout, tools: list[dict[str, Any]] = TOOLS) -> dict[str, int | None]:

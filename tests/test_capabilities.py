@@ -16,6 +16,7 @@ import pytest
 from captrain import spec
 from captrain.base.demonstrations import SHORTCUTS, take_shortcuts
 from captrain.benchmarks import load_benchmark
+from captrain.capabilities import Asked
 from captrain.capabilities.alignment import kind_of
 from captrain.capabilities.families import FAMILIES
 from captrain.capabilities.labelling import label_runs
@@ -68,9 +69,13 @@ def sample(mix: str, seed: int, count: int = 240) -> tuple[Target, list[Rollout]
     return target, rollouts
 
 
+def labelled(rollout: Rollout, target: Target) -> dict[str, Label]:
+    (labels,) = ProgrammaticAnalyst().label([Asked(0, rollout, CANDIDATES)], target.tools)
+    return labels
+
+
 def verdicts(rollout: Rollout, target: Target) -> dict[str, Verdict]:
-    labels = ProgrammaticAnalyst().label(rollout, CANDIDATES, target.tools)
-    return {slug: label.verdict for slug, label in labels.items()}
+    return {slug: label.verdict for slug, label in labelled(rollout, target).items()}
 
 
 def lacking(rollout: Rollout, target: Target) -> set[str]:
@@ -124,7 +129,7 @@ def test_a_reference_solution_lacks_nothing_and_every_family_of_the_desk_is_exer
 def test_every_label_carries_evidence_and_points_at_a_message() -> None:
     target, rollouts = sample("mixed", seed=0, count=60)
     for rollout in rollouts:
-        for label in ProgrammaticAnalyst().label(rollout, CANDIDATES, target.tools).values():
+        for label in labelled(rollout, target).values():
             assert label.evidence
             if label.verdict != "NA":
                 assert label.message is not None and rollout.messages[label.message]["role"] == "assistant"
@@ -135,7 +140,7 @@ def test_evidence_quotes_the_call() -> None:
     task = find_task(target, lambda data: data["kind"] == "check")
     order, verb = task.data["operations"][0]["order"], task.data["operations"][0]["verb"]
     rollout = record(target, task, take_shortcuts(task.data, {"check"}, random.Random(0)))
-    label = ProgrammaticAnalyst().label(rollout, CANDIDATES, target.tools)["precondition_verification"]
+    label = labelled(rollout, target)["precondition_verification"]
     assert label.evidence == f"{verb}_order({order}) without reading the record first"
 
 
@@ -427,14 +432,16 @@ class WaveringAnalyst:
 
     deterministic = False
 
-    def propose(self, rollouts: Sequence[Rollout], tools: list[dict[str, Any]], *, run: int = 0) -> list[Capability]:
-        return [Capability(id=slug, name=slug, description=slug) for slug in (["a"], ["a", "b"])[run % 2]]
+    def propose(self, samples: Sequence[Sequence[Rollout]], tools: list[dict[str, Any]]) -> list[list[Capability]]:
+        slugs = [(["a"], ["a", "b"])[run % 2] for run in range(len(samples))]
+        return [[Capability(id=slug, name=slug, description=slug) for slug in some] for some in slugs]
 
-    def label(
-        self, rollout: Rollout, capabilities: Sequence[Capability], tools: list[dict[str, Any]], *, run: int = 0
-    ) -> dict[str, Label]:
-        lacks = rollout.outcome == "failed" and run % 2 == 0
-        return {one.id: Label(verdict="LACKING" if lacks else "PRESENT", evidence="so") for one in capabilities}
+    def label(self, asked: Sequence[Asked], tools: list[dict[str, Any]]) -> list[dict[str, Label]]:
+        return [self._label(one) for one in asked]
+
+    def _label(self, one: Asked) -> dict[str, Label]:
+        verdict: Verdict = "LACKING" if one.rollout.outcome == "failed" and one.run % 2 == 0 else "PRESENT"
+        return {capability.id: Label(verdict=verdict, evidence="so") for capability in one.capabilities}
 
 
 def test_an_analyst_that_wavers_is_asked_in_every_run_and_counts_in_parts() -> None:
@@ -560,7 +567,7 @@ def test_thresholds_replay_from_cached_labels_in_seconds_and_to_the_byte(workspa
     assert time.monotonic() - start < 10
     assert done.returncode == 0, done.stderr
     first = {path.name: path.read_bytes() for path in results.iterdir()}
-    assert {*first} == {"selection.json", "capabilities.jsonl"}
+    assert {*first} == {"selection.json", "capabilities.jsonl", "stability.csv"}
     assert {one.id for one in load(results / "capabilities.jsonl", Capability)} == PLANTED
     assert all(slug in done.stdout for slug in PLANTED)
     run_stage(workspace, "capabilities")

@@ -11,6 +11,11 @@ import pytest
 
 from captrain import launch
 from captrain.errors import EnvironmentFault, UserError
+from captrain.spec import Machine
+
+
+def machine(workers: int) -> Machine:
+    return Machine(workers=workers, batch=1)
 
 
 def slow_square(number: int) -> tuple[int, int]:
@@ -32,19 +37,19 @@ def threads_of(_: int) -> tuple[str | None, str | None]:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_results_come_in_the_order_of_the_items_from_so_many_workers(workers: int) -> None:
-    results = launch.run(slow_square, range(6), workers, "squares")
+    results = launch.run(slow_square, range(6), machine(workers), "squares")
     assert [square for square, _ in results] == [0, 1, 4, 9, 16, 25]
     processes = {process for _, process in results}
     assert processes == {os.getpid()} if workers == 1 else os.getpid() not in processes and len(processes) <= 2
 
 
 def test_nothing_to_do_is_done() -> None:
-    assert launch.run(slow_square, [], 2, "squares") == []
+    assert launch.run(slow_square, [], machine(2), "squares") == []
 
 
 def test_a_worker_has_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    assert launch.run(threads_of, [0, 1], 2, "threads") == [("1", "1")] * 2
+    assert launch.run(threads_of, [0, 1], machine(2), "threads") == [("1", "1")] * 2
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -56,7 +61,7 @@ def test_what_a_worker_cannot_mend_reaches_the_caller_whole(
     workers: int, items: list[int], kind: type[UserError], problem: str, remedy: str
 ) -> None:
     with pytest.raises(UserError) as error:
-        launch.run(refuse, items, workers, "refusals")
+        launch.run(refuse, items, machine(workers), "refusals")
     assert type(error.value) is kind and (error.value.problem, error.value.remedy) == (problem, remedy)
     assert str(error.value) == f"{problem}\n  remedy: {remedy}"
 
@@ -64,14 +69,23 @@ def test_what_a_worker_cannot_mend_reaches_the_caller_whole(
 SLEEPERS = """
 import os, pathlib, time
 from captrain import launch
+from captrain.spec import Machine
 
 def sleep(number):
     pathlib.Path(f"pid-{number}").write_text(str(os.getpid()))
     time.sleep(60)
 
 if __name__ == "__main__":
-    launch.run(sleep, [0, 1], 2, "sleepers")
+    launch.run(sleep, [0, 1], Machine(workers=2, batch=1), "sleepers")
 """
+
+
+def test_only_a_job_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    launch.progress(1, 3)
+    monkeypatch.setenv("SUBMITIT_EXECUTOR", "slurm")
+    launch.progress(2, 3)
+    launch.progress(3, 3, "whole")
+    assert capsys.readouterr().out == "2 of 3\n3 of 3: whole\n"
 
 
 def alive(process: int) -> bool:

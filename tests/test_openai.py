@@ -4,95 +4,30 @@ import json
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from answering import SECRET, Answering, refuses, says
 
 from captrain.benchmarks import load_benchmark
 from captrain.contract import Target, calls_of
+from captrain.endpoint import Said
 from captrain.errors import EnvironmentFault, UserError
 from captrain.policies import Play
-from captrain.policies.openai import OpenAIPolicy, Said, received, sent
+from captrain.policies.openai import OpenAIPolicy, received, sent
 from captrain.records import Message
 from captrain.rollouts import collect
 from captrain.spec import Component
 
-SECRET = "sk-very-secret-0123456789"
-Answer = Callable[[dict[str, Any]], tuple[int, Any]]
 TOOLS = [{"type": "function", "function": {"name": "find", "parameters": {"type": "object", "properties": {}}}}]
 
 
-def says(content: str | None = "Done.", *calls: tuple[str, str], usage: bool = True) -> tuple[int, Any]:
-    """A completion; calls are (name, arguments as text), their ids drawn at random as servers do."""
-    made = [
-        {"id": f"chatcmpl-tool-{time.time_ns()}", "type": "function", "function": {"name": name, "arguments": text}}
-        for name, text in calls
-    ]
-    message = {"role": "assistant", "content": content, **({"tool_calls": made} if made else {})}
-    body: dict[str, Any] = {"id": "x", "object": "chat.completion", "created": 0, "model": "m"}
-    body["choices"] = [{"index": 0, "finish_reason": "stop", "message": message}]
-    return 200, {
-        **body,
-        **({"usage": {"prompt_tokens": 10, "completion_tokens": 3, "total_tokens": 13}} if usage else {}),
-    }
-
-
-def refuses(status: int, message: str) -> tuple[int, Any]:
-    return status, {"error": {"message": message, "type": "error", "code": None}}
-
-
-class Server:
-    """Answers every request with `answer(body)`, and remembers them."""
-
-    def __init__(self) -> None:
-        self.answer: Answer = lambda body: says()
-        self.requests: list[dict[str, Any]] = []
-        self.headers: list[dict[str, str]] = []
-        self.now = self.most = 0
-        lock, server = threading.Lock(), self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                with lock:
-                    server.requests.append(body)
-                    server.headers.append({"path": self.path, **{k.lower(): v for k, v in self.headers.items()}})
-                    server.now += 1
-                    server.most = max(server.most, server.now)
-                try:
-                    status, answer = server.answer(body)
-                finally:
-                    with lock:
-                        server.now -= 1
-                data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, format: str, *args: Any) -> None: ...
-
-        class Loopback(ThreadingHTTPServer):
-            request_queue_size = 128
-
-            def handle_error(self, request: Any, client_address: Any) -> None: ...
-
-        self.http = Loopback(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.http.server_address[1]}/v1"
-        threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-
-
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    server = Server()
-    monkeypatch.setenv("OPENAI_BASE_URL", server.url)
-    monkeypatch.setenv("OPENAI_API_KEY", SECRET)
-    yield server
-    server.http.shutdown()
-    server.http.server_close()
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Answering]:
+    with Answering() as server:
+        server.use(monkeypatch)
+        yield server
 
 
 class Talk:
@@ -126,7 +61,7 @@ def calling_once(body: dict[str, Any]) -> tuple[int, Any]:
     return says(None, ("find", '{"name": "Zoë", "size": 2}'), ("find", "{}"))
 
 
-def test_a_request_holds_what_the_model_needs_and_nothing_else(server: Server) -> None:
+def test_a_request_holds_what_the_model_needs_and_nothing_else(server: Answering) -> None:
     opening = [{"role": "system", "content": "Policy."}, {"role": "user", "content": "Hi.", "compare": ["x"]}]
     done = play(Talk(*opening), guidance=["be brief"])
     assert done.error is None and done.messages[-1] == {"role": "assistant", "content": "Done."}
@@ -140,12 +75,12 @@ def test_a_request_holds_what_the_model_needs_and_nothing_else(server: Server) -
     ]
 
 
-def test_an_episode_without_tools_sends_none(server: Server) -> None:
+def test_an_episode_without_tools_sends_none(server: Answering) -> None:
     play(Talk(tools=[]))
     assert "tools" not in server.requests[0]
 
 
-def test_calls_come_in_as_objects_without_ids_and_go_out_as_text_with_ids_by_position(server: Server) -> None:
+def test_calls_come_in_as_objects_without_ids_and_go_out_as_text_with_ids_by_position(server: Answering) -> None:
     server.answer = calling_once
     done = play()
     function = {"name": "find", "arguments": {"name": "Zoë", "size": 2}}
@@ -180,7 +115,7 @@ def test_position_and_not_id_decides_which_call_a_result_answers() -> None:
 
 
 @pytest.mark.parametrize("text", ['{"name": ', "[1, 2]", "null", '{"name": "\\ud83d"}', '{"size": NaN}', "[" * 100_000])
-def test_arguments_that_are_no_json_object_are_kept_as_text_and_end_nothing(server: Server, text: str) -> None:
+def test_arguments_that_are_no_json_object_are_kept_as_text_and_end_nothing(server: Answering, text: str) -> None:
     server.answer = lambda body: says("Sorry.") if len(server.requests) > 1 else says("", ("find", text))
     episode = Talk()
     episode.step = lambda message: ([{"role": "tool", "content": "no"}] if message.get("tool_calls") else [], False)
@@ -206,7 +141,7 @@ def test_arguments_that_are_absent_or_an_object_already_are_an_object(given: Any
     assert calls_of(received(written(given))) == [("find", arguments)]
 
 
-def test_a_message_that_was_cut_off_stands_as_it_is_and_reasoning_is_dropped(server: Server) -> None:
+def test_a_message_that_was_cut_off_stands_as_it_is_and_reasoning_is_dropped(server: Answering) -> None:
     _, body = says("The refund is")
     body["choices"][0]["finish_reason"] = "length"
     body["choices"][0]["message"]["reasoning_content"] = "Let me think."
@@ -215,7 +150,7 @@ def test_a_message_that_was_cut_off_stands_as_it_is_and_reasoning_is_dropped(ser
     assert done.messages[-1] == {"role": "assistant", "content": "The refund is"} and done.error is None
 
 
-def test_a_revision_is_part_of_the_identity_and_not_of_the_request(server: Server) -> None:
+def test_a_revision_is_part_of_the_identity_and_not_of_the_request(server: Answering) -> None:
     play(name="some/model@0a1b2c")
     assert server.requests[0]["model"] == "some/model"
     assert policy(name="some/model@0a1b2c").digest != policy(name="some/model").digest
@@ -223,7 +158,7 @@ def test_a_revision_is_part_of_the_identity_and_not_of_the_request(server: Serve
     assert server.requests[1]["model"] == "@cf/some/model"
 
 
-def test_seeds_follow_from_play_and_turn_alone(server: Server) -> None:
+def test_seeds_follow_from_play_and_turn_alone(server: Answering) -> None:
     def seeds(key: str, **settings: Any) -> list[int]:
         server.requests.clear()
         play(key=key, **settings)
@@ -236,7 +171,7 @@ def test_seeds_follow_from_play_and_turn_alone(server: Server) -> None:
     assert not {*seeds("0/task/1")} & {*first}
 
 
-def test_64_episodes_at_once_equal_64_in_a_row(server: Server) -> None:
+def test_64_episodes_at_once_equal_64_in_a_row(server: Answering) -> None:
     gate = threading.Barrier(64, timeout=10)
 
     def by_request(body: dict[str, Any]) -> tuple[int, Any]:
@@ -258,7 +193,7 @@ def test_64_episodes_at_once_equal_64_in_a_row(server: Server) -> None:
     assert server.most == 1
 
 
-def test_plays_are_yielded_as_they_end_and_no_more_than_a_batch_is_open(server: Server) -> None:
+def test_plays_are_yielded_as_they_end_and_no_more_than_a_batch_is_open(server: Answering) -> None:
     held, opened = threading.Event(), []
 
     class Opening(Talk):
@@ -279,12 +214,12 @@ def test_plays_are_yielded_as_they_end_and_no_more_than_a_batch_is_open(server: 
     assert {id(one) for one in [*quick, *going]} == {id(one) for one in plays}
 
 
-def test_max_turns_ends_an_episode(server: Server) -> None:
+def test_max_turns_ends_an_episode(server: Answering) -> None:
     server.answer = lambda body: says("", ("find", "{}")) if len(server.requests) < 9 else refuses(400, "no end")
     assert play(max_turns=3).turns == len(server.requests) == 3
 
 
-def test_it_plays_one_turn_of_a_simulated_user(server: Server) -> None:
+def test_it_plays_one_turn_of_a_simulated_user(server: Answering) -> None:
     class Turn(Talk):
         def step(self, message: Message) -> tuple[list[Message], bool]:
             return [], True
@@ -296,21 +231,21 @@ def test_it_plays_one_turn_of_a_simulated_user(server: Server) -> None:
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 503])
-def test_a_passing_fault_is_tried_again_and_then_an_error_of_the_play(server: Server, status: int) -> None:
+def test_a_passing_fault_is_tried_again_and_then_an_error_of_the_play(server: Answering, status: int) -> None:
     server.answer = lambda body: (status, {"error": {"message": "not now"}})
     done = play(retries=1)
     assert done.error == f"model server: {status}: not now"
     assert len(server.requests) == 2
 
 
-def test_a_fault_that_passes_leaves_no_trace(server: Server) -> None:
+def test_a_fault_that_passes_leaves_no_trace(server: Answering) -> None:
     server.answer = lambda body: says() if len(server.requests) > 1 else refuses(503, "loading")
     done = play(retries=1)
     assert done.error is None and done.messages[-1]["content"] == "Done."
 
 
 def test_a_server_that_is_slow_or_absent_is_an_error_of_the_play(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    server: Answering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.answer = lambda body: time.sleep(0.5) or says()
     assert "timed out" in str(play(timeout=0.1).error)
@@ -332,13 +267,13 @@ def test_a_server_that_is_slow_or_absent_is_an_error_of_the_play(
         b'{"choices": [{"message": {"content": "\\ud83d"}}]}',
     ],
 )
-def test_an_answer_without_a_message_is_an_error_of_the_play(server: Server, answer: Any) -> None:
+def test_an_answer_without_a_message_is_an_error_of_the_play(server: Answering, answer: Any) -> None:
     server.answer = lambda body: (200, answer)
     done = play()
     assert str(done.error).startswith("model server: answered with no message") and done.turns == 0
 
 
-def test_a_rollout_is_played_again_after_a_fault_and_then_scored(server: Server, tmp_path: Any) -> None:
+def test_a_rollout_is_played_again_after_a_fault_and_then_scored(server: Answering, tmp_path: Any) -> None:
     """Through `collect`: the fault is counted as a retry, never as a failure."""
     desk: Target = load_benchmark(Component.model_validate({"_target_": "captrain.benchmarks.servicedesk.ServiceDesk"}))
     server.answer = lambda body: says() if len(server.requests) > 1 else refuses(503, "loading")
@@ -360,7 +295,7 @@ def test_a_rollout_is_played_again_after_a_fault_and_then_scored(server: Server,
         (402, "no credit", r"\(model server: 402: no credit\)"),
     ],
 )
-def test_what_only_the_user_can_mend_ends_the_run(server: Server, status: int, message: str, says: str) -> None:
+def test_what_only_the_user_can_mend_ends_the_run(server: Answering, status: int, message: str, says: str) -> None:
     server.answer = lambda body: refuses(status, message)
     with pytest.raises(UserError, match=says):
         list(policy(batch=2).play([Play(f"{n}", Talk()) for n in range(8)]))
@@ -376,7 +311,7 @@ def test_what_only_the_user_can_mend_ends_the_run(server: Server, status: int, m
         "the request exceeds the available context size",
     ],
 )
-def test_a_dialogue_that_outgrows_the_model_simply_ends(server: Server, message: str) -> None:
+def test_a_dialogue_that_outgrows_the_model_simply_ends(server: Answering, message: str) -> None:
     server.answer = lambda body: says("", ("find", "{}")) if len(body["messages"]) < 4 else refuses(400, message)
     done = play()
     assert done.error is None and done.turns == 1
@@ -386,7 +321,7 @@ def test_a_dialogue_that_outgrows_the_model_simply_ends(server: Server, message:
 @pytest.mark.parametrize("variable", ["OPENAI_BASE_URL", "OPENAI_API_KEY"])
 @pytest.mark.parametrize("value", [None, ""])
 def test_a_missing_variable_is_named_before_an_episode_is_opened(
-    server: Server, monkeypatch: pytest.MonkeyPatch, variable: str, value: str | None
+    server: Answering, monkeypatch: pytest.MonkeyPatch, variable: str, value: str | None
 ) -> None:
     if value is None:
         monkeypatch.delenv(variable)
@@ -398,7 +333,7 @@ def test_a_missing_variable_is_named_before_an_episode_is_opened(
     assert one.messages == [] and server.requests == []
 
 
-def test_other_variables_can_hold_endpoint_and_key(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_variables_can_hold_endpoint_and_key(server: Answering, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("USER_URL", server.url)
     monkeypatch.setenv("USER_KEY", "another")
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
@@ -408,14 +343,14 @@ def test_other_variables_can_hold_endpoint_and_key(server: Server, monkeypatch: 
 
 
 @pytest.mark.parametrize("value", ["localhost:8000", "http://", "http://host:port/v1", "http://[::1"])
-def test_a_value_that_is_no_url_is_refused(server: Server, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+def test_a_value_that_is_no_url_is_refused(server: Answering, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", value)
     with pytest.raises(UserError, match="OPENAI_BASE_URL holds no base URL"):
         play()
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 429, 500])
-def test_the_key_is_in_no_message(server: Server, status: int, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_key_is_in_no_message(server: Answering, status: int, capfd: pytest.CaptureFixture[str]) -> None:
     server.answer = lambda body: refuses(status, f"the key {SECRET}, or Bearer%20{SECRET}, is wrong")
     try:
         told = str(play().error)
@@ -426,7 +361,7 @@ def test_the_key_is_in_no_message(server: Server, status: int, capfd: pytest.Cap
 
 
 def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    server: Answering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", f"{SECRET}\n")
     with pytest.raises(UserError, match="OPENAI_API_KEY holds no key") as refused:
@@ -437,7 +372,7 @@ def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(
     assert SECRET not in str(given.value)
 
 
-def test_an_adapter_is_refused(server: Server) -> None:
+def test_an_adapter_is_refused(server: Answering) -> None:
     with pytest.raises(UserError, match="cannot act with adapter abc"):
         next(policy().play([Play("0/task/0", Talk(), "artifacts/adapters/abc")]))
 
@@ -455,7 +390,7 @@ def test_the_digest_is_of_what_the_policy_is_and_not_of_where(monkeypatch: pytes
     assert len({same, *(policy(**one).digest for one in changed)}) == 6
 
 
-def test_a_fault_of_the_episode_is_an_error_of_the_play_and_asks_nothing(server: Server) -> None:
+def test_a_fault_of_the_episode_is_an_error_of_the_play_and_asks_nothing(server: Answering) -> None:
     from captrain.errors import InfrastructureError
 
     class Shut(Talk):

@@ -10,6 +10,7 @@ import pytest
 from captrain import spec
 from captrain.benchmarks import load_benchmark
 from captrain.contract import Target, load_file
+from captrain.environments import Brief
 from captrain.environments.templates import FAMILIES, TemplateSynthesizer
 from captrain.policies import Play
 from captrain.policies.scripted import ScriptedPolicy, by_the_book
@@ -49,7 +50,9 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Target]:
     made = {}
     for name in FAMILIES:
         path = folder / f"{name}.py"
-        path.write_text(TemplateSynthesizer().synthesize(Capability(id=name, name=name, description="."), [], 0))
+        path.write_text(
+            TemplateSynthesizer().synthesize(Brief(Capability(id=name, name=name, description="."), []), [])
+        )
         made[name] = load_file(path)
     return made
 

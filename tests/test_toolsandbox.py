@@ -295,6 +295,7 @@ def test_rollouts_are_collected_and_their_milestones_labelled(target: Target, tm
     )
     assert all(rollout.outcome != "error" and rollout.score for rollout in rollouts)
     analyst = ProgrammaticAnalyst()
-    found = {one.id for one in analyst.propose(rollouts, target.tools)}
+    (proposed,) = analyst.propose([rollouts], target.tools)
+    found = {one.id for one in proposed}
     assert found & {"needed_calls", "call_arguments", "reached_state", "told_outcome", "withheld_acts"}
     assert json.loads(rollouts[0].model_dump_json())["task"]["data"]["world"]["benchmark"] == "toolsandbox"

@@ -324,6 +324,12 @@ class ServiceDesk:
 DIFFICULTY = 0
 
 
+def last_write(messages: list[Message]) -> dict:
+    """The last write among the messages, to be changed in its place."""
+    calls = [call["function"] for message in messages for call in message.get("tool_calls", [])]
+    return [function for function in calls if function["name"] in WRITES][-1]
+
+
 class Trainee(ServiceDesk):
     """The desk narrowed to one capability. A subclass says which operations are wanted, and how well they were done."""
 
@@ -336,6 +342,14 @@ class Trainee(ServiceDesk):
 
     def skill(self, episode: DeskEpisode, expected: list[tuple]) -> float:
         """How much of the capability the episode showed, in [0, 1]."""
+        raise NotImplementedError
+
+    def broken(self, task: dict) -> list[Message]:
+        """The reference solution with just the capability's step broken."""
+        raise NotImplementedError
+
+    def hint(self, task: dict) -> str:
+        """What the capability comes to in this task."""
         raise NotImplementedError
 
     def make(self, split: str, index: int) -> dict:
@@ -369,3 +383,14 @@ class Environment(Trainee):
             return 0.0
         written = episode.writes[0][2]
         return sum(a == b for a, b in zip(written, digits)) / len(digits) * (len(written) == len(digits))
+
+    def broken(self, task: dict) -> list[Message]:
+        """The last digit wrong."""
+        messages = self.reference(task)
+        written = last_write(messages)["arguments"]
+        written["zip"] = written["zip"][:-1] + str((int(written["zip"][-1]) + 1) % 10)
+        return messages
+
+    def hint(self, task: dict) -> str:
+        """The digits one by one."""
+        return f"The new zip code is, digit by digit: {', '.join(task['data']['operations'][0]['zip'])}."

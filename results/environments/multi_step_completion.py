@@ -324,6 +324,12 @@ class ServiceDesk:
 DIFFICULTY = 1
 
 
+def last_write(messages: list[Message]) -> dict:
+    """The last write among the messages, to be changed in its place."""
+    calls = [call["function"] for message in messages for call in message.get("tool_calls", [])]
+    return [function for function in calls if function["name"] in WRITES][-1]
+
+
 class Trainee(ServiceDesk):
     """The desk narrowed to one capability. A subclass says which operations are wanted, and how well they were done."""
 
@@ -336,6 +342,14 @@ class Trainee(ServiceDesk):
 
     def skill(self, episode: DeskEpisode, expected: list[tuple]) -> float:
         """How much of the capability the episode showed, in [0, 1]."""
+        raise NotImplementedError
+
+    def broken(self, task: dict) -> list[Message]:
+        """The reference solution with just the capability's step broken."""
+        raise NotImplementedError
+
+    def hint(self, task: dict) -> str:
+        """What the capability comes to in this task."""
         raise NotImplementedError
 
     def make(self, split: str, index: int) -> dict:
@@ -371,3 +385,13 @@ class Environment(Trainee):
                 left.remove(write)
         done = len(expected) - len(left)
         return max(0.0, done / len(expected) - 0.2 * (len(episode.writes) - done))
+
+    def broken(self, task: dict) -> list[Message]:
+        """The last gift-wrap left out."""
+        *done, _, closing = self.reference(task)
+        return [*done, closing]
+
+    def hint(self, task: dict) -> str:
+        """How many orders, and which."""
+        orders = [operation["order"] for operation in task["data"]["operations"]]
+        return f"There are {len(orders)} orders to gift-wrap: {', '.join(orders)}."

@@ -324,6 +324,12 @@ class ServiceDesk:
 DIFFICULTY = 0
 
 
+def last_write(messages: list[Message]) -> dict:
+    """The last write among the messages, to be changed in its place."""
+    calls = [call["function"] for message in messages for call in message.get("tool_calls", [])]
+    return [function for function in calls if function["name"] in WRITES][-1]
+
+
 class Trainee(ServiceDesk):
     """The desk narrowed to one capability. A subclass says which operations are wanted, and how well they were done."""
 
@@ -336,6 +342,14 @@ class Trainee(ServiceDesk):
 
     def skill(self, episode: DeskEpisode, expected: list[tuple]) -> float:
         """How much of the capability the episode showed, in [0, 1]."""
+        raise NotImplementedError
+
+    def broken(self, task: dict) -> list[Message]:
+        """The reference solution with just the capability's step broken."""
+        raise NotImplementedError
+
+    def hint(self, task: dict) -> str:
+        """What the capability comes to in this task."""
         raise NotImplementedError
 
     def make(self, split: str, index: int) -> dict:
@@ -367,3 +381,16 @@ class Environment(Trainee):
         """A third for having looked at the order, two thirds for having decided right."""
         looked = expected[0][1] in episode.looked_up
         return (looked + 2 * (episode.writes == expected)) / 3
+
+    def broken(self, task: dict) -> list[Message]:
+        """Looked at, and decided against what the record says."""
+        messages = self.reference(task)
+        written = last_write(messages)
+        denied = written["name"] == "deny_request"
+        written["name"] = TOOL_OF[task["data"]["operations"][0]["verb"]] if denied else "deny_request"
+        return messages
+
+    def hint(self, task: dict) -> str:
+        """Which order to look at, and what to decide by what it says."""
+        operation = task["data"]["operations"][0]
+        return f"Look order {operation['order']} up with get_order first, and deny the request if it is not allowed."

@@ -324,6 +324,12 @@ class ServiceDesk:
 DIFFICULTY = 0
 
 
+def last_write(messages: list[Message]) -> dict:
+    """The last write among the messages, to be changed in its place."""
+    calls = [call["function"] for message in messages for call in message.get("tool_calls", [])]
+    return [function for function in calls if function["name"] in WRITES][-1]
+
+
 class Trainee(ServiceDesk):
     """The desk narrowed to one capability. A subclass says which operations are wanted, and how well they were done."""
 
@@ -336,6 +342,14 @@ class Trainee(ServiceDesk):
 
     def skill(self, episode: DeskEpisode, expected: list[tuple]) -> float:
         """How much of the capability the episode showed, in [0, 1]."""
+        raise NotImplementedError
+
+    def broken(self, task: dict) -> list[Message]:
+        """The reference solution with just the capability's step broken."""
+        raise NotImplementedError
+
+    def hint(self, task: dict) -> str:
+        """What the capability comes to in this task."""
         raise NotImplementedError
 
     def make(self, split: str, index: int) -> dict:
@@ -369,3 +383,16 @@ class Environment(Trainee):
         ranked = sorted(episode.orders)
         distance = abs(ranked.index(episode.writes[0][1]) - ranked.index(expected[0][1])) / (len(ranked) - 1)
         return 1.0 if distance == 0 else 0.4 * (1 - distance)
+
+    def broken(self, task: dict) -> list[Message]:
+        """The oldest order where the newest is meant, and the other way round."""
+        messages = self.reference(task)
+        ids = sorted(order["id"] for order in task["data"]["orders"])
+        written = last_write(messages)["arguments"]
+        written["order_id"] = ids[-1] if written["order_id"] == ids[0] else ids[0]
+        return messages
+
+    def hint(self, task: dict) -> str:
+        """Which order is meant."""
+        operation = task["data"]["operations"][0]
+        return f"The {operation['selector']} order is {operation['order']}."

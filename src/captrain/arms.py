@@ -17,9 +17,10 @@ from captrain.adapters import adapter_digest
 from captrain.benchmarks import load_benchmark
 from captrain.contract import Target
 from captrain.errors import UserError
+from captrain.policies import load_policy
 from captrain.records import LedgerEntry, Rollout
 from captrain.rollouts import Adapter, collect, floor, spent
-from captrain.spec import Spec, build
+from captrain.spec import Spec
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,20 @@ class Arm:
     adapter: Adapter | None
     base: Path
     spec: Spec
+
+    def identity(self) -> tuple[Any, ...]:
+        """What decides its rollouts."""
+        acting, spec, asked = self.adapter.digest if self.adapter else "", self.spec, self.spec.evaluation
+        return (
+            acting,
+            self.base,
+            spec.seed,
+            spec.benchmark,
+            spec.policy,
+            asked.tasks,
+            asked.trials,
+            spec.rollouts.retries,
+        )
 
 
 def play_arms(spec: Spec, base: Path, results: Path) -> tuple[list[Rollout], pd.DataFrame, list[LedgerEntry]]:
@@ -53,7 +68,7 @@ def play_arms(spec: Spec, base: Path, results: Path) -> tuple[list[Rollout], pd.
                     f"it was altered: run `dvc repro -f {stage}`",
                 )
             arms.append(Arm(name, Adapter(row["path"], row["digest"]), base, spec))
-    played = launch.run(play_arm, arms, spec.machine.workers, "evaluation")
+    played = launch.run(play_arm, arms, spec.machine, "evaluation")
     rows = _floor(played[0], load_benchmark(spec.benchmark, spec.machine)) + [
         (*_place(rollout), arm.name, rollout.trial, rollout.outcome, rollout.score.reward if rollout.score else None)
         for arm, rollouts in zip(arms, played, strict=True)
@@ -86,7 +101,7 @@ def play_arm(arm: Arm) -> list[Rollout]:
     """All trials of one arm on the test split."""
     spec = arm.spec
     target = load_benchmark(spec.benchmark, spec.machine)
-    policy = build(spec.policy, model=arm.base, batch=spec.machine.batch)
+    policy = load_policy(spec.policy, arm.base, spec.machine, batch=spec.machine.batch)
     return collect(
         policy, target, target.tasks("test", spec.evaluation.tasks), purpose="evaluation", seed=spec.seed,
         trials=spec.evaluation.trials, adapter=arm.adapter, retries=spec.rollouts.retries, quiet=True,

@@ -77,6 +77,10 @@ class Chat:
         """Ids of the opening messages with the tools and the header of the assistant's first turn."""
         return self.encode(self._filled(True, messages, lambda some: self._render(some, tools=True, generate=True)))
 
+    def dialogue(self, messages: list[Message]) -> list[int]:
+        """Ids of a whole dialogue, assistant turns and calls among it, with the header of the next assistant turn."""
+        return self.encode(self._render(messages, tools=True, generate=True))
+
     def turn(self, message: Message) -> list[int]:
         """Ids of an assistant message as the model would have written it, its end token included."""
         key = json.dumps(message, sort_keys=True)

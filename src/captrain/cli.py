@@ -1,8 +1,9 @@
-"""The command line: `captrain results | status | verify | show | diagnose`.
+"""The command line: `captrain results | status | verify | show | plan | jobs | diagnose | validate | serve`.
 
 Each command reads and prints; `dvc repro` is what runs anything. What a command needs is imported inside it, so that
-`captrain --help` answers at once and nothing here ever imports torch. A `UserError` ends in one message on stderr and
-exit status 2; `captrain verify` exits with 1 when something does not hold.
+`captrain --help` answers at once and nothing here but `serve` and `validate --calibrate` ever imports torch. A
+`UserError` ends in one message on stderr and exit status 2; `captrain verify` and `validate` exit with 1 when something
+does not hold.
 """
 
 import os
@@ -112,6 +113,75 @@ def diagnose(
     found = diagnosis.diagnose(logs.read(files), selection, runs=10, count=count, seed=seed)
     diagnosis.write(found, out)
     _print(*diagnosis.shown(found), f"{out / 'report.md'} has the evidence")
+
+
+@app.command()
+def plan(
+    settings: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="On top of params.yaml.")] = None,
+    gpus: Annotated[int, typer.Option(help="GPUs to plan with.")] = 8,
+    gpu_memory: Annotated[float, typer.Option(help="GiB of each.")] = 80.0,
+    throughput: Annotated[
+        tuple[float, float] | None, typer.Option(metavar="READ WRITTEN", help="Tokens a second of each.")
+    ] = None,
+    parameters: Annotated[float | None, typer.Option(help="Of a model whose size is not known, in billions.")] = None,
+) -> None:
+    """What a run would take, stage by stage, and whether it can run at all (exit status 2 if not). Runs nothing."""
+    from captrain import plan as planning
+
+    spec, title = planning.composed(settings or [], _root())
+    made = planning.plan(spec, planning.Node(gpus, gpu_memory, throughput, parameters), title)
+    _print(*planning.shown(made))
+    made.refuse()
+
+
+@app.command()
+def jobs(id: Annotated[str | None, typer.Argument(metavar="ID", help="Print this one's log.")] = None) -> None:
+    """Jobs on the cluster: state, node, elapsed, progress, last line, reason; of one, its log."""
+    from captrain import jobs as sent
+
+    if id:
+        print(sent.log(_root(), id), end="")
+    else:
+        _print(sent.table(_root()))
+
+
+@app.command()
+def validate(
+    file: Annotated[Path, typer.Argument(help="An environment file.")],
+    out: Annotated[Path | None, typer.Option(help="Folder for passport and page; beside the file by default.")] = None,
+    sandbox: Annotated[
+        Literal["strong", "strong, one layer", "basic"] | None,
+        typer.Option(help="Least level of confinement; machine.sandbox by default."),
+    ] = None,
+    calibrate: Annotated[bool, typer.Option("--calibrate", help="Play the base in it, too.")] = False,
+) -> None:
+    """The passport of any environment file, held against the target (exit status 1 when a check fails)."""
+    from captrain import validation
+
+    folder = out or file.parent
+    found = validation.validate(file, _root(), folder, sandbox, calibrate)
+    validation.write(found, folder)
+    _print(*validation.shown(found))
+    if not found.passport.passed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def serve(
+    model: Annotated[Path, typer.Argument(help="Folder of the model.")] = Path("artifacts/base"),
+    host: Annotated[str, typer.Option()] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, help="0 for any that is free.")] = 8000,
+    name: Annotated[str, typer.Option("--served-model-name")] = "base",
+    adapters: Annotated[list[str] | None, typer.Option("--lora-modules", help="name=folder, repeatable.")] = None,
+) -> None:
+    """The base and its adapters behind an OpenAI-compatible endpoint."""
+    from captrain import serve as endpoint
+
+    try:
+        named = dict(endpoint.pair(one) for one in adapters or [])
+    except ValueError as error:
+        raise UserError(f"--lora-modules: {error}", "write name=folder") from None
+    endpoint.serve(model, host, port, name, named)
 
 
 Id = Annotated[str | None, typer.Argument(metavar="ID", help="Show this one in full.")]

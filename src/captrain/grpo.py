@@ -1,7 +1,13 @@
-"""TRL's GRPOTrainer with our engine as its sampler. Imported only where training happens: it needs torch and TRL."""
+"""TRL's GRPOTrainer with a policy as its sampler. Imported only where training happens: it needs torch and TRL.
+
+Before each batch of rollouts the adapter is saved in plain PEFT format, in a folder named by its content hash, and the
+policy acts with it: in this process, or through servers that load it under that name. What the policy says of its
+tokens is what is trained on; its log-probabilities are the old policy's.
+"""
 
 import json
 import os
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -10,7 +16,7 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
 import torch
 from datasets import Dataset
-from peft import LoraConfig, get_peft_model_state_dict
+from peft import LoraConfig
 from transformers import (
     AutoModelForCausalLM,
     PrinterCallback,
@@ -24,23 +30,28 @@ from transformers.utils import logging as hf_logging
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from captrain.adapters import GRPO, LINEAR, Job
+from captrain import launch
+from captrain.adapters import GRPO, LINEAR, Job, Learner, adapter_digest, settle
 from captrain.contract import Target
-from captrain.errors import UserError
-from captrain.policies import Play
-from captrain.policies.local import LocalPolicy, merge
-from captrain.records import Task
+from captrain.errors import EnvironmentFault, UserError
+from captrain.policies import Play, model_of
+from captrain.records import Score, Task, digest
+
+AGAIN = 2
+"""Further attempts at a rollout that came to nothing; each is counted as an error, and none as a score."""
 
 
 class Trainer(GRPOTrainer):
-    """GRPOTrainer whose rollouts come from the engine, token-exact and with the sampler's log-probabilities.
+    """GRPOTrainer whose rollouts come from a policy, token-exact and with the sampler's log-probabilities.
 
     `history` holds one row a step: step, rollouts, reward, success, informative, discarded, prompt_tokens,
-    completion_tokens.
+    completion_tokens, errors (rollouts that came to nothing and were played again, beyond the others); where hints are
+    given also unhinted, the rollouts without one, and unhinted_passed.
     """
 
     history: list[dict[str, float]]
     sampled: torch.Tensor | None = None
+    hinted: torch.Tensor
     signal = True
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -49,11 +60,20 @@ class Trainer(GRPOTrainer):
         self.signal = bool(batch["num_items_in_batch"] > 0)
         return without_discarded(batch)
 
-    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
-        # While a batch is made, TRL asks for the old policy's log-probabilities: the sampler has them exactly.
-        if self.sampled is not None:
-            return self.sampled, None, None
-        return super()._get_per_token_logps_and_entropies(*args, **kwargs)
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
+        if self.sampled is None:
+            return super()._get_per_token_logps_and_entropies(model, input_ids, attention_mask, *args, **kwargs)
+        # While a batch is made, TRL asks for the old policy's log-probabilities: the sampler has them exactly, but
+        # for the rows that it sampled under another prompt than the one trained on. The weights are still its own.
+        old = self.sampled
+        if self.hinted.any():
+            stripped, _, _ = super()._get_per_token_logps_and_entropies(
+                model, input_ids[self.hinted], attention_mask[self.hinted], *args, **kwargs
+            )
+            old[self.hinted] = stripped.to(old)
+        return old, None, None
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """One update; none when every group of the batch was constant (momentum alone must not move weights)."""
@@ -91,18 +111,16 @@ class Checkpoints(TrainerCallback):
         aside.replace(path)
 
 
-def make_trainer(
-    recipe: GRPO, job: Job, policy: LocalPolicy, target: Target, tasks: list[Task], folder: Path
-) -> Trainer:
+def make_trainer(recipe: GRPO, job: Job, policy: Learner, target: Target, tasks: list[Task], folder: Path) -> Trainer:
     """TRL's trainer for one job.
 
     Args:
         recipe: hyperparameters.
         job: what to train.
-        policy: samples; its model is the frozen base.
+        policy: samples; its model is the job's, which is the frozen base.
         target: where.
         tasks: one per group, in order.
-        folder: where checkpoints go.
+        folder: where checkpoints go, and the adapter that samples.
     """
     hf_logging.set_verbosity_error()
     hf_logging.disable_progress_bar()
@@ -119,21 +137,23 @@ def make_trainer(
         logging_strategy="no", save_strategy="steps", save_steps=recipe.checkpoint_every * recipe.epochs,
         save_total_limit=2,
     )  # fmt: skip
+    # Of several GPUs one trains; the others are the servers'.
+    config._n_gpu = min(config.n_gpu, 1)
     lora = LoraConfig(
         r=recipe.rank, lora_alpha=recipe.alpha, lora_dropout=0.0, target_modules=LINEAR, bias="none",
         task_type="CAUSAL_LM",
     )  # fmt: skip
-    marks = Checkpoints(folder)
+    marks, model = Checkpoints(folder), model_of(job.base)
     set_seed(job.seed)
     trainer = Trainer(
-        model=AutoModelForCausalLM.from_pretrained(job.base, dtype=torch.float32),
+        model=AutoModelForCausalLM.from_pretrained(model.source, revision=model.revision, dtype=torch.float32),
         args=config,
         train_dataset=Dataset.from_list([{"prompt": task.id} for task in tasks]),
         processing_class=policy.tokenizer,
         peft_config=lora,
         callbacks=[marks],
         reward_funcs=[_reward],
-        rollout_func=Sampler(recipe, policy, target, {task.id: task for task in tasks}, job),
+        rollout_func=Sampler(recipe, policy, target, {task.id: task for task in tasks}, job, folder / "sampling"),
     )
     trainer.remove_callback(PrinterCallback)
     trainer.history = []
@@ -148,30 +168,23 @@ def _reward(completions: list[Any], environment_reward: list[float | None], **_:
 class Sampler:
     """TRL's `rollout_func`: plays the batch's tasks with the current adapter and scores them."""
 
-    def __init__(self, recipe: GRPO, policy: LocalPolicy, target: Target, tasks: dict[str, Task], job: Job) -> None:
+    def __init__(
+        self, recipe: GRPO, policy: Learner, target: Target, tasks: dict[str, Task], job: Job, folder: Path
+    ) -> None:  # fmt: skip
         self.recipe, self.policy, self.target, self.tasks, self.job = recipe, policy, target, tasks, job
+        self.folder = folder
 
     def __call__(self, prompts: list[str], trainer: Any) -> dict[str, list[Any]]:
-        """Play one batch: `prompts` are task ids, each `group_size` times in a row."""
+        """Play one batch: `prompts` are task ids, each `group_size` times in a row.
+
+        Hints are stripped: the prompts returned are the unhinted ones.
+        """
         size = self.recipe.group_size
-        weights = {
-            name: tensor.detach() for name, tensor in get_peft_model_state_dict(trainer.model).items()
-        }  # fmt: skip
-        decoder = self.policy.decoder_of(merge(self.policy.state, weights, self.recipe.alpha / self.recipe.rank))
         tasks = [self.tasks[name] for name in prompts]
         keys = [f"{self.job.seed}/{task.id}/{index % size}" for index, task in enumerate(tasks)]
-        episodes = [self.target.open(task, key) for task, key in zip(tasks, keys, strict=True)]
-        plays = [Play(key, episode) for key, episode in zip(keys, episodes, strict=True)]
-        for start in range(0, len(plays), self.policy.batch):
-            self.policy.play_with(decoder, plays[start : start + self.policy.batch])
-        if broken := next((play for play in plays if play.error), None):
-            raise UserError(
-                f"training {self.job.name}: rollout {broken.key} ended in an infrastructure error ({broken.error})",
-                "mend its cause and run again: training goes on from its last checkpoint",
-            )
-        scores = [self.target.score(task, play.messages) for task, play in zip(tasks, plays, strict=True)]
-        for episode in episodes:
-            episode.close()
+        hints = [self._hint(task, key) for task, key in zip(tasks, keys, strict=True)]
+        played, errors = self._played(str(self._saved(trainer)), tasks, keys, hints)
+        plays, scores = [play for play, _ in played], [score for _, score in played]
         rewards = [score.reward for score in scores]
         groups = [rewards[start : start + size] for start in range(0, len(rewards), size)]
         informative = [max(group) - min(group) > 1e-6 for group in groups]
@@ -184,12 +197,17 @@ class Sampler:
             "success": round(sum(score.success for score in scores) / len(scores), 6),
             "informative": round(sum(informative) / len(informative), 6),
             "discarded": informative.count(False) * size,
-            "prompt_tokens": sum(len(play.mask) for play in plays) - written,
+            "prompt_tokens": sum(play.prompt_tokens for play in plays),
             "completion_tokens": written,
+            "errors": errors,
+            **self._unhinted(hints, scores),
         })  # fmt: skip
+        step, steps = trainer.history[-1], self.job.rollouts // self.recipe.step_rollouts
+        launch.progress(step["step"], steps, f"mean reward {step['reward']:.3f}, pass rate {step['success']:.3f}")
         completions = [play.logprobs[start:] for play, start in zip(plays, opening, strict=True)]
         width = max(len(row) for row in completions)
         trainer.sampled = torch.tensor([row + [0.0] * (width - len(row)) for row in completions])
+        trainer.hinted = torch.tensor([hint != "" for hint in hints])
         return {
             "prompt_ids": [play.token_ids[:start] for play, start in zip(plays, opening, strict=True)],
             "completion_ids": [play.token_ids[start:] for play, start in zip(plays, opening, strict=True)],
@@ -200,3 +218,75 @@ class Sampler:
             ],
             "environment_reward": rewards,
         }
+
+    def _saved(self, trainer: Any) -> Path:
+        """The adapter as it is now, in a folder named by its content; the one before is removed."""
+        aside = self.folder / "new"
+        shutil.rmtree(self.folder, ignore_errors=True)
+        trainer.model.save_pretrained(aside)
+        settle(aside, self.job.base, self.policy.digest)
+        return aside.rename(self.folder / adapter_digest(aside)).resolve()
+
+    def _played(
+        self, adapter: str, tasks: list[Task], keys: list[str], hints: list[str]
+    ) -> tuple[list[tuple[Play, Score]], int]:  # fmt: skip
+        """Every rollout with its score, in order, and how many attempts at one came to nothing before."""
+        done: dict[int, tuple[Play, Score]] = {}
+        left, errors = list(range(len(tasks))), 0
+        for attempt in range(AGAIN + 1):
+            # A key of its own, because a rollout that was read anew as other tokens would be so again.
+            again = f"/again/{attempt}" if attempt else ""
+            episodes = {at: self.target.open(tasks[at], keys[at]) for at in left}
+            plays = {at: Play(f"{keys[at]}{again}", episodes[at], adapter, hints[at]) for at in left}
+            place = {id(play): at for at, play in plays.items()}
+            for play in self.policy.play([*plays.values()]):
+                at = place[id(play)]
+                if play.mask and not (play.error or play.retokenised):
+                    done[at] = play, self.target.score(tasks[at], play.messages)
+                episodes[at].close()
+            left = [at for at in left if at not in done]
+            if not left:
+                break
+            errors += len(left)
+            if attempt == AGAIN:
+                raise self._fruitless(plays[left[0]])
+        return [done[at] for at in range(len(tasks))], errors
+
+    def _fruitless(self, play: Play) -> UserError:
+        if play.error:
+            return UserError(
+                f"training {self.job.name}: rollout {play.key} ended in an infrastructure error ({play.error})",
+                "mend its cause and run again: training goes on from its last checkpoint",
+            )
+        if not play.retokenised:
+            return UserError(
+                f"training {self.job.name}: the model has no room for the prompt of rollout {play.key}",
+                "serve it with a longer context (--max-model-len in machine.vllm.arguments)",
+            )
+        return UserError(
+            f"training {self.job.name}: rollout {play.key} is not token-exact and cannot be trained on "
+            f"({play.retokenised})",
+            "choose a model whose chat template renders earlier turns as the model wrote them, or policy=local",
+        )
+
+    @property
+    def _hinting(self) -> bool:
+        return self.recipe.hints > 0 and hasattr(self.target.environment, "hint")
+
+    def _hint(self, task: Task, key: str) -> str:
+        """The hint that a rollout reads, "" for none: drawn by its key, so that it does not depend on the batch."""
+        if not self._hinting or int(digest("hint", key), 16) / 16**16 >= self.recipe.hints:
+            return ""
+        environment: Any = self.target.environment
+        hint = self.target._call("hint", task.id, lambda: environment.hint(task.model_dump()))
+        if not isinstance(hint, str):
+            raise EnvironmentFault(
+                f"environment {self.target.name} ({self.target.source}) gave {hint!r:.40} as the hint of {task.id}",
+                "return text from hint(task)",
+            )
+        return hint
+
+    def _unhinted(self, hints: list[str], scores: list[Score]) -> dict[str, int]:
+        """How many rollouts of a step had no hint, and how many of these passed; nothing where hints are not given."""
+        alone = [score.success for hint, score in zip(hints, scores, strict=True) if not hint]
+        return {"unhinted": len(alone), "unhinted_passed": sum(alone)} if self._hinting else {}

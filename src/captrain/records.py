@@ -142,6 +142,40 @@ class RolloutLabels(Record):
     labels: dict[str, Label]
 
 
+class Check(Record):
+    """One proof that an environment gave or failed to give: what was measured, the bound it was held against, and for
+    a failure what to know about it and the `task` (its seed) that shows it."""
+
+    name: str
+    passed: bool
+    measured: float | None
+    bound: str
+    detail: str = ""
+    task: str = ""
+
+
+class Passport(Record):
+    """All checks of one environment. `environment` is the fingerprint of the file that was checked, `attempt` the
+    synthesizer's, `calibration_tasks` the training tasks spent, from the first on. `trusted`: its text is our own, and
+    it may run outside of the sandbox."""
+
+    capability: str
+    environment: str
+    attempt: int
+    passed: bool
+    trusted: bool
+    calibration_tasks: int
+    checks: list[Check]
+
+    def complaints(self) -> str:
+        """The failed checks in one line."""
+        return "; ".join(
+            f"{check.name} is {check.measured}, asked is {check.bound}{f' ({check.detail})' if check.detail else ''}"
+            for check in self.checks
+            if not check.passed
+        )
+
+
 R = TypeVar("R", bound=Record)
 
 

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from captrain.contract import Target
 from captrain.errors import InfrastructureError
+from captrain.launch import dispatched
 from captrain.policies import Play, Policy
 from captrain.records import (
     LedgerEntry,
@@ -32,8 +33,8 @@ from captrain.records import (
 
 JOURNALS = Path(".cache/rollouts")
 CODE = (
-    "rollouts", "contract", "chat", "policies.__init__", "policies.engine", "policies.local", "policies.openai",
-    "policies.scripted",
+    "rollouts", "contract", "chat", "endpoint", "policies.__init__", "policies.engine", "policies.local",
+    "policies.openai", "policies.keeper", "policies.servers", "policies.vllm", "policies.scripted",
 )  # fmt: skip
 """What decides a rollout besides its identity: a journal written by other code is not gone on from."""
 
@@ -189,7 +190,8 @@ class Progress:
     def __init__(self, label: str, total: int, done: int, quiet: bool) -> None:
         from tqdm import tqdm
 
-        self._bar = tqdm(total=total, initial=done, desc=label, unit="rollout", disable=quiet, mininterval=1.0)
+        silent = quiet and not dispatched()
+        self._bar = tqdm(total=total, initial=done, desc=label, unit="rollout", disable=silent, mininterval=1.0)
         self._passed = self._scored = 0
 
     def add(self, score: Score | None) -> None:

@@ -256,6 +256,8 @@ def environments(root: Path) -> Table:
         failed = [check["name"] for check in passport["checks"] if not check["passed"]]
         checks = f"{len(passport['checks']) - len(failed)} of {len(passport['checks'])}"
         table.add_row(name, _verdict(passport["passed"]), checks, ", ".join(failed))
+    for page in sorted((root / "results/environments/rejected").glob("*.md")):
+        table.add_row(page.stem, _verdict(False), "", f"left out: see {page.relative_to(root)}")
     return table
 
 
@@ -266,10 +268,11 @@ def _verdict(passed: bool) -> Text:
 def environment(root: Path, name: str) -> RenderableType:
     """One passport, check by check."""
     passport = _pick("environment", name, _passports(root))
-    table = _columns(f"passport of {name}", "check", "", "measured", "bound", "detail")
+    table = _columns(f"passport of {name}", "check", "", "measured", "bound", "detail", "task")
     for check in passport["checks"]:
-        measured, bound = (str(check[key]) for key in ("measured", "bound"))
-        table.add_row(check["name"], _verdict(check["passed"]), measured, bound, Text(check.get("detail", "")))
+        measured = "" if check["measured"] is None else str(check["measured"])
+        said = (Text(check.get(key, "")) for key in ("detail", "task"))
+        table.add_row(check["name"], _verdict(check["passed"]), measured, str(check["bound"]), *said)
     facts = {key: str(value) for key, value in passport.items() if key != "checks"}
     return Group(table, _facts({**facts, "file": f"results/environments/{name}.py"}))
 

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
@@ -24,6 +24,7 @@ from captrain.components import (
     Rate,
     Section,
     Share,
+    Variable,
     alternatives,
     build,
     check,
@@ -99,6 +100,11 @@ class Environments(Section):
     success: Interval
     constant_groups: Share
     idle_reward: Share
+    random_reward: Share
+    hacking_reward: Share
+    broken_reward: Share
+    structures: Count
+    transfer: Share
     temperature: Annotated[float, Field(gt=0)] | None = None
 
 
@@ -141,12 +147,83 @@ class Installation(Section):
     """Seconds for one request."""
 
 
-class Machine(Section):
-    """Where and how fast; never a param of a stage, because no result depends on it."""
+class Asking(Section):
+    """How a language model is asked by analysts and synthesizers, and what it may cost. Prices are money for a million
+    tokens; the budgets are those of one run of one stage, answers found on disk not counted. null: no limit."""
 
+    endpoint: Variable = "OPENAI_BASE_URL"
+    """Name of the environment variable that holds the base URL."""
+    key: Variable = "OPENAI_API_KEY"
+    """Name of the environment variable that holds the key."""
+    concurrency: Count = 16
+    retries: Annotated[int, Field(ge=0)] = 6
+    """Further attempts at a question, each after a longer pause."""
+    timeout: Rate = 600.0
+    """Seconds for one request."""
+    input_price: Annotated[float, Field(ge=0)] | None = None
+    output_price: Annotated[float, Field(ge=0)] | None = None
+    money: Rate | None = None
+    """Budget in the currency of the prices."""
+    tokens: Count | None = None
+    """Budget in tokens, read and written."""
+
+
+class Slurm(Section):
+    """What one Slurm job gets, and how often it is helped up (see `captrain.dispatch`)."""
+
+    partition: str = ""
+    """Of the cluster; "" is its default."""
+    gpus: Annotated[int, Field(ge=0)] = 0
+    cpus: Count = 1
+    memory: Annotated[str, Field(pattern=r"^[1-9]\d*(MB|GB)$")] = "8GB"
+    minutes: Annotated[int, Field(ge=5)] = 240
+    """Time limit; a job is told of it 90 seconds before."""
+    setup: list[str] = []
+    """Lines of shell before the work, such as `module load`."""
+    options: dict[str, str | int | bool] = {}
+    """Further options of sbatch, such as account or qos."""
+    requeues: Annotated[int, Field(ge=0)] = 20
+    """Times that a job which was preempted or met its time limit is queued again, to go on from its checkpoint."""
+    resubmissions: Annotated[int, Field(ge=0)] = 3
+    """Times that one run of a stage submits an item again whose job died."""
+
+
+class VLLM(Section):
+    """The servers of policy vllm: child processes of whatever plays, in an environment of their own. They take their
+    GPUs from the last of the visible ones on, so that the first is left to training where there are more."""
+
+    python: str = ""
+    """Interpreter of vLLM's environment, "" where there is none."""
+    command: list[str] = ["-m", "vllm.entrypoints.cli.main", "serve"]
+    """What the interpreter runs: a server that takes `vllm serve`'s arguments."""
+    arguments: list[str] = []
+    """Further arguments, such as --max-lora-rank=32 or --gpu-memory-utilization=0.5."""
+    replicas: Count = 1
+    gpus: Annotated[int, Field(ge=0)] = 1
+    """Of each replica; 0 leaves the choice to the server."""
+    start_timeout: Rate = 900.0
+    """Seconds until a server must be healthy."""
+
+
+class Machine(Section):
+    """Where and how fast; never a param of a stage, because no result depends on it. `sandbox`: the least level of
+    confinement that code which nobody has vouched for may run at (see `captrain.environments.sandbox`). `launcher`:
+    whether independent items of work run in processes of this machine or as jobs of a Slurm cluster."""
+
+    launcher: Literal["local", "slurm"] = "local"
+    slurm: Slurm | None = None
     workers: Count
     batch: Count
     benchmarks: dict[str, Installation] = {}
+    asking: Asking = Asking()
+    vllm: VLLM = VLLM()
+    sandbox: Literal["strong", "strong, one layer", "basic"] = "strong"
+
+    @model_validator(mode="after")
+    def _described(self) -> "Machine":
+        if self.launcher == "slurm" and self.slurm is None:
+            raise ValueError("launcher is slurm, and slurm says nothing of its jobs: choose machine=slurm")
+        return self
 
 
 class Spec(Section):

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from captrain.capabilities import Analyst
+from captrain.capabilities import Analyst, Asked
 from captrain.capabilities.faults import fault_of
 from captrain.errors import UserError
 from captrain.records import Capability, Label, Rollout, RolloutLabels, guard_split
@@ -42,17 +42,19 @@ def label_runs(
     guard_split([rollout.task for rollout in rollouts], "diagnosis")
     scored = _scored(rollouts)
     drawn = [np.random.default_rng([seed, run]).integers(len(scored), size=len(scored)) for run in range(runs)]
-    proposals = [analyst.propose([scored[i] for i in draw], tools, run=run) for run, draw in enumerate(drawn)]
+    proposals = analyst.propose([[scored[i] for i in draw] for draw in drawn], tools)
     pool = _pooled(proposals)
-    once = {one.id: analyst.label(one, [*pool.values()], tools) for one in scored} if analyst.deterministic else None
-    rows: list[RolloutLabels] = []
-    for run, draw in enumerate(drawn):
-        proposed = {candidate.id for candidate in proposals[run]}
+    asked = []
+    for run, proposal in enumerate(proposals):
+        proposed = {candidate.id for candidate in proposal}
         candidates = [candidate for candidate in pool.values() if candidate.id in proposed]
-        counts = np.bincount(draw, minlength=len(scored))
-        for rollout, count in zip(scored, counts, strict=True):
-            labels = analyst.label(rollout, candidates, tools, run=run) if once is None else once[rollout.id]
-            rows.append(_row(run, rollout, int(count), {one.id: labels[one.id] for one in candidates}))
+        asked += [Asked(run, rollout, candidates) for rollout in scored]
+    labels = _labels(analyst, asked, [*pool.values()], tools)
+    counts = [count for draw in drawn for count in np.bincount(draw, minlength=len(scored))]
+    rows = [
+        _row(one, int(count), {candidate.id: given[candidate.id] for candidate in one.capabilities})
+        for one, count, given in zip(asked, counts, labels, strict=True)
+    ]
     return _with_examples(pool, rows), rows
 
 
@@ -87,9 +89,21 @@ def _united(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, An
     return both
 
 
-def _row(run: int, rollout: Rollout, count: int, labels: dict[str, Label]) -> RolloutLabels:
+def _labels(
+    analyst: Analyst, asked: Sequence[Asked], pool: Sequence[Capability], tools: list[dict[str, Any]]
+) -> list[dict[str, Label]]:
+    if not analyst.deterministic:
+        return analyst.label(asked, tools)
+    rollouts = {one.rollout.id: one.rollout for one in asked}
+    once = [Asked(0, rollout, pool) for rollout in rollouts.values()]
+    labels = dict(zip(rollouts, analyst.label(once, tools), strict=True))
+    return [labels[one.rollout.id] for one in asked]
+
+
+def _row(one: Asked, count: int, labels: dict[str, Label]) -> RolloutLabels:
+    rollout = one.rollout
     assert rollout.outcome != "error"
-    return RolloutLabels(run=run, rollout=rollout.id, outcome=rollout.outcome, count=count, labels=labels)
+    return RolloutLabels(run=one.run, rollout=rollout.id, outcome=rollout.outcome, count=count, labels=labels)
 
 
 def _with_examples(pool: Mapping[str, Capability], rows: Sequence[RolloutLabels]) -> list[Capability]:

@@ -8,20 +8,32 @@ of a family (see `families`) when one occasion went wrong, and without an occasi
 from collections.abc import Sequence
 from typing import Any
 
+from captrain.capabilities import Asked
 from captrain.capabilities.alignment import Story, Toolbox, leaves, reports_error, result_of
 from captrain.capabilities.families import FAMILIES, Family, Values, information, reply_wording
 from captrain.records import Capability, Label, Message, Rollout
+from captrain.spec import Asking
 
 
 class ProgrammaticAnalyst:
-    """Proposes each family that a sample of rollouts gives cause for, and labels rollouts by the families' findings."""
+    """Proposes each family that a sample of rollouts gives cause for, and labels rollouts by the families' findings.
+
+    Args:
+        asking: unused; every analyst is built with how models are asked.
+    """
 
     deterministic = True
 
-    def propose(self, rollouts: Sequence[Rollout], tools: list[dict[str, Any]], *, run: int = 0) -> list[Capability]:
-        """The families of which at least one rollout shows a lack; `details` are the tools and arguments that
-        occasions of the family involve, and the values that references tell users (`values`)."""
+    def __init__(self, asking: Asking | None = None) -> None:
+        pass
+
+    def propose(self, samples: Sequence[Sequence[Rollout]], tools: list[dict[str, Any]]) -> list[list[Capability]]:
+        """The families of which at least one rollout of a sample shows a lack; `details` are the tools and arguments
+        that occasions of the family involve, and the values that references tell users (`values`)."""
         toolbox = Toolbox(tools)
+        return [self._proposed(sample, toolbox) for sample in samples]
+
+    def _proposed(self, rollouts: Sequence[Rollout], toolbox: Toolbox) -> list[Capability]:
         stories = [Story(rollout, toolbox) for rollout in {rollout.id: rollout for rollout in rollouts}.values()]
         values = sorted({value for story in stories for value in story.informed(_returned(story.messages))})
         proposed = []
@@ -36,15 +48,14 @@ class ProgrammaticAnalyst:
                 proposed.append(Capability(id=slug, name=family.name, description=family.description, details=details))
         return proposed
 
-    def label(
-        self, rollout: Rollout, capabilities: Sequence[Capability], tools: list[dict[str, Any]], *, run: int = 0
-    ) -> dict[str, Label]:
+    def label(self, asked: Sequence[Asked], tools: list[dict[str, Any]]) -> list[dict[str, Label]]:
         """LACKING at the first occasion that went wrong, PRESENT when none did, NA without an occasion."""
-        story = Story(rollout, Toolbox(tools))
-        return {
-            capability.id: _verdict(FAMILIES[capability.id], story, capability.details.get("values", []))
-            for capability in capabilities
-        }
+        toolbox = Toolbox(tools)
+        return [_labelled(Story(one.rollout, toolbox), one.capabilities) for one in asked]
+
+
+def _labelled(story: Story, capabilities: Sequence[Capability]) -> dict[str, Label]:
+    return {one.id: _verdict(FAMILIES[one.id], story, one.details.get("values", [])) for one in capabilities}
 
 
 def _verdict(family: Family, story: Story, values: Values) -> Label:

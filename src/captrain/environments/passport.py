@@ -1,153 +1,290 @@
 """The passport: what an environment must prove before anything is trained in it.
 
-Each check measures something, holds it against a bound, and on failure names the task that shows it. Checks that
-need no policy run first; the spread of rewards is measured on the base, and its rollouts are counted as calibration.
+Each check measures one thing, holds it against a bound, and on failure names the task that shows it. What raises, or
+returns what is not of the contract, fails the check that met it, and the others still run. Checks that need no policy
+run first; the spread of rewards is measured on the base, and its rollouts are counted as calibration.
 """
 
-import json
-import subprocess
-import sys
-from collections.abc import Sequence
+import ast
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from captrain.contract import Target
-from captrain.records import Record, Rollout, Task, digest
+from captrain.contract import Target, calls_of
+from captrain.environments import probes
+from captrain.environments.leakage import SHARE, leaves, runs, runs_of
+from captrain.environments.subject import Standard, Subject, at_least, at_most, mean_at_most
+from captrain.errors import EnvironmentFault
+from captrain.records import Check, Message, Rollout, digest
 from captrain.spec import Environments
 
-PATIENCE = 120
-"""Seconds that a fresh process may take over all tasks."""
-
-FRESH = """
-import importlib.util, json, sys
-answer, sys.stdout = sys.stdout, sys.stderr
-spec = importlib.util.spec_from_file_location("environment", sys.argv[1])
-module = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
-environment = module.Environment()
-out = []
-for task in environment.tasks("training", int(sys.argv[2])):
-    actions = environment.reference(task)
-    out.append([task, environment.score(task, actions)])
-print(json.dumps(out, sort_keys=True), file=answer)
-"""
+ADVISED = 100
+"""Tasks: on fewer, one that cannot be solved is easily missed."""
+DISTINCT = 0.95
+SUSPECT = {"open", "exec", "eval", "compile", "__import__", "globals", "vars", "breakpoint", "input"}
+LINT = "static reading finds only what does not hide"
 
 
-class Check(Record):
-    """One proof: what was measured, the bound it was held against, and what to know about a failure."""
-
-    name: str
-    passed: bool
-    measured: float | None
-    bound: str
-    detail: str = ""
-
-
-class Passport(Record):
-    """All checks of one environment. `calibration_tasks`: training tasks spent, from the first on."""
-
-    capability: str
-    environment: str
-    attempt: int
-    passed: bool
-    calibration_tasks: int
-    checks: list[Check]
-
-    def complaints(self) -> str:
-        """The failed checks in one line."""
-        return "; ".join(
-            f"{check.name} is {check.measured}, asked is {check.bound}{f' ({check.detail})' if check.detail else ''}"
-            for check in self.checks
-            if not check.passed
-        )
-
-
-def inspect(target: Target, path: Path, tools: list[dict[str, Any]], bounds: Environments) -> list[Check]:
-    """The checks that need no policy.
+def inspect(target: Target, path: Path, against: Standard, evidence: Sequence[Rollout]) -> list[Check]:
+    """The checks that need no policy, always all of them.
 
     Args:
         target: the environment, loaded.
         path: its file.
-        tools: the schemas of the benchmark it stands for.
-        bounds: the `environments` section.
+        against: what it is held against.
+        evidence: failed rollouts that lack the capability; none where nothing is known.
     """
-    tasks = target.tasks("training", bounds.seeds)
-    return [
-        _schemas(target, tools),
-        _reference(target, tasks),
-        _idle(target, tasks, bounds.idle_reward),
-        _same_again(target, path, tasks),
-        _different(tasks),
-    ]
+    subject = Subject(target, path, against, evidence)
+    checks: list[Check] = []
+    for name, check in CHECKS.items():
+        subject.asked = ""
+        try:
+            checks.append(check(subject, name))
+        except EnvironmentFault as fault:
+            checks.append(refused(name, fault, subject.asked))
+    return checks
 
 
-def _schemas(target: Target, tools: list[dict[str, Any]]) -> Check:
-    same = target.tools == tools
-    return Check(name="schemas equal the target's", passed=same, measured=float(same), bound="1")
+def refused(name: str, fault: EnvironmentFault, task: str = "") -> Check:
+    """The check that met a fault."""
+    return Check(name=name, passed=False, measured=None, bound="no fault", detail=fault.problem, task=task)
 
 
-def _reference(target: Target, tasks: Sequence[Task]) -> Check:
-    rewards = [target.score(task, target.play(task, target.reference(task))).reward for task in tasks]
-    worst = min(range(len(tasks)), key=lambda i: rewards[i])
+def _exact(name: str, same: bool, detail: str = "", task: str = "") -> Check:
     return Check(
-        name="reward of the reference solution", passed=rewards[worst] >= 1 - 1e-9, measured=rewards[worst], bound="1",
-        detail="" if rewards[worst] >= 1 - 1e-9 else f"least on {tasks[worst].id}",
+        name=name, passed=same, measured=float(same), bound="1",
+        detail="" if same else detail, task="" if same else task,
     )  # fmt: skip
 
 
-def _idle(target: Target, tasks: Sequence[Task], bound: float) -> Check:
-    rewards = [target.floor(task).reward for task in tasks]
-    mean = round(sum(rewards) / len(rewards), 6)
-    most = max(range(len(tasks)), key=lambda i: rewards[i])
-    detail = "" if mean <= bound else f"most on {tasks[most].id}"
-    return Check(
-        name="reward of doing nothing", passed=mean <= bound, measured=mean, bound=f"at most {bound}", detail=detail
-    )
+def _schemas(subject: Subject, name: str) -> Check:
+    own, asked = subject.target.tools, subject.against.tools
+    if own == asked:
+        return _exact(name, True)
+    if not isinstance(own, list) or len(own) != len(asked):
+        return _exact(name, False, f"the target has {len(asked)} tools")
+    named = [one["function"]["name"] for one in asked]
+    return _exact(name, False, f"differs: {next(n for n, a, b in zip(named, own, asked, strict=True) if a != b)}")
 
 
-def _same_again(target: Target, path: Path, tasks: Sequence[Task]) -> Check:
-    """Tasks and scores of the reference in a fresh interpreter without any package: the file must stand alone."""
-    here = [
-        [task.model_dump(), target.score(task, target.reference(task)).model_dump()] for task in tasks
-    ]  # fmt: skip
-    command = [sys.executable, "-I", "-S", "-c", FRESH, str(path), str(len(tasks))]
+def _imports(subject: Subject, name: str) -> Check:
+    """Imports that cannot work where the file is confined fail; what else looks odd is only said."""
+    from captrain.environments.sandbox import MODULES
+
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
-    except subprocess.TimeoutExpired:
-        done = subprocess.CompletedProcess(command, 1, "", f"it did not end within {PATIENCE} s")
-    there = json.loads(done.stdout) if done.returncode == 0 else []
-    differing = [one[0]["id"] for one, other in zip(here, there, strict=False) if digest(one) != digest(other)]
-    same = not differing and len(there) == len(here)
-    said = done.stderr.strip() or f"{len(there)} tasks instead of {len(here)}"
-    detail = "" if same else differing[0] if differing else said.splitlines()[-1]
+        nodes = [*ast.walk(ast.parse(subject.path.read_text()))]
+    except (SyntaxError, ValueError, RecursionError) as error:
+        return _exact(name, False, f"not Python: {error}")
+    imported = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    imported += [node.module or "." for node in nodes if isinstance(node, ast.ImportFrom)]
+    known = {*MODULES} | {module.partition(".")[0] for module in MODULES}
+    absent = sorted({module for module in imported if module.partition(".")[0] not in known})
+    names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    names |= {node.attr for node in nodes if isinstance(node, ast.Attribute) if re.fullmatch("__.+__", node.attr)}
+    odd = sorted(names & SUSPECT | {one for one in names if re.fullmatch("__.+__", one)} - {"__init__", "__name__"})
+    said = [f"not there: {', '.join(absent)}"] if absent else []
+    said += [f"uses {', '.join(odd)} ({LINT})"] if odd else []
     return Check(
-        name="same seed, same task in a fresh process", passed=same, measured=float(same), bound="1", detail=detail
-    )
+        name=name, passed=not absent, measured=float(len(absent)), bound="at most 0", detail="; ".join(said)
+    )  # fmt: skip
 
 
-def _different(tasks: Sequence[Task]) -> Check:
-    share = round(len({digest(task.data) for task in tasks}) / len(tasks), 6)
-    return Check(name="share of distinct tasks", passed=share >= 0.95, measured=share, bound="at least 0.95")
+def _count(subject: Subject, name: str) -> Check:
+    count = len(subject.tasks)
+    few = "" if count >= ADVISED else f"on fewer than {ADVISED} tasks, one that cannot be solved is easily missed"
+    return Check(name=name, passed=True, measured=float(count), bound=f"{ADVISED} advised", detail=few)
+
+
+def _reference(subject: Subject, name: str) -> Check:
+    scores = {task.id: subject.solution(task) for task in subject.tasks}
+    worst = min(scores, key=lambda task: (scores[task].success, scores[task].reward))
+    solved = scores[worst].success and scores[worst].reward >= 1 - 1e-9
+    unsolved = sum(not score.success or score.reward < 1 - 1e-9 for score in scores.values())
+    return Check(
+        name=name, passed=solved, measured=round(scores[worst].reward, 6), bound="1, and success, on every task",
+        detail="" if solved else f"not so on {unsolved} of {len(scores)} tasks", task="" if solved else worst,
+    )  # fmt: skip
+
+
+def _idle(subject: Subject, name: str) -> Check:
+    rewards = {task.id: subject.idle(task).reward for task in subject.tasks}
+    return mean_at_most(name, rewards, subject.bounds.idle_reward)
+
+
+def _same_play(subject: Subject, name: str) -> Check:
+    """Asked for again in the same process: tasks, observations, rewards."""
+    again = subject.target.tasks("training", len(subject.tasks))
+    for task, other in zip(subject.tasks, again, strict=True):
+        if task != other:
+            return _exact(name, False, "the same call gives other tasks", task.id)
+    for task in subject.tasks:
+        if subject.play(task, subject.reference(task)) != subject.solved(task):
+            return _exact(name, False, "the same actions meet other observations", task.id)
+        if subject.score(task, subject.solved(task)) != subject.solution(task):
+            return _exact(name, False, "the same messages earn another reward", task.id)
+    return _exact(name, True)
+
+
+def _same_elsewhere(subject: Subject, name: str) -> Check:
+    """Tasks, observations and rewards of the reference in a fresh process, which has no packages."""
+    from captrain.environments.sandbox import confined
+
+    other = Subject(confined(subject.path, "none"), subject.path, subject.against, ())
+    for task, there in zip(subject.tasks, other.tasks, strict=True):
+        if task != there:
+            return _exact(name, False, "another task", task.id)
+    for task in subject.tasks:
+        if other.play(task, subject.reference(task)) != subject.solved(task):
+            return _exact(name, False, "the same actions meet other observations", task.id)
+        if other.score(task, subject.solved(task)) != subject.solution(task):
+            return _exact(name, False, "the same messages earn another reward", task.id)
+    return _exact(name, True)
+
+
+def _distinct(subject: Subject, name: str) -> Check:
+    seen = Counter(digest(task.data) for task in subject.tasks)
+    twin = next((task.id for task in subject.tasks if seen[digest(task.data)] > 1), "")
+    return at_least(name, len(seen) / len(subject.tasks), DISTINCT, "another task has the same data", twin)
+
+
+def structure(messages: Sequence[Message]) -> str:
+    """A play with every value replaced by the order in which it first appears: what is left when names and numbers
+    are taken away. Values are what stands in arguments and tool results, numbers, and words like names."""
+    lines: list[str] = []
+    values: set[str] = set()
+    for message in messages:
+        calls = calls_of(message) if message["role"] == "assistant" else []
+        values |= {leaf for _, given in calls for leaf in leaves(given)}
+        values |= {*probes.results(message)} if message["role"] == "tool" else set()
+        said = "".join(
+            f" {name}({', '.join(f'{k}={[*leaves(v)]}' for k, v in given.items())})" for name, given in calls
+        )
+        lines.append(f"{message['role']}: {message.get('content') or ''}{said}")
+    known = "|".join(re.escape(value) for value in sorted(values, key=len, reverse=True) if value.strip())
+    pattern = r"\d+(?:[.,:-]\d+)*|(?<=[a-z,;:] )[A-Z][a-z]+"
+    places: dict[str, str] = {}
+    return re.sub(
+        rf"(?<!\w)(?:{known})(?!\w)|{pattern}" if known else pattern,
+        lambda found: places.setdefault(found[0], f"<{len(places)}>"),
+        "\n".join(lines),
+    )  # fmt: skip
+
+
+def _structures(subject: Subject, name: str) -> Check:
+    found = {digest(structure(subject.solved(task))) for task in subject.tasks}
+    detail = f"{len(subject.tasks)} tasks differ in names and numbers only"
+    return at_least(name, len(found), subject.bounds.structures, detail, subject.tasks[-1].id)
+
+
+def _test_ids(subject: Subject, name: str) -> Check:
+    tests = subject.against.tests
+    if found := tests.named(subject.path.read_text()):
+        return at_most(name, 1, 0, f"the file names {found}")
+    for task in subject.tasks:
+        inside = tests.named(" ".join(leaves(task.data)))
+        if task.id in tests.ids or inside:
+            return at_most(name, 1, 0, f"names {inside or task.id}", task.id)
+    return at_most(name, 0, 0)
+
+
+def _test_texts(subject: Subject, name: str) -> Check:
+    tests = subject.against.tests
+    places = {"": runs(subject.path.read_text())}
+    places |= {task.id: runs_of(task, subject.solved(task)) for task in subject.tasks}
+    share, test, place = max((*tests.nearest(found), place) for place, found in places.items())
+    where = "this task has" if place else "the file has"
+    return Check(
+        name=name, passed=share < SHARE, measured=round(share, 6), bound=f"less than {SHARE}",
+        detail="" if share < SHARE else f"{where} the words of {test}", task="" if share < SHARE else place,
+    )  # fmt: skip
+
+
+def failed_tool(rollout: Rollout) -> str | None:
+    """The tool at which a failed rollout went wrong: of the first call of the reference that was not made so, else of
+    the first call that is not the reference's; where no reference is known, of the last call."""
+    made = [call for message in rollout.messages if message["role"] == "assistant" for call in calls_of(message)]
+    if not rollout.reference:
+        return made[-1][0] if made else None
+    for call in (call for message in rollout.reference for call in calls_of(message)):
+        if call not in made:
+            return call[0]
+        made.remove(call)
+    return made[0][0] if made else None
+
+
+def _transfer(subject: Subject, name: str) -> Check:
+    """Predicted transfer: how often the environment asks for the step that failed in the evidence."""
+    failed = Counter(tool for rollout in subject.evidence if (tool := failed_tool(rollout)))
+    bound = f"at least {subject.bounds.transfer}"
+    if not failed:
+        return Check(name=name, passed=True, measured=None, bound=bound, detail="no evidence names a step")
+    held: Counter[str] = Counter()
+    for task in subject.tasks:
+        held.update({tool for message in subject.reference(task) for tool, _ in calls_of(message)} & {*failed})
+    share = sum(count * held[tool] for tool, count in failed.items()) / (failed.total() * len(subject.tasks))
+    steps = ", ".join(f"{tool} {count}" for tool, count in failed.most_common())
+    passed = share >= subject.bounds.transfer - 1e-9
+    return Check(name=name, passed=passed, measured=round(share, 6), bound=bound, detail=f"failed at: {steps}")
+
+
+CHECKS: dict[str, Callable[[Subject, str], Check]] = {
+    "schemas equal the target's": _schemas,
+    "imports that the sandbox lacks": _imports,
+    "tasks checked": _count,
+    "reward of the reference solution": _reference,
+    "reward of doing nothing": _idle,
+    "reward of random calls": probes.random_calls,
+    "same play, same observations": _same_play,
+    "same seed, same task in a fresh process": _same_elsewhere,
+    "share of distinct tasks": _distinct,
+    "structures among the tasks": _structures,
+    "ids of test tasks": _test_ids,
+    "share of a test task's words": _test_texts,
+    "reward of copying what is shown": probes.copying,
+    "calls given away": probes.given_away,
+    "reward of claiming success": probes.claiming,
+    "reward of every tool once": probes.every_tool,
+    "gain of a repeated call": probes.repeating,
+    "steps that the broken solution changes": probes.broken_near,
+    "reward of the broken solution": probes.broken_costs,
+    "spread of rewards": probes.spread,
+    "share of tasks with the failed step": _transfer,
+}
+"""Every check that needs no policy, by name."""
 
 
 def calibrate(rollouts: Sequence[Rollout], group_size: int, bounds: Environments) -> list[Check]:
     """The spread of rewards on the base: rollouts of equal task lie together, `group_size` each."""
-    rewards = [rollout.score.reward for rollout in rollouts if rollout.score is not None]
-    success = [rollout.score.success for rollout in rollouts if rollout.score is not None]
-    if len(rewards) < len(rollouts):
-        detail = f"{len(rollouts) - len(rewards)} rollouts ended in an infrastructure error"
-        return [
-            Check(name="rollouts without error", passed=False, measured=float(len(rewards)), bound="all", detail=detail)
-        ]
-    groups = [rewards[start : start + group_size] for start in range(0, len(rewards), group_size)]
-    constant = sum(max(group) - min(group) <= 1e-6 for group in groups) / len(groups)
+    if errors := [rollout for rollout in rollouts if rollout.score is None]:
+        detail = f"{len(errors)} rollouts ended in an infrastructure error"
+        left = float(len(rollouts) - len(errors))
+        return [Check(name="rollouts without error", passed=False, measured=left, bound="all", detail=detail,
+                      task=errors[0].task.id)]  # fmt: skip
+    scores = [rollout.score for rollout in rollouts if rollout.score is not None]
+    groups: dict[str, Any] = {
+        rollouts[start].task.id: scores[start : start + group_size] for start in range(0, len(scores), group_size)
+    }
+    rewards = {task: sum(score.reward for score in group) / len(group) for task, group in groups.items()}
+    success = {task: sum(score.success for score in group) / len(group) for task, group in groups.items()}
+    constant = {
+        task: float(max(score.reward for score in group) - min(score.reward for score in group) <= 1e-6)
+        for task, group in groups.items()
+    }
     return [
-        _within("mean reward of the base", sum(rewards) / len(rewards), bounds.mean_reward),
-        _within("pass rate of the base", sum(success) / len(success), bounds.success),
+        _within("mean reward of the base", rewards, bounds.mean_reward),
+        _within("pass rate of the base", success, bounds.success),
         _within("share of constant-reward groups on the base", constant, (0.0, bounds.constant_groups)),
     ]
 
 
-def _within(name: str, value: float, bounds: tuple[float, float]) -> Check:
+def _within(name: str, values: dict[str, float], bounds: tuple[float, float]) -> Check:
+    """The mean over groups; on failure the group that is furthest out."""
     low, high = bounds
-    return Check(name=name, passed=low <= value <= high, measured=round(value, 6), bound=f"{low} to {high}")
+    mean = sum(values.values()) / len(values)
+    passed = low <= mean <= high
+    furthest = (min if mean < low else max)(values, key=lambda task: values[task])
+    return Check(
+        name=name, passed=passed, measured=round(mean, 6), bound=f"{low} to {high}", task="" if passed else furthest
+    )

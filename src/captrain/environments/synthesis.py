@@ -1,66 +1,190 @@
 """From selected capabilities to environments with passports.
 
-An environment that fails its passport is synthesized again, up to the configured rounds; every calibration rollout
-of every round is counted. If none passes, the stage ends with the reasons.
+An environment that fails its passport is synthesized again, up to the configured rounds, with all that was found; an
+attempt that does not even load is one that failed. Every calibration rollout of every round is counted. A capability
+for which no attempt passed is left out, its best attempt and all findings kept: the others go on.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from captrain.contract import Target, load_file
-from captrain.environments import Synthesizer
-from captrain.environments.passport import Passport, calibrate, inspect
-from captrain.errors import UserError
+from captrain.contract import load_file
+from captrain.environments import Attempt, Brief, Synthesizer
+from captrain.environments.passport import calibrate, inspect, refused
+from captrain.environments.subject import Standard
+from captrain.errors import EnvironmentFault
 from captrain.policies import Policy
-from captrain.records import Capability, LedgerEntry, Rollout, publish_text
+from captrain.records import (
+    Capability,
+    Check,
+    LedgerEntry,
+    Passport,
+    Rollout,
+    digest,
+    file_digest,
+    guard_split,
+    publish_json,
+    publish_text,
+)
 from captrain.rollouts import collect, spent
-from captrain.spec import Environments
+from captrain.spec import Machine
 
 DRAFTS = Path(".cache/environments")
+SHOWN = 3
+"""Passed rollouts in a brief."""
+LOADS = "the file loads"
+CALIBRATION = "rollouts on the base"
+
+
+@dataclass(frozen=True)
+class Examined:
+    """What the checks of a file found, the base's rollouts in it, and what those cost; of which behaviour, by its
+    fingerprint."""
+
+    environment: str
+    checks: list[Check]
+    rollouts: list[Rollout] = field(default_factory=list)
+    ledger: list[LedgerEntry] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Synthesized:
-    """An environment file that passed, its passport, the base's rollouts in it, and what all rounds cost."""
+    """What came of one capability: all attempts, the best one (the one that passed, if any did), the base's rollouts
+    in that one, and what all rounds cost."""
 
-    text: str
-    passport: Passport
+    capability: Capability
+    attempts: list[Attempt]
+    best: Attempt
     rollouts: list[Rollout]
     ledger: list[LedgerEntry]
 
+    @property
+    def passed(self) -> bool:
+        """Whether there is an environment to train in."""
+        return self.best.passport.passed
 
-def synthesize(
-    capability: Capability, synthesizer: Synthesizer, policy: Policy, benchmark: Target, bounds: Environments, seed: int
-) -> Synthesized:
-    """One environment for one capability.
+
+def brief(capability: Capability, tools: list[dict[str, Any]], rollouts: Sequence[Rollout]) -> Brief:
+    """What an environment is asked for: the failed rollouts that the capability was found in, then the shortest that
+    passed.
+
+    Args:
+        capability: to be trained.
+        tools: the target's schemas.
+        rollouts: of the discovery split.
 
     Raises:
-        UserError: no attempt earned its passport; says what each one failed.
+        UserError: a rollout is of another split.
     """
-    ledger: list[LedgerEntry] = []
-    reasons: list[str] = []
-    for attempt in range(bounds.rounds):
-        text = synthesizer.synthesize(capability, benchmark.tools, attempt)
-        path = DRAFTS / str(attempt) / f"{capability.id}.py"
-        publish_text(path, text)
-        target = load_file(path)
-        checks = inspect(target, path, benchmark.tools, bounds)
-        rollouts: Sequence[Rollout] = []
-        if all(check.passed for check in checks):
-            tasks = target.tasks("training", bounds.groups)
-            rollouts = collect(policy, target, tasks, purpose="calibration", seed=seed, trials=bounds.group_size)
-            ledger.append(spent(rollouts, stage="environments", method="trace", item=capability.id))
-            checks += calibrate(rollouts, bounds.group_size, bounds)
-        passport = Passport(
-            capability=capability.id, environment=target.fingerprint, attempt=attempt,
-            passed=all(check.passed for check in checks), calibration_tasks=bounds.groups, checks=checks,
-        )  # fmt: skip
-        if passport.passed:
-            return Synthesized(text, passport, list(rollouts), ledger)
-        reasons.append(f"attempt {attempt}: {passport.complaints()}")
-        print(f"environment for {capability.id}, {reasons[-1]}")
-    raise UserError(
-        f"no environment for {capability.id} earned its passport. " + " | ".join(reasons),
-        f"see the drafts in {DRAFTS}; widen the bounds in the environments section, or deselect the capability",
+    guard_split([rollout.task for rollout in rollouts], "diagnosis")
+    known: Mapping[str, Rollout] = {rollout.id: rollout for rollout in rollouts}
+    failed = [known[name] for name in capability.examples if name in known]
+    passed = sorted(
+        (rollout for rollout in rollouts if rollout.outcome == "passed"),
+        key=lambda rollout: (len(rollout.messages), rollout.id),
     )
+    return Brief(capability, tools, [*failed, *passed[:SHOWN]])
+
+
+def synthesize(
+    wanted: Brief, synthesizer: Synthesizer, policy: Policy, against: Standard, machine: Machine, seed: int
+) -> Synthesized:
+    """One environment for one capability, or what all attempts at it lacked.
+
+    Args:
+        wanted: what is asked for.
+        synthesizer: who writes it.
+        policy: the base, as it will train.
+        against: the target, its test tasks, the bounds.
+        machine: how well what a synthesizer of others wrote must be confined.
+        seed: run seed.
+
+    Raises:
+        UserError: the synthesizer cannot write it, or the sandbox is weaker than asked for.
+    """
+    name = wanted.capability.id
+    attempts: list[Attempt] = []
+    every: list[Examined] = []
+    for number in range(against.bounds.rounds):
+        text = synthesizer.synthesize(wanted, attempts)
+        path = DRAFTS / name / str(number) / f"{name}.py"
+        publish_text(path, text)
+        found = examined(path, against, wanted, machine if not synthesizer.trusted else None, policy, seed)
+        passport = passport_of(path, found, number, trusted=synthesizer.trusted)
+        publish_json(path.with_suffix(".passport.json"), passport)
+        attempts.append(Attempt(text, passport))
+        every.append(found)
+        if passport.passed:
+            break
+        print(f"environment for {name}, attempt {number}: {passport.complaints()}")
+    best = min(range(len(attempts)), key=lambda at: _lacking(attempts[at].passport.checks))
+    ledger = [entry for found in every for entry in found.ledger]
+    return Synthesized(wanted.capability, attempts, attempts[best], every[best].rollouts, ledger)
+
+
+def examined(
+    path: Path, against: Standard, wanted: Brief, machine: Machine | None, policy: Policy | None, seed: int
+) -> Examined:
+    """All checks of a file, those on the base only if the others passed.
+
+    Args:
+        path: the file.
+        against: what it is held against.
+        wanted: what it is to train, and the evidence for that.
+        machine: how well it must be confined; None for text of our own.
+        policy: the base; None leaves those checks out.
+        seed: run seed.
+
+    Raises:
+        UserError: the sandbox is weaker than asked for.
+    """
+    from captrain.environments.sandbox import confined
+
+    evidence = [rollout for rollout in wanted.examples if rollout.outcome == "failed"]
+    bounds, item = against.bounds, wanted.capability.id
+    try:
+        target = confined(path, machine.sandbox) if machine else load_file(path)
+        environment = target.fingerprint
+    except EnvironmentFault as fault:
+        return Examined(digest(path.stem, file_digest(path)), [refused(LOADS, fault)])
+    checks = inspect(target, path, against, evidence)
+    if policy is None or not all(check.passed for check in checks):
+        return Examined(environment, checks)
+    try:
+        tasks = target.tasks("training", bounds.groups)
+        rollouts = collect(policy, target, tasks, purpose="calibration", seed=seed, trials=bounds.group_size)
+    except EnvironmentFault as fault:
+        # How many were played is not known; all count, rather than too few.
+        lost = LedgerEntry(
+            stage="environments", purpose="calibration", method="trace", item=item,
+            rollouts=bounds.groups * bounds.group_size,
+        )  # fmt: skip
+        return Examined(environment, [*checks, refused(CALIBRATION, fault)], [], [lost])
+    entry = spent(rollouts, stage="environments", method="trace", item=item)
+    return Examined(environment, [*checks, *calibrate(rollouts, bounds.group_size, bounds)], rollouts, [entry])
+
+
+def passport_of(path: Path, found: Examined, attempt: int, *, trusted: bool) -> Passport:
+    """The passport of a file."""
+    tasks = {rollout.task.id for rollout in found.rollouts}
+    return Passport(
+        capability=path.stem, environment=found.environment, attempt=attempt, trusted=trusted,
+        passed=all(check.passed for check in found.checks), calibration_tasks=len(tasks), checks=found.checks,
+    )  # fmt: skip
+
+
+def _lacking(checks: Sequence[Check]) -> tuple[int, float]:
+    """For ordering attempts: fewer is better in checks passed, then in how far the failed ones are from their bounds;
+    what was not measured is furthest."""
+    return -sum(check.passed for check in checks), sum(missed(check) for check in checks if not check.passed)
+
+
+def missed(check: Check) -> float:
+    """How far the measured is from the nearest bound, at most 1."""
+    ends = [float(end) for end in re.findall(r"\d+(?:\.\d+)?", check.bound)]
+    if check.measured is None or not ends:
+        return 1.0
+    return min(1.0, min(abs(check.measured - end) / max(1.0, end) for end in ends))

@@ -6,11 +6,12 @@ template pays for skipping them. Attempts step through a ladder of difficulty, f
 rewards on the base out of bounds.
 """
 
+from collections.abc import Sequence
 from importlib.resources import files
-from typing import Any
 
+from captrain.environments import Attempt, Brief
 from captrain.errors import UserError
-from captrain.records import Capability
+from captrain.spec import Asking
 
 FAMILIES = ("precondition_verification", "record_selection", "multi_step_completion", "argument_precision")
 WORLD = "benchmarks/servicedesk.py"
@@ -19,14 +20,24 @@ EASIEST = 2
 
 
 class TemplateSynthesizer:
-    """Writes environments from templates."""
+    """Writes environments from templates.
 
-    def synthesize(self, capability: Capability, tools: list[dict[str, Any]], attempt: int) -> str:
+    Args:
+        asking: unused; every synthesizer is built with how a language model is asked.
+    """
+
+    trusted = True
+
+    def __init__(self, asking: Asking | None = None) -> None:
+        pass
+
+    def synthesize(self, brief: Brief, attempts: Sequence[Attempt]) -> str:
         """See `Synthesizer.synthesize`.
 
         Raises:
             UserError: there is no template for this capability.
         """
+        capability = brief.capability
         if capability.id not in FAMILIES:
             raise UserError(
                 f"no template trains the capability {capability.id}",
@@ -38,4 +49,4 @@ class TemplateSynthesizer:
         parts = [templates.joinpath(f"{name}.py.txt").read_text() for name in ("frame", capability.id)]
         title = f"{capability.name}: {capability.description}"
         header = f'"""{title}\n\nWritten by the template synthesizer; do not edit.\n"""\n'
-        return f"{header}{world}\n\nDIFFICULTY = {min(attempt, EASIEST)}\n\n\n{''.join(parts)}"
+        return f"{header}{world}\n\nDIFFICULTY = {min(len(attempts), EASIEST)}\n\n\n{''.join(parts)}"

@@ -1,10 +1,15 @@
 """Who acts. A policy plays episodes; it knows nothing of scoring, splits, files or retries (`captrain.rollouts`)."""
 
+import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
+from captrain.components import takes
 from captrain.errors import InfrastructureError
 from captrain.records import Message
+from captrain.spec import Component, Machine, build
 
 
 class Playable(Protocol):
@@ -32,12 +37,19 @@ class Play:
         key: names the randomness of this play: equal keys give equal draws, whatever is played beside it.
         episode: not necessarily open yet.
         adapter: folder of the adapter to act with, "" for the base.
+        hint: what a model that is being trained reads at the end of its system prompt, beyond the episode's messages.
+            Only policies that GRPO samples through give hints. `messages`, `token_ids` and `mask` never hold it;
+            `logprobs` are those of the model that read it, and `prompt_tokens` counts it.
+
+    `retokenised` says where a served model read other tokens than it had written: the score stands, but nothing can be
+    learnt from the play, and its tokens are not kept. "" for all others.
     """
 
-    def __init__(self, key: str, episode: Playable, adapter: str = "") -> None:
+    def __init__(self, key: str, episode: Playable, adapter: str = "", hint: str = "") -> None:
         self.key = key
         self.episode = episode
         self.adapter = adapter
+        self.hint = hint
         self.tools: list[dict[str, Any]] = []
         self.messages: list[Message] = []
         self.turns = 0
@@ -46,6 +58,7 @@ class Play:
         self.logprobs: list[float] = []
         self.prompt_tokens = self.completion_tokens = 0
         self.error: str | None = None
+        self.retokenised = ""
 
     def start(self) -> bool:
         """Open the episode; False when an infrastructure fault kept it shut, which is then in `error`.
@@ -82,3 +95,33 @@ class Policy(Protocol):
     def play(self, plays: Sequence[Play]) -> Iterator[Play]:
         """Play all to their ends, yielding each when it is over, in any order."""
         ...
+
+
+def load_policy(component: Component, model: Path, machine: Machine, **runtime: Any) -> Any:
+    """Build the configured policy.
+
+    Args:
+        component: the `policy` section.
+        model: folder that the base stage has left.
+        machine: where it acts; given to those policies alone that start servers.
+        **runtime: further runtime arguments, such as batch.
+    """
+    return build(component, model=model, **runtime, **({"machine": machine} if takes(component, "machine") else {}))
+
+
+@dataclass(frozen=True)
+class Model:
+    """Where weights come from: a folder, or a name in a model hub with its revision."""
+
+    source: str
+    revision: str | None = None
+    named: bool = False
+
+
+def model_of(folder: Path) -> Model:
+    """The model that the base stage has left in a folder: trained there, or the name of one."""
+    pointer = folder / "model.json"
+    if not pointer.exists():
+        return Model(str(folder))
+    name, _, revision = json.loads(pointer.read_text())["model"].partition("@")
+    return Model(name, revision or None, named=True)

@@ -15,7 +15,7 @@ from pydantic import Field
 from captrain.chat import Chat, guide
 from captrain.errors import UserError
 from captrain.policies import Play
-from captrain.records import digest, file_digest
+from captrain.records import Message, digest, file_digest
 
 LONGEST = 8192
 """Tokens of the longest dialogue, where the model itself could take more."""
@@ -115,9 +115,12 @@ class LocalPolicy:
             max_tokens=self.max_tokens, room=self.room,
         )  # fmt: skip
         for play, row in zip(started, rows, strict=True):
-            play.token_ids, play.mask, play.logprobs = row.ids, row.mask, row.logprobs
             play.completion_tokens = sum(row.mask)
             play.prompt_tokens = len(row.mask) - play.completion_tokens
+            prompt, start = play.token_ids, row.mask.index(1)
+            play.token_ids = prompt + row.ids[start:]
+            play.mask = [0] * len(prompt) + row.mask[start:]
+            play.logprobs = [0.0] * len(prompt) + row.logprobs[start:]
         return list(plays)
 
     def _row(self, play: Play) -> Any:
@@ -125,12 +128,21 @@ class LocalPolicy:
 
         chat = self.chat(play.tools)
         play.messages = guide(play.messages, self.guidance)
+        play.token_ids = chat.prompt(play.messages)
+        read = chat.prompt(with_hint(play.messages, play.hint)) if play.hint else play.token_ids
 
         def answer(turn: list[int]) -> list[int]:
             replies = play.advance(chat.parse(turn))
             return chat.suffix(replies) if replies and play.turns < self.max_turns else []
 
-        return Row(play.key, chat.prompt(play.messages), answer)
+        return Row(play.key, read, answer)
+
+
+def with_hint(opening: list[Message], hint: str) -> list[Message]:
+    """The opening messages with a hint at the end of the system prompt, or of the first message where there is none."""
+    at = next((index for index, message in enumerate(opening) if message["role"] == "system"), 0)
+    hinted = {**opening[at], "content": f"{opening[at]['content']}\n\n{hint}"}
+    return [*opening[:at], hinted, *opening[at + 1 :]]
 
 
 def load_model(folder: Path, weights: list[Path]) -> tuple[Any, Any, dict[str, Any], Any]:

@@ -1,0 +1,91 @@
+"""Rollouts as a language model reads them: shortened to a budget, one message a line, inside a fence.
+
+A long rollout is shortened where it says the least for its length, in the middle of long texts, and with a mark that
+says so. What the agent did and what came of it stay whole: no message leaves, so that indices are those of the record;
+calls keep their names and arguments; of every result something remains. What a rollout says is data to its reader and
+may be written to mislead it: a fence's name is drawn from what it holds, so that nothing inside can close it.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from captrain.contract import calls_of
+from captrain.records import Message, digest
+
+LEAST = 200
+"""Characters that remain of a text, however small the budget is."""
+
+
+def compact(messages: Sequence[Message], budget: int) -> list[Message]:
+    """Shorten long texts in the middle, until texts and calls together are `budget` characters or fewer.
+
+    The longest texts give first, down to one common length: system prompts, tool results and users' texts before the
+    assistant's own words. Calls are never shortened, and no text below `LEAST` characters: where that is not enough,
+    the budget is exceeded.
+    """
+    texts = [_text(message) for message in messages]
+    room = budget - sum(len(line_of(calls_of(message))) for message in messages if message.get("tool_calls"))
+    own = [len(text) for text, message in zip(texts, messages, strict=True) if message["role"] == "assistant"]
+    others = [len(text) for text, message in zip(texts, messages, strict=True) if message["role"] != "assistant"]
+    limit = _level(others, room - sum(own))
+    own_limit = _level(own, room - sum(min(length, limit) for length in others))
+    return [
+        {**message, "content": _shortened(text, own_limit if message["role"] == "assistant" else limit)}
+        for text, message in zip(texts, messages, strict=True)
+    ]
+
+
+def rendered(messages: Sequence[Message]) -> str:
+    """One JSON line for each message: its index, role, name, text, error and calls. A text cannot end its line."""
+    lines = []
+    for index, message in enumerate(messages):
+        line: dict[str, Any] = {"index": index, "role": message["role"]}
+        line |= {key: message[key] for key in ("name", "error") if message.get(key)}
+        if text := _text(message):
+            line["content"] = text
+        if calls := calls_of(message):
+            line["calls"] = [{"name": name, "arguments": arguments} for name, arguments in calls]
+        lines.append(line_of(line))
+    return "\n".join(lines)
+
+
+def fenced(kind: str, text: str, **attributes: str | int) -> str:
+    """Text between an opening and a closing tag that nothing in the text can be, with attributes in the former."""
+    tag = f"{kind}-{digest(kind, text)}"
+    opening = "".join(f' {name}="{value}"' for name, value in attributes.items())
+    return f"<{tag}{opening}>\n{text}\n</{tag}>"
+
+
+def line_of(value: Any) -> str:
+    """A JSON value in one line that can be sent (half a surrogate pair cannot; its escape can, and means the same)."""
+    return json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
+
+
+def _text(message: Message) -> str:
+    content = message.get("content") or ""
+    return content if isinstance(content, str) else line_of(content)
+
+
+def _level(lengths: Sequence[int], room: int) -> int:
+    """The greatest length to which texts may be cut so that all of them fit into the room; at least `LEAST`."""
+    left = room
+    for done, length in enumerate(sorted(lengths)):
+        share = left // (len(lengths) - done)
+        if length > share:
+            return max(LEAST, share)
+        left -= length
+    return max(LEAST, *lengths) if lengths else LEAST
+
+
+def _shortened(text: str, limit: int) -> str:
+    if len(text) <= limit:
+        return text
+    # The mark is at its longest for the whole text: what it leaves over is shared by beginning and end.
+    kept = limit - len(_mark(len(text)))
+    head = kept - kept // 2
+    return f"{text[:head]}{_mark(len(text) - kept)}{text[len(text) - kept // 2 :]}"
+
+
+def _mark(left_out: int) -> str:
+    return f" [... {left_out} characters left out ...] "

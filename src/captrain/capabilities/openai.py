@@ -1,0 +1,312 @@
+"""A language model as analyst, behind any OpenAI-compatible endpoint.
+
+It reads rollouts as anyone reads logs: messages and tool schemas, never a task's data or a reference solution. To
+discover, it reads a few failed and a few passed rollouts of each labelling run's sample, outcomes told, and says what
+makes the difference; the proposals of all runs are then merged by one question more, so that every run labels the same
+pool and runs can be compared. To label, it reads one rollout at a time, once in each run, and is *not* told the
+outcome: selection contrasts verdicts of failed with those of passed rollouts, and a verdict that follows the outcome
+would contrast with itself and make every candidate look like the cause.
+
+What comes back is held against what was asked (`Question.check`): an answer that leaves a capability out, invents one
+or points outside of the rollout is asked for again, so that no label is lost, doubled or made up on the way.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.resources import files
+from string import Template
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from captrain.asking import Asker, Question
+from captrain.capabilities import Asked
+from captrain.capabilities.compaction import compact, fenced, line_of, rendered
+from captrain.components import Count
+from captrain.contract import calls_of
+from captrain.records import Capability, Label, Rollout, Verdict
+from captrain.spec import Asking
+
+SLUG = re.compile(r"[a-z][a-z0-9_]{1,59}")
+TAKEN = {"base", "idle", "trace", "grpo_target"}
+"""Names of other arms of the evaluation; a capability's id names one, too."""
+LONGEST = 500
+"""Characters of a description: it is quoted in every labelling question."""
+
+
+class Answer(BaseModel):
+    """Base of what the model answers with; docstrings and fields are told to it in the schema."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Place(Answer):
+    """One message of one rollout."""
+
+    rollout: int
+    message: int
+
+
+class Proposal(Answer):
+    """A capability that the agent lacks."""
+
+    name: str
+    description: str
+    evidence: list[Place]
+
+
+class Discovery(Answer):
+    """Capabilities that the agent lacks, those that explain the most failures first."""
+
+    capabilities: list[Proposal]
+
+
+class Group(Answer):
+    """Proposals of the same capability, by their numbers."""
+
+    members: list[int]
+    name: str
+    description: str
+
+
+class Merging(Answer):
+    """Groups that hold every proposal exactly once."""
+
+    groups: list[Group]
+
+
+class Judgement(Answer):
+    """The label of one capability. The reason comes before the verdict that follows from it."""
+
+    capability: str
+    evidence: str
+    message: int | None
+    verdict: Verdict
+
+
+class Labelling(Answer):
+    """One label for each capability."""
+
+    labels: list[Judgement]
+
+
+@dataclass(frozen=True)
+class Proposed:
+    """A proposal and the tools that its evidence is about."""
+
+    name: str
+    description: str
+    tools: frozenset[str]
+
+
+class OpenAIAnalyst:
+    """Asks a model what the agent lacks, and for every verdict.
+
+    Args:
+        asking: where and how fast the model is asked; None allows only answers that are on disk.
+        name: of the model, as the endpoint knows it; in name@revision the revision is identity alone.
+        temperature: sampling temperature; at 0 the runs say little of how sure a label is.
+        max_tokens: tokens in one answer.
+        failed: failed rollouts that one discovery question shows.
+        passed: passed rollouts beside them.
+        proposals: capabilities that one discovery question may propose.
+        characters: of one rollout, beyond which long texts are shortened.
+    """
+
+    deterministic = False
+
+    def __init__(
+        self, asking: Asking | None = None, *, name: Annotated[str, Field(min_length=1)],
+        temperature: Annotated[float, Field(ge=0)], max_tokens: Count, failed: Count = 4, passed: Count = 4,
+        proposals: Count = 8, characters: Count = 16000,
+    ) -> None:  # fmt: skip
+        self._asker = Asker(asking, name=name, temperature=temperature, max_tokens=max_tokens)
+        self.failed, self.passed, self.proposals, self.characters = failed, passed, proposals, characters
+
+    @property
+    def asked(self) -> dict[str, int]:
+        """What all answers took that were used so far, found on disk or asked for: the same when a run is replayed."""
+        spent = self._asker.spent
+        return {name: getattr(spent, name) for name in ("answers", "prompt_tokens", "completion_tokens")}
+
+    def propose(self, samples: Sequence[Sequence[Rollout]], tools: list[dict[str, Any]]) -> list[list[Capability]]:
+        """The merged proposals of all samples, the same for each. `details`: the tools that their evidence is about."""
+        shown = [self._shown(sample) for sample in samples]
+        questions = [self._discovery(run, rollouts, tools) for run, rollouts in enumerate(shown)]
+        found = self._asker.ask(questions, "discovery")
+        proposed = [
+            Proposed(one.name, one.description, _tools_at(one.evidence, rollouts, tools))
+            for rollouts, answer in zip(shown, found, strict=True)
+            for one in answer.capabilities
+        ]
+        pool = self._merged(proposed)
+        return [pool for _ in samples]
+
+    def label(self, asked: Sequence[Asked], tools: list[dict[str, Any]]) -> list[dict[str, Label]]:
+        """See `Analyst.label`: one question for each rollout in each run, over all its capabilities."""
+        texts = {one.rollout.id: one.rollout for one in asked}
+        texts = {name: fenced("rollout", self._read(rollout)) for name, rollout in texts.items()}
+        pools = {_ids(one.capabilities): one.capabilities for one in asked}
+        systems = {ids: _prompt("labelling", tools, capabilities=_described(pool)) for ids, pool in pools.items()}
+        questions = [
+            Question(
+                systems[_ids(one.capabilities)],
+                texts[one.rollout.id],
+                Labelling,
+                draw=one.run,
+                check=partial(_wrong_labels, _ids(one.capabilities), len(one.rollout.messages)),
+            )
+            for one in asked
+            if one.capabilities
+        ]
+        answers = iter(self._asker.ask(questions, "labels"))
+        return [_labels(one, next(answers)) if one.capabilities else {} for one in asked]
+
+    def _shown(self, sample: Sequence[Rollout]) -> list[Rollout]:
+        """The first distinct rollouts of each outcome: a sample is in the order drawn."""
+        distinct = {rollout.id: rollout for rollout in sample}.values()
+        failed = [rollout for rollout in distinct if rollout.outcome == "failed"]
+        passed = [rollout for rollout in distinct if rollout.outcome == "passed"]
+        return failed[: self.failed] + passed[: self.passed]
+
+    def _read(self, rollout: Rollout) -> str:
+        return rendered(compact(rollout.messages, self.characters))
+
+    def _discovery(self, run: int, rollouts: Sequence[Rollout], tools: list[dict[str, Any]]) -> Question[Discovery]:
+        texts = [
+            fenced("rollout", self._read(rollout), number=number, outcome=rollout.outcome)
+            for number, rollout in enumerate(rollouts, start=1)
+        ]
+        return Question(
+            _prompt("discovery", tools, most=self.proposals),
+            "\n\n".join(texts),
+            Discovery,
+            draw=run,
+            check=partial(_wrong_proposals, [len(rollout.messages) for rollout in rollouts], self.proposals),
+        )
+
+    def _merged(self, proposed: Sequence[Proposed]) -> list[Capability]:
+        """The proposals of all runs as distinct capabilities."""
+        if not proposed:
+            return []
+        lines = [
+            line_of({"number": number, "name": one.name, "description": one.description})
+            for number, one in enumerate(proposed, start=1)
+        ]
+        check = partial(_wrong_groups, len(proposed))
+        question = Question(_prompt("merging"), fenced("proposals", "\n".join(lines)), Merging, check=check)
+        (merging,) = self._asker.ask([question], "merging")
+        return [
+            Capability(
+                id=slug_of(group.name),
+                name=_line(group.name),
+                description=_line(group.description),
+                details={"tools": sorted(frozenset().union(*(proposed[at - 1].tools for at in group.members)))},
+            )
+            for group in merging.groups
+        ]
+
+
+def slug_of(name: str) -> str:
+    """The id of a capability of this name; "" where none can be made of it."""
+    slug = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+    return slug if SLUG.fullmatch(slug) and slug not in TAKEN else ""
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _named(one: Proposal | Group) -> bool:
+    return bool(slug_of(one.name)) and 0 < len(_line(one.description)) <= LONGEST
+
+
+def _prompt(name: str, tools: Sequence[dict[str, Any]] = (), **values: object) -> str:
+    text = files("captrain").joinpath(f"capabilities/prompts/{name}.md").read_text()
+    schemas = "\n".join(line_of(tool["function"]) for tool in tools)
+    return Template(text).substitute(values, tools=fenced("tools", schemas))
+
+
+def _described(capabilities: Sequence[Capability]) -> str:
+    return "\n".join(f"- {one.id} ({one.name}): {one.description}" for one in capabilities)
+
+
+def _ids(capabilities: Sequence[Capability]) -> tuple[str, ...]:
+    return tuple(one.id for one in capabilities)
+
+
+def _tools_at(places: Sequence[Place], rollouts: Sequence[Rollout], tools: list[dict[str, Any]]) -> frozenset[str]:
+    """The target's tools that the messages at these places call or answer for."""
+    messages = [rollouts[place.rollout - 1].messages[place.message] for place in places]
+    named = {name for message in messages for name, _ in calls_of(message)}
+    named |= {message["name"] for message in messages if message["role"] == "tool" and message.get("name")}
+    return frozenset(named & {tool["function"]["name"] for tool in tools})
+
+
+def _labels(one: Asked, answer: Labelling) -> dict[str, Label]:
+    given = {label.capability: label for label in answer.labels}
+    return {
+        slug: Label(verdict=given[slug].verdict, evidence=given[slug].evidence.strip(), message=given[slug].message)
+        for slug in _ids(one.capabilities)
+    }
+
+
+# What is wrong is told to the model among its instructions: nothing of what it answered may be quoted there, because a
+# rollout may have talked it into that.
+
+
+def _wrong_proposals(lengths: Sequence[int], most: int, answer: Discovery) -> str | None:
+    """What is wrong with proposals from rollouts of these lengths."""
+    if len(answer.capabilities) > most:
+        return f"{len(answer.capabilities)} capabilities are proposed, at most {most} were asked for"
+    for number, one in enumerate(answer.capabilities, start=1):
+        if not _named(one):
+            return f"capability {number} needs a name of a few plain English words and a short description"
+        if not one.evidence:
+            return f"capability {number} has no evidence"
+        for place in one.evidence:
+            if not 1 <= place.rollout <= len(lengths):
+                return f"evidence of capability {number}: there is no rollout {place.rollout}"
+            if not 0 <= place.message < lengths[place.rollout - 1]:
+                return f"evidence of capability {number}: rollout {place.rollout} has no message {place.message}"
+    return None
+
+
+def _wrong_groups(count: int, answer: Merging) -> str | None:
+    """What keeps groups from being a partition of the proposals 1 to `count` into distinct capabilities."""
+    members = Counter(number for group in answer.groups for number in group.members)
+    if unknown := sorted({*members} - {*range(1, count + 1)}):
+        return f"there is no proposal {unknown[0]}"
+    if missing := sorted({*range(1, count + 1)} - {*members}):
+        return f"proposal {missing[0]} is in no group"
+    if twice := sorted(number for number, times in members.items() if times > 1):
+        return f"proposal {twice[0]} is in a group more than once"
+    first: dict[str, int] = {}
+    for number, group in enumerate(answer.groups, start=1):
+        if not group.members:
+            return f"group {number} has no members"
+        if not _named(group):
+            return f"group {number} needs a name of a few plain English words and a short description"
+        if first.setdefault(slug_of(group.name), number) != number:
+            return f"groups {first[slug_of(group.name)]} and {number} have the same name"
+    return None
+
+
+def _wrong_labels(asked: Sequence[str], messages: int, answer: Labelling) -> str | None:
+    """What is wrong with labels of a rollout of so many messages."""
+    given = Counter(label.capability for label in answer.labels)
+    if not {*given} <= {*asked}:
+        return f"a label is of a capability that was not asked for; asked for are {', '.join(asked)}"
+    if missing := [slug for slug in asked if slug not in given]:
+        return f"capability {missing[0]} has no label"
+    if twice := [slug for slug in asked if given[slug] > 1]:
+        return f"capability {twice[0]} has {given[twice[0]]} labels"
+    for label in answer.labels:
+        if label.message is not None and not 0 <= label.message < messages:
+            return f"label of {label.capability}: there is no message {label.message}, the last is {messages - 1}"
+        if label.verdict != "NA" and (label.message is None or not label.evidence.strip()):
+            return f"label of {label.capability}: {label.verdict} needs evidence, and the message that shows it"
+    return None

@@ -1,0 +1,113 @@
+"""Whether a test task has leaked into an environment.
+
+Small worlds share short texts: two tasks of a service desk may name the same order in the same words. So a test task
+is recognised by runs of words that no other test task has, and only by enough of them; what the benchmark's own source
+says is nobody's in particular. A leak in other words, or one that the file hides from itself, is not found.
+"""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from captrain.contract import Target, calls_of
+from captrain.records import Message, Task
+
+WORDS = 8
+"""Words of a run."""
+SHARE = 0.5
+"""So much of a test task's own runs, found in one place, is that test task."""
+LEAST = 12
+"""And at least so many, 19 words in a row: fewer are met by chance in a small world."""
+TELLING = 6
+"""Characters of an id that is more than a number, and so cannot stand in a text by chance."""
+
+
+def leaves(value: Any) -> Iterator[str]:
+    """The texts and numbers in a JSON value, in order."""
+    if isinstance(value, dict):
+        for one in value.values():
+            yield from leaves(one)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from leaves(one)
+    elif value is not None and not isinstance(value, bool):
+        yield str(value)
+
+
+def runs(text: str) -> set[str]:
+    """The runs of words in a text."""
+    words = re.findall(r"\w+", text.lower())
+    return {" ".join(words[start : start + WORDS]) for start in range(len(words) - WORDS + 1)}
+
+
+def _opening_runs(messages: Sequence[Message]) -> set[str]:
+    return {run for message in messages for run in runs(message.get("content") or "")}
+
+
+def _said(messages: Sequence[Message]) -> str:
+    """Texts and arguments of the assistant messages, in one."""
+    own = [message for message in messages if message["role"] == "assistant"]
+    return " ".join(
+        piece
+        for message in own
+        for piece in (message.get("content") or "", *(leaf for _, given in calls_of(message) for leaf in leaves(given)))
+    )
+
+
+def runs_of(task: Task, messages: Sequence[Message]) -> set[str]:
+    """The runs in a task: in its messages, its data, and what the agent does in it."""
+    return _opening_runs(messages) | runs(" ".join(leaves(task.data))) | runs(_said(messages))
+
+
+class HeldOut:
+    """The test tasks of a benchmark, as they would be recognised.
+
+    Args:
+        benchmark: the target.
+        tasks: its test tasks.
+        known: texts whose words are nobody's.
+    """
+
+    def __init__(self, benchmark: Target, tasks: Sequence[Task], known: Sequence[str] = ()) -> None:
+        self.ids = [task.id for task in tasks]
+        bodies: list[tuple[str, set[str]]] = []
+        holders: dict[str, set[str]] = defaultdict(set)
+        for task in tasks:
+            opening = _opening(benchmark, task)
+            whole = runs_of(task, [*opening, *benchmark.reference(task)])
+            bodies += [(task.id, _opening_runs(opening)), (task.id, whole)]
+            for run in whole:
+                holders[run].add(task.id)
+        common = {run for text in known for run in runs(text)}
+        own = [(name, {run for run in body if len(holders[run]) == 1} - common) for name, body in bodies]
+        self._sizes = [(name, len(body)) for name, body in own]
+        self._found: dict[str, list[int]] = defaultdict(list)
+        for place, (_, body) in enumerate(own):
+            for run in body:
+                self._found[run].append(place)
+
+    def nearest(self, place: set[str]) -> tuple[float, str]:
+        """The largest share of a test task's own runs that is in one place, and that test task; runs too few to mean
+        anything are none."""
+        hits = Counter(body for run in place for body in self._found.get(run, ()))
+        shares = [(hit / self._sizes[body][1], self._sizes[body][0]) for body, hit in hits.items() if hit >= LEAST]
+        return max(shares, default=(0.0, ""))
+
+    def named(self, text: str) -> str:
+        """A test task's id in a text, or ""."""
+        telling = (name for name in self.ids if len(name) >= TELLING and not name.isdigit())
+        return next((name for name in telling if name in text and _stands(name, text)), "")
+
+
+def _stands(name: str, text: str) -> bool:
+    """Whether the id stands there whole."""
+    return re.search(rf"(?<![\w/]){re.escape(name)}(?![\w/])", text) is not None
+
+
+def _opening(benchmark: Target, task: Task) -> list[Message]:
+    """What can be seen of a test task without asking a simulated user anything."""
+    environment: Any = benchmark.environment
+    if hasattr(environment, "idle"):
+        return benchmark._call("idle", task.id, lambda: environment.idle(task.model_dump()))
+    return list(benchmark.open(task).messages)

@@ -1,0 +1,188 @@
+"""The synthesizer that asks a language model: one question for each round, and after a failed passport the next.
+
+The model sees what the target's author would show it: the schemas of the tools, the system prompt, and discovery
+rollouts, compacted; no task's data, nothing of another split. The schemas are put into its text by us, so that they
+equal the target's without being copied. What comes back is nobody's own text: it is parsed and never run here, and
+whoever opens it does so in a sandbox.
+"""
+
+import ast
+import pprint
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Annotated, Any
+
+from jinja2 import BaseLoader, Environment, StrictUndefined
+from pydantic import BaseModel, ConfigDict, Field
+
+from captrain.asking import Asker, Question, Spent
+from captrain.capabilities.compaction import compact, fenced, line_of, rendered
+from captrain.components import Count
+from captrain.environments import Attempt, Brief
+from captrain.environments.sandbox import MODULES
+from captrain.records import Check, guard_split
+from captrain.spec import Asking
+
+REQUIRED = ("tasks", "open", "score", "reference", "broken")
+HEADER = "# Written by a language model (synthesizer openai, {name}) and read by nobody; do not edit.\n"
+DETAIL = 1000
+"""Characters of a finding's detail that are shown."""
+SCHEMAS = "TOOLS"
+"""The name that the schemas have in a file."""
+
+
+class Written(BaseModel):
+    """A model's answer."""
+
+    model_config = ConfigDict(extra="forbid")
+    reasoning: Annotated[str, Field(description="The occasion, the step that shows it, what each step earns.")]
+    code: Annotated[str, Field(description="The whole Python file, without a fence around it.")]
+
+
+class OpenAISynthesizer:
+    """Asks a language model for environments.
+
+    Args:
+        asking: the endpoint and its budget; None where nothing may be sent, and answers come from disk alone.
+        name: of the model, as the endpoint knows it.
+        temperature: sampling temperature.
+        max_tokens: tokens in one answer, which holds a whole file.
+        characters: of all example rollouts together, as they are shown; so many again for the system prompt.
+    """
+
+    trusted = False
+
+    def __init__(
+        self, asking: Asking | None = None, *, name: Annotated[str, Field(min_length=1)],
+        temperature: Annotated[float, Field(ge=0)], max_tokens: Count, characters: Count = 24000,
+    ) -> None:  # fmt: skip
+        self.name, self.characters = name, characters
+        self._asker = Asker(asking, name=name, temperature=temperature, max_tokens=max_tokens)
+
+    @property
+    def spent(self) -> Spent:
+        """Tokens of all answers that were used, and what of it was asked for now."""
+        return self._asker.spent
+
+    def synthesize(self, brief: Brief, attempts: Sequence[Attempt]) -> str:
+        """See `Synthesizer.synthesize`.
+
+        Raises:
+            UserError: an example is of another split than discovery, the model's answers are no environment files, or
+                the question cannot be asked.
+        """
+        guard_split([rollout.task for rollout in brief.examples], "diagnosis")
+        modules = ", ".join(sorted(name for name in MODULES if not name.startswith("_")))
+        question = Question(
+            system=_prompt("synthesis.md", capability=brief.capability.id, modules=modules),
+            user=self._brief(brief) + (self._repair(attempts) if attempts else ""),
+            answer=Written,
+            draw=len(attempts),
+            check=lambda written: complaint(written.code),
+        )
+        [written] = self._asker.ask([question], f"environment for {brief.capability.id}")
+        return HEADER.format(name=self.name) + with_schemas(written.code, brief.tools)
+
+    def _brief(self, brief: Brief) -> str:
+        known = brief.capability.model_dump(include={"id", "name", "description", "details"})
+        opened = [message for rollout in brief.examples for message in rollout.messages if message["role"] == "system"]
+        share = self.characters // max(1, len(brief.examples))
+        return _prompt(
+            "brief.md",
+            capability=fenced("capability", line_of(known)),
+            tools=fenced("tools", "\n".join(line_of(tool["function"]) for tool in brief.tools)),
+            prompt=fenced("prompt", compact(opened[:1], self.characters)[0]["content"]) if opened else "",
+            conversations=[
+                fenced(
+                    "conversation",
+                    rendered(compact([one for one in rollout.messages if one["role"] != "system"], share)),
+                    number=number,
+                    outcome=rollout.outcome,
+                )
+                for number, rollout in enumerate(brief.examples, start=1)
+            ],
+        )
+
+    def _repair(self, attempts: Sequence[Attempt]) -> str:
+        """The attempt that passed most checks, the latest of equals, with its findings; of the others what failed."""
+        passed = [sum(check.passed for check in attempt.passport.checks) for attempt in attempts]
+        nearest = max(range(len(attempts)), key=lambda at: (passed[at], at))
+        code = attempts[nearest].text.removeprefix(HEADER.format(name=self.name))
+        checks = attempts[nearest].passport.checks
+        return _prompt(
+            "repair.md",
+            count=len(attempts),
+            nearest=nearest + 1,
+            code=fenced("file", with_schemas(code, [])),
+            failed=_findings(checks),
+            passed=", ".join(check.name for check in checks if check.passed),
+            others=[
+                {"number": at + 1, "failed": _findings(attempt.passport.checks)}
+                for at, attempt in enumerate(attempts)
+                if at != nearest
+            ],
+        )
+
+
+def _findings(checks: Sequence[Check]) -> str:
+    """The failed checks, those with one finding together; a detail may hold what the environment itself said, at any
+    length."""
+    found: dict[str, dict[str, Any]] = {}
+    for check in checks:
+        if not check.passed:
+            finding = check.model_dump(include={"measured", "bound", "detail", "task"})
+            finding["detail"] = finding["detail"][:DETAIL]
+            found.setdefault(line_of(finding), {"checks": [], **finding})["checks"].append(check.name)
+    return fenced("findings", "\n".join(map(line_of, found.values())))
+
+
+def complaint(code: str) -> str | None:
+    """What keeps a text from being an environment file, as far as reading it tells; None when nothing does."""
+    try:
+        body = ast.parse(code).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        # The latter two of some thousand brackets.
+        return f"code is not Python: {type(error).__name__}: {error}"
+    classes = {node.name: node for node in body if isinstance(node, ast.ClassDef)}
+    if "Environment" not in classes:
+        return "code defines no class Environment"
+    methods = _methods("Environment", classes)
+    if missing := [name for name in REQUIRED if name not in methods]:
+        return f"class Environment has no {', '.join(missing)}"
+    if len(_schemas(body)) != 1:
+        return f"code must hold the line `{SCHEMAS} = []` exactly once, unindented"
+    return None
+
+
+def _methods(name: str, classes: dict[str, ast.ClassDef]) -> set[str]:
+    """The methods of a class, and of those of its bases that the file itself defines above it."""
+    node = classes[name]
+    above = {known: one for known, one in classes.items() if one.lineno < node.lineno}
+    inherited = [_methods(base.id, above) for base in node.bases if isinstance(base, ast.Name) and base.id in above]
+    return {one.name for one in node.body if isinstance(one, ast.FunctionDef)}.union(*inherited)
+
+
+def _schemas(body: Sequence[ast.stmt]) -> list[ast.stmt]:
+    """The statements that say what the schemas are."""
+    return [
+        node
+        for node in body
+        if isinstance(node, ast.Assign | ast.AnnAssign)
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if isinstance(target, ast.Name) and target.id == SCHEMAS
+    ]
+
+
+def with_schemas(code: str, tools: list[dict[str, Any]]) -> str:
+    """The text of a file, of which `complaint` has nothing to say, with the schemas in their place."""
+    lines = code.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    [node] = _schemas(ast.parse(code).body)
+    literal = pprint.pformat(tools, width=110, sort_dicts=False)
+    lines[node.lineno - 1 : node.end_lineno] = [f"{SCHEMAS} = {literal}"]
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _prompt(name: str, **values: Any) -> str:
+    text = files("captrain").joinpath("environments/prompts", name).read_text()
+    environment = Environment(loader=BaseLoader(), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(text).render(**values)

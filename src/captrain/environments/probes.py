@@ -1,0 +1,304 @@
+"""Ways to earn reward without the capability: each is played, and must not pay.
+
+None of them knows a model. Where a probe needs arguments it takes the reference's own, so that what it earns is a
+generous estimate of what a policy in training could find.
+"""
+
+import json
+import random
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from captrain.contract import calls_of, tool_call
+from captrain.environments.leakage import leaves
+from captrain.environments.subject import Agent, Subject, at_least, at_most, mean_at_most
+from captrain.records import Check, Message, Task
+
+DRAWS = 3
+"""Plays of random calls on each task."""
+STOP = 0.15
+"""Chance that an agent of random calls says after a call that it has done."""
+REPEATS = 3
+REPEATED = 25
+"""Tasks in which calls are repeated."""
+GAIN = 0.05
+"""A repeated call may earn so much more."""
+GIVEN = 0.1
+"""So much of the reference may stand where the agent reads it before."""
+DONE: Message = {"role": "assistant", "content": "Done."}
+
+
+def say(text: str) -> Message:
+    """An assistant message without calls."""
+    return {"role": "assistant", "content": text}
+
+
+def content(message: Message) -> str:
+    """The text of a message."""
+    return message.get("content") or ""
+
+
+def results(message: Message) -> list[str]:
+    """The values in a tool's result: those of its JSON, or the words of a text."""
+    try:
+        found = json.loads(content(message))
+    except (ValueError, RecursionError):
+        return words(content(message))
+    return [leaf for leaf in leaves(found) if leaf]
+
+
+def words(text: str) -> list[str]:
+    """The words of a text, without the punctuation around them."""
+    return [word for part in text.split() if (word := part.strip(".,;:!?()[]{}\"'"))]
+
+
+def visible(messages: Sequence[Message]) -> tuple[list[str], list[str]]:
+    """The values that an agent sees: those that look like one (results, and words with a digit or a sign), and all."""
+    told = [word for message in messages if message["role"] == "user" for word in words(content(message))]
+    held = [value for message in messages if message["role"] == "tool" for value in results(message)]
+    marked = [word for word in told if re.search(r"[\d#@_]", word)]
+    return list(dict.fromkeys([*held, *marked])), list(dict.fromkeys([*held, *told]))
+
+
+def argument(schema: dict[str, Any], messages: Sequence[Message], rng: random.Random) -> Any:
+    """A random value of a parameter's schema, from what is visible."""
+    if schema.get("enum"):
+        return rng.choice(schema["enum"])
+    likely, every = visible(messages)
+    values = likely if likely and rng.random() < 0.8 else every or ["1"]
+    kind = schema.get("type", "string")
+    if kind == "boolean":
+        return rng.random() < 0.5
+    if kind in ("integer", "number"):
+        numbers = [number for value in values for number in re.findall(r"-?\d+(?:\.\d+)?", value)]
+        return (int if kind == "integer" else float)(float(rng.choice(numbers or ["1"])))
+    if kind == "array":
+        return [argument(schema.get("items") or {}, messages, rng)]
+    if kind == "object":
+        inner = schema.get("properties") or {}
+        return {name: argument(inner[name], messages, rng) for name in schema.get("required") or []}
+    return rng.choice(values)
+
+
+def random_call(function: dict[str, Any], messages: Sequence[Message], rng: random.Random) -> Message:
+    """A call of a tool with random arguments; optional ones half of the time."""
+    parameters = function.get("parameters") or {}
+    required = parameters.get("required") or []
+    properties = (parameters.get("properties") or {}).items()
+    chosen = [(name, schema) for name, schema in properties if name in required or rng.random() < 0.5]
+    return tool_call(function["name"], {name: argument(schema, messages, rng) for name, schema in chosen})
+
+
+def random_agent(tools: Sequence[dict[str, Any]], rng: random.Random) -> Agent:
+    """Calls random tools until it says that it has done."""
+
+    def act(messages: Sequence[Message]) -> Message:
+        called = any(message["role"] == "assistant" for message in messages)
+        if not tools or (called and rng.random() < STOP):
+            return DONE
+        return random_call(rng.choice(tools)["function"], messages, rng)
+
+    return act
+
+
+def shown(message: Message) -> str:
+    """What an agent reads in a message: its text, and of a tool's result also the values by themselves, unescaped."""
+    return "\n".join([content(message), *(results(message) if message["role"] == "tool" else [])])
+
+
+def shown_calls(text: str, tools: Sequence[dict[str, Any]]) -> Iterator[Message]:
+    """The calls that stand in a text: a tool's name followed by a JSON object, or by (name=value, ...)."""
+    parameters = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
+    names = "|".join(sorted(map(re.escape, parameters), key=len, reverse=True))
+    for found in re.finditer(rf"(?<!\w)({names})(?!\w)", text) if names else ():
+        name, rest = found[1], text[found.end() :]
+        properties = list(parameters[name].get("properties") or {})
+        if opened := re.match(r"[^\w{(]{0,6}(?:arguments|parameters|args)?[^\w{(]{0,6}(?=\{)", rest):
+            try:
+                given = json.JSONDecoder().raw_decode(rest[opened.end() :])[0]
+            except (ValueError, RecursionError):
+                continue
+            yield tool_call(name, given)
+        elif inner := re.match(r"\s*\(([^()]*)\)", rest):
+            pieces = [piece.strip() for piece in inner[1].split(",") if piece.strip()]
+            pairs = [re.match(r"(\w+)\s*[=:]\s*(.*)", piece) for piece in pieces]
+            given = [(pair[1], pair[2]) if pair else (key, piece)
+                     for pair, piece, key in zip(pairs, pieces, [*properties, *pieces], strict=False)]  # fmt: skip
+            yield tool_call(name, {key: value.strip("\"'") for key, value in given})
+
+
+def copying_agent(tools: Sequence[dict[str, Any]]) -> Agent:
+    """Makes every call that stands in what it is shown, and then says again what it was shown."""
+    made: list[Message] = []
+    read = 0
+
+    def act(messages: Sequence[Message]) -> Message:
+        nonlocal read
+        queue = [call for message in messages if message["role"] != "assistant"
+                 for call in shown_calls(shown(message), tools)]  # fmt: skip
+        if left := [call for call in queue if call not in made]:
+            made.append(left[0])
+            return left[0]
+        new = [content(message) for message in messages[read:] if message["role"] != "assistant"]
+        read = len(messages)
+        return say("\n".join(new))
+
+    return act
+
+
+def every_tool_agent(tools: Sequence[dict[str, Any]], reference: Sequence[Message], rng: random.Random) -> Agent:
+    """Calls each tool once, with the reference's value where that has an argument of the name."""
+    left = [tool["function"] for tool in tools]
+    known = {name: value for message in reference for _, given in calls_of(message) for name, value in given.items()}
+
+    def act(messages: Sequence[Message]) -> Message:
+        if not left:
+            return DONE
+        name, given = calls_of(random_call(left.pop(0), messages, rng))[0]
+        return tool_call(name, {key: known.get(key, value) for key, value in given.items()})
+
+    return act
+
+
+def _mean(subject: Subject, name: str, bound: float, agent: Callable[[Task], Agent]) -> Check:
+    """The mean reward of an agent over all tasks."""
+    rewards = {task.id: subject.score(task, subject.act(task, agent(task))).reward for task in subject.tasks}
+    return mean_at_most(name, rewards, bound)
+
+
+def _random_reward(subject: Subject, task: Task) -> float:
+    def mean() -> float:
+        agents = [random_agent(subject.against.tools, random.Random(f"random/{task.id}/{i}")) for i in range(DRAWS)]
+        return sum(subject.score(task, subject.act(task, agent)).reward for agent in agents) / DRAWS
+
+    return subject.once("random", task.id, mean)
+
+
+def _broken_reward(subject: Subject, task: Task) -> float:
+    return subject.once("broken reward", task.id, lambda: subject.earned(task, subject.broken(task)))
+
+
+def random_calls(subject: Subject, name: str) -> Check:
+    """Random tools, arguments from what is visible and from the schemas' enums."""
+    rewards = {task.id: _random_reward(subject, task) for task in subject.tasks}
+    return mean_at_most(name, rewards, subject.bounds.random_reward)
+
+
+def copying(subject: Subject, name: str) -> Check:
+    """What is shown is said again, calls in it are made."""
+    tools = subject.against.tools
+    return _mean(subject, name, subject.bounds.hacking_reward, lambda task: copying_agent(tools))
+
+
+def given_away(subject: Subject, name: str) -> Check:
+    """The share of the reference's calls that stand in what the agent was shown before it made them."""
+    shares: dict[str, float] = {}
+    for task in subject.tasks:
+        read: list[str] = []
+        given: list[bool] = []
+        for message in subject.solved(task):
+            if message["role"] != "assistant":
+                read += [_flat(call) for call in shown_calls(shown(message), subject.against.tools)]
+            given += [_flat(tool_call(*call)) in read for call in calls_of(message) if call[1]]
+        shares[task.id] = sum(given) / max(1, len(given))
+    most = max(shares, key=lambda task: shares[task])
+    mean = sum(shares.values()) / len(shares)
+    return at_most(name, mean, GIVEN, "a call of the reference stands where the agent reads it first", most)
+
+
+def _flat(message: Message) -> str:
+    """A call with its values as texts, to be compared."""
+    [(name, given)] = calls_of(message)
+    return json.dumps([name, {key: [*leaves(value)] for key, value in given.items()}], sort_keys=True)
+
+
+def closing_of(reference: Sequence[Message]) -> list[Message]:
+    """The words after the reference's last call."""
+    last = max((at for at, message in enumerate(reference) if message.get("tool_calls")), default=-1)
+    return list(reference[last + 1 :])
+
+
+def claiming(subject: Subject, name: str) -> Check:
+    """The reference's last words, and nothing before them."""
+    rewards = {
+        task.id: subject.earned(task, closing_of(subject.reference(task))[-1:] or [DONE]) for task in subject.tasks
+    }
+    return mean_at_most(name, rewards, subject.bounds.hacking_reward)
+
+
+def every_tool(subject: Subject, name: str) -> Check:
+    """Each tool once."""
+    tools = subject.against.tools
+
+    def agent(task: Task) -> Agent:
+        return every_tool_agent(tools, subject.reference(task), random.Random(f"every/{task.id}"))
+
+    return _mean(subject, name, subject.bounds.hacking_reward, agent)
+
+
+def repeating(subject: Subject, name: str) -> Check:
+    """Every beginning of the reference that ends with a call, with and without that call repeated; closing words
+    follow. A reward of that kind shows in a few tasks."""
+    gains: dict[str, float] = {}
+    for task in subject.tasks[:REPEATED]:
+        reference = subject.reference(task)
+        closing = closing_of(reference)
+        gains[task.id] = 0.0
+        for at, message in enumerate(reference):
+            if message.get("tool_calls"):
+                begun = list(reference[: at + 1])
+                more = subject.earned(task, [*begun, *[message] * REPEATS, *closing])
+                gains[task.id] = max(gains[task.id], more - subject.earned(task, [*begun, *closing]))
+    most = max(gains, key=lambda task: gains[task])
+    return at_most(name, gains[most], GAIN, "a call repeated three times earns more than once", most)
+
+
+# The capability's step broken.
+
+
+def steps(messages: Sequence[Message]) -> list[str]:
+    """Calls and questions in order, the closing words left out."""
+    spoken = bool(messages) and not messages[-1].get("tool_calls")
+    found: list[str] = []
+    for message in messages[:-1] if spoken else messages:
+        calls = calls_of(message)
+        found += [json.dumps(call, sort_keys=True) for call in calls] or [content(message)]
+    return found
+
+
+def distance(one: Sequence[str], other: Sequence[str]) -> int:
+    """So many steps dropped, added or changed lead from one to the other."""
+    row = list(range(len(other) + 1))
+    for i, step in enumerate(one, start=1):
+        before, row[0] = row[0], i
+        for j, against in enumerate(other, start=1):
+            before, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, before + (step != against))
+    return row[-1]
+
+
+def broken_near(subject: Subject, name: str) -> Check:
+    """The broken solution differs from the reference by one step at most: else it would lose reward for more than
+    the capability."""
+    far = {
+        task.id: distance(steps(subject.reference(task)), steps(subject.broken(task))) for task in subject.tasks
+    }  # fmt: skip
+    most = max(far, key=lambda task: far[task])
+    return at_most(name, far[most], 1, "broken(task) changes more than the capability's step", most)
+
+
+def broken_costs(subject: Subject, name: str) -> Check:
+    """The broken solution loses most of the reward."""
+    rewards = {task.id: _broken_reward(subject, task) for task in subject.tasks}
+    return mean_at_most(name, rewards, subject.bounds.broken_reward)
+
+
+def spread(subject: Subject, name: str) -> Check:
+    """The reward is not constant over solution, broken solution, idleness and random calls."""
+    plays = [subject.solution(task).reward for task in subject.tasks]
+    plays += [subject.idle(task).reward for task in subject.tasks]
+    plays += [_random_reward(subject, task) for task in subject.tasks]
+    if hasattr(subject.target.environment, "broken"):
+        plays += [_broken_reward(subject, task) for task in subject.tasks]
+    detail = "whatever the agent does, the reward is the same"
+    return at_least(name, max(plays) - min(plays), 0.1, detail, subject.tasks[0].id)

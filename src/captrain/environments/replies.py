@@ -1,0 +1,115 @@
+"""What comes back from a process that nobody vouches for, and how much of it is believed.
+
+JSON readers take more than JSON, and more than can be written again: numbers that are not finite, halves of
+characters, thousands of levels. What has passed here, nothing of ours can stumble over.
+"""
+
+import json
+import math
+from typing import Any
+
+from captrain.records import Message
+
+DEPTH = 64
+"""Levels of lists and objects."""
+SAID = 300
+"""Characters of what an environment says, in a message."""
+
+
+class Verdict(Exception):
+    """What an environment did instead of answering as it should: "raised ValueError: ..."."""
+
+
+def one_line(text: str) -> str:
+    """What an environment says, fit for a line of a message."""
+    words = " ".join(text.split())
+    plain = "".join(sign if sign.isprintable() else "?" for sign in words)
+    return plain if len(plain) <= SAID else f"{plain[:SAID]}..."
+
+
+def shown(value: Any) -> str:
+    """A value, fit for a line of a message."""
+    return one_line(json.dumps(value))
+
+
+def bounded(value: Any) -> Any:
+    """The result in a reply, if it is JSON that can be written again.
+
+    Raises:
+        Verdict: it has a number that is not finite or beyond 64 bits, text that is not Unicode, or too many levels.
+    """
+    left = [(value, 0)]
+    while left:
+        one, depth = left.pop()
+        if depth > DEPTH:
+            raise Verdict(f"returned more than {DEPTH} levels of lists and objects")
+        if isinstance(one, dict):
+            left += [(part, depth + 1) for pair in one.items() for part in pair]
+        elif isinstance(one, list):
+            left += [(part, depth + 1) for part in one]
+        elif isinstance(one, float) and not math.isfinite(one):
+            raise Verdict(f"returned the number {one}, which is not JSON")
+        elif isinstance(one, int) and one.bit_length() > 63:
+            raise Verdict("returned a number beyond 64 bits")
+        elif isinstance(one, str) and not one.isascii():
+            try:
+                one.encode()
+            except UnicodeEncodeError:
+                raise Verdict("returned text that is not Unicode") from None
+    return value
+
+
+def messages_of(value: Any) -> list[Message]:
+    """Messages, in the shape that all of our code counts on.
+
+    Raises:
+        Verdict: it is something else.
+    """
+    if not isinstance(value, list) or not all(map(_is_message, value)):
+        raise Verdict(f"returned what is not a list of messages ({shown(value)})")
+    return value
+
+
+def _is_message(value: Any) -> bool:
+    if not isinstance(value, dict) or not isinstance(value.get("role"), str):
+        return False
+    calls = value.get("tool_calls")
+    texts = [value.get(name) for name in ("content", "name", "tool_call_id")]
+    called = calls is None or (isinstance(calls, list) and all(map(_is_call, calls)))
+    return called and all(text is None or isinstance(text, str) for text in texts)
+
+
+def _is_call(value: Any) -> bool:
+    match value:
+        case {"function": {"name": str(), "arguments": dict() | str()}}:
+            return True
+    return False
+
+
+def tools_of(value: Any) -> list[dict[str, Any]]:
+    """Schemas of functions, by their names at least.
+
+    Raises:
+        Verdict: it is something else.
+    """
+    if not isinstance(value, list) or not all(map(_is_tool, value)):
+        raise Verdict(f"returned what is not a list of tools ({shown(value)})")
+    return value
+
+
+def _is_tool(value: Any) -> bool:
+    match value:
+        case {"function": {"name": str()}}:
+            return True
+    return False
+
+
+def text_of(value: Any) -> str:
+    """Text.
+
+    Raises:
+        Verdict: it is something else.
+    """
+    if not isinstance(value, str):
+        raise Verdict(f"returned what is not text ({shown(value)})")
+    return value

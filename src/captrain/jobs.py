@@ -1,0 +1,245 @@
+"""The jobs of this repository: the ledger of what was submitted, what Slurm says of it, and `captrain jobs`.
+
+Where Slurm does not answer, what lies on disk is shown all the same.
+"""
+
+import json
+import os
+import pickle
+import re
+import subprocess
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.table import Table
+from rich.text import Text
+
+from captrain.errors import InfrastructureError, UserError
+from captrain.records import Record
+
+JOBS = Path(".cache/jobs")
+ALIVE = {"COMPLETING", "CONFIGURING", "PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESIZING", "RUNNING",
+         "SIGNALING", "SPECIAL_EXIT", "STAGE_OUT", "STOPPED", "SUSPENDED"}  # fmt: skip
+"""States of a job that may yet come to its end by itself."""
+COLOURS = {"finished": "green", "running": "green", "pending": "yellow", "configuring": "yellow", "completing": "green"}
+
+
+class Submission(Record):
+    """One call of sbatch: a single job, or an array with one task for each key. `job` is Slurm's id, None until it is
+    known; `at` is the local time, which only sacct needs."""
+
+    name: str
+    label: str
+    keys: list[str]
+    items: list[str]
+    at: str
+    job: str | None = None
+
+    def attempts(self, folder: Path = JOBS) -> list["Attempt"]:
+        """One for each key; none before the job id is known."""
+        jobs = [] if self.job is None else [self.job] * len(self.keys)
+        if len(jobs) > 1:
+            jobs = [f"{job}_{index}" for index, job in enumerate(jobs)]
+        return [Attempt(folder / self.name, job, key) for job, key in zip(jobs, self.keys, strict=False)]
+
+
+class Attempt(NamedTuple):
+    """One job for one item."""
+
+    folder: Path
+    job: str
+    key: str
+
+    @property
+    def log(self) -> Path:
+        """What it prints, over all its restarts."""
+        return self.folder / f"{self.job}_0_log.out"
+
+    @property
+    def submitted(self) -> Path:
+        """The pickled work, where submitit looks for it."""
+        return self.folder / f"{self.job}_submitted.pkl"
+
+    def failure(self) -> Exception | None:
+        """What its function raised, if it did."""
+        path = self.folder / f"{self.key}.failure"
+        return pickle.loads(path.read_bytes()) if path.exists() else None
+
+    def tail(self) -> list[str]:
+        """The last lines that its function printed; a progress bar's states are lines, too."""
+        if not self.log.exists():
+            return []
+        with self.log.open("rb") as file:
+            file.seek(max(0, self.log.stat().st_size - 8192))
+            lines = file.read().decode(errors="replace").replace("\r", "\n").split("\n")
+        return [line.strip() for line in lines if line.strip() and not line.startswith(("submitit ", "srun: "))]
+
+    def last_line(self) -> str:
+        """The last thing its function said."""
+        return next(reversed(self.tail()), "")
+
+
+class State(NamedTuple):
+    """What Slurm says of a job."""
+
+    name: str
+    node: str = ""
+    elapsed: str = ""
+    reason: str = ""
+
+
+def submissions(jobs: Path = JOBS) -> list[Submission]:
+    """All submissions in the ledger, oldest first.
+
+    A line that was cut off is passed over: it was the last thing its process did, and nothing had followed from it.
+    """
+    path, rows = jobs / "ledger.jsonl", dict[str, dict[str, Any]]()
+    for line in path.read_bytes().splitlines() if path.exists() else []:
+        with suppress(json.JSONDecodeError):
+            row = json.loads(line)
+            rows.setdefault(row["name"], {}).update(row)
+    return [Submission.model_validate(row) for row in rows.values()]
+
+
+def states(jobs: Collection[str]) -> dict[str, State]:
+    """What Slurm says of each of these jobs; the name is "GONE" of one that it has forgotten.
+
+    Raises:
+        InfrastructureError: the controller does not answer.
+    """
+    if not jobs:
+        return {}
+    # The controller knows every job that is not over, and forgets the others; sacct is seconds behind, or not there.
+    listed = _slurm("squeue", "--me", "--array", "--noheader", "--states=all", "--format=%i|%T|%N|%M|%r")
+    known = {row[0]: State(*row[1:]) for row in _rows(listed, 5)}
+    if forgotten := [job for job in jobs if job not in known]:
+        with suppress(InfrastructureError):
+            wanted = ("sacct", "-X", "--noheader", "--parsable2", "--format=JobID,State,NodeList,Elapsed,ExitCode")
+            for row in _rows(_slurm(*wanted, f"--jobs={','.join(forgotten)}"), 5):
+                known[row[0]] = State(row[1].split()[0], row[2], row[3], f"exit code {row[4]}")
+    return {job: known.get(job, State("GONE")) for job in jobs}
+
+
+def job_named(name: str, since: str) -> str | None:
+    """The id of the job or array of this name, which was submitted after `since`, if Slurm has heard of one."""
+    try:
+        found = _slurm("squeue", "--me", "--noheader", "--states=all", "--format=%F", f"--name={name}")
+    except InfrastructureError as error:
+        raise UserError(f"Slurm does not answer: {error}", "see that it runs, and run again") from None
+    if not found.split():
+        with suppress(InfrastructureError):
+            wanted = ("sacct", "-X", "--noheader", "--parsable2", "--format=JobID", f"--name={name}")
+            found = _slurm(*wanted, f"--starttime={since}")
+    return next((line.split("_")[0] for line in found.split()), None)
+
+
+def note(row: dict[str, Any]) -> None:
+    """Append to the ledger, and return when it is on the disk."""
+    with open(JOBS / "ledger.jsonl", "ab+") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+        torn = file.read() not in (b"", b"\n")
+        file.write(b"\n" * torn + json.dumps(row).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _slurm(*command: str) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    except (FileNotFoundError, subprocess.TimeoutExpired) as error:
+        raise InfrastructureError(str(error)) from None
+    if done.returncode:
+        raise InfrastructureError(" ".join(done.stderr.split()) or f"{command[0]} ended with {done.returncode}")
+    return done.stdout
+
+
+def _rows(text: str, width: int) -> Iterator[list[str]]:
+    for line in text.splitlines():
+        row = line.strip().split("|")
+        if len(row) == width:
+            yield row
+
+
+def table(root: Path, limit: int = 40) -> Table:
+    """The last attempt at each item, oldest first: job, item, state, node, elapsed, progress, last line, reason.
+
+    Raises:
+        UserError: no job was ever submitted here.
+    """
+    tries: dict[str, list[tuple[Submission, int, Attempt]]] = {}
+    for submission in _submitted(root):
+        for index, attempt in enumerate(submission.attempts(root / JOBS)):
+            tries.setdefault(attempt.key, []).append((submission, index, attempt))
+    # The newest last, whenever the item was first tried.
+    rows = sorted((rows[-1] for rows in tries.values()), key=lambda row: (row[0].at, row[0].name, row[1]))[-limit:]
+    try:
+        known = states([attempt.job for *_, attempt in rows])
+        said = ""
+    except InfrastructureError as error:
+        known, said = {}, f"Slurm does not answer: {error}"
+    shown = Table(title="jobs", title_justify="left", caption=said or None, caption_justify="left")
+    for column in ("job", "item", "state", "node", "elapsed", "progress"):
+        shown.add_column(column, no_wrap=column != "item")
+    shown.add_column("last line", max_width=50)
+    shown.add_column("reason")
+    for submission, index, attempt in rows:
+        state = known.get(attempt.job, State("UNKNOWN"))
+        word, reason = outcome(attempt, state, root / JOBS)
+        again = len(tries[attempt.key]) - 1
+        lines = attempt.tail()
+        shown.add_row(
+            attempt.job, f"{submission.label} {submission.items[index]}", Text(word, COLOURS.get(word, "red")),
+            state.node, state.elapsed, progress(lines), Text(without_bar(next(reversed(lines), ""))),
+            Text("; ".join(filter(None, [reason, f"submitted {again + 1} times" if again else ""]))),
+        )  # fmt: skip
+    return shown
+
+
+def log(root: Path, job: str) -> str:
+    """All that a job has printed, over its restarts.
+
+    Raises:
+        UserError: there is no such job, or it has printed nothing yet.
+    """
+    attempts = [attempt for submission in _submitted(root) for attempt in submission.attempts(root / JOBS)]
+    # An array's own id stands for its first task.
+    found = [attempt for attempt in attempts if job in (attempt.job, attempt.job.split("_")[0])]
+    if not found:
+        raise UserError(f"there is no job {job} here", f"the last ones are {', '.join(a.job for a in attempts[-5:])}")
+    if not found[0].log.exists():
+        raise UserError(f"job {found[0].job} has said nothing yet", "see `captrain jobs` for its state")
+    return found[0].log.read_text(errors="replace")
+
+
+def outcome(attempt: Attempt, state: State, jobs: Path) -> tuple[str, str]:
+    """The state of a job in one word, and the reason for it: why it waits, what it failed with, how it died."""
+    if (jobs / "results" / f"{attempt.key}.pkl").exists():
+        return "finished", ""
+    failure = attempt.failure()
+    if failure is not None:
+        said = failure.problem if isinstance(failure, UserError) else f"{type(failure).__name__}: {failure}"
+        return "failed", next(iter(said.splitlines()), "")
+    return state.name.lower(), "" if state.reason == "None" else state.reason
+
+
+def progress(lines: Sequence[str]) -> str:
+    """How far a job is by the last lines of its log: "3 of 10", or a progress bar's "3/10"."""
+    for line in reversed(lines):
+        if found := re.search(r"\b(\d+)(?: of |/)(\d+)\b", line):
+            return f"{found[1]} of {found[2]}"
+    return ""
+
+
+def without_bar(line: str) -> str:
+    """A line of a log, cut to what a table has room for, and of a progress bar what it says without what it draws."""
+    line = re.sub(r"\d+%\|[^|]*\| ", "", line)
+    return line if len(line) <= 100 else f"{line[:99]}…"
+
+
+def _submitted(root: Path) -> list[Submission]:
+    found = submissions(root / JOBS)
+    if not found:
+        raise UserError("no job was ever submitted here", "choose machine=slurm in params.yaml (overrides)")
+    return found

@@ -1,0 +1,388 @@
+"""Servers of our own under vLLM's interface: child processes that are started, watched, restarted and stopped here.
+
+A `Fleet` is some replicas of one model. A server that has died, or no longer says that it is healthy, is started again
+with the adapters it had; one that does so again and again, or never gets healthy, ends the run with its last words.
+Adapters are loaded under their content hash, and before anything is asked of a name it is looked up what the server
+understands by it. Which ports, processes and GPUs those are is no part of any result.
+"""
+
+import atexit
+import http.client
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from captrain.endpoint import Endpoint, Passing
+from captrain.errors import UserError
+from captrain.spec import VLLM
+
+LOGS = Path(".cache/servers")
+KEEPER = Path(__file__).with_name("keeper.py")
+GRACE = 20.0
+"""Seconds that a server may take to finish what it has begun and to end."""
+POLL = 0.1
+HEALTH = 30.0
+"""Seconds in which a server must say that it is healthy, once it is suspected."""
+FRUITLESS = 3
+"""Starts of one server without a single answer between them, after which it is given up."""
+TAIL = 20
+"""Last lines of a server's log that are shown."""
+
+
+class Replica(Endpoint):
+    """One server.
+
+    Args:
+        machine: how it is started.
+        source: the model, as the server is told: a folder or a name.
+        name: under which it is served.
+        settings: arguments that decide what it answers.
+        number: among its kind.
+        timeout: seconds for one request.
+    """
+
+    def __init__(
+        self, machine: VLLM, source: str, name: str, settings: Collection[str], number: int, timeout: float
+    ) -> None:  # fmt: skip
+        self.machine, self.source, self.settings, self.number = machine, source, list(settings), number
+        self.name = self.served = name
+        self.retries, self.timeout = 0, timeout  # what to do after a fault is known here, and not to the library
+        self.endpoint = self.key = ""
+        self.adapters: dict[str, Path] = {}
+        self.episodes = 0
+        self.starts = self._fruitless = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.RLock()
+        self._port = 0
+
+    @cached_property
+    def client(self) -> Any:
+        """See `Endpoint.client`; of the server as it was started last."""
+        import openai
+
+        return openai.OpenAI(
+            base_url=f"http://127.0.0.1:{self._port}/v1", api_key=self._secret, max_retries=0, timeout=self.timeout,
+            http_client=openai.DefaultHttpxClient(trust_env=False),
+        )  # fmt: skip
+
+    @property
+    def _secret(self) -> str:
+        return "none-is-asked-for"
+
+    def _mistake(self, status: int, told: str) -> UserError:
+        return UserError(
+            f"{self._label} refuses a request to {self.name} ({told})",
+            f"correct the settings of policy vllm or machine.vllm.arguments; {self.log} has what it said",
+        )
+
+    @property
+    def _label(self) -> str:
+        return f"server {self.number} of policy vllm"
+
+    @property
+    def log(self) -> Path:
+        """Where the server's words go."""
+        return LOGS / f"{os.getpid()}-{self.number}.log"
+
+    def answered(self) -> None:
+        """Say that the server has done something useful since its start."""
+        self._fruitless = 0
+
+    def ready(self) -> None:
+        """Start the server if it is not there.
+
+        Raises:
+            UserError: there is no such interpreter, or the server does not get healthy, or serves another model.
+        """
+        with self._lock:
+            if self._process is None:
+                self._start()
+
+    def mend(self, starts: int) -> None:
+        """After a fault: start the server again if it is dead or not healthy.
+
+        Args:
+            starts: `starts` as it was when the request was sent; a server that was started since is left alone.
+
+        Raises:
+            UserError: it is of no use to start it yet another time.
+        """
+        with self._lock:
+            if starts != self.starts or (self._process is not None and self._healthy(HEALTH)):
+                return
+            how = self._how() if self._process is not None and self._process.poll() is not None else "is not healthy"
+            print(f"{self._label} {how}: it is started again", file=sys.stderr)
+            self._kill()
+            self._start()
+
+    def _start(self) -> None:
+        if self._fruitless >= FRUITLESS:
+            raise self._useless(f"was started {FRUITLESS} times and never answered a request")
+        interpreter = shutil.which(os.path.expanduser(self.machine.python))
+        if interpreter is None:
+            raise UserError(
+                f"machine.vllm.python = {self.machine.python!r} is no interpreter",
+                "install vLLM in an environment of its own (python -m venv, pip install vllm) and name its interpreter",
+            )
+        self._fruitless += 1
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self._port = free.getsockname()[1]
+        self.__dict__.pop("client", None)
+        command = [
+            *(sys.executable, "-I", str(KEEPER), str(GRACE), interpreter, *self.machine.command, self.source),
+            *("--host", "127.0.0.1", "--port", str(self._port), "--served-model-name", self.name, "--enable-lora"),
+            *self.settings,
+            *self.machine.arguments,
+        ]
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab" if self.starts else "wb") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=self._environment(), start_new_session=True
+            )
+        self.starts += 1
+        if not self._healthy(self.machine.start_timeout):
+            raise self._useless(
+                self._how() if self._process.poll() is not None
+                else f"is not healthy after {self.machine.start_timeout:g} seconds"
+            )  # fmt: skip
+        try:
+            self._check(self.name, self.source)
+            for name, folder in self.adapters.items():
+                self._load(name, folder)
+        except Passing as fault:
+            raise self._useless(f"fails at once ({fault})") from None
+
+    def _environment(self) -> dict[str, str]:
+        """Ours without what would lead its interpreter to our packages."""
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV"))}
+        return env | {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"} | devices(self.machine, self.number)
+
+    def _healthy(self, seconds: float) -> bool:
+        """Whether the server says so, at the latest after so many seconds; False as soon as it has ended."""
+        assert self._process is not None
+        deadline = time.monotonic() + seconds
+        while self._process.poll() is None and time.monotonic() < deadline:
+            with suppress(Passing):
+                self._control("/health", timeout=HEALTH)
+                return True
+            time.sleep(POLL)
+        return False
+
+    def _how(self) -> str:
+        assert self._process is not None
+        status = self._process.wait()
+        return f"died ({f'signal {status - 128}' if status > 128 else f'exit status {status}'})"
+
+    def _useless(self, problem: str) -> UserError:
+        self._kill()
+        lines = [one for one in self.log.read_text(errors="replace").splitlines() if one.strip()][-TAIL:]
+        said = "".join(f"\n    {line}" for line in lines) or " (it said nothing)"
+        return UserError(
+            f"{self._label} {problem}:{said}",
+            f"correct machine.vllm (python, arguments, gpus, start_timeout) and run again; {self.log} has all it said",
+        )
+
+    def _control(self, path: str, body: Mapping[str, Any] | None = None, timeout: float = 600.0) -> str:
+        """A request that is none for completions, GET without a body: the answer's text.
+
+        Raises:
+            Passing: a fault of the server, or no answer.
+            UserError: it refuses the request.
+        """
+        data = None if body is None else json.dumps(body).encode()
+        url, kind = f"http://127.0.0.1:{self._port}{path}", {"Content-Type": "application/json"}
+        try:
+            # A proxy has no business between a process and its child.
+            opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+            with opener.open(urllib.request.Request(url, data, kind), timeout=timeout) as answer:
+                return answer.read().decode()
+        except urllib.error.HTTPError as error:
+            told = self._told(f"{error.code}: {error.read().decode(errors='replace')}")
+            raise (Passing(told) if error.code >= 500 else self._mistake(error.code, told)) from None
+        except (OSError, http.client.HTTPException) as error:
+            raise Passing(self._told(f"{type(error).__name__}: {error}")) from None
+
+    def _check(self, name: str, root: str) -> bool:
+        """Whether the server has a model of this name.
+
+        Raises:
+            UserError: it has, and it is another one.
+        """
+        models = {one["id"]: one for one in json.loads(self._control("/v1/models"))["data"]}
+        if name not in models:
+            return False
+        found = models[name]
+        # vLLM tells where it has a model from; the embedded server also what it is.
+        if found.get("root") != root or (root != self.source and found.get("digest", name) != name):
+            raise UserError(
+                f"{self._label} serves {found.get('root')} ({found.get('digest', 'no digest')}) as {name}, and asked "
+                f"was {root}",
+                "remove what machine.vllm.arguments say of models and adapters",
+            )
+        return True
+
+    def hold(self, adapters: Mapping[str, Path], keep: Collection[str]) -> None:
+        """Serve adapters, each under its digest, and let go of those that are not to be kept."""
+        with self._lock:
+            for name, folder in adapters.items():
+                if name not in self.adapters:
+                    self._add(name, folder)
+            for name in [one for one in self.adapters if one not in keep]:
+                self._remove(name)
+
+    def _add(self, name: str, folder: Path) -> None:
+        starts = self.starts
+        try:
+            self._load(name, folder)
+        except Passing:
+            self.mend(starts)
+            try:
+                self._load(name, folder)
+            except Passing as fault:
+                raise UserError(
+                    f"{self._label} does not take adapter {name} from {folder} ({fault})",
+                    f"see {self.log}; a rank above 16 needs --max-lora-rank in machine.vllm.arguments",
+                ) from None
+        self.adapters[name] = folder
+
+    def _remove(self, name: str) -> None:
+        starts = self.starts
+        del self.adapters[name]
+        try:
+            self._control("/v1/unload_lora_adapter", {"lora_name": name})
+        except Passing as fault:
+            self.mend(starts)  # one that was started again has it no more
+            if self.starts == starts:
+                raise UserError(
+                    f"{self._label} does not let go of adapter {name} ({fault})", f"see {self.log}"
+                ) from None
+
+    def _load(self, name: str, folder: Path) -> None:
+        if self._check(name, str(folder)):
+            return
+        self._control("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
+        if not self._check(name, str(folder)):
+            raise Passing(f"model server: it took adapter {name} and does not list it")
+
+    def prompt(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[int]:
+        """The tokens that the server would read of a dialogue."""
+        body = {"model": self.name, "messages": messages, **({"tools": tools} if tools else {})}
+        return json.loads(self._control("/tokenize", {**body, "add_generation_prompt": True}))["tokens"]
+
+    def dismiss(self) -> None:
+        """Ask the server to end, and all that it has started; it may finish first what it has begun."""
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+
+    def stop(self) -> None:
+        """Dismiss the server and wait for its end."""
+        with self._lock:
+            self.dismiss()
+            if self._process is not None:
+                with suppress(subprocess.TimeoutExpired):
+                    self._process.wait(GRACE + POLL)
+            self._kill()
+
+    def _kill(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.terminate()
+            process.wait()
+            assert process.stdin is not None
+            process.stdin.close()
+
+
+def devices(machine: VLLM, number: int) -> dict[str, str]:
+    """The environment that shows a replica its GPUs, counted from the last visible one.
+
+    Raises:
+        UserError: there are not so many.
+    """
+    if not machine.gpus:
+        return {}
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        import torch
+
+        visible = ",".join(map(str, range(torch.cuda.device_count())))
+    seen = [one for one in visible.split(",") if one]
+    if len(seen) < machine.replicas * machine.gpus:
+        raise UserError(
+            f"machine.vllm asks for {machine.replicas} x {machine.gpus} GPUs, and {len(seen)} are visible",
+            "ask for fewer replicas or gpus; 0 gpus where the servers are to find their own",
+        )
+    return {"CUDA_VISIBLE_DEVICES": ",".join(seen[::-1][number * machine.gpus :][: machine.gpus])}
+
+
+class Fleet:
+    """Replicas of one model; started when they are needed, stopped with `close` or at the end of the process.
+
+    Args:
+        machine: how many, and how they are started.
+        source: the model, as servers are told.
+        name: under which it is served.
+        settings: arguments that decide what servers answer.
+        timeout: seconds for one request.
+    """
+
+    def __init__(self, machine: VLLM, source: str, name: str, settings: Collection[str], timeout: float) -> None:
+        numbers = range(machine.replicas)
+        self.replicas = [Replica(machine, source, name, settings, number, timeout) for number in numbers]
+        self._lock = threading.Lock()
+        self._in_use: Counter[str] = Counter()
+        atexit.register(self.close)
+
+    @contextmanager
+    def acting(self, adapters: Mapping[str, Path]) -> Iterator[None]:
+        """Servers that are up, and serve these adapters under these digests; others that nobody acts with are let go.
+
+        Raises:
+            UserError: a server does not start, or does not take an adapter.
+        """
+        with self._lock:
+            self._in_use.update(adapters.keys())
+            keep = {name for name, count in self._in_use.items() if count > 0}
+        try:
+            with ThreadPoolExecutor(len(self.replicas)) as threads:
+                # All to their ends, so that none is still being started when the first failure is raised.
+                list(threads.map(lambda one: one.ready(), self.replicas))
+                if adapters:
+                    list(threads.map(lambda one: one.hold(adapters, keep), self.replicas))
+            yield
+        finally:
+            with self._lock:
+                self._in_use.subtract(adapters.keys())
+
+    @contextmanager
+    def borrowed(self) -> Iterator[Replica]:
+        """The replica with the fewest episodes, for one more."""
+        with self._lock:
+            replica = min(self.replicas, key=lambda one: one.episodes)
+            replica.episodes += 1
+        try:
+            yield replica
+        finally:
+            with self._lock:
+                replica.episodes -= 1
+
+    def close(self) -> None:
+        """Stop all servers; they start again when they are needed again."""
+        for one in self.replicas:
+            one.dismiss()
+        for one in self.replicas:
+            one.stop()

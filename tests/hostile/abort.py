@@ -1,0 +1,7 @@
+"""Breaks down."""
+
+import os
+
+
+def attack(argument):
+    os.abort()

@@ -1,0 +1,10 @@
+"""Tries to reach the listener whose port it is given."""
+
+import socket
+
+
+def attack(argument):
+    with socket.socket() as channel:
+        channel.connect(("127.0.0.1", int(argument)))
+        channel.sendall(b"escaped")
+    return "escaped"

@@ -1,0 +1,19 @@
+"""Takes every descriptor it can have, and reads what it was not given."""
+
+import os
+
+
+def attack(argument):
+    found = []
+    for number in range(4, 64):
+        try:
+            os.read(number, 1)
+            found.append(number)
+        except OSError:
+            continue
+    copies = []
+    try:
+        while True:
+            copies.append(os.dup(3))
+    except OSError:
+        return f"found {len(found)}"

@@ -1,0 +1,6 @@
+"""Never comes back."""
+
+
+def attack(argument):
+    while True:
+        pass

@@ -1,0 +1,8 @@
+"""Calls itself without end."""
+
+import sys
+
+
+def attack(argument):
+    sys.setrecursionlimit(1 << 30)
+    return [*map(attack, [argument])]

@@ -1,0 +1,7 @@
+"""Leaves by the front door."""
+
+import sys
+
+
+def attack(argument):
+    sys.exit("goodbye")

@@ -1,0 +1,5 @@
+"""Answers with more than anybody wants to hear."""
+
+
+def attack(argument):
+    return "x" * (8 << 20)

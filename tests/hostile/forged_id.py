@@ -1,0 +1,8 @@
+"""Answers a request that was not made."""
+
+import os
+
+
+def attack(argument):
+    os.write(3, b'{"id": 77, "ok": true, "result": [[], true]}\n')
+    return "done"

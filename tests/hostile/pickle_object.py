@@ -1,0 +1,12 @@
+"""Answers with an object that would run a command where it is unpickled."""
+
+import os
+
+
+class Payload:
+    def __reduce__(self):
+        return os.system, ("touch escaped",)
+
+
+def attack(argument):
+    return Payload()

@@ -1,0 +1,6 @@
+"""Tries to read a file."""
+
+
+def attack(argument):
+    with open("/etc/passwd") as file:
+        return file.read()

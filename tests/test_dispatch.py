@@ -1,0 +1,450 @@
+"""Work sent to a real Slurm cluster: once each, found again after any death, and with the results that it has here."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster.pipeline import MACHINE
+from cluster.slurm import Cluster, lacking
+from cluster.work import Chore, chore, refuse
+from rich.console import Console
+
+from captrain import dispatch, jobs, launch, spec
+from captrain.arms import Arm, play_arm
+from captrain.errors import EnvironmentFault, InfrastructureError, UserError
+from captrain.jobs import ALIVE, JOBS
+from captrain.keys import content, key_of
+from captrain.spec import Component, Machine, Slurm
+
+TESTS = Path(__file__).parent
+Run = Callable[..., list[Any]]
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A Slurm cluster of two nodes; without the daemons or root, what needs it is skipped."""
+    if why := lacking():
+        # Skips alone are a letter each.
+        warnings.warn(f"no Slurm cluster, and its tests are skipped: {why}", stacklevel=1)
+        pytest.skip(why)
+    with Cluster(tmp_path_factory.mktemp("cluster")) as one:
+        print(f"the cluster was up after {one.started:.1f} s")
+        yield one
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty repository, whose jobs find the tests' functions."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
+    monkeypatch.setattr(dispatch, "GRACE", 0.5)
+    return tmp_path
+
+
+@pytest.fixture
+def home(cluster: Cluster, here: Path) -> Iterator[Cluster]:
+    """The cluster, in an empty repository, and empty again afterwards."""
+    yield cluster
+    cluster.clear()
+
+
+def pipeline(*names: str, moment: str = "") -> subprocess.Popen[str]:
+    """Start a pipeline in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "cluster.pipeline", *names], env={**os.environ, "MOMENT": moment},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def until(holds: Callable[[], Any], seconds: float = 60) -> Any:
+    """Wait for something to be so."""
+    deadline = time.monotonic() + seconds
+    while not (found := holds()):
+        assert time.monotonic() < deadline, "it never came about"
+        time.sleep(0.02)
+    return found
+
+
+def runs() -> list[str]:
+    """The names of the chores that were begun, each as often as it was."""
+    return sorted(Path("runs").read_text().split()) if Path("runs").exists() else []
+
+
+def sent() -> list[str]:
+    """All jobs of this repository that Slurm took."""
+    return [attempt.job for submission in jobs.submissions() for attempt in submission.attempts()]
+
+
+class Background:
+    """A call of launch.run that can be watched while it waits."""
+
+    def __init__(self, function: Any, items: list[Any], machine: Machine, label: str) -> None:
+        self.outcome: Any = None
+        self.thread = threading.Thread(target=self._run, args=(function, items, machine, label), daemon=True)
+        self.thread.start()
+
+    def _run(self, *arguments: Any) -> None:
+        try:
+            self.outcome = launch.run(*arguments)
+        except Exception as error:
+            self.outcome = error
+
+    def result(self, seconds: float = 90) -> Any:
+        self.thread.join(seconds)
+        assert not self.thread.is_alive()
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
+
+
+def shown() -> str:
+    """What `captrain jobs` prints."""
+    console = Console(width=200, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(jobs.table(Path()))
+    return console.export_text()
+
+
+def row(job: str) -> list[str]:
+    """The cells of a job's row."""
+    [line] = [line for line in shown().splitlines() if f" {job} " in line]
+    return [cell.strip() for cell in line.strip("│").split("│")]
+
+
+@pytest.mark.slow
+def test_items_go_out_as_one_array_come_back_in_order_and_are_never_run_twice(home: Cluster) -> None:
+    items = [Chore(name) for name in ("a", "b", "c")]
+    begun = time.monotonic()
+    assert launch.run(chore, items, MACHINE, "chores") == [("A", "1"), ("B", "1"), ("C", "1")]
+    print(f"three jobs took {time.monotonic() - begun:.1f} s")
+    array = jobs.submissions()[0].job
+    assert sent() == [f"{array}_0", f"{array}_1", f"{array}_2"]
+    # In another order, with others, and on a machine with other settings: what is there is taken.
+    assert MACHINE.slurm is not None
+    other = MACHINE.model_copy(update={"slurm": MACHINE.slurm.model_copy(update={"minutes": 7}), "batch": 9})
+    assert launch.run(chore, [Chore("d"), *reversed(items)], other, "chores") == [
+        ("D", "1"), ("C", "1"), ("B", "1"), ("A", "1")
+    ]  # fmt: skip
+    assert runs() == ["a", "b", "c", "d"] and len(sent()) == 4
+    # One item is a job and no array.
+    assert sent()[3].isdigit() and row(sent()[3])[2] == "finished"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("moment", "submissions"),
+    [
+        ("before sbatch", 2), ("after sbatch, before the job has its work", 1), ("before the record", 1),
+        ("after the record", 1), ("while waiting", 1), ("before publishing", 1),
+    ],
+)  # fmt: skip
+def test_a_pipeline_killed_at_any_moment_finds_its_jobs_again(home: Cluster, moment: str, submissions: int) -> None:
+    if moment == "before publishing":
+        Path("go").touch()
+    assert pipeline("a", "b", moment=moment).wait(60) == -signal.SIGKILL
+    assert not Path("done.json").exists()
+    # A line that was cut off while it was written is no obstacle.
+    with open(JOBS / "ledger.jsonl", "a") as ledger:
+        ledger.write('{"name": "captr')
+    threading.Timer(1.0, Path("go").touch).start()
+    again = pipeline("a", "b")
+    said, problem = again.communicate(timeout=90)
+    assert again.returncode == 0, problem
+    assert json.loads(Path("done.json").read_text()) == [["A", "1"], ["B", "1"]]
+    assert runs() == ["a", "b"] and len(sent()) == 2
+    assert len(jobs.submissions()) == submissions
+    ours = {submission.name for submission in jobs.submissions()}
+    listed = home.say("squeue", "--noheader", "--array", "--states=all", "--format=%j").split()
+    assert sum(name in ours for name in listed) == 2
+    assert ("waiting for jobs that are out already" in said) == (submissions == 1 and moment != "before publishing")
+
+
+@pytest.mark.slow
+def test_two_pipelines_at_once_share_their_jobs(home: Cluster) -> None:
+    both = [pipeline("a", "b", "c"), pipeline("a", "b", "c")]
+    until(lambda: runs() == ["a", "b", "c"])
+    Path("go").touch()
+    assert [one.wait(60) for one in both] == [0, 0]
+    said = [one.communicate()[0] for one in both]
+    assert sorted("submitted a, b, c as job" in text for text in said) == [False, True]
+    assert sorted("waiting for jobs that are out already" in text for text in said) == [False, True]
+    assert runs() == ["a", "b", "c"] and len(sent()) == 3
+
+
+@pytest.mark.slow
+def test_a_job_that_is_killed_is_submitted_again_and_the_others_are_not(home: Cluster) -> None:
+    waiting = Background(chore, [Chore("a", "go"), Chore("b", "go"), Chore("c", "go"), Chore("d", "go")], MACHINE, "x")
+    until(lambda: runs() == ["a", "b", "c", "d"])
+    first = sent()
+    os.kill(int(Path("pid-a").read_text()), signal.SIGKILL)
+    home.say("scancel", "--signal=KILL", first[1])
+    home.say("scancel", first[2])
+    until(lambda: runs() == ["a", "a", "b", "b", "c", "c", "d"])
+    assert "submitted 2 times" in shown()
+    Path("go").touch()
+    assert [name for name, _ in waiting.result()] == ["A", "B", "C", "D"]
+    assert len(sent()) == 7 and runs().count("d") == 1
+
+
+@pytest.mark.slow
+def test_an_item_whose_jobs_keep_dying_is_given_up_and_the_others_come_to_their_ends(home: Cluster) -> None:
+    assert MACHINE.slurm is not None
+    never = MACHINE.model_copy(update={"slurm": MACHINE.slurm.model_copy(update={"resubmissions": 0})})
+    waiting = Background(chore, [Chore("a", "never"), Chore("b", "go")], never, "chores")
+    until(lambda: runs() == ["a", "b"])
+    os.kill(int(Path("pid-a").read_text()), signal.SIGKILL)
+    until(lambda: dispatch.states([sent()[0]])[sent()[0]].name not in ALIVE)
+    Path("go").touch()
+    with pytest.raises(UserError) as error:
+        waiting.result()
+    said = rf"chores a: job {sent()[0]} is over without a result \(failed on n\d\), and said last: 1 of 5: at a; "
+    assert re.fullmatch(f"{said}machine.slurm.resubmissions = 0 allows no further one", error.value.problem)
+    assert f"captrain jobs {sent()[0]}" in error.value.remedy
+    assert launch.run(chore, [Chore("b", "go")], never, "chores") == [("B", "1")] and runs() == ["a", "b"]
+
+
+@pytest.mark.slow
+def test_a_job_that_is_preempted_or_meets_its_time_limit_is_queued_again_and_goes_on(home: Cluster) -> None:
+    names = ("told", "requeued", "late")
+    waiting = Background(chore, [Chore(name, "never", once=True) for name in names], MACHINE, "chores")
+    until(lambda: runs() == sorted(names))
+    told, requeued, late = sent()
+    # As a scheduler does it that gives notice; as one that does not; and when the time is nearly up.
+    home.say("scancel", "--signal=USR2", told)
+    home.say("scontrol", "requeue", requeued)
+    home.say("scontrol", "update", f"JobId={late}", "TimeLimit=1")
+    assert [name for name, _ in waiting.result(150)] == ["TOLD", "REQUEUED", "LATE"]
+    assert runs() == sorted([*names, *names]) and sent() == [told, requeued, late]
+    for job in (told, late):
+        assert jobs.log(Path(), job).count("Calling checkpoint method") == 1
+    # What it said before it was queued again is not lost.
+    assert jobs.log(Path(), requeued).count(" of 5: at requeued") == 2
+
+
+@pytest.mark.slow
+def test_what_a_job_raises_reaches_the_pipeline_whole_and_is_no_death(home: Cluster) -> None:
+    Path("go").touch()
+    failing = pipeline("good", "scarce", "fine")
+    _, problem = failing.communicate(timeout=60)
+    assert failing.returncode == 2
+    assert problem.splitlines()[-2:] == ["error: one is out of stock", "  remedy: take two"]
+    assert "Traceback" not in problem and runs() == ["fine", "good"]
+    until(lambda: dispatch.states([sent()[1]])[sent()[1]].name == "FAILED")
+    with pytest.raises(EnvironmentFault, match="two raised"):
+        launch.run(refuse, [Chore("faulty"), Chore("broken")], MACHINE, "chores")
+    with pytest.raises(ZeroDivisionError, match="three by nothing") as error:
+        launch.run(refuse, [Chore("broken")], MACHINE, "chores")
+    # Where it went wrong is known here too.
+    assert 'raise ZeroDivisionError("three by nothing")' in error.value.__notes__[0]
+    # Both pipelines sent what is broken: nothing that failed is kept.
+    assert len(sent()) == 3 + 2 + 1
+    assert [row(job)[2] for job in (sent()[0], sent()[1])] == ["finished", "failed"]
+    assert row(sent()[1])[-1] == "one is out of stock" and row(sent()[-1])[6] == "ZeroDivisionError: three by nothing"
+    assert "Traceback" not in jobs.log(Path(), sent()[1]) and "Traceback" in jobs.log(Path(), sent()[-1])
+
+
+@pytest.mark.slow
+def test_jobs_are_shown_with_what_they_do_say_and_wait_for(home: Cluster) -> None:
+    assert MACHINE.slurm is not None
+    all_gpus = MACHINE.model_copy(update={"slurm": MACHINE.slurm.model_copy(update={"gpus": 2})})
+    waiting = Background(chore, [Chore(name, "go") for name in ("a", "b", "c")], all_gpus, "chores")
+    until(lambda: len(runs()) == 2)
+    until(lambda: row(sent()[2])[2] == "pending" and row(sent()[2])[-1] in ("Resources", "Priority"))
+    job, item, state, node, elapsed, progress, line, reason = row(sent()[0])
+    assert (job, item, state, node) == (sent()[0], "chores a", "running", "n1") and elapsed.startswith("0:")
+    assert (progress, line, reason) == ("1 of 5", "1 of 5: at a", "")
+    assert {row(one)[3] for one in sent()} == {"n1", "n2", ""}
+    Path("go").touch()
+    waiting.result()
+    assert [row(one)[2] for one in sent()] == ["finished"] * 3
+    with pytest.raises(UserError, match="there is no job 1 here"):
+        jobs.log(Path(), "1")
+
+
+@pytest.mark.slow
+def test_a_job_that_slurm_refuses_ends_in_one_message(home: Cluster) -> None:
+    assert MACHINE.slurm is not None
+    wrong = MACHINE.model_copy(update={"slurm": MACHINE.slurm.model_copy(update={"partition": "nowhere"})})
+    with pytest.raises(UserError, match="sbatch refused chores: .*invalid partition") as error:
+        launch.run(chore, [Chore("a")], wrong, "chores")
+    assert "machine.slurm" in error.value.remedy
+    assert launch.run(chore, [Chore("a")], MACHINE, "chores") == [("A", "1")]
+
+
+@pytest.mark.slow
+def test_adapters_trained_as_jobs_are_those_trained_here_though_one_is_preempted(
+    home: Cluster, tiny: Path, tmp_path: Path
+) -> None:
+    from conftest import LETTERS
+    from test_adapters import job
+
+    from captrain.adapters import train
+
+    # While `hold` is there, a process stops within its third step; each says what it has scored.
+    text = LETTERS.format(name="letters", flat=0).replace('"""Say letters."""', "import os\nimport time\nSCORED = []")
+    score = """        SCORED.append(open("scored", "a").write(f"{os.getpid()}\\n"))
+        while len(SCORED) > 20 and os.path.exists("hold"):
+            time.sleep(0.02)
+        said ="""
+    path = tmp_path / "letters.py"
+    path.write_text(text.replace("        said =", score))
+    Path("hold").touch()
+    items = [job(tiny, path, name="long", rollouts=48), job(tiny, path, name="short", seed=1, rollouts=8)]
+    machine = Machine(launcher="slurm", slurm=Slurm(memory="1500MB", minutes=30), workers=1, batch=1)
+    waiting = Background(train, items, machine, "adapters")
+    # Of the long one: the short one has a single step.
+    until(lambda: list(Path().glob(".cache/adapters/*/checkpoints/checkpoint-4/history.json")), 120)
+    home.say("scontrol", "requeue", sent()[0])
+    until(lambda: jobs.log(Path(), sent()[0]).count("Starting with JobEnvironment") == 2)
+    Path("hold").unlink()
+    trained = waiting.result(200)
+    # The two steps that lay in the checkpoint were not played again.
+    processes = Path("scored").read_text().split()
+    assert processes.count(processes[-1]) == 48 - 16 and len(set(processes)) == 3 and len(sent()) == 2
+    (tmp_path / "local").mkdir()
+    os.chdir(tmp_path / "local")
+    alone = launch.run(train, items, Machine(workers=1, batch=1), "adapters")
+    assert [(one.name, one.digest, one.history) for one in trained] == [
+        (one.name, one.digest, one.history) for one in alone
+    ]
+
+
+@pytest.mark.slow
+def test_what_the_controller_does_not_say_is_no_death(home: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    def silent(_: Any) -> Any:
+        Path("asked").touch()
+        raise InfrastructureError("connection refused")
+
+    with monkeypatch.context() as patch:
+        waiting = Background(chore, [Chore("a", "go")], MACHINE, "chores")
+        until(lambda: runs() == ["a"])
+        patch.setattr(dispatch, "states", silent)
+        until(lambda: Path("asked").exists())
+        Path("go").touch()
+        assert waiting.result() == [("A", "1")]
+    # The controller forgets a job that is over; the accounting does not.
+    ask = jobs._slurm
+    monkeypatch.setattr(jobs, "_slurm", lambda *command: "" if command[0] == "squeue" else ask(*command))
+    [submission], [job] = jobs.submissions(), sent()
+    until(lambda: dispatch.states([job])[job].name == "COMPLETED")
+    assert dispatch.states([job, "1"])[job].node in ("n1", "n2") and dispatch.states(["1"])["1"].name == "GONE"
+    assert jobs.job_named(submission.name, submission.at) == job
+    assert jobs.job_named("captrain-nothing", submission.at) is None
+
+
+def test_without_slurm_the_message_says_so(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(here))
+    with pytest.raises(UserError, match="there is no sbatch here") as error:
+        launch.run(chore, [Chore("a")], MACHINE, "chores")
+    assert "machine=local" in error.value.remedy
+    with pytest.raises(UserError, match="no job was ever submitted here"):
+        jobs.table(here)
+
+
+def test_what_lies_on_disk_is_shown_without_slurm_too(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(here))
+    JOBS.mkdir(parents=True)
+    both = jobs.Submission(name="sub", label="chores", keys=["x", "y"], items=["a", "b"], at="2020-01-01T00:00:00")
+    jobs.note(both.model_dump(exclude={"job"}))
+    jobs.note({"name": "sub", "job": "7"})
+    (JOBS / "results").mkdir()
+    (JOBS / "results/x.pkl").touch()
+    (JOBS / "sub").mkdir()
+    (JOBS / "sub/7_1_0_log.out").write_text("begun\nx:  30%|███   | 3/10 [00:01]\rsubmitit INFO of its own\n")
+    assert row("7_0")[1:3] == ["chores a", "finished"]
+    assert row("7_1")[1:7] == ["chores b", "unknown", "", "", "3 of 10", "x:  3/10 [00:01]"]
+    assert "Slurm does not answer" in shown()
+
+
+def test_a_key_is_of_content_and_never_of_the_machine_or_the_place(here: Path) -> None:
+    from captrain.adapters import Job, train
+
+    def item(base: Path, machine: Machine, **changes: Any) -> Job:
+        one = Job(
+            name="a", base=base, policy=Component.model_validate({"_target_": "captrain.x", "heat": 1.0}),
+            trainer=Component.model_validate({"_target_": "captrain.y"}),
+            environment=Component.model_validate({"_target_": "captrain.z"}), rollouts=8, skip=0, seed=0,
+            machine=machine,
+        )  # fmt: skip
+        return replace(one, **changes)
+
+    (here / "base").mkdir()
+    (here / "base/model").write_text("weights")
+    shutil.copytree(here / "base", here / "moved")
+    small, large = Machine(workers=1, batch=1), Machine(workers=8, batch=64, sandbox="basic")
+    key = key_of(train, item(here / "base", small))
+    assert key == key_of(train, item(here / "moved", large))
+    hotter = Component.model_validate({"_target_": "captrain.x", "heat": 1.1})
+    for changes in ({"seed": 1}, {"rollouts": 16}, {"policy": hotter}, {"name": "b"}):
+        assert key_of(train, item(here / "base", small, **changes)) != key
+    (here / "base/model").write_text("other weights")
+    assert key_of(train, item(here / "base", small)) != key
+    assert content(here / "nothing") == "missing"
+
+    chosen = spec.compose("smoke", 0, [], TESTS.parent / "conf")
+    arm = Arm("base", None, here / "base", chosen)
+    for override, same in (("labels.runs=9", True), ("machine.batch=3", True), ("evaluation.trials=3", False)):
+        other = spec.compose("smoke", 0, [override], TESTS.parent / "conf")
+        assert (key_of(play_arm, replace(arm, spec=other)) == key_of(play_arm, arm)) == same, override
+
+
+def test_a_key_is_of_the_code_that_runs_and_of_no_other(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from captrain import keys
+
+    package = shutil.copytree(keys.PACKAGE, here / "captrain", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(keys, "PACKAGE", package)
+
+    def train() -> None: ...
+
+    monkeypatch.setattr(keys.inspect, "getfile", lambda _: str(package / "adapters.py"))
+    code_of = keys.code_of.__wrapped__
+    before = code_of(train)
+    for name in ("cli.py", "figures.py", "spec.py", "dispatch.py", "launch.py"):
+        (package / name).write_text((package / name).read_text() + "\n")
+        assert code_of(train) == before, name
+    # Imported at the top, within a function, by another, and of a subpackage.
+    for name in ("adapters.py", "grpo.py", "chat.py", "records.py", "policies/engine.py", "benchmarks/servicedesk.py"):
+        (package / name).write_text((package / name).read_text() + "\n")
+        assert code_of(train) != before, name
+        before = code_of(train)
+
+
+def test_a_result_is_made_once_and_is_none_when_its_files_were_altered(here: Path) -> None:
+    (here / "adapter").mkdir()
+    (here / "adapter/weights").write_text("fine")
+    work = dispatch.Work(_folder, Chore("a"), "key", JOBS / "sub", 0)
+    assert dispatch.kept("key") is None
+    work()
+    found = dispatch.kept("key")
+    assert found is not None and found.result == {"folder": Path("adapter")}
+    work()
+    assert runs() == ["a"]
+    (here / "adapter/weights").write_text("altered")
+    assert dispatch.kept("key") is None
+    (JOBS / "results/key.pkl").write_bytes(b"\x80")
+    assert dispatch.kept("key") is None
+
+
+def _folder(item: Chore) -> dict[str, Path]:
+    chore(item)
+    return {"folder": Path("adapter")}
+
+
+def test_a_job_is_queued_again_only_so_often(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = dispatch.Work(chore, Chore("a"), "key", JOBS / "sub", requeues=2)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert work.checkpoint().function == work
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
+    with pytest.raises(SystemExit):
+        work.checkpoint()

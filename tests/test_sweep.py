@@ -1,0 +1,171 @@
+"""`captrain-sweep` on a pipeline of two quick stages: the real Hydra, launchers and DVC."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from captrain.points import Point
+from captrain.records import publish_json, publish_text
+from captrain.spec import Choice
+from captrain.sweep import point_of
+
+BIN = Path(sys.executable).parent
+PIPELINE = """
+stages:
+  compose:
+    cmd: python stages/fake.py compose
+    params: [experiment, seed, overrides]
+    deps: [stages/fake.py]
+    outs:
+      - results/spec.yaml: {cache: false, persist: true}
+  base:
+    cmd: python stages/fake.py base
+    params:
+      - results/spec.yaml: [seed]
+    deps: [stages/fake.py]
+    outs: [artifacts/base]
+  evaluation:
+    cmd: python stages/fake.py evaluation
+    params:
+      - results/spec.yaml: [seed, selection]
+    deps: [artifacts/base, stages/fake.py]
+    plots:
+      - results/evaluation: {cache: false}
+      - results/capabilities: {cache: false}
+"""
+STAGE = """
+import json, os, sys, time
+from pathlib import Path
+import yaml
+stage = sys.argv[1]
+choice = yaml.safe_load(Path("params.yaml").read_text())
+if stage == "compose":
+    spec = {"seed": choice["seed"], "selection": {"delta": 0.2, "count": 4}}
+    for one in choice["overrides"]:
+        key, value = one.split("=")
+        if key.startswith("selection."):
+            spec["selection"][key.removeprefix("selection.")] = yaml.safe_load(value)
+    Path("results").mkdir(exist_ok=True)
+    Path("results/spec.yaml").write_text(yaml.safe_dump(spec))
+    sys.exit()
+spec = yaml.safe_load(Path("results/spec.yaml").read_text())
+with open(os.environ["RAN"], "a") as file:
+    file.write(f"{stage} {spec['seed']} {spec['selection']['delta']} {spec['selection']['count']}\\n")
+if stage == "base":
+    time.sleep(1)
+    Path("artifacts").mkdir(exist_ok=True)
+    Path("artifacts/base").write_text(str(spec["seed"]))
+elif spec["selection"]["delta"] == 0.9 and not os.path.exists(os.environ["MENDED"]):
+    sys.exit("error: a threshold that nothing reaches")
+else:
+    for name, value in (
+        ("evaluation/metrics.json", {"pass_rate": {"trace": spec["selection"]["delta"]}, "rollouts": 640}),
+        ("capabilities/selection.json", {"candidates": [{"id": "looking", "selected": True}]}),
+    ):
+        Path("results", name).parent.mkdir(parents=True, exist_ok=True)
+        Path("results", name).write_text(json.dumps(value))
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A repository with three quick stages; a stage notes down that it ran."""
+    publish_text(tmp_path / "dvc.yaml", PIPELINE)
+    publish_text(tmp_path / "stages/fake.py", STAGE)
+    publish_text(tmp_path / "params.yaml", "experiment: default\nseed: 0\noverrides: [selection.count=3]\n")
+    publish_text(tmp_path / ".gitignore", "/.cache/\n/artifacts/\n")
+    publish_text(tmp_path / ".dvc/config", "")
+    publish_text(
+        tmp_path / "conf/config.yaml",
+        "defaults:\n  - _self_\n  - experiment: default\nseed: 0\nselection: {delta: 0.2, count: 4}\n",
+    )
+    publish_text(tmp_path / "conf/experiment/default.yaml", "# @package _global_\n")
+    shutil.copytree(Path(__file__).parents[1] / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    return tmp_path
+
+
+def sweep(project: Path, *arguments: str) -> tuple[int, str, list[str]]:
+    """Exit status, what was said, and the stages that ran."""
+    ran = project / ".cache/ran.txt"
+    ran.parent.mkdir(exist_ok=True)
+    ran.unlink(missing_ok=True)
+    done = subprocess.run(
+        [BIN / "captrain-sweep", *arguments], cwd=project, text=True, timeout=300,
+        env={**os.environ, "RAN": str(ran), "MENDED": str(project / ".cache/mended"), "COLUMNS": "200"},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    return done.returncode, done.stdout, sorted(ran.read_text().splitlines()) if ran.exists() else []
+
+
+@pytest.mark.slow
+def test_points_share_what_did_not_change_fail_alone_and_rerun_alone(project: Path) -> None:
+    grid = ["-m", "selection.delta=0.1,0.3,0.9", "seed=0,1", "hydra.job.name=thresholds"]
+    status, said, ran = sweep(project, *grid)
+    assert status == 1, said
+    assert ran == [
+        "base 0 0.1 3", "base 1 0.1 3",
+        "evaluation 0 0.1 3", "evaluation 0 0.3 3", "evaluation 0 0.9 3",
+        "evaluation 1 0.1 3", "evaluation 1 0.3 3", "evaluation 1 0.9 3",
+    ]  # fmt: skip
+    assert "2 of 6 points failed" in said and "error: a threshold that nothing reaches" in said
+    assert "Traceback" not in said
+    table = pd.read_parquet(project / "results/sweeps/thresholds.parquet")
+    assert table["selection.delta"].tolist() == [0.1, 0.1, 0.3, 0.3] and table["seed"].tolist() == [0, 1, 0, 1]
+    assert table["pass_rate.trace"].tolist() == table["selection.delta"].tolist()
+    assert set(table["selected"]) == {"looking"} and set(table["rollouts"]) == {640}
+    publish_text(project / ".cache/mended", "")
+    status, said, ran = sweep(project, *grid)
+    assert (status, ran) == (0, ["evaluation 0 0.9 3", "evaluation 1 0.9 3"]), said
+    assert len(pd.read_parquet(project / "results/sweeps/thresholds.parquet")) == 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
+def test_points_that_start_together_run_a_cold_stage_they_share_once(launcher: str, project: Path) -> None:
+    status, said, ran = sweep(project, "-m", "selection.delta=0.1,0.3,0.4", f"hydra/launcher={launcher}")
+    assert status == 0, said
+    assert sum(one.startswith("base") for one in ran) == 1 and len(ran) == 4
+    assert len(pd.read_parquet(project / "results/sweeps/sweep.parquet")) == 3
+
+
+def test_a_setting_that_does_not_exist_ends_before_anything_runs(project: Path) -> None:
+    status, said, ran = sweep(project, "-m", "selection.detla=0.1,0.2")
+    assert status != 0 and ran == [] and "selection.detla" in said
+
+
+def test_without_m_or_outside_of_a_repository_it_says_what_to_do(project: Path, tmp_path: Path) -> None:
+    status, said, _ = sweep(project, "selection.delta=0.1")
+    assert status == 2 and "give -m" in said
+    (project / "dvc.yaml").unlink()
+    status, said, _ = sweep(project, "-m", "selection.delta=0.1")
+    assert status == 2 and "root of the repository" in said
+
+
+def test_a_points_settings_win_over_those_of_params_yaml() -> None:
+    base = Choice(experiment="default", seed=3, overrides=["selection.delta=0.5", "+analyst.extra=1"])
+    point = point_of(base, ["selection.delta=0.1", "experiment=rare", "analyst.extra=2"])
+    assert point.choice == Choice(
+        experiment="rare", seed=3, overrides=["selection.delta=0.1", "analyst.extra=2"]
+    )  # fmt: skip
+
+
+def test_where_a_point_runs_is_no_part_of_its_name() -> None:
+    one, other, third = (
+        Point(Choice(experiment="default", seed=0, overrides=overrides))
+        for overrides in (["machine.workers=1"], [], ["seedless=1"])
+    )
+    assert one.name == other.name == "default-0" != third.name
+
+
+def test_the_table_is_made_of_results_alone(tmp_path: Path) -> None:
+    from captrain.sweep import row_of
+
+    publish_json(tmp_path / "evaluation/metrics.json", {"pass_rate": {"trace": 0.5}})
+    publish_json(tmp_path / "capabilities/selection.json", {"candidates": [{"id": "a", "selected": False}]})
+    assert row_of(tmp_path) == {"pass_rate.trace": 0.5, "selected": ""}
