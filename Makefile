@@ -17,6 +17,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 # Of `make replicate`.
 SEEDS ?= 0 1 2 3 4
 EXPERIMENTS ?= default single rare
+OVERRIDES ?=
 JOBS ?= 2
 
 .PHONY: help venv repro figures verify test check bench replicate clean
@@ -57,9 +58,10 @@ bench: $(STAMP) ## time the rollout engine beside stock generation
 	@python scripts/bench.py
 
 replicate: $(STAMP) ## run the pipeline for all SEEDS and EXPERIMENTS, JOBS at a time
-	@python scripts/replicate.py --seeds $(SEEDS) --experiments $(EXPERIMENTS) --jobs $(JOBS)
+	@python scripts/replicate.py --seeds $(SEEDS) --experiments $(EXPERIMENTS) --overrides $(OVERRIDES) \
+	  --jobs $(JOBS)
 
-clean: ## remove half-written state and tool caches; results, artifacts, paid answers, jobs and .venv stay
-	find .cache -mindepth 1 -maxdepth 1 ! -name answers ! -name jobs -exec rm -rf {} + 2>/dev/null || true
+clean: ## remove half-written state and tool caches; results, artifacts, paid answers, jobs, times and .venv stay
+	find .cache -mindepth 1 -maxdepth 1 ! -name answers ! -name jobs ! -name times -exec rm -rf {} + 2>/dev/null || true
 	rm -rf .pytest_cache .ruff_cache build
 	find src stages scripts tests -name __pycache__ -type d -prune -exec rm -rf {} +

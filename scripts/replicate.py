@@ -23,7 +23,8 @@ from scipy.stats import t as student
 
 from captrain import points
 from captrain.errors import UserError
-from captrain.evaluation import BASE, TRACE, read
+from captrain.evaluation import read
+from captrain.methods import BASE, BASELINES, TRACE, pairs
 from captrain.points import Point
 from captrain.records import publish_text
 from captrain.spec import Choice
@@ -31,6 +32,8 @@ from captrain.spec import Choice
 GRPO = "grpo_target"
 PLANTED = {"precondition_verification", "record_selection", "multi_step_completion", "argument_precision"}
 """What the demonstrations of the base lack (captrain.base.demonstrations), by the names the analyst gives it."""
+ROWS = ("router:", "merged:", "control:")
+"""Beginnings of the methods that are summarised beside the base, TRACE and the baselines."""
 CONFIDENCE = 0.95
 OVERRIDES = ["machine.workers=1"]
 """Points run side by side, each in one process; `machine` is no param, so no stage runs again for it."""
@@ -62,16 +65,14 @@ def gather(whole: Iterable[Point], root: Path) -> pd.DataFrame:
 def row_of(choice: Choice, results: Path) -> dict[str, Any]:
     """See `gather`."""
     main = read(results / "evaluation", "main").set_index("method")
-    pairs = read(results / "evaluation", "differences").set_index(["first", "second"])
-    pair = pairs.loc[(TRACE, GRPO)]
+    pair = read(results / "evaluation", "differences").set_index(["first", "second"]).loc[(TRACE, GRPO)]
     candidates = json.loads((results / "capabilities/selection.json").read_text())["candidates"]
     selected = {one["id"] for one in candidates if one["selected"]}
     rejected = {one["id"] for one in candidates} - selected
-    names = {method: str(method).removeprefix("bound:").replace(":", "_") for method in main.index}
     return {
         "experiment": choice.experiment,
         "seed": choice.seed,
-        **{names[method]: rate for method, rate in main["pass_rate"].items()},
+        **{str(method): rate for method, rate in main["pass_rate"].items()},
         "rollouts": main.loc[TRACE, "rollouts_spent"],
         "trace-grpo_target": pair["difference"],
         "low": pair["low"],
@@ -87,8 +88,11 @@ def summarise(points: pd.DataFrame) -> pd.DataFrame:
     seed there is no interval."""
     rows = []
     for experiment, some in points.groupby("experiment", sort=False):
-        quantities = {name: some[name] for name in (BASE, GRPO, TRACE)}
-        quantities |= {f"{TRACE}-{other}": some[TRACE] - some[other] for other in (GRPO, BASE)}
+        names = [name for name in some.columns if name in (BASE, TRACE, *BASELINES) or name.startswith(ROWS)]
+        quantities = {name: some[name] for name in names}
+        both = [(one, other) for one, other in pairs(names) if {one, other} <= {*names}]
+        quantities |= {f"{one}-{other}": some[one] - some[other] for one, other in both}
+        quantities = {name: known for name, values in quantities.items() if len(known := values.dropna())}
         for quantity, values in quantities.items():
             seeds, half = len(values), np.nan
             if seeds > 1:
@@ -124,10 +128,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Run the pipeline over seeds and experiments and gather the results.")
     parser.add_argument("--seeds", type=int, nargs="+", required=True)
     parser.add_argument("--experiments", nargs="+", required=True, choices=known)
+    parser.add_argument("--overrides", nargs="*", default=[], help="of every point, such as methods=all")
     parser.add_argument("--jobs", type=int, default=2, help="points at a time, one thread each")
     options = parser.parse_args()
-    pairs = dict.fromkeys((name, seed) for seed in options.seeds for name in options.experiments)
-    wanted = [Point(Choice(experiment=name, seed=seed, overrides=OVERRIDES)) for name, seed in pairs]
+    asked = dict.fromkeys((name, seed) for seed in options.seeds for name in options.experiments)
+    overrides = [*OVERRIDES, *options.overrides]
+    wanted = [Point(Choice(experiment=name, seed=seed, overrides=overrides)) for name, seed in asked]
     print(f"{len(wanted)} points, {options.jobs} at a time; each writes {points.WORKSPACES}/<point>/{points.LOG}")
     failed = run_all(wanted, root, options.jobs)
     whole = [point for point in wanted if point not in failed]

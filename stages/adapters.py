@@ -1,20 +1,19 @@
-"""Train one adapter for each environment."""
+"""Train TRACE's adapters: one for each environment, or whatever the trainer makes of them."""
 
 from pathlib import Path
 
 from captrain import launch
-from captrain.adapters import capability_jobs, publish_adapters, train
+from captrain.adapters import publish_adapters, train
 from captrain.errors import entry_point
-from captrain.spec import load
+from captrain.spec import build, load
 
 
 @entry_point
 def main() -> None:
     """Environments, base -> artifacts/adapters, results/adapters."""
     spec = load()
-    jobs = capability_jobs(spec, Path("artifacts/base"), Path("results/environments"))
-    trained = launch.run(train, jobs, spec.machine, "adapters")
-    publish_adapters(trained, "adapters", "trace")
+    jobs = build(spec.trainer).jobs(spec, Path())
+    publish_adapters(launch.run(train, jobs, spec.machine, "adapters"), "adapters", "trace")
 
 
 if __name__ == "__main__":

@@ -1,29 +1,29 @@
-"""Select capabilities from cached labels."""
+"""Select capabilities from cached labels; say which recipe they speak for."""
 
 from pathlib import Path
 
-from rich.console import Console
+import rich
 
 from captrain import spec
 from captrain.capabilities.selection import select, table
 from captrain.capabilities.stability import stability
+from captrain.compounds import recommended, said
 from captrain.errors import entry_point
 from captrain.records import Capability, RolloutLabels, load, publish, publish_json, publish_text
 
 
 @entry_point
 def main() -> None:
-    chosen = spec.load()
+    chosen, folder = spec.load(), Path("results/capabilities")
     labels = load(Path("artifacts/labels/labels.jsonl"), RolloutLabels)
     candidates = load(Path("results/labels/candidates.jsonl"), Capability)
-    selected = select(labels, candidates, chosen.selection, chosen.capabilities.count, chosen.seed)
-    publish_json(Path("results/capabilities/selection.json"), selected.report)
-    publish(Path("results/capabilities/capabilities.jsonl"), selected.capabilities)
-    runs = stability(labels, candidates, chosen.selection)
-    publish_text(Path("results/capabilities/stability.csv"), runs.to_csv(index=False, float_format="%.6f"))
-    Console().print(table(selected.report))
-    if not selected.capabilities:
-        print("no capability was selected: the reasons are in results/capabilities/selection.json")
+    given = labels, candidates, chosen.selection
+    selected = select(*given, chosen.capabilities.count, chosen.seed)
+    publish_json(folder / "selection.json", selected.report)
+    publish(folder / "capabilities.jsonl", selected.capabilities)
+    publish_text(folder / "stability.csv", stability(*given).to_csv(index=False, float_format="%.6f"))
+    publish_json(folder / "recommendation.json", advice := recommended(labels, [c.id for c in selected.capabilities]))
+    rich.print(table(selected.report), said(advice))
 
 
 if __name__ == "__main__":

@@ -8,14 +8,14 @@ from captrain.environments.publication import publish_all
 from captrain.environments.subject import standard
 from captrain.environments.synthesis import brief, synthesize
 from captrain.errors import entry_point
-from captrain.policies import load_policy
+from captrain.playing import Acting
 from captrain.records import Capability, Rollout, load
 
 
 @entry_point
 def main() -> None:
     run = spec.load()
-    policy = load_policy(run.exploring(), Path("artifacts/base"), run.machine, batch=run.machine.batch)
+    policy = Acting(run.exploring(), Path("artifacts/base"), run.machine)
     benchmark = load_benchmark(run.benchmark, run.machine)
     against = standard(benchmark, run.evaluation.tasks, run.environments)
     synthesizer = spec.build(run.synthesizer, asking=run.machine.asking)

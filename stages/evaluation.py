@@ -1,27 +1,28 @@
-"""Play the test split with the base, every adapter and the baseline; compare."""
+"""Play the test split with the base and all that can act; compare."""
 
 from pathlib import Path
 
-import pandas as pd
-
-from captrain.arms import play_arms
+from captrain.arms import all_routes, play_arms
+from captrain.environments import passports
 from captrain.errors import entry_point
 from captrain.evaluation import evaluate, write
-from captrain.records import LedgerEntry, load, publish
+from captrain.methods import STAGES, controls_of
+from captrain.records import Capability, LedgerEntry, load, publish
 from captrain.spec import load as load_spec
 
 
 @entry_point
 def main() -> None:
     """Adapters, routes, ledgers -> artifacts/evaluation, results/evaluation."""
-    spec = load_spec()
-    rollouts, outcomes, spent = play_arms(spec, Path("artifacts/base"), Path("results"))
+    spec, results = load_spec(), Path("results")
+    rollouts, outcomes, spent = play_arms(spec, Path("artifacts/base"), results)
     publish(Path("artifacts/evaluation/rollouts.jsonl"), rollouts)
-    stages = ("rollouts", "environments", "adapters", "baselines")
-    ledger = [entry for s in stages for entry in load(Path(f"results/{s}/ledger.jsonl"), LedgerEntry)] + spent
-    routes = pd.read_csv("results/routes/routes.csv", keep_default_na=False)
+    ledgers = [results / stage / "ledger.jsonl" for stage in ("rollouts", "environments", *STAGES)]
+    ledger = [entry for path in ledgers for entry in load(path, LedgerEntry)] + spent
+    earned, every = passports(results / "environments"), load(results / "capabilities/capabilities.jsonl", Capability)
+    rows = {"ranked": [one.id for one in every if one.id in earned], "controls": controls_of(results / "controls")}
     settings = spec.evaluation.model_dump(include={"resamples", "confidence"})
-    write(evaluate(outcomes, routes, ledger, seed=spec.seed, **settings), Path("results/evaluation"))
+    write(evaluate(outcomes, all_routes(results), ledger, seed=spec.seed, **rows, **settings), results / "evaluation")
 
 
 if __name__ == "__main__":

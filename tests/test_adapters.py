@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import pytest
 from captrain import spec
 from captrain.adapters import (
     Job,
+    Place,
     Synthesized,
     Trained,
     adapter_digest,
@@ -29,7 +30,7 @@ from captrain.adapters import (
     publish_adapters,
     train,
 )
-from captrain.baselines import grpo_target
+from captrain.baselines.grpo_target import grpo_target
 from captrain.contract import GuardedEpisode, Target, load_file
 from captrain.errors import UserError
 from captrain.records import LedgerEntry, Passport, Task, digest, file_digest, load, publish_json
@@ -48,10 +49,9 @@ def job(base: Path, environment: Path, **changes: Any) -> Job:
     sampling = {**POLICY, **changes.pop("policy", {})}
     policy = Component.model_validate({"_target_": "captrain.policies.local.LocalPolicy", **sampling})
     trainer = Component.model_validate({"_target_": "captrain.adapters.GRPO", **GRPO, **changes.pop("trainer", {})})
-    settings: dict[str, Any] = {"name": "letters", "rollouts": 24, "skip": 2, "seed": 0, **changes}
-    checked = Synthesized(environment.parent, passport(environment))
-    machine = Machine(workers=1, batch=1)
-    return Job(base=base, policy=policy, trainer=trainer, environment=checked, machine=machine, **settings)
+    place = Place("letters", Synthesized(environment.parent, passport(environment)), changes.pop("skip", 2))
+    settings: dict[str, Any] = {"name": "letters", "rollouts": 24, "seed": 0, "places": (place,), **changes}
+    return Job(base=base, policy=policy, trainer=trainer, machine=Machine(workers=1, batch=1), **settings)
 
 
 def passport(path: Path, trusted: bool = True) -> Passport:
@@ -192,12 +192,12 @@ def test_a_training_that_was_cut_off_goes_on_from_its_last_whole_checkpoint(
         assert not checkpoints.exists()
 
 
-def project(folder: Path, base: Path, *names: str, rollouts: int = 48) -> Path:
-    """A project as far as environments with passports, and a tiny random model for a base."""
+def project(folder: Path, base: Path, *names: str, rollouts: int = 48, more: Sequence[str] = ()) -> Path:
+    """A project as far as environments with passports, and a tiny random model for a base; `more` overrides."""
     shutil.copytree(ROOT / "stages", folder / "stages")
     overrides = [f"trainer.{key}={value}" for key, value in GRPO.items()]
     overrides += [f"policy.{key}={value}" for key, value in POLICY.items()]
-    overrides += [f"adapters.rollouts={rollouts}", "machine.workers=1"]
+    overrides += [f"adapters.rollouts={rollouts}", "machine.workers=1", *more]
     spec.dump(spec.compose("smoke", 0, overrides, ROOT / "conf"), folder / "results/spec.yaml")
     shutil.copytree(base, folder / "artifacts/base")
     (folder / "results/environments").mkdir(parents=True)
@@ -216,24 +216,31 @@ def stage(folder: Path, name: str) -> int:
     return 0
 
 
-def published(folder: Path) -> dict[str, bytes]:
-    paths = [path for top in ("artifacts/adapters", "results/adapters") for path in (folder / top).rglob("*")]
+def published(folder: Path, name: str = "adapters") -> dict[str, bytes]:
+    """What a stage has left."""
+    paths = [path for top in ("artifacts", "results") for path in (folder / top / name).rglob("*")]
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths if path.is_file()}
 
 
-def test_a_killed_stage_resumes_to_the_identical_adapter(tiny: Path, tmp_path: Path) -> None:
-    killed = project(tmp_path / "killed", tiny, "letters")
+def kill(folder: Path, name: str, **environment: str) -> None:
+    """Run a stage in a process of its own, and kill it when its training has left a checkpoint and is not over."""
     running = subprocess.Popen(
-        [sys.executable, "stages/adapters.py"], cwd=killed, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+        [sys.executable, f"stages/{name}.py"], cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        env={**os.environ, **environment},
+    )  # fmt: skip
     deadline = time.monotonic() + 180
-    while not list(killed.glob(".cache/adapters/*/checkpoints/checkpoint-*/history.json")):
+    while not list(folder.glob(".cache/adapters/*/checkpoints/checkpoint-*/history.json")):
         assert running.poll() is None and time.monotonic() < deadline
         time.sleep(0.005)
     os.kill(running.pid, signal.SIGKILL)
     assert running.wait() == -signal.SIGKILL
-    assert not published(killed) and not list(killed.glob(".cache/adapters/*/result.json"))
-    assert list(killed.glob(".cache/adapters/*/checkpoints/checkpoint-*/history.json"))
+    assert not published(folder, name) and not list(folder.glob(".cache/adapters/*/result.json"))
+    assert list(folder.glob(".cache/adapters/*/checkpoints/checkpoint-*/history.json"))
+
+
+def test_a_killed_stage_resumes_to_the_identical_adapter(tiny: Path, tmp_path: Path) -> None:
+    killed = project(tmp_path / "killed", tiny, "letters")
+    kill(killed, "adapters")
     assert stage(killed, "adapters") == 0
     undisturbed = project(tmp_path / "undisturbed", tiny, "letters")
     assert stage(undisturbed, "adapters") == 0
@@ -257,7 +264,7 @@ def test_an_added_capability_does_not_retrain_the_others(tiny: Path, tmp_path: P
     synthesized(folder, "first")
     chosen = spec.load(folder / "results/spec.yaml")
     jobs = capability_jobs(chosen, folder / "artifacts/base", folder / "results/environments")
-    assert [(one.name, one.skip, one.rollouts) for one in jobs] == [("first", 3, 8), ("second", 3, 8)]
+    assert [(one.name, one.places[0].skip, one.rollouts) for one in jobs] == [("first", 3, 8), ("second", 3, 8)]
     assert stage(folder, "adapters") == 0
     index = json.loads((folder / "results/adapters/index.json").read_text())
     assert list(index) == ["first", "second"] and index["second"] == first["second"]
@@ -272,10 +279,20 @@ def trainer_of(one: Job) -> Any:
     from captrain.grpo import make_trainer
     from captrain.spec import build
 
-    policy, recipe, target = build(one.policy, model=one.base), build(one.trainer), one.target()
-    tasks = target.tasks("training", one.skip + one.rollouts // recipe.group_size)[one.skip :]
-    assert isinstance(one.environment, Synthesized)
-    return make_trainer(recipe, one, policy, target, tasks, one.environment.folder / "checkpoints")
+    policy, recipe, targets = build(one.policy, model=one.base), build(one.trainer), targets_of(one)
+    environment = one.places[0].environment
+    assert isinstance(environment, Synthesized)
+    return make_trainer(recipe, one, policy, targets, environment.folder / "checkpoints")
+
+
+def targets_of(one: Job) -> list[Target]:
+    """The environments that a job trains in."""
+    return [place.target(one.machine) for place in one.places]
+
+
+def groups(count: int, size: int = 4) -> list[dict[str, str]]:
+    """The rows of a batch, as TRL gives them to the trainer."""
+    return [{"prompt": f"group {index // size}"} for index in range(count * size)]
 
 
 def test_constant_groups_are_discarded_and_leave_the_weights_as_they_began(
@@ -322,11 +339,9 @@ def test_an_update_makes_what_beats_its_group_likelier_by_its_standardized_rewar
         return out
 
     trainer.rollout_func = remembered
-    batch = trainer._generate_and_score_completions(
-        [{"prompt": f"letters/training/{index // 4}"} for index in range(8)]
-    )
-    groups = torch.tensor(rewards).view(2, 4)
-    expected = (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-4)
+    batch = trainer._generate_and_score_completions(groups(2))
+    earned = torch.tensor(rewards).view(2, 4)
+    expected = (earned - earned.mean(1, keepdim=True)) / (earned.std(1, keepdim=True) + 1e-4)
     torch.testing.assert_close(batch["advantages"].flatten(), expected.flatten(), rtol=1e-4, atol=1e-5)
 
     def log_probabilities() -> torch.Tensor:
@@ -359,7 +374,7 @@ def test_leaving_discarded_rows_out_changes_neither_loss_nor_gradient(
     from captrain import grpo
 
     trainer = trainer_of(job(tiny, letters("half", flat=2), trainer={"groups_per_step": 4}, rollouts=16, skip=0))
-    inputs = [{"prompt": f"half/training/{index // 4}"} for index in range(16)]
+    inputs = groups(4)
     monkeypatch.setattr(grpo, "without_discarded", lambda batch: batch)
     whole = trainer._generate_and_score_completions(inputs)
     monkeypatch.undo()
@@ -395,11 +410,53 @@ def test_a_batch_without_any_signal_keeps_one_row() -> None:
     }  # fmt: skip
 
 
-def test_a_budget_that_is_no_multiple_of_a_step_is_refused(tiny: Path, environment: Path, tmp_path: Path) -> None:
+def test_a_budget_that_is_no_multiple_of_a_step_is_spent_to_the_last_rollout(
+    tiny: Path, environment: Path, tmp_path: Path, opened: list[Task]
+) -> None:
+    with inside(tmp_path):
+        whole, some, alone = [train(job(tiny, environment, rollouts=rollouts)) for rollouts in (16, 22, 17)]
+    assert [(one.rollouts, len(one.history)) for one in (whole, some, alone)] == [(16, 2), (22, 3), (17, 3)]
+    assert len(opened) == 16 + 22 + 17
+    assert [row["rollouts"] for row in some.history] == [8, 16, 22]
+    # A group of two teaches as others do; one of a single rollout is counted, and teaches nothing.
+    assert some.history[:2] == whole.history == alone.history[:2]
+    assert (alone.digest, alone.discarded) == (whole.digest, whole.discarded + 1) and some.digest != whole.digest
+    assert [row["places"] for row in some.history] == [{"letters": 2}, {"letters": 2}, {"letters": 2}]
+
+
+def test_in_a_smaller_group_advantages_are_standardized_over_what_was_played(tiny: Path, letters: Letters) -> None:
+    import torch
+
+    trainer = trainer_of(job(tiny, letters(), skip=0, rollouts=7))
+    batch = trainer._generate_and_score_completions(groups(2))
+    first, second = batch["advantages"].flatten()[:4], batch["advantages"].flatten()[4:]
+    assert len(second) == 3 and (batch["tool_mask"] * batch["completion_mask"]).any(1).all()
+    for some in (first, second):
+        assert some.sum().item() == pytest.approx(0.0, abs=1e-4) and some.std().item() == pytest.approx(1.0, abs=0.02)
+    assert torch.isfinite(batch["advantages"]).all()
+
+
+def test_a_job_without_a_rollout_is_refused(tiny: Path, environment: Path, tmp_path: Path) -> None:
     with inside(tmp_path), pytest.raises(UserError) as refusal:
-        train(job(tiny, environment, rollouts=20))
-    assert refusal.value.problem == "letters: 20 rollouts are not a multiple of the 8 of a step"
+        train(job(tiny, environment, rollouts=0))
+    assert refusal.value.problem == "letters: there are 0 rollouts to train with"
     assert "adapters.rollouts" in refusal.value.remedy
+
+
+def test_only_the_layers_that_are_named_are_adapted_and_an_unknown_one_is_refused(
+    tiny: Path, environment: Path, tmp_path: Path
+) -> None:
+    with inside(tmp_path):
+        one = train(job(tiny, environment, rollouts=8, trainer={"targets": ["v_proj", "q_proj"]}))
+        assert {name.split(".")[-3] for name in weights(one.folder)} == {"q_proj", "v_proj"}
+        config = json.loads((one.folder / "adapter_config.json").read_text())
+        assert config["target_modules"] == ["q_proj", "v_proj"]
+        with pytest.raises(UserError, match="trainer.targets: the base has no linear layer w_proj") as refusal:
+            train(job(tiny, environment, rollouts=8, trainer={"targets": ["q_proj", "w_proj"]}))
+    assert "q_proj" in refusal.value.remedy
+    for wrong in ("[]", "['']", "q_proj"):
+        with pytest.raises(UserError, match=r"trainer\.targets"):
+            spec.compose("smoke", 0, [f"trainer.targets={wrong}"], ROOT / "conf")
 
 
 @pytest.mark.parametrize("name", ["adapter_model.safetensors", "adapter_config.json"])
@@ -449,11 +506,9 @@ def test_an_environment_that_is_not_trusted_is_opened_in_the_sandbox_only(
     monkeypatch.setattr(sandbox, "confined", confined, raising=False)
     monkeypatch.setitem(sys.modules, sandbox.__name__, sandbox)
     path.write_text("raise RuntimeError('loaded in this process')\n")
-    untrusted = replace(
-        job(tiny, path),
-        environment=Synthesized(path.parent, passport(path, trusted=False)),
-        machine=Machine(workers=1, batch=1, sandbox="basic"),
-    )
+    place = Place("letters", Synthesized(path.parent, passport(path, trusted=False)))
+    untrusted = job(tiny, path, places=(place,))
+    untrusted = replace(untrusted, machine=Machine(workers=1, batch=1, sandbox="basic"))
     with inside(tmp_path / "work"), pytest.raises(UserError, match="confined"):
         train(untrusted)
     assert asked == [(path, "basic")]
@@ -462,10 +517,10 @@ def test_an_environment_that_is_not_trusted_is_opened_in_the_sandbox_only(
 def test_training_in_the_sandbox_gives_the_same_adapter(
     tiny: Path, environment: Path, trained: Trained, tmp_path: Path
 ) -> None:
-    confined = Synthesized(environment.parent, passport(environment, trusted=False))
+    confined = Place("letters", Synthesized(environment.parent, passport(environment, trusted=False)), skip=2)
     machine = Machine(workers=1, batch=1, sandbox="basic")
     with inside(tmp_path):
-        one = train(replace(job(tiny, environment), environment=confined, machine=machine))
+        one = train(replace(job(tiny, environment, places=(confined,)), machine=machine))
     assert (one.digest, one.history) == (trained.digest, trained.history)
 
 
@@ -581,8 +636,8 @@ def test_the_baseline_spends_exactly_what_trace_spends_in_all(tiny: Path, tmp_pa
     trace = [entry(8), entry(11), entry(5, stage="adapters", discarded=5)]
     spent = [*trace, entry(100, "grpo_target"), entry(7, "evaluation")]
     one = grpo_target(chosen, tiny, spent)
-    assert (one.rollouts, one.skip, one.seed, one.name) == (24, 0, 3, "grpo_target")
-    assert one.environment == chosen.benchmark and one.policy == chosen.policy
+    assert (one.rollouts, one.seed, one.name) == (24, 3, "grpo_target")
+    assert one.places == (Place("target", chosen.benchmark),) and one.policy == chosen.policy
     assert one.trainer.settings() == {**chosen.trainer.settings(), "learning_rate": 0.005}
     with inside(tmp_path):
         baseline = train(one)

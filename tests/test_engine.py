@@ -115,7 +115,7 @@ def save_adapter(model: Path, folder: Path) -> Path:
     from captrain.adapters import LINEAR
 
     torch.manual_seed(2)
-    config = LoraConfig(r=4, lora_alpha=12, target_modules=LINEAR, task_type="CAUSAL_LM")
+    config = LoraConfig(r=4, lora_alpha=12, target_modules=list(LINEAR), task_type="CAUSAL_LM")
     adapted: Any = get_peft_model(AutoModelForCausalLM.from_pretrained(model), config)
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():

@@ -26,6 +26,7 @@ from captrain.errors import EnvironmentFault, UserError
 from captrain.policies import Play
 from captrain.policies.scripted import ScriptedPolicy, by_the_book
 from captrain.records import Capability, Check, Message, Passport, Rollout, Score, Task, digest
+from captrain.records import load as load_records
 
 SMOKE = spec.compose("smoke", 0, [], Path(__file__).parents[1] / "conf")
 BENCHMARK = load_benchmark(SMOKE.benchmark)
@@ -117,6 +118,19 @@ def test_a_written_file_says_what_it_is_for_and_other_attempts_have_other_tasks(
     assert len(set(tasks)) == len({target.fingerprint for target in targets}) == EASIEST + 1
     splits = [digest([t.data for t in targets[0].tasks(split, 10)]) for split in ("training", "discovery", "test")]
     assert len(set(splits)) == 3
+
+
+def test_the_files_of_the_results_are_what_the_templates_write_to_the_byte() -> None:
+    """Templates of other capabilities and of pairs change nothing of those whose results lie there."""
+    results = Path(__file__).parents[1] / "results"
+    known = {one.id: one for one in load_records(results / "capabilities/capabilities.jsonl", Capability)}
+    earned = passports(results / "environments")
+    assert earned and {*earned} <= {*FAMILIES}
+    for name, passport in earned.items():
+        attempts = [Attempt("", passport)] * passport.attempt
+        text = TemplateSynthesizer().synthesize(Brief(known[name], BENCHMARK.tools), attempts)
+        assert text == (results / f"environments/{name}.py").read_text()
+        assert "class Pair" not in text and "any_named" not in text
 
 
 def tampered(target: Target, task: Task, change: str) -> list[Message]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from io import StringIO
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,16 +13,18 @@ from rich.console import Console
 from scipy.stats import binomtest
 
 from captrain.errors import UserError
-from captrain.evaluation import Evaluation, evaluate, table, write
+from captrain.evaluation import Evaluation, evaluate, write
 from captrain.records import LedgerEntry
 from captrain.statistics import Bootstrap, best_single, oracle, sign_test, summarise
+from captrain.table import table
 
 LEDGER = [
     LedgerEntry(stage="rollouts", purpose="diagnosis", method="trace", rollouts=40),
     LedgerEntry(stage="adapters", purpose="training", method="trace", item="a", rollouts=60, discarded=10),
-    LedgerEntry(stage="baselines", purpose="training", method="grpo_target", rollouts=100, discarded=20),
+    LedgerEntry(stage="grpo_target", purpose="training", method="grpo_target", rollouts=100, discarded=20),
     LedgerEntry(stage="evaluation", purpose="evaluation", method="evaluation", rollouts=7),
 ]
+STAGES = {"idle": "", "base": "", "grpo_target": "grpo_target"}
 
 
 def outcomes_of(arms: Mapping[str, Sequence[Sequence[str]]]) -> pd.DataFrame:
@@ -29,12 +32,12 @@ def outcomes_of(arms: Mapping[str, Sequence[Sequence[str]]]) -> pd.DataFrame:
     words = {"P": ("passed", 1.0), "F": ("failed", 0.0), "E": ("error", None)}
     idle = {"idle": ["F" * len(letters) for letters in arms["base"]]} if "base" in arms else {}
     rows = [
-        (f"t{task}", "even" if task % 2 == 0 else "odd", arm, trial, *words[letter])
+        (f"t{task}", "even" if task % 2 == 0 else "odd", arm, STAGES.get(arm, "adapters"), trial, *words[letter])
         for arm, tasks in {**idle, **arms}.items()
         for task, letters in enumerate(tasks)
         for trial, letter in enumerate(letters)
     ]
-    return pd.DataFrame(rows, columns=["task", "kind", "arm", "trial", "outcome", "reward"])
+    return pd.DataFrame(rows, columns=["task", "kind", "arm", "stage", "trial", "outcome", "reward"])
 
 
 def drawn(rates: Mapping[str, float], tasks: int, trials: int, seed: int) -> pd.DataFrame:
@@ -49,7 +52,7 @@ def routes_of(chosen: Sequence[str], **routers: Sequence[str]) -> pd.DataFrame:
 
 
 def run(outcomes: pd.DataFrame, routes: pd.DataFrame, ledger: Sequence[LedgerEntry] = LEDGER) -> Evaluation:
-    return evaluate(outcomes, routes, ledger, resamples=500, confidence=0.95, seed=0)
+    return evaluate(outcomes, routes, ledger, ranked=["a"], controls={}, resamples=500, confidence=0.95, seed=0)
 
 
 def row(frame: pd.DataFrame, **where: str) -> dict:
@@ -157,6 +160,84 @@ def test_unequal_budgets_are_refused_with_both_totals_named() -> None:
         run(outcomes_of(SMALL), routes_of(["base"] * 4), unequal)
 
 
+def many(outcomes: Mapping[str, str]) -> pd.DataFrame:
+    """`SMALL`, and arms of other stages: "stage/arm" -> one string a task, "" where it was not played."""
+    frames = [outcomes_of(SMALL)]
+    for name, tasks in outcomes.items():
+        stage, arm = name.split("/")
+        frame = outcomes_of({arm: tasks.split(",")})
+        frames.append(frame.assign(stage=stage))
+    return pd.concat(frames)
+
+
+def charged(stage: str, rollouts: int, item: str = "", purpose: Any = "training", **more: int) -> LedgerEntry:
+    return LedgerEntry(stage=stage, purpose=purpose, method=stage, item=item, rollouts=rollouts, **more)
+
+
+def test_every_stage_that_leaves_something_to_act_with_is_a_row_charged_for_what_it_rests_on() -> None:
+    calibration = LedgerEntry(stage="environments", purpose="calibration", method="trace", item="a", rollouts=20)
+    ledger = [
+        *LEDGER[:2], calibration, charged("grpo_target", 120), charged("gepa", 120), charged("single", 60, "single"),
+        charged("mixed", 60), charged("merging", 30, "distillation"),
+    ]  # fmt: skip
+    stages = {"gepa/gepa": "PP,PP,PP,PP", "adp/adp": "FF,FF,FF,FF", "single/single": "PP,FF,FF,FF"}
+    stages |= {"mixed/mixed": "PP,PP,PP,FF", "merging/sum": "PF,PF,FF,FF", "merging/distillation": "PP,PP,FF,PF"}
+    main = run(many(stages), routes_of(["base"] * 4), ledger).main
+    rates = dict(zip(main["method"], main["pass_rate"], strict=True))
+    spent = dict(zip(main["method"], main["rollouts_spent"], strict=True))
+    assert rates["gepa"] == 1 and rates["merged:sum"] == 0.25 and rates["merged:distillation"] == 0.625
+    assert {name: spent[name] for name in ("trace", "grpo_target", "gepa", "single", "mixed", "merged:sum")} == (
+        dict.fromkeys(("trace", "grpo_target", "gepa", "single", "mixed", "merged:sum"), 120)
+        | {"single": 120, "mixed": 120}
+    )
+    assert (spent["adp"], spent["merged:distillation"]) == (0, 150)
+
+
+def test_what_each_method_spent_is_told_with_the_stages_it_rests_on() -> None:
+    table = run(outcomes_of(SMALL), routes_of(["base"] * 4)).spent
+    assert row(table, method="trace")["stages"] == "rollouts adapters" and row(table, method="trace")["discarded"] == 10
+    assert row(table, method="base")["rollouts"] == 0
+
+
+def test_a_baseline_with_another_total_is_refused_unless_the_table_says_so(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="TRACE spent 100 rollouts and gepa 90"):
+        run(many({"gepa/gepa": "PP,PP,PP,PP"}), routes_of(["base"] * 4), [*LEDGER, charged("gepa", 90)])
+    write(run(many({"adp/adp": "PP,PP,PP,PP"}), routes_of(["base"] * 4)), tmp_path)
+    console = Console(width=120, file=StringIO())
+    with console.capture() as captured:
+        console.print(table(tmp_path))
+    assert "Another total than TRACE's: ADP trains on demonstrations." in captured.get()
+
+
+def test_a_composition_is_played_where_it_is_routed_to_and_nowhere_else() -> None:
+    outcomes = many({"compositions/a+b": "PP,PP"})
+    result = run(outcomes, routes_of(["a+b", "a+b", "a", "base"], sets=["a+b", "base", "base", "base"]))
+    assert row(result.main, method="trace")["pass_rate"] == pytest.approx((1 + 1 + 0 + 0.5) / 4)
+    assert row(result.main, method="router:sets")["pass_rate"] == pytest.approx((1 + 0 + 0 + 0.5) / 4)
+    with pytest.raises(UserError, match=r"leads to a\+b, which was not"):
+        run(outcomes, routes_of(["base", "base", "a+b", "base"]))
+
+
+def test_a_composition_is_no_choice_of_the_bounds() -> None:
+    bound = row(run(many({"compositions/a+b": "PP,PP"}), routes_of(["base"] * 4)).main, method="bound:random")
+    assert (
+        bound["pass_rate"]
+        == row(run(outcomes_of(SMALL), routes_of(["base"] * 4)).main, method="bound:random")["pass_rate"]
+    )
+
+
+def test_a_control_is_charged_for_its_own_capabilities_alone() -> None:
+    ledger = [*LEDGER, charged("controls", 60, "b"), charged("controls", 60, "c")]
+    routes = routes_of(["a"] * 4).assign(**{"control:random": ["b", "b", "base", "base"]})
+    result = evaluate(
+        many({"controls/b": "PP,PP"}), routes, ledger, ranked=["a"], controls={"random": ["b"]},
+        resamples=100, confidence=0.95, seed=0,
+    )  # fmt: skip
+    control = row(result.main, method="control:random")
+    assert (control["rollouts_spent"], control["pass_rate"]) == (100, pytest.approx(2.5 / 4))
+    assert row(result.differences, first="trace", second="control:random")["difference"] == pytest.approx(0.5 - 2.5 / 4)
+
+
 def test_evaluation_rollouts_are_reported_but_not_spent() -> None:
     result = run(outcomes_of(SMALL), routes_of(["base"] * 4))
     spent = dict(zip(result.main["method"], result.main["rollouts_spent"], strict=True))
@@ -170,7 +251,7 @@ def test_evaluation_rollouts_are_reported_but_not_spent() -> None:
     [
         (lambda frame: frame[(frame["arm"] != "a") | (frame["trial"] == 0)], "arm a has 4 outcomes where 4 tasks"),
         (lambda frame: pd.concat([frame, frame.head(1)]), "was evaluated twice"),
-        (lambda frame: frame[frame["arm"] != "grpo_target"], "grpo_target was not evaluated"),
+        (lambda frame: frame[frame["arm"] != "base"], "base was not evaluated"),
         (lambda frame: frame.assign(outcome="timeout"), "outcomes hold timeout"),
     ],
 )
@@ -207,7 +288,7 @@ def test_the_order_of_the_rows_changes_nothing_and_equal_input_gives_equal_bytes
     write(run(outcomes, routes), tmp_path / "one")
     write(run(outcomes.sample(frac=1, random_state=0), routes.sample(frac=1, random_state=1)), tmp_path / "two")
     names = sorted(path.name for path in (tmp_path / "one").iterdir())
-    assert names == ["differences.csv", "kinds.csv", "ledger.csv", "main.csv", "metrics.json"]
+    assert names == ["differences.csv", "kinds.csv", "ledger.csv", "main.csv", "metrics.json", "spent.csv"]
     for folder, name in product(("one", "two"), names):
         assert (tmp_path / folder / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
 
@@ -219,7 +300,7 @@ def test_the_printed_table_says_what_is_counted(tmp_path: Path) -> None:
         console.print(table(tmp_path))
     text = captured.get()
     assert "95% interval" in text and "GRPO on target" in text and "bound: oracle router" in text
-    assert "Counted for TRACE: 40 diagnosis + 60 training" in text
+    assert "Spent by TRACE: 40 diagnosis + 60 training" in text
     assert "Not counted: 7 evaluation rollouts" in text
 
 

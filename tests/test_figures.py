@@ -32,7 +32,7 @@ def make_results(results: Path) -> Path:
         results / "evaluation/kinds.csv", "\n".join(["kind,method,label,pass_rate,low,high,tasks", *kinds]) + "\n"
     )
     publish_json(results / "evaluation/metrics.json", {"confidence": 0.95})
-    names = {"adapters": ["check_first", "copy_exactly"], "baselines": ["grpo_target"]}
+    names = {"adapters": ["check_first", "copy_exactly"], "grpo_target": ["grpo_target"]}
     for stage, adapters in names.items():
         rows = [f"{name},{step},{step * 40},{step / 9},{step / 9},0.5" for name in adapters for step in range(1, 9)]
         publish_text(
@@ -124,7 +124,7 @@ def test_a_run_that_selected_nothing_still_has_all_figures(tmp_path: Path) -> No
         "evaluation/kinds.csv",
         "capabilities/selection.json",
         "adapters/history.csv",
-        "baselines/history.csv",
+        "grpo_target/history.csv",
     ],
 )
 def test_a_missing_result_names_the_stage_that_makes_it(tmp_path: Path, missing: str) -> None:

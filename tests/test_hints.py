@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_adapters import inside, job, moved, trainer_of
+from test_adapters import groups, inside, job, moved, targets_of, trainer_of
 
 from captrain.adapters import Trained, last_checkpoint, publish_adapters, train
 from captrain.contract import Target, load_file
@@ -42,10 +42,9 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[engine.Row]:
     return rows
 
 
-def batch_of(trainer: Any, groups: int, size: int = 4) -> dict[str, Any]:
-    """One batch of the letters environment as it goes into the update."""
-    inputs = [{"prompt": f"letters/training/{index // size}"} for index in range(groups * size)]
-    return trainer._generate_and_score_completions(inputs)
+def batch_of(trainer: Any, count: int) -> dict[str, Any]:
+    """One batch of the letters environment, so many groups, as it goes into the update."""
+    return trainer._generate_and_score_completions(groups(count))
 
 
 def now(trainer: Any, batch: dict[str, Any]) -> torch.Tensor:
@@ -66,7 +65,7 @@ def test_the_ratio_is_one_before_the_first_update_under_the_prompt_that_is_train
         for name, parameter in trainer.model.named_parameters():
             if "lora_" in name:
                 parameter += 0.3 * torch.randn_like(parameter)
-    batch = batch_of(trainer, groups=4)
+    batch = batch_of(trainer, 4)
     hinted, sampler = trainer.hinted, batch["sampling_per_token_logps"]
     assert len(hinted) == len(sampler) == 16 and 0 < hinted.sum() < 16
     learnt = (batch["tool_mask"] * batch["completion_mask"]).bool()
@@ -87,8 +86,8 @@ def test_what_is_trained_on_and_scored_holds_no_hint_and_what_was_read_is_counte
     )
     one = job(tiny, hinting, trainer=HALF, skip=0)
     policy: LocalPolicy = build(one.policy, model=tiny)
-    trainer, chat, target = trainer_of(one), policy.chat([]), one.target()
-    batch = batch_of(trainer, groups=2)
+    trainer, chat, [target] = trainer_of(one), policy.chat([]), targets_of(one)
+    batch = batch_of(trainer, 2)
     tasks = [task for task in target.tasks("training", 2) for _ in range(4)]
     openings = [list(target.open(task).messages) for task in tasks]
     wrote = [
@@ -112,7 +111,7 @@ def test_without_a_system_prompt_the_first_message_ends_in_the_hint(
     hinting.write_text(hinting.read_text().replace('{"role": "system", "content": "Talk."}, ', ""))
     one = job(tiny, hinting, trainer={"hints": 1.0}, skip=0)
     chat = build(one.policy, model=tiny).chat([])
-    batch = batch_of(trainer_of(one), groups=2)
+    batch = batch_of(trainer_of(one), 2)
     said = [{"role": "user", "content": f"Say 1.\n\n{HINT}"}]
     assert read[4].ids[: read[4].mask.index(1)] == chat.prompt(said)
     assert batch["prompt_ids"][4][batch["prompt_mask"][4].bool()].tolist() == chat.prompt(
@@ -121,20 +120,20 @@ def test_without_a_system_prompt_the_first_message_ends_in_the_hint(
 
 
 def test_each_rollout_draws_by_its_own_key_whether_it_reads_the_hint(tiny: Path, hinting: Path) -> None:
-    def drawn(share: float, groups: int = 64, **changes: Any) -> torch.Tensor:
-        recipe = {"hints": share, "groups_per_step": groups}
-        trainer = trainer_of(job(tiny, hinting, trainer=recipe, rollouts=4 * groups, skip=0, **changes))
-        batch_of(trainer, groups)
-        return trainer.hinted.view(groups, 4)
+    def drawn(share: float, count: int = 64, **changes: Any) -> torch.Tensor:
+        recipe = {"hints": share, "groups_per_step": count}
+        trainer = trainer_of(job(tiny, hinting, trainer=recipe, rollouts=4 * count, skip=0, **changes))
+        batch_of(trainer, count)
+        return trainer.hinted.view(count, 4)
 
     third = drawn(0.3)
     assert third.float().mean() == pytest.approx(0.3, abs=0.06)
     # By position in the group nothing is decided, and most groups hold both kinds.
     assert all(0.15 < share < 0.45 for share in third.float().mean(0).tolist())
     assert (third.any(1) & ~third.all(1)).sum() > 32
-    assert (drawn(0.3, groups=8, policy={"batch": 3}) == third[:8]).all()
-    assert (drawn(0.3, groups=8, seed=1) != third[:8]).any()
-    assert drawn(1.0, groups=2).all() and not drawn(0.0, groups=2).any()
+    assert (drawn(0.3, 8, policy={"batch": 3}) == third[:8]).all()
+    assert (drawn(0.3, 8, seed=1) != third[:8]).any()
+    assert drawn(1.0, 2).all() and not drawn(0.0, 2).any()
 
 
 def test_without_hints_or_an_environment_that_has_any_the_adapter_is_the_same(

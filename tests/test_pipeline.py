@@ -16,10 +16,8 @@ from captrain.records import LedgerEntry, Rollout, load
 
 ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
-STAGES = [
-    "compose", "base", "rollouts", "labels", "capabilities", "environments", "adapters", "baselines", "routes",
-    "evaluation", "figures",
-]  # fmt: skip
+STAGES = [*yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]]
+TRAINING = ["adapters", "grpo_target", "adp", "awm", "single", "mixed", "ramp", "merging", "controls"]
 
 
 class Project:
@@ -96,10 +94,10 @@ def test_a_second_run_does_nothing_quickly_and_git_finds_nothing_changed(project
     ("overrides", "stages"),
     [
         (["selection.delta=0.25"], ["capabilities"]),
-        (["adapters.rollouts=120"], ["adapters", "baselines"]),
+        (["adapters.rollouts=120"], ["adapters", "grpo_target", "controls"]),
         (["machine.batch=7", "machine.workers=2"], []),
         (["evaluation.trials=3"], ["evaluation"]),
-        (["trainer.clip=0.3"], ["adapters", "baselines"]),
+        (["trainer.clip=0.3"], TRAINING),
     ],
 )
 def test_a_changed_setting_makes_stale_only_what_it_decides(
@@ -139,10 +137,10 @@ def test_both_sides_of_the_comparison_spend_the_same_rollouts_and_every_one_is_c
     folder = project.folder / "results"
     ledger = {
         stage: load(folder / stage / "ledger.jsonl", LedgerEntry)
-        for stage in ("rollouts", "environments", "adapters", "baselines")
+        for stage in ("rollouts", "environments", "adapters", "grpo_target", "gepa")
     }
     spent = {stage: sum(entry.rollouts for entry in entries) for stage, entries in ledger.items()}
-    assert spent["rollouts"] + spent["environments"] + spent["adapters"] == spent["baselines"]
+    assert spent["rollouts"] + spent["environments"] + spent["adapters"] == spent["grpo_target"] == spent["gepa"]
     assert spent["rollouts"] == len(rollouts(project))
     spec = yaml.safe_load((folder / "spec.yaml").read_text())
     assert {entry.rollouts for entry in ledger["adapters"]} == {spec["adapters"]["rollouts"]}

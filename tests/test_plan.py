@@ -6,20 +6,19 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from rich.console import Console
 
-from captrain import assumptions, plan
+from captrain import assumptions, estimate, plan
 from captrain.errors import UserError
+from captrain.methods import BASELINES
 from captrain.records import LedgerEntry, load
 from captrain.spec import Spec
 
 REPOSITORY = Path(__file__).parents[1]
-LEDGERS = [REPOSITORY / f"results/{stage}/ledger.jsonl" for stage in ("rollouts", "environments", "adapters")]
+LEDGERS = [REPOSITORY / f"results/{stage}/ledger.jsonl" for stage in estimate.TRACE]
 PAPER = ("experiment=paper_tau2", "seed=42")
 CALLS = "machine.asking.input_price=2.0", "machine.asking.output_price=10.0"
-# Within what tau2 has to train on, so that nothing else is wrong with it.
 SMALL = (*PAPER, "adapters.rollouts=128", "capabilities.count=1", "rollouts.tasks=32", "environments.rounds=1")
 
 Compose = Callable[..., Spec]
@@ -39,10 +38,10 @@ def spec(root: Path) -> Compose:
 
 
 def planned(spec: Spec, **node: object) -> plan.Plan:
-    return plan.plan(spec, plan.Node(**node))  # type: ignore[arg-type]
+    return plan.plan(spec, estimate.Node(**node))  # type: ignore[arg-type]
 
 
-def stages(works: list[plan.Work]) -> dict[str, plan.Work]:
+def stages(works: list[estimate.Work]) -> dict[str, estimate.Work]:
     return {one.stage: one for one in works}
 
 
@@ -55,19 +54,42 @@ def printed(made: plan.Plan) -> str:
 
 def test_the_rollouts_of_the_embedded_default_are_those_of_its_ledgers(spec: Compose) -> None:
     default = spec("selection.delta=0.2")
-    spent = {path.parent.name: load(path, LedgerEntry) for path in LEDGERS}
-    spent["baselines"] = load(REPOSITORY / "results/baselines/ledger.jsonl", LedgerEntry)
-    real = {stage: sum(entry.rollouts for entry in entries) for stage, entries in spent.items()}
-    evaluation = pd.read_csv(REPOSITORY / "results/evaluation/ledger.csv").set_index("stage").loc["evaluation"]
-    real["evaluation"] = int(evaluation["rollouts"])
+    ledgers = {stage: REPOSITORY / f"results/{stage}/ledger.jsonl" for stage in (*estimate.TRACE, *BASELINES)}
+    spent = {stage: load(path, LedgerEntry) for stage, path in ledgers.items() if path.exists()}
+    real = {stage: sum(entry.rollouts for entry in entries) for stage, entries in spent.items() if entries}
     # How many attempts were needed is the one thing that no plan can know.
     attempts = len(spent["environments"]) / default.capabilities.count
-    works = stages(plan.Estimate(default, plan.Node(), attempts).works())
+    works = stages(estimate.Estimate(default, estimate.Node(), attempts).works())
     assert {stage: works[stage].rollouts for stage in real} == real
     made = planned(default)
     low, high = stages(made.low), stages(made.high)
     assert all(low[stage].rollouts <= real[stage] <= high[stage].rollouts for stage in real)
-    assert all(low[stage].rollouts == high[stage].rollouts for stage in ("rollouts", "adapters", "evaluation"))
+    assert all(low[stage].rollouts == high[stage].rollouts for stage in ("rollouts", "adapters"))
+
+
+def test_every_method_spends_what_trace_spends_and_pays_for_what_it_uses_of_it(spec: Compose) -> None:
+    chosen = spec("experiment=all_methods", "selection.delta=0.2")
+    for works in (planned(chosen).low, planned(chosen).high):
+        of = {stage: work.rollouts for stage, work in stages(works).items()}
+        trace = sum(of[stage] for stage in estimate.TRACE)
+        assert of["grpo_target"] == of["gepa"] == of["awm"] == trace
+        shared = {"mixed": of["rollouts"] + of["environments"], "ramp": of["rollouts"] + of["environments"],
+                  "single": of["rollouts"] + of["environments"] / chosen.capabilities.count}  # fmt: skip
+        assert all(of[name] + spent == trace for name, spent in shared.items())
+        assert of["adp"] == 0 and of["merging"] == chosen.merging.rollouts
+    low, high = stages(planned(chosen).low), stages(planned(chosen).high)
+    # base, 4 adapters, 7 baselines, 7 merged; at most 12 capabilities of controls, and compositions in 3 columns.
+    tests = chosen.evaluation.tasks * chosen.evaluation.trials
+    assert (low["evaluation"].rollouts, high["evaluation"].rollouts) == (19 * tests, (19 + 12 + 3) * tests)
+    assert "controls" not in low and high["controls"].rollouts == 12 * (3 * 80 + 640)
+
+
+def test_what_does_not_run_costs_nothing(spec: Compose) -> None:
+    nothing = [f"baselines.{name}.run=false" for name in BASELINES]
+    works = stages(planned(spec(*nothing)).low)
+    assert list(works) == ["base", "rollouts", "environments", "adapters", "evaluation", "total"]
+    assert works["evaluation"].rollouts == 5 * 400 * 4
+    assert "gepa" in stages(planned(spec(*nothing, "baselines.gepa.run=true")).low)
 
 
 def test_the_tokens_of_the_embedded_default_are_near_those_of_its_ledgers(spec: Compose) -> None:
@@ -92,10 +114,12 @@ def test_float32_is_planned_faster_than_float64_and_two_workers_than_one(spec: C
     def seconds(*settings: str) -> float:
         return stages(planned(spec(*settings)).low)["evaluation"].seconds or 0
 
-    assert seconds("policy.precision=float32") < seconds() < seconds("machine.workers=1") == 2 * seconds()
+    assert seconds("policy.precision=float32") < seconds() < seconds("machine.workers=1")
+    even = "baselines.gepa.run=false"
+    assert seconds(even, "machine.workers=1") == 2 * seconds(even)
 
 
-@pytest.mark.parametrize("experiment", ["default", "single", "rare", "compound", "smoke"])
+@pytest.mark.parametrize("experiment", ["default", "single", "rare", "compound", "smoke", "all_methods"])
 def test_every_embedded_experiment_is_accepted(spec: Compose, experiment: str) -> None:
     made = planned(spec(f"experiment={experiment}"))
     made.refuse()
@@ -128,7 +152,7 @@ def test_settings_that_do_not_compose_are_refused_before_anything_is_planned(
 
 def test_a_node_without_throughput_is_refused() -> None:
     with pytest.raises(UserError, match="throughput"):
-        plan.Node(throughput=(1000.0, 0.0))
+        estimate.Node(throughput=(1000.0, 0.0))
 
 
 @pytest.mark.parametrize(
@@ -138,7 +162,6 @@ def test_a_node_without_throughput_is_refused() -> None:
         (("adapters.rollouts=1280",), "need 170 tasks of an environment", ("environments.seeds=170",)),
         ((*SMALL, "rollouts.tasks=96"), "rollouts.tasks = 96, and split discovery has 65", ("rollouts.tasks=32",)),
         ((*SMALL, "evaluation.tasks=61"), "evaluation.tasks = 61, and split test has 60", ("evaluation.tasks=60",)),
-        ((*SMALL, "adapters.rollouts=384"), "split training has 39 tasks at most", ("adapters.rollouts=128",)),
         ((*SMALL, "environments.temperature=null"), "teaches nothing", ("environments.temperature=1.0",)),
     ],
 )
@@ -151,19 +174,57 @@ def test_impossible_settings_are_refused_and_the_remedy_mends_them(
     planned(spec(*kept, *mended)).refuse()
 
 
-def test_the_papers_setting_is_shown_in_full_and_refused_for_its_39_training_tasks(spec: Compose) -> None:
+def test_the_papers_setting_is_shown_in_full_and_says_how_often_it_uses_its_39_training_tasks(spec: Compose) -> None:
     made = planned(spec(*PAPER))
     text = printed(made)
     assert "5,120" in text and "512 to 2,560" in text and "30.5, 3.3 of them active" in text
-    assert any("policy=local alone" in warning for warning in made.warnings)
-    with pytest.raises(UserError, match="at least 5,888 rollouts.* on 368 tasks, and split training has 39"):
-        made.refuse()
+    assert any("cannot be trained through" in warning for warning in made.warnings)
+    # 5,888 rollouts in groups of 16 are 368.
+    assert any("grpo_target uses each of 39 training tasks 10 times" in warning for warning in made.warnings)
+    made.refuse()
+    assert "times that a training task is used" in text
+    few = planned(spec(*PAPER, "baselines.grpo_target.run=false"))
+    assert not any("training tasks" in warning for warning in few.warnings)
+
+
+def test_the_papers_setting_on_servers_of_our_own_has_jobs_gpus_memory_and_hours(spec: Compose) -> None:
+    own = (*PAPER, "policy=vllm", "machine.vllm.gpus=2")
+    with pytest.raises(UserError, match=r"does not fit while it is trained: about 75 GiB") as error:
+        planned(spec(*own)).refuse()
+    assert "machine.vllm.gpus" in error.value.remedy
+    alone = planned(spec(*own), memory=141.0)
+    alone.refuse()
+    jobs = planned(spec(*own, "machine=slurm", "machine.slurm.gpus=3"), memory=141.0)
+    jobs.refuse()
+    one, several = stages(alone.low), stages(jobs.low)
+    assert one["adapters"].gpus == 3 and several["adapters"].gpus == 2 * 3 and several["rollouts"].jobs == 4
+    assert (several["adapters"].seconds or 0) < (one["adapters"].seconds or 0)
+    assert several["total"].gpu_hours == pytest.approx(sum(work.gpu_hours or 0 for work in jobs.low[:-1]))
+    assert one["evaluation"].gpus == 2 and all(work.seconds for work in one.values())
+    assert (one["adapters"].rollouts, several["adapters"].rollouts) == (5120, 5120)
+    text = printed(jobs)
+    assert "2 of its servers, and 1 to train" in text and "2 of training on 8 GPUs" in text
+
+
+@pytest.mark.parametrize(
+    ("settings", "said", "mended"),
+    [
+        (("machine.vllm.gpus=8",), "machine.vllm asks for 8 GPUs, and training for one more", "machine.vllm.gpus=2"),
+        (("machine=slurm", "machine.vllm.gpus=2"), "machine.slurm.gpus = 0, and", "machine.slurm.gpus=3"),
+    ],
+)
+def test_a_job_without_room_for_its_servers_and_its_trainer_is_refused(
+    spec: Compose, settings: tuple[str, ...], said: str, mended: str
+) -> None:
+    with pytest.raises(UserError, match=said):
+        planned(spec(*PAPER, "policy=vllm", *settings), memory=141.0).refuse()
+    planned(spec(*PAPER, "policy=vllm", *settings, mended), memory=141.0).refuse()
 
 
 def test_all_that_is_impossible_is_said_at_once(spec: Compose) -> None:
     with pytest.raises(UserError) as refusal:
         planned(spec(*PAPER, "evaluation.tasks=61", "environments.temperature=null")).refuse()
-    assert all(said in refusal.value.problem for said in ("split test", "split training", "temperature"))
+    assert all(said in refusal.value.problem for said in ("split test", "temperature"))
 
 
 def test_splits_are_as_large_as_the_benchmark_divides_them(spec: Compose) -> None:
@@ -241,15 +302,16 @@ def test_a_scripted_user_costs_no_calls_and_is_said_to_be_for_checks(spec: Compo
 
 
 def test_every_assumption_says_where_it_comes_from(spec: Compose) -> None:
-    for chosen in (spec(), spec(*PAPER), spec(*PAPER, *CALLS)):
+    own = spec(*PAPER, "policy=vllm", "baselines.adp.run=true", "controls.run=true", "baselines.gepa.model=other")
+    for chosen in (spec(), spec(*PAPER), spec(*PAPER, *CALLS), own):
         for what, value, source in planned(chosen).assumptions:
             assert value and source.startswith(("spec", "measured here", "published", "assumed", "stated")), what
 
 
 def test_planning_does_not_import_torch() -> None:
     code = (
-        "import sys; from pathlib import Path; from captrain import plan; "
-        f"plan.plan(plan.composed(['experiment=paper_tau2'], Path({str(REPOSITORY)!r}))[0], plan.Node()); "
+        "import sys; from pathlib import Path; from captrain import estimate, plan; "
+        f"plan.plan(plan.composed(['experiment=paper_tau2'], Path({str(REPOSITORY)!r}))[0], estimate.Node()); "
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

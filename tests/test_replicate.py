@@ -35,19 +35,31 @@ def replicate() -> ModuleType:
 def make_results(results: Path, base: int, grpo: int, trace: int, selected: Sequence[str]) -> None:
     """What the evaluation and capabilities stages write, where so many of ten tasks are passed in both trials."""
     arms = {"idle": 0, "base": base, "grpo_target": grpo, "a": trace}
+    stages = {"a": "adapters", "grpo_target": "grpo_target"}
     rows = [
-        (f"t{task}", "any", arm, trial, "passed" if task < passed else "failed", float(task < passed))
+        (
+            f"t{task}",
+            "any",
+            arm,
+            stages.get(arm, ""),
+            trial,
+            "passed" if task < passed else "failed",
+            float(task < passed),
+        )
         for arm, passed in arms.items()
         for task in range(10)
         for trial in range(2)
     ]
-    outcomes = pd.DataFrame(rows, columns=["task", "kind", "arm", "trial", "outcome", "reward"])
+    outcomes = pd.DataFrame(rows, columns=["task", "kind", "arm", "stage", "trial", "outcome", "reward"])
     routes = pd.DataFrame({"task": [f"t{task}" for task in range(10)], "retrieval": "base", "chosen": "a"})
     ledger = [
-        LedgerEntry(stage="adapters", purpose="training", method=method, rollouts=640)
-        for method in ("trace", "grpo_target")
+        LedgerEntry(stage=stage, purpose="training", method=method, rollouts=640)
+        for stage, method in (("adapters", "trace"), ("grpo_target", "grpo_target"))
     ]
-    write(evaluate(outcomes, routes, ledger, resamples=50, confidence=0.95, seed=0), results / "evaluation")
+    write(
+        evaluate(outcomes, routes, ledger, ranked=["a"], controls={}, resamples=50, confidence=0.95, seed=0),
+        results / "evaluation",
+    )
     candidates = [{"id": name, "selected": name in selected} for name in [*FAMILIES, "closing", "valid_calls"]]
     publish_json(results / "capabilities/selection.json", {"candidates": candidates})
 
@@ -57,11 +69,21 @@ def test_a_point_is_gathered_into_one_row(replicate: ModuleType, tmp_path: Path)
     make_results(point.workspace(tmp_path) / "results", 2, 6, 9, [*FAMILIES[:3], "closing"])
     (row,) = replicate.gather([point], tmp_path).to_dict("records")
     assert (row["experiment"], row["seed"], row["rollouts"]) == ("rare", 3, 640)
-    rates = {name: row[name] for name in ("base", "grpo_target", "trace", "router_retrieval", "best_single", "random")}
+    rates = {
+        name: row[name]
+        for name in ("base", "grpo_target", "trace", "router:retrieval", "bound:best_single", "bound:random")
+    }
     assert rates == pytest.approx(
-        {"base": 0.2, "grpo_target": 0.6, "trace": 0.9, "router_retrieval": 0.2, "best_single": 0.9, "random": 0.55}
+        {
+            "base": 0.2,
+            "grpo_target": 0.6,
+            "trace": 0.9,
+            "router:retrieval": 0.2,
+            "bound:best_single": 0.9,
+            "bound:random": 0.55,
+        }
     )
-    assert row["oracle"] == pytest.approx(0.9)
+    assert row["bound:oracle"] == pytest.approx(0.9)
     assert row["trace-grpo_target"] == pytest.approx(0.3) and row["low"] <= 0.3 <= row["high"]
     assert (row["planted_selected"], row["distractors_selected"], row["distractors_rejected"]) == (3, 1, 1)
 
@@ -70,8 +92,15 @@ def test_differences_are_paired_by_seed_and_intervals_are_students(replicate: Mo
     rates = {"base": [0.2, 0.4, 0.3], "grpo_target": [0.5, 0.7, 0.6], "trace": [0.6, 0.8, 0.7]}
     points = pd.DataFrame({"experiment": "single", "seed": range(3), **rates})
     summary = replicate.summarise(points).set_index("quantity")
-    assert list(summary.index) == ["base", "grpo_target", "trace", "trace-grpo_target", "trace-base"]
-    assert summary["seeds"].tolist() == [3] * 5
+    assert list(summary.index) == [
+        "base",
+        "grpo_target",
+        "trace",
+        "trace-base",
+        "grpo_target-base",
+        "trace-grpo_target",
+    ]
+    assert summary["seeds"].tolist() == [3] * 6
     paired = summary.loc["trace-grpo_target"]
     assert [paired["low"], paired["mean"], paired["high"]] == pytest.approx([0.1] * 3)
     half = 4.302653 * 0.1 / np.sqrt(3)  # the 97.5% quantile of t with two degrees of freedom

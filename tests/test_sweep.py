@@ -4,10 +4,12 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from cluster.slurm import Cluster, running
 
 from captrain.points import Point
 from captrain.records import publish_json, publish_text
@@ -132,6 +134,57 @@ def test_points_that_start_together_run_a_cold_stage_they_share_once(launcher: s
     assert status == 0, said
     assert sum(one.startswith("base") for one in ran) == 1 and len(ran) == 4
     assert len(pd.read_parquet(project / "results/sweeps/sweep.parquet")) == 3
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A Slurm cluster of two nodes."""
+    with running(tmp_path_factory.mktemp("cluster")) as one:
+        yield one
+
+
+SLURM = ["hydra/launcher=submitit_slurm", "hydra.launcher.mem_gb=1", "hydra.launcher.cpus_per_task=1"]
+
+
+@pytest.mark.slow
+def test_a_grid_of_slurm_jobs_runs_what_its_points_share_once_and_goes_on_where_one_failed(
+    project: Path, cluster: Cluster
+) -> None:
+    grid = ["-m", "selection.delta=0.1,0.9", "seed=0,1", "hydra.job.name=grid", *SLURM]
+    status, said, ran = sweep(project, *grid)
+    # Which point comes first to a stage that others share, nobody knows.
+    assert (status, [one[:6] if one.startswith("base") else one for one in ran]) == (1, [
+        "base 0", "base 1",
+        "evaluation 0 0.1 3", "evaluation 0 0.9 3", "evaluation 1 0.1 3", "evaluation 1 0.9 3",
+    ]), said  # fmt: skip
+    assert "2 of 4 points failed" in said and "error: a threshold that nothing reaches" in said
+    names = cluster.say("squeue", "--noheader", "--array", "--states=all", "--format=%j %T").splitlines()
+    assert names == ["grid COMPLETED"] * 4
+    publish_text(project / ".cache/mended", "")
+    status, said, ran = sweep(project, *grid)
+    assert (status, ran) == (0, ["evaluation 0 0.9 3", "evaluation 1 0.9 3"]), said
+    assert len(pd.read_parquet(project / "results/sweeps/grid.parquet")) == 4
+
+
+@pytest.mark.slow
+def test_a_point_whose_slurm_job_died_is_named_and_the_whole_ones_are_in_the_table(
+    project: Path, cluster: Cluster
+) -> None:
+    stage = project / "stages/fake.py"
+    dying = """if spec["selection"]["delta"] == 0.8 and not os.path.exists(os.environ["MENDED"]):
+    os.kill(int(os.environ["SLURM_TASK_PID"]), 9)
+    time.sleep(5)
+    sys.exit("left behind")
+"""
+    stage.write_text(stage.read_text().replace('if stage == "base":', f'{dying}if stage == "base":'))
+    grid = ["-m", "selection.delta=0.1,0.8", *SLURM]
+    status, said, _ = sweep(project, *grid)
+    point = point_of(Choice(experiment="default", seed=0, overrides=["selection.count=3"]), ["selection.delta=0.8"])
+    assert status == 1 and f"point {point.name} did not come to its end" in said and "1 of 2 points failed" in said
+    assert len(pd.read_parquet(project / "results/sweeps/sweep.parquet")) == 1
+    publish_text(project / ".cache/mended", "")
+    status, said, ran = sweep(project, *grid)
+    assert (status, ran) == (0, ["evaluation 0 0.8 3"]), said
 
 
 def test_a_setting_that_does_not_exist_ends_before_anything_runs(project: Path) -> None:

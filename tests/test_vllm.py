@@ -16,7 +16,7 @@ import pytest
 from test_adapters import GRPO, POLICY, inside, passport
 from test_engine import save_adapter
 
-from captrain.adapters import Job, Synthesized, adapter_digest, train
+from captrain.adapters import Job, Place, Synthesized, adapter_digest, train
 from captrain.contract import Target, load_file
 from captrain.errors import UserError
 from captrain.policies import Play, load_policy
@@ -389,9 +389,9 @@ def job(base: Path, environment: Path, target: str, **changes: Any) -> Job:
     sampling = {**POLICY, **changes.pop("policy", {})}
     recipe = Component.model_validate({"_target_": "captrain.adapters.GRPO", **GRPO, **changes.pop("trainer", {})})
     acting = Component.model_validate({"_target_": f"captrain.policies.{target}", **sampling})
-    settings: dict[str, Any] = {"name": "single", "rollouts": 16, "skip": 0, "seed": 0, "machine": machine(), **changes}
-    checked = Synthesized(environment.parent, passport(environment))
-    return Job(base=base, policy=acting, trainer=recipe, environment=checked, **settings)
+    settings: dict[str, Any] = {"name": "single", "rollouts": 16, "seed": 0, "machine": machine(), **changes}
+    place = Place("single", Synthesized(environment.parent, passport(environment)))
+    return Job(base=base, policy=acting, trainer=recipe, places=(place,), **settings)
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """What a plan takes as given: sizes of models and benchmarks, what a rollout takes, how fast things are.
 
-Numbers that no setting holds, each with where it comes from, apart from the arithmetic on them (`captrain.plan`): what
-is measured anew is changed here.
+Numbers that no setting holds, each with where it comes from, apart from the arithmetic on them (`captrain.estimate`):
+what is measured anew is changed here.
 """
 
 import math
@@ -12,6 +12,7 @@ from captrain.spec import Component
 
 LOCAL = "captrain.policies.local.LocalPolicy"
 SERVED = "captrain.policies.openai.OpenAIPolicy"
+VLLM = "captrain.policies.vllm.VLLMPolicy"
 ANALYST = "captrain.capabilities.openai.OpenAIAnalyst"
 SYNTHESIZER = "captrain.environments.openai.OpenAISynthesizer"
 SERVICEDESK = "captrain.benchmarks.servicedesk.ServiceDesk"
@@ -26,6 +27,16 @@ PREFILL, DECODE, ACTIVE = 10_000.0, 1_000.0, 3.3e9
 """Tokens a second of one GPU for a model with so many active parameters; in inverse proportion to them."""
 STREAM, USABLE = 50.0, 0.9
 """Tokens a second of one request among many; share of a GPU's memory that is given out."""
+WITH_LORA = "published: 811 written at 16 requests, one GPU, Qwen3-Coder-30B-A3B with a LoRA in vLLM; reading assumed"
+"""Where PREFILL, DECODE and STREAM come from for servers of our own: 811 / 16 is a request's share."""
+START = 300.0
+"""Seconds until the servers of a job are healthy: weights are read and graphs are captured."""
+REFLECTED = 2_500
+"""Tokens of a question of GEPA beyond the dialogues of its minibatch."""
+COMPOSED = 3
+"""Columns of the routes that may give a task to several adapters at once: the chosen router's, sets, top_p."""
+CONTROLS = 3
+"""Choices of capabilities that TRACE's is held against (`captrain.controls`)."""
 POOL, LABEL, FILE, FRAME = 10, 80, 4_000, 3_000
 """Of questions: candidates judged in one; tokens of a label, of an environment, of instructions and schemas."""
 

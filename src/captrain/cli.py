@@ -57,11 +57,13 @@ def _print(*parts: RenderableType) -> None:
 
 
 @app.command()
-def results() -> None:
+def results(
+    spent: Annotated[bool, typer.Option("--spent", help="What each method spent: rollouts, tokens, seconds.")] = False,
+) -> None:
     """Pass rates with intervals, paired differences, rollouts spent, and where the figures lie."""
     from captrain import show as shown
 
-    _print(shown.results(_root()))
+    _print(shown.spent(_root()) if spent else shown.results(_root()))
 
 
 @app.command()
@@ -132,6 +134,55 @@ def plan(
     made = planning.plan(spec, planning.Node(gpus, gpu_memory, throughput, parameters), title)
     _print(*planning.shown(made))
     made.refuse()
+
+
+@app.command()
+def power(
+    base: Annotated[float | None, typer.Option(help="Pass rate to start from.")] = None,
+    tasks: Annotated[int | None, typer.Option(help="Tasks that both methods play.")] = None,
+    trials: Annotated[int | None, typer.Option(help="Of each task and method.")] = None,
+    difference: Annotated[float | None, typer.Option(help="What is to be found, and takes so much.")] = None,
+    icc: Annotated[float | None, typer.Option(help="Share of the variance of outcomes between tasks.")] = None,
+    shared: Annotated[float | None, typer.Option(help="How far both methods find the same tasks hard.")] = None,
+    wanted: Annotated[float, typer.Option("--power", help="Chance to find what is there.")] = 0.8,
+    level: Annotated[float, typer.Option(help="Chance to find what is not there.")] = 0.05,
+    paper: Annotated[bool, typer.Option("--paper", help="The paper's claims instead.")] = False,
+) -> None:
+    """What difference a comparison can detect, and what a wanted one takes; what is not given is as it was in
+    results/evaluation. Runs nothing."""
+    from captrain import power as planning
+
+    folder = _root() / "results/evaluation"
+    if paper:
+        base, tasks, trials = 0.5, 2, 1  # the paper's own are used: only icc and shared are to be known
+    design, source = planning.planned(
+        folder, base=base, tasks=tasks, trials=trials, icc=icc, shared=shared, level=level, wanted=wanted
+    )
+    if paper:
+        _print(*planning.shown_paper(design.icc, design.shared, level, wanted, source))
+    else:
+        _print(*planning.shown(design, difference, source))
+
+
+@app.command()
+def published() -> None:
+    """The paper's numbers beside ours where the same thing was run, and what in them does not agree."""
+    from captrain.published import shown
+
+    _print(*shown(_root()))
+
+
+@app.command()
+def export(
+    files: Annotated[list[Path], typer.Argument(help="Rollouts, JSON lines.")],
+    to: Annotated[Literal["inspect", "openai"], typer.Option(help="Inspect logs, or chats in OpenAI's format.")],
+    out: Annotated[Path, typer.Option(help="Folder of the logs, or file of the chats.")],
+) -> None:
+    """Rollouts for other tools: Inspect evaluation logs, or chat JSONL in OpenAI's format."""
+    from captrain.export import export as exported
+
+    written = exported(files, to, out)
+    _print(*(str(path) for path in written))
 
 
 @app.command()

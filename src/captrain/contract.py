@@ -41,7 +41,8 @@ class Environment(Protocol):
 
     It may also have `about` (JSON: version, data hashes, simulated user, whatever else decides its behaviour beyond
     its own file), and `idle(task)`: the messages of an episode in which the agent does nothing. One whose own side
-    draws at random opens tasks with `open(task, key)`; equal keys give equal draws.
+    draws at random opens tasks with `open(task, key)`; equal keys give equal draws. One that has only so many tasks
+    says so by `size(split)`; training then uses them again, in other trials.
     """
 
     name: str
@@ -141,6 +142,13 @@ class Target:
                 "splits never mix: return tasks of the split that was asked for",
             )
         return tasks
+
+    def size(self, split: Split) -> int | None:
+        """How many tasks a split has; None where there are as many as one asks for."""
+        environment: Any = self.environment
+        if not hasattr(environment, "size"):
+            return None
+        return self._call("size", f"split {split}", lambda: environment.size(split))
 
     def open(self, task: Task, key: str = "") -> "GuardedEpisode":
         """A task as an episode, opened when its messages are first asked for; `key` names the randomness of the

@@ -9,6 +9,7 @@ Everything else is a bug and propagates.
 import sys
 from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
 
 
 class UserError(Exception):
@@ -39,12 +40,15 @@ class InfrastructureError(Exception):
 
 def entry_point(main: Callable[[], None]) -> Callable[[], None]:
     """Wrap a stage's main so that a `UserError`, or an infrastructure fault that no rollout could take, ends in one
-    message and exit status 2, without a traceback."""
+    message and exit status 2, without a traceback; and note what the stage took."""
 
     @wraps(main)
     def run() -> None:
+        from captrain.clock import timed
+
         try:
-            main()
+            with timed(Path(main.__code__.co_filename).stem):
+                main()
         except UserError as error:
             print(f"error: {error}", file=sys.stderr)
             raise SystemExit(2) from None

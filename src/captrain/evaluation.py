@@ -2,12 +2,11 @@
 
 Every arm (the base, each adapter, each baseline) has been played on the same tasks and trials, so every router and
 every bound is read off the same outcomes and costs no further rollouts. An outcome `error` is counted, left out of
-every rate, and never taken for a failure. Methods are compared only at equal totals of rollouts spent. The
-statistics are in `captrain.statistics`; here are the tables, the files and the printed table.
+every rate, and never taken for a failure. Methods are compared only at equal totals of rollouts spent. The rows are in
+`captrain.methods`, the statistics in `captrain.statistics`; here are the tables and the files.
 """
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -15,15 +14,32 @@ from typing import Any, get_args
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from rich.table import Table
 
 from captrain.errors import UserError
+from captrain.methods import (
+    BASE,
+    BASELINES,
+    BEST_SINGLE,
+    BOUNDS,
+    IDLE,
+    ORACLE,
+    RANDOM,
+    TRACE,
+    Method,
+    charges,
+    label,
+    methods,
+    pairs,
+    spending,
+)
 from captrain.records import LedgerEntry, Purpose, publish_json, publish_text
 from captrain.statistics import (
     Bootstrap,
     Played,
     best_single,
+    cohens_h,
     followed,
+    holm,
     mean,
     oracle,
     random_choice,
@@ -31,22 +47,10 @@ from captrain.statistics import (
     summarise,
 )
 
-IDLE = "idle"
-BASE = "base"
-TRACE = "trace"
-BASELINES = ("grpo_target",)
-ORACLE, RANDOM, BEST_SINGLE = "bound:oracle", "bound:random", "bound:best_single"
-LABELS = {
-    IDLE: "doing nothing",
-    BASE: "base",
-    "grpo_target": "GRPO on target",
-    TRACE: "TRACE",
-    ORACLE: "bound: oracle router",
-    RANDOM: "bound: random router",
-    BEST_SINGLE: "bound: best single adapter",
-}
-PAIRS = ((TRACE, BASE), ("grpo_target", BASE), (TRACE, "grpo_target"), (ORACLE, TRACE), (TRACE, RANDOM))
 OUTCOMES = {"passed": 1.0, "failed": 0.0, "error": np.nan}
+SUMS = ("rollouts", "discarded", "errors", "prompt_tokens", "completion_tokens")
+PARTIAL = ("compositions", "controls")
+"""Stages whose arms are played on those tasks alone that are routed to them."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +60,12 @@ class Evaluation:
     main: one row a method: method, label, pass_rate, low, high, pass_hat_k, mean_reward (empty for bounds), tasks
     (with at least one trial without error), excluded (tasks without), trials (without error), errors, rollouts_spent.
     The first row is the floor: an agent that does nothing.
-    differences: one row a pair: first, second, difference, low, high, better, worse (tasks), p, distinguishable.
+    differences: one row a pair: first, second, difference, low, high, better, worse (tasks), p, distinguishable,
+    effect, and p_holm, p corrected for the number of comparisons that have one.
     kinds: one row a task kind and method: kind, method, label, pass_rate, low, high, pass_hat_k, mean_reward, tasks.
-    ledger: rollouts and tokens by method, stage and purpose.
+    ledger: rollouts and tokens by who spent them first, stage and purpose.
+    spent: one row a method: method, label, rollouts, discarded, errors, prompt_tokens, completion_tokens, and the
+    stages that it rests on, joined by spaces; what methods share is charged to each.
     metrics: nested dict for `dvc metrics show`.
     """
 
@@ -66,6 +73,7 @@ class Evaluation:
     differences: pd.DataFrame
     kinds: pd.DataFrame
     ledger: pd.DataFrame
+    spent: pd.DataFrame
     metrics: dict[str, Any]
 
 
@@ -74,17 +82,24 @@ def evaluate(
     routes: pd.DataFrame,
     ledger: Sequence[LedgerEntry],
     *,
+    ranked: Sequence[str],
+    controls: Mapping[str, Sequence[str]],
     resamples: int,
     confidence: float,
     seed: int,
 ) -> Evaluation:
-    """Compare the base, the baseline, TRACE, other routers and bounds on one set of outcomes.
+    """Compare the base, the baselines, TRACE, other routers, merged adapters, controls and bounds on one set of
+    outcomes.
 
     Args:
-        outcomes: task, kind, arm, trial, outcome (passed | failed | error), reward; arms are "idle", "base", every
-            capability and every baseline, all played on the same tasks and trials.
-        routes: task, kind, and one column a router with the arm it chooses; `chosen` is the configured router's.
-        ledger: every rollout spent; entries of purpose or method "evaluation" are reported, not compared.
+        outcomes: task, kind, arm, stage, trial, outcome (passed | failed | error), reward; arms are "idle", "base" and
+            what the stages named by `stage` have left, all played on the same trials and, compositions and controls
+            apart, on the same tasks.
+        routes: task, kind, and one column a router or control with the arm it chooses; `chosen` is the configured
+            router's.
+        ledger: every rollout spent; entries of purpose "evaluation" are reported, not compared.
+        ranked: capabilities with an environment, in the order of their ranks.
+        controls: control -> its capabilities.
         resamples: bootstrap resamples of the tasks.
         confidence: of the percentile intervals, in (0, 1).
         seed: of the bootstrap.
@@ -93,27 +108,37 @@ def evaluate(
         UserError: the outcomes are not one per task, arm and trial; a route is missing or leads to an arm that was
             not played; TRACE and a baseline spent unequal totals.
     """
-    passes = _by_arm(outcomes, "passed")
-    routes = _checked_routes(routes, passes)
-    spending = _spending(ledger)
-    played = _methods(passes, routes)
-    rewards = _rewards(_by_arm(outcomes, "reward"), routes)
+    stages = {str(arm): str(stage) for arm, stage in outcomes.groupby("arm", sort=False)["stage"].first().items()}
+    passes = _by_arm(outcomes, stages, "passed")
+    routes = _checked_routes(routes, outcomes, passes)
+    rows = methods(stages, [str(column) for column in routes.columns])
+    spent = spending([row.name for row in rows], ledger, ranked, controls)
+    played = _played(rows, passes, routes)
+    rewards = _played(rows, _by_arm(outcomes, stages, "reward"), routes)
+    choices = {arm: passes[arm].to_numpy(float) for arm in (BASE, *_of(stages, "adapters"))}
+    summaries = {name: summarise(array) for name, array in played.items()} | _bounds(choices, routes)
+    graded = {name: pd.DataFrame(array).mean(axis=1).to_numpy() for name, array in rewards.items()}
     kinds = outcomes.groupby("task", sort=False)["kind"].first().loc[passes[BASE].index].to_numpy()
     intervals = Bootstrap(len(kinds), resamples, confidence, seed)
-    main = _main_table(played, rewards, intervals, spending)
-    differences = _difference_table(played, intervals)
+    main = _main_table(summaries, graded, intervals, {**spent, **dict.fromkeys(BOUNDS, spent[TRACE])})
+    differences = _difference_table(summaries, intervals)
     return Evaluation(
         main=main,
         differences=differences,
-        kinds=_kind_table(played, rewards, intervals, kinds),
+        kinds=_kind_table(summaries, graded, intervals, kinds),
         ledger=_ledger_table(ledger),
-        metrics=_metrics(main, differences, spending, confidence),
+        spent=_spent_table([row.name for row in rows], ledger, ranked, controls),
+        metrics=_metrics(main, differences, spent, ledger, confidence),
     )
 
 
-def _by_arm(outcomes: pd.DataFrame, column: str) -> dict[str, pd.DataFrame]:
-    """Per arm a frame tasks x trials of `column`: the reward, or `passed` as 1.0 passed, 0.0 failed; NaN for an error.
-    The floor first, then the base; capabilities last."""
+def _of(stages: Mapping[str, str], stage: str) -> list[str]:
+    return sorted(arm for arm, its in stages.items() if its == stage)
+
+
+def _by_arm(outcomes: pd.DataFrame, stages: Mapping[str, str], column: str) -> dict[str, pd.DataFrame]:
+    """Per arm a frame tasks x trials of `column`: the reward, or `passed` as 1.0 passed, 0.0 failed; NaN for an error,
+    and where an arm that acts on some tasks alone was not played."""
     unknown = sorted(set(outcomes["outcome"]) - set(OUTCOMES))
     if unknown:
         raise UserError(f"outcomes hold {', '.join(map(str, unknown))}", "an outcome is passed, failed or error")
@@ -123,36 +148,36 @@ def _by_arm(outcomes: pd.DataFrame, column: str) -> dict[str, pd.DataFrame]:
             f"task {row['task']}, arm {row['arm']}, trial {row['trial']} was evaluated twice",
             "give one outcome per task, arm and trial: run `dvc repro -f evaluation`",
         )
-    expected = [IDLE, BASE, *BASELINES]
-    arms = list(outcomes["arm"].drop_duplicates())
-    if missing := [arm for arm in expected if arm not in arms]:
+    if missing := [arm for arm in (IDLE, BASE) if arm not in stages]:
         raise UserError(f"arm {', '.join(missing)} was not evaluated", "run `dvc repro -f evaluation`")
-    arms = [*expected, *sorted(set(arms) - set(expected))]
     scored = outcomes.assign(passed=[OUTCOMES[outcome] for outcome in outcomes["outcome"]])
     tasks, trials = sorted(outcomes["task"].unique()), sorted(outcomes["trial"].unique())
     frames: dict[str, pd.DataFrame] = {}
-    for arm in arms:
+    for arm, stage in stages.items():
         rows = scored[scored["arm"] == arm].set_index(["task", "trial"])
-        if len(rows) != len(tasks) * len(trials):
+        asked = rows.index.get_level_values("task").nunique() if stage in PARTIAL else len(tasks)
+        if len(rows) != asked * len(trials):
             raise UserError(
-                f"arm {arm} has {len(rows)} outcomes where {len(tasks)} tasks x {len(trials)} trials were played",
+                f"arm {arm} has {len(rows)} outcomes where {asked} tasks x {len(trials)} trials were played",
                 "play every arm on the same tasks and trials: run `dvc repro -f evaluation`",
             )
-        frames[arm] = rows[column].astype(float).unstack("trial").loc[tasks, trials]
+        frames[arm] = rows[column].astype(float).unstack("trial").loc[:, trials].reindex(tasks)
     return frames
 
 
-def _checked_routes(routes: pd.DataFrame, passes: dict[str, pd.DataFrame]) -> pd.DataFrame:
-    """Routes indexed by task in the order of the outcomes, router columns only."""
+def _checked_routes(
+    routes: pd.DataFrame, outcomes: pd.DataFrame, passes: Mapping[str, pd.DataFrame]
+) -> pd.DataFrame:  # fmt: skip
+    """Routes indexed by task in the order of the outcomes, columns of routers and controls only."""
     tasks = passes[BASE].index
     absent = set(tasks) - set(routes["task"])
     if absent or routes["task"].duplicated().any():
         what = f"{len(absent)} evaluated tasks have no route" if absent else "a task is routed twice"
         raise UserError(f"routes and outcomes do not match: {what}", "run `dvc repro routes evaluation`")
     routed = routes.set_index("task").loc[tasks].drop(columns="kind", errors="ignore")
-    choices = set(passes) - {IDLE, *BASELINES}
+    acted = set(zip(outcomes["task"], outcomes["arm"], strict=True))
     for router in routed.columns:
-        if unknown := sorted(set(routed[router]) - choices):
+        if unknown := sorted({arm for task, arm in routed[router].items() if (task, arm) not in acted}):
             raise UserError(
                 f"router {router} leads to {', '.join(unknown)}, which was not evaluated",
                 "run `dvc repro routes evaluation`",
@@ -160,58 +185,24 @@ def _checked_routes(routes: pd.DataFrame, passes: dict[str, pd.DataFrame]) -> pd
     return routed
 
 
-def _spending(ledger: Sequence[LedgerEntry]) -> dict[str, int]:
-    """Rollouts spent by TRACE, each baseline and evaluation; refuses unequal totals."""
-    spent: dict[str, int] = dict.fromkeys((TRACE, *BASELINES, "evaluation"), 0)
-    for entry in ledger:
-        side = "evaluation" if entry.purpose == "evaluation" else entry.method
-        if side not in spent:
-            raise UserError(
-                f"the ledger of {entry.stage} spends rollouts on an unknown method {side}",
-                f"count them for one of {', '.join(spent)}",
-            )
-        spent[side] += entry.rollouts
-    for baseline in BASELINES:
-        if spent[baseline] != spent[TRACE]:
-            raise UserError(
-                f"TRACE spent {spent[TRACE]} rollouts and {baseline} {spent[baseline]}: not comparable",
-                "give both the same total (diagnosis and calibration count for TRACE) and run "
-                "`dvc repro adapters baselines`",
-            )
-    return spent
-
-
-def _methods(passes: dict[str, pd.DataFrame], routes: pd.DataFrame) -> dict[str, Played]:
-    """Every row of the main table, in its order. A router chooses among the base and the adapters, base first."""
-    arms = {arm: frame.to_numpy(dtype=float) for arm, frame in passes.items()}
-    choices = {arm: array for arm, array in arms.items() if arm not in (IDLE, *BASELINES)}
-    adapters = {arm: array for arm, array in choices.items() if arm != BASE}
-    methods = {method: summarise(array) for method, array in _played(arms, routes).items()}
-    methods[ORACLE] = oracle(list(choices.values()))
-    methods[RANDOM] = random_choice(list(choices.values()))
-    methods[BEST_SINGLE] = best_single(adapters, [str(task) for task in routes.index])
-    return methods
-
-
-def _played(arms: dict[str, NDArray[np.float64]], routes: pd.DataFrame) -> dict[str, NDArray[np.float64]]:
-    """What was really played: the floor, the base, the baselines, and what routers chose among the arms."""
-    played = {arm: arms[arm] for arm in (IDLE, BASE, *BASELINES)}
-    played[TRACE] = followed(arms, routes["chosen"].tolist())
-    return played | {f"router:{name}": followed(arms, routes[name].tolist()) for name in routes.columns.drop("chosen")}
-
-
-def _rewards(frames: dict[str, pd.DataFrame], routes: pd.DataFrame) -> dict[str, NDArray[np.float64]]:
-    """Mean reward of each task (tasks,) by method, NaN where all trials were errors."""
+def _played(
+    rows: Sequence[Method], frames: Mapping[str, pd.DataFrame], routes: pd.DataFrame
+) -> dict[str, NDArray[np.float64]]:  # fmt: skip
+    """What each method's arms came to, (tasks, trials)."""
     arms = {arm: frame.to_numpy(dtype=float) for arm, frame in frames.items()}
-    return {method: pd.DataFrame(array).mean(axis=1).to_numpy() for method, array in _played(arms, routes).items()}
+    return {row.name: arms[row.arm] if row.arm else followed(arms, routes[row.route].tolist()) for row in rows}
 
 
-def _label(method: str) -> str:
-    return LABELS.get(method, method.replace(":", ": "))
+def _bounds(choices: dict[str, NDArray[np.float64]], routes: pd.DataFrame) -> dict[str, Played]:
+    """What routers among the base, which is first, and TRACE's adapters can come to."""
+    adapters = {arm: array for arm, array in choices.items() if arm != BASE}
+    every = list(choices.values())
+    single = best_single(adapters, [str(task) for task in routes.index])
+    return {ORACLE: oracle(every), RANDOM: random_choice(every), BEST_SINGLE: single}
 
 
 def _main_table(
-    played: dict[str, Played], rewards: dict[str, NDArray[np.float64]], intervals: Bootstrap, spending: dict[str, int]
+    played: dict[str, Played], rewards: dict[str, NDArray[np.float64]], intervals: Bootstrap, spent: Mapping[str, int]
 ) -> pd.DataFrame:
     """See `Evaluation.main`. Routers and bounds use TRACE's adapters, so they spend what TRACE spends."""
     rows = []
@@ -221,7 +212,7 @@ def _main_table(
         rows.append(
             {
                 "method": method,
-                "label": _label(method),
+                "label": label(method),
                 "pass_rate": mean(outcome.rates),
                 "low": low,
                 "high": high,
@@ -231,7 +222,7 @@ def _main_table(
                 "excluded": len(outcome.rates) - defined,
                 "trials": outcome.trials,
                 "errors": outcome.errors,
-                "rollouts_spent": 0 if method in (IDLE, BASE) else spending.get(method, spending[TRACE]),
+                "rollouts_spent": spent[method],
             }
         )
     return pd.DataFrame(rows)
@@ -241,15 +232,17 @@ def _difference_table(played: dict[str, Played], intervals: Bootstrap) -> pd.Dat
     """See `Evaluation.differences`.
 
     The interval is of the mean difference over tasks defined for both; `distinguishable` says that it leaves out
-    zero. `p` is the exact two-sided sign test on tasks (more passes with the first against more with the second,
-    ties left out): trial-level pairs of one task are not independent and would overstate the evidence. It is empty
-    where one side is a bound, whose task rates are cross-fitted or expectations and not outcomes of one policy.
+    zero. `effect` is Cohen's h of the two rates over those tasks. `p` is the exact two-sided sign test on tasks (more
+    passes with the first against more with the second, ties left out): trial-level pairs of one task are not
+    independent and would overstate the evidence. It is empty where one side is a bound, whose task rates are
+    cross-fitted or expectations and not outcomes of one policy.
     """
     rows = []
-    for first, second in PAIRS:
+    for first, second in pairs(list(played)):
         one, two = played[first], played[second]
         difference = one.rates - two.rates
         low, high = intervals.interval(difference)
+        both = ~np.isnan(difference)
         better, worse = int((difference > 0).sum()), int((difference < 0).sum())
         testable = one.one_policy and two.one_policy
         rows.append(
@@ -263,9 +256,10 @@ def _difference_table(played: dict[str, Played], intervals: Bootstrap) -> pd.Dat
                 "worse": worse,
                 "p": sign_test(better, worse) if testable else np.nan,
                 "distinguishable": bool(low > 0 or high < 0),
+                "effect": cohens_h(mean(one.rates[both]), mean(two.rates[both])),
             }
         )
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows).assign(p_holm=holm([row["p"] for row in rows]))
 
 
 def _kind_table(
@@ -286,7 +280,7 @@ def _kind_table(
                 "mean_reward": mean(rewards[method][kinds == kind]) if method in rewards else np.nan,
                 "tasks": tasks,
             }
-            rows.append({"kind": kind, "method": method, "label": _label(method), **numbers})
+            rows.append({"kind": kind, "method": method, "label": label(method), **numbers})
     return pd.DataFrame(rows)
 
 
@@ -294,33 +288,49 @@ def _ledger_table(ledger: Sequence[LedgerEntry]) -> pd.DataFrame:
     """Sums by method, stage and purpose, in the order of the pipeline."""
     order = get_args(Purpose)
     keys = ("method", "stage", "purpose")
-    sums = ("rollouts", "discarded", "errors", "prompt_tokens", "completion_tokens")
     totals: dict[tuple[str, ...], list[int]] = {}
     for entry in ledger:
         key = (entry.method, entry.stage, entry.purpose)
-        before = totals.setdefault(key, [0] * len(sums))
-        totals[key] = [total + getattr(entry, name) for total, name in zip(before, sums, strict=True)]
+        before = totals.setdefault(key, [0] * len(SUMS))
+        totals[key] = [total + getattr(entry, name) for total, name in zip(before, SUMS, strict=True)]
     rows = sorted(totals.items(), key=lambda item: (item[0][0], order.index(item[0][2]), item[0][1]))
-    return pd.DataFrame([[*key, *total] for key, total in rows], columns=[*keys, *sums])
+    return pd.DataFrame([[*key, *total] for key, total in rows], columns=[*keys, *SUMS])
+
+
+def _spent_table(
+    names: Sequence[str], ledger: Sequence[LedgerEntry], ranked: Sequence[str], controls: Mapping[str, Sequence[str]]
+) -> pd.DataFrame:  # fmt: skip
+    """See `Evaluation.spent`."""
+    rows = []
+    for name in names:
+        charged = charges(name, ranked, controls)
+        entries = [entry for entry in ledger if entry.purpose != "evaluation" and charged(entry)]
+        sums = {column: sum(getattr(entry, column) for entry in entries) for column in SUMS}
+        stages = " ".join(dict.fromkeys(entry.stage for entry in entries))
+        rows.append({"method": name, "label": label(name), **sums, "stages": stages})
+    return pd.DataFrame(rows)
 
 
 def _metrics(
-    main: pd.DataFrame, differences: pd.DataFrame, spending: dict[str, int], confidence: float
-) -> dict[str, Any]:
+    main: pd.DataFrame, differences: pd.DataFrame, spent: Mapping[str, int], ledger: Sequence[LedgerEntry],
+    confidence: float,
+) -> dict[str, Any]:  # fmt: skip
     """Small and nested; undefined numbers are left out."""
-    methods, pairs = main.dropna(subset=["pass_rate"]), differences.dropna(subset=["difference"])
+    rows, compared = main.dropna(subset=["pass_rate"]), differences.dropna(subset=["difference"])
+    counted = {name: total for name, total in spent.items() if name in (TRACE, *BASELINES)}
+    evaluation = sum(entry.rollouts for entry in ledger if entry.purpose == "evaluation")
     return {
-        "pass_rate": {row["method"]: round(row["pass_rate"], 6) for row in methods.to_dict("records")},
+        "pass_rate": {row["method"]: round(row["pass_rate"], 6) for row in rows.to_dict("records")},
         "interval": {
             row["method"]: _rounded(row, "low", "high")
-            for row in methods.to_dict("records")
+            for row in rows.to_dict("records")
             if row["method"] in (BASE, TRACE, *BASELINES)
         },
         "difference": {
             f"{row['first']}-{row['second']}": _rounded(row, "difference", "low", "high")
-            for row in pairs.to_dict("records")
+            for row in compared.to_dict("records")
         },
-        "rollouts": spending,
+        "rollouts": {**counted, "evaluation": evaluation},
         "errors": sum(row["errors"] for row in main.to_dict("records") if row["method"] in (BASE, TRACE, *BASELINES)),
         "confidence": confidence,
     }
@@ -331,8 +341,8 @@ def _rounded(row: dict[Any, Any], *names: str) -> dict[str, float]:
 
 
 def write(evaluation: Evaluation, folder: Path) -> None:
-    """Write main.csv, differences.csv, kinds.csv, ledger.csv and metrics.json; equal evaluations, equal bytes."""
-    for name in ("main", "differences", "kinds", "ledger"):
+    """Write main.csv, differences.csv, kinds.csv, ledger.csv, spent.csv and metrics.json."""
+    for name in ("main", "differences", "kinds", "ledger", "spent"):
         frame: pd.DataFrame = getattr(evaluation, name)
         publish_text(folder / f"{name}.csv", frame.to_csv(index=False, float_format="%.6f", lineterminator="\n"))
     publish_json(folder / "metrics.json", evaluation.metrics)
@@ -348,55 +358,3 @@ def read(folder: Path, name: str) -> pd.DataFrame:
     if not path.exists():
         raise UserError(f"{path} is missing", "run `dvc repro evaluation` to make it")
     return pd.read_csv(path)
-
-
-def table(folder: Path) -> Table:
-    """The final table, drawn from what `write` wrote: pass rates with intervals, rollouts spent, what is counted.
-
-    Raises:
-        UserError: a file is missing.
-    """
-    main, ledger = read(folder, "main"), read(folder, "ledger")
-    confidence = json.loads((folder / "metrics.json").read_text())["confidence"]
-    drawn = Table(title="Test split", caption=_caption(main, ledger), caption_justify="left", title_justify="left")
-    drawn.add_column("method")
-    scored = main.dropna(subset=["mean_reward"])
-    # Where success alone is rewarded, the mean reward is the pass rate and says nothing more.
-    graded = bool((scored["mean_reward"] - scored["pass_rate"]).abs().gt(1e-6).any())
-    names = ["pass rate", f"{confidence:.0%} interval", "pass^k", *["mean reward"] * graded, "rollouts spent"]
-    for name in names:
-        drawn.add_column(name, justify="right")
-    for row in main.to_dict("records"):
-        interval = "" if np.isnan(row["low"]) else f"{row['low']:.3f} to {row['high']:.3f}"
-        cells = [row["label"], _shown(row["pass_rate"]), interval, _shown(row["pass_hat_k"])]
-        cells += [_shown(row["mean_reward"])] * graded
-        style = "bold" if row["method"] in (BASE, TRACE, *BASELINES) else "dim"
-        drawn.add_row(*cells, f"{row['rollouts_spent']:,}", style=style)
-    return drawn
-
-
-def _shown(value: float) -> str:
-    return "undefined" if np.isnan(value) else f"{value:.3f}"
-
-
-def _caption(main: pd.DataFrame, ledger: pd.DataFrame) -> str:
-    """What was played and what is counted, from the numbers themselves."""
-    played = [row for row in main.to_dict("records") if row["method"] in (BASE, TRACE, *BASELINES)]
-    errors, excluded = sum(row["errors"] for row in played), max(row["excluded"] for row in played)
-    lines = [
-        f"{max(row['tasks'] for row in played)} tasks; intervals by bootstrap over tasks; {errors} errors of "
-        f"infrastructure left out of the rates, {excluded} tasks excluded for them."
-    ]
-    spent: dict[str, dict[str, int]] = {}
-    for row in ledger.to_dict("records"):
-        purposes = spent.setdefault("evaluation" if row["purpose"] == "evaluation" else row["method"], {})
-        purposes[row["purpose"]] = purposes.get(row["purpose"], 0) + row["rollouts"]
-        purposes["discarded"] = purposes.get("discarded", 0) + row["discarded"]
-    evaluation = spent.pop("evaluation", {}).get("evaluation", 0)
-    for method, purposes in spent.items():
-        discarded = purposes.pop("discarded")
-        parts = " + ".join(f"{count:,} {purpose}" for purpose, count in purposes.items())
-        lines.append(f"Counted for {_label(method)}: {parts} (constant groups, {discarded:,} rollouts, included).")
-    lines.append(f"Not counted: {evaluation:,} evaluation rollouts. Routers and bounds use TRACE's adapters.")
-    lines.append("The oracle's choice is made and scored on different trials.")
-    return "\n".join(lines)

@@ -18,6 +18,7 @@ import seaborn as sns
 from matplotlib.figure import Figure
 
 from captrain.errors import UserError
+from captrain.methods import label
 
 NEEDED = (
     "evaluation/main.csv",
@@ -25,10 +26,12 @@ NEEDED = (
     "evaluation/metrics.json",
     "capabilities/selection.json",
     "adapters/history.csv",
-    "baselines/history.csv",
+    "grpo_target/history.csv",
 )
+TRAINED = ("adapters", "grpo_target", "awm", "single", "mixed", "ramp")
+"""Stages that train by reinforcement."""
 METADATA = {"pdf": {"CreationDate": None, "Creator": None, "Producer": None}, "png": {"Software": None}}
-HEADLINE = ("base", "grpo_target", "trace")
+HEADLINE = ("base", "grpo_target", "gepa", "trace")
 
 
 def draw(results: Path, out: Path) -> list[Path]:
@@ -158,7 +161,8 @@ def _name_points(figure: Figure, points: list[dict[str, Any]]) -> None:
 
 def training(results: Path) -> Figure:
     """Reward, success and the share of informative groups over rollouts spent, one line an adapter."""
-    parts = [pd.read_csv(results / stage / "history.csv") for stage in ("adapters", "baselines")]
+    paths = [results / stage / "history.csv" for stage in TRAINED]
+    parts = [pd.read_csv(path) for path in paths if path.exists()]
     history = pd.concat([part for part in parts if len(part)] or parts[:1])
     figure = Figure(figsize=(9.6, 3.4), layout="constrained")
     grid = figure.subplots(1, 3, sharex=True, sharey=True)
@@ -184,27 +188,29 @@ def training(results: Path) -> Figure:
 
 
 def _adapter(name: str) -> str:
-    return "GRPO on target" if name == "grpo_target" else name.replace("_", " ")
+    return label(name) if name in TRAINED else name.replace("_", " ")
 
 
 def kinds(results: Path) -> Figure:
-    """Pass rate by task kind of the base, the baseline and TRACE, with intervals."""
+    """Pass rate by task kind of the base, the headline baselines and TRACE, with intervals."""
     table = pd.read_csv(results / "evaluation/kinds.csv")
+    methods = [method for method in HEADLINE if method in set(table["method"])]
     names = sorted(set(table["kind"].astype(str)))
     figure = Figure(figsize=(6.4, 1.2 + 0.5 * len(names)), layout="constrained")
     axes = figure.subplots()
-    for index, (method, colour) in enumerate(zip(HEADLINE, sns.color_palette("deep"), strict=False)):
+    for index, method in enumerate(methods):
+        colour = sns.color_palette("deep")[HEADLINE.index(method)]
         rows = [row for row in table.dropna(subset=["pass_rate"]).to_dict("records") if row["method"] == method]
-        places = [names.index(str(row["kind"])) + 0.2 * (index - 1) for row in rows]
+        places = [names.index(str(row["kind"])) + 0.2 * (index - (len(methods) - 1) / 2) for row in rows]
         for place, row in zip(places, rows, strict=True):
             axes.plot([row["low"], row["high"]], [place, place], color=colour, linewidth=1.6)
-        label = rows[0]["label"] if rows else method
-        axes.plot([row["pass_rate"] for row in rows], places, "o", color=colour, markersize=5, label=label)
+        named = rows[0]["label"] if rows else method
+        axes.plot([row["pass_rate"] for row in rows], places, "o", color=colour, markersize=5, label=named)
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_xlim(-0.02, 1.02)
     axes.set_xlabel("pass rate on the test split")
     axes.set_title("Pass rate by task kind", loc="left")
-    figure.legend(loc="outside lower center", ncols=len(HEADLINE), frameon=False)
+    figure.legend(loc="outside lower center", ncols=len(methods), frameon=False)
     sns.despine(figure, left=True)
     return figure

@@ -71,13 +71,24 @@ def prepare(point: Point, root: Path) -> Path:
 def run(point: Point, root: Path) -> Path:
     """Bring a point up to date; what its stages say goes into log.txt of its workspace.
 
+    Where it is being run already, perhaps by a job of an earlier sweep, that is waited for.
+
     Returns:
         Its workspace.
 
     Raises:
         UserError: a stage failed; says with which message.
     """
+    (root / LOCKS).mkdir(parents=True, exist_ok=True)
+    with open(root / LOCKS / f"point-{point.name}", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _run(point, root, lock.fileno())
+
+
+def _run(point: Point, root: Path, lock: int) -> Path:
     workspace = prepare(point, root)
+    # Left by a run that was killed: it names processes by numbers that other nodes give to other processes.
+    (workspace / ".dvc/tmp/rwlock").unlink(missing_ok=True)
     env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "DVC_NO_ANALYTICS": "1"}
     # The code that runs is the code that DVC hashes: the workspace's, not the one that is installed.
     env |= {"PYTHONPATH": str(workspace / "src"), "PATH": f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"}
@@ -85,7 +96,7 @@ def run(point: Point, root: Path) -> Path:
     with log.open("w") as file:
         status = subprocess.run(
             [sys.executable, "-m", "captrain.points", str(root / LOCKS)],
-            cwd=workspace, env=env, stdout=file, stderr=subprocess.STDOUT,
+            cwd=workspace, env=env, stdout=file, stderr=subprocess.STDOUT, pass_fds=(lock,),
         ).returncode  # fmt: skip
     if status:
         raise UserError(
@@ -107,7 +118,6 @@ def reproduce(locks: Path) -> None:
     from dvc.exceptions import ReproductionError
     from dvc.repo import Repo
 
-    locks.mkdir(parents=True, exist_ok=True)
     with Repo() as repo:
         # Edges lead from a stage to what it needs.
         for stage in networkx.dfs_postorder_nodes(repo.index.graph):

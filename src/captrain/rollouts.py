@@ -34,7 +34,7 @@ from captrain.records import (
 JOURNALS = Path(".cache/rollouts")
 CODE = (
     "rollouts", "contract", "chat", "endpoint", "policies.__init__", "policies.engine", "policies.local",
-    "policies.openai", "policies.keeper", "policies.servers", "policies.vllm", "policies.scripted",
+    "policies.openai", "policies.keeper", "policies.servers", "policies.turns", "policies.vllm", "policies.scripted",
 )  # fmt: skip
 """What decides a rollout besides its identity: a journal written by other code is not gone on from."""
 

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from captrain.contract import calls_of
 from captrain.errors import UserError
+from captrain.methods import STAGES
 from captrain.records import Capability, Message, Rollout, load
 
 ROLLOUTS = ("artifacts/rollouts/discovery.jsonl", "artifacts/evaluation/rollouts.jsonl")
@@ -278,10 +279,13 @@ def environment(root: Path, name: str) -> RenderableType:
 
 
 def _adapters(root: Path) -> dict[str, dict[str, Any]]:
-    """The indices of adapters and, if trained, baselines."""
+    """The indices of adapters and, as far as they were trained, of all others."""
     found = _document(root / "results/adapters/index.json", "adapters")
-    baselines = root / "results/baselines/index.json"
-    return {**found, **(_document(baselines, "baselines") if baselines.exists() else {})}
+    for stage in STAGES:
+        path = root / f"results/{stage}/index.json"
+        more = _document(path, stage) if path.exists() else {}
+        found |= {name: one for name, one in more.items() if one["path"]}
+    return found
 
 
 def adapters(root: Path) -> Table:
@@ -310,7 +314,8 @@ def adapter(root: Path, name: str) -> RenderableType:
 def results(root: Path) -> RenderableType:
     """The final table, the paired differences, and where the figures lie; of a benchmark that says what it is also
     the rates by kind, and what was found on the discovery split."""
-    from captrain.evaluation import read, table  # pandas, which the other commands do without
+    from captrain.evaluation import read  # pandas, which the other commands do without
+    from captrain.table import table
 
     folder = root / "results/evaluation"
     found = _discovery(root)
@@ -335,6 +340,27 @@ def results(root: Path) -> RenderableType:
     )
     more = (_kinds(read(folder, "kinds").to_dict("records")), Text(), found, Text()) if found else ()
     return Group(final, Text(), paired, Text(), *more, Text(where))
+
+
+def spent(root: Path) -> RenderableType:
+    """What each method has spent, and what the stages that it rests on took."""
+    from captrain.clock import times
+    from captrain.evaluation import SUMS, read
+
+    took = times(root)
+    names = ("method", "rollouts", "constant groups", "errors", "tokens read", "written", "wall s", "CPU s", "stages")
+    drawn = _columns("what each method spent before the evaluation", *names)
+    for row in read(root / "results/evaluation", "spent").to_dict("records"):
+        stages = str(row["stages"]).split() if isinstance(row["stages"], str) else []
+        numbers = [f"{row[name]:,}" for name in SUMS]
+        known = all(stage in took for stage in stages)
+        seconds = [
+            f"{sum(getattr(took[stage], what) for stage in stages):,.0f}" if stages and known else ""
+            for what in ("wall_s", "cpu_s")
+        ]
+        drawn.add_row(row["label"], *numbers, *seconds, " ".join(stages))
+    drawn.caption = "seconds: those of whole stages, of the run that made these results; empty where they are not known"
+    return drawn
 
 
 def _kinds(rows: Sequence[Mapping[Any, Any]]) -> Table:

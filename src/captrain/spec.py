@@ -117,13 +117,86 @@ class Adapters(Section):
 class GrpoTarget(Section):
     """GRPO on the target itself: what differs from the trainer of the adapters."""
 
+    run: bool
+    learning_rate: Rate
+
+
+class Gepa(Section):
+    """Optimisation of the system prompt by GEPA, with rollouts on the training split. `model` names the one that
+    reflects, asked as `machine.asking` says; null: a programmatic proposer over the lines that the base knows."""
+
+    run: bool
+    model: str | None = None
+    minibatch: Count
+    validation: Count
+    """Training tasks set aside to choose among prompts."""
+
+
+class Adp(Section):
+    """Supervised fine-tuning on trajectories in the schema of the Agent Data Protocol. `source` is a JSONL file of
+    them; "": generic demonstrations of our own, written in that schema."""
+
+    run: bool
+    source: str = ""
+    demonstrations: Count
+    epochs: Count
+    learning_rate: Rate
+
+
+class Awm(Section):
+    """GRPO in synthetic environments that no diagnosis asked for. `source` is a folder in the layout of the Agent World
+    Model; "": environments of our own, generated without regard to the diagnosis."""
+
+    run: bool
+    source: str = ""
+    environments: Count
+
+
+class Row(Section):
+    """A row that has no setting but whether it is wanted."""
+
+    run: bool
+
+
+class RampRow(Section):
+    """One adapter on a ramp from targeted environments to the target (see `captrain.ramp.Ramp`)."""
+
+    run: bool
+    start: Share
+    slope: Share
+    window: Count
     learning_rate: Rate
 
 
 class Baselines(Section):
-    """What TRACE is compared with."""
+    """What TRACE is compared with, one stage and one row each."""
 
     grpo_target: GrpoTarget
+    gepa: Gepa
+    adp: Adp
+    awm: Awm
+    single: Row
+    mixed: Row
+    ramp: RampRow
+
+
+class Pairs(Section):
+    """Environments that demand two capabilities at once, of those that failed rollouts lack together most often; they
+    cost no rollout. 0: none."""
+
+    count: Annotated[int, Field(ge=0)]
+
+
+class Merging(Section):
+    """One adapter made of TRACE's adapters, by each of the methods."""
+
+    methods: list[Literal["sum", "mean", "ties", "dare", "svd", "core", "distillation"]]
+    density: Annotated[float, Field(gt=0, le=1)]
+    """Share of the weights that TIES and DARE keep."""
+    rollouts: Count
+    """Of the student, in on-policy distillation; beyond what the adapters have cost."""
+    learning_rate: Rate
+    """Of on-policy distillation."""
 
 
 class Evaluation(Section):
@@ -205,6 +278,32 @@ class VLLM(Section):
     """Seconds until a server must be healthy."""
 
 
+class Accelerate(Section):
+    """How one adapter is trained by GRPO: in the process that asks for it, or in several that `accelerate launch`
+    starts (see `captrain.distributed`). Adapters differ between these settings in their last digits, as they do between
+    CPU and GPU."""
+
+    processes: Count = 1
+    """On one machine; on GPUs one for each. The groups of a step divide among them."""
+    strategy: Literal["none", "ddp", "fsdp"] = "none"
+    """How several share the work: each holds the whole model (ddp), or its part of each layer (fsdp)."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Of the base's weights; those of the adapter are float32."""
+    gradient_checkpointing: bool = False
+    """Whether activations are computed again in the backward pass, which saves memory."""
+    rows: Count | None = None
+    """Rollouts in one forward and backward pass of a process; null: all that it has of a step."""
+
+    @model_validator(mode="after")
+    def _shared(self) -> "Accelerate":
+        if (self.processes > 1) == (self.strategy == "none"):
+            raise ValueError(
+                f"processes is {self.processes} and strategy is {self.strategy}: several processes have ddp or fsdp, "
+                "one has none"
+            )
+        return self
+
+
 class Machine(Section):
     """Where and how fast; never a param of a stage, because no result depends on it. `sandbox`: the least level of
     confinement that code which nobody has vouched for may run at (see `captrain.environments.sandbox`). `launcher`:
@@ -217,6 +316,7 @@ class Machine(Section):
     benchmarks: dict[str, Installation] = {}
     asking: Asking = Asking()
     vllm: VLLM = VLLM()
+    accelerate: Accelerate = Accelerate()
     sandbox: Literal["strong", "strong, one layer", "basic"] = "strong"
 
     @model_validator(mode="after")
@@ -243,6 +343,9 @@ class Spec(Section):
     trainer: Trainer
     adapters: Adapters
     baselines: Baselines
+    pairs: Pairs
+    merging: Merging
+    controls: Row
     router: Component
     evaluation: Evaluation
     machine: Machine
@@ -267,6 +370,11 @@ class Spec(Section):
             for name, total in totals.items()
             if total % update
         ]
+        if self.trainer.groups_per_step % (processes := self.machine.accelerate.processes):
+            broken.append(
+                f"trainer.groups_per_step = {self.trainer.groups_per_step} is not a multiple of "
+                f"machine.accelerate.processes = {processes}"
+            )
         if self.selection.agreement > self.labels.runs:
             broken.append(f"selection.agreement = {self.selection.agreement} exceeds labels.runs = {self.labels.runs}")
         if self.base.hidden % (2 * self.base.heads):

@@ -6,13 +6,16 @@ independent.
 
 Sources: pass^k is tau-bench's unbiased estimator C(c, k) / C(n, k) (arXiv 2406.12045); intervals are percentiles of
 a bootstrap over tasks (clusters); the paired test is the exact sign test over tasks, which is McNemar's exact test
-where each task was played once.
+where each task was played once. Many comparisons of one table are one family: Holm (1979) keeps the chance of any
+false one at the level. Effect sizes are Cohen's (1988): h for two rates, and the paired difference over its spread.
+
+scipy and statsmodels are imported where they are called, because most readers of a table test nothing.
 """
 
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import comb
+from math import asin, comb, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,13 +39,19 @@ class Played:
 def summarise(passes: Floats) -> Played:
     """Summarise outcomes (tasks, trials); k of pass^k is the number of trials."""
     valid = ~np.isnan(passes)
-    count, passed = valid.sum(axis=1), np.nansum(passes, axis=1)
-    rates = np.full(len(passes), np.nan)
-    np.divide(passed, count, out=rates, where=count > 0)
     k = passes.shape[1]
-    pairs = zip(passed, count, strict=True)
+    pairs = zip(np.nansum(passes, axis=1), valid.sum(axis=1), strict=True)
     pass_k = np.array([comb(int(c), k) / comb(int(n), k) if n >= k else np.nan for c, n in pairs])
-    return Played(rates, pass_k, int(valid.sum()), int((~valid).sum()))
+    return Played(task_means(passes), pass_k, int(valid.sum()), int((~valid).sum()))
+
+
+def task_means(values: Floats) -> Floats:
+    """Mean of each task's defined values, (tasks, trials) -> (tasks,); NaN where there is none. Of rewards or
+    similarities, what `Bootstrap.interval` takes to give the interval of their mean over tasks."""
+    count = (~np.isnan(values)).sum(axis=1)
+    means = np.full(len(values), np.nan)
+    np.divide(np.nansum(values, axis=1), count, out=means, where=count > 0)
+    return means
 
 
 def followed(arms: Mapping[str, Floats], chosen: Sequence[str]) -> Floats:
@@ -140,7 +149,55 @@ class Bootstrap:
 
 
 def sign_test(better: int, worse: int) -> float:
-    """Exact two-sided sign test (McNemar's exact test on discordant pairs); 1.0 where nothing is discordant."""
-    pairs = better + worse
-    tail = sum(comb(pairs, count) for count in range(min(better, worse) + 1))
-    return min(1.0, 2 * tail / 2**pairs)
+    """Exact two-sided sign test; 1.0 where nothing is discordant.
+
+    Args:
+        better: tasks on which the first is ahead.
+        worse: tasks on which the second is; ties are left out.
+    """
+    from scipy.stats import binomtest
+
+    return float(binomtest(min(better, worse), better + worse).pvalue) if better + worse else 1.0
+
+
+def mcnemar(first: Floats, second: Floats) -> float:
+    """McNemar's exact test of two methods that played each task once: the sign test on the tasks that one alone
+    passes.
+
+    Args:
+        first: outcomes (tasks,), 1.0 passed, 0.0 failed, NaN error; a task with an error on either side is left out.
+        second: likewise.
+
+    Raises:
+        ValueError: an outcome between 0 and 1, the mean of several trials. Trials of one task are not independent,
+            and to count them as pairs would overstate the evidence: use `sign_test` on tasks.
+    """
+    both = ~np.isnan(first) & ~np.isnan(second)
+    if not np.isin((first[both], second[both]), (0.0, 1.0)).all():
+        raise ValueError("McNemar's test is of tasks played once: an outcome is neither 0 nor 1")
+    return sign_test(int((first > second).sum()), int((first < second).sum()))
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Holm's adjusted p-values of one family, in the order given; NaN stays NaN and is no member of the family."""
+    from statsmodels.stats.multitest import multipletests
+
+    values = np.array(p, dtype=float)
+    tested = ~np.isnan(values)
+    if tested.any():
+        values[tested] = multipletests(values[tested], method="holm")[1]
+    return values.tolist()
+
+
+def cohens_h(first: float, second: float) -> float:
+    """Cohen's h of two rates, arcsine-transformed so that one size means the same near 0 or 1 as at a half: .2 is
+    small, .5 medium, .8 large. Positive where the first is higher; NaN where a rate is."""
+    return float(2 * asin(sqrt(first)) - 2 * asin(sqrt(second)))
+
+
+def paired_effect(differences: Floats) -> float:
+    """Mean of the defined paired differences over their standard deviation (Cohen's d of pairs); NaN where fewer
+    than two are defined, or all are equal."""
+    defined = differences[~np.isnan(differences)]
+    spread = defined.std(ddof=1) if len(defined) > 1 else 0.0
+    return float(defined.mean() / spread) if spread > 0 else float("nan")

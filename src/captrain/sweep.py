@@ -75,7 +75,8 @@ def gather(jobs: Path, root: Path) -> tuple[pd.DataFrame, list[str]]:
     for folder in folders:
         settings = yaml.safe_load((folder / ".hydra/overrides.yaml").read_text())
         point = point_of(base, settings)
-        if not (folder / WHOLE).exists():
+        # By its name, because a job of an earlier sweep may still be out and write here.
+        if not (folder / WHOLE).exists() or (folder / WHOLE).read_text() != point.name:
             failure = folder / FAILURE
             failures.append(failure.read_text() if failure.exists() else f"point {point.name} did not come to its end")
             continue
@@ -104,7 +105,11 @@ def main() -> None:
     shutil.rmtree(jobs, ignore_errors=True)
     places = [f"hydra.sweep.dir={jobs}", "hydra.sweep.subdir=${hydra.job.num}", "hydra.job.chdir=false"]
     sys.argv += [*places, *([] if named else [f"hydra.job.name={name}"])]
-    hydra.main(version_base="1.3", config_path=str(root / "conf"), config_name="config")(job)()
+    status = None
+    try:
+        hydra.main(version_base="1.3", config_path=str(root / "conf"), config_name="config")(job)()
+    except SystemExit as ended:  # a job of a cluster that died has said nothing, and others may be whole
+        status = ended.code
     table, failures = gather(jobs, root)
     if len(table):
         path = root / "results/sweeps" / f"{name}.parquet"
@@ -116,3 +121,5 @@ def main() -> None:
     if failures:
         print(f"{len(failures)} of {len(table) + len(failures)} points failed; run the same again to go on from there")
         raise SystemExit(1)
+    if status:
+        raise SystemExit(status)

@@ -8,8 +8,12 @@ import socket
 import stat
 import subprocess
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 PACKAGES = "munge mariadb-server-core mariadb-client-core slurmdbd slurmctld slurmd slurm-client"
 PROGRAMS = ("munged", "mariadbd", "mariadb-install-db", "slurmdbd", "slurmctld", "slurmd", "sbatch", "setpriv")
@@ -89,6 +93,18 @@ def lacking() -> str:
     if missing:
         return f"needs {', '.join(missing)}: apt-get install --no-install-recommends {PACKAGES}"
     return "" if os.geteuid() == 0 else "needs root, to start the daemons of a cluster"
+
+
+@contextmanager
+def running(folder: Path) -> Iterator["Cluster"]:
+    """A cluster while the block lasts; where there can be none, the test that asks for it is skipped."""
+    if why := lacking():
+        # Skips alone are a letter each.
+        warnings.warn(f"no Slurm cluster, and its tests are skipped: {why}", stacklevel=1)
+        pytest.skip(why)
+    with Cluster(folder) as one:
+        print(f"the cluster was up after {one.started:.1f} s")
+        yield one
 
 
 class Cluster:

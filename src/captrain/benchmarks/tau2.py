@@ -133,6 +133,11 @@ class Tau2:
             splits["test"][domain] = list(test)
         return splits
 
+    def size(self, split: str) -> int:
+        """How many tasks a split has."""
+        self._hello  # noqa: B018
+        return sum(map(len, self._splits[split].values()))
+
     def tasks(self, split: str, count: int) -> list[dict[str, Any]]:
         """The first `count` tasks of a split, domains interleaved in proportion."""
         self._hello  # noqa: B018  (the version is checked before any task is given out)

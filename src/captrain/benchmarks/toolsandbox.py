@@ -150,6 +150,10 @@ class ToolSandbox:
         """The tools of all scenarios; an episode has its own."""
         return self.pool.call("tools")["tools"]
 
+    def size(self, split: str) -> int:
+        """How many tasks a split has."""
+        return len(self._splits[split])
+
     def tasks(self, split: str, count: int) -> list[dict[str, Any]]:
         """The first `count` tasks of a split."""
         return [

@@ -31,7 +31,7 @@ from captrain.records import Capability, Label, Rollout, Verdict
 from captrain.spec import Asking
 
 SLUG = re.compile(r"[a-z][a-z0-9_]{1,59}")
-TAKEN = {"base", "idle", "trace", "grpo_target"}
+TAKEN = {"base", "idle", "trace", "target", "turns", "grpo_target", "gepa", "adp", "awm", "single", "mixed", "ramp"}
 """Names of other arms of the evaluation; a capability's id names one, too."""
 LONGEST = 500
 """Characters of a description: it is quoted in every labelling question."""

@@ -240,6 +240,8 @@ def table(report: dict[str, Any]) -> Table:
         gap, low, high, coverage = (_shown(row[name]) for name in ("gap", "gap_low", "gap_high", "coverage"))
         verdict = "selected" if row["selected"] else row["reason"]
         rows.add_row(row["id"], gap, f"{low} to {high}", coverage, f"{row['runs_retained']}/{row['runs']}", verdict)
+    if not any(row["selected"] for row in report["candidates"]):
+        rows.caption = "no capability was selected"
     return rows
 
 

@@ -64,21 +64,26 @@ class Server:
         name: of its module.
         modules: all that it can import.
         bubblewrap: whether to start it under bubblewrap.
+        packages: folder that modules beyond the standard library are imported from; None for none.
 
     Raises:
         InfrastructureError: it does not start.
     """
 
-    def __init__(self, source: bytes, name: str, modules: Sequence[str], bubblewrap: bool) -> None:
+    def __init__(
+        self, source: bytes, name: str, modules: Sequence[str], bubblewrap: bool, packages: Path | None = None
+    ) -> None:  # fmt: skip
         self.bubblewrap, self.lost = bubblewrap, ""
         self._owner, self._handle = os.getpid(), -1
         self._lock = threading.RLock()
         self._dropped: deque[int] = deque()
         python, folders = interpreter()
+        folders += [packages] if packages else []
         self._control, theirs = socket.socketpair()
         # Not -I, which would have the seed of hashes ignored; with nothing else in its environment it is the same.
         given = {"PYTHONHASHSEED": "0", "LANG": "C.UTF-8", "TZ": "UTC"}
         given |= {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "PATH") if name in os.environ}
+        given |= {"PYTHONPATH": str(packages)} if packages else {}
         command = _bubble(folders) if bubblewrap else []
         command += [python, "-P", "-s", "-S", "-B", str(CONFINEMENT / "server.py")]
         command += [str(theirs.fileno()), name, " ".join(modules)]

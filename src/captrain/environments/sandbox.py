@@ -12,6 +12,7 @@ memory over all episodes together, and an environment that scores dishonestly, w
 
 import json
 import os
+import re
 import shutil
 import signal
 import threading
@@ -21,7 +22,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
+from importlib.util import find_spec
 from pathlib import Path
+from sysconfig import get_paths
 from typing import Any, Literal, get_args
 
 from captrain.benchmarks.pool import Worker
@@ -45,6 +48,14 @@ MODULES = (
     "types", "typing", "unicodedata", "urllib.parse", "uuid", "warnings", "weakref", "zlib",
 )  # fmt: skip
 """All that an environment can import."""
+PACKAGES: dict[str, tuple[str, ...]] = {
+    "fastapi": ("fastapi", "fastapi.openapi.utils", "pydantic.v1"),
+    "pydantic": ("pydantic", "pydantic._internal._dataclasses"),
+    "sqlalchemy": ("sqlalchemy.orm", "sqlalchemy.dialects.sqlite.pysqlite"),
+    "sqlite3": ("sqlite3",),
+}
+"""What a file can import besides, where it is installed beside this package, if it says so: `PACKAGES = [...]`, names,
+at its top level. The modules are those that are imported when they are first used: no process could read them then."""
 SECONDS = 10.0
 """That a call, or compiling the file, may take."""
 TURN = 5.0
@@ -123,7 +134,11 @@ def _started(source: bytes, name: str, bubblewrap: bool) -> Server:
         InfrastructureError: it does not start.
         Verdict: the file does not compile.
     """
-    server = Server(source, name, MODULES, bubblewrap)
+    asked = needed(source)
+    if absent := [package for package in asked if package not in installed()]:
+        raise Verdict(f"needs {', '.join(absent)}, which the sandbox does not have")
+    modules = [*MODULES, *(module for package in asked for module in PACKAGES[package])]
+    server = Server(source, name, modules, bubblewrap, Path(get_paths()["purelib"]) if asked else None)
     try:
         complaint = server.compile(SECONDS)
     except InfrastructureError:
@@ -132,6 +147,17 @@ def _started(source: bytes, name: str, bubblewrap: bool) -> Server:
         server.close()
         raise Verdict(f"raised {one_line(complaint)}")
     return server
+
+
+def installed() -> list[str]:
+    """Those of `PACKAGES` that there are."""
+    return [package for package in PACKAGES if find_spec(package) is not None]
+
+
+def needed(source: bytes) -> list[str]:
+    """The packages that a file says it needs. Only a line of this form counts, so that this process parses no code."""
+    line = re.search(rb"(?m)^PACKAGES = \[([a-z0-9_\"', ]*)\]\s*$", source)
+    return re.findall(r"\w+", line[1].decode()) if line else []
 
 
 def _tried(server: Server, layers: Sequence[str], op: str) -> dict[str, Any] | None:

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from captrain.contract import load_file
+from captrain.contract import Target, load_file
 from captrain.environments import Attempt, Brief, Synthesizer
 from captrain.environments.passport import calibrate, inspect, refused
 from captrain.environments.subject import Standard
 from captrain.errors import EnvironmentFault
+from captrain.playing import Acting, Part, played
 from captrain.policies import Policy
 from captrain.records import (
     Capability,
@@ -29,7 +30,7 @@ from captrain.records import (
     publish_json,
     publish_text,
 )
-from captrain.rollouts import collect, spent
+from captrain.rollouts import spent
 from captrain.spec import Machine
 
 DRAFTS = Path(".cache/environments")
@@ -37,6 +38,29 @@ SHOWN = 3
 """Passed rollouts in a brief."""
 LOADS = "the file loads"
 CALIBRATION = "rollouts on the base"
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A file that has no passport yet, and how well it must be confined; None for text of our own."""
+
+    path: Path
+    machine: Machine | None
+
+    def load(self) -> Target:
+        """The environment, wherever this is called.
+
+        Raises:
+            EnvironmentFault: the file does not load.
+            UserError: the sandbox is weaker than asked for.
+        """
+        from captrain.environments.sandbox import confined
+
+        return confined(self.path, self.machine.sandbox) if self.machine else load_file(self.path)
+
+    def identity(self) -> tuple[str, Path]:
+        """What decides its behaviour."""
+        return self.path.stem, self.path
 
 
 @dataclass(frozen=True)
@@ -90,14 +114,19 @@ def brief(capability: Capability, tools: list[dict[str, Any]], rollouts: Sequenc
 
 
 def synthesize(
-    wanted: Brief, synthesizer: Synthesizer, policy: Policy, against: Standard, machine: Machine, seed: int
+    wanted: Brief,
+    synthesizer: Synthesizer,
+    policy: Acting | Policy | None,
+    against: Standard,
+    machine: Machine,
+    seed: int,
 ) -> Synthesized:
     """One environment for one capability, or what all attempts at it lacked.
 
     Args:
         wanted: what is asked for.
         synthesizer: who writes it.
-        policy: the base, as it will train.
+        policy: the base, as it will train; None leaves the checks on it out.
         against: the target, its test tasks, the bounds.
         machine: how well what a synthesizer of others wrote must be confined.
         seed: run seed.
@@ -126,7 +155,7 @@ def synthesize(
 
 
 def examined(
-    path: Path, against: Standard, wanted: Brief, machine: Machine | None, policy: Policy | None, seed: int
+    path: Path, against: Standard, wanted: Brief, machine: Machine | None, policy: Acting | Policy | None, seed: int
 ) -> Examined:
     """All checks of a file, those on the base only if the others passed.
 
@@ -141,12 +170,10 @@ def examined(
     Raises:
         UserError: the sandbox is weaker than asked for.
     """
-    from captrain.environments.sandbox import confined
-
     evidence = [rollout for rollout in wanted.examples if rollout.outcome == "failed"]
-    bounds, item = against.bounds, wanted.capability.id
+    bounds, item, draft = against.bounds, wanted.capability.id, Draft(path, machine)
     try:
-        target = confined(path, machine.sandbox) if machine else load_file(path)
+        target = draft.load()
         environment = target.fingerprint
     except EnvironmentFault as fault:
         return Examined(digest(path.stem, file_digest(path)), [refused(LOADS, fault)])
@@ -155,7 +182,8 @@ def examined(
         return Examined(environment, checks)
     try:
         tasks = target.tasks("training", bounds.groups)
-        rollouts = collect(policy, target, tasks, purpose="calibration", seed=seed, trials=bounds.group_size)
+        part = Part(item, policy, draft, tasks, "calibration", seed, trials=bounds.group_size)
+        rollouts = played(part, target, "calibration")
     except EnvironmentFault as fault:
         # How many were played is not known; all count, rather than too few.
         lost = LedgerEntry(

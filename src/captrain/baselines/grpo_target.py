@@ -3,29 +3,27 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from captrain.adapters import Job
+from captrain.adapters import Job, Place, recipe
+from captrain.baselines import budget
 from captrain.records import LedgerEntry
-from captrain.spec import Component, Spec
+from captrain.spec import Spec
 
 
 def grpo_target(spec: Spec, base: Path, trace: Sequence[LedgerEntry]) -> Job:
-    """The job of the baseline.
+    """The job of the baseline. After errors on TRACE's side its last step may be smaller (see `captrain.adapters`).
 
     Args:
         spec: the whole specification.
         base: folder of the base model.
         trace: every ledger entry on TRACE's side: diagnosis and calibration count as much as training.
     """
-    total = sum(entry.rollouts for entry in trace if entry.method == "trace")
-    settings = {**spec.trainer.settings(), "learning_rate": spec.baselines.grpo_target.learning_rate}
     return Job(
         name="grpo_target",
         base=base,
         policy=spec.exploring(),
-        trainer=Component.model_validate({"_target_": spec.trainer.target, **settings}),
-        environment=spec.benchmark,
-        rollouts=total,
-        skip=0,
+        trainer=recipe(spec.trainer, learning_rate=spec.baselines.grpo_target.learning_rate),
+        places=(Place("target", spec.benchmark),),
+        rollouts=budget(trace),
         seed=spec.seed,
         machine=spec.machine,
     )

@@ -1,0 +1,124 @@
+"""What TRACE is compared with: GRPO in synthetic environments that no diagnosis asked for, at equal rollouts.
+
+Without a source, environments of our own are drawn from the service desk's vocabulary by the seed alone: each is the
+desk narrowed to a few random requests (random operations, on named orders or on the oldest or newest one, one to three
+at a time) and a random share of what the policy allows. Nothing of rollouts, labels or capabilities is an argument of
+what writes them, so that they cannot depend on the diagnosis. The reward is the templates' (half partial credit, half
+success), and each must earn a passport, calibration apart: that would cost rollouts.
+
+A source is a folder in the published layout of the Agent World Model (`captrain.baselines.scenarios`). Files and
+passports of either kind are written where adapters are trained from.
+"""
+
+import random
+from importlib.resources import files
+from pathlib import Path
+
+from captrain.adapters import Place, Synthesized
+from captrain.benchmarks import load_benchmark
+from captrain.benchmarks import servicedesk as desk
+from captrain.environments import Brief
+from captrain.environments.publication import page
+from captrain.environments.subject import standard
+from captrain.environments.synthesis import examined, passport_of
+from captrain.environments.templates import WORLD
+from captrain.errors import UserError
+from captrain.records import Capability, Passport, publish_json, publish_text
+from captrain.spec import Spec
+
+VERBS = ("cancel", "return", "wrap", "zip")
+ELIGIBLE = (0.3, 0.5, 0.7)
+REQUESTS = (1, 3)
+"""Fewest and most kinds of request in one environment."""
+OPERATIONS = (1, 3)
+"""Fewest and most operations in one request."""
+EXTREMES = 2
+"""There is one oldest and one newest order: a request asks for no more."""
+DRAWS = 4
+"""Environments drawn for each that is wanted, before it is given up."""
+
+
+def places(spec: Spec, folder: Path) -> tuple[Place, ...]:
+    """The environments to train in, written to `folder` with their passports and pages.
+
+    Args:
+        spec: the whole specification; of it only seed, benchmark, the bounds of passports, the test tasks that must
+            not leak, the section itself and the sandbox are read.
+        folder: where to train from.
+
+    Raises:
+        UserError: the source cannot be used, or too few environments earn a passport.
+    """
+    if spec.baselines.awm.source:
+        from captrain.baselines.scenarios import published
+
+        made = published(Path(spec.baselines.awm.source), spec, folder)
+    else:
+        made = own(spec, folder)
+    return tuple(Place(passport.capability, Synthesized(folder, passport)) for passport in made)
+
+
+def own(spec: Spec, folder: Path) -> list[Passport]:
+    """Environments of our own: those of the draws, in order, that earn a passport.
+
+    Raises:
+        UserError: the benchmark is not the service desk, or too few of the draws earn one.
+    """
+    benchmark = load_benchmark(spec.benchmark, spec.machine)
+    if benchmark.tools != desk.TOOLS:
+        raise UserError(
+            f"untargeted environments of our own are the service desk's, and the benchmark is {benchmark.name}",
+            "set baselines.awm.source to a folder of published environments, or baselines.awm.run to false",
+        )
+    against = standard(benchmark, spec.evaluation.tasks, spec.environments)
+    wanted, passed, complaints = spec.baselines.awm.environments, list[Passport](), list[str]()
+    for number in range(DRAWS * wanted):
+        name = f"untargeted_{number:02d}"
+        text = narrowed(name, spec.seed, number)
+        path = folder / f"{name}.py"
+        publish_text(path, text)
+        what = Capability(id=name, name=name, description="untargeted")
+        found = examined(path, against, Brief(what, benchmark.tools), None, None, spec.seed)
+        passport = passport_of(path, found, 0, trusted=True)
+        if not passport.passed:
+            path.unlink()
+            complaints.append(f"{name}: {passport.complaints()}")
+            continue
+        settled(folder, passport, text)
+        passed.append(passport)
+        if len(passed) == wanted:
+            return passed
+    raise UserError(
+        f"of {DRAWS * wanted} untargeted environments {len(passed)} earned a passport, and {wanted} are asked for "
+        f"({complaints[-1]})",
+        "widen the bounds in the environments section, or ask for fewer (baselines.awm.environments)",
+    )
+
+
+def settled(folder: Path, passport: Passport, text: str) -> None:
+    """Write passport and page beside an environment."""
+    publish_json(folder / f"{passport.capability}.passport.json", passport)
+    publish_text(folder / f"{passport.capability}.md", page(passport, text))
+
+
+def narrowed(name: str, seed: int, number: int) -> str:
+    """The text of an environment: the desk, narrowed to requests that seed and number alone decide."""
+    rng = random.Random(f"untargeted-{seed}-{number}")
+    requests = [_request(rng) for _ in range(rng.randint(*REQUESTS))]
+    package = files("captrain")
+    _, _, world = package.joinpath(WORLD).read_text().partition('\n"""\n')
+    frame = package.joinpath("environments/templates/frame.py.txt").read_text()
+    template = package.joinpath("baselines/templates/narrowed.py.txt").read_text()
+    title = "Random requests at the service desk, drawn without regard to any diagnosis."
+    header = f'"""{title}\n\nDo not edit: the passport is made out for this file.\n"""\n'
+    drawn = f"NAME = {name!r}\nREQUESTS = {requests!r}\nELIGIBLE = {rng.choice(ELIGIBLE)!r}\nDIFFICULTY = 0\n"
+    return f"{header}{world}\n\n{drawn}\n\n{frame}{template}"
+
+
+def _request(rng: random.Random) -> list[tuple[str, str]]:
+    """Operations, as `servicedesk.make_data` takes them."""
+    count = rng.randint(*OPERATIONS)
+    ways = [rng.choice(["id", "extreme"]) for _ in range(count)]
+    for at in [at for at, way in enumerate(ways) if way == "extreme"][EXTREMES:]:
+        ways[at] = "id"
+    return [(rng.choice(VERBS), way) for way in ways]

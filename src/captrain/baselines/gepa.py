@@ -1,0 +1,340 @@
+"""What TRACE is compared with: GEPA, which evolves the system prompt by reflection on rollouts (Agrawal et al., 2025).
+
+The `gepa` library searches; rollouts, feedback, proposals and the count of what is spent are ours. A candidate is one
+text, "guidance": lines at the end of the system prompt, after those that the policy has anyway; at first there is none.
+Tasks are of the training split: the first `validation` of them are set aside to choose among candidates, and about as
+many after them, a multiple of the minibatch, are learnt from.
+
+The total is exactly the budget. The search ends when it has spent all but the share `CHOICE`, or earlier where another
+step, with every rollout in it played again after errors, could exceed the whole. What is left is spent on choosing: the
+best candidates play the validation tasks again, task by task in turns and each attempt once, until nothing is left. The
+one with the best pass rate over all its validation rollouts is taken. An error counts as spent and is no score: in
+GEPA's lists of numbers it stands at the mean of its batch, so that it moves none.
+
+Nothing is counted that was not played. In each step of the search, parent and child play the minibatch in a trial of
+that step, the same for both, so that their difference is paired; a candidate is validated once, in trial 0, as all
+others are; trials from 1 on belong to the choice. Lines that are validated are not proposed again, rejected ones may
+be. Every batch has a journal (`captrain.rollouts`): a run that was cut off starts again, finds what it has played, and
+ends in the same result. The library's own way to resume does not.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tqdm import tqdm
+
+from captrain.baselines.reflection import Lines, Proposer, Reflection, proposer
+from captrain.benchmarks import load_benchmark
+from captrain.capabilities.compaction import line_of
+from captrain.components import takes
+from captrain.contract import Target
+from captrain.errors import InfrastructureError, UserError
+from captrain.policies import load_policy
+from captrain.records import LedgerEntry, Purpose, Rollout, Task, digest, publish, publish_json, publish_text
+from captrain.rollouts import collect, spent
+from captrain.spec import Spec
+
+if TYPE_CHECKING:
+    from gepa.core.adapter import EvaluationBatch
+
+NAME = "gepa"
+GUIDANCE = "guidance"
+"""The component of a candidate, and the setting of a policy."""
+CHOICE = 0.25
+"""Share of the budget that is kept for the choice: among dozens of candidates, the best of one validation each is
+mostly the luckiest."""
+FINALISTS = 4
+"""Candidates among which is chosen."""
+
+
+class Case(NamedTuple):
+    """A task, and what it is played for."""
+
+    purpose: Purpose
+    task: Task
+
+
+@dataclass
+class Candidate:
+    """Lines that were proposed in a step, and what came of them: the means of its minibatch for its parent and for
+    itself, and if it was accepted all its validation rollouts but those that ended in an error."""
+
+    number: int
+    parent: int | None
+    step: int
+    lines: Lines
+    rollouts: int = 0
+    minibatch: list[float] = field(default_factory=list)
+    accepted: bool = False
+    search: list[bool] = field(default_factory=list)
+    choice: list[bool] = field(default_factory=list)
+
+    @property
+    def validation(self) -> float | None:
+        """Its pass rate in the search."""
+        return sum(self.search) / len(self.search) if self.search else None
+
+    @property
+    def pass_rate(self) -> float:
+        """Its pass rate over all its validation rollouts."""
+        both = self.search + self.choice
+        return sum(both) / len(both)
+
+    def row(self, chosen: bool) -> dict[str, Any]:
+        """What a reader of the search wants to know."""
+        return {
+            "candidate": self.number, "parent": self.parent, "step": self.step, "lines": list(self.lines),
+            "rollouts": self.rollouts, "minibatch": [round(mean, 6) for mean in self.minibatch],
+            "accepted": self.accepted, "validation": _counted(self.search), "choice": _counted(self.choice),
+            "chosen": chosen,
+        }  # fmt: skip
+
+
+def _counted(passed: Sequence[bool]) -> dict[str, int]:
+    return {"scored": len(passed), "passed": sum(passed)}
+
+
+@dataclass(frozen=True)
+class Found:
+    """The candidate that was taken, every candidate in the order of proposal, and what all of it has spent. `asked`:
+    what the reflecting model's answers took; {} without one."""
+
+    chosen: Candidate
+    candidates: list[Candidate]
+    ledger: list[LedgerEntry]
+    asked: dict[str, Any]
+
+
+def optimise(spec: Spec, base: Path, budget: int) -> Found:
+    """Search for lines of guidance, with exactly `budget` rollouts.
+
+    Args:
+        spec: the whole specification. The policy acts as it does in the evaluation.
+        base: folder of the base model.
+        budget: rollouts in all, errors among them.
+
+    Raises:
+        UserError: the policy takes no guidance, the budget does not cover one validation, the benchmark has too few
+            training tasks, or the reflecting model cannot be asked.
+        InfrastructureError: all rollouts of a batch ended in errors, or the reflecting model's server failed.
+        EnvironmentFault: the environment broke its contract; what is whole is kept.
+    """
+    from gepa.api import optimize
+
+    if not takes(spec.policy, GUIDANCE):
+        raise UserError(
+            f"baselines.gepa.run is true, but policy {spec.policy.target} takes no guidance",
+            "choose policy=local, openai or vllm, or set baselines.gepa.run to false",
+        )
+    settings = spec.baselines.gepa
+    if budget < settings.validation:
+        raise UserError(
+            f"baselines.gepa.validation = {settings.validation} is more than the {budget} rollouts of TRACE",
+            f"set it to {budget // 4} or less",
+        )
+    learning = -(-settings.validation // settings.minibatch) * settings.minibatch
+    target = load_benchmark(spec.benchmark, spec.machine)
+    tasks = target.tasks("training", settings.validation + learning)
+    validation = [Case("validation", task) for task in tasks[: settings.validation]]
+    search = Search(spec, base, budget, target, proposer(spec, target.tools), validation)
+    with tqdm(total=budget, desc=NAME, unit="rollout", mininterval=1.0) as search.bar:
+        adapter: Any = search  # it has of the library's wide protocols what is called
+        optimize(
+            {GUIDANCE: ""},
+            trainset=[Case("training", task) for task in tasks[settings.validation :]],
+            valset=validation, adapter=adapter, reflection_minibatch_size=settings.minibatch,
+            stop_callbacks=[lambda gepa_state: search.over], callbacks=[adapter], logger=Silent(), seed=spec.seed,
+            track_best_outputs=False,
+        )  # fmt: skip
+        # The library swallows what proposers raise, and goes on.
+        if search.fault is not None:
+            raise search.fault
+        chosen = search.choose()
+    assert search.spent == budget
+    return Found(chosen, search.candidates, search.ledger(), search.proposer.asked)
+
+
+class Silent:
+    """A logger for the library, which says more than anyone reads."""
+
+    def log(self, message: str) -> None:
+        """Say nothing."""
+
+
+class Search:
+    """The library's adapter and callback: plays batches, counts, and keeps the candidates.
+
+    Args:
+        spec: the whole specification.
+        base: folder of the base model.
+        budget: rollouts in all.
+        target: the benchmark.
+        proposer: who reflects.
+        validation: the cases set aside.
+    """
+
+    bar: Any = None
+
+    def __init__(
+        self, spec: Spec, base: Path, budget: int, target: Target, proposer: Proposer, validation: Sequence[Case]
+    ) -> None:
+        self.spec, self.base, self.budget = spec, base, budget
+        self.target, self.proposer, self.validation = target, proposer, validation
+        self.spent = 0
+        self.fault: Exception | None = None
+        self.candidates = [Candidate(0, None, 0, (), accepted=True)]
+        self._pool: dict[Lines, Candidate] = {(): self.candidates[0]}
+        self._step = 0
+        self._minibatch: list[float] = []
+        self._entries: list[LedgerEntry] = []
+
+    @property
+    def over(self) -> bool:
+        """Whether another step of the search could exceed what it may spend, or the proposer has failed."""
+        step = (2 * self.spec.baselines.gepa.minibatch + len(self.validation)) * (1 + self.spec.rollouts.retries)
+        return self.fault is not None or self.spent + step > self.budget or self.spent >= (1 - CHOICE) * self.budget
+
+    def play(self, lines: Lines, cases: Sequence[Case], trial: int, retries: int) -> list[Rollout]:
+        """Play cases of one purpose, and count what it took."""
+        had = self.spec.policy.settings().get(GUIDANCE, [])
+        guided = self.spec.policy.model_copy(update={GUIDANCE: [*had, *lines]})
+        policy = load_policy(guided, self.base, self.spec.machine, batch=self.spec.machine.batch)
+        # Trials of a call are counted from 0 on: a later one is drawn under a seed of its own.
+        seed = int(digest(self.spec.seed, trial)[:8], 16) if trial else self.spec.seed
+        rollouts = collect(
+            policy, self.target, [case.task for case in cases], purpose=cases[0].purpose, seed=seed, retries=retries,
+            quiet=True,
+        )  # fmt: skip
+        self._entries.append(spent(rollouts, stage=NAME, method=NAME, item=NAME))
+        self.spent += self._entries[-1].rollouts
+        self.bar.update(self._entries[-1].rollouts)
+        return rollouts
+
+    def evaluate(
+        self, batch: list[Case], candidate: dict[str, str], capture_traces: bool = False
+    ) -> "EvaluationBatch[Rollout, None]":
+        """See `gepa.core.adapter.GEPAAdapter`: scores are 1 for a pass and 0 for a failure.
+
+        Raises:
+            InfrastructureError: all rollouts ended in errors: there is nothing to go by.
+        """
+        from gepa.core.adapter import EvaluationBatch
+
+        lines = _lines(candidate[GUIDANCE])
+        validating = batch[0].purpose == "validation"
+        # Of these the first validation alone may find less than `over` sees to.
+        retries = min(self.spec.rollouts.retries, (self.budget - self.spent) // len(batch) - 1)
+        rollouts = self.play(lines, batch, 0 if validating else self._step, retries)
+        passed = [rollout.outcome == "passed" for rollout in rollouts if rollout.outcome != "error"]
+        if not passed:
+            told = rollouts[-1].error
+            raise InfrastructureError(f"gepa: all {len(batch)} rollouts of a batch ended in errors, the last: {told}")
+        mean = sum(passed) / len(passed)
+        if not validating:
+            self._minibatch.append(mean)
+        else:
+            one = self._pool.setdefault(lines, self.candidates[-1])
+            one.search, one.rollouts = passed, self.spent
+        scores = [mean if one.outcome == "error" else float(one.outcome == "passed") for one in rollouts]
+        return EvaluationBatch(outputs=[None] * len(rollouts), scores=scores, trajectories=rollouts)
+
+    def make_reflective_dataset(
+        self, candidate: dict[str, str], eval_batch: "EvaluationBatch[Rollout, None]", components_to_update: list[str]
+    ) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+        """See `gepa.core.adapter.GEPAAdapter`: the rollouts themselves; a proposer shows of them what it needs."""
+        whole = [rollout for rollout in eval_batch.trajectories or [] if rollout.outcome != "error"]
+        return {GUIDANCE: [{"rollout": rollout} for rollout in whole]}
+
+    def propose_new_texts(
+        self, candidate: dict[str, str], reflective_dataset: Mapping[str, Sequence[Mapping[str, Any]]],
+        components_to_update: list[str],
+    ) -> dict[str, str]:  # fmt: skip
+        """See `gepa.core.adapter.GEPAAdapter`. What the proposer raises is kept: the library would go on without."""
+        if self.fault is not None:  # it asks a second time
+            raise self.fault
+        parent = self._pool[_lines(candidate[GUIDANCE])]
+        rollouts = [example["rollout"] for example in reflective_dataset[GUIDANCE]]
+        try:
+            lines = self.proposer.propose(Reflection(parent.lines, rollouts, frozenset(self._pool), self._step))
+        except Exception as error:
+            self.fault = error
+            raise
+        if lines is None or lines in self._pool:
+            return {}
+        self.candidates.append(Candidate(len(self.candidates), parent.number, self._step, lines))
+        return {GUIDANCE: "\n".join(lines)}
+
+    def on_iteration_start(self, event: Mapping[str, Any]) -> None:
+        """A step begins."""
+        self._step, self._minibatch = event["iteration"], []
+
+    def on_candidate_rejected(self, event: Mapping[str, Any]) -> None:
+        """A candidate was no better than its parent."""
+        self._settle(accepted=False)
+
+    def on_candidate_accepted(self, event: Mapping[str, Any]) -> None:
+        """A candidate was better than its parent, and has been validated."""
+        self._settle(accepted=True)
+
+    def _settle(self, accepted: bool) -> None:
+        one = self.candidates[-1]
+        one.minibatch, one.accepted, one.rollouts = self._minibatch, accepted, self.spent
+
+    def choose(self) -> Candidate:
+        """Spend what is left on the best candidates, and take the best of them; of equals that with fewer lines, and
+        of these the earlier."""
+        best = sorted(self._pool.values(), key=lambda one: (-(one.validation or 0.0), one.number))[:FINALISTS]
+        left, trial = self.budget - self.spent, 0
+        while left:
+            trial += 1
+            turns = [(case, one) for case in self.validation for one in best][:left]
+            for one in best:
+                if cases := [case for case, other in turns if other is one]:
+                    rollouts = self.play(one.lines, cases, trial, retries=0)
+                    one.choice += [rollout.outcome == "passed" for rollout in rollouts if rollout.outcome != "error"]
+            left -= len(turns)
+        return min(best, key=lambda one: (-one.pass_rate, len(one.lines), one.number))
+
+    def ledger(self) -> list[LedgerEntry]:
+        """What was spent, one entry a purpose."""
+        counts = ("rollouts", "discarded", "errors", "prompt_tokens", "completion_tokens")
+        entries = {entry.purpose: entry for entry in self._entries}
+        return [
+            entries[purpose].model_copy(
+                update={key: sum(getattr(e, key) for e in self._entries if e.purpose == purpose) for key in counts}
+            )
+            for purpose in sorted(entries)
+        ]
+
+
+def _lines(text: str) -> Lines:
+    return tuple(line for line in text.split("\n") if line)
+
+
+def publish_gepa(found: Found | None, results: Path) -> None:
+    """Write index, ledger, history and candidates; with nothing in them where GEPA was not run.
+
+    history.csv has one row a candidate: step, rollouts so far, validation pass rate in the search ("" for a rejected
+    candidate, which is not validated), number of lines, and whether it was accepted (1) or not (0).
+    """
+    candidates = found.candidates if found else []
+    index = {}
+    if found:
+        lines = list(found.chosen.lines)
+        total = sum(entry.rollouts for entry in found.ledger)
+        index[NAME] = {"digest": digest(lines), "path": "", "guidance": lines, "rollouts": total, "discarded": 0}
+    rows = [
+        (one.step, one.rollouts, "" if one.validation is None else round(one.validation, 6), len(one.lines),
+         int(one.accepted))
+        for one in candidates
+    ]  # fmt: skip
+    table = [("step", "rollouts", "validation", "lines", "accepted"), *rows]
+    publish_text(results / "history.csv", "".join(",".join(map(str, row)) + "\n" for row in table))
+    kept = [line_of(one.row(found is not None and one is found.chosen)) for one in candidates]
+    publish_text(results / "candidates.jsonl", "".join(f"{line}\n" for line in kept))
+    if found and found.asked:
+        publish_json(results / "asked.json", found.asked)
+    publish(results / "ledger.jsonl", found.ledger if found else [])
+    publish_json(results / "index.json", index)

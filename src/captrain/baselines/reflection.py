@@ -1,0 +1,260 @@
+"""Who proposes lines of guidance from rollouts: a language model, or a walk over lines that are known.
+
+Both are shown a parent's lines and what the agent did with them on a minibatch, and answer with all lines of a child.
+The walk needs no model. It knows texts that may stand in the prompt, those that the embedded base has read in its
+training, but not what they are good for: it goes by the words that they share with failed rollouts alone.
+"""
+
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from string import Template
+from typing import Annotated, Any, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from captrain.asking import Asker, Question
+from captrain.capabilities.compaction import compact, fenced, line_of, rendered
+from captrain.contract import calls_of
+from captrain.records import Message, Rollout
+from captrain.spec import Asking, Spec
+
+Lines = tuple[str, ...]
+
+TEMPERATURE = 1.0
+MAX_TOKENS = 4096
+"""In one answer of a reflecting model."""
+CHARACTERS = 48000
+"""Of all rollouts in one question, beyond which long texts are shortened."""
+MOST = 12
+"""Lines that a model may write."""
+LONGEST = 400
+"""Characters of a line that a model writes."""
+TOLD = 400
+"""Characters of an error or of a call that feedback repeats."""
+
+
+@dataclass(frozen=True)
+class Reflection:
+    """What a proposal is made from: the parent's lines, its rollouts (no errors among them), the lines that are in the
+    pool already, and the step of the search, which names the randomness."""
+
+    lines: Lines
+    rollouts: Sequence[Rollout]
+    pool: frozenset[Lines]
+    step: int
+
+
+class Proposer(Protocol):
+    """Proposes lines."""
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """The model that was asked, and what its answers took, the same when a run is replayed; {} without one."""
+        ...
+
+    def propose(self, reflection: Reflection) -> Lines | None:
+        """All lines of a child; None where there is nothing to propose."""
+        ...
+
+
+def proposer(spec: Spec, tools: list[dict[str, Any]]) -> Proposer:
+    """The configured proposer."""
+    name = spec.baselines.gepa.model
+    if name is not None:
+        return Model(spec.machine.asking, name, tools)
+    from captrain.base.demonstrations import GUIDANCE
+
+    return Walk(list(GUIDANCE), spec.seed)
+
+
+class Walk:
+    """A walk over sets of known lines, one line at a time.
+
+    A neighbour of the parent has one line more, one fewer, or another one in its place; known lines stand in the order
+    in which they are known, after any others. One neighbour that is not in the pool is drawn, with probability in
+    proportion to relevance(line added) / relevance(line dropped), where relevance is 1 + the sum, over the words of the
+    line, of by how much the word is more frequent among failed rollouts than among passed ones (share of rollouts that
+    hold it in what the user asked for or in the feedback; nothing where it is less frequent).
+
+    Args:
+        known: the lines.
+        seed: of the run.
+    """
+
+    asked: dict[str, Any] = {}
+
+    def __init__(self, known: Sequence[str], seed: int) -> None:
+        self.known, self.seed = known, seed
+
+    def propose(self, reflection: Reflection) -> Lines | None:
+        """See `Proposer.propose`."""
+        weights = {
+            lines: weight
+            for lines, weight in self._neighbours(reflection).items()
+            if lines not in reflection.pool and lines != reflection.lines
+        }
+        if not weights:
+            return None
+        rng = random.Random(f"{self.seed}/gepa/{reflection.step}")
+        return rng.choices(list(weights), list(weights.values()))[0]
+
+    def _neighbours(self, reflection: Reflection) -> dict[Lines, float]:
+        relevance = self._relevance(reflection.rollouts)
+        held = [line for line in self.known if line in reflection.lines]
+        others = [line for line in reflection.lines if line not in self.known]
+        return {
+            (*others, *(line for line in self.known if line != drop and (line in held or line == add))): (
+                relevance.get(add, 1.0) / relevance.get(drop, 1.0)
+            )
+            for add in ["", *(line for line in self.known if line not in held)]
+            for drop in ["", *held]
+        }
+
+    def _relevance(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+        texts = [(one.outcome == "failed", _words(f"{requested(one)} {feedback(one)}")) for one in rollouts]
+
+        def share(word: str, failed: bool) -> float:
+            some = [word in words for outcome, words in texts if outcome == failed]
+            return sum(some) / len(some) if some else 0.0
+
+        return {
+            line: 1.0 + sum(max(0.0, share(word, True) - share(word, False)) for word in sorted(_words(line)))
+            for line in self.known
+        }
+
+
+def _words(text: str) -> set[str]:
+    """Words of three letters or more; names such as get_order are several."""
+    return set(re.findall("[a-z]{3,}", text.lower()))
+
+
+class Written(BaseModel):
+    """A model's answer."""
+
+    model_config = ConfigDict(extra="forbid")
+    reasoning: Annotated[str, Field(description="The causes of the failures, and what each line does about them.")]
+    lines: Annotated[list[str], Field(description="All lines of guidance, in order.")]
+
+
+class Model:
+    """Asks a language model.
+
+    Args:
+        asking: how, and at what cost.
+        name: of the model, name or name@revision.
+        tools: schemas of the agent's tools.
+    """
+
+    def __init__(self, asking: Asking | None, name: str, tools: list[dict[str, Any]]) -> None:
+        self._asker = Asker(asking, name=name, temperature=TEMPERATURE, max_tokens=MAX_TOKENS)
+        schemas = fenced("tools", "\n".join(line_of(tool["function"]) for tool in tools))
+        prompt = files("captrain").joinpath("baselines/prompts/reflection.md").read_text()
+        self._system = Template(prompt).substitute(tools=schemas, most=MOST)
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """See `Proposer.asked`."""
+        answers = self._asker.spent
+        counts = {name: getattr(answers, name) for name in ("answers", "prompt_tokens", "completion_tokens")}
+        return {"model": self._asker.name, **counts}
+
+    def propose(self, reflection: Reflection) -> Lines | None:
+        """See `Proposer.propose`.
+
+        Raises:
+            UserError: a budget is reached, or the model's answers are not of the form.
+            InfrastructureError: a fault of the server did not pass.
+        """
+        if not reflection.rollouts:
+            return None
+        share = CHARACTERS // len(reflection.rollouts)
+        texts = [
+            fenced("rollout", shown(rollout, share), number=number, outcome=rollout.outcome)
+            for number, rollout in enumerate(reflection.rollouts, start=1)
+        ]
+        now = fenced("guidance", "\n".join(reflection.lines)) if reflection.lines else "There are none yet."
+        question = Question(
+            self._system,
+            "\n\n".join([f"The lines of guidance as they are now:\n{now}", *texts]),
+            Written,
+            draw=reflection.step,
+            check=lambda written: complaint(written.lines, reflection.lines),
+        )
+        [written] = self._asker.ask([question], f"reflection {reflection.step}")
+        return _bare(written.lines)
+
+
+def _bare(lines: Sequence[str]) -> Lines:
+    return tuple(line.strip().removeprefix("- ").strip() for line in lines)
+
+
+def complaint(lines: Sequence[str], now: Lines) -> str | None:
+    """What is wrong with a model's lines; None when nothing is."""
+    bare = _bare(lines)
+    if len(bare) > MOST:
+        return f"lines holds {len(bare)} lines, at most {MOST} are allowed"
+    for number, line in enumerate(bare, start=1):
+        if not line or "\n" in line or "\r" in line:
+            return f"line {number} is empty, or has a line break in it"
+        if len(line) > LONGEST:
+            return f"line {number} has {len(line)} characters, at most {LONGEST} are allowed"
+    if len(set(bare)) < len(bare):
+        return "a line stands there twice"
+    if bare == now:
+        return "the lines are those of now"
+    return None
+
+
+def requested(rollout: Rollout) -> str:
+    """What the user said before the agent's first turn."""
+    return next((str(message["content"]) for message in rollout.messages if message["role"] == "user"), "")
+
+
+def shown(rollout: Rollout, budget: int) -> str:
+    """A rollout with its feedback, as a model reads it."""
+    return f"{rendered(compact(rollout.messages, budget))}\n{line_of({'feedback': feedback(rollout)})}"
+
+
+def feedback(rollout: Rollout) -> str:
+    """What came of a rollout: its outcome, the named parts of its score, what tools called an error, and where it left
+    the path of the reference solution, if there is one."""
+    score = rollout.score
+    said = [rollout.outcome + (f" with reward {score.reward:g}" if score else "")]
+    if score and score.parts:
+        said.append("score: " + ", ".join(f"{name} {value:g}" for name, value in score.parts.items()))
+    said += [
+        f"tool {message.get('name', '')} said: {_head(message)}" for message in rollout.messages if _refusal(message)
+    ]
+    if rollout.outcome == "failed" and rollout.reference:
+        said.append(divergence(rollout.messages, rollout.reference))
+    return "; ".join(said)
+
+
+def _refusal(message: Message) -> bool:
+    return message["role"] == "tool" and bool(message.get("error") or "error" in _head(message).lower())
+
+
+def _head(message: Message) -> str:
+    return str(message.get("content") or "")[:TOLD]
+
+
+def divergence(messages: Sequence[Message], reference: Sequence[Message]) -> str:
+    """The first call in which a rollout differs from the reference solution; what is said is not compared."""
+    made, wanted = (
+        [call for one in some if one["role"] == "assistant" for call in calls_of(one)] for some in (messages, reference)
+    )
+    for number, (mine, theirs) in enumerate(zip(made, wanted, strict=False), start=1):
+        if mine != theirs:
+            return f"call {number} was {_call(mine)}, where a right solution makes {_call(theirs)}"
+    if len(made) < len(wanted):
+        return f"it ended where a right solution makes {_call(wanted[len(made)])}"
+    if len(made) > len(wanted):
+        return f"it made all calls of a right solution, and then {_call(made[len(wanted)])}"
+    return "its calls are those of a right solution; what it said, or left unsaid, is not"
+
+
+def _call(call: tuple[str, dict[str, Any]]) -> str:
+    return f"{call[0]} {line_of(call[1])}"[:TOLD]

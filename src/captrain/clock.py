@@ -1,0 +1,57 @@
+"""What each stage took: wall-clock and CPU seconds of the run that made the results which lie here.
+
+Times differ from run to run, so they are no part of any result and no output of any stage: they lie in the cache of
+this checkout, each named by the digest of the results that it belongs to. A stage that was restored from the cache
+keeps the time of the run that made it, if that was here; one that went on from a journal or checkpoint counts its last
+part. CPU seconds include worker processes that have ended, and not the jobs of a cluster.
+"""
+
+import json
+import resource
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from captrain.records import digest, file_digest, publish_json
+
+TIMES = Path(".cache/times")
+
+
+@dataclass(frozen=True)
+class Time:
+    """Seconds of one stage."""
+
+    wall_s: float
+    cpu_s: float
+
+
+@contextmanager
+def timed(stage: str, results: Path = Path("results"), noted: Path = TIMES) -> Iterator[None]:
+    """Note what the block takes, if it ends well and leaves results of that stage."""
+    wall, cpu = time.perf_counter(), _cpu()
+    yield
+    if of := _made(results, stage):
+        took = Time(round(time.perf_counter() - wall, 1), round(_cpu() - cpu, 1))
+        publish_json(noted / stage / f"{of}.json", asdict(took))
+
+
+def times(root: Path) -> dict[str, Time]:
+    """What each stage took, of those whose results here were made here."""
+    stages = [folder.name for folder in sorted((root / TIMES).glob("*"))]
+    paths = {stage: root / TIMES / stage / f"{_made(root / 'results', stage)}.json" for stage in stages}
+    return {stage: Time(**json.loads(path.read_text())) for stage, path in paths.items() if path.exists()}
+
+
+def _cpu() -> float:
+    usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in usage)
+
+
+def _made(results: Path, stage: str) -> str:
+    """Digest of what the stage has left in `results`, "" for nothing."""
+    alone = results / f"{stage}.json"
+    files = sorted(path for path in (results / stage).rglob("*") if path.is_file())
+    files += [alone] if alone.exists() else []
+    return digest([str(path.relative_to(results)) for path in files], file_digest(*files)) if files else ""

@@ -1,0 +1,283 @@
+"""Rollouts for other people's tools: Inspect evaluation logs, and chat JSONL in OpenAI's format.
+
+Files are written with the standard library: a `.eval` log is a zip of JSON documents, and Inspect itself takes a minute
+where this takes seconds. Equal rollouts give equal bytes, so nothing holds a time of writing; rollouts hold no times
+either, and where Inspect must have one it reads `NO_TIME`. In both formats every tool message names the call that it
+answers: ids that were there are kept, and the others are counted.
+"""
+
+import json
+import os
+import re
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from captrain import __version__
+from captrain.contract import calls_of
+from captrain.errors import UserError
+from captrain.records import Message, Rollout, digest, load, publish_text
+
+Format = Literal["inspect", "openai"]
+NO_TIME = "1970-01-01T00:00:00+00:00"
+WRITTEN = (1980, 1, 1, 0, 0, 0)
+"""The earliest time that a zip can hold."""
+DETAILS = 1000
+"""Characters of a text that Inspect keeps in its list of samples."""
+
+
+def export(files: Sequence[Path], to: Format, out: Path) -> list[Path]:
+    """Write rollouts in another format.
+
+    Args:
+        files: JSON lines of `records.Rollout`; one that comes twice is written once.
+        to: "inspect": one log for each environment, purpose, policy and adapter; "openai": one file of chats.
+        out: folder of the logs, or the file of chats.
+
+    Returns:
+        What was written, in order.
+
+    Raises:
+        UserError: a file is missing or corrupt, there are no rollouts in them, or a tool result answers no call.
+    """
+    # Arms that act alike share rollouts, and a file holds these once for each.
+    rollouts = [*{rollout.id: rollout for path in files for rollout in load(path, Rollout)}.values()]
+    if not rollouts:
+        raise UserError(f"there are no rollouts in {', '.join(map(str, files))}", "give files that hold some")
+    if to == "openai":
+        publish_text(out, "".join(_json(chat(rollout)) + "\n" for rollout in rollouts))
+        return [out]
+    logs: dict[tuple[str, str, str, str], list[Rollout]] = {}
+    for rollout in rollouts:
+        key = (rollout.environment, rollout.purpose, rollout.policy, rollout.adapter or "base")
+        logs.setdefault(key, []).append(rollout)
+    out.mkdir(parents=True, exist_ok=True)
+    return [_log(some, out / f"{re.sub(r'[^A-Za-z0-9_.+-]', '-', '_'.join(key))}.eval") for key, some in logs.items()]
+
+
+def linked(messages: Sequence[Message], where: str) -> list[Message]:
+    """Messages in OpenAI's format: arguments as JSON text, an id on every call, and on every tool message the id of the
+    call it answers: the one it names, or else the oldest open call of its tool.
+
+    Args:
+        messages: as a rollout holds them.
+        where: for errors.
+
+    Raises:
+        UserError: a tool result answers no call.
+    """
+    chat: list[Message] = []
+    pending: list[tuple[str, str, str]] = []  # as the rollout names it, as it is named here, tool
+    count = 0
+    for index, message in enumerate(messages):
+        one: Message = {"role": message["role"], "content": message.get("content") or ""}
+        if message["role"] == "tool":
+            given, name = message.get("tool_call_id") or "", message.get("name") or ""
+            match = [call for call in pending if given and call[0] == given]
+            match = match or [call for call in pending if not given and name in ("", call[2])]
+            if not match:
+                raise UserError(
+                    f"{where}, message {index} is the result of {given or name or 'a tool'}, which no open call asked "
+                    "for",
+                    "leave this rollout out: no other tool could read it",
+                )
+            pending.remove(match[0])
+            one |= {"tool_call_id": match[0][1], "name": match[0][2]}
+        elif calls := message.get("tool_calls"):
+            one["tool_calls"] = []
+            pending = []
+            for call in calls:
+                function = call["function"]
+                arguments = function["arguments"]
+                text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+                pending.append((call.get("id") or "", call.get("id") or f"call_{count}", function["name"]))
+                shown = {"name": function["name"], "arguments": text}
+                one["tool_calls"].append({"id": pending[-1][1], "type": "function", "function": shown})
+                count += 1
+        chat.append(one)
+    return chat
+
+
+def chat(rollout: Rollout) -> dict[str, Any]:
+    """One line of chat JSONL, as `captrain diagnose` reads it, too; the reward is None where infrastructure failed."""
+    row = {
+        "id": rollout.id,
+        "task_id": rollout.task.id,
+        "trial": rollout.trial,
+        "model": _model(rollout),
+        "reward": rollout.score.reward if rollout.score else None,
+        "success": rollout.score.success if rollout.score else None,
+        "messages": linked(rollout.messages, f"rollout {rollout.id}"),
+    }
+    return row | (
+        {"reference": linked(rollout.reference, f"the reference of {rollout.id}")} if rollout.reference else {}
+    )
+
+
+def _model(rollout: Rollout) -> str:
+    return f"captrain/{rollout.policy}{f'+{rollout.adapter}' if rollout.adapter else ''}"
+
+
+def _log(rollouts: Sequence[Rollout], path: Path) -> Path:
+    """One Inspect log. A sample is a task, an epoch one of its rollouts in the order given."""
+    first, model = rollouts[0], _model(rollouts[0])
+    epochs: dict[str, int] = {}
+    summaries = []
+    with _archive(path) as add:
+        start = {"version": 2, "eval": _eval(rollouts, model), "plan": {"name": "plan", "steps": [], "config": {}}}
+        add("_journal/start.json", start)
+        for rollout in rollouts:
+            epochs[rollout.task.id] = epochs.get(rollout.task.id, 0) + 1
+            sample = _sample(rollout, epochs[rollout.task.id], model)
+            add(f"samples/{rollout.task.id}_epoch_{sample['epoch']}.json", sample)
+            summaries.append(_summary(sample))
+        add("_journal/summaries/1.json", summaries)
+        add("summaries.json", summaries)
+        usage = _usage(rollouts)
+        header = {
+            **start,
+            "status": "success",
+            "results": _results(rollouts),
+            "stats": {"started_at": NO_TIME, "completed_at": NO_TIME, "model_usage": {model: usage}},
+            "tags": [first.purpose],
+        }
+        add("header.json", header)
+    return path
+
+
+@contextmanager
+def _archive(path: Path) -> Iterator[Any]:
+    """A zip that appears when it is whole: a function that adds one JSON document by its name."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with zipfile.ZipFile(aside, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
+
+            def add(name: str, document: Any) -> None:
+                # Without a ZipInfo of its own an entry would hold the time and the mode of this process.
+                entry = zipfile.ZipInfo(name, WRITTEN)
+                entry.compress_type = zipfile.ZIP_DEFLATED
+                archive.writestr(entry, _json(document))
+
+            yield add
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _json(value: Any) -> str:
+    # ASCII, so that no reader takes a character of the text for the end of a line.
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _eval(rollouts: Sequence[Rollout], model: str) -> dict[str, Any]:
+    """What was run; ids are digests of the rollouts."""
+    first = rollouts[0]
+    tasks = list(dict.fromkeys(rollout.task.id for rollout in rollouts))
+    run = digest([rollout.id for rollout in rollouts])
+    return {
+        "eval_id": run,
+        "run_id": run,
+        "task_id": digest(first.environment, first.purpose),
+        "created": NO_TIME,
+        "task": f"{first.environment}/{first.purpose}",
+        "dataset": {"name": f"{first.environment}/{first.task.split}", "samples": len(tasks), "sample_ids": tasks},
+        "model": model,
+        "config": {"epochs": max(sum(one.task.id == tasks[0] for one in rollouts), 1)},
+        "packages": {"captrain": __version__},
+        "metadata": {"policy": first.policy, "adapter": first.adapter or "", "times": "rollouts hold none"},
+    }
+
+
+def _sample(rollout: Rollout, epoch: int, model: str) -> dict[str, Any]:
+    """One sample: an error of infrastructure has no scores, as in Inspect."""
+    chat = linked(rollout.messages, f"rollout {rollout.id}")
+    messages = [_inspect(message, f"{rollout.id}.{index}") for index, message in enumerate(chat)]
+    own = [message for message in messages if message["role"] == "assistant"]
+    gold = [call for message in rollout.reference for call in calls_of(message)]
+    sample = {
+        "id": rollout.task.id,
+        "epoch": epoch,
+        "input": next((message["content"] for message in chat if message["role"] == "user"), ""),
+        "target": [f"{name}({_json(arguments)})" for name, arguments in gold],
+        "messages": messages,
+        "output": {
+            "model": model,
+            "choices": [{"message": message, "stop_reason": "stop"} for message in own[-1:]],
+            "completion": own[-1]["content"] if own else "",
+        },
+        "metadata": {
+            "rollout": rollout.id,
+            "trial": rollout.trial,
+            "kind": str(rollout.task.data.get("kind", "")),
+            "split": rollout.task.split,
+            "outcome": rollout.outcome,
+            "retries": rollout.retries,
+        },
+        "model_usage": {model: _usage([rollout])},
+        "uuid": rollout.id,
+    }
+    if rollout.score:
+        sample["scores"] = {
+            "success": {"value": "C" if rollout.score.success else "I"},
+            "reward": {"value": rollout.score.reward, "metadata": rollout.score.parts},
+        }
+    else:
+        why = rollout.error or "an infrastructure error"
+        sample["error"] = {"message": why, "traceback": why, "traceback_ansi": why}
+    return sample
+
+
+def _inspect(message: Message, name: str) -> Message:
+    """A linked message in Inspect's format: arguments as an object, text that is none as a parse error."""
+    one: Message = {"id": name, "role": message["role"], "content": message["content"]}
+    if message["role"] == "tool":
+        one |= {"tool_call_id": message["tool_call_id"], "function": message["name"]}
+    if calls := message.get("tool_calls"):
+        one["tool_calls"] = []
+        for call, (tool, arguments) in zip(calls, calls_of(message), strict=True):
+            shown = {"id": call["id"], "function": tool, "arguments": arguments, "type": "function"}
+            if set(arguments) == {""}:
+                shown |= {"arguments": {}, "parse_error": f"no JSON object: {call['function']['arguments']}"}
+            one["tool_calls"].append(shown)
+    return one
+
+
+def _summary(sample: Mapping[str, Any]) -> dict[str, Any]:
+    """A sample's row in Inspect's list, which may hold no more than a message's worth of it."""
+    kept = ("id", "epoch", "metadata", "scores", "model_usage", "uuid")
+    row = {name: sample[name] for name in kept if name in sample}
+    row |= {"input": sample["input"][:DETAILS], "target": ", ".join(sample["target"])[:DETAILS]}
+    if "error" in sample:
+        row["error"] = sample["error"]["message"][:DETAILS]
+    return row | {"completed": True, "message_count": len(sample["messages"])}
+
+
+def _usage(rollouts: Sequence[Rollout]) -> dict[str, int]:
+    read = sum(rollout.usage.prompt_tokens for rollout in rollouts)
+    written = sum(rollout.usage.completion_tokens for rollout in rollouts)
+    return {"input_tokens": read, "output_tokens": written, "total_tokens": read + written}
+
+
+def _results(rollouts: Sequence[Rollout]) -> dict[str, Any]:
+    """Pass rate and mean reward over the rollouts without error; no metric where there is none."""
+    scores = [rollout.score for rollout in rollouts if rollout.score]
+    counted = {"scored_samples": len(scores), "unscored_samples": len(rollouts) - len(scores)}
+    values = {
+        "success": ("accuracy", [float(score.success) for score in scores]),
+        "reward": ("mean", [score.reward for score in scores]),
+    }
+    return {
+        "total_samples": len(rollouts),
+        "completed_samples": len(scores),
+        "scores": [
+            {
+                "name": name,
+                "scorer": name,
+                **counted,
+                "metrics": {metric: {"name": metric, "value": sum(each) / len(each)}} if each else {},
+            }
+            for name, (metric, each) in values.items()
+        ],
+    }

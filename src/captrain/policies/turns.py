@@ -1,0 +1,107 @@
+"""A policy whose adapter may change from turn to turn.
+
+Before every turn of the assistant a chooser names the arm that takes it. The turn is played by the engine on that
+arm's weights, after a prefill of the dialogue so far: what another adapter has left in the KV cache is not what this
+one would have. Plays that have the same arm to come are played together. The stream of random numbers goes on from turn
+to turn, so that a chooser that always names the same arm gives the very rollouts of that arm.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from captrain.chat import guide
+from captrain.errors import UserError
+from captrain.policies import Play
+from captrain.policies.engine import Row, run
+from captrain.policies.local import LocalPolicy
+from captrain.records import Message, digest, file_digest
+
+
+class Chooser(Protocol):
+    """Names the arm of the next turn."""
+
+    @property
+    def digest(self) -> str:
+        """Identity of its choices."""
+        ...
+
+    def choose(self, messages: Sequence[Message]) -> str:
+        """The arm that takes the next turn of this dialogue; a function of the messages alone."""
+        ...
+
+
+class TurnRow(Row):
+    """A dialogue that stops for the engine after every turn; `goes_on` says whether another turn follows."""
+
+    goes_on = True
+
+    def take(self, token: int, logprob: float, end: int, max_tokens: int, room: int) -> None:
+        """See `Row.take`."""
+        super().take(token, logprob, end, max_tokens, room)
+        if self.over or not self.turn:
+            self.goes_on, self.over = not self.over, True
+
+
+class TurnPolicy:
+    """Plays turn by turn; usable wherever a policy is, but with the chooser's arms alone.
+
+    Args:
+        policy: the model, and how it is sampled from.
+        chooser: who names the arms.
+        arms: what the chooser can name -> folder of the adapter, "" for the base.
+
+    Raises:
+        UserError: the policy has no engine in this process, or an adapter is missing.
+    """
+
+    def __init__(self, policy: Any, chooser: Chooser, arms: Mapping[str, str]) -> None:
+        if not isinstance(policy, LocalPolicy):
+            raise UserError(
+                f"adapters change from turn to turn in this process only, and policy is {type(policy).__name__}",
+                "choose policy=local, or leave routing by turns out",
+            )
+        self.policy, self.chooser, self.arms = policy, chooser, dict(arms)
+        acting = {arm: folder and _content(Path(folder)) for arm, folder in self.arms.items()}
+        self.digest = digest(policy.digest, chooser.digest, acting)
+
+    def play(self, plays: Sequence[Play]) -> Iterator[Play]:
+        """See `Policy.play`."""
+        for start in range(0, len(plays), self.policy.batch):
+            yield from self._batch(plays[start : start + self.policy.batch])
+
+    def _batch(self, plays: Sequence[Play]) -> Sequence[Play]:
+        going = [(play, self._row(play)) for play in plays if play.start()]
+        while going:
+            chosen: dict[str, list[TurnRow]] = {}
+            for play, row in going:
+                row.over = False
+                chosen.setdefault(self.arms[self.chooser.choose(play.messages)], []).append(row)
+            for folder in sorted(chosen):
+                run(
+                    self.policy.decoder(folder), chosen[folder], end=self.policy.tokenizer.eos_token_id,
+                    temperature=self.policy.temperature, max_tokens=self.policy.max_tokens, room=self.policy.room,
+                )  # fmt: skip
+            for play, row in going:
+                play.token_ids, play.mask, play.logprobs = row.ids, row.mask, row.logprobs
+                play.completion_tokens = sum(row.mask)
+                play.prompt_tokens = len(row.mask) - play.completion_tokens
+            going = [(play, row) for play, row in going if row.goes_on]
+        return plays
+
+    def _row(self, play: Play) -> TurnRow:
+        chat = self.policy.chat(play.tools)
+        play.messages = guide(play.messages, self.policy.guidance)
+
+        def answer(turn: list[int]) -> list[int]:
+            replies = play.advance(chat.parse(turn))
+            return chat.suffix(replies) if replies and play.turns < self.policy.max_turns else []
+
+        return TurnRow(play.key, chat.prompt(play.messages), answer)
+
+
+def _content(folder: Path) -> str:
+    files = [folder / "adapter_config.json", folder / "adapter_model.safetensors"]
+    if missing := [path for path in files if not path.exists()]:
+        raise UserError(f"{missing[0]} is missing", "run `dvc repro adapters` to make it again")
+    return file_digest(*files)

@@ -1,0 +1,112 @@
+"""Which adapters act next, asked before every turn of the assistant.
+
+The model is that of `captrain.routing.sets`; to the words of the opening come the tools that were called so far and
+the last action. All tools count, because no environment says which of them write. It is fitted on turns of the base's
+calibration rollouts, which are counted already, on the environments' own solutions, and on discovery rollouts that
+the base passed, whose turns need nothing. Pair environments are not played on the base, so that theirs are solutions
+alone; solutions in single environments as well keep the two from being told apart by how well they are played.
+
+The label of a turn is its environment's set, to the end of the episode: which of two capabilities is still open cannot
+be told from outside, since one call may need both, and a call left out is seen only where the episode ends.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
+
+from captrain.contract import Target, calls_of
+from captrain.errors import UserError
+from captrain.records import Message, Rollout, digest, publish_json
+from captrain.routing import BASE, EXAMPLES, arm_of, members, opening
+from captrain.routing.sets import SetModel, words
+
+
+class TurnRouter:
+    """Chooses an arm for the next turn.
+
+    Args:
+        model: see `features` for what it goes by.
+        most: at most so many adapters act together.
+    """
+
+    def __init__(self, model: SetModel, most: int) -> None:
+        self.model, self.most = model, most
+
+    @classmethod
+    def fitted(
+        cls, targets: Mapping[str, Target], calibration: Mapping[str, Sequence[Rollout]], passed: Sequence[Rollout],
+        most: int = 2, count: int = EXAMPLES,
+    ) -> "TurnRouter":  # fmt: skip
+        """Fit to what is known before any test task; costs no rollout.
+
+        Args:
+            targets: capability, or pair "a+b", -> its environment.
+            calibration: rollouts of the base in each capability's environment.
+            passed: rollouts of the base on the discovery split, of which the passed ones are used.
+            most: see the class.
+            count: solutions of each environment.
+        """
+        played = [(route, rollout.messages) for route, some in calibration.items() for rollout in some]
+        solved = [
+            (route, target.play(task, target.reference(task)))
+            for route, target in targets.items()
+            for task in target.tasks("training", count)
+        ]
+        needless = [(BASE, rollout.messages) for rollout in passed if rollout.outcome == "passed"]
+        known = [
+            (features(seen), members(route))
+            for route, messages in [*played, *solved, *needless]
+            for seen in before_turns(messages)
+        ]
+        return cls(SetModel.fitted(known), most)
+
+    @classmethod
+    def read(cls, path: Path) -> "TurnRouter":
+        """Read what `write` has written.
+
+        Raises:
+            UserError: the file is missing or damaged.
+        """
+        try:
+            stored = json.loads(path.read_text())
+            return cls(SetModel(stored["bias"], stored["weights"]), stored["most"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"{path} does not read ({type(error).__name__}: {error})", "run `dvc repro routes` to make it again"
+            ) from error
+
+    def write(self, path: Path) -> None:
+        """Publish the fitted model as JSON."""
+        publish_json(path, {"most": self.most, "bias": self.model.bias, "weights": self.model.weights})
+
+    @property
+    def digest(self) -> str:
+        """Identity of its choices."""
+        return digest(self.most, self.model.bias, self.model.weights)
+
+    @property
+    def arms(self) -> list[str]:
+        """All that it can choose, the base first."""
+        names, sizes = [name for name in self.model.bias if name != BASE], range(1, self.most + 1)
+        return [BASE, *(arm_of(frozenset(some)) for size in sizes for some in combinations(names, size))]
+
+    def choose(self, messages: Sequence[Message]) -> str:
+        """The arm that takes the next turn of this dialogue."""
+        return self.model.arm(features(messages), self.most)
+
+
+def features(messages: Sequence[Message]) -> list[str]:
+    """What is known before a turn: the words of the opening, the tools called so far, the last action."""
+    said = [message for message in messages if message["role"] == "assistant"]
+    called = [[name for name, _ in calls_of(message)] for message in said]
+    last = "+".join(called[-1]) or "words" if called else "nothing"
+    # With a sign that no word holds, so that a tool's name is never taken for a word of the opening.
+    return [*words(opening(messages)), *(f"called:{name}" for names in called for name in names), f"last:{last}"]
+
+
+def before_turns(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
+    """What each turn of the assistant was an answer to."""
+    for at, message in enumerate(messages):
+        if message["role"] == "assistant":
+            yield messages[:at]

@@ -1,0 +1,29 @@
+"""Train in environments that no diagnosis asked for, with as many rollouts as TRACE spends in all."""
+
+from pathlib import Path
+
+from captrain import launch
+from captrain.adapters import publish_adapters, train
+from captrain.baselines import budget
+from captrain.errors import entry_point
+from captrain.records import LedgerEntry, load
+from captrain.spec import load as load_spec
+
+
+@entry_point
+def main() -> None:
+    """Base, ledgers of TRACE's side -> artifacts/awm, results/awm."""
+    spec, jobs = load_spec(), []
+    if spec.baselines.awm.run:
+        from captrain.baselines.awm import places
+        from captrain.baselines.mixtures import untargeted
+
+        ledgers = [Path(f"results/{stage}/ledger.jsonl") for stage in ("rollouts", "environments", "adapters")]
+        total = budget([entry for path in ledgers for entry in load(path, LedgerEntry)])
+        jobs = [untargeted(spec, Path("artifacts/base"), places(spec, Path("results/awm")), total)]
+    publish_adapters(launch.run(train, jobs, spec.machine, "awm"), "awm", "awm")
+    print(f"awm: {jobs[0].rollouts} rollouts" if jobs else "awm is not run: baselines.awm.run is false")
+
+
+if __name__ == "__main__":
+    main()

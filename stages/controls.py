@@ -1,0 +1,23 @@
+"""Train what TRACE with another choice of capabilities needs, and route test tasks among each control's choice."""
+
+from pathlib import Path
+
+from captrain.controls import publish_controls, run
+from captrain.errors import entry_point
+from captrain.spec import load
+
+
+@entry_point
+def main() -> None:
+    """Selection, environments, base -> artifacts/controls, results/controls."""
+    spec, results, said = load(), Path("results"), ["no controls: controls.run is false"]
+    if spec.controls.run:
+        said = run(spec, Path("artifacts/base"), results, Path("artifacts"))
+    else:
+        publish_controls({}, [], [], results / "controls")
+    for line in said:
+        print(line)
+
+
+if __name__ == "__main__":
+    main()
