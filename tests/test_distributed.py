@@ -220,8 +220,8 @@ def test_the_configuration_is_what_accelerate_reads(strategy: Any, tmp_path: Pat
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["+machine.accelerate.processes=2"], "processes is 2 and strategy is none"),
-        (["+machine.accelerate.strategy=fsdp"], "processes is 1 and strategy is fsdp"),
+        (["machine.accelerate.processes=2"], "processes is 2 and strategy is none"),
+        (["machine.accelerate.strategy=fsdp"], "processes is 1 and strategy is fsdp"),
         (["machine=fsdp", "machine.accelerate.processes=3"], "groups_per_step = 8 is not a multiple of .*= 3"),
         (["machine=fsdp", "machine.accelerate.precision=float16"], "float16|bfloat16"),
     ],
