@@ -1,4 +1,4 @@
-"""The command line: `captrain results | status | verify | show | plan | jobs | diagnose | validate | serve`.
+"""The command line: `captrain results | status | verify | show | report | plan | power | jobs | diagnose | ...`.
 
 Each command reads and prints; `dvc repro` is what runs anything. What a command needs is imported inside it, so that
 `captrain --help` answers at once and nothing here but `serve` and `validate --calibrate` ever imports torch. A
@@ -183,6 +183,17 @@ def export(
 
     written = exported(files, to, out)
     _print(*(str(path) for path in written))
+
+
+@app.command()
+def report(
+    out: Annotated[Path, typer.Option(help="Folder of the pages; replaced if it holds a report.")] = Path("report"),
+) -> None:
+    """The results as pages that open from a disk: tables, capabilities, rollouts, thresholds, ledger, provenance."""
+    from captrain.report import build
+
+    written = build(_root(), out)
+    _print(f"{out / 'index.html'} ({len(written)} files)")
 
 
 @app.command()

@@ -1,0 +1,163 @@
+"""Writes the report: pages from templates, data for them, into one folder that opens from a disk.
+
+Equal inputs give equal bytes: nothing of time, machine or path is written. The folder is made aside and renamed at the
+end, so that what stands there is always a whole report; a folder that is not one is never replaced. Rollouts are data:
+templates escape all text, scripts set text alone, and the pages' policy runs no script but the report's own files.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from captrain import loaders
+from captrain.errors import UserError
+from captrain.methods import label
+from captrain.report import data, shards
+from captrain.report.data import Missing
+
+HERE = Path(__file__).parent
+GENERATOR = '<meta name="generator" content="captrain report">'
+SCRIPTS = ("rollouts.js", "selection.js", "thresholds.js")
+PAGES = ("index", "rollouts", "thresholds", "ledger", "provenance")
+
+
+def build(root: Path, out: Path) -> list[Path]:
+    """Build the report of a project.
+
+    Args:
+        root: of the project, with results/ and, where they were made, artifacts/.
+        out: folder of the report; replaced as a whole if it holds one.
+
+    Returns:
+        The files written, pages first.
+
+    Raises:
+        UserError: `out` holds something else than a report.
+    """
+    _refuse_foreign(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    aside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    shutil.rmtree(aside, ignore_errors=True)
+    (aside / "data").mkdir(parents=True)
+    written = []
+    for name, text in _files(root):
+        (aside / name).write_text(text, encoding="utf-8")
+        written.append(out / name)
+    if out.exists():
+        shutil.rmtree(out)
+    aside.rename(out)
+    return written
+
+
+def _refuse_foreign(out: Path) -> None:
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    page = out / "index.html"
+    if not page.is_file() or GENERATOR not in page.read_text(encoding="utf-8", errors="replace"):
+        raise UserError(f"{out} exists and is not a report", "name a new folder with --out")
+
+
+def _files(root: Path) -> Iterator[tuple[str, str]]:
+    """Every file of the report, name and text; pages first."""
+    played = loaders.ROLLOUTS["evaluation"]
+    discovery = data.cached(root, loaders.ROLLOUTS["diagnosis"], "rollouts", lambda: loaders.load_rollouts(root))
+    verdicts = data.cached(root, data.LABELS, "labels", lambda: data.labels(root))
+    evaluation = data.cached(root, played, "evaluation", lambda: loaders.load_rollouts(root, "evaluation"))
+    outcomes = data.cached(root, played, "evaluation", lambda: loaders.load_outcomes(root))
+    found = data.capabilities(root, discovery, verdicts, outcomes)
+    shared = {
+        "generator": Markup(GENERATOR),
+        "style": Markup((HERE / "static/style.css").read_text()),
+        "pages": PAGES,
+        "missing": [one for one in (discovery, verdicts, evaluation) if isinstance(one, Missing)],
+        "rollouts": any(isinstance(one, list) and one for one in (discovery, evaluation)),
+    }
+    views: Mapping[str, dict[str, Any]] = {
+        "index": data.overview(root),
+        "rollouts": {},
+        "thresholds": {"selection": data.attempt(root, lambda: data.document(root, "capabilities/selection.json"))},
+        "ledger": data.ledger(root),
+        "provenance": {"stages": data.provenance(root)},
+    }
+    pages = _environment()
+    for name in PAGES:
+        yield f"{name}.html", pages.get_template(f"{name}.html.j2").render(page=name, **shared, **views[name])
+    for one in found if isinstance(found, list) else ():
+        text = pages.get_template("capability.html.j2").render(page=one["id"], one=one, **shared)
+        yield f"{page_of(one['id'])}.html", text
+    for name in SCRIPTS:
+        yield name, (HERE / "static" / name).read_text()
+    lacking = {} if isinstance(verdicts, Missing) else data.lacks(verdicts)
+    routes = data.attempt(root, lambda: loaders.load_routes(root))
+    whole = not isinstance(evaluation, Missing) and not isinstance(outcomes, Missing)
+    yield from shards.files(
+        [] if isinstance(discovery, Missing) else discovery,
+        evaluation if whole else [],  # type: ignore[arg-type]
+        outcomes if whole else None,  # type: ignore[arg-type]
+        lacking,
+        [one["id"] for one in found if one["selected"]] if isinstance(found, list) else [],
+        data.arm_names(root, outcomes) if whole else {},  # type: ignore[arg-type]
+        {} if isinstance(routes, Missing) else dict(zip(routes["task"], routes["chosen"], strict=True)),
+    )
+
+
+def page_of(capability: str) -> str:
+    """Name of a capability's page, without its ending."""
+    return f"capability-{capability}"
+
+
+def _environment() -> jinja2.Environment:
+    pages = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(HERE / "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    pages.filters |= {"num": _number, "signed": _signed, "count": _count, "p": _p, "island": _island, "size": _size}
+    pages.tests["missing"] = lambda value: isinstance(value, Missing)
+    pages.globals |= {"page_of": page_of, "shown": shards.shown, "label": label, "least": _least}
+    return pages
+
+
+def _least(candidates: Sequence[Mapping[str, Any]]) -> float:
+    """Where an axis of gaps begins: at 0, or so far below that all gaps and intervals are on it."""
+    gaps = [each["gap"] for one in candidates for each in one["per_run"]]
+    lowest = min((gap for gap in [*gaps, *(one["gap_low"] for one in candidates)] if gap is not None), default=0.0)
+    return next(start for start in (0.0, -0.25, -0.5, -1.0) if start <= lowest)
+
+
+def _number(value: float | None, digits: int = 3) -> str:
+    return "undefined" if value is None else f"{value:.{digits}f}"
+
+
+def _signed(value: float | None) -> str:
+    return "undefined" if value is None else f"{value:+.3f}"
+
+
+def _count(value: float | None) -> str:
+    return "" if value is None else f"{int(value):,}"
+
+
+def _p(value: float | None) -> str:
+    if value is None:
+        return "not tested"
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def _size(value: int | None) -> str:
+    if value is None:
+        return ""
+    return f"{value / 1e6:.1f} MB" if value >= 1e6 else f"{value / 1e3:.1f} kB"
+
+
+def _island(value: Any) -> Markup:
+    """JSON inside of a script element of data: nothing in it can end the element."""
+    return Markup(shards.escaped(json.dumps(value, separators=(",", ":"), allow_nan=False)))

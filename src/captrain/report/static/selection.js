@@ -1,0 +1,30 @@
+"use strict";
+/* The rule of captrain.capabilities.selection over the per-run numbers that a selection reports. A gap or coverage that
+   is undefined is null. Returns one account a candidate, in rank order: id, retained runs, runs needed, shortfall,
+   selected. */
+function captrainSelect(report, limits) {
+  const candidates = report.candidates;
+  const runs = candidates.length ? candidates[0].per_run.length : 0;
+  // Coverage is undefined for all candidates of a run that drew no failed rollout, else for those not proposed in it.
+  const drew = [];
+  for (let run = 0; run < runs; run++) drew.push(candidates.some((one) => one.per_run[run].coverage !== null));
+  const accounts = candidates.map((one) => {
+    let retained = 0, speaking = 0;
+    one.per_run.forEach((each, run) => {
+      if (each.gap !== null && each.coverage !== null && each.gap >= limits.delta && each.coverage >= limits.coverage) retained++;
+      if (each.gap !== null || (each.coverage === null && drew[run])) speaking++;
+    });
+    // A run whose gap is undefined has no say; when half of the runs have none, all are asked for.
+    const needed = 2 * speaking > runs ? Math.ceil(limits.agreement * speaking / runs) : limits.agreement;
+    let shortfall = "";
+    if (retained < needed) shortfall = `retained in ${retained} of ${runs} runs, ${needed} needed`;
+    else if (one.gap_low === null) shortfall = "the gap is undefined in most resamples";
+    else if (one.gap_low <= limits.floor) shortfall = `lower bound of the gap ${one.gap_low.toFixed(3)} is not above ${limits.floor}`;
+    const score = one.gap === null || one.coverage === null ? -Infinity : one.gap * one.coverage;
+    return { id: one.id, name: one.name, gap: one.gap, coverage: one.coverage, retained, runs, needed, shortfall, score };
+  });
+  const order = (first, second) => (first < second ? -1 : first > second ? 1 : 0);
+  accounts.sort((first, second) => order(first.shortfall !== "", second.shortfall !== "") || order(second.score, first.score) || order(first.id, second.id));
+  accounts.forEach((one, at) => { one.selected = one.shortfall === "" && at < limits.count; });
+  return accounts;
+}
