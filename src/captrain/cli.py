@@ -1,4 +1,4 @@
-"""The command line: `captrain results | status | verify | show | report | plan | power | jobs | diagnose | ...`.
+"""The command line: `captrain results | status | watch | verify | show | report | plan | power | jobs | ...`.
 
 Each command reads and prints; `dvc repro` is what runs anything. What a command needs is imported inside it, so that
 `captrain --help` answers at once and nothing here but `serve` and `validate --calibrate` ever imports torch. A
@@ -78,6 +78,20 @@ def status() -> None:
         table.add_row(one.name, Text(words, colour), Text("\n".join(one.reasons)))
     idle = all(one.state in ("fresh", "cached") for one in states)
     _print(table, "nothing to do" if idle else "`dvc repro` brings the pipeline up to date")
+
+
+@app.command()
+def watch(
+    once: Annotated[bool, typer.Option("--once", help="Look once, and do not wait for more.")] = False,
+    interval: Annotated[float, typer.Option(min=0.5, help="Seconds between two looks.")] = 5.0,
+) -> None:
+    """Which stage runs, how far it is, and which are to come, until interrupted; changes nothing and takes no lock."""
+    from captrain import watch as watching
+
+    if once:
+        _print(*watching.shown(watching.Watch(_root()).look()))
+    else:
+        watching.follow(_root(), interval)
 
 
 @app.command()
