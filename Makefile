@@ -14,13 +14,15 @@ export DVC_NO_ANALYTICS := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
-# Of `make replicate`.
+# Of `make replicate`; JOBS also of `make studies`.
 SEEDS ?= 0 1 2 3 4
 EXPERIMENTS ?= default single rare
 OVERRIDES ?=
 JOBS ?= 2
+# Of `make studies`.
+STUDIES ?= rollouts capabilities thresholds
 
-.PHONY: help venv repro figures verify test check bench replicate clean
+.PHONY: help venv repro figures verify test check bench replicate studies clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,7 +43,7 @@ repro: $(STAMP) ## run the pipeline that params.yaml selects, then print its res
 	@captrain results
 
 figures: $(STAMP) ## draw the figures again from results/
-	@python stages/figures.py
+	@python scripts/figures.py
 
 verify: $(STAMP) ## say whether results/ was made by the code, spec and data of this commit
 	@captrain verify
@@ -60,6 +62,11 @@ bench: $(STAMP) ## time the rollout engine beside stock generation
 replicate: $(STAMP) ## run the pipeline for all SEEDS and EXPERIMENTS, JOBS at a time
 	@python scripts/replicate.py --seeds $(SEEDS) --experiments $(EXPERIMENTS) --overrides $(OVERRIDES) \
 	  --jobs $(JOBS)
+
+studies: $(STAMP) ## run the grids of conf/study/, JOBS points at a time, and draw their figures
+	@for study in $(STUDIES); do \
+	  captrain-sweep -m +study=$$study machine.workers=1 hydra/launcher=joblib hydra.launcher.n_jobs=$(JOBS); done
+	@python scripts/figures.py
 
 clean: ## remove half-written state and tool caches; results, artifacts, paid answers, jobs, times and .venv stay
 	find .cache -mindepth 1 -maxdepth 1 ! -name answers ! -name jobs ! -name times -exec rm -rf {} + 2>/dev/null || true

@@ -6,35 +6,35 @@ results/replicates/.
 """
 
 import argparse
-import json
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from rich.console import Console
 from rich.table import Table
-from scipy.stats import t as student
 
 from captrain import points
+from captrain.comparison import (
+    CONFIDENCE,
+    GRPO,
+    Row,
+    differences_over_seeds,
+    grouped,
+    rates_over_seeds,
+    versus,
+)
 from captrain.errors import UserError
-from captrain.evaluation import read
-from captrain.methods import BASE, BASELINES, TRACE, pairs
+from captrain.gathering import rows_of, write
+from captrain.methods import BASE, BASELINES, TRACE
 from captrain.points import Point
-from captrain.records import publish_text
 from captrain.spec import Choice
 
-GRPO = "grpo_target"
-PLANTED = {"precondition_verification", "record_selection", "multi_step_completion", "argument_precision"}
-"""What the demonstrations of the base lack (captrain.base.demonstrations), by the names the analyst gives it."""
-ROWS = ("router:", "merged:", "control:")
-"""Beginnings of the methods that are summarised beside the base, TRACE and the baselines."""
-CONFIDENCE = 0.95
 OVERRIDES = ["machine.workers=1"]
 """Points run side by side, each in one process; `machine` is no param, so no stage runs again for it."""
 
@@ -48,77 +48,50 @@ def run_all(wanted: Sequence[Point], root: Path, jobs: int) -> list[Point]:
             point = running[future]
             try:
                 future.result()
-                said = "is whole"
+                ended = "is whole"
             except UserError as error:
                 failed.append(point)
-                said = f"FAILED: {error}"
-            print(f"[{number}/{len(wanted)}, {time.monotonic() - start:.0f} s] {point.name} {said}", flush=True)
+                ended = f"FAILED: {error}"
+            print(f"[{number}/{len(wanted)}, {time.monotonic() - start:.0f} s] {point.name} {ended}", flush=True)
     return failed
 
 
-def gather(whole: Iterable[Point], root: Path) -> pd.DataFrame:
-    """One row a point: pass rates of all methods, rollouts spent, the difference to GRPO on target, what was
-    selected."""
-    return pd.DataFrame([row_of(point.choice, point.workspace(root) / "results") for point in whole])
+def gather(whole: Iterable[Point], root: Path) -> list[dict[str, Any]]:
+    """One row for each point and method."""
+    return [row for point in whole for row in rows_of(point.choice, point.workspace(root) / "results")]
 
 
-def row_of(choice: Choice, results: Path) -> dict[str, Any]:
-    """See `gather`."""
-    main = read(results / "evaluation", "main").set_index("method")
-    pair = read(results / "evaluation", "differences").set_index(["first", "second"]).loc[(TRACE, GRPO)]
-    candidates = json.loads((results / "capabilities/selection.json").read_text())["candidates"]
-    selected = {one["id"] for one in candidates if one["selected"]}
-    rejected = {one["id"] for one in candidates} - selected
-    return {
-        "experiment": choice.experiment,
-        "seed": choice.seed,
-        **{str(method): rate for method, rate in main["pass_rate"].items()},
-        "rollouts": main.loc[TRACE, "rollouts_spent"],
-        "trace-grpo_target": pair["difference"],
-        "low": pair["low"],
-        "high": pair["high"],
-        "planted_selected": len(selected & PLANTED),
-        "distractors_selected": len(selected - PLANTED),
-        "distractors_rejected": len(rejected - PLANTED),
-    }
-
-
-def summarise(points: pd.DataFrame) -> pd.DataFrame:
-    """Mean over seeds with a t interval, for each experiment: pass rates, and differences paired by seed. With one
-    seed there is no interval."""
-    rows = []
-    for experiment, some in points.groupby("experiment", sort=False):
-        names = [name for name in some.columns if name in (BASE, TRACE, *BASELINES) or name.startswith(ROWS)]
-        quantities = {name: some[name] for name in names}
-        both = [(one, other) for one, other in pairs(names) if {one, other} <= {*names}]
-        quantities |= {f"{one}-{other}": some[one] - some[other] for one, other in both}
-        quantities = {name: known for name, values in quantities.items() if len(known := values.dropna())}
-        for quantity, values in quantities.items():
-            seeds, half = len(values), np.nan
-            if seeds > 1:
-                half = student.ppf((1 + CONFIDENCE) / 2, seeds - 1) * values.std(ddof=1) / np.sqrt(seeds)
-            mean = values.mean()
-            interval = {"mean": mean, "low": mean - half, "high": mean + half}
-            rows.append({"experiment": experiment, "quantity": quantity, "seeds": seeds, **interval})
-    return pd.DataFrame(rows)
-
-
-def write(points: pd.DataFrame, summary: pd.DataFrame, folder: Path) -> None:
-    """Publish points.csv and summary.csv."""
-    for name, frame in (("points", points), ("summary", summary)):
-        publish_text(folder / f"{name}.csv", frame.to_csv(index=False, float_format="%.6f", lineterminator="\n"))
-
-
-def table(summary: pd.DataFrame) -> Table:
-    """The summary, differences with their sign."""
+def table(rates: Sequence[Row], differences: Sequence[Row]) -> Table:
+    """Of the base, the baselines and TRACE: mean pass rate, and the difference to GRPO on the target."""
     drawn = Table(title="Over seeds", title_justify="left")
-    for name in ("experiment", "quantity", "seeds", "mean", f"{CONFIDENCE:.0%} interval"):
-        drawn.add_column(name, justify="left" if name in ("experiment", "quantity") else "right")
-    for row in summary.to_dict("records"):
-        form = "+.3f" if "-" in row["quantity"] else ".3f"
-        interval = "" if np.isnan(row["low"]) else f"{row['low']:{form}} to {row['high']:{form}}"
-        drawn.add_row(row["experiment"], row["quantity"], str(row["seeds"]), f"{row['mean']:{form}}", interval)
+    interval = f"{CONFIDENCE:.0%} interval"
+    for name in ("experiment", "method", "seeds", "mean", interval, "to GRPO on target", interval, "reading"):
+        drawn.add_column(name, justify="left" if name in ("experiment", "method", "reading") else "right")
+    for experiment, some in grouped(rates, "experiment").items():
+        to_grpo = versus(grouped(differences, "experiment").get(experiment, []), GRPO)
+        for row in some:
+            if row["method"] not in (BASE, *BASELINES, TRACE):
+                continue
+            cells = [row["label"], str(row["seeds"]), f"{row['pass_rate']:.3f}", _interval(row["low"], row["high"])]
+            if one := to_grpo.get(row["method"]):
+                cells += [f"{one.mean:+.3f}", _interval(one.low, one.high, "+.3f"), one.reading]
+            drawn.add_row(experiment, *cells)
     return drawn
+
+
+def _interval(low: float, high: float, form: str = ".3f") -> str:
+    return "" if np.isnan(low) else f"{low:{form}} to {high:{form}}"
+
+
+def chosen(points: Sequence[Row]) -> list[str]:
+    """What was selected in how many points of each experiment, the most frequent first."""
+    lines = []
+    for experiment, some in grouped(points, "experiment").items():
+        each = {row["seed"]: row["selected"] for row in some}
+        for selected, count in Counter(each.values()).most_common():
+            names = selected.replace(" ", ", ") or "nothing"
+            lines.append(f"{experiment}: selected in {count} of {len(each)} points: {names}")
+    return lines
 
 
 def main() -> int:
@@ -139,10 +112,12 @@ def main() -> int:
     whole = [point for point in wanted if point not in failed]
     if whole:
         gathered = gather(whole, root)
-        summary = summarise(gathered)
-        write(gathered, summary, root / "results/replicates")
-        Console(width=None if os.isatty(1) else 120).print(table(summary))
-        print("each point: results/replicates/points.csv")
+        rates, differences = rates_over_seeds(gathered), differences_over_seeds(gathered)
+        for name, frame in (("points", gathered), ("summary", rates), ("differences", differences)):
+            write(frame, root / "results/replicates" / f"{name}.csv")
+        Console(width=None if os.isatty(1) else 120).print(table(rates, differences))
+        print(*chosen(gathered), sep="\n")
+        print("every method and difference: results/replicates/; `make figures` draws them")
     if failed:
         print(f"{len(failed)} of {len(wanted)} points failed and are left out; run the same again to go on from there")
     return 1 if failed else 0

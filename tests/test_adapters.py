@@ -33,8 +33,9 @@ from captrain.adapters import (
 from captrain.baselines.grpo_target import grpo_target
 from captrain.contract import GuardedEpisode, Target, load_file
 from captrain.errors import UserError
+from captrain.machine import Machine
 from captrain.records import LedgerEntry, Passport, Task, digest, file_digest, load, publish_json
-from captrain.spec import Component, Machine
+from captrain.spec import Component
 
 ROOT = Path(__file__).parents[1]
 POLICY = {"temperature": 1.0, "max_turns": 3, "max_tokens": 8}

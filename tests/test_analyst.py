@@ -35,8 +35,8 @@ from captrain.capabilities.selection import select
 from captrain.capabilities.stability import stability
 from captrain.contract import Target, calls_of, tool_call
 from captrain.errors import UserError
+from captrain.machine import Asking
 from captrain.records import Capability, Label, Message, Rollout, RolloutLabels, Task, Verdict, load, publish
-from captrain.spec import Asking
 
 ROOT = Path(__file__).parents[1]
 NAMES = {

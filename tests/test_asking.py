@@ -21,7 +21,7 @@ from pydantic import BaseModel, Field
 from captrain.asking import Asker, Question
 from captrain.endpoint import pause
 from captrain.errors import InfrastructureError, UserError
-from captrain.spec import Asking
+from captrain.machine import Asking
 
 
 class Where(BaseModel):
@@ -291,7 +291,7 @@ from pathlib import Path
 sys.path[:0] = [{tests!r}]
 import captrain.asking
 from test_asking import asker, question
-from captrain.spec import Asking
+from captrain.machine import Asking
 captrain.asking.PAUSE = 0.01
 asker(Path(sys.argv[1]), Asking(concurrency=4)).ask([question(n) for n in range(60)], "labels")
 """

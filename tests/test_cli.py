@@ -12,9 +12,9 @@ import pytest
 
 from captrain import cli
 from captrain.contract import tool_call
-from captrain.provenance import difference
 from captrain.records import Capability, Message, Rollout, Score, Task, publish, publish_json, publish_text
 from captrain.show import divergence
+from captrain.versions import difference
 
 REPOSITORY = Path(__file__).parents[1]
 GIT = {

@@ -20,9 +20,10 @@ from test_adapters import job as letters_job
 from captrain import distributed, spec
 from captrain.adapters import Job, Trained, adapter_digest, build, load_policy, train
 from captrain.errors import EnvironmentFault, UserError
+from captrain.machine import VLLM, Accelerate, Machine
 from captrain.policies import Play
 from captrain.policies.vllm import _fleets
-from captrain.spec import VLLM, Accelerate, Component, Machine
+from captrain.spec import Component
 
 HINT = '    def hint(self, task):\n        return "Say letters."\n\n    def tasks'
 SCORE = "    def score(self, task, messages):\n"

@@ -11,7 +11,7 @@ import pytest
 
 from captrain import launch
 from captrain.errors import EnvironmentFault, UserError
-from captrain.spec import Machine
+from captrain.machine import Machine
 
 
 def machine(workers: int) -> Machine:
@@ -69,7 +69,7 @@ def test_what_a_worker_cannot_mend_reaches_the_caller_whole(
 SLEEPERS = """
 import os, pathlib, time
 from captrain import launch
-from captrain.spec import Machine
+from captrain.machine import Machine
 
 def sleep(number):
     pathlib.Path(f"pid-{number}").write_text(str(os.getpid()))

@@ -21,10 +21,11 @@ from captrain.composition import read
 from captrain.contract import Target
 from captrain.distillation import Distillation, Specialist, distil, divergence
 from captrain.errors import UserError
+from captrain.machine import Machine
 from captrain.merging import merge
 from captrain.records import LedgerEntry, Passport, Task, digest, file_digest, load, publish_json
 from captrain.rollouts import Adapter, collect
-from captrain.spec import Component, Machine
+from captrain.spec import Component
 
 ROOT = Path(__file__).parents[1]
 METHODS = ["sum", "mean", "ties", "dare", "svd", "core"]

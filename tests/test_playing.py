@@ -10,11 +10,12 @@ import pytest
 from captrain import launch, playing
 from captrain.benchmarks import load_benchmark
 from captrain.errors import UserError
+from captrain.machine import Machine, Slurm
 from captrain.playing import SHARDS, Acting, Part, play, played
 from captrain.policies.scripted import ScriptedPolicy
 from captrain.records import Rollout
 from captrain.rollouts import collect
-from captrain.spec import Component, Machine, Slurm
+from captrain.spec import Component
 
 DESK = Component.model_validate({"_target_": "captrain.benchmarks.servicedesk.ServiceDesk", "mix": "mixed"})
 SCRIPTED = Component.model_validate({"_target_": "captrain.policies.scripted.ScriptedPolicy", "skill": 0.5})

@@ -15,9 +15,10 @@ from captrain import spec
 from captrain.adapters import Place, Synthesized, train
 from captrain.capabilities import Asked
 from captrain.errors import UserError
+from captrain.machine import Asking
 from captrain.ramp import Ramp, RampJob, ramped, shares, votes
 from captrain.records import Capability, Label, LedgerEntry, RolloutLabels, Score, digest, load, publish
-from captrain.spec import Asking, Component, build
+from captrain.spec import Component, build
 
 Letters = Callable[..., Path]
 NAMES = ("alpha", "beta", "alpha+beta")

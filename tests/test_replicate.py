@@ -5,15 +5,21 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.stats import ttest_1samp
 
-from captrain.evaluation import evaluate, write
+from captrain.clock import TIMES, timed
+from captrain.comparison import differences_over_seeds, rates_over_seeds, versus
+from captrain.evaluation import evaluate
+from captrain.evaluation import write as write_evaluation
+from captrain.gathering import write
 from captrain.points import Point
 from captrain.records import LedgerEntry, publish_json, publish_text
 from captrain.spec import Choice
@@ -56,7 +62,7 @@ def make_results(results: Path, base: int, grpo: int, trace: int, selected: Sequ
         LedgerEntry(stage=stage, purpose="training", method=method, rollouts=640)
         for stage, method in (("adapters", "trace"), ("grpo_target", "grpo_target"))
     ]
-    write(
+    write_evaluation(
         evaluate(outcomes, routes, ledger, ranked=["a"], controls={}, resamples=50, confidence=0.95, seed=0),
         results / "evaluation",
     )
@@ -64,55 +70,97 @@ def make_results(results: Path, base: int, grpo: int, trace: int, selected: Sequ
     publish_json(results / "capabilities/selection.json", {"candidates": candidates})
 
 
-def test_a_point_is_gathered_into_one_row(replicate: ModuleType, tmp_path: Path) -> None:
+def test_a_point_is_gathered_into_a_row_for_each_method(replicate: ModuleType, tmp_path: Path) -> None:
     point = Point(Choice(experiment="rare", seed=3, overrides=[]))
-    make_results(point.workspace(tmp_path) / "results", 2, 6, 9, [*FAMILIES[:3], "closing"])
-    (row,) = replicate.gather([point], tmp_path).to_dict("records")
-    assert (row["experiment"], row["seed"], row["rollouts"]) == ("rare", 3, 640)
-    rates = {
-        name: row[name]
-        for name in ("base", "grpo_target", "trace", "router:retrieval", "bound:best_single", "bound:random")
-    }
+    results = point.workspace(tmp_path) / "results"
+    make_results(results, 2, 6, 9, [*FAMILIES[:3], "closing"])
+    publish_json(results / "capabilities/recommendation.json", {"recommendation": "ramp"})
+    rows = {row["method"]: row for row in replicate.gather([point], tmp_path)}
+    rates = {name: row["pass_rate"] for name, row in rows.items()}
     assert rates == pytest.approx(
         {
+            "idle": 0.0,
             "base": 0.2,
             "grpo_target": 0.6,
             "trace": 0.9,
             "router:retrieval": 0.2,
+            "bound:oracle": 0.9,
             "bound:best_single": 0.9,
             "bound:random": 0.55,
         }
     )
-    assert row["bound:oracle"] == pytest.approx(0.9)
-    assert row["trace-grpo_target"] == pytest.approx(0.3) and row["low"] <= 0.3 <= row["high"]
-    assert (row["planted_selected"], row["distractors_selected"], row["distractors_rejected"]) == (3, 1, 1)
+    trace, base = rows["trace"], rows["base"]
+    assert (trace["experiment"], trace["seed"], trace["rollouts_spent"], trace["label"]) == ("rare", 3, 640, "TRACE")
+    assert trace["over_grpo"] == pytest.approx(0.3) and trace["over_low"] <= 0.3 <= trace["over_high"]
+    # The evaluation compared GRPO on the target with the base, and the row of the base says it the other way round.
+    assert base["over_grpo"] == pytest.approx(-0.4) and base["over_low"] <= -0.4 <= base["over_high"]
+    assert trace["reading"] and rows["idle"]["over_grpo"] is rows["idle"]["reading"] is None
+    assert trace["selected"] == "closing multi_step_completion precondition_verification record_selection"
+    assert trace["recommendation"] == "ramp"
 
 
-def test_differences_are_paired_by_seed_and_intervals_are_students(replicate: ModuleType) -> None:
-    rates = {"base": [0.2, 0.4, 0.3], "grpo_target": [0.5, 0.7, 0.6], "trace": [0.6, 0.8, 0.7]}
-    points = pd.DataFrame({"experiment": "single", "seed": range(3), **rates})
-    summary = replicate.summarise(points).set_index("quantity")
-    assert list(summary.index) == [
-        "base",
-        "grpo_target",
-        "trace",
-        "trace-base",
-        "grpo_target-base",
-        "trace-grpo_target",
+def test_cpu_seconds_are_those_of_stages_that_all_ran_there(replicate: ModuleType, tmp_path: Path) -> None:
+    point = Point(Choice(experiment="rare", seed=3, overrides=[]))
+    results = point.workspace(tmp_path) / "results"
+    make_results(results, 2, 6, 9, FAMILIES)
+    publish_text(results / "grpo_target/index.json", "{}")
+    with timed("grpo_target", results, point.workspace(tmp_path) / TIMES):
+        sum(range(10**6))
+    rows = {row["method"]: row for row in replicate.gather([point], tmp_path)}
+    assert rows["grpo_target"]["cpu_s"] is not None and rows["trace"]["cpu_s"] is rows["base"]["cpu_s"] is None
+
+
+def points_of(rates: Mapping[str, Sequence[float]], experiment: str = "single") -> list[dict[str, Any]]:
+    """What three seeds have come to, so many rollouts each."""
+    return [
+        {"experiment": experiment, "seed": seed, "method": name, "label": name, "pass_rate": rate, "rollouts_spent": 10}
+        for name, values in rates.items()
+        for seed, rate in enumerate(values)
     ]
-    assert summary["seeds"].tolist() == [3] * 6
-    paired = summary.loc["trace-grpo_target"]
-    assert [paired["low"], paired["mean"], paired["high"]] == pytest.approx([0.1] * 3)
+
+
+def test_differences_are_paired_by_seed_and_intervals_are_students() -> None:
+    points = points_of({"base": [0.2, 0.4, 0.3], "grpo_target": [0.5, 0.7, 0.65], "trace": [0.6, 0.8, 0.7]})
+    rates = {row["method"]: row for row in rates_over_seeds(points)}
+    assert list(rates) == ["base", "grpo_target", "trace"] and {row["seeds"] for row in rates.values()} == {3}
     half = 4.302653 * 0.1 / np.sqrt(3)  # the 97.5% quantile of t with two degrees of freedom
-    assert summary.loc["trace", "low"] == pytest.approx(0.7 - half)
+    assert rates["trace"]["low"] == pytest.approx(0.7 - half) and rates["trace"]["rollouts_spent"] == 10
+    differences = {(row["first"], row["second"]): row for row in differences_over_seeds(points)}
+    assert list(differences) == [("trace", "base"), ("grpo_target", "base"), ("trace", "grpo_target")]
+    paired = differences["trace", "grpo_target"]
+    values = np.array([0.1, 0.1, 0.05])
+    half = 4.302653 * values.std(ddof=1) / np.sqrt(3)
+    assert (paired["low"], paired["high"]) == pytest.approx((values.mean() - half, values.mean() + half))
+    assert paired["p"] == pytest.approx(ttest_1samp(values, 0)[1])
+    assert versus(differences.values(), "trace")["grpo_target"].low == pytest.approx(-paired["high"])
+
+
+def test_what_the_interval_or_the_correction_does_not_tell_apart_is_said_not_to_be_distinguishable() -> None:
+    points = points_of(
+        {
+            "base": [0.2, 0.4, 0.3],
+            "grpo_target": [0.5, 0.7, 0.65],
+            "gepa": [0.42, 0.37, 0.52],
+            "trace": [0.6, 0.8, 0.7],
+            "router:retrieval": [0.6, 0.8, 0.7],
+        }
+    )
+    said = {(row["first"], row["second"]): row["reading"] for row in differences_over_seeds(points)}
+    assert said["trace", "base"] == "distinguishable"  # the same in each seed
+    assert said["router:retrieval", "trace"] == "not distinguishable"  # the same method by another name
+    assert said["gepa", "base"] == "not distinguishable"
+    assert said["trace", "grpo_target"] == "not distinguishable after correction"
+    assert ("gepa", "grpo_target") in said  # each baseline is held against GRPO on the target
 
 
 def test_one_seed_has_a_mean_and_no_interval(replicate: ModuleType, tmp_path: Path) -> None:
-    points = pd.DataFrame([{"experiment": "rare", "seed": 0, "base": 0.5, "grpo_target": 0.6, "trace": 0.7}])
-    summary = replicate.summarise(points)
-    assert summary["low"].isna().all() and summary.loc[2, "mean"] == pytest.approx(0.7)
-    replicate.write(points, summary, tmp_path)
-    assert (tmp_path / "summary.csv").read_text().splitlines()[3] == "rare,trace,1,0.700000,,"
+    points = points_of({"base": [0.5], "grpo_target": [0.6], "trace": [0.7]}, "rare")
+    write(rates_over_seeds(points), tmp_path / "summary.csv")
+    assert (tmp_path / "summary.csv").read_text().splitlines()[3] == "rare,trace,trace,1,0.700000,,,10.000000"
+    differences = differences_over_seeds(points)
+    write(differences, tmp_path / "differences.csv")
+    assert (tmp_path / "differences.csv").read_text().splitlines()[1] == "rare,trace,base,1,0.200000,,,,False,,"
+    assert versus(pd.read_csv(tmp_path / "differences.csv").to_dict("records"), "base")["trace"].reading == ""
 
 
 PIPELINE = """
@@ -185,8 +233,13 @@ def test_points_share_the_base_resume_and_survive_a_failure(project: Path) -> No
     assert any("bad-0 FAILED" in one and "error: it cannot be" in one for one in said)
     once, *others = sorted(ran)
     assert once.startswith("base ") and others == [f"evaluation {name} 0" for name in ("bad", "default", "rare")]
+    assert sum("selected in 1 of 1 points" in one for one in said) == 2
     points = pd.read_csv(project / "results/replicates/points.csv")
-    assert points["experiment"].tolist() == ["default", "rare"] and points["trace"].tolist() == [0.9, 0.9]
+    trace = points[points["method"] == "trace"]
+    assert list(trace["experiment"]) == ["default", "rare"] and list(trace["pass_rate"]) == [0.9, 0.9]
+    before = {path.name: path.read_bytes() for path in (project / "results/replicates").iterdir()}
+    assert sorted(before) == ["differences.csv", "points.csv", "summary.csv"]
     status, said, ran = run(project, "default", "rare")
     assert (status, ran) == (0, [])
     assert sum("is whole" in one for one in said) == 2
+    assert before == {path.name: path.read_bytes() for path in (project / "results/replicates").iterdir()}

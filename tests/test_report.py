@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from captrain import spec
+from captrain import cli, published, spec
 from captrain.capabilities.selection import select
 from captrain.errors import UserError
 from captrain.records import (
@@ -31,6 +31,7 @@ from captrain.records import (
     Score,
     Task,
     Verdict,
+    load,
     publish,
     publish_json,
     publish_text,
@@ -323,6 +324,156 @@ def test_a_fresh_clone_has_pages_that_say_what_is_missing(project: Path, tmp_pat
     assert str(tmp_path) not in "".join(path.read_text() for path in (tmp_path / "report").glob("*.html"))
 
 
+STUDY = """experiment,seed,adapters.rollouts,method,label,pass_rate,low,high,rollouts_spent,cpu_s
+default,0,80,base,base,0.374000,0.332000,0.416000,0,
+default,0,80,trace,TRACE,0.512345,0.470000,0.550000,1280.000000,
+"""
+SUMMARY = """experiment,quantity,seeds,mean,low,high
+default,trace-base,5,0.198,0.141,0.256
+"""
+PIXEL = b"\x89PNG\r\n\x1a\n"
+
+
+def test_several_runs_are_on_a_page_with_their_tables_and_figures(project: Path, tmp_path: Path) -> None:
+    root = tmp_path / "studied"
+    shutil.copytree(project, root)
+    build(root, tmp_path / "report")
+    assert "Neither results/replicates/ nor results/sweeps/ holds a table" in page(tmp_path / "report", "several").text
+    publish_text(root / "results/replicates/summary.csv", SUMMARY)
+    publish_text(root / "results/sweeps/rollouts.csv", STUDY)
+    (root / "results/studies").mkdir()
+    (root / "results/studies/scaling.png").write_bytes(PIXEL)
+    build(root, tmp_path / "report")
+    found = page(tmp_path / "report", "several")
+    text = " ".join(found.text.split())
+    assert "Neither" not in text and "default trace-base 5 0.198 0.141 0.256" in text
+    assert "adapters.rollouts" in text and "TRACE 0.512 0.470 0.550 1,280" in text
+    assert "cpu s" not in text  # a column without a value
+    assert [given["src"] for tag, given in found.tags if tag == "img"] == ["figure-scaling.png"]
+    assert (tmp_path / "report/figure-scaling.png").read_bytes() == PIXEL
+
+
+def test_published_numbers_stand_beside_ours_only_where_the_same_thing_was_run(project: Path, tmp_path: Path) -> None:
+    root = tmp_path / "played"
+    shutil.copytree(project, root)
+    known = published.published()
+    benchmark = known.tables["tau2"].benchmark
+    publish_json(root / "results/spec.yaml", {"benchmark": benchmark, "base": {"model": "another"}})
+    build(root, tmp_path / "report")
+    text = " ".join(page(tmp_path / "report", "published").text.split())
+    assert "47.0" in text and "24.0 is airline's" in text and "nothing of ours stands beside them" in text
+    assert "57.7" not in text
+    publish_json(root / "results/spec.yaml", {"benchmark": benchmark, "base": {"model": known.model}})
+    build(root, tmp_path / "report")
+    text = " ".join(page(tmp_path / "report", "published").text.split())
+    assert "TRACE 44.0 not run here 48.2 not run here 47.0 57.7 (6 tasks)" in text
+
+
+def test_the_overview_and_the_terminal_read_the_differences_alike(
+    project: Path, report: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(project)
+    monkeypatch.setenv("COLUMNS", "200")  # or a reading is broken into lines
+    monkeypatch.setattr("sys.argv", ["captrain", "results"])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert not end.value.code
+    lines = [line for line in capsys.readouterr().out.splitlines() if " - " in line and "│" in line]
+    said = [line.split("│")[-2].strip() for line in lines]
+    cells = re.findall(r'<td class="reading">([^<]*)</td>', (report / "index.html").read_text())
+    assert said == cells and "not distinguishable after correction" in said and "distinguishable" in said
+    text = " ".join(page(report, "index").text.split())
+    assert "TRACE in this run: against base +0.203, distinguishable; against GRPO on target -0.026, not" in text
+
+
+def cut(text: str) -> str:
+    return text[: 2 * len(text) // 3].rstrip()
+
+
+CORRUPT = {
+    "capabilities/selection.json": "capabilities",
+    "capabilities/recommendation.json": "capabilities",
+    "capabilities/capabilities.jsonl": "capabilities",
+    "labels/candidates.jsonl": "labels",
+    "environments/check_first.passport.json": "environments",
+    "adapters/index.json": "adapters",
+    "adapters/history.csv": "adapters",
+    "gepa/index.json": "gepa",
+    "routes/routes.csv": "routes",
+    "routes/compositions.json": "routes",
+    "evaluation/metrics.json": "evaluation",
+    "evaluation/main.csv": "evaluation",
+    "evaluation/differences.csv": "evaluation",
+    "evaluation/kinds.csv": "evaluation",
+    "evaluation/spent.csv": "evaluation",
+    "evaluation/ledger.csv": "evaluation",
+    "spec.yaml": "compose",
+    "replicates/summary.csv": "replicate",
+    "sweeps/rollouts.csv": "captrain-sweep",
+    "../artifacts/rollouts/discovery.jsonl": "rollouts",
+    "../artifacts/labels/labels.jsonl": "labels",
+    "../artifacts/evaluation/rollouts.jsonl": "evaluation",
+}
+
+
+@pytest.fixture(scope="module")
+def breakable(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project with every file that there may be."""
+    root = tmp_path_factory.mktemp("breakable") / "project"
+    shutil.copytree(project, root)
+    row = {"digest": "beef", "path": "", "rollouts": 3200, "discarded": 0}
+    publish_json(root / "results/gepa/index.json", {"gepa": row})
+    publish_json(root / "results/routes/compositions.json", {"0.5*check_first": {"check_first": 0.5}})
+    publish_json(root / "results/spec.yaml", {"benchmark": {}, "base": {}})
+    publish_text(root / "results/replicates/summary.csv", SUMMARY)
+    publish_text(root / "results/sweeps/rollouts.csv", STUDY)
+    build(root, root.parent / "whole")
+    return root
+
+
+@pytest.mark.parametrize("name", CORRUPT)
+def test_a_corrupt_file_ends_in_a_message_that_names_it_and_what_makes_it(breakable: Path, name: str) -> None:
+    path = (breakable / "results" / name).resolve()
+    whole = path.read_text()
+    others = (
+        ["\x00\x01", "[" * 5000, "3\n"] if path.suffix in (".json", ".yaml") else ["{\n"] if ".jsonl" in name else []
+    )
+    try:
+        for text in (cut(whole), *others):
+            publish_text(path, text)
+            with pytest.raises(UserError) as error:
+                build(breakable, breakable.parent / "broken")
+            assert str(path) in error.value.problem and "corrupt" in error.value.problem
+            assert CORRUPT[name] in error.value.remedy
+            assert not [*breakable.parent.glob("*broken*")]
+    finally:
+        publish_text(path, whole)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "where"),
+    [
+        ("capabilities/selection.json", '"gap_low"', '"gap_lo"', "candidates.0.gap_low"),
+        ("capabilities/selection.json", '"name": "', '"name": 3, "was": "', "candidates.0.name"),
+        ("evaluation/main.csv", "pass_rate", "rate", "pass_rate"),
+        ("evaluation/main.csv", "0.332", "much", "low"),
+        ("evaluation/differences.csv", "True", "3", "distinguishable"),
+        ("adapters/index.json", '"digest"', '"hash"', "check_first.digest"),
+    ],
+)
+def test_a_value_that_is_not_what_a_page_shows_is_named(
+    breakable: Path, name: str, old: str, new: str, where: str
+) -> None:
+    path = breakable / "results" / name
+    whole = path.read_text()
+    publish_text(path, whole.replace(old, new))
+    try:
+        with pytest.raises(UserError, match=re.escape(where)):
+            build(breakable, breakable.parent / "broken")
+    finally:
+        publish_text(path, whole)
+
+
 def test_an_empty_project_has_pages_that_say_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     build(tmp_path / "empty", tmp_path / "report")
@@ -564,7 +715,7 @@ def test_the_table_filters_and_opens_by_keyboard_with_base_and_routed_arm_side_b
 
 def test_the_sliders_select_as_the_stage_does(browser: Browser, report: Path, project: Path) -> None:
     browser.events.clear()
-    labels = data.labels(project)
+    labels = load(project / data.LABELS, RolloutLabels)
     for delta, coverage, agreement in [(0.2, 0.1, 3), (0.02, 0.02, 2), (0.6, 0.3, 4), (1.0, 0.9, 5)]:
         changed = LIMITS.model_copy(update={"delta": delta, "coverage": coverage, "agreement": agreement})
         expected = [one.id for one in select(labels, CANDIDATES, changed, 2, 0).capabilities]

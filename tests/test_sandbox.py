@@ -19,7 +19,7 @@ import pytest
 
 from captrain.benchmarks.servicedesk import ServiceDesk
 from captrain.contract import IDLE, Target, load_file
-from captrain.environments import Brief, forkserver, sandbox
+from captrain.environments import Brief, forkserver, host, sandbox
 from captrain.environments.sandbox import LAYERS, LEVELS, active, confined
 from captrain.environments.templates import TemplateSynthesizer
 from captrain.errors import EnvironmentFault, InfrastructureError, UserError
@@ -145,7 +145,7 @@ def test_no_hostile_program_gets_out_and_each_has_its_verdict(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if "1.5 s" in VERDICTS[name]:
-        monkeypatch.setattr(sandbox, "SECONDS", HASTY)
+        monkeypatch.setattr(host, "SECONDS", HASTY)
     monkeypatch.chdir(tmp_path)
     before = family()
     path = program(name, tmp_path)
@@ -262,7 +262,7 @@ def test_keys_reach_episodes_and_unseeded_draws_and_hashes_are_alike_in_all_proc
 
 
 def test_all_that_may_be_imported_can_be_and_nothing_else(tmp_path: Path) -> None:
-    lines = "\n".join(f"    import {module}" for module in sandbox.MODULES)
+    lines = "\n".join(f"    import {module}" for module in host.MODULES)
     text = f"def attack(argument):\n{lines}\n    import sqlite3\n"
     target = confined(written(tmp_path, text), "none", LAYERS)
     with pytest.raises(EnvironmentFault, match="raised ModuleNotFoundError: No module named 'sqlite3' in step"):
@@ -474,7 +474,7 @@ def test_a_file_that_is_missing_is_a_user_error(tmp_path: Path) -> None:
 
 
 def test_compiling_without_end_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "SECONDS", 0.05)
+    monkeypatch.setattr(host, "SECONDS", 0.05)
     path = tmp_path / "long.py"
     path.write_text("x = [\n" + "(lambda a, b=1: [a for a in b if a]),\n" * 60_000 + "]\n")
     before = family()

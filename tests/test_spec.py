@@ -24,7 +24,7 @@ CONF = ROOT / "conf"
 EXPERIMENTS = sorted(file.stem for file in (CONF / "experiment").glob("*.yaml"))
 STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
 # Modules that change how a stage is configured, started or reported, and never what it computes.
-NOT_IDENTITY = {"spec", "components", "errors", "launch", "clock", "loaders"}
+NOT_IDENTITY = {"spec", "conf", "machine", "components", "errors", "launch", "clock", "loaders"}
 
 
 @cache

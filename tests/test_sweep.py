@@ -12,10 +12,12 @@ import pytest
 from cluster.slurm import Cluster, running
 
 from captrain.points import Point
-from captrain.records import publish_json, publish_text
+from captrain.records import publish_text
 from captrain.spec import Choice
+from captrain.studies import STUDIES
 from captrain.sweep import point_of
 
+CONF = Path(__file__).parents[1] / "conf"
 BIN = Path(sys.executable).parent
 PIPELINE = """
 stages:
@@ -65,12 +67,23 @@ if stage == "base":
 elif spec["selection"]["delta"] == 0.9 and not os.path.exists(os.environ["MENDED"]):
     sys.exit("error: a threshold that nothing reaches")
 else:
-    for name, value in (
-        ("evaluation/metrics.json", {"pass_rate": {"trace": spec["selection"]["delta"]}, "rollouts": 640}),
-        ("capabilities/selection.json", {"candidates": [{"id": "looking", "selected": True}]}),
+    delta = spec["selection"]["delta"]
+    main = "method,label,pass_rate,low,high,rollouts_spent\\n"
+    for name, text in (
+        ("evaluation/main.csv", f"{main}base,base,0.05,0,1,0\\ntrace,TRACE,{delta},0,1,640\\n"),
+        ("evaluation/differences.csv", "first,second,difference,low,high,distinguishable,p_holm\\n"),
+        ("evaluation/spent.csv", "method,stages\\nbase,\\ntrace,evaluation\\n"),
+        ("capabilities/selection.json", json.dumps({"candidates": [{"id": "looking", "selected": True}]})),
     ):
         Path("results", name).parent.mkdir(parents=True, exist_ok=True)
-        Path("results", name).write_text(json.dumps(value))
+        Path("results", name).write_text(text)
+"""
+STUDY = """# @package _global_
+hydra:
+  sweeper:
+    params:
+      selection.delta: 0.1,0.3
+      seed: 0,1
 """
 
 
@@ -84,9 +97,11 @@ def project(tmp_path: Path) -> Path:
     publish_text(tmp_path / ".dvc/config", "")
     publish_text(
         tmp_path / "conf/config.yaml",
-        "defaults:\n  - _self_\n  - experiment: default\nseed: 0\nselection: {delta: 0.2, count: 4}\n",
+        "defaults:\n  - _self_\n  - experiment: default\n"
+        "seed: 0\nselection: {delta: 0.2, count: 4}\nmachine: {workers: 2}\n",
     )
     publish_text(tmp_path / "conf/experiment/default.yaml", "# @package _global_\n")
+    publish_text(tmp_path / "conf/study/thresholds.yaml", STUDY)
     shutil.copytree(Path(__file__).parents[1] / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
     subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
     return tmp_path
@@ -105,6 +120,25 @@ def sweep(project: Path, *arguments: str) -> tuple[int, str, list[str]]:
     return done.returncode, done.stdout, sorted(ran.read_text().splitlines()) if ran.exists() else []
 
 
+def points(project: Path, name: str) -> set[str]:
+    """The points of a sweep's table."""
+    return set(pd.read_csv(project / f"results/sweeps/{name}.csv")["point"])
+
+
+@pytest.mark.slow
+def test_a_study_names_its_table_shares_points_and_yields_to_what_is_given(project: Path) -> None:
+    status, said, ran = sweep(
+        project, "-m", "+study=thresholds", "selection.delta=0.1,0.4", "seed=0", "machine.workers=1"
+    )  # fmt: skip
+    assert (status, ran) == (0, ["base 0 0.1 3", "evaluation 0 0.1 3", "evaluation 0 0.4 3"]), said
+    table = pd.read_csv(project / "results/sweeps/thresholds.csv")
+    assert list(table.columns[:4]) == ["experiment", "seed", "selection.delta", "point"]
+    assert sorted(set(table["selection.delta"])) == [0.1, 0.4] and set(table["seed"]) == {0}
+    # The same settings without the study are the same points.
+    status, said, ran = sweep(project, "-m", "selection.delta=0.1,0.4")
+    assert (status, ran, points(project, "sweep")) == (0, [], points(project, "thresholds")), said
+
+
 @pytest.mark.slow
 def test_points_share_what_did_not_change_fail_alone_and_rerun_alone(project: Path) -> None:
     grid = ["-m", "selection.delta=0.1,0.3,0.9", "seed=0,1", "hydra.job.name=thresholds"]
@@ -117,14 +151,16 @@ def test_points_share_what_did_not_change_fail_alone_and_rerun_alone(project: Pa
     ]  # fmt: skip
     assert "2 of 6 points failed" in said and "error: a threshold that nothing reaches" in said
     assert "Traceback" not in said
-    table = pd.read_parquet(project / "results/sweeps/thresholds.parquet")
-    assert table["selection.delta"].tolist() == [0.1, 0.1, 0.3, 0.3] and table["seed"].tolist() == [0, 1, 0, 1]
-    assert table["pass_rate.trace"].tolist() == table["selection.delta"].tolist()
-    assert set(table["selected"]) == {"looking"} and set(table["rollouts"]) == {640}
+    table = pd.read_csv(project / "results/sweeps/thresholds.csv")
+    assert list(table.columns[:5]) == ["experiment", "seed", "selection.delta", "point", "method"]
+    trace = table[table["method"] == "trace"]
+    assert len(table) == 8 and list(trace["selection.delta"]) == [0.1, 0.1, 0.3, 0.3]
+    assert list(trace["seed"]) == [0, 1, 0, 1] and list(trace["pass_rate"]) == list(trace["selection.delta"])
+    assert set(table["selected"]) == {"looking"} and set(trace["rollouts_spent"]) == {640}
     publish_text(project / ".cache/mended", "")
     status, said, ran = sweep(project, *grid)
     assert (status, ran) == (0, ["evaluation 0 0.9 3", "evaluation 1 0.9 3"]), said
-    assert len(pd.read_parquet(project / "results/sweeps/thresholds.parquet")) == 6
+    assert len(points(project, "thresholds")) == 6
 
 
 @pytest.mark.slow
@@ -133,7 +169,7 @@ def test_points_that_start_together_run_a_cold_stage_they_share_once(launcher: s
     status, said, ran = sweep(project, "-m", "selection.delta=0.1,0.3,0.4", f"hydra/launcher={launcher}")
     assert status == 0, said
     assert sum(one.startswith("base") for one in ran) == 1 and len(ran) == 4
-    assert len(pd.read_parquet(project / "results/sweeps/sweep.parquet")) == 3
+    assert len(points(project, "sweep")) == 3
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +199,7 @@ def test_a_grid_of_slurm_jobs_runs_what_its_points_share_once_and_goes_on_where_
     publish_text(project / ".cache/mended", "")
     status, said, ran = sweep(project, *grid)
     assert (status, ran) == (0, ["evaluation 0 0.9 3", "evaluation 1 0.9 3"]), said
-    assert len(pd.read_parquet(project / "results/sweeps/grid.parquet")) == 4
+    assert len(points(project, "grid")) == 4
 
 
 @pytest.mark.slow
@@ -181,7 +217,7 @@ def test_a_point_whose_slurm_job_died_is_named_and_the_whole_ones_are_in_the_tab
     status, said, _ = sweep(project, *grid)
     point = point_of(Choice(experiment="default", seed=0, overrides=["selection.count=3"]), ["selection.delta=0.8"])
     assert status == 1 and f"point {point.name} did not come to its end" in said and "1 of 2 points failed" in said
-    assert len(pd.read_parquet(project / "results/sweeps/sweep.parquet")) == 1
+    assert len(points(project, "sweep")) == 1
     publish_text(project / ".cache/mended", "")
     status, said, ran = sweep(project, *grid)
     assert (status, ran) == (0, ["evaluation 0 0.8 3"]), said
@@ -190,6 +226,27 @@ def test_a_point_whose_slurm_job_died_is_named_and_the_whole_ones_are_in_the_tab
 def test_a_setting_that_does_not_exist_ends_before_anything_runs(project: Path) -> None:
     status, said, ran = sweep(project, "-m", "selection.detla=0.1,0.2")
     assert status != 0 and ran == [] and "selection.detla" in said
+
+
+def test_a_study_that_does_not_exist_is_named_beside_those_that_do(project: Path) -> None:
+    status, said, ran = sweep(project, "-m", "+study=treshold")
+    assert status == 2 and ran == [] and "there is no study 'treshold'" in said and "thresholds" in said
+
+
+def test_every_study_composes_and_varies_what_its_figure_asks_for() -> None:
+    from hydra import compose, initialize_config_dir
+
+    found = {}
+    for path in sorted((CONF / "study").glob("*.yaml")):
+        with initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
+            config = compose("config", [f"+study={path.stem}"], return_hydra_config=True)
+        found[f"sweeps/{path.stem}.csv"] = dict(config.hydra.sweeper.params)
+    for study in STUDIES.values():
+        if study.settings:
+            params = found.pop(study.tables[0])
+            varied = {name for name, values in params.items() if "," in str(values)}
+            assert "seed" in params and varied - {"seed"} == {*study.settings}
+    assert not found
 
 
 def test_without_m_or_outside_of_a_repository_it_says_what_to_do(project: Path, tmp_path: Path) -> None:
@@ -202,7 +259,7 @@ def test_without_m_or_outside_of_a_repository_it_says_what_to_do(project: Path, 
 
 def test_a_points_settings_win_over_those_of_params_yaml() -> None:
     base = Choice(experiment="default", seed=3, overrides=["selection.delta=0.5", "+analyst.extra=1"])
-    point = point_of(base, ["selection.delta=0.1", "experiment=rare", "analyst.extra=2"])
+    point = point_of(base, ["+study=some", "selection.delta=0.1", "experiment=rare", "analyst.extra=2"])
     assert point.choice == Choice(
         experiment="rare", seed=3, overrides=["selection.delta=0.1", "analyst.extra=2"]
     )  # fmt: skip
@@ -214,11 +271,3 @@ def test_where_a_point_runs_is_no_part_of_its_name() -> None:
         for overrides in (["machine.workers=1"], [], ["seedless=1"])
     )
     assert one.name == other.name == "default-0" != third.name
-
-
-def test_the_table_is_made_of_results_alone(tmp_path: Path) -> None:
-    from captrain.sweep import row_of
-
-    publish_json(tmp_path / "evaluation/metrics.json", {"pass_rate": {"trace": 0.5}})
-    publish_json(tmp_path / "capabilities/selection.json", {"candidates": [{"id": "a", "selected": False}]})
-    assert row_of(tmp_path) == {"pass_rate.trace": 0.5, "selected": ""}

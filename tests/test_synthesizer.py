@@ -25,9 +25,9 @@ from captrain.environments.passport import CHECKS
 from captrain.environments.subject import standard
 from captrain.environments.synthesis import Synthesized, brief, synthesize
 from captrain.errors import UserError
+from captrain.machine import Asking
 from captrain.policies.scripted import ScriptedPolicy
 from captrain.records import Capability, Check, Message, Passport, Rollout
-from captrain.spec import Asking
 
 HERE = Path(__file__).parent
 ANSWERS = HERE / "answers/environments"
@@ -208,7 +208,7 @@ HOSTILE = {
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_a_hostile_answer_is_confined_and_gets_its_verdict(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name, (change, said) = "record_selection", HOSTILE[kind]
-    monkeypatch.setattr("captrain.environments.sandbox.SECONDS", 2.0)
+    monkeypatch.setattr("captrain.environments.host.SECONDS", 2.0)
     against = standard(BENCHMARK, 5, SPEC.environments.model_copy(update={"rounds": 1}))
     with Answering(lambda body: answer(changed(name, change))) as server:
         server.use(monkeypatch)

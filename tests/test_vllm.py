@@ -19,12 +19,13 @@ from test_engine import save_adapter
 from captrain.adapters import Job, Place, Synthesized, adapter_digest, train
 from captrain.contract import Target, load_file
 from captrain.errors import UserError
+from captrain.machine import VLLM, Machine
 from captrain.policies import Play, load_policy
 from captrain.policies.local import LocalPolicy
 from captrain.policies.servers import Replica, devices
 from captrain.policies.vllm import VLLMPolicy, _fleets
 from captrain.rollouts import Adapter, collect
-from captrain.spec import VLLM, Component, Machine
+from captrain.spec import Component
 
 Letters = Callable[..., Path]
 YES = {"role": "assistant", "content": "yes"}

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from captrain import cli, jobs, watch
+from captrain import cli, jobs, live, watch
 from captrain.errors import InfrastructureError
 from captrain.jobs import State
+from captrain.live import follow, lines, shown
 from captrain.records import LedgerEntry, Rollout, Score, Task, publish, publish_json, publish_text
-from captrain.watch import Watch, follow, lines, shown
+from captrain.watch import Watch
 
 PIPELINE = """
 stages:
@@ -327,11 +328,11 @@ def test_files_that_are_half_written_or_are_not_what_they_should_be_are_survived
         ".dvc/tmp/rwlock", "dvc.lock", "log.txt", "results/rollouts/ledger.jsonl", "results/spec.yaml",
     ):  # fmt: skip
         publish_text(root / name, text)
-    watching._looked = watching._asked = float("-inf")
+    watching._looked = watching._progress._asked = float("-inf")
     assert "rollouts runs since" in drawn(watching)
     publish_text(root / "dvc.yaml", text)
     publish_text(root / ".cache/jobs/ledger.jsonl", text)
-    watching._looked = watching._asked = float("-inf")
+    watching._looked = watching._progress._asked = float("-inf")
     assert "no stage runs" in drawn(watching)
 
 
@@ -359,7 +360,7 @@ def test_without_a_terminal_a_line_is_printed_for_each_change(
             raise KeyboardInterrupt
         journal(root, text)
 
-    monkeypatch.setattr(watch.time, "sleep", nap)
+    monkeypatch.setattr(live.time, "sleep", nap)
     follow(root, 7.0)
     out = capsys.readouterr().out
     assert out.count("rollouts runs since") == 1

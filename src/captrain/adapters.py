@@ -38,6 +38,7 @@ from captrain.components import Count, Level, Rate, Share, takes
 from captrain.contract import Target
 from captrain.environments import load, passports
 from captrain.errors import UserError
+from captrain.machine import Machine
 from captrain.policies import Play, Policy, load_policy, model_of
 from captrain.records import (
     LedgerEntry,
@@ -52,7 +53,7 @@ from captrain.records import (
     publish_text,
 )
 from captrain.rollouts import CODE
-from captrain.spec import Component, Machine, Spec, build
+from captrain.spec import Component, Spec, build
 
 WORKSPACES = Path(".cache/adapters")
 Size = Annotated[int, Field(ge=2)]
@@ -244,7 +245,7 @@ def train(job: Job) -> Trained:
     targets = [place.target(job.machine) for place in job.places]
     trainer: GRPO = build(job.trainer)
     fingerprint = digest(
-        code_digest("adapters", "distributed", "grpo", *CODE),
+        code_digest("adapters", "distributed", "groups", "grpo", *CODE),
         policy.digest,
         [target.fingerprint for target in targets],
         [job.trainer.target, trainer.identity()],

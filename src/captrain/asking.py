@@ -12,7 +12,6 @@ import random
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -24,8 +23,8 @@ from pydantic import BaseModel, ValidationError
 
 from captrain.endpoint import TOLD, Choice, Completion, Endpoint, NoRoom, Passing, pause
 from captrain.errors import InfrastructureError, UserError
+from captrain.machine import Asking
 from captrain.records import Record, digest, publish_text
-from captrain.spec import Asking
 
 PAUSE = 1.0
 """Seconds before the second attempt at a question; each later pause is twice as long, up to `LONGEST`."""
@@ -196,18 +195,15 @@ class Asker:
 
     def _ask(self, missing: Mapping[str, Question[A]], found: dict[str, A], label: str, asking: Asking) -> None:
         """Ask what is missing, and add it to what is found."""
+        from tqdm import tqdm
+
         self._endpoint.client  # noqa: B018  (a variable that is not set is told before anything is asked)
-        total = len(missing) + len(found)
-        waiting, done = deque(missing.items()), SimpleQueue[tuple[str, A] | Exception | None]()
-        stop = threading.Event()
+        total, todo = len(missing) + len(found), iter([*missing.items()])
+        done, stop = SimpleQueue[tuple[str, A] | Exception | None](), threading.Event()
 
         def work() -> None:
             try:
-                while waiting:
-                    try:
-                        name, question = waiting.popleft()
-                    except IndexError:
-                        break
+                for name, question in todo:
                     answer = self._answer(name, question, label, asking, stop)
                     if answer is None:
                         break
@@ -221,14 +217,14 @@ class Asker:
         threads = [threading.Thread(target=work, daemon=True) for _ in range(min(asking.concurrency, len(missing)))]
         for thread in threads:
             thread.start()
-        bar = _Bar(label, total, len(found))
+        bar = tqdm(total=total, initial=len(found), desc=label, unit="answer", mininterval=1.0)
         working = len(threads)
         try:
             while working:
                 try:
                     got = done.get(timeout=0.5)
                 except Empty:
-                    bar.show(0, self.spent, self._held())
+                    self._show(bar, 0)
                     continue
                 if got is None:
                     working -= 1
@@ -240,16 +236,25 @@ class Asker:
                     raise got
                 else:
                     found[got[0]] = got[1]
-                    bar.show(1, self.spent, self._held())
+                    self._show(bar, 1)
         finally:
             stop.set()
             bar.close()
         if len(found) < total and (setting := self._reached(asking)):
-            raise UserError(
-                f"{label}: {len(found)} of {total} questions are answered, and the budget machine.asking.{setting} = "
-                f"{getattr(asking, setting)} of this run is spent ({self.spent.tokens} tokens{_money(self.spent)})",
-                f"raise machine.asking.{setting}, or run again to spend as much once more: what is answered is kept",
-            )
+            raise self._exhausted(f"{label}: {len(found)} of {total}", setting, asking)
+
+    def _exhausted(self, answered: str, setting: str, asking: Asking) -> UserError:
+        return UserError(
+            f"{answered} questions are answered, and the budget machine.asking.{setting} = {getattr(asking, setting)} "
+            f"of this run is spent ({self.spent.tokens} tokens{_money(self.spent)})",
+            f"raise machine.asking.{setting}, or run again to spend as much once more: what is answered is kept",
+        )
+
+    def _show(self, bar: Any, answered: int) -> None:
+        """Count answers; say what was spent, and how long the server will still be left alone."""
+        bar.update(answered)
+        waiting = f", waiting {held:.0f} s for the server" if (held := self._held()) > 1 else ""
+        bar.set_postfix_str(f"{self.spent.tokens} tokens{_money(self.spent)}{waiting}", refresh=bool(waiting))
 
     def _answer(self, name: str, question: Question[A], label: str, asking: Asking, stop: threading.Event) -> A | None:
         """The answer to one question; None when it may not be asked any more."""
@@ -337,25 +342,6 @@ class Asker:
             if left > PATIENCE:
                 raise InfrastructureError(f"the model server asks for a pause of {left:.0f} s")
             stop.wait(left)
-
-
-class _Bar:
-    """A progress bar with rate, ETA, and what this run took so far."""
-
-    def __init__(self, label: str, total: int, done: int) -> None:
-        from tqdm import tqdm
-
-        self._bar = tqdm(total=total, initial=done, desc=label, unit="answer", mininterval=1.0)
-
-    def show(self, answered: int, spent: Spent, held: float) -> None:
-        """Count answers; say what was spent, and how long the server will still be left alone."""
-        self._bar.update(answered)
-        waiting = f", waiting {held:.0f} s for the server" if held > 1 else ""
-        self._bar.set_postfix_str(f"{spent.tokens} tokens{_money(spent)}{waiting}", refresh=bool(waiting))
-
-    def close(self) -> None:
-        """Finish the bar."""
-        self._bar.close()
 
 
 def _money(spent: Spent) -> str:

@@ -36,6 +36,8 @@ STATES = {
     "missing": ("yellow", "outputs missing"),
     "stale": ("red", "stale"),
     "never run": ("red", "never run"),
+    "running": ("bold green", "runs now"),
+    "changing": ("yellow", "changes right now"),
 }
 
 
@@ -69,15 +71,20 @@ def results(
 @app.command()
 def status() -> None:
     """Which stages of the pipeline are up to date, stale or missing, and why."""
+    from captrain import processes
     from captrain.provenance import stage_states
 
-    states = stage_states(_root())
+    root = _root().resolve()
+    running, _ = processes.running(root, processes.pipeline(root))
+    states = stage_states(root, running)
     table = Table("stage", "state", "why", title="pipeline", title_justify="left")
     for one in states:
         colour, words = STATES[one.state]
         table.add_row(one.name, Text(words, colour), Text("\n".join(one.reasons)))
     idle = all(one.state in ("fresh", "cached") for one in states)
-    _print(table, "nothing to do" if idle else "`dvc repro` brings the pipeline up to date")
+    busy = any(one.state in ("running", "changing") for one in states)
+    words = "`captrain watch` follows what runs" if busy else "`dvc repro` brings the pipeline up to date"
+    _print(table, "nothing to do" if idle else words)
 
 
 @app.command()
@@ -86,12 +93,13 @@ def watch(
     interval: Annotated[float, typer.Option(min=0.5, help="Seconds between two looks.")] = 5.0,
 ) -> None:
     """Which stage runs, how far it is, and which are to come, until interrupted; changes nothing and takes no lock."""
-    from captrain import watch as watching
+    from captrain import live
+    from captrain.watch import Watch
 
     if once:
-        _print(*watching.shown(watching.Watch(_root()).look()))
+        _print(*live.shown(Watch(_root()).look()))
     else:
-        watching.follow(_root(), interval)
+        live.follow(_root(), interval)
 
 
 @app.command()

@@ -91,19 +91,19 @@ class Target:
     @property
     def tools(self) -> list[dict[str, Any]]:
         """OpenAI function schemas of all tools."""
-        return self._call("tools", "no task", lambda: self.environment.tools)
+        return self.call("tools", "no task", lambda: self.environment.tools)
 
     @property
     def about(self) -> dict[str, Any]:
         """What the environment says of itself: versions, data hashes, simulated user; {} where it says nothing."""
-        return self._call("about", "no task", lambda: getattr(self.environment, "about", {}))
+        return self.call("about", "no task", lambda: getattr(self.environment, "about", {}))
 
     @property
     def fingerprint(self) -> str:
         """Identity of its behaviour: changes when code, parameters, or what it says of itself change."""
         return digest(self._code, self.about) if self.about else self._code
 
-    def _call(self, what: str, task: str, function: Callable[[], T]) -> T:
+    def call(self, what: str, task: str, function: Callable[[], T]) -> T:
         """Attribute what the other side raises, once, here. Only this boundary may catch everything: the code
         beyond it is not ours."""
         try:
@@ -122,7 +122,7 @@ class Target:
         Raises:
             EnvironmentFault: not that many, a repeated id, or a task that claims another split.
         """
-        raw = self._call("tasks", f"split {split}", lambda: self.environment.tasks(split, count))
+        raw = self.call("tasks", f"split {split}", lambda: self.environment.tasks(split, count))
         try:
             tasks = [Task.model_validate(task) for task in raw]
         except ValidationError as error:
@@ -148,7 +148,7 @@ class Target:
         environment: Any = self.environment
         if not hasattr(environment, "size"):
             return None
-        return self._call("size", f"split {split}", lambda: environment.size(split))
+        return self.call("size", f"split {split}", lambda: environment.size(split))
 
     def open(self, task: Task, key: str = "") -> "GuardedEpisode":
         """A task as an episode, opened when its messages are first asked for; `key` names the randomness of the
@@ -158,7 +158,7 @@ class Target:
     def _opened(self, task: Task, key: str) -> Episode:
         environment: Any = self.environment
         more = {"key": key} if self._keyed else {}
-        return self._call("open", task.id, lambda: environment.open(task.model_dump(), **more))
+        return self.call("open", task.id, lambda: environment.open(task.model_dump(), **more))
 
     def score(self, task: Task, messages: Sequence[Message]) -> Score:
         """Score recorded messages.
@@ -166,7 +166,7 @@ class Target:
         Raises:
             EnvironmentFault: the environment raised, or its reward is not a number in [0, 1].
         """
-        raw = self._call("score", task.id, lambda: self.environment.score(task.model_dump(), list(messages)))
+        raw = self.call("score", task.id, lambda: self.environment.score(task.model_dump(), list(messages)))
         try:
             score = Score.model_validate(raw)
         except ValidationError as error:
@@ -182,7 +182,7 @@ class Target:
 
     def reference(self, task: Task) -> list[Message]:
         """The assistant messages of a reference solution."""
-        return self._call("reference", task.id, lambda: self.environment.reference(task.model_dump()))
+        return self.call("reference", task.id, lambda: self.environment.reference(task.model_dump()))
 
     def play(self, task: Task, actions: Sequence[Message]) -> list[Message]:
         """Play assistant messages in order until they run out or the episode ends; returns all messages."""
@@ -201,7 +201,7 @@ class Target:
         environment: Any = self.environment
         if not hasattr(environment, "idle"):
             return self.score(task, self.play(task, [IDLE]))
-        return self.score(task, self._call("idle", task.id, lambda: environment.idle(task.model_dump())))
+        return self.score(task, self.call("idle", task.id, lambda: environment.idle(task.model_dump())))
 
 
 class GuardedEpisode:
@@ -232,13 +232,13 @@ class GuardedEpisode:
 
     def step(self, message: Message) -> tuple[list[Message], bool]:
         """See `Episode.step`."""
-        return self._target._call("step", self._task.id, lambda: self._episode.step(message))
+        return self._target.call("step", self._task.id, lambda: self._episode.step(message))
 
     def close(self) -> None:
         """Let go of what the episode holds outside of this process, if it was opened."""
         close = getattr(self._opening, "close", None)
         if close is not None:
-            self._target._call("close", self._task.id, close)
+            self._target.call("close", self._task.id, close)
 
     def reference(self) -> list[Message]:
         """The assistant messages of the task's reference solution, for scripted policies."""

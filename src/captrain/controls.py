@@ -29,13 +29,14 @@ from captrain.environments.pairs import publish_some
 from captrain.environments.subject import Standard, standard
 from captrain.environments.synthesis import Synthesized, brief, synthesize
 from captrain.environments.templates import NoTemplate
+from captrain.machine import Machine
 from captrain.playing import Acting
 from captrain.policies import Policy
 from captrain.records import Capability, LedgerEntry, Passport, Rollout, Task, load, publish, publish_json, publish_text
 from captrain.routing import EXAMPLES, examples, members, openings
 from captrain.routing.gains import able, gains
 from captrain.routing.routes import Known
-from captrain.spec import Component, Machine, Spec, build
+from captrain.spec import Component, Spec, build
 
 STAGE = "controls"
 NAMES = ("random", "failures", "lowest")

@@ -38,8 +38,8 @@ from tqdm import tqdm
 from captrain.errors import InfrastructureError, UserError
 from captrain.jobs import ALIVE, JOBS, Attempt, State, Submission, job_named, note, states, submissions
 from captrain.keys import content, key_of
+from captrain.machine import Slurm
 from captrain.records import digest
-from captrain.spec import Slurm
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

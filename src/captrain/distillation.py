@@ -24,10 +24,11 @@ from captrain import launch
 from captrain.adapters import Learner, Place, Trained, adapter_digest, places_of, settle
 from captrain.contract import Target
 from captrain.errors import UserError
+from captrain.machine import Machine
 from captrain.policies import load_policy, model_of
 from captrain.records import Rollout, Task, code_digest, digest, publish_json, publish_text
 from captrain.rollouts import CODE, Adapter, collect, pass_rate, spent
-from captrain.spec import Component, Machine, Spec, build
+from captrain.spec import Component, Spec, build
 
 WORKSPACES = Path(".cache/distillation")
 

@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import yaml
 
 from captrain.errors import InfrastructureError, UserError
+from captrain.machine import Accelerate
 from captrain.records import publish_json, publish_text
-from captrain.spec import Accelerate
 
 if TYPE_CHECKING:
     from captrain.adapters import GRPO, Job
@@ -96,6 +96,30 @@ def launch(job: "Job", trainer: "GRPO", workspace: Path) -> None:
         Whatever `UserError` or `InfrastructureError` a process raises first.
         RuntimeError: a process raised anything else; its text is the traceback.
     """
+    _check(job, trainer)
+    config, order = workspace / "accelerate.yaml", workspace / "job.pkl"
+    log, failure = workspace / "processes.log", workspace / "failure.pkl"
+    publish_text(config, yaml.safe_dump(configuration(job.machine.accelerate), sort_keys=False))
+    order.write_bytes(pickle.dumps(job))
+    for path in workspace.glob("failure*.pkl"):
+        path.unlink()
+    status = _run(config, order, log)
+    told = log.read_text(errors="replace")
+    # Those that are left when one is killed fail for want of it, and are told to end.
+    killed = set(re.findall(r"Signal \d+ \((SIG\w+)\) received by PID", told)) - {"SIGTERM"}
+    if failure.exists() and not killed:
+        raise pickle.loads(failure.read_bytes())
+    if status or not (workspace / "result.json").exists():
+        lines = "".join(f"\n    {line}" for line in told.splitlines()[-TAIL:])
+        how = f"one was killed ({', '.join(killed)})" if killed else f"they ended with status {status}:{lines}"
+        raise UserError(
+            f"training {job.name}: of its {job.machine.accelerate.processes} processes {how}",
+            f"see {log}; run again to go on from the last checkpoint, with smaller machine.accelerate.rows or more "
+            "processes if it was memory",
+        )
+
+
+def _check(job: "Job", trainer: "GRPO") -> None:
     import torch
 
     processes = job.machine.accelerate.processes
@@ -110,12 +134,10 @@ def launch(job: "Job", trainer: "GRPO", workspace: Path) -> None:
             f"machine.accelerate.processes = {processes}, and {torch.cuda.device_count()} GPUs are visible",
             "choose as many processes as GPUs, or fewer",
         )
-    config, order = workspace / "accelerate.yaml", workspace / "job.pkl"
-    log, failure = workspace / "processes.log", workspace / "failure.pkl"
-    publish_text(config, yaml.safe_dump(configuration(job.machine.accelerate), sort_keys=False))
-    order.write_bytes(pickle.dumps(job))
-    for path in workspace.glob("failure*.pkl"):
-        path.unlink()
+
+
+def _run(config: Path, order: Path, log: Path) -> int:
+    """The status that the processes end with."""
     command = [
         *(sys.executable, "-I", str(KEEPER), str(GRACE)),
         *(sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config)),
@@ -129,23 +151,10 @@ def launch(job: "Job", trainer: "GRPO", workspace: Path) -> None:
         )  # fmt: skip
     assert running.stdin is not None
     try:
-        status = running.wait()
+        return running.wait()
     finally:
         running.stdin.close()
         running.wait()
-    told = log.read_text(errors="replace")
-    # Those that are left when one is killed fail for want of it, and are told to end.
-    killed = set(re.findall(r"Signal \d+ \((SIG\w+)\) received by PID", told)) - {"SIGTERM"}
-    if failure.exists() and not killed:
-        raise pickle.loads(failure.read_bytes())
-    if status or not (workspace / "result.json").exists():
-        lines = "".join(f"\n    {line}" for line in told.splitlines()[-TAIL:])
-        how = f"one was killed ({', '.join(killed)})" if killed else f"they ended with status {status}:{lines}"
-        raise UserError(
-            f"training {job.name}: of its {processes} processes {how}",
-            f"see {log}; run again to go on from the last checkpoint, with smaller machine.accelerate.rows or more "
-            "processes if it was memory",
-        )
 
 
 def size() -> int:
@@ -239,7 +248,7 @@ def main() -> None:
     """Entry point of a process: leave what it cannot mend in the workspace."""
     from captrain import launch
 
-    launch._prepare(os.getppid())
+    launch.prepare(os.getppid())
     order = Path(sys.argv[1])
     try:
         train(order)

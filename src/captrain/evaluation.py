@@ -358,3 +358,19 @@ def read(folder: Path, name: str) -> pd.DataFrame:
     if not path.exists():
         raise UserError(f"{path} is missing", "run `dvc repro evaluation` to make it")
     return pd.read_csv(path)
+
+
+def reading(row: Mapping[str, Any], level: float = 0.05) -> str:
+    """What to read in a row of `Evaluation.differences`: an interval that excludes 0 is not enough where the test,
+    corrected for all comparisons of the table, does not agree. The interval alone decides where nothing was tested.
+
+    Args:
+        row: at least `distinguishable`, and `p_holm` where there is one; None and NaN are none.
+        level: of the test, 1 - confidence of the intervals.
+    """
+    corrected = row.get("p_holm")
+    if not row["distinguishable"]:
+        return "not distinguishable"
+    if corrected is not None and corrected >= level:  # NaN is no number that reaches it
+        return "not distinguishable after correction"
+    return "distinguishable"

@@ -2,36 +2,44 @@
 
 Whoever clones the repository can redraw every figure from the small committed files. Two runs give the same bytes:
 nothing is drawn that depends on time or on the order of a directory, and dates and program versions stay out of the
-files' metadata. Figures are made without pyplot: no display, no global state.
+files' metadata. Published numbers are drawn in grey, in panels of their own unless the same thing was measured. Figures
+of several runs are in `captrain.studies`, the style of both in `captrain.drawing`.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 import pandas as pd
 import seaborn as sns
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
+from captrain.comparison import versus
+from captrain.drawing import GREY, HEADLINE, MERGING, ROUTING, Line, compare, ordered, render, tint
 from captrain.errors import UserError
-from captrain.methods import label
+from captrain.methods import TRACE, label
+from captrain.published import published, reference
+from captrain.thresholds import replayed
 
 NEEDED = (
     "evaluation/main.csv",
+    "evaluation/differences.csv",
     "evaluation/kinds.csv",
     "evaluation/metrics.json",
     "capabilities/selection.json",
+    "capabilities/stability.csv",
     "adapters/history.csv",
     "grpo_target/history.csv",
 )
 TRAINED = ("adapters", "grpo_target", "awm", "single", "mixed", "ramp")
 """Stages that train by reinforcement."""
-METADATA = {"pdf": {"CreationDate": None, "Creator": None, "Producer": None}, "png": {"Software": None}}
-HEADLINE = ("base", "grpo_target", "gepa", "trace")
+SMOOTH = 5
+"""Updates that a training curve is averaged over."""
 
 
 def draw(results: Path, out: Path) -> list[Path]:
@@ -50,56 +58,62 @@ def draw(results: Path, out: Path) -> list[Path]:
     figures: dict[str, Callable[[Path], Figure]] = {
         "main": main,
         "capabilities": lambda results: capabilities(_selection(results)),
+        "stability": stability,
+        "thresholds": thresholds,
         "training": training,
         "kinds": kinds,
+        "routing": routing,
+        "merging": merging,
     }
     for name in NEEDED:
         if not (results / name).exists():
             raise UserError(f"{results / name} is missing", f"run `dvc repro {name.split('/')[0]}` to make it")
+    if not _rows(results, TRACE, ("merged:",)):
+        del figures["merging"]
+        print("merging: not drawn, for no merged adapter was played; `dvc exp run -S experiment=all_methods` plays all")
     return render({name: partial(make, results) for name, make in figures.items()}, out)
 
 
-def render(figures: Mapping[str, Callable[[], Figure]], out: Path) -> list[Path]:
-    """Draw each figure in the one style and write it to `out` as PDF and PNG; returns the files written."""
-    out.mkdir(parents=True, exist_ok=True)
-    written: list[Path] = []
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # a matplotlibrc of the machine must not change a byte
-        sns.set_theme(context="paper", style="whitegrid", font="DejaVu Sans")
-        for name, make in figures.items():
-            figure = make()
-            figure.draw_without_rendering()
-            figure.set_layout_engine("none")  # laid out now: not again for each file
-            for kind, metadata in METADATA.items():
-                path = out / f"{name}.{kind}"
-                figure.savefig(path, dpi=150, metadata=metadata)
-                written.append(path)
-    return written
-
-
 def main(results: Path) -> Figure:
-    """Pass rate of every method with its interval; rollouts spent are written beside it."""
-    table = pd.read_csv(results / "evaluation/main.csv")
+    """Every method: pass rate with its interval, rollouts spent beside it, and the difference to TRACE. Published
+    rates are marked where they are of the same thing."""
+    return _compared(results, "Pass rate by method (rollouts spent)", None)
+
+
+def routing(results: Path) -> Figure:
+    """Ways of choosing an adapter for a task between what chance and the best possible choice come to."""
+    return _compared(results, "Routing, its bounds and its controls", ROUTING)
+
+
+def merging(results: Path) -> Figure:
+    """One adapter made of TRACE's, in several ways, against TRACE, which routes to them."""
+    return _compared(results, "Merged adapters and TRACE, which routes (rollouts spent)", MERGING)
+
+
+def _compared(results: Path, title: str, wanted: Sequence[str] | None) -> Figure:
     confidence = json.loads((results / "evaluation/metrics.json").read_text())["confidence"]
-    rows = table.dropna(subset=["pass_rate"]).to_dict("records")
-    figure = Figure(figsize=(6.4, 0.9 + 0.33 * len(rows)), layout="constrained")
-    axes = figure.subplots()
-    colours = sns.color_palette("deep")
-    for place, row in enumerate(rows):
-        headline = row["method"] in HEADLINE
-        colour = colours[HEADLINE.index(row["method"])] if headline else "0.45"
-        axes.plot([row["low"], row["high"]], [place, place], color=colour, linewidth=2.2 if headline else 1.4)
-        axes.plot(row["pass_rate"], place, marker="o" if headline else "D", color=colour, markersize=6)
-    axes.set_yticks(range(len(rows)), [_spent(row) for row in rows])
-    axes.invert_yaxis()
-    axes.set_xlabel(f"pass rate on the test split, with {confidence:.0%} interval over tasks")
-    axes.set_title("Pass rate by method (rollouts spent)", loc="left")
-    sns.despine(figure, left=True)
-    return figure
+    rows, (name, known) = _rows(results, TRACE, wanted), reference(results)
+    note = f"Open diamonds: as published ({published().paper}; {name}); measured there, not here." if known else ""
+    return compare({"": rows}, TRACE, title, f"pass rate, with {confidence:.0%} interval over test tasks", note)
 
 
-def _spent(row: dict[Any, Any]) -> str:
-    return f"{row['label']} ({row['rollouts_spent']:,})"
+def _rows(results: Path, against: str, wanted: Sequence[str] | None) -> list[Line]:
+    """The methods of the evaluation whose rate is defined, in the order of `wanted` (names or their beginnings), or
+    all in the order of the table."""
+    main = pd.read_csv(results / "evaluation/main.csv").dropna(subset=["pass_rate"])
+    differences = versus(pd.read_csv(results / "evaluation/differences.csv").to_dict("records"), against)
+    _, known = reference(results)
+    found = {
+        row["method"]: Line(
+            row["method"],
+            f"{row['label']} ({row['rollouts_spent']:,})",
+            *(row["pass_rate"], row["low"], row["high"]),
+            difference=differences.get(row["method"]),
+            published=known.get(row["method"]),
+        )
+        for row in main.to_dict("records")
+    }
+    return [found[name] for name in ordered(found, wanted)]
 
 
 def _selection(results: Path) -> dict[str, Any]:
@@ -159,30 +173,118 @@ def _name_points(figure: Figure, points: list[dict[str, Any]]) -> None:
         )
 
 
+def stability(results: Path) -> Figure:
+    """How often each candidate was retained, and its coverage and gap, run by run of the labelling; beside it how often
+    those of the paper were."""
+    selection, runs = _selection(results), pd.read_csv(results / "capabilities/stability.csv")
+    limits, candidates = selection["thresholds"], selection["candidates"]
+    figure = Figure(figsize=(11.2, 1.6 + 0.24 * max(len(candidates), 9)), layout="constrained")
+    grid = figure.subplots(1, 4, width_ratios=(3, 3, 3, 3))
+    for axes in grid[1:3]:
+        axes.sharey(grid[0])
+    chosen = sns.color_palette("deep")[2]
+    for place, one in enumerate(candidates):
+        shade = chosen if one["selected"] else "0.6"
+        grid[0].barh(place, one["runs_retained"], color=shade, height=0.6)
+        own = runs[runs["capability"] == one["id"]]
+        # Runs beside each other in their order, so that equal values do not hide each other.
+        heights = place + np.linspace(-0.28, 0.28, len(own)) if len(own) > 1 else [place] * len(own)
+        for axes, column in zip(grid[1:3], ("coverage", "gap"), strict=True):
+            axes.scatter(own[column], heights, s=9, color=shade, linewidth=0)
+    grid[0].axvline(limits["agreement"], color="0.2", linestyle="--", linewidth=1)
+    grid[1].axvline(limits["coverage"], color="0.2", linestyle="--", linewidth=1)
+    grid[2].axvline(limits["delta"], color="0.2", linestyle="--", linewidth=1)
+    grid[0].set_yticks(range(len(candidates)), [one["name"] for one in candidates])
+    grid[0].set_ylim(max(len(candidates), 1) - 0.5, -0.5)
+    for axes in grid[1:3]:
+        axes.tick_params(labelleft=False)
+    count = candidates[0]["runs"] if candidates else 0
+    grid[0].set_xlabel(f"runs of {count} that retain it")
+    grid[1].set_xlabel("coverage, a point for each run")
+    grid[2].set_xlabel("gap, a point for each run")
+    grid[0].set_title("Candidates over labelling runs (thresholds dashed)", loc="left")
+    for axes in (grid[0], grid[3]):
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
+    _published_selection(grid[3])
+    known = published()
+    note = f"Grey outlines: {known.paper}; {known.selection.source}: another model, other benchmarks."
+    figure.supxlabel(note, fontsize=7.5, color=GREY)
+    sns.despine(figure, left=True)
+    return figure
+
+
+def _published_selection(axes: Axes) -> None:
+    known = published().selection
+    axes.barh(range(len(known.times)), list(known.times.values()), height=0.6, facecolor="none", edgecolor=GREY)
+    axes.axvline(known.needed, color=GREY, linestyle="--", linewidth=1)
+    axes.set_yticks(range(len(known.times)), list(known.times), color=GREY)
+    axes.set_ylim(len(known.times) - 0.5, -0.5)
+    axes.set_xlabel(f"runs of {known.runs} that retain it", color=GREY)
+    axes.set_title("As published", loc="left", color=GREY)
+
+
+def thresholds(results: Path) -> Figure:
+    """What would be selected over a grid of thresholds, replayed from the account of the selection."""
+    selection = _selection(results)
+    limits, candidates = selection["thresholds"], selection["candidates"]
+    deltas, coverages = [one / 10 for one in range(1, 10)], [one / 20 for one in range(1, 9)]
+    cells = {(d, c): replayed(selection, d, c) for d in deltas for c in coverages}
+    numbers = {one["id"]: place for place, one in enumerate(candidates, start=1)}
+    occurring = [one for one in candidates if any(one["id"] in cell for cell in cells.values())]
+    figure = Figure(figsize=(6.4, 4.4), layout="constrained")
+    axes = figure.subplots()
+    counts = np.array([[len(cells[d, c]) for d in deltas] for c in coverages])
+    axes.imshow(counts, cmap=sns.light_palette("seagreen", as_cmap=True), origin="lower", aspect="auto", vmin=0)
+    for (d, c), cell in cells.items():
+        said = " ".join(str(number) for number in sorted(numbers[slug] for slug in cell)) or "-"
+        own = (d, c) == (limits["delta"], limits["coverage"])
+        look = {"fontsize": 7.5, "fontweight": "bold" if own else "normal"}
+        dark = len(cell) > 0.7 * max(counts.max(), 1)
+        place = deltas.index(d), coverages.index(c)
+        axes.text(*place, said, ha="center", va="center", color="white" if dark else "0.2", **look)
+    axes.set_xticks(range(len(deltas)), [f"{one:g}" for one in deltas])
+    axes.set_yticks(range(len(coverages)), [f"{one:g}" for one in coverages])
+    axes.grid(visible=False)
+    axes.set_xlabel("delta: least gap")
+    axes.set_ylabel("least coverage")
+    axes.set_title("Selected capabilities by threshold (as configured: bold)", loc="left")
+    legend = "   ".join(f"{numbers[one['id']]} {one['name']}" for one in occurring) or "nothing is selected anywhere"
+    figure.supxlabel(legend, fontsize=7.5)
+    return figure
+
+
 def training(results: Path) -> Figure:
-    """Reward, success and the share of informative groups over rollouts spent, one line an adapter."""
-    paths = [results / stage / "history.csv" for stage in TRAINED]
-    parts = [pd.read_csv(path) for path in paths if path.exists()]
-    history = pd.concat([part for part in parts if len(part)] or parts[:1])
-    figure = Figure(figsize=(9.6, 3.4), layout="constrained")
-    grid = figure.subplots(1, 3, sharex=True, sharey=True)
-    names = list(history["adapter"].drop_duplicates())
+    """Reward, success and the share of informative groups over rollouts spent, one line an adapter: TRACE's beside GRPO
+    on the target, and beneath them the adapters of the other baselines that were trained."""
+    histories = {stage: results / stage / "history.csv" for stage in TRAINED}
+    lines = {
+        stage: list(pd.read_csv(path).groupby("adapter", sort=False))
+        for stage, path in histories.items()
+        if path.exists()
+    }
+    own = [line for stage in ("adapters", "grpo_target") for line in lines[stage]]
+    others = [line for stage in TRAINED[2:] for line in lines.get(stage, [])]
+    rows = [some for some in (own, others) if some] or [own]
+    figure = Figure(figsize=(9.6, 0.4 + 3.0 * len(rows)), layout="constrained")
+    grid = figure.subplots(len(rows), 3, sharex=True, sharey=True, squeeze=False)
     panels = {
         "reward": "mean reward",
         "success": "success rate",
         "informative": "share of informative groups",
     }
-    for axes, (column, title) in zip(grid, panels.items(), strict=True):
-        for name, colour in zip(names, sns.color_palette("colorblind", len(names)), strict=True):
-            lines = history[history["adapter"] == name]
-            own = {"color": "0.15", "linestyle": "--"} if name == "grpo_target" else {"color": colour}
-            axes.plot(lines["rollouts"], lines[column], label=_adapter(name), linewidth=1.4, **own)
-        axes.set_title(title, loc="left")
-        axes.set_xlabel("rollouts spent")
-        axes.set_ylim(-0.02, 1.02)
-    if names:
-        handles, labels = grid[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(3, len(labels)), frameon=False)
+    for panels_of, some in zip(grid, rows, strict=True):
+        colours = sns.color_palette("colorblind", len(some))
+        for axes, (column, title) in zip(panels_of, panels.items(), strict=True):
+            for (name, line), shade in zip(some, colours, strict=True):
+                look = {"color": "0.15", "linestyle": "--"} if name == "grpo_target" else {"color": shade}
+                smooth = line[column].rolling(SMOOTH, min_periods=1).mean()
+                axes.plot(line["rollouts"], smooth, label=_adapter(str(name)), linewidth=1.4, **look)
+            axes.set_title(title, loc="left")
+            axes.set_ylim(-0.02, 1.02)
+        if some:
+            panels_of[0].legend(fontsize=6.5, frameon=True)
+    for axes in grid[-1]:
+        axes.set_xlabel(f"rollouts spent; means of {SMOOTH} updates", fontsize=8)
     sns.despine(figure)
     return figure
 
@@ -199,7 +301,7 @@ def kinds(results: Path) -> Figure:
     figure = Figure(figsize=(6.4, 1.2 + 0.5 * len(names)), layout="constrained")
     axes = figure.subplots()
     for index, method in enumerate(methods):
-        colour = sns.color_palette("deep")[HEADLINE.index(method)]
+        colour = tint(method)
         rows = [row for row in table.dropna(subset=["pass_rate"]).to_dict("records") if row["method"] == method]
         places = [names.index(str(row["kind"])) + 0.2 * (index - (len(methods) - 1) / 2) for row in rows]
         for place, row in zip(places, rows, strict=True):
@@ -209,7 +311,7 @@ def kinds(results: Path) -> Figure:
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_xlim(-0.02, 1.02)
-    axes.set_xlabel("pass rate on the test split")
+    axes.set_xlabel("pass rate on the test split; differences by kind are not tested")
     axes.set_title("Pass rate by task kind", loc="left")
     figure.legend(loc="outside lower center", ncols=len(methods), frameon=False)
     sns.despine(figure, left=True)

@@ -10,6 +10,7 @@ import re
 import subprocess
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -123,15 +124,18 @@ def states(jobs: Collection[str]) -> dict[str, State]:
 
 
 def job_named(name: str, since: str) -> str | None:
-    """The id of the job or array of this name, which was submitted after `since`, if Slurm has heard of one."""
+    """The id of the job or array of this name, if Slurm has heard of one; `since` is when it was submitted, at the
+    earliest and by this machine's clock."""
     try:
         found = _slurm("squeue", "--me", "--noheader", "--states=all", "--format=%F", f"--name={name}")
     except InfrastructureError as error:
         raise UserError(f"Slurm does not answer: {error}", "see that it runs, and run again") from None
     if not found.split():
+        # sacct leaves out what was over by then on the controller's clock, which may be behind; the name is ours alone.
+        early = (datetime.fromisoformat(since) - timedelta(days=1)).isoformat()
         with suppress(InfrastructureError):
             wanted = ("sacct", "-X", "--noheader", "--parsable2", "--format=JobID", f"--name={name}")
-            found = _slurm(*wanted, f"--starttime={since}")
+            found = _slurm(*wanted, f"--starttime={early}")
     return next((line.split("_")[0] for line in found.split()), None)
 
 

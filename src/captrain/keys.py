@@ -14,11 +14,11 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from captrain.machine import Machine
 from captrain.records import digest, file_digest
-from captrain.spec import Machine
 
 PACKAGE = Path(__file__).parent
-PLAIN = {"components", "dispatch", "errors", "jobs", "keys", "launch", "spec"}
+PLAIN = {"components", "conf", "dispatch", "errors", "jobs", "keys", "launch", "machine", "spec"}
 """Parts of this package that never change what a function computes."""
 
 

@@ -18,7 +18,7 @@ from typing import TypeVar
 from tqdm import tqdm
 
 from captrain.errors import UserError
-from captrain.spec import Machine
+from captrain.machine import Machine
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -61,7 +61,7 @@ def progress(done: int, total: int, said: str = "") -> None:
 
 def _spread(function: Callable[[Item], Result], items: Sequence[Item], workers: int, label: str) -> list[Result]:
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(workers, len(items)), context, initializer=_prepare, initargs=(os.getpid(),)) as pool:
+    with ProcessPoolExecutor(min(workers, len(items)), context, initializer=prepare, initargs=(os.getpid(),)) as pool:
         futures = [pool.submit(function, item) for item in items]
         for future in tqdm(futures, desc=label, unit="item"):
             future.exception()
@@ -74,7 +74,8 @@ def _spread(function: Callable[[Item], Result], items: Sequence[Item], workers: 
             ) from None
 
 
-def _prepare(parent: int) -> None:
+def prepare(parent: int) -> None:
+    """Make this process a worker: one thread, and over when its parent, by process id, is."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"
 

@@ -6,6 +6,7 @@ imports this module when one is first asked for.
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -132,17 +133,17 @@ def load_routes(root: Root = ".") -> pd.DataFrame:
     return _table(_there(root, "results/routes/routes.csv", "routes"))
 
 
-def load_outcomes(root: Root = ".") -> pd.DataFrame:
+def load_outcomes(root: Root = ".", rollouts: Sequence[Rollout] | None = None) -> pd.DataFrame:
     """One row a rollout of the evaluation: rollout, task, kind, arm, trial, outcome, reward, prompt and completion
     tokens. An arm is "base", or the name by which its stage knows its adapter or its prompt; a composition of adapters
-    is named by its digest.
+    is named by its digest. `rollouts` are those of the evaluation where they were read already.
 
     >>> captrain.load_outcomes().pivot(index="task", columns="arm", values="reward").to_dict("records")
     [{'base': 0.0, 'record_selection': 1.0}]
     """
     entries = [(name, row) for index in _indices(root).values() for name, row in index]
     adapters = {row["digest"]: name for name, row in reversed(entries) if row["path"]}
-    rollouts = load_rollouts(root, "evaluation")
+    rollouts = load_rollouts(root, "evaluation") if rollouts is None else rollouts
     # The base is played first, then the prompts in the order of their stages.
     policies = list(dict.fromkeys(rollout.policy for rollout in rollouts))
     prompts = dict(zip(policies, ["base", *(name for name, row in entries if row.get("guidance"))], strict=False))

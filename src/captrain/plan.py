@@ -17,6 +17,7 @@ from rich.text import Text
 from captrain.assumptions import USABLE, splits
 from captrain.errors import UserError
 from captrain.estimate import Estimate, Node, Work
+from captrain.grounds import assumptions, warnings
 from captrain.spec import Spec, choice, compose
 
 
@@ -68,7 +69,7 @@ def plan(spec: Spec, node: Node, title: str = "") -> Plan:
     low, high = Estimate(spec, node, 1), Estimate(spec, node, spec.environments.rounds, 1.0)
     problems = [*_temperature(spec), *_tasks(spec), *_gpus(low), *_memory(low)]
     works = low.works(), high.works()
-    return Plan(title, *works, low.assumptions(), low.warnings(works[0][-1].money), problems)
+    return Plan(title, *works, assumptions(low), warnings(low, works[0][-1].money), problems)
 
 
 def _temperature(spec: Spec) -> list[UserError]:

@@ -13,10 +13,11 @@ from typing import Any, Protocol
 from captrain import launch
 from captrain.benchmarks import load_benchmark
 from captrain.contract import Target
+from captrain.machine import Machine
 from captrain.policies import Policy, load_policy
 from captrain.records import Purpose, Rollout, Task
 from captrain.rollouts import Adapter, collect
-from captrain.spec import Component, Machine
+from captrain.spec import Component
 
 SHARDS = 4
 """Jobs for one part: each plays several times as long as it takes to come up, and there are seldom more GPUs free."""

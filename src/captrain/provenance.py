@@ -4,13 +4,13 @@ DVC knows what a stage was run on (dvc.lock) and what is here; git knows what is
 first in plain words, `verify` holds both against each other. Outputs in DVC's cache alone (artifacts/) are absent in a
 fresh clone: that is reported as not checked, and is no fault, because their hashes are in dvc.lock and every stage
 that read them recorded the same hash.
+
+Looking takes no lock: `dvc repro` waits three seconds for its own and then gives up, so that somebody who holds it
+while hashing would end the run. What changes while it is looked at is called so; what runs is told by the caller.
 """
 
-import csv
-import io
 import json
 import logging
-import math
 import subprocess
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,12 +20,15 @@ from typing import Any, Literal
 
 import yaml
 
-from captrain import spec
+from captrain import processes, spec
 from captrain.errors import UserError
+from captrain.versions import difference, flat
 
 Kind = Literal["never run", "changed", "altered", "uncached", "missing", "absent", "cached", "absent input"]
-State = Literal["fresh", "cached", "waiting", "missing", "stale", "never run"]
+State = Literal["fresh", "cached", "waiting", "missing", "stale", "never run", "running", "changing"]
 STALE = ("changed", "altered", "uncached")
+LOOKS = 3
+"""How often the stages are looked at until nothing is recorded meanwhile."""
 SPEC = "results/spec.yaml"
 
 
@@ -63,19 +66,19 @@ class Verification:
 
 @contextmanager
 def _pipeline(root: Path) -> Iterator[Any]:
-    """The DVC repository at `root`, locked, and DVC silent."""
+    """The DVC repository at `root`, not locked, and DVC silent."""
     from dvc.exceptions import DvcException  # a second to import
     from dvc.repo import Repo
 
     logging.getLogger("dvc").setLevel(logging.CRITICAL)
     try:
-        with Repo(str(root)) as repo, repo.lock:
+        with Repo(str(root)) as repo:
             yield repo
     except DvcException as error:
         message = " ".join(str(error).split())
         raise UserError(
             f"DVC cannot read the pipeline in {root.name}/: {message}",
-            "run `dvc status` for the details; if another dvc command is running, wait for its end",
+            "run it again if another dvc command is at work, which may have been writing; else see `dvc status`",
         ) from error
 
 
@@ -151,40 +154,56 @@ def _value(values: Mapping[str, Any], key: str) -> str:
     return json.dumps(values[key], default=str) if key in values else "(none)"
 
 
-def flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Leaves of nested mappings and lists by dotted path; an empty mapping or list is a leaf."""
-    pairs: Any = None
-    if isinstance(value, Mapping):
-        pairs = value.items()
-    elif isinstance(value, list | tuple):
-        pairs = enumerate(value)
-    if not pairs:
-        return {prefix: value} if prefix else {}
-    return {
-        key: leaf
-        for name, inner in pairs
-        for key, leaf in flat(inner, f"{prefix}.{name}" if prefix else str(name)).items()
-    }
-
-
-def stage_states(root: Path) -> list[StageState]:
+def stage_states(root: Path, running: Collection[str] = ()) -> list[StageState]:
     """The state of every stage, in the order of the pipeline.
 
     fresh: nothing to do; cached: outputs can be put back; missing: outputs must be made again; stale: something it
-    was run on changed; never run; waiting: fresh or cached itself, but a stage before it is not.
+    was run on changed; never run; waiting: fresh or cached itself, but a stage before it is not; running; changing:
+    its files came or went while they were looked at.
+
+    Args:
+        root: the folder that holds dvc.yaml.
+        running: stages that run now (`processes.running`): what they write is not whole, and is not looked at.
 
     Raises:
-        UserError: there is no DVC pipeline, it does not parse, or another dvc command holds its lock.
+        UserError: there is no DVC pipeline, it does not parse, or dvc.lock is written faster than it can be looked at.
     """
+    root = root.resolve()
+    for _ in range(LOOKS):
+        before = _recorded(root)
+        states = _look(root, running)
+        if _recorded(root) == before:
+            return states
+    raise UserError(
+        f"dvc.lock was written each time that it was looked at, {LOOKS} times: stages end faster than can be told",
+        "run it again in a moment",
+    )
+
+
+def _recorded(root: Path) -> bytes:
+    path = root / "dvc.lock"
+    return path.read_bytes() if path.exists() else b""
+
+
+def _look(root: Path, running: Collection[str]) -> list[StageState]:
+    """See `stage_states`."""
     import networkx
+    from dvc.exceptions import DvcException
 
     states: dict[str, StageState] = {}
-    root = root.resolve()
     with _pipeline(root) as repo:
         stages = _stages(repo)
         outputs = {_path(out, root) for stage in stages.values() for out in stage.outs}
         for name, stage in stages.items():
-            changes = _changes(stage, outputs, root)
+            if name in running:
+                states[name] = StageState(name, "running", ("what it writes is not whole yet",))
+                continue
+            try:
+                changes = _changes(stage, outputs, root)
+            except (DvcException, OSError) as error:
+                said = " ".join(str(error).split()).replace(f"{root}/", "")
+                states[name] = StageState(name, "changing", (f"its files changed while they were looked at: {said}",))
+                continue
             kinds = {change.kind for change in changes}
             before = [_name(other) for other in networkx.descendants(repo.index.graph, stage)]
             ahead = [
@@ -216,10 +235,13 @@ def verify(root: Path) -> Verification:
     """Say whether the committed results were made by the committed code, specification and data.
 
     Raises:
-        UserError: there is no pipeline, no dvc.lock, or no git commit to compare with.
+        UserError: there is no pipeline, no dvc.lock, or no git commit to compare with; a stage runs, or one ended
+            meanwhile.
     """
     found = Verification()
     root = root.resolve()
+    before = _recorded(root)
+    _refuse_running(root)
     with _pipeline(root) as repo:
         if not (root / "dvc.lock").exists():
             raise UserError("dvc.lock is missing: no stage was ever run here", "run `dvc repro`")
@@ -234,7 +256,17 @@ def verify(root: Path) -> Verification:
     if SPEC in outputs:
         _verify_spec(root, found)
     _verify_committed(root, sorted(path for path in tracked if not Path(path).is_absolute()), found)
+    _refuse_running(root)
+    if _recorded(root) != before:
+        raise UserError("dvc.lock was written while it was verified", "wait for the end of `dvc repro`")
     return found
+
+
+def _refuse_running(root: Path) -> None:
+    """What a stage is about to replace cannot be verified."""
+    running, _ = processes.running(root, processes.pipeline(root))
+    if running:
+        raise UserError(f"{', '.join(running)} runs now: its results are not whole", "wait for the end of `dvc repro`")
 
 
 def _verify_stages(stages: Mapping[str, Any], outputs: set[str], root: Path, found: Verification) -> None:
@@ -330,44 +362,3 @@ def _how_much(root: Path, path: str) -> str:
     if not (root / path).exists():
         return ": it is missing"
     return f": {difference(_git(root, 'show', f'HEAD:./{path}'), (root / path).read_text(), Path(path).suffix)}"
-
-
-def difference(old: str, new: str, suffix: str) -> str:
-    """The largest absolute numeric difference of two versions of a .csv, .json or .jsonl file, and other changes."""
-    try:
-        before, after = _cells(old, suffix), _cells(new, suffix)
-    except ValueError as error:
-        return f"cannot be read ({error})"
-    largest, where, words = 0.0, "", 0
-    for key in before.keys() & after.keys():
-        one, two = _number(before[key]), _number(after[key])
-        if one is None or two is None:
-            words += before[key] != after[key]
-        elif (abs(one - two), key) > (largest, where):
-            largest, where = abs(one - two), key
-    parts = [f"largest difference {largest:.6g} at {where}" if largest else "no number differs"]
-    if words:
-        parts.append(f"{words} values that are not numbers differ")
-    if extra := before.keys() ^ after.keys():
-        parts.append(f"{len(extra)} cells are in one version only")
-    return ", ".join(parts)
-
-
-def _cells(text: str, suffix: str) -> dict[str, Any]:
-    """Every value of a table or document by its place."""
-    if suffix == ".csv":
-        rows = enumerate(csv.DictReader(io.StringIO(text)), start=2)
-        return {f"line {line}, {name}": value for line, row in rows for name, value in row.items()}
-    if suffix == ".jsonl":
-        return flat({f"line {line}": json.loads(one) for line, one in enumerate(text.splitlines(), start=1)})
-    return flat(json.loads(text))
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    try:
-        number = float(value)
-    except ValueError:
-        return None  # a word, compared as such
-    return number if math.isfinite(number) else None

@@ -163,13 +163,28 @@ def table(root: Path) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns).astype(numbers)
 
 
-def _ours(root: Path, rates: Rates) -> dict[tuple[str, str], tuple[float, int]]:
-    """(method, column) -> our number in the table's unit and its tasks; {} where another thing was measured."""
-    path = root / "results/spec.yaml"
+def reference(results: Path) -> tuple[str, dict[str, float]]:
+    """What was published of the very thing that was measured in `results`: the title of the table, and method -> share
+    of all tasks passed. "" and {} where another thing was measured, or no table of passed tasks is of it."""
+    for rates in published().tables.values():
+        if rates.unit != "mean" and _same(results, rates):
+            scale = 100 if rates.unit == "percent" else rates.tasks[WHOLE]
+            return rates.title, {method: values[WHOLE] / scale for method, values in rates.values.items()}
+    return "", {}
+
+
+def _same(results: Path, rates: Rates) -> bool:
+    """Whether the table's benchmark was played in `results`, with the paper's model."""
+    path = results / "spec.yaml"
     spec = yaml.safe_load(path.read_text()) if path.exists() else {}
     model = str((spec.get("base") or {}).get("model") or "").split("@")[0]
     same = all((spec.get("benchmark") or {}).get(key) == value for key, value in rates.benchmark.items())
-    if not same or model.split("/")[-1] != published().model.split("/")[-1]:
+    return same and model.split("/")[-1] == published().model.split("/")[-1]
+
+
+def _ours(root: Path, rates: Rates) -> dict[tuple[str, str], tuple[float, int]]:
+    """(method, column) -> our number in the table's unit and its tasks; {} where another thing was measured."""
+    if not _same(root / "results", rates):
         return {}
     folder = root / "results/evaluation"
     frames = [read(folder, "main").assign(kind=WHOLE), read(folder, "kinds")]

@@ -21,133 +21,23 @@ from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from jinja2 import TemplateError
-from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
 from captrain.adapters import adapter_digest
-from captrain.contract import calls_of
 from captrain.errors import UserError, entry_point
+from captrain.forms import Completion, Loading, Spoken, StreamOptions, Tokenizing, Unloading
 from captrain.policies.engine import Row, run
 from captrain.policies.local import LocalPolicy, merged
-from captrain.records import Message, digest
+from captrain.records import digest
 
-NEUTRAL: dict[str, Any] = {
-    "top_p": 1, "presence_penalty": 0, "frequency_penalty": 0, "parallel_tool_calls": True, "store": False,
-    "response_format": {"type": "text"}, "stop": [], "logit_bias": {},
-}  # fmt: skip
-"""Settings that this server does not have, with the values at which they change nothing."""
 TOKENS = 512
 """Of an answer, where a request does not say how many at most."""
-IGNORED = ("user", "metadata", "safety_identifier", "service_tier")
-"""Settings that never change an answer."""
-
-
-class Text(BaseModel):
-    """A part of a message."""
-
-    type: Literal["text"]
-    text: str
-
-
-class Called(BaseModel):
-    """A call in an assistant message: arguments as JSON text, or as the object itself."""
-
-    name: str
-    arguments: str | dict[str, Any]
-
-
-class ToolCall(BaseModel):
-    """A tool call."""
-
-    id: str | None = None
-    type: Literal["function"] = "function"
-    function: Called
-
-
-class Spoken(BaseModel):
-    """A message of the dialogue."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[Text] | None = None
-    name: str | None = None
-    tool_calls: list[ToolCall] | None = None
-    tool_call_id: str | None = None
-
-    def message(self) -> Message:
-        """As chat templates take it: text content, arguments as objects."""
-        content = "".join(part.text for part in self.content) if isinstance(self.content, list) else self.content
-        role = "system" if self.role == "developer" else self.role
-        message: Message = {"role": role, "content": content or ""}
-        if self.name:
-            message["name"] = self.name
-        if self.tool_calls:
-            made = {"tool_calls": [call.model_dump(exclude={"id"}) for call in self.tool_calls]}
-            message["tool_calls"] = [
-                {"type": "function", "function": {"name": name, "arguments": arguments}}
-                for name, arguments in calls_of(made)
-            ]
-        return message
-
-
-class StreamOptions(BaseModel):
-    """What a stream ends with."""
-
-    include_usage: bool = False
-
-
-class Completion(BaseModel):
-    """A request for chat completions."""
-
-    model_config = ConfigDict(extra="allow")
-
-    model: str
-    messages: Annotated[list[Spoken], Field(min_length=1)]
-    tools: list[dict[str, Any]] = []
-    tool_choice: Literal["auto", "none"] = "auto"
-    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    n: Annotated[int, Field(ge=1, le=128)] = 1
-    seed: int | None = None
-    logprobs: bool = False
-    top_logprobs: Literal[0] | None = None
-    stream: bool = False
-    stream_options: StreamOptions = StreamOptions()
-    return_token_ids: bool = False
-
-    def unsupported(self) -> list[str]:
-        """Settings that would change the answer if this server had them."""
-        extra = self.model_extra or {}
-        neutral = {name: value for name, value in NEUTRAL.items() if extra.get(name) in (value, None)}
-        return sorted(set(extra) - set(neutral) - set(IGNORED))
-
-
-class Tokenizing(BaseModel):
-    """A request for the tokens of a dialogue, in vLLM's words."""
-
-    model: str
-    messages: Annotated[list[Spoken], Field(min_length=1)]
-    tools: list[dict[str, Any]] = []
-    add_generation_prompt: Literal[True] = True
-
-
-class Loading(BaseModel):
-    """A request to load an adapter, in vLLM's words."""
-
-    lora_name: Annotated[str, Field(min_length=1)]
-    lora_path: Path
-
-
-class Unloading(BaseModel):
-    """A request to unload an adapter."""
-
-    lora_name: str
 
 
 @dataclass(frozen=True)
@@ -355,15 +245,8 @@ def streamed(answer: dict[str, Any], options: StreamOptions) -> Iterator[str]:
     yield "data: [DONE]\n\n"
 
 
-def application(server: Server) -> FastAPI:
-    """The HTTP side: paths, and errors in OpenAI's shape."""
-
-    @asynccontextmanager
-    async def life(_: FastAPI) -> AsyncIterator[None]:
-        yield
-        server.sampler.close()
-
-    app = FastAPI(lifespan=life, docs_url=None, redoc_url=None, openapi_url=None)
+def _refusing(app: FastAPI) -> None:
+    """Errors in OpenAI's shape."""
 
     def refused(status: int, message: str) -> JSONResponse:
         kind = "invalid_request_error" if status < 500 else "server_error"
@@ -381,6 +264,19 @@ def application(server: Server) -> FastAPI:
     @app.exception_handler(UserError)
     async def mistaken(_: Request, error: UserError) -> Response:
         return refused(400, str(error))
+
+
+def application(server: Server) -> FastAPI:
+    """The HTTP side."""
+
+    @asynccontextmanager
+    async def life(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        server.sampler.close()
+
+    app = FastAPI(lifespan=life, docs_url=None, redoc_url=None, openapi_url=None)
+
+    _refusing(app)
 
     @app.get("/health")
     async def health() -> dict[str, str]:

@@ -314,7 +314,7 @@ def adapter(root: Path, name: str) -> RenderableType:
 def results(root: Path) -> RenderableType:
     """The final table, the paired differences, and where the figures lie; of a benchmark that says what it is also
     the rates by kind, and what was found on the discovery split."""
-    from captrain.evaluation import read  # pandas, which the other commands do without
+    from captrain.evaluation import read, reading  # pandas, which the other commands do without
     from captrain.table import table
 
     folder = root / "results/evaluation"
@@ -322,6 +322,7 @@ def results(root: Path) -> RenderableType:
     if found and not folder.exists():
         return Group(found, Text("the test split has not been played: `dvc repro evaluation`"))
     final = table(folder)
+    level = 1 - _document(folder / "metrics.json", "evaluation")["confidence"]
     paired = _columns("paired differences over tasks", "difference", "in pass rate", "interval", "p", "reading")
     for row in read(folder, "differences").dropna(subset=["difference"]).to_dict("records"):
         paired.add_row(
@@ -329,9 +330,12 @@ def results(root: Path) -> RenderableType:
             f"{row['difference']:+.3f}",
             f"{row['low']:+.3f} to {row['high']:+.3f}",
             "" if row["p"] != row["p"] else f"{row['p']:.3f}" if row["p"] >= 0.001 else "< 0.001",
-            "distinguishable" if row["distinguishable"] else "not distinguishable",
+            reading(row, level),
         )
-    paired.caption = "p: exact sign test over tasks; not given for bounds, which are no single policy"
+    paired.caption = (
+        "p: exact sign test over tasks; not given for bounds, which are no single policy\n"
+        "reading: of the interval and, where there is a test, of p after Holm's correction for all tests here"
+    )
     figures = sorted((root / "results/figures").glob("*.p*"))
     where = (
         f"figures: {', '.join(path.name for path in figures)} in results/figures/"

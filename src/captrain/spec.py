@@ -7,8 +7,7 @@ of a training run.
 """
 
 import json
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
@@ -24,13 +23,14 @@ from captrain.components import (
     Rate,
     Section,
     Share,
-    Variable,
     alternatives,
     build,
     check,
     said,
 )
+from captrain.conf import composed
 from captrain.errors import UserError
+from captrain.machine import Machine
 from captrain.records import publish_text
 
 __all__ = ["Choice", "Component", "Spec", "build", "choice", "compose", "dump", "load"]
@@ -208,124 +208,6 @@ class Evaluation(Section):
     confidence: Level
 
 
-class Installation(Section):
-    """Where a benchmark is installed that has an environment of its own."""
-
-    python: str
-    """Interpreter of that environment, "" where there is none."""
-    data: str = ""
-    """Folder of the benchmark's data, "" where the benchmark finds them itself."""
-    processes: Count = 1
-    timeout: Rate = 120.0
-    """Seconds for one request."""
-
-
-class Asking(Section):
-    """How a language model is asked by analysts and synthesizers, and what it may cost. Prices are money for a million
-    tokens; the budgets are those of one run of one stage, answers found on disk not counted. null: no limit."""
-
-    endpoint: Variable = "OPENAI_BASE_URL"
-    """Name of the environment variable that holds the base URL."""
-    key: Variable = "OPENAI_API_KEY"
-    """Name of the environment variable that holds the key."""
-    concurrency: Count = 16
-    retries: Annotated[int, Field(ge=0)] = 6
-    """Further attempts at a question, each after a longer pause."""
-    timeout: Rate = 600.0
-    """Seconds for one request."""
-    input_price: Annotated[float, Field(ge=0)] | None = None
-    output_price: Annotated[float, Field(ge=0)] | None = None
-    money: Rate | None = None
-    """Budget in the currency of the prices."""
-    tokens: Count | None = None
-    """Budget in tokens, read and written."""
-
-
-class Slurm(Section):
-    """What one Slurm job gets, and how often it is helped up (see `captrain.dispatch`)."""
-
-    partition: str = ""
-    """Of the cluster; "" is its default."""
-    gpus: Annotated[int, Field(ge=0)] = 0
-    cpus: Count = 1
-    memory: Annotated[str, Field(pattern=r"^[1-9]\d*(MB|GB)$")] = "8GB"
-    minutes: Annotated[int, Field(ge=5)] = 240
-    """Time limit; a job is told of it 90 seconds before."""
-    setup: list[str] = []
-    """Lines of shell before the work, such as `module load`."""
-    options: dict[str, str | int | bool] = {}
-    """Further options of sbatch, such as account or qos."""
-    requeues: Annotated[int, Field(ge=0)] = 20
-    """Times that a job which was preempted or met its time limit is queued again, to go on from its checkpoint."""
-    resubmissions: Annotated[int, Field(ge=0)] = 3
-    """Times that one run of a stage submits an item again whose job died."""
-
-
-class VLLM(Section):
-    """The servers of policy vllm: child processes of whatever plays, in an environment of their own. They take their
-    GPUs from the last of the visible ones on, so that the first is left to training where there are more."""
-
-    python: str = ""
-    """Interpreter of vLLM's environment, "" where there is none."""
-    command: list[str] = ["-m", "vllm.entrypoints.cli.main", "serve"]
-    """What the interpreter runs: a server that takes `vllm serve`'s arguments."""
-    arguments: list[str] = []
-    """Further arguments, such as --max-lora-rank=32 or --gpu-memory-utilization=0.5."""
-    replicas: Count = 1
-    gpus: Annotated[int, Field(ge=0)] = 1
-    """Of each replica; 0 leaves the choice to the server."""
-    start_timeout: Rate = 900.0
-    """Seconds until a server must be healthy."""
-
-
-class Accelerate(Section):
-    """How one adapter is trained by GRPO: in the process that asks for it, or in several that `accelerate launch`
-    starts (see `captrain.distributed`). Adapters differ between these settings in their last digits, as they do between
-    CPU and GPU."""
-
-    processes: Count = 1
-    """On one machine; on GPUs one for each. The groups of a step divide among them."""
-    strategy: Literal["none", "ddp", "fsdp"] = "none"
-    """How several share the work: each holds the whole model (ddp), or its part of each layer (fsdp)."""
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """Of the base's weights; those of the adapter are float32."""
-    gradient_checkpointing: bool = False
-    """Whether activations are computed again in the backward pass, which saves memory."""
-    rows: Count | None = None
-    """Rollouts in one forward and backward pass of a process; null: all that it has of a step."""
-
-    @model_validator(mode="after")
-    def _shared(self) -> "Accelerate":
-        if (self.processes > 1) == (self.strategy == "none"):
-            raise ValueError(
-                f"processes is {self.processes} and strategy is {self.strategy}: several processes have ddp or fsdp, "
-                "one has none"
-            )
-        return self
-
-
-class Machine(Section):
-    """Where and how fast; never a param of a stage, because no result depends on it. `sandbox`: the least level of
-    confinement that code which nobody has vouched for may run at (see `captrain.environments.sandbox`). `launcher`:
-    whether independent items of work run in processes of this machine or as jobs of a Slurm cluster."""
-
-    launcher: Literal["local", "slurm"] = "local"
-    slurm: Slurm | None = None
-    workers: Count
-    batch: Count
-    benchmarks: dict[str, Installation] = {}
-    asking: Asking = Asking()
-    vllm: VLLM = VLLM()
-    accelerate: Accelerate = Accelerate()
-    sandbox: Literal["strong", "strong, one layer", "basic"] = "strong"
-
-    @model_validator(mode="after")
-    def _described(self) -> "Machine":
-        if self.launcher == "slurm" and self.slurm is None:
-            raise ValueError("launcher is slurm, and slurm says nothing of its jobs: choose machine=slurm")
-        return self
-
-
 class Spec(Section):
     """The whole configuration of one run."""
 
@@ -419,19 +301,7 @@ def compose(experiment: str, seed: int, overrides: Sequence[str], conf_dir: Path
             out of range, settings that do not go together, or a component that does not exist or does not take
             its settings.
     """
-    groups = _groups(conf_dir)
-    if experiment not in groups["experiment"]:
-        raise UserError(f"unknown experiment {experiment!r}", alternatives(experiment, groups["experiment"]))
-    pairs = [_parsed(override, groups) for override in overrides]
-    chosen = [f"experiment={experiment}", f"seed={seed}", *(text for text, key in pairs if key in groups)]
-    data = _composed(conf_dir, chosen)
-    if values := [(text, key) for text, key in pairs if key not in groups]:
-        known = _dotted(data)
-        for text, key in values:
-            if key not in known and not text.startswith("+"):
-                raise UserError(f"override {text!r}: there is no setting {key}", alternatives(key, known))
-        data = _composed(conf_dir, [*chosen, *(text for text, _ in values)])
-    spec = _validated(Spec, data, "", REMEDY)
+    spec = _validated(Spec, composed(experiment, seed, overrides, conf_dir), "", REMEDY)
     for name, section in spec:
         if isinstance(section, Component):
             check(name, section)
@@ -460,66 +330,7 @@ def _read(path: Path, remedy: str) -> Any:
     try:
         return yaml.safe_load(path.read_text())
     except yaml.YAMLError as error:
-        raise UserError(f"{path} is not YAML: {_line(error)}", remedy) from None
-
-
-def _groups(conf_dir: Path) -> dict[str, list[str]]:
-    """The options of each config group, `experiment` among them."""
-    groups = {
-        folder.name: sorted(file.stem for file in folder.glob("*.yaml"))
-        for folder in sorted(conf_dir.glob("*"))
-        if folder.is_dir()
-    }
-    if "experiment" not in groups:
-        raise UserError(f"there is no folder {conf_dir}/experiment", "run from the root of the repository")
-    return groups
-
-
-def _parsed(override: str, groups: Mapping[str, Sequence[str]]) -> tuple[str, str]:
-    """The override and its key, once its form and its place are known to be right."""
-    form = re.fullmatch(r"(\+{0,2})([A-Za-z_][\w.]*)=(.*)", override.strip(), re.DOTALL)
-    if form is None:
-        raise UserError(
-            f"override {override!r} is not of the form key=value", "write, for example, selection.delta=0.1"
-        )
-    key, value = form[2], form[3]
-    if key in ("experiment", "seed"):
-        raise UserError(f"override {override!r}: {key} is not an override", f"set `{key}:` in params.yaml itself")
-    if key in groups and value not in groups[key]:
-        raise UserError(f"override {override!r}: there is no {key} {value!r}", alternatives(value, groups[key]))
-    return override.strip(), key
-
-
-def _composed(conf_dir: Path, overrides: list[str]) -> dict[str, Any]:
-    # Hydra is needed by the compose stage only; every other stage imports this module for `load`.
-    from hydra import compose as hydra_compose
-    from hydra import initialize_config_dir
-    from hydra.errors import HydraException
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    try:
-        with initialize_config_dir(config_dir=str(conf_dir.resolve()), version_base="1.3"):
-            config = hydra_compose("config", overrides)
-        data = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
-        raise UserError(f"the configuration in {conf_dir}/ does not compose: {_line(error)}", REMEDY) from None
-    assert isinstance(data, dict)
-    return {str(key): value for key, value in data.items()}
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())
-
-
-def _dotted(data: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """All keys of a nested mapping, inner ones too, as a.b.c."""
-    keys: list[str] = []
-    for key, value in data.items():
-        keys.append(prefix + key)
-        if isinstance(value, Mapping):
-            keys += _dotted(value, f"{prefix}{key}.")
-    return keys
+        raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}", remedy) from None
 
 
 def _validated(kind: type[S], data: Any, source: str, remedy: str) -> S:

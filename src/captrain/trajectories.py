@@ -382,9 +382,7 @@ def atif(
                 for given, (called, arguments) in zip(waiting, calls, strict=True)
             ]
         steps.append(step)
-    who: dict[str, Any] = {"name": agent, "version": __version__}
-    if tools is not None:
-        who["tool_definitions"] = list(tools)
+    who = {"name": agent, "version": __version__, **({} if tools is None else {"tool_definitions": list(tools)})}
     return {"schema_version": ATIF, "session_id": name, "agent": who, "steps": steps, "extra": dict(extra)}
 
 

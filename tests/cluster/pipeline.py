@@ -14,8 +14,8 @@ from submitit.core.utils import JobPaths
 
 from captrain import dispatch, launch
 from captrain.errors import entry_point
+from captrain.machine import Machine, Slurm
 from captrain.records import publish_json
-from captrain.spec import Machine, Slurm
 
 MACHINE = Machine(launcher="slurm", slurm=Slurm(memory="100MB", minutes=5, resubmissions=2), workers=1, batch=1)
 

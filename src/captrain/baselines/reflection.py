@@ -18,8 +18,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from captrain.asking import Asker, Question
 from captrain.capabilities.compaction import compact, fenced, line_of, rendered
 from captrain.contract import calls_of
+from captrain.machine import Asking
 from captrain.records import Message, Rollout
-from captrain.spec import Asking, Spec
+from captrain.spec import Spec
 
 Lines = tuple[str, ...]
 

@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from captrain.benchmarks import load_benchmark
 from captrain.contract import Target
-from captrain.environments import probes, sandbox
+from captrain.environments import host, probes, sandbox
 from captrain.environments.leakage import HeldOut
 from captrain.environments.passport import refused
 from captrain.environments.publication import page
@@ -257,7 +257,7 @@ def imported(code: str) -> list[str]:
     main = {inner for node in nodes if isinstance(node, ast.If) for inner in ast.walk(node)}
     names = [alias.name for node in nodes if isinstance(node, ast.Import) and node not in main for alias in node.names]
     names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and node not in main]
-    known = {module.partition(".")[0] for module in sandbox.MODULES}
+    known = {module.partition(".")[0] for module in host.MODULES}
     return sorted({name.partition(".")[0] for name in ["sqlite3", *names]} - known)
 
 
@@ -273,7 +273,7 @@ def published(source: Path, spec: Spec, folder: Path) -> list[Passport]:
     tests = standard(benchmark, spec.evaluation.tasks, spec.environments).tests
     passed, complaints = list[Passport](), list[str]()
     for scenario in scenarios(source):
-        if absent := [name for name in imported(scenario.code) if name not in sandbox.installed()]:
+        if absent := [name for name in imported(scenario.code) if name not in host.installed()]:
             complaints.append(f"{scenario.name} imports {', '.join(absent)}, which the sandbox does not have")
             continue
         passport, text = examined(scenario, folder, spec, tests)

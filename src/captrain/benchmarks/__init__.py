@@ -5,8 +5,9 @@ from pathlib import Path
 
 from captrain.components import nested, takes
 from captrain.contract import Environment, Target
+from captrain.machine import Machine
 from captrain.records import digest, file_digest
-from captrain.spec import Component, Machine, build
+from captrain.spec import Component, build
 
 
 def load_benchmark(component: Component, machine: Machine | None = None) -> Target:

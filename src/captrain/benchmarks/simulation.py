@@ -10,9 +10,9 @@ from typing import Any
 
 from captrain.benchmarks.pool import Pool, Session
 from captrain.errors import InfrastructureError, UserError
+from captrain.machine import Installation, Machine
 from captrain.policies import Play, Policy
 from captrain.records import Message
-from captrain.spec import Installation, Machine
 
 
 def installation(machine: Machine | None, name: str, advice: str) -> Installation:

@@ -23,9 +23,9 @@ from pydantic import AfterValidator, Field
 from captrain.benchmarks.pool import WORKERS, Pool, code_of
 from captrain.benchmarks.simulation import SimulatedEpisode, identity_of, installation
 from captrain.errors import UserError
+from captrain.machine import Machine
 from captrain.policies import Policy
 from captrain.records import Message
-from captrain.spec import Machine
 
 Category = Literal["single_tool_call", "multiple_tool_call", "multiple_user_turn", "insufficient_information"]
 ADVICE = "Make a Python 3.11 environment from ToolSandbox's own repository (apple/ToolSandbox), as its README says."

@@ -27,8 +27,8 @@ from captrain.capabilities import Asked
 from captrain.capabilities.compaction import compact, fenced, line_of, rendered
 from captrain.components import Count
 from captrain.contract import calls_of
+from captrain.machine import Asking
 from captrain.records import Capability, Label, Rollout, Verdict
-from captrain.spec import Asking
 
 SLUG = re.compile(r"[a-z][a-z0-9_]{1,59}")
 TAKEN = {"base", "idle", "trace", "target", "turns", "grpo_target", "gepa", "adp", "awm", "single", "mixed", "ramp"}

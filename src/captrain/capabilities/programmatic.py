@@ -11,8 +11,8 @@ from typing import Any
 from captrain.capabilities import Asked
 from captrain.capabilities.alignment import Story, Toolbox, leaves, reports_error, result_of
 from captrain.capabilities.families import FAMILIES, Family, Values, information, reply_wording
+from captrain.machine import Asking
 from captrain.records import Capability, Label, Message, Rollout
-from captrain.spec import Asking
 
 
 class ProgrammaticAnalyst:

@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from captrain.contract import Target, load_file
 from captrain.errors import UserError
+from captrain.machine import Machine
 from captrain.records import Capability, Passport, Rollout
-from captrain.spec import Machine
 
 
 @dataclass(frozen=True)

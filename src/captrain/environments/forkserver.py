@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from captrain.benchmarks.pool import Worker
+from captrain.benchmarks.worker import Worker
 from captrain.errors import InfrastructureError, UserError
 
 CONFINEMENT = Path(__file__).parent / "confinement"
@@ -203,7 +203,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 class Child:
-    """A process that the fork server started, as `captrain.benchmarks.pool.Process`.
+    """A process that the fork server started, as `captrain.benchmarks.worker.Process`.
 
     Args:
         server: its parent, which knows how it ended.

@@ -109,5 +109,5 @@ def _opening(benchmark: Target, task: Task) -> list[Message]:
     """What can be seen of a test task without asking a simulated user anything."""
     environment: Any = benchmark.environment
     if hasattr(environment, "idle"):
-        return benchmark._call("idle", task.id, lambda: environment.idle(task.model_dump()))
+        return benchmark.call("idle", task.id, lambda: environment.idle(task.model_dump()))
     return list(benchmark.open(task).messages)

@@ -19,9 +19,9 @@ from captrain.asking import Asker, Question, Spent
 from captrain.capabilities.compaction import compact, fenced, line_of, rendered
 from captrain.components import Count
 from captrain.environments import Attempt, Brief
-from captrain.environments.sandbox import MODULES
+from captrain.environments.host import MODULES
+from captrain.machine import Asking
 from captrain.records import Check, guard_split
-from captrain.spec import Asking
 
 REQUIRED = ("tasks", "open", "score", "reference", "broken")
 HEADER = "# Written by a language model (synthesizer openai, {name}) and read by nobody; do not edit.\n"

@@ -20,8 +20,8 @@ from captrain.environments.subject import Standard
 from captrain.environments.synthesis import Synthesized, brief, synthesize
 from captrain.environments.templates import NoTemplate
 from captrain.errors import UserError
+from captrain.machine import Machine
 from captrain.records import Capability, Rollout, RolloutLabels, publish_json
-from captrain.spec import Machine
 
 
 @dataclass(frozen=True)

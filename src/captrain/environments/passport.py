@@ -71,7 +71,7 @@ def _schemas(subject: Subject, name: str) -> Check:
 
 def _imports(subject: Subject, name: str) -> Check:
     """Imports that cannot work where the file is confined fail; what else looks odd is only said."""
-    from captrain.environments.sandbox import MODULES
+    from captrain.environments.host import MODULES
 
     try:
         nodes = [*ast.walk(ast.parse(subject.path.read_text()))]

@@ -125,7 +125,7 @@ class Subject:
     def reference(self, task: Task) -> list[Message]:
         """The assistant messages of the reference solution."""
         ask = lambda: _formed(self.target.environment.reference(task.model_dump()))  # noqa: E731
-        return self.once("reference", task.id, lambda: self.target._call("reference", task.id, ask))
+        return self.once("reference", task.id, lambda: self.target.call("reference", task.id, ask))
 
     def broken(self, task: Task) -> list[Message]:
         """The reference with the capability's step broken.
@@ -138,7 +138,7 @@ class Subject:
             self.asked = ""
             raise EnvironmentFault(NO_BROKEN, "define it")
         ask = lambda: _formed(breaks(task.model_dump()))  # noqa: E731
-        return self.once("broken", task.id, lambda: self.target._call("broken", task.id, ask))
+        return self.once("broken", task.id, lambda: self.target.call("broken", task.id, ask))
 
     def solved(self, task: Task) -> list[Message]:
         """All messages of the reference's play."""
@@ -160,7 +160,7 @@ class Subject:
     def act(self, task: Task, agent: Agent, turns: int = TURNS) -> list[Message]:
         """All messages of an agent's play."""
         self.asked = task.id
-        call, episode = self.target._call, self.target.open(task)
+        call, episode = self.target.call, self.target.open(task)
         messages = list(call("open", task.id, lambda: _formed(list(episode.messages))))
         for _ in range(turns):
             message = agent(messages)

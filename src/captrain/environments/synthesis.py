@@ -16,6 +16,7 @@ from captrain.environments import Attempt, Brief, Synthesizer
 from captrain.environments.passport import calibrate, inspect, refused
 from captrain.environments.subject import Standard
 from captrain.errors import EnvironmentFault
+from captrain.machine import Machine
 from captrain.playing import Acting, Part, played
 from captrain.policies import Policy
 from captrain.records import (
@@ -31,7 +32,6 @@ from captrain.records import (
     publish_text,
 )
 from captrain.rollouts import spent
-from captrain.spec import Machine
 
 DRAFTS = Path(".cache/environments")
 SHOWN = 3

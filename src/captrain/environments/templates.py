@@ -12,7 +12,7 @@ from itertools import combinations
 
 from captrain.environments import Attempt, Brief
 from captrain.errors import UserError
-from captrain.spec import Asking
+from captrain.machine import Asking
 
 FAMILIES = ("precondition_verification", "record_selection", "multi_step_completion", "argument_precision")
 """What the embedded base lacks."""

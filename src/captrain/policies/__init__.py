@@ -8,8 +8,9 @@ from typing import Any, Protocol
 
 from captrain.components import takes
 from captrain.errors import InfrastructureError
+from captrain.machine import Machine
 from captrain.records import Message
-from captrain.spec import Component, Machine, build
+from captrain.spec import Component, build
 
 
 class Playable(Protocol):

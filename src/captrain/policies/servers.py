@@ -28,7 +28,7 @@ from typing import Any
 
 from captrain.endpoint import Endpoint, Passing
 from captrain.errors import UserError
-from captrain.spec import VLLM
+from captrain.machine import VLLM
 
 LOGS = Path(".cache/servers")
 KEEPER = Path(__file__).with_name("keeper.py")

@@ -25,12 +25,12 @@ from captrain.adapters import adapter_digest
 from captrain.components import Rate
 from captrain.endpoint import Completion, Passing
 from captrain.errors import UserError
+from captrain.machine import Machine
 from captrain.policies import Play, model_of
 from captrain.policies.local import with_hint
 from captrain.policies.openai import OpenAIPolicy, sent
 from captrain.policies.servers import Fleet
 from captrain.records import Message, digest, file_digest
-from captrain.spec import Machine
 
 FAITHFUL = ("--generation-config", "vllm", "--logprobs-mode", "processed_logprobs")
 """So that a server draws from the model's own distribution at the temperature that is asked for, whatever the model's

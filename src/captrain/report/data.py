@@ -1,42 +1,31 @@
-"""What the pages of the report say, read from results/ and artifacts/ through the loaders.
+"""What the pages of the report say, of what `files` reads. Numbers that are undefined are None."""
 
-What is not there is a `Missing` with its remedy, which a page shows in its place: a fresh clone has results/ alone, and
-its report says what else there could be. Tables become lists of rows, numbers that are undefined None.
-"""
-
-import json
-import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 import yaml
+from pydantic import TypeAdapter
 
-from captrain import loaders
+from captrain import evaluation, loaders, published
 from captrain.compounds import demands
 from captrain.errors import UserError
 from captrain.methods import STAGES
-from captrain.records import Capability, Rollout, RolloutLabels, load
+from captrain.records import Capability, Passport, Rollout, RolloutLabels, load
+from captrain.report import files
+from captrain.report.files import Missing, Row, plain
 from captrain.statistics import Bootstrap
 
-Row = dict[str, Any]
 LABELS = "artifacts/labels/labels.jsonl"
+SELECTION = "results/capabilities/selection.json"
 EXAMPLES = 5
 """Rollouts that the page of a capability shows in full."""
 RESAMPLES = 2000
 OWN, OTHERS = "its own kinds", "all other kinds"
-
-
-@dataclass(frozen=True)
-class Missing:
-    """What is not here and how to make it."""
-
-    problem: str
-    remedy: str
 
 
 @dataclass(frozen=True)
@@ -51,87 +40,80 @@ class Lack:
     message: int | None
 
 
-T = TypeVar("T")
-
-
-def attempt(root: Path, read: Callable[[], T]) -> T | Missing:
-    """What a loader returns, or what it says is missing, with paths relative to the project."""
-    try:
-        return read()
-    except UserError as error:
-        return Missing(*(text.replace(f"{root}/", "") for text in (error.problem, error.remedy)))
-
-
-def cached(root: Path, path: str, stage: str, read: Callable[[], T]) -> T | Missing:
-    """`attempt` of what DVC caches and git does not hold."""
-    if not (root / path).exists():
-        return Missing(f"{path} is not here", f"run `dvc pull` if a remote holds it, or `dvc repro {stage}`")
-    return attempt(root, read)
-
-
-def rows(table: pd.DataFrame) -> list[Row]:
-    """A table as rows of plain values: NaN is None."""
-    return [{key: plain(value) for key, value in row.items()} for row in table.to_dict("records")]
-
-
-def plain(value: Any) -> Any:
-    """A numpy scalar as Python's own; NaN as None."""
-    value = value.item() if isinstance(value, np.generic) else value
-    return None if isinstance(value, float) and math.isnan(value) else value
-
-
-def document(root: Path, name: str) -> Any:
-    """A JSON document of results/.
-
-    Raises:
-        UserError: it is missing.
-    """
-    path = root / "results" / name
-    if not path.exists():
-        raise UserError(f"{path} is missing", f"run `dvc repro {name.split('/')[0]}` to make it")
-    return json.loads(path.read_text())
+def selection(root: Path) -> Any:
+    """The account of the selection, or what is missing."""
+    return files.document(root, SELECTION, "capabilities", files.Selection)
 
 
 def overview(root: Path) -> Row:
-    """Main table, differences with their reading, what was spent, candidates, recommendation, means over seeds."""
-    metrics = attempt(root, lambda: document(root, "evaluation/metrics.json"))
+    """Main table, differences with their reading, candidates, recommendation."""
+    metrics = files.document(root, "results/evaluation/metrics.json", "evaluation", files.Metrics)
     confidence = 0.95 if isinstance(metrics, Missing) else metrics["confidence"]
+    differences = files.table(root, "results/evaluation/differences.csv", "evaluation", files.Difference)
+    if isinstance(differences, list):
+        level = 1 - confidence
+        differences = [{**row, "reading": evaluation.reading(row, level)} for row in differences]
     return {
         "confidence": confidence,
-        "main": attempt(root, lambda: rows(loaders.load_main(root))),
-        "differences": attempt(root, lambda: differences(loaders.load_differences(root), 1 - confidence)),
-        "candidates": attempt(root, lambda: document(root, "capabilities/selection.json")),
-        "recommendation": attempt(root, lambda: document(root, "capabilities/recommendation.json")),
+        "main": files.table(root, "results/evaluation/main.csv", "evaluation", files.Method),
+        "differences": differences,
+        "candidates": selection(root),
+        "recommendation": files.document(
+            root, "results/capabilities/recommendation.json", "capabilities", files.Advice
+        ),
     }
-
-
-def differences(table: pd.DataFrame, level: float) -> list[Row]:
-    """Comparisons with what to read in them: an interval that excludes 0 is not enough where the corrected test does
-    not agree."""
-    found = rows(table)
-    for row in found:
-        p = row.get("p_holm")
-        if not row["distinguishable"]:
-            row["reading"] = "not distinguishable"
-        elif p is not None and p >= level:
-            row["reading"] = "not distinguishable after correction"
-        else:
-            row["reading"] = "distinguishable"
-    return found
 
 
 def ledger(root: Path) -> Row:
     """Rollouts counted by purpose, and what each method is charged for."""
-    folder = root / "results/evaluation"
     return {
-        "ledger": attempt(root, lambda: rows(loaders.evaluation.read(folder, "ledger"))),
-        "spent": attempt(root, lambda: rows(loaders.evaluation.read(folder, "spent"))),
+        "ledger": files.table(root, "results/evaluation/ledger.csv", "evaluation", files.Entry),
+        "spent": files.table(root, "results/evaluation/spent.csv", "evaluation", files.Spent),
     }
 
 
-def labels(root: Path) -> list[RolloutLabels]:
+def several(root: Path) -> Row:
+    """Tables over several runs, by the file that they are of, and the figures that are drawn of them.
+
+    Their columns are those of the file: a sweep has one for each of its settings.
+    """
+    names = ["results/replicates/summary.csv", "results/replicates/differences.csv", "results/replicates/points.csv"]
+    names += sorted(path.relative_to(root).as_posix() for path in root.glob("results/sweeps/*.csv"))
+    found = {name: files.table(root, name, name.split("/")[1]) for name in names if (root / name).exists()}
+    return {"tables": found, "figures": [path.name for path in sorted(root.glob("results/studies/*.png"))]}
+
+
+def literature(root: Path) -> Row:
+    """The tables of the paper as printed, our number where the same thing was run, and what does not agree."""
+    known, ours = published.published(), dict[tuple[str, str, str], Row]()
+    if all((root / "results" / name).exists() for name in ("evaluation/main.csv", "evaluation/kinds.csv", "spec.yaml")):
+        with files.whole(root, "results/spec.yaml", "compose"):
+            TypeAdapter(dict[str, Any]).validate_python(yaml.safe_load((root / "results/spec.yaml").read_text()))
+        found = files.rows(published.table(root))
+        ours = {(row["what"], row["method"], row["at"]): row for row in found if row["ours"] is not None}
+    return {"known": known, "ours": ours, "contradictions": published.contradictions()}
+
+
+def rollouts(root: Path, purpose: Literal["diagnosis", "evaluation"]) -> list[Rollout] | Missing:
+    """The rollouts of one purpose."""
+    stage = "rollouts" if purpose == "diagnosis" else purpose
+    return files.here(root, loaders.ROLLOUTS[purpose], stage, lambda: loaders.load_rollouts(root, purpose))
+
+
+def outcomes(root: Path, rollouts: list[Rollout] | Missing) -> pd.DataFrame | Missing:
+    """As `loaders.load_outcomes` gives them, of the rollouts of the evaluation."""
+    if isinstance(rollouts, Missing):
+        return rollouts
+    known = files.document(root, "results/adapters/index.json", "adapters", dict[str, files.Made])
+    if isinstance(known, Missing):
+        return known
+    indices(root)  # so that a corrupt one is named
+    return files.here(root, loaders.ROLLOUTS["evaluation"], "evaluation", lambda: loaders.load_outcomes(root, rollouts))
+
+
+def labels(root: Path) -> list[RolloutLabels] | Missing:
     """All labels of all runs."""
-    return load(root / LABELS, RolloutLabels)
+    return files.here(root, LABELS, "labels", lambda: load(root / LABELS, RolloutLabels))
 
 
 def lacks(found: Sequence[RolloutLabels]) -> dict[str, list[Lack]]:
@@ -164,31 +146,31 @@ def capabilities(
         verdicts: labels of these.
         outcomes: of the evaluation, as `loaders.load_outcomes` gives them.
     """
-    selection = attempt(root, lambda: document(root, "capabilities/selection.json"))
-    if isinstance(selection, Missing):
-        return selection
-    passports = attempt(root, lambda: loaders.load_passports(root))
-    history = attempt(root, lambda: loaders.load_history(root))
-    adapters = attempt(root, lambda: loaders.load_adapters(root))
-    kinds = attempt(root, lambda: rows(loaders.load_kinds(root)))
+    account = selection(root)
+    if isinstance(account, Missing):
+        return account
+    history = files.table(root, "results/adapters/history.csv", "adapters", files.Step)
+    adapters = files.document(root, "results/adapters/index.json", "adapters", dict[str, files.Made])
+    kinds = files.table(root, "results/evaluation/kinds.csv", "evaluation", files.Kind)
     proposed = _proposed(root)
     lacking = {} if isinstance(verdicts, Missing) else lacks(verdicts)
+    synthesized = (root / "results/environments").exists()
     found = []
-    for one in selection["candidates"]:
+    for one in account["candidates"]:
         name = one["id"]
-        source = root / f"results/environments/{name}.py"
-        passport = passports if isinstance(passports, Missing) else passports.get(name)
-        steps = history if isinstance(history, Missing) else _adapters_own(history, "adapter", name)
-        made = adapters if isinstance(adapters, Missing) else _adapters_own(adapters, "name", name)
+        path = f"results/environments/{name}.py"
+        source = files.here(root, path, "environments", (root / path).read_text)
+        passport = files.model(root, f"results/environments/{name}.passport.json", "environments", Passport)
+        steps = history if isinstance(history, Missing) else [row for row in history if row["adapter"] == name]
         found.append(
             {
                 **one,
-                "thresholds": selection["thresholds"],
+                "thresholds": account["thresholds"],
                 "details": proposed[name].details if name in proposed else {},
-                "passport": passport,
-                "source": source.read_text() if source.exists() else "",
+                "passport": None if isinstance(passport, Missing) and synthesized else passport,
+                "source": "" if isinstance(source, Missing) else source,
                 "history": steps,
-                "adapter": made[0] if isinstance(made, list) and made else made,
+                "adapter": adapters if isinstance(adapters, Missing) else adapters.get(name),
                 "kinds": kinds,
                 "evidence": _evidence(name, proposed.get(name), discovery, verdicts, lacking),
                 "gains": gains(name, discovery, verdicts, outcomes),
@@ -197,14 +179,14 @@ def capabilities(
     return found
 
 
-def _adapters_own(table: pd.DataFrame, column: str, name: str) -> list[Row]:
-    return [row for row in rows(table) if row[column] == name and row["stage"] == "adapters"]
-
-
 def _proposed(root: Path) -> dict[str, Capability]:
     """Every candidate as it was proposed; what is missing is said elsewhere."""
-    paths = [root / "results/labels/candidates.jsonl", root / "results/capabilities/capabilities.jsonl"]
-    return {one.id: one for path in paths if path.exists() for one in load(path, Capability)}
+    made = {"results/labels/candidates.jsonl": "labels", "results/capabilities/capabilities.jsonl": "capabilities"}
+    found: dict[str, Capability] = {}
+    for name, stage in made.items():
+        read = files.here(root, name, stage, lambda name=name: load(root / name, Capability))
+        found |= {} if isinstance(read, Missing) else {one.id: one for one in read}
+    return found
 
 
 def _evidence(
@@ -291,9 +273,9 @@ def provenance(root: Path) -> list[Row] | Missing:
     if not path.exists() or not lock.exists():
         gone = lock if path.exists() else path
         return Missing(f"{gone.name} is missing", "run the report inside a clone in which `dvc repro` has run")
-    recorded = (yaml.safe_load(lock.read_text()) or {}).get("stages", {})
+    recorded = (_yaml(lock) or {}).get("stages", {})
     found = []
-    for name, stage in yaml.safe_load(path.read_text())["stages"].items():
+    for name, stage in _yaml(path)["stages"].items():
         own = recorded.get(name, {})
         outputs = [
             {"path": one["path"], "hash": one.get("md5", ""), "size": one.get("size"), "here": _here(root, one["path"])}
@@ -307,30 +289,47 @@ def provenance(root: Path) -> list[Row] | Missing:
     return found
 
 
+def _yaml(path: Path) -> Any:
+    try:
+        return yaml.safe_load(path.read_text())
+    except (ValueError, yaml.YAMLError) as error:
+        said = " ".join(str(error).split())
+        raise UserError(f"{path} is corrupt: {said}", f"restore it: `git checkout -- {path.name}`") from None
+
+
 def _here(root: Path, name: str) -> bool:
     path = root / name
     return any(path.iterdir()) if path.is_dir() else path.exists()
 
 
-def arm_names(root: Path, outcomes: pd.DataFrame) -> dict[str, str]:
+def routes(root: Path) -> list[Row] | Missing:
+    """One row a task: task, kind, the arm that each router chooses, and the configured one's (`chosen`)."""
+    return files.table(root, "results/routes/routes.csv", "routes", files.Route)
+
+
+def arm_names(root: Path, outcomes: pd.DataFrame, routed: Sequence[Row]) -> dict[str, str]:
     """Names of compositions by the digest that stands for them among the arms: a composition is played on the tasks
     that are routed to it and on no other, and is named where that is true of one alone."""
-    routes = attempt(root, lambda: loaders.load_routes(root))
-    if isinstance(routes, Missing):
+    names = files.document(root, "results/routes/compositions.json", "routes", dict[str, Any])
+    if isinstance(names, Missing):
         return {}
-    path = root / "results/routes/compositions.json"
-    names = json.loads(path.read_text()) if path.exists() else {}
-    choices = routes.drop(columns=["task", "kind"])
-    asked = {name: frozenset(routes["task"][choices.eq(name).any(axis=1)]) for name in names}
-    known = {"base", *(row["name"] for row in _adapter_rows(root))}
+    asked: dict[str, set[str]] = {name: set() for name in names}
+    for row in routed:
+        for column, arm in row.items():
+            if column not in ("task", "kind") and arm in asked:
+                asked[arm].add(row["task"])
+    known = {"base", *(name for index in indices(root).values() for name in index)}
     found = {}
     for arm, part in outcomes.groupby("arm"):
-        fitting = [name for name, tasks in asked.items() if tasks == frozenset(part["task"])]
+        fitting = [name for name, tasks in asked.items() if tasks == set(part["task"])]
         if arm not in known and len(fitting) == 1:
             found[str(arm)] = fitting[0]
     return found
 
 
-def _adapter_rows(root: Path) -> list[Row]:
-    paths = [root / "results" / stage / "index.json" for stage in STAGES]
-    return [{"name": name} for path in paths if path.exists() for name in json.loads(path.read_text())]
+def indices(root: Path) -> dict[str, dict[str, Any]]:
+    """What each stage that is here has left to act with, by stage and name."""
+    read = {
+        stage: files.document(root, f"results/{stage}/index.json", stage, dict[str, files.Made]) for stage in STAGES
+    }
+    return {stage: index for stage, index in read.items() if not isinstance(index, Missing)}

@@ -15,16 +15,26 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from captrain import loaders
 from captrain.errors import UserError
 from captrain.methods import label
 from captrain.report import data, shards
-from captrain.report.data import Missing
+from captrain.report.files import Missing
 
 HERE = Path(__file__).parent
 GENERATOR = '<meta name="generator" content="captrain report">'
 SCRIPTS = ("rollouts.js", "selection.js", "thresholds.js")
-PAGES = ("index", "rollouts", "thresholds", "ledger", "provenance")
+PAGES = {
+    "index": "Overview",
+    "rollouts": "Rollouts",
+    "thresholds": "Thresholds",
+    "several": "Several runs",
+    "published": "Published",
+    "ledger": "Ledger",
+    "provenance": "Provenance",
+}
+"""Pages by name, with what the navigation calls them."""
+PREFIX = "figure-"
+"""What names of copied figures begin with."""
 
 
 def build(root: Path, out: Path) -> list[Path]:
@@ -38,7 +48,7 @@ def build(root: Path, out: Path) -> list[Path]:
         The files written, pages first.
 
     Raises:
-        UserError: `out` holds something else than a report.
+        UserError: `out` holds something else than a report; a file among the results is corrupt.
     """
     _refuse_foreign(out)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -46,12 +56,15 @@ def build(root: Path, out: Path) -> list[Path]:
     shutil.rmtree(aside, ignore_errors=True)
     (aside / "data").mkdir(parents=True)
     written = []
-    for name, text in _files(root):
-        (aside / name).write_text(text, encoding="utf-8")
-        written.append(out / name)
-    if out.exists():
-        shutil.rmtree(out)
-    aside.rename(out)
+    try:
+        for name, content in _files(root):
+            (aside / name).write_bytes(content.encode() if isinstance(content, str) else content)
+            written.append(out / name)
+        if out.exists():
+            shutil.rmtree(out)
+        aside.rename(out)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
     return written
 
 
@@ -63,14 +76,12 @@ def _refuse_foreign(out: Path) -> None:
         raise UserError(f"{out} exists and is not a report", "name a new folder with --out")
 
 
-def _files(root: Path) -> Iterator[tuple[str, str]]:
-    """Every file of the report, name and text; pages first."""
-    played = loaders.ROLLOUTS["evaluation"]
-    discovery = data.cached(root, loaders.ROLLOUTS["diagnosis"], "rollouts", lambda: loaders.load_rollouts(root))
-    verdicts = data.cached(root, data.LABELS, "labels", lambda: data.labels(root))
-    evaluation = data.cached(root, played, "evaluation", lambda: loaders.load_rollouts(root, "evaluation"))
-    outcomes = data.cached(root, played, "evaluation", lambda: loaders.load_outcomes(root))
+def _files(root: Path) -> Iterator[tuple[str, str | bytes]]:
+    """Every file of the report, name and content; pages first."""
+    discovery, evaluation = data.rollouts(root, "diagnosis"), data.rollouts(root, "evaluation")
+    verdicts, outcomes = data.labels(root), data.outcomes(root, evaluation)
     found = data.capabilities(root, discovery, verdicts, outcomes)
+    several = data.several(root)
     shared = {
         "generator": Markup(GENERATOR),
         "style": Markup((HERE / "static/style.css").read_text()),
@@ -81,7 +92,9 @@ def _files(root: Path) -> Iterator[tuple[str, str]]:
     views: Mapping[str, dict[str, Any]] = {
         "index": data.overview(root),
         "rollouts": {},
-        "thresholds": {"selection": data.attempt(root, lambda: data.document(root, "capabilities/selection.json"))},
+        "thresholds": {"selection": data.selection(root)},
+        "several": several,
+        "published": data.literature(root),
         "ledger": data.ledger(root),
         "provenance": {"stages": data.provenance(root)},
     }
@@ -93,8 +106,11 @@ def _files(root: Path) -> Iterator[tuple[str, str]]:
         yield f"{page_of(one['id'])}.html", text
     for name in SCRIPTS:
         yield name, (HERE / "static" / name).read_text()
+    for name in several["figures"]:
+        yield f"{PREFIX}{name}", (root / "results/studies" / name).read_bytes()
     lacking = {} if isinstance(verdicts, Missing) else data.lacks(verdicts)
-    routes = data.attempt(root, lambda: loaders.load_routes(root))
+    routes = data.routes(root)
+    routed = [] if isinstance(routes, Missing) else routes
     whole = not isinstance(evaluation, Missing) and not isinstance(outcomes, Missing)
     yield from shards.files(
         [] if isinstance(discovery, Missing) else discovery,
@@ -102,8 +118,8 @@ def _files(root: Path) -> Iterator[tuple[str, str]]:
         outcomes if whole else None,  # type: ignore[arg-type]
         lacking,
         [one["id"] for one in found if one["selected"]] if isinstance(found, list) else [],
-        data.arm_names(root, outcomes) if whole else {},  # type: ignore[arg-type]
-        {} if isinstance(routes, Missing) else dict(zip(routes["task"], routes["chosen"], strict=True)),
+        data.arm_names(root, outcomes, routed) if whole else {},  # type: ignore[arg-type]
+        {row["task"]: row["chosen"] for row in routed},
     )
 
 
@@ -121,9 +137,17 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    pages.filters |= {"num": _number, "signed": _signed, "count": _count, "p": _p, "island": _island, "size": _size}
+    pages.filters |= {
+        "num": _number,
+        "signed": _signed,
+        "count": _count,
+        "p": _p,
+        "island": _island,
+        "size": _size,
+        "columns": _columns,
+    }
     pages.tests["missing"] = lambda value: isinstance(value, Missing)
-    pages.globals |= {"page_of": page_of, "shown": shards.shown, "label": label, "least": _least}
+    pages.globals |= {"page_of": page_of, "shown": shards.shown, "label": label, "least": _least, "prefix": PREFIX}
     return pages
 
 
@@ -150,6 +174,19 @@ def _p(value: float | None) -> str:
     if value is None:
         return "not tested"
     return "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def _columns(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, bool, list[str]]]:
+    """Columns that are not known beforehand and not empty: heading, whether it holds numbers, a text for each row."""
+    found = []
+    for name in rows[0]:
+        values = [row[name] for row in rows if row[name] is not None]
+        numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+        form = "{:,.0f}" if numeric and all(float(value).is_integer() for value in values) else "{:.3f}"
+        texts = ["" if row[name] is None else form.format(row[name]) if numeric else str(row[name]) for row in rows]
+        if values:
+            found.append((name.replace("_", " "), numeric, texts))
+    return found
 
 
 def _size(value: int | None) -> str:

@@ -13,7 +13,8 @@ import pandas as pd
 
 from captrain.contract import calls_of
 from captrain.records import Message, Rollout
-from captrain.report.data import Lack, plain
+from captrain.report.data import Lack
+from captrain.report.files import plain
 from captrain.show import divergence, shown_call
 
 SHARD = 240

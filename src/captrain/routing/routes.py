@@ -19,6 +19,7 @@ from captrain.contract import Target
 from captrain.environments import load as load_environment
 from captrain.environments import passports
 from captrain.errors import UserError
+from captrain.machine import Machine
 from captrain.records import Capability, Rollout, Task, load, publish_json, publish_text
 from captrain.routing import BASE, EXAMPLES, Example, examples, members, openings
 from captrain.routing.bounds import placebo, random_routes
@@ -26,7 +27,7 @@ from captrain.routing.gains import able, gains
 from captrain.routing.nearest import ClassifierRouter, RetrievalRouter, arm
 from captrain.routing.sets import SetRouter
 from captrain.routing.turns import TurnRouter
-from captrain.spec import Component, Machine, Spec, build
+from captrain.spec import Component, Spec, build
 
 NEIGHBOURS = 5
 """Of routers that are there for comparison, where the configured one has no such setting."""

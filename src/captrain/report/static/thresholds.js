@@ -30,6 +30,8 @@
     return made;
   }
 
+  const called = new Map(report.candidates.map((one) => [one.id, one.name]));
+  const named = (ids) => ids.map((id) => called.get(id)).join(", ") || "none";
   const number = (value) => (value === null ? "undefined" : value.toFixed(3));
 
   function draw() {
@@ -51,14 +53,14 @@
       link.href = `capability-${encodeURIComponent(one.id)}.html`;
       link.textContent = one.name;
       head.append(link);
-      cell(row, one.selected ? "selected" : one.shortfall || `retained, but ${limits.count} are kept`, one.selected ? "passed" : "");
+      cell(row, one.selected ? "selected" : one.shortfall || `retained, but ${limits.count} are kept`, one.selected ? "passed reading" : "reading");
       cell(row, `${one.retained} of ${one.runs}`, "n");
       cell(row, number(one.gap), "n");
       cell(row, number(one.coverage), "n");
       body.append(row);
     }
     const same = chosen.length === before.length && chosen.every((id, at) => id === before[at]);
-    document.getElementById("said").textContent = `${chosen.length} selected: ${chosen.join(", ") || "none"}. ` + (same ? "The same as in this run." : `This run selected ${before.join(", ") || "none"}.`);
+    document.getElementById("said").textContent = `${chosen.length} selected: ${named(chosen)}. ` + (same ? "The same as in this run." : `This run selected ${named(before)}.`);
     document.body.dataset.selected = chosen.join(" ");
   }
 

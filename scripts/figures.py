@@ -1,0 +1,21 @@
+"""Draw every figure that results/ holds the data of. Run by `make figures`.
+
+The run's own go to results/figures/, as the pipeline's last stage draws them; those of several runs go to
+results/studies/.
+"""
+
+from pathlib import Path
+
+from captrain import figures, studies
+from captrain.errors import entry_point
+
+
+@entry_point
+def main() -> None:
+    results = Path("results")
+    drawn = [*figures.draw(results, results / "figures"), *studies.draw(results, results / "studies")]
+    print(f"{len(drawn)} files in results/figures/ and results/studies/")
+
+
+if __name__ == "__main__":
+    main()

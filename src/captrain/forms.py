@@ -1,0 +1,123 @@
+"""The forms of requests to `captrain serve`: what of OpenAI's and of vLLM's is understood.
+
+Settings that would change an answer are named here, each with what is accepted of it. All others are told apart into
+those that change nothing and those to refuse, so that no request is answered as if it had asked for less.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from captrain.contract import calls_of
+from captrain.records import Message
+
+NEUTRAL: dict[str, Any] = {
+    "top_p": 1, "presence_penalty": 0, "frequency_penalty": 0, "parallel_tool_calls": True, "store": False,
+    "response_format": {"type": "text"}, "stop": [], "logit_bias": {},
+}  # fmt: skip
+"""Settings that this server does not have, with the values at which they change nothing."""
+IGNORED = ("user", "metadata", "safety_identifier", "service_tier")
+"""Settings that never change an answer."""
+
+
+class Text(BaseModel):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Called(BaseModel):
+    """A call in an assistant message: arguments as JSON text, or as the object itself."""
+
+    name: str
+    arguments: str | dict[str, Any]
+
+
+class ToolCall(BaseModel):
+    """A tool call."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: Called
+
+
+class Spoken(BaseModel):
+    """A message of the dialogue."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[Text] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+    def message(self) -> Message:
+        """As chat templates take it: text content, arguments as objects."""
+        content = "".join(part.text for part in self.content) if isinstance(self.content, list) else self.content
+        role = "system" if self.role == "developer" else self.role
+        message: Message = {"role": role, "content": content or ""}
+        if self.name:
+            message["name"] = self.name
+        if self.tool_calls:
+            made = {"tool_calls": [call.model_dump(exclude={"id"}) for call in self.tool_calls]}
+            message["tool_calls"] = [
+                {"type": "function", "function": {"name": name, "arguments": arguments}}
+                for name, arguments in calls_of(made)
+            ]
+        return message
+
+
+class StreamOptions(BaseModel):
+    """What a stream ends with."""
+
+    include_usage: bool = False
+
+
+class Completion(BaseModel):
+    """A request for chat completions."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str
+    messages: Annotated[list[Spoken], Field(min_length=1)]
+    tools: list[dict[str, Any]] = []
+    tool_choice: Literal["auto", "none"] = "auto"
+    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    n: Annotated[int, Field(ge=1, le=128)] = 1
+    seed: int | None = None
+    logprobs: bool = False
+    top_logprobs: Literal[0] | None = None
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    return_token_ids: bool = False
+
+    def unsupported(self) -> list[str]:
+        """Settings that would change the answer if this server had them."""
+        extra = self.model_extra or {}
+        neutral = {name: value for name, value in NEUTRAL.items() if extra.get(name) in (value, None)}
+        return sorted(set(extra) - set(neutral) - set(IGNORED))
+
+
+class Tokenizing(BaseModel):
+    """A request for the tokens of a dialogue, in vLLM's words."""
+
+    model: str
+    messages: Annotated[list[Spoken], Field(min_length=1)]
+    tools: list[dict[str, Any]] = []
+    add_generation_prompt: Literal[True] = True
+
+
+class Loading(BaseModel):
+    """A request to load an adapter, in vLLM's words."""
+
+    lora_name: Annotated[str, Field(min_length=1)]
+    lora_path: Path
+
+
+class Unloading(BaseModel):
+    """A request to unload an adapter."""
+
+    lora_name: str

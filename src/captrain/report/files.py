@@ -1,0 +1,286 @@
+"""What the report reads, in the shapes that its pages rely on.
+
+A file that is not there is a `Missing` with its remedy, which a page shows in its place: a fresh clone has results/
+alone, and its report says what else there could be. A file that is there and corrupt (cut off, not what its ending
+says, without a value that a page shows) is a `UserError` that names it and the stage that makes it: a report with holes
+that nobody sees would be worse than none.
+"""
+
+import io
+import json
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pandas as pd
+import yaml
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from captrain.errors import UserError
+
+Row = dict[str, Any]
+T = TypeVar("T")
+M = TypeVar("M", bound=BaseModel)
+Number = float | None
+COMMANDS = {"replicates": "make replicate", "sweeps": "captrain-sweep"}
+"""What makes files that no stage makes."""
+
+
+@dataclass(frozen=True)
+class Missing:
+    """What is not here and how to make it."""
+
+    problem: str
+    remedy: str
+
+
+class Method(BaseModel):
+    """A row of results/evaluation/main.csv."""
+
+    method: str
+    label: str
+    pass_rate: Number
+    low: Number
+    high: Number
+    pass_hat_k: Number
+    mean_reward: Number
+    tasks: int
+    errors: int
+    rollouts_spent: int
+
+
+class Difference(BaseModel):
+    """A row of results/evaluation/differences.csv; `p_holm` and `effect` are of later versions."""
+
+    first: str
+    second: str
+    difference: Number
+    low: Number
+    high: Number
+    better: int
+    worse: int
+    p: Number
+    distinguishable: bool
+    effect: Number
+    p_holm: Number
+
+
+class Kind(BaseModel):
+    """A row of results/evaluation/kinds.csv."""
+
+    kind: str
+    method: str
+    label: str
+    pass_rate: Number
+    low: Number
+    high: Number
+    tasks: int
+
+
+class Counted(BaseModel):
+    """What a row of results/evaluation/ledger.csv and spent.csv counts."""
+
+    rollouts: int
+    discarded: int
+    errors: int
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class Entry(Counted):
+    """A row of results/evaluation/ledger.csv."""
+
+    method: str
+    stage: str
+    purpose: str
+
+
+class Spent(Counted):
+    """A row of results/evaluation/spent.csv."""
+
+    label: str
+    stages: str | None
+
+
+class Step(BaseModel):
+    """A row of results/adapters/history.csv."""
+
+    adapter: str
+    step: int
+    rollouts: int
+    reward: Number
+    success: Number
+    informative: Number
+
+
+class Route(BaseModel):
+    """A row of results/routes/routes.csv, beside a column for each router."""
+
+    task: str
+    chosen: str
+
+
+class Metrics(BaseModel):
+    """Of results/evaluation/metrics.json."""
+
+    confidence: float
+
+
+class Made(BaseModel):
+    """An entry of an index.json."""
+
+    digest: str
+    path: str
+    rollouts: int
+    discarded: int
+
+
+class Run(BaseModel):
+    """One labelling run of a candidate."""
+
+    gap: Number
+    coverage: Number
+
+
+class Candidate(BaseModel):
+    """A candidate of results/capabilities/selection.json."""
+
+    id: str
+    name: str
+    description: str
+    gap: Number
+    gap_low: Number
+    gap_high: Number
+    coverage: Number
+    er_failed: Number
+    er_passed: Number
+    runs_retained: int
+    runs: int
+    per_run: list[Run]
+    selected: bool
+    reason: str
+
+
+class Thresholds(BaseModel):
+    """The settings that a selection was made by."""
+
+    delta: float
+    coverage: float
+    agreement: int
+    confidence: float
+    floor: float
+    count: int
+
+
+class Played(BaseModel):
+    """Rollouts that a selection rests on."""
+
+    passed: int
+    failed: int
+
+
+class Selection(BaseModel):
+    """results/capabilities/selection.json."""
+
+    thresholds: Thresholds
+    rollouts: Played
+    candidates: list[Candidate]
+
+
+class Advice(BaseModel):
+    """results/capabilities/recommendation.json."""
+
+    recommendation: str
+    rule: str
+    failed: int
+    compound: int
+    share: Number
+
+
+@contextmanager
+def whole(root: Path, name: str, stage: str) -> Iterator[None]:
+    """Reading of one file: what shows that it is corrupt becomes a `UserError`."""
+    try:
+        yield
+    except ValidationError as error:
+        first = error.errors()[0]
+        said = f"{first['msg']} at {'.'.join(map(str, first['loc'])) or 'the top'}"
+        raise _corrupt(root, name, stage, said) from None
+    except UserError as error:
+        raise _corrupt(root, name, stage, error.problem.replace(f"{root}/", "")) from None
+    except (ValueError, RecursionError, yaml.YAMLError) as error:  # of JSON, of CSV, of an encoding
+        raise _corrupt(root, name, stage, " ".join(str(error).split()) or type(error).__name__) from None
+
+
+def _corrupt(root: Path, name: str, stage: str, said: str) -> UserError:
+    return UserError(
+        f"{root / name} is corrupt: {said}",
+        f"delete it and run `{_command(stage)}`, which restores what is cached and makes the rest again",
+    )
+
+
+def _command(stage: str) -> str:
+    return COMMANDS.get(stage, f"dvc repro {stage}")
+
+
+def here(root: Path, name: str, stage: str, read: Callable[[], T]) -> T | Missing:
+    """What `read` makes of one file.
+
+    Raises:
+        UserError: it is corrupt.
+    """
+    if not (root / name).exists():
+        pull = "`dvc pull` if a remote holds it, or " if name.startswith("artifacts/") else ""
+        return Missing(f"{name} is not here", f"run {pull}`{_command(stage)}`")
+    with whole(root, name, stage):
+        return read()
+
+
+def document(root: Path, name: str, stage: str, shape: Any = Any) -> Any:
+    """A JSON document as it is, once it is seen to hold what `shape` asks for; a `Missing` where there is none."""
+
+    def read() -> Any:
+        found = json.loads((root / name).read_text())
+        TypeAdapter(shape).validate_python(found, strict=True)
+        return found
+
+    return here(root, name, stage, read)
+
+
+def model(root: Path, name: str, stage: str, kind: type[M]) -> M | Missing:
+    """A JSON document as a record."""
+    return here(root, name, stage, lambda: kind.model_validate_json((root / name).read_bytes()))
+
+
+def table(root: Path, name: str, stage: str, shape: type[BaseModel] | None = None) -> list[Row] | Missing:
+    """A CSV table as rows of plain values, None where it is empty, once each is seen to hold what `shape` asks for."""
+    fields = shape.model_fields if shape else {}
+    words = {column: str for column, field in fields.items() if field.annotation is str}
+
+    def read() -> list[Row]:
+        text = (root / name).read_text()
+        if not text.endswith("\n"):
+            raise ValueError("its last line has no end")
+        # A kind or an arm may be called "none" or "NA".
+        found = rows(pd.read_csv(io.StringIO(text), dtype=words, keep_default_na=False, na_values=[""]))  # type: ignore[arg-type]
+        if shape:
+            for row in found:
+                shape.model_validate(row, strict=True)
+        return found
+
+    return here(root, name, stage, read)
+
+
+def rows(frame: pd.DataFrame) -> list[Row]:
+    """A table as rows of plain values: NaN is None."""
+    return [{str(key): plain(value) for key, value in row.items()} for row in frame.to_dict("records")]
+
+
+def plain(value: Any) -> Any:
+    """A numpy scalar as Python's own; NaN as None."""
+    value = value.item() if isinstance(value, np.generic) else value
+    return None if isinstance(value, float) and math.isnan(value) else value
