@@ -115,7 +115,7 @@ def main() -> int:
         rates, differences = rates_over_seeds(gathered), differences_over_seeds(gathered)
         for name, frame in (("points", gathered), ("summary", rates), ("differences", differences)):
             write(frame, root / "results/replicates" / f"{name}.csv")
-        Console(width=None if os.isatty(1) else 120).print(table(rates, differences))
+        Console(width=None if os.isatty(1) else 140).print(table(rates, differences))
         print(*chosen(gathered), sep="\n")
         print("every method and difference: results/replicates/; `make figures` draws them")
     if failed:
