@@ -197,12 +197,16 @@ def _held(points: Sequence[Row], setting: str) -> dict[Any, Difference]:
 def _lines(axes: Axes, points: Sequence[Row], setting: str, places: Mapping[Any, float]) -> None:
     """Pass rates of the headline methods at each value of a setting; of one seed, with its interval over tasks."""
     rates = grouped(rates_over_seeds(points, setting) if _seeds(points) > 1 else points, "method")
-    for method in ordered(rates, HEADLINE):
+    methods, apart = ordered(rates, HEADLINE), 0.012 * (max(places.values()) - min(places.values()))
+    for at, method in enumerate(methods):
+        aside = apart * (at - (len(methods) - 1) / 2)  # or intervals would lie on each other
         rows = sorted(rates[method], key=lambda row: row[setting])
         means = [row["pass_rate"] for row in rows]
         error = [[row["pass_rate"] - row["low"] for row in rows], [row["high"] - row["pass_rate"] for row in rows]]
         look = {"color": tint(method), "linewidth": 1.4, "markersize": 4, "capsize": 2}
-        axes.errorbar([places[row[setting]] for row in rows], means, error, fmt="o-", label=rows[0]["label"], **look)
+        axes.errorbar(
+            [places[row[setting]] + aside for row in rows], means, error, fmt="o-", label=rows[0]["label"], **look
+        )
 
 
 def _seeds(points: Sequence[Row]) -> int:
