@@ -247,7 +247,13 @@ def thresholds(points: Sequence[Row]) -> Figure:
         _lines(axes, some, "selection.delta", places)
         for delta, one in _held(some, "selection.delta").items():
             look = {"fontsize": 6.5, "rotation": 90, "ha": "right", "va": "bottom", "color": "0.35"}
-            axes.text(places[delta] - 0.04, 0.02, one.reading, transform=axes.get_xaxis_transform(), **look)
+            axes.text(
+                places[delta] - 0.04,
+                0.02,
+                one.reading.replace(" after", "\nafter"),
+                transform=axes.get_xaxis_transform(),
+                **look,
+            )
         ticks = [f"{delta:g}\n{_selected(at.get(delta, []))}" for delta in deltas]
         axes.set_xticks(list(places.values()), ticks, fontsize=7.5)
         axes.set_title(f"least coverage {coverage:g}", loc="left", fontsize=9)
