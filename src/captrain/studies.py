@@ -129,13 +129,13 @@ def _over_experiments(
 
 
 def _rows(rates: Sequence[Row], differences: Sequence[Row], wanted: Sequence[str], against: str) -> list[Line]:
-    held = versus(differences, against)
-    found = {
-        row["method"]: Line(
-            row["method"], row["label"], row["pass_rate"], row["low"], row["high"], held.get(row["method"])
-        )
-        for row in rates
-    }
+    held, most = versus(differences, against), max(row["seeds"] for row in rates)
+    found = {}
+    for row in rates:
+        name, seeds = row["method"], row["seeds"]
+        # A mean over other seeds must not pass for one over the same.
+        shown = row["label"] if seeds == most else f"{row['label']} ({seeds} seed{'s' * (seeds > 1)} of {most})"
+        found[name] = Line(name, shown, row["pass_rate"], row["low"], row["high"], held.get(name))
     return [found[name] for name in ordered(found, wanted)]
 
 
