@@ -540,9 +540,32 @@ def _folder(item: Chore) -> dict[str, Path]:
 
 
 def test_a_job_is_queued_again_only_so_often(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "LEAVING", threading.Event())
     work = dispatch.Work(chore, Chore("a"), "key", JOBS / "sub", requeues=2)
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     assert work.checkpoint().function == work
     monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
     with pytest.raises(SystemExit):
         work.checkpoint()
+
+
+def test_what_is_raised_while_a_job_is_queued_again_is_no_failure_of_its_work(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "LEAVING", threading.Event())
+
+    def ended(item: Any) -> None:
+        if item == "told":
+            work.checkpoint()
+        # As submitit's handler does, when Slurm ends the process that asks for the job to be queued again.
+        raise subprocess.CalledProcessError(-signal.SIGTERM, ["scontrol", "requeue"])
+
+    here.joinpath("jobs").mkdir()
+    work = dispatch.Work(ended, "told", "told", here / "jobs", requeues=1)
+    with pytest.raises(SystemExit):
+        work()
+    assert not (here / "jobs/told.failure").exists()
+    monkeypatch.setattr(dispatch, "LEAVING", threading.Event())
+    with pytest.raises(SystemExit):
+        dispatch.Work(ended, "not told", "other", here / "jobs", requeues=1)()
+    assert (here / "jobs/other.failure").exists()

@@ -22,6 +22,7 @@ import os
 import pickle
 import secrets
 import shutil
+import threading
 import time
 import traceback
 from collections import Counter
@@ -46,6 +47,9 @@ Result = TypeVar("Result")
 
 GRACE = 5.0
 """Seconds that a job may be over before its result is seen, on a file system that is slow to say so."""
+LEAVING = threading.Event()
+"""Set in a job that is being queued again: Slurm ends its processes meanwhile, those that ask for it among them, so
+that what is raised from then on says nothing of the work."""
 THREADS = "export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1"
 
 
@@ -68,6 +72,8 @@ class Work:
             try:
                 result = self.function(self.item)
             except Exception as error:
+                if LEAVING.is_set():
+                    raise SystemExit(1) from None
                 shown = f"error: {error}" if isinstance(error, UserError) else traceback.format_exc()
                 print(shown, flush=True)
                 _write(self.folder / f"{self.key}.failure", _portable(error, shown))
@@ -83,6 +89,7 @@ class Work:
             # SystemExit, because the function that is interrupted may take any other exception for its own.
             print(f"not queued again: this has happened {self.requeues} times (machine.slurm.requeues)", flush=True)
             raise SystemExit(1)
+        LEAVING.set()
         return DelayedSubmission(self)
 
 
