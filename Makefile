@@ -16,7 +16,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 # Of `make replicate`; JOBS also of `make studies`.
 SEEDS ?= 0 1 2 3 4
-EXPERIMENTS ?= default single rare
+EXPERIMENTS ?= default single rare compound
 OVERRIDES ?=
 JOBS ?= 2
 # Of `make studies`.
