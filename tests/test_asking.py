@@ -286,8 +286,10 @@ def test_an_error_does_not_wait_for_requests_that_hang_and_keeps_those_that_end(
 
 
 RUN = """
-import sys
+import signal, sys
 from pathlib import Path
+# A shell starts what runs in the background with this signal ignored, and so it would be here.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path[:0] = [{tests!r}]
 import captrain.asking
 from test_asking import asker, question
