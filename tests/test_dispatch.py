@@ -550,7 +550,7 @@ def test_a_job_is_queued_again_only_so_often(here: Path, monkeypatch: pytest.Mon
 
 
 def test_what_is_raised_while_a_job_is_queued_again_is_no_failure_of_its_work(
-    here: Path, monkeypatch: pytest.MonkeyPatch
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(dispatch, "LEAVING", threading.Event())
 
@@ -565,6 +565,7 @@ def test_what_is_raised_while_a_job_is_queued_again_is_no_failure_of_its_work(
     with pytest.raises(SystemExit):
         work()
     assert not (here / "jobs/told.failure").exists()
+    assert "CalledProcessError" in capsys.readouterr().out
     monkeypatch.setattr(dispatch, "LEAVING", threading.Event())
     with pytest.raises(SystemExit):
         dispatch.Work(ended, "not told", "other", here / "jobs", requeues=1)()

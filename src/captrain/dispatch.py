@@ -72,10 +72,10 @@ class Work:
             try:
                 result = self.function(self.item)
             except Exception as error:
-                if LEAVING.is_set():
-                    raise SystemExit(1) from None
                 shown = f"error: {error}" if isinstance(error, UserError) else traceback.format_exc()
                 print(shown, flush=True)
+                if LEAVING.is_set():
+                    raise SystemExit(1) from None
                 _write(self.folder / f"{self.key}.failure", _portable(error, shown))
                 # No exception: that would be submitit's to record. Slurm is to know that this job failed.
                 raise SystemExit(1) from None
