@@ -153,7 +153,12 @@ class Cluster:
     def clear(self) -> None:
         """Cancel every job, and wait until none is left."""
         self.say("scancel", "--user=root")
+        self.over()
+
+    def over(self) -> list[str]:
+        """The name and state of every job, as soon as all are over: a job is for a moment after it wrote its result."""
         self._until(lambda: not self.say("squeue", "--noheader"), "the last job's end")
+        return self.say("squeue", "--noheader", "--array", "--states=all", "--format=%j %T").splitlines()
 
     def _start(self) -> None:
         folder, [controller, database, accounting, *nodes] = self.folder, _ports(5)
