@@ -98,6 +98,7 @@ def test_a_second_run_does_nothing_quickly_and_git_finds_nothing_changed(project
         (["machine.batch=7", "machine.workers=2"], []),
         (["evaluation.trials=3"], ["evaluation"]),
         (["trainer.clip=0.3"], TRAINING),
+        ([], []),
     ],
 )
 def test_a_changed_setting_makes_stale_only_what_it_decides(
@@ -108,12 +109,12 @@ def test_a_changed_setting_makes_stale_only_what_it_decides(
         assert project.stale() == stages
     finally:
         project.choose()
-        assert project.stale() == []
 
 
 def test_a_comment_in_the_figures_module_makes_the_figures_stale_only(project: Project) -> None:
     path = project.folder / "src/captrain/figures.py"
     text = path.read_text()
+    project.choose()
     path.write_text(text + "# a comment\n")
     try:
         assert project.stale() == ["figures"]
