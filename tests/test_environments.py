@@ -6,6 +6,7 @@ import json
 import random
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +18,11 @@ from captrain import spec
 from captrain.benchmarks import load_benchmark
 from captrain.contract import Target, load_file, tool_call
 from captrain.environments import Attempt, Brief, load, passports
-from captrain.environments.passport import CHECKS, calibrate, inspect
+from captrain.environments.passport import CHECKS, TRANSFER, calibrate, inspect
 from captrain.environments.publication import publish_all
 from captrain.environments.subject import standard
 from captrain.environments.synthesis import LOADS, Synthesized, brief, missed, synthesize
-from captrain.environments.templates import EASIEST, FAMILIES, TemplateSynthesizer
+from captrain.environments.templates import ANY, EASIEST, FAMILIES, TemplateSynthesizer
 from captrain.errors import EnvironmentFault, UserError
 from captrain.policies import Play
 from captrain.policies.scripted import ScriptedPolicy, by_the_book
@@ -44,14 +45,28 @@ def wanted(name: str) -> Brief:
     return Brief(capability(name), BENCHMARK.tools)
 
 
-def text_of(name: str, attempt: int = 0) -> str:
+def text_of(name: str, attempt: int | str = 0) -> str:
+    """What the template writes after so many attempts, or after one in which the named step was missing."""
+    missing = isinstance(attempt, str)
+    found = Check(name=TRANSFER, passed=not missing, measured=0.0, bound="at least 0.1")
     passport = Passport(
-        capability=name, environment="", attempt=0, passed=False, trusted=True, calibration_tasks=0, checks=[]
+        capability=name, environment="", attempt=0, passed=False, trusted=True, calibration_tasks=0, checks=[found]
     )
-    return TemplateSynthesizer().synthesize(wanted(name), [Attempt("", passport)] * attempt)
+    asked = replace(wanted(name), examples=[failing(attempt)]) if missing else wanted(name)
+    return TemplateSynthesizer().synthesize(asked, [Attempt("", passport)] * (1 if missing else attempt))
 
 
-def written(folder: Path, name: str, attempt: int = 0, change: str = "") -> tuple[Target, Path]:
+def failing(tool: str) -> Rollout:
+    """A rollout that went wrong at a call of the tool."""
+    task = Task(id="t", split="discovery", data={})
+    return Rollout(
+        id="f", environment="e", task=task, trial=0, purpose="diagnosis", policy="p", outcome="failed",
+        messages=[{"role": "user", "content": "x"}], score=Score(reward=0, success=False),
+        reference=[tool_call(tool, {})],
+    )  # fmt: skip
+
+
+def written(folder: Path, name: str, attempt: int | str = 0, change: str = "") -> tuple[Target, Path]:
     """A template's environment, with lines of its class changed."""
     path = folder / f"{name}_{attempt}.py"
     path.write_text(text_of(name, attempt) + mutation(change))
@@ -85,6 +100,7 @@ def played(target: Target, task: Task, actions: Sequence[Message]) -> Score:
 
 
 EVERY = [(name, attempt) for name in FAMILIES for attempt in range(EASIEST + 1)]
+EVERY += [(name, tool) for name in ANY for tool in ("update_zip", "get_order")]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -147,7 +163,7 @@ def tampered(target: Target, task: Task, change: str) -> list[Message]:
 @pytest.mark.parametrize("change", ["duplicate", "extra"])
 @pytest.mark.parametrize(("name", "attempt"), EVERY)
 def test_a_duplicate_or_an_extra_write_costs_success_and_reward(
-    tmp_path: Path, name: str, attempt: int, change: str
+    tmp_path: Path, name: str, attempt: int | str, change: str
 ) -> None:
     target, _ = written(tmp_path, name, attempt)
     for task in target.tasks("training", 30):
@@ -156,7 +172,7 @@ def test_a_duplicate_or_an_extra_write_costs_success_and_reward(
 
 
 @pytest.mark.parametrize(("name", "attempt"), EVERY)
-def test_skill_without_success_earns_at_most_half(tmp_path: Path, name: str, attempt: int) -> None:
+def test_skill_without_success_earns_at_most_half(tmp_path: Path, name: str, attempt: int | str) -> None:
     target, _ = written(tmp_path, name, attempt)
     rng = random.Random(0)
     for task in target.tasks("training", 30):
@@ -171,7 +187,7 @@ def test_skill_without_success_earns_at_most_half(tmp_path: Path, name: str, att
 
 
 @pytest.mark.parametrize(("name", "attempt"), EVERY)
-def test_a_write_beyond_those_asked_for_never_pays(tmp_path: Path, name: str, attempt: int) -> None:
+def test_a_write_beyond_those_asked_for_never_pays(tmp_path: Path, name: str, attempt: int | str) -> None:
     """Whatever was written before: the rules of the other capabilities stay binding in every environment."""
     target, _ = written(tmp_path, name, attempt)
     rng = random.Random(1)
@@ -208,6 +224,32 @@ def test_writing_to_every_record_does_not_find_the_right_one(tmp_path: Path) -> 
         for task in target.tasks("training", 20):
             writes = [call("wrap_order", order["id"]) for order in task.data["orders"]]
             assert played(target, task, [*writes, say("Done.")]).reward < 0.5
+
+
+@pytest.mark.parametrize("name", ANY)
+def test_steps_that_failed_and_that_a_template_lacks_are_asked_for_in_its_next_attempt(
+    elsewhere: Path, name: str
+) -> None:
+    asked = replace(wanted(name), examples=[failing("update_zip"), failing("get_order"), failing("get_order")])
+    one = synthesize(asked, TemplateSynthesizer(), None, AGAINST, CONFINED, 0)
+    first, second = one.attempts
+    assert first.text == text_of(name) and first.passport.complaints().startswith(f"{TRANSFER} is 0.0")
+    assert one.passed and second.passport.passed
+    assert 'OPERATIONS = ["zip", "cancel", "return"]' in second.text.replace("'", '"')
+    target = load_file(elsewhere / f".cache/environments/{name}/1/{name}.py")
+    tasks = target.tasks("training", 300)
+    verbs = Counter(operation["verb"] for task in tasks for operation in task.data["operations"])
+    assert {*verbs} == {"wrap", "zip", "cancel", "return"} and 0.4 < verbs["wrap"] / verbs.total() < 0.6
+    # The desk's rules stay binding: most of what is asked for is to be denied, as on the target.
+    written = [name_of(message) for task in tasks for message in target.reference(task)]
+    assert written.count("deny_request") > 2 * (written.count("cancel_order") + written.count("return_order"))
+
+
+def test_where_no_operation_can_bring_the_missing_step_the_next_attempt_is_an_easier_one() -> None:
+    for name in FAMILIES:
+        if name not in ANY:
+            assert text_of(name, "wrap_order") == text_of(name, 1)
+    assert text_of("record_selection", "transfer_to_human") == text_of("record_selection", 1)
 
 
 # What only a second process shows of a file that runs in this one: (change to a sound environment, the checks that

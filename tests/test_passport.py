@@ -15,7 +15,7 @@ import pytest
 from captrain import cli, spec
 from captrain.benchmarks import load_benchmark
 from captrain.contract import Target, load_file, tool_call
-from captrain.environments import Brief
+from captrain.environments import Attempt, Brief
 from captrain.environments.leakage import HeldOut, runs_of
 from captrain.environments.passport import CHECKS, calibrate, failed_tool, inspect, structure
 from captrain.environments.probes import distance, random_agent, shown_calls, steps
@@ -121,8 +121,10 @@ def test_a_sound_environment_passes_every_check_in_the_sandbox(tmp_path: Path) -
 def test_the_templates_pass_every_check(tmp_path: Path, name: str, attempt: int, seeds: int) -> None:
     path = tmp_path / f"{name}.py"
     wanted = Brief(Capability(id=name, name=name, description=""), BENCHMARK.tools)
-    attempts = [None] * attempt
-    path.write_text(TemplateSynthesizer().synthesize(wanted, attempts))  # type: ignore[arg-type]
+    unspread = Passport(
+        capability=name, environment="", attempt=0, passed=False, trusted=True, calibration_tasks=10, checks=[]
+    )
+    path.write_text(TemplateSynthesizer().synthesize(wanted, [Attempt("", unspread)] * attempt))
     checks = inspect(load_file(path), path, against(seeds), ())
     assert [check for check in checks if not check.passed] == []
     assert next(check for check in checks if check.name == "tasks checked").measured == seeds

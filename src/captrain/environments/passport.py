@@ -24,6 +24,7 @@ ADVISED = 100
 """Tasks: on fewer, one that cannot be solved is easily missed."""
 DISTINCT = 0.95
 SUSPECT = {"open", "exec", "eval", "compile", "__import__", "globals", "vars", "breakpoint", "input"}
+TRANSFER = "share of tasks with the failed step"
 LINT = "static reading finds only what does not hide"
 
 
@@ -250,7 +251,7 @@ CHECKS: dict[str, Callable[[Subject, str], Check]] = {
     "steps that the broken solution changes": probes.broken_near,
     "reward of the broken solution": probes.broken_costs,
     "spread of rewards": probes.spread,
-    "share of tasks with the failed step": _transfer,
+    TRANSFER: _transfer,
 }
 """Every check that needs no policy, by name."""
 

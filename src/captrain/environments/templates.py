@@ -4,6 +4,9 @@ A written file is self-contained: the service desk's own source, whole, and afte
 So tools, policy and result shapes are the target's by construction, and the other capabilities' rules stay binding: no
 template pays for skipping them. Attempts step through a ladder of difficulty, for a passport that found the spread of
 rewards on the base out of bounds; pairs, which are not played on the base, have no such ladder.
+
+Some capabilities can be asked for with any operation, and their templates ask for one. Where the evidence failed at
+steps of others, so that the passport found too few of these in the tasks, further attempts ask for them as well.
 """
 
 from collections.abc import Sequence
@@ -11,6 +14,7 @@ from importlib.resources import files
 from itertools import combinations
 
 from captrain.environments import Attempt, Brief
+from captrain.environments.passport import TRANSFER, failed_tool
 from captrain.errors import UserError
 from captrain.machine import Asking
 
@@ -26,6 +30,14 @@ PARTS = {
     **{name: ("frame", "pair", name) for name in PAIRS},
 }
 """The templates that a file is made of, by capability."""
+ANY = ("record_selection", "multi_step_completion")
+"""Capabilities that every operation can ask for."""
+ASKED_AS = {
+    "wrap_order": ("wrap",),
+    "update_zip": ("zip",),
+    **dict.fromkeys(("get_order", "cancel_order", "return_order", "deny_request"), ("cancel", "return")),
+}
+"""The operations that a step belongs to."""
 WORLD = "benchmarks/servicedesk.py"
 EASIEST = 2
 """The ladder of difficulty runs from 0 to this."""
@@ -62,7 +74,22 @@ class TemplateSynthesizer:
         package = files("captrain")
         _, _, world = package.joinpath(WORLD).read_text().partition('\n"""\n')
         templates = package.joinpath("environments/templates")
-        parts = [templates.joinpath(f"{name}.py.txt").read_text() for name in PARTS[capability.id]]
+        asked = _operations(brief, attempts)
+        names = [*PARTS[capability.id], *(["operations"] if asked else [])]
+        parts = [templates.joinpath(f"{name}.py.txt").read_text() for name in names]
         title = f"{capability.name}: {capability.description}"
         header = f'"""{title}\n\nWritten by the template synthesizer; do not edit.\n"""\n'
-        return f"{header}{world}\n\nDIFFICULTY = {min(len(attempts), EASIEST)}\n\n\n{''.join(parts)}"
+        # The attempt that brought the evidence's operations is not one that was too hard.
+        drawn = f"DIFFICULTY = {min(len(attempts) - bool(asked), EASIEST)}\n"
+        drawn += f"OPERATIONS = {asked}\n" if asked else ""
+        return f"{header}{world}\n\n{drawn}\n\n{''.join(parts)}"
+
+
+def _operations(brief: Brief, attempts: Sequence[Attempt]) -> list[str]:
+    """The operations to ask for besides the template's own, where a passport found too little of the evidence's steps:
+    those of these steps."""
+    checks = [check for attempt in attempts for check in attempt.passport.checks]
+    if brief.capability.id not in ANY or all(check.passed for check in checks if check.name == TRANSFER):
+        return []
+    failed = {failed_tool(rollout) for rollout in brief.examples if rollout.outcome == "failed"}
+    return [*dict.fromkeys(verb for tool, asked_as in ASKED_AS.items() if tool in failed for verb in asked_as)]
