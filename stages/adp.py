@@ -16,10 +16,11 @@ def main() -> None:
         publish_adapters([], "adp", "adp")
         print("adp is not run: baselines.adp.run is false")
         return
-    from captrain.baselines.adp import Lesson, publish_adp, teach
+    from captrain.baselines.adp import Lesson, teach
+    from captrain.sft import publish_taught
 
     [taught] = launch.run(teach, [Lesson(spec, Path("artifacts/base"))], spec.machine, "adp")
-    publish_adp(taught)
+    publish_taught(taught, "adp")
     print(f"adp: {taught.demonstrations} demonstrations, left out {sum(taught.left_out.values())}")
 
 

@@ -14,8 +14,7 @@ import pytest
 
 from captrain import spec
 from captrain.adapters import Learner, adapter_digest
-from captrain.baselines import adp
-from captrain.baselines.adp import Lesson, Row, demonstrations, example, teach, write_generic
+from captrain.baselines.adp import Lesson, demonstrations, teach, write_generic
 from captrain.benchmarks import servicedesk as desk
 from captrain.chat import parse_text
 from captrain.contract import Target, tool_call
@@ -23,6 +22,7 @@ from captrain.errors import UserError
 from captrain.policies import load_policy
 from captrain.records import LedgerEntry, Message, Rollout, Score, Task, load
 from captrain.rollouts import Adapter, collect, pass_rate
+from captrain.sft import LONG, Row, Taught, example
 from captrain.spec import Spec
 from captrain.trajectories import CODE, IMAGE, NOTHING, UNPROMPTED, Inexpressible, atif, export, messages_of, parse
 
@@ -255,7 +255,7 @@ class TestDemonstrations:
         path = written(tmp_path / "a.jsonl", made([V1["content"][0], RUN]), long, V1, made([RUN]), ATIF, ATIF)
         found = demonstrations(path, 2, policy, desk.TOOLS)
         assert (len(found.rows), found.read) == (2, 5)
-        assert found.left_out == {CODE: 2, adp.LONG: 1}
+        assert found.left_out == {CODE: 2, LONG: 1}
 
     def test_a_file_of_nothing_usable_says_why(self, tmp_path: Path, policy: Learner) -> None:
         with pytest.raises(UserError, match=f"none of the 1 trajectories .*{CODE}: 1"):
@@ -289,13 +289,13 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def taught(tiny: Path, source: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, adp.Taught]:
+def taught(tiny: Path, source: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Taught]:
     with inside(tmp_path_factory.mktemp("taught")) as home:
         return home, teach(Lesson(composed(f"baselines.adp.source={source}"), tiny))
 
 
 class TestTraining:
-    def test_demonstrations_of_a_lacking_skill_teach_it(self, policy: Any, taught: tuple[Path, adp.Taught]) -> None:
+    def test_demonstrations_of_a_lacking_skill_teach_it(self, policy: Any, taught: tuple[Path, Taught]) -> None:
         home, one = taught
         target = Target(desk.ServiceDesk(), "desk", "")
         tasks, adapter = human(40, "test"), Adapter(str(home / one.folder), one.digest)
@@ -309,7 +309,7 @@ class TestTraining:
         assert one.losses[-1] < one.losses[0]
 
     def test_equal_seeds_give_equal_bytes(
-        self, tiny: Path, source: Path, taught: tuple[Path, adp.Taught], tmp_path: Path
+        self, tiny: Path, source: Path, taught: tuple[Path, Taught], tmp_path: Path
     ) -> None:
         home, one = taught
         with inside(tmp_path / "again"):
@@ -332,7 +332,7 @@ class TestTraining:
             assert teach(Lesson(asked, tiny)).digest == one.digest
 
     def test_the_stage_leaves_an_adapter_that_cost_no_rollout(
-        self, tiny: Path, taught: tuple[Path, adp.Taught], source: Path
+        self, tiny: Path, taught: tuple[Path, Taught], source: Path
     ) -> None:
         home, one = taught
         with inside(home):

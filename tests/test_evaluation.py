@@ -14,6 +14,7 @@ from scipy.stats import binomtest
 
 from captrain.errors import UserError
 from captrain.evaluation import Evaluation, evaluate, write
+from captrain.methods import otherwise
 from captrain.records import LedgerEntry
 from captrain.statistics import Bootstrap, best_single, oracle, sign_test, summarise
 from captrain.table import table
@@ -181,8 +182,10 @@ def test_every_stage_that_leaves_something_to_act_with_is_a_row_charged_for_what
         charged("mixed", 60), charged("merging", 30, "distillation"),
     ]  # fmt: skip
     stages = {"gepa/gepa": "PP,PP,PP,PP", "adp/adp": "FF,FF,FF,FF", "single/single": "PP,FF,FF,FF"}
+    stages |= {"references/references": "PP,PP,FF,FF"}
     stages |= {"mixed/mixed": "PP,PP,PP,FF", "merging/sum": "PF,PF,FF,FF", "merging/distillation": "PP,PP,FF,PF"}
-    main = run(many(stages), routes_of(["base"] * 4), ledger).main
+    result = run(many(stages), routes_of(["base"] * 4), ledger)
+    main = result.main
     rates = dict(zip(main["method"], main["pass_rate"], strict=True))
     spent = dict(zip(main["method"], main["rollouts_spent"], strict=True))
     assert rates["gepa"] == 1 and rates["merged:sum"] == 0.25 and rates["merged:distillation"] == 0.625
@@ -191,6 +194,12 @@ def test_every_stage_that_leaves_something_to_act_with_is_a_row_charged_for_what
         | {"single": 120, "mixed": 120}
     )
     assert (spent["adp"], spent["merged:distillation"]) == (0, 150)
+    # Diagnosis and calibration, and the time of what has no entry of its own.
+    assert spent["references"] == 60 and otherwise("references") == "trains on the environments' own solutions"
+    assert row(result.spent, method="references")["stages"] == "rollouts environments references"
+    assert row(result.spent, method="adp")["stages"] == "adp"
+    compared = {*zip(result.differences["first"], result.differences["second"], strict=True)}
+    assert {("references", "base"), ("references", "grpo_target"), ("references", "adp")} < compared
 
 
 def test_what_each_method_spent_is_told_with_the_stages_it_rests_on() -> None:

@@ -17,7 +17,7 @@ from captrain.records import LedgerEntry, Rollout, load
 ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
 STAGES = [*yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]]
-TRAINING = ["adapters", "grpo_target", "adp", "awm", "single", "mixed", "ramp", "merging", "controls"]
+TRAINING = ["adapters", "grpo_target", "adp", "awm", "single", "mixed", "ramp", "references", "merging", "controls"]
 
 
 class Project:

@@ -76,11 +76,11 @@ def test_every_method_spends_what_trace_spends_and_pays_for_what_it_uses_of_it(s
         shared = {"mixed": of["rollouts"] + of["environments"], "ramp": of["rollouts"] + of["environments"],
                   "single": of["rollouts"] + of["environments"] / chosen.capabilities.count}  # fmt: skip
         assert all(of[name] + spent == trace for name, spent in shared.items())
-        assert of["adp"] == 0 and of["merging"] == chosen.merging.rollouts
+        assert of["adp"] == of["references"] == 0 and of["merging"] == chosen.merging.rollouts
     low, high = stages(planned(chosen).low), stages(planned(chosen).high)
-    # base, 4 adapters, 7 baselines, 7 merged; at most 12 capabilities of controls, and compositions in 3 columns.
+    # base, 4 adapters, 8 baselines, 7 merged; at most 12 capabilities of controls, and compositions in 3 columns.
     tests = chosen.evaluation.tasks * chosen.evaluation.trials
-    assert (low["evaluation"].rollouts, high["evaluation"].rollouts) == (19 * tests, (19 + 12 + 3) * tests)
+    assert (low["evaluation"].rollouts, high["evaluation"].rollouts) == (20 * tests, (20 + 12 + 3) * tests)
     assert "controls" not in low and high["controls"].rollouts == 12 * (3 * 80 + 640)
 
 

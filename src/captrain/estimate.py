@@ -61,7 +61,7 @@ from captrain.assumptions import (
 from captrain.components import nested
 from captrain.errors import UserError
 from captrain.playing import SHARDS
-from captrain.spec import Component, Spec
+from captrain.spec import Adp, Component, References, Spec
 
 TRACE = ("rollouts", "environments", "adapters")
 
@@ -154,11 +154,12 @@ class Estimate:
             self._played("adapters", self.training, self.count, spec.machine.workers, training=True),
             self._played("grpo_target", run.grpo_target.run * self.trace, user=True, training=True),
             self._reflected(self._played("gepa", run.gepa.run * self.trace, user=True)),
-            self._taught(),
+            self._taught("adp", run.adp),
             self._played("awm", run.awm.run * self.trace, training=True),
             self._played("single", run.single.run * single, training=True),
             self._played("mixed", run.mixed.run * self.training, training=True),
             self._played("ramp", run.ramp.run * self.training, user=True, training=True),
+            self._taught("references", run.references),
             self._played("merging", ("distillation" in merging) * spec.merging.rollouts, training=True),
             self._played(
                 "controls", self.controls, max(1, math.ceil(self.further)), spec.machine.workers, training=True
@@ -179,16 +180,15 @@ class Estimate:
             "evaluation", (arms + self.composed) * tests, math.ceil(arms), spec.machine.workers, user=True
         )
 
-    def _taught(self) -> Work:
-        """Fine-tuning on trajectories, of which each is taken to be as long as a rollout."""
-        adp = self.spec.baselines.adp
-        read = adp.run * adp.demonstrations * (self.episode.agent.new + self.episode.agent.written)
-        work = Work("adp", 1, took=Took(new=read))
+    def _taught(self, stage: str, asked: Adp | References) -> Work:
+        """Fine-tuning on demonstrations, of which each is taken to be as long as a rollout."""
+        read = asked.run * asked.demonstrations * (self.episode.agent.new + self.episode.agent.written)
+        work = Work(stage, 1, took=Took(new=read))
         if not read or self.episode == Episode():
             return work
-        seconds = adp.demonstrations * adp.epochs / DEMONSTRATIONS
+        seconds = asked.demonstrations * asked.epochs / DEMONSTRATIONS
         if self.served:
-            seconds = 4 * read * adp.epochs / self.prefill if self.timed else None
+            seconds = 4 * read * asked.epochs / self.prefill if self.timed else None
         gpus = 1 if self.served else 0
         return replace(work, gpus=gpus, memory=self.memory(True) if gpus else 0, seconds=seconds)
 

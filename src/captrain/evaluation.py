@@ -306,7 +306,8 @@ def _spent_table(
         charged = charges(name, ranked, controls)
         entries = [entry for entry in ledger if entry.purpose != "evaluation" and charged(entry)]
         sums = {column: sum(getattr(entry, column) for entry in entries) for column in SUMS}
-        stages = " ".join(dict.fromkeys(entry.stage for entry in entries))
+        # What trains on demonstrations has no entry of its own, but takes its time.
+        stages = " ".join(dict.fromkeys([*(entry.stage for entry in entries), *({name} & {*BASELINES})]))
         rows.append({"method": name, "label": label(name), **sums, "stages": stages})
     return pd.DataFrame(rows)
 

@@ -53,8 +53,11 @@ def assumptions(estimate: Estimate) -> list[tuple[str, str, str]]:
     if spec.controls.run:
         most = f"0 to {CONTROLS * estimate.count}"
         found.append(("capabilities that only controls take", most, "assumed: as the labels have it"))
-    if spec.baselines.adp.run:
-        found.append(("a trajectory of adp", "as long as a rollout", "assumed"))
+    found += [
+        (f"a demonstration of {name}", "as long as a rollout", "assumed")
+        for name, asked in (("adp", spec.baselines.adp), ("references", spec.baselines.references))
+        if asked.run
+    ]
     if spec.baselines.gepa.run and spec.baselines.gepa.model:
         found.append(("questions of gepa", f"{REFLECTED:,} tokens and the minibatch's dialogues", "assumed"))
     if "training" in (there := splits(spec.benchmark)) and (most := again(estimate)):

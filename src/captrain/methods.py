@@ -17,18 +17,20 @@ from captrain.records import LedgerEntry
 IDLE, BASE, TRACE = "idle", "base", "trace"
 ORACLE, RANDOM, BEST_SINGLE = "bound:oracle", "bound:random", "bound:best_single"
 BOUNDS = (ORACLE, RANDOM, BEST_SINGLE)
-BASELINES = ("grpo_target", "gepa", "adp", "awm", "single", "mixed", "ramp")
+BASELINES = ("grpo_target", "gepa", "adp", "awm", "single", "mixed", "ramp", "references")
 """Stages whose one arm is a row of its own."""
 STAGES = ("adapters", *BASELINES, "merging", "controls")
 """Stages that leave something to act with, by an index of their own."""
 CHARGED: dict[str, tuple[str, ...]] = {
     "mixed": ("rollouts", "environments", "mixed"),
     "ramp": ("rollouts", "environments", "ramp"),
+    "references": ("rollouts", "environments"),
     TRACE: ("rollouts", "environments", "adapters"),
 }
 """Stages that a method rests on, where these are not its own alone."""
 OTHERWISE = {
     "adp": "trains on demonstrations",
+    "references": "trains on the environments' own solutions",
     "merged:distillation": "samples beside the adapters that it learns from",
     "control:": "may need other environments, calibrated more or less often",
 }
@@ -43,6 +45,7 @@ LABELS = {
     "single": "single capability",
     "mixed": "mixed environments",
     "ramp": "TRACE, ramp",
+    "references": "TRACE, references",
     TRACE: "TRACE",
     ORACLE: "bound: oracle router",
     RANDOM: "bound: random router",
@@ -162,5 +165,7 @@ def pairs(names: Sequence[str]) -> list[tuple[str, str]]:
     found = [(TRACE, BASE), *((name, BASE) for name in played), *((TRACE, name) for name in played)]
     found += [(ORACLE, TRACE), (TRACE, RANDOM)]
     found += [(name, TRACE) for name in names if name.startswith(("merged:", "router:"))]
-    found += [(name, "grpo_target") for name in ("router:sets", "router:turns", "ramp") if name in names]
+    ahead = ("router:sets", "router:turns", "ramp", "references")
+    found += [(name, "grpo_target") for name in ahead if name in names]
+    found += [("references", "adp")] if {"references", "adp"} <= {*names} else []
     return found + [(TRACE, name) for name in names if name.startswith("control:")]

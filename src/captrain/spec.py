@@ -168,6 +168,16 @@ class RampRow(Section):
     learning_rate: Rate
 
 
+class References(Section):
+    """Supervised fine-tuning on the solutions that the synthesized environments know of their own tasks."""
+
+    run: bool
+    demonstrations: Count
+    """Of all environments together."""
+    epochs: Count
+    learning_rate: Rate
+
+
 class Baselines(Section):
     """What TRACE is compared with, one stage and one row each."""
 
@@ -178,6 +188,7 @@ class Baselines(Section):
     single: Row
     mixed: Row
     ramp: RampRow
+    references: References
 
 
 class Pairs(Section):

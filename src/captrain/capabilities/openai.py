@@ -31,7 +31,10 @@ from captrain.machine import Asking
 from captrain.records import Capability, Label, Rollout, Verdict
 
 SLUG = re.compile(r"[a-z][a-z0-9_]{1,59}")
-TAKEN = {"base", "idle", "trace", "target", "turns", "grpo_target", "gepa", "adp", "awm", "single", "mixed", "ramp"}
+TAKEN = {
+    "base", "idle", "trace", "target", "turns", "grpo_target", "gepa", "adp", "awm", "single", "mixed", "ramp",
+    "references",
+}  # fmt: skip
 """Names of other arms of the evaluation; a capability's id names one, too."""
 LONGEST = 500
 """Characters of a description: it is quoted in every labelling question."""
