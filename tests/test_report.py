@@ -47,6 +47,7 @@ CANDIDATES = [Capability(id=slug, name=name, description=f"{name}, always.") for
 MAIN = """method,label,pass_rate,low,high,pass_hat_k,mean_reward,tasks,excluded,trials,errors,rollouts_spent
 base,base,0.374,0.332,0.416,0.26,0.374,6,0,12,0,0
 trace,TRACE,0.577,0.533,0.619,0.44,0.577,6,0,12,0,3200
+references,"TRACE, references",0.7,0.6,0.8,0.5,0.7,6,0,12,0,640
 bound:oracle,bound: oracle router,0.6,0.5,0.7,,,6,0,12,0,3200
 """
 DIFFERENCES = """first,second,difference,low,high,better,worse,p,distinguishable,effect,p_holm
@@ -226,7 +227,8 @@ def test_the_overview_has_the_table_with_intervals_and_says_what_is_not_distingu
     )
     assert "not distinguishable after correction" in row
     marked = [tag for tag, given in page(report, "index").tags if tag == "svg" and given.get("role") == "img"]
-    assert len(marked) == 3 + len(CANDIDATES)
+    assert len(marked) == 4 + len(CANDIDATES)
+    assert "Totals differ: 3,200, 640. TRACE, references trains on the environments' own solutions." in text
 
 
 def test_a_capability_page_marks_the_failing_message_and_compares_its_own_kinds_with_others(report: Path) -> None:

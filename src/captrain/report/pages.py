@@ -16,7 +16,7 @@ import jinja2
 from markupsafe import Markup
 
 from captrain.errors import UserError
-from captrain.methods import label
+from captrain.methods import label, otherwise
 from captrain.report import data, shards
 from captrain.report.files import Missing
 
@@ -147,7 +147,10 @@ def _environment() -> jinja2.Environment:
         "columns": _columns,
     }
     pages.tests["missing"] = lambda value: isinstance(value, Missing)
-    pages.globals |= {"page_of": page_of, "shown": shards.shown, "label": label, "least": _least, "prefix": PREFIX}
+    pages.globals |= {
+        "page_of": page_of, "shown": shards.shown, "label": label, "otherwise": otherwise, "least": _least,
+        "prefix": PREFIX,
+    }  # fmt: skip
     return pages
 
 
