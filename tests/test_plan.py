@@ -124,6 +124,11 @@ def test_every_embedded_experiment_is_accepted(spec: Compose, experiment: str) -
     made = planned(spec(f"experiment={experiment}"))
     made.refuse()
     assert not made.warnings
+    rows = [line for line in printed(made).splitlines() if line.startswith("│ ")]
+    assert all(any(row.split()[1] == one.stage for row in rows) for one in made.high)
+    ranges = [row for row in rows if row.split()[1] == "controls"]
+    assert len(ranges) == (2 if experiment == "all_methods" else 0)
+    assert not ranges or "│ 0 to " in " ".join(ranges[0].split())
 
 
 def test_settings_go_on_top_of_what_is_selected(root: Path) -> None:

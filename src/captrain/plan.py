@@ -131,7 +131,10 @@ def shown(made: Plan) -> list[RenderableType]:
     """The plan as something rich can print: counts, cost, what they rest on, what to know."""
     counts = _table(f"plan: {made.title}", "stage", "jobs", "rollouts", "model calls", "tokens read", "tokens written")
     cost = _table("cost", "stage", "GPUs", "GiB of each", "GPU-hours", "wall", "money")
-    for low, high in zip(made.low, made.high, strict=True):
+    least = {one.stage: one for one in made.low}
+    for high in made.high:
+        # What may have nothing to do, as controls, is no stage of the least.
+        low = least.get(high.stage, Work(high.stage, high.jobs, gpus=high.gpus))
         style = "bold" if low.stage == "total" else ""
         pairs = ((getattr(low.took, name), getattr(high.took, name)) for name in ("calls", "read", "written"))
         rollouts = _range(low.rollouts, high.rollouts, lambda count: f"{count:,.0f}")
@@ -157,8 +160,8 @@ def _table(title: str, *names: str, left: int = 1) -> Table:
 def _range(low: float | None, high: float | None, said: Callable[[float], str]) -> str:
     if low is None or high is None:
         return "not known"
-    ends = [said(value) if value else "" for value in (low, high)]
-    return ends[0] if ends[0] == ends[1] else " to ".join(ends)
+    ends = [said(value) if value else "0" for value in (low, high)]
+    return " to ".join(ends) if ends[0] != ends[1] else ends[0] if low else ""
 
 
 def _rounded(value: float) -> str:
