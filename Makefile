@@ -49,7 +49,7 @@ verify: $(STAMP) ## say whether results/ was made by the code, spec and data of 
 	@captrain verify
 
 test: $(STAMP) ## run all tests, two files at a time
-	@pytest -n 2 --dist loadfile
+	@pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 check: $(STAMP) ## lint, formatting and types
 	ruff check .

@@ -46,6 +46,15 @@ class Environment:
 '''
 
 
+LONGEST = ("test_pipeline.py", "test_dispatch.py", "test_sweep.py", "test_distributed.py")
+"""Minutes each."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first, so that workers which take a file at a time end at about the same time."""
+    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
+
+
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a tiny Qwen3 with random weights and the embedded base's tokenizer."""
