@@ -10,14 +10,13 @@ from captrain.spec import load
 def main() -> None:
     """Base, environments, pairs -> artifacts/references, results/references."""
     spec = load()
+    publish_adapters([], "references", "references")
     if not spec.baselines.references.run:
-        publish_adapters([], "references", "references")
         print("references is not run: baselines.references.run is false")
         return
     from captrain.references import lessons, teach
     from captrain.sft import publish_taught
 
-    publish_adapters([], "references", "references")
     for one in launch.run(teach, lessons(spec), spec.machine, "references"):
         publish_taught(one, "references")
         print(f"references: {one.demonstrations} solutions, left out {sum(one.left_out.values())}")
