@@ -28,14 +28,11 @@ from transformers.utils import logging as hf_logging
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from captrain.base.tokenizer import build_tokenizer
-from captrain.base.train import build_model
-from captrain.benchmarks.servicedesk import ARGUMENTS, TOOLS, DeskEpisode, ServiceDesk
+from captrain.benchmarks import ARGUMENTS, TOOLS, DeskEpisode, ServiceDesk, build_model, build_tokenizer
+from captrain.config.spec import Spec, build, compose
 from captrain.contract import Target, tool_call
-from captrain.policies import Play
-from captrain.policies.local import LocalPolicy
+from captrain.policies import LocalPolicy, Play
 from captrain.records import Message, Task, publish_json
-from captrain.spec import Spec, build, compose
 
 TASKS = 256
 BATCHES = (64, 256)

@@ -6,8 +6,8 @@ results/studies/.
 
 from pathlib import Path
 
-from captrain import figures, studies
-from captrain.errors import entry_point
+from captrain.execution import entry_point
+from captrain.reporting import figures, studies
 
 
 @entry_point

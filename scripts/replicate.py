@@ -1,7 +1,7 @@
 """The whole pipeline over seeds and experiments. Run by `make replicate SEEDS="0 1 2" EXPERIMENTS="default rare"`.
 
-Each experiment with each seed is a point (see `captrain.points`), run in a workspace of its own; stages that two points
-share run once. A point that fails is reported and the others go on. At the end the points are gathered in
+Each experiment with each seed is a point (see `captrain.experiments`), run in a workspace of its own; stages that two
+points share run once. A point that fails is reported and the others go on. At the end the points are gathered in
 results/replicates/.
 """
 
@@ -19,21 +19,21 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from captrain import points
-from captrain.comparison import (
+from captrain.config import Choice
+from captrain.errors import UserError
+from captrain.evaluation import (
+    BASE,
+    BASELINES,
     CONFIDENCE,
     GRPO,
+    TRACE,
     Row,
     differences_over_seeds,
     grouped,
     rates_over_seeds,
     versus,
 )
-from captrain.errors import UserError
-from captrain.gathering import rows_of, write
-from captrain.methods import BASE, BASELINES, TRACE
-from captrain.points import Point
-from captrain.spec import Choice
+from captrain.experiments import Point, points, rows_of, write
 
 OVERRIDES = ["machine.workers=1"]
 """Points run side by side, each in one process; `machine` is no param, so no stage runs again for it."""

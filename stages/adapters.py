@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-from captrain import launch
-from captrain.adapters import publish_adapters, train
-from captrain.errors import entry_point
-from captrain.spec import build, load
+from captrain.config.spec import build, load
+from captrain.execution import entry_point, launch
+from captrain.training import publish_adapters, train
 
 
 @entry_point

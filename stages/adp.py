@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-from captrain import launch
-from captrain.adapters import publish_adapters
-from captrain.errors import entry_point
-from captrain.spec import load
+from captrain.config import load
+from captrain.execution import entry_point, launch
+from captrain.training import publish_adapters
 
 
 @entry_point
@@ -16,8 +15,9 @@ def main() -> None:
         publish_adapters([], "adp", "adp")
         print("adp is not run: baselines.adp.run is false")
         return
-    from captrain.baselines.adp import Lesson, teach
-    from captrain.sft import publish_taught
+    from captrain.baselines import Lesson
+    from captrain.baselines.adp import teach
+    from captrain.training import publish_taught
 
     [taught] = launch.run(teach, [Lesson(spec, Path("artifacts/base"))], spec.machine, "adp")
     publish_taught(taught, "adp")

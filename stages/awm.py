@@ -2,12 +2,11 @@
 
 from pathlib import Path
 
-from captrain import launch
-from captrain.adapters import publish_adapters, train
-from captrain.baselines import budget
-from captrain.errors import entry_point
-from captrain.records import LedgerEntry, load
-from captrain.spec import load as load_spec
+from captrain.config import load as load_spec
+from captrain.execution import entry_point, launch
+from captrain.ledger import LedgerEntry, budget
+from captrain.records import load
+from captrain.training import publish_adapters, train
 
 
 @entry_point
@@ -15,8 +14,7 @@ def main() -> None:
     """Base, ledgers of TRACE's side -> artifacts/awm, results/awm."""
     spec, jobs = load_spec(), []
     if spec.baselines.awm.run:
-        from captrain.baselines.awm import places
-        from captrain.baselines.mixtures import untargeted
+        from captrain.baselines import places, untargeted
 
         ledgers = [Path(f"results/{stage}/ledger.jsonl") for stage in ("rollouts", "environments", "adapters")]
         total = budget([entry for path in ledgers for entry in load(path, LedgerEntry)])

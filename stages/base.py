@@ -4,10 +4,10 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from captrain.base.train import train_base
-from captrain.errors import entry_point
+from captrain.benchmarks import train_base
+from captrain.config import load
+from captrain.execution import entry_point
 from captrain.records import publish_json
-from captrain.spec import load
 
 
 @entry_point

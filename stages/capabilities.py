@@ -4,11 +4,10 @@ from pathlib import Path
 
 import rich
 
-from captrain import spec
-from captrain.capabilities.selection import select, table
+from captrain.capabilities import recommended, said, select, table
 from captrain.capabilities.stability import stability
-from captrain.compounds import recommended, said
-from captrain.errors import entry_point
+from captrain.config import spec
+from captrain.execution import entry_point
 from captrain.records import Capability, RolloutLabels, load, publish, publish_json, publish_text
 
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from captrain import spec
-from captrain.errors import entry_point
+from captrain.config import spec
+from captrain.execution import entry_point
 
 
 @entry_point

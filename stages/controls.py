@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from captrain.controls import publish_controls, run
-from captrain.errors import entry_point
-from captrain.spec import load
+from captrain.baselines import publish_controls, run
+from captrain.config import load
+from captrain.execution import entry_point
 
 
 @entry_point

@@ -2,14 +2,12 @@
 
 from pathlib import Path
 
-from captrain import spec
 from captrain.benchmarks import load_benchmark
-from captrain.environments.publication import publish_all
-from captrain.environments.subject import standard
-from captrain.environments.synthesis import brief, synthesize
-from captrain.errors import entry_point
-from captrain.playing import Acting
+from captrain.config import spec
+from captrain.environments import brief, publish_all, standard, synthesize
+from captrain.execution import entry_point
 from captrain.records import Capability, Rollout, load
+from captrain.rollouts import Acting
 
 
 @entry_point

@@ -2,13 +2,12 @@
 
 from pathlib import Path
 
-from captrain.arms import all_routes, play_arms
+from captrain.config import load as load_spec
 from captrain.environments import passports
-from captrain.errors import entry_point
-from captrain.evaluation import evaluate, write
-from captrain.methods import STAGES, controls_of
-from captrain.records import Capability, LedgerEntry, load, publish
-from captrain.spec import load as load_spec
+from captrain.evaluation import STAGES, all_routes, controls_of, evaluate, play_arms, write
+from captrain.execution import entry_point
+from captrain.ledger import LedgerEntry
+from captrain.records import Capability, load, publish
 
 
 @entry_point

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from captrain.errors import entry_point
-from captrain.figures import draw
+from captrain.execution import entry_point
+from captrain.reporting import draw
 
 
 @entry_point

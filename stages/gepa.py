@@ -3,11 +3,11 @@
 import sys
 from pathlib import Path
 
-from captrain.baselines import budget
-from captrain.baselines.gepa import optimise, publish_gepa
-from captrain.errors import entry_point
-from captrain.records import LedgerEntry, load
-from captrain.spec import load as load_spec
+from captrain.baselines import optimise, publish_gepa
+from captrain.config import load as load_spec
+from captrain.execution import entry_point
+from captrain.ledger import LedgerEntry, budget
+from captrain.records import load
 
 
 @entry_point

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from captrain import spec
 from captrain.benchmarks import load_benchmark
+from captrain.capabilities import label_runs
 from captrain.capabilities.agreement import agreement
-from captrain.capabilities.labelling import label_runs
-from captrain.errors import entry_point
+from captrain.config import spec
+from captrain.execution import entry_point
 from captrain.records import Rollout, load, publish, publish_json
 
 

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from captrain.errors import entry_point
-from captrain.merging import merge_all, publish_merged
-from captrain.spec import load
+from captrain.config import load
+from captrain.execution import entry_point
+from captrain.training import merge_all, publish_merged
 
 
 @entry_point

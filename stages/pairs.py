@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-from captrain import spec
 from captrain.benchmarks import load_benchmark
-from captrain.environments.pairs import Pairs, publish_pairs, synthesize_pairs
-from captrain.environments.subject import standard
-from captrain.errors import entry_point
+from captrain.config import spec
+from captrain.environments import Pairs, publish_pairs, standard, synthesize_pairs
+from captrain.execution import entry_point
 from captrain.records import Capability, Rollout, RolloutLabels, load
 
 

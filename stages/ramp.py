@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from captrain import launch
-from captrain.adapters import publish_adapters, train
-from captrain.errors import entry_point
-from captrain.ramp import ramped
-from captrain.records import LedgerEntry, load
-from captrain.spec import load as load_spec
+from captrain.baselines import ramped
+from captrain.config import load as load_spec
+from captrain.execution import entry_point, launch
+from captrain.ledger import LedgerEntry
+from captrain.records import load
+from captrain.training import publish_adapters, train
 
 
 @entry_point

@@ -1,9 +1,8 @@
 """Fine-tune the base on the environments' own solutions; it costs no rollout of training."""
 
-from captrain import launch
-from captrain.adapters import publish_adapters
-from captrain.errors import entry_point
-from captrain.spec import load
+from captrain.config import load
+from captrain.execution import entry_point, launch
+from captrain.training import publish_adapters
 
 
 @entry_point
@@ -14,8 +13,9 @@ def main() -> None:
     if not spec.baselines.references.run:
         print("references is not run: baselines.references.run is false")
         return
-    from captrain.references import lessons, teach
-    from captrain.sft import publish_taught
+    from captrain.baselines import lessons
+    from captrain.baselines.reference_sft import teach
+    from captrain.training import publish_taught
 
     for one in launch.run(teach, lessons(spec), spec.machine, "references"):
         publish_taught(one, "references")

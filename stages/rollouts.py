@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from captrain.benchmarks import load_benchmark
-from captrain.errors import entry_point
-from captrain.playing import Acting, Part, played
+from captrain.config import load
+from captrain.execution import entry_point
+from captrain.ledger import spent
 from captrain.records import publish, publish_json
-from captrain.rollouts import spent, summary
-from captrain.spec import load
+from captrain.rollouts import Acting, Part, played, summary
 
 
 @entry_point

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from captrain.errors import entry_point
-from captrain.routing.routes import publish_routes, route_all
-from captrain.spec import load as load_spec
+from captrain.config import load as load_spec
+from captrain.execution import entry_point
+from captrain.routing import publish_routes, route_all
 
 
 @entry_point

@@ -60,9 +60,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a tiny Qwen3 with random weights and the embedded base's tokenizer."""
     import torch
 
-    from captrain.base.tokenizer import build_tokenizer
-    from captrain.base.train import build_model
-    from captrain.spec import Base
+    from captrain.benchmarks.base.tokenizer import build_tokenizer
+    from captrain.benchmarks.base.training import build_model
+    from captrain.config.spec import Base
 
     torch.set_num_threads(1)
     tokenizer = build_tokenizer()

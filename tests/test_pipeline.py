@@ -12,7 +12,8 @@ import pandas as pd
 import pytest
 import yaml
 
-from captrain.records import LedgerEntry, Rollout, load
+from captrain.ledger import LedgerEntry
+from captrain.records import Rollout, load
 
 ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent

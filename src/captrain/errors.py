@@ -6,11 +6,6 @@ entry points print it without a traceback. An `InfrastructureError` is a fault o
 Everything else is a bug and propagates.
 """
 
-import sys
-from collections.abc import Callable
-from functools import wraps
-from pathlib import Path
-
 
 class UserError(Exception):
     """What is wrong, where, and the remedy.
@@ -36,27 +31,3 @@ class EnvironmentFault(UserError):
 
 class InfrastructureError(Exception):
     """A fault around the rollout, not of the agent: never scored as a failed task."""
-
-
-def entry_point(main: Callable[[], None]) -> Callable[[], None]:
-    """Wrap a stage's main so that a `UserError`, or an infrastructure fault that no rollout could take, ends in one
-    message and exit status 2, without a traceback; and note what the stage took."""
-
-    @wraps(main)
-    def run() -> None:
-        from captrain.clock import timed
-
-        try:
-            with timed(Path(main.__code__.co_filename).stem):
-                main()
-        except UserError as error:
-            print(f"error: {error}", file=sys.stderr)
-            raise SystemExit(2) from None
-        except InfrastructureError as error:
-            print(
-                f"error: infrastructure: {error}\n  remedy: mend it and run again; what is whole is kept",
-                file=sys.stderr,
-            )
-            raise SystemExit(2) from None
-
-    return run

@@ -8,7 +8,7 @@ file and the line. Nothing here holds a time or a duration: equal runs give equa
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -22,15 +22,6 @@ Message = dict[str, Any]
 Split = Literal["discovery", "training", "test"]
 Purpose = Literal["diagnosis", "calibration", "training", "validation", "evaluation"]
 Verdict = Literal["NA", "PRESENT", "LACKING"]
-
-SPLIT_OF: dict[str, Split] = {
-    "diagnosis": "discovery",
-    "calibration": "training",
-    "training": "training",
-    "validation": "training",
-    "evaluation": "test",
-}
-"""The only split that a purpose may draw tasks from."""
 
 
 class Record(BaseModel):
@@ -89,24 +80,6 @@ class Rollout(Record):
     outcome: Literal["passed", "failed", "error"]
     error: str | None = None
     retries: int = 0
-
-
-class LedgerEntry(Record):
-    """Rollouts spent by one stage for one purpose on one side of the comparison.
-
-    `rollouts` counts every rollout spent, `discarded` those of them in constant-reward groups (spent, without
-    gradient), `errors` those that ended in an infrastructure error.
-    """
-
-    stage: str
-    purpose: Purpose
-    method: str
-    item: str = ""
-    rollouts: int
-    discarded: int = 0
-    errors: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
 
 
 class Capability(Record):
@@ -199,13 +172,6 @@ def file_digest(*paths: Path) -> str:
     return total.hexdigest()[:16]
 
 
-def code_digest(*modules: str) -> str:
-    """Digest of the source of modules of this package, named as "policies.engine": what a half-finished result was
-    made by is part of its identity, so that changed code never goes on from it."""
-    root = Path(__file__).parent
-    return file_digest(*(root.joinpath(*module.split(".")).with_suffix(".py") for module in modules))
-
-
 def publish_text(path: Path, text: str) -> None:
     """Write atomically: aside first, then rename."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -246,19 +212,3 @@ def load(path: Path, kind: type[R]) -> list[R]:
                 f"delete {path} and run `dvc repro`: what is cached is restored, the rest is made again",
             ) from None
     return records
-
-
-def guard_split(tasks: Sequence[Task], purpose: Purpose) -> None:
-    """Fail when a task of another split than the purpose's own is among the tasks.
-
-    Raises:
-        UserError: naming the first offending task. Splits never mix: a test task in discovery or training would
-            make every later number worthless.
-    """
-    allowed = SPLIT_OF[purpose]
-    for task in tasks:
-        if task.split != allowed:
-            raise UserError(
-                f"task {task.id} is of the {task.split} split but was given to {purpose}, which draws on {allowed}",
-                "give each purpose tasks of its own split only",
-            )

@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "src" / "captrain" / "benchmarks" / "workers"))
 
-from serving import PROTOCOL, BadRequest, protect, serve
+from worker_loop import PROTOCOL, BadRequest, protect, serve
 
 REPLIES = protect()
 STARTED = time.perf_counter()

@@ -1,8 +1,8 @@
 """What TRACE is compared with: supervised fine-tuning on generic agent trajectories, which costs no rollout.
 
-Trajectories are read in the schemas of the Agent Data Protocol (`captrain.trajectories`), told as tool-native messages,
-and trained on as `captrain.sft` does. The first `demonstrations` of the file that can be told and fit into the model
-are used; what is left out is counted by reason in the model card.
+Trajectories are read in the schemas of the Agent Data Protocol (`captrain.interop`), told as tool-native messages,
+and trained on as `captrain.training` does. The first `demonstrations` of the file that can be told and fit into the
+model are used; what is left out is counted by reason in the model card.
 
 Without a file, demonstrations of our own are written in that schema first and then read like any other. They are
 generic: requests of every kind that the base's own corpus has, in that corpus's shares and not the target's, none of
@@ -19,23 +19,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from captrain.adapters import Learner
-from captrain.base.demonstrations import KINDS, SHORTCUTS, take_shortcuts
-from captrain.benchmarks import load_benchmark
+from captrain.benchmarks import KINDS, SHORTCUTS, load_benchmark, take_shortcuts
 from captrain.benchmarks import servicedesk as desk
-from captrain.chat import Chat
+from captrain.config import Spec
 from captrain.errors import UserError
-from captrain.records import code_digest, digest, file_digest, publish_text
-from captrain.sft import LONG, Row, Taught, learner, recipe_of, row_of, taught
-from captrain.spec import Spec
-from captrain.trajectories import Inexpressible, atif, messages_of, read, tools_of
+from captrain.execution import code_digest
+from captrain.interop import Inexpressible, atif, messages_of, read, tools_of
+from captrain.models import Chat
+from captrain.records import digest, file_digest, publish_text
+from captrain.training import LONG, Learner, Row, Taught, learner, recipe_of, row_of, taught
 
 WORKSPACES = Path(".cache/adp")
 CARE = 0.5
 """Factor on the probability of each shortcut in demonstrations of our own."""
 ELIGIBLE = 0.3
 """Share of cancellations and returns in them that the desk's policy allows, as in the base's corpus."""
-CODE = ("baselines.adp", "trajectories", "base.demonstrations", "benchmarks.servicedesk")
 
 
 @dataclass(frozen=True)
@@ -137,5 +135,5 @@ def teach(lesson: Lesson) -> Taught:
     card = (
         f"| trajectories from | {source.name}, SHA-256 {file_digest(source)} |\n| trajectories read | {found.read} |\n"
     )
-    key = [code_digest(*CODE), file_digest(source)]
+    key = [code_digest(Lesson), file_digest(source)]
     return taught("adp", found.rows, found.left_out, recipe_of(spec, asked), base, policy, card, key)

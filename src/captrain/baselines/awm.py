@@ -14,17 +14,13 @@ import random
 from importlib.resources import files
 from pathlib import Path
 
-from captrain.adapters import Place, Synthesized
 from captrain.benchmarks import load_benchmark
 from captrain.benchmarks import servicedesk as desk
-from captrain.environments import Brief
-from captrain.environments.publication import page
-from captrain.environments.subject import standard
-from captrain.environments.synthesis import examined, passport_of
-from captrain.environments.templates import WORLD
+from captrain.config import Spec
+from captrain.environments import WORLD, Brief, examined, page, passport_of, standard
 from captrain.errors import UserError
 from captrain.records import Capability, Passport, publish_json, publish_text
-from captrain.spec import Spec
+from captrain.training import Place, Synthesized
 
 VERBS = ("cancel", "return", "wrap", "zip")
 ELIGIBLE = (0.3, 0.5, 0.7)

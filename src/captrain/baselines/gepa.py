@@ -27,14 +27,14 @@ from tqdm import tqdm
 
 from captrain.baselines.reflection import Lines, Proposer, Reflection, proposer
 from captrain.benchmarks import load_benchmark
-from captrain.capabilities.compaction import line_of
-from captrain.components import takes
+from captrain.capabilities import line_of
+from captrain.config import Spec, takes
 from captrain.contract import Target
 from captrain.errors import InfrastructureError, UserError
+from captrain.ledger import LedgerEntry, spent
 from captrain.policies import load_policy
-from captrain.records import LedgerEntry, Purpose, Rollout, Task, digest, publish, publish_json, publish_text
-from captrain.rollouts import collect, spent
-from captrain.spec import Spec
+from captrain.records import Purpose, Rollout, Task, digest, publish, publish_json, publish_text
+from captrain.rollouts import collect
 
 if TYPE_CHECKING:
     from gepa.core.adapter import EvaluationBatch

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from captrain.adapters import Job, Place, recipe
-from captrain.baselines import budget
-from captrain.records import LedgerEntry
-from captrain.spec import Spec
+from captrain.config import Spec
+from captrain.ledger import LedgerEntry, budget
+from captrain.training import Job, Place
+from captrain.training.recipe import recipe
 
 
 def grpo_target(spec: Spec, base: Path, trace: Sequence[LedgerEntry]) -> Job:
-    """The job of the baseline. After errors on TRACE's side its last step may be smaller (see `captrain.adapters`).
+    """The job of the baseline. After errors on TRACE's side its last step may be smaller (see `captrain.training`).
 
     Args:
         spec: the whole specification.

@@ -8,11 +8,12 @@ the same trainer; only where, and how long, differs.
 from collections.abc import Sequence
 from pathlib import Path
 
-from captrain.adapters import Job, Place, places_of, recipe
-from captrain.baselines import budget
+from captrain.config import Spec
 from captrain.errors import UserError
-from captrain.records import Capability, LedgerEntry
-from captrain.spec import Spec
+from captrain.ledger import LedgerEntry, budget
+from captrain.records import Capability
+from captrain.training import Job, Place, places_of
+from captrain.training.recipe import recipe
 
 
 def single(

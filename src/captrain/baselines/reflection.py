@@ -15,12 +15,11 @@ from typing import Annotated, Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from captrain.asking import Asker, Question
-from captrain.capabilities.compaction import compact, fenced, line_of, rendered
+from captrain.capabilities import compact, fenced, line_of, rendered
+from captrain.config import Asking, Spec
 from captrain.contract import calls_of
-from captrain.machine import Asking
+from captrain.models import Asker, Question
 from captrain.records import Message, Rollout
-from captrain.spec import Spec
 
 Lines = tuple[str, ...]
 
@@ -66,7 +65,7 @@ def proposer(spec: Spec, tools: list[dict[str, Any]]) -> Proposer:
     name = spec.baselines.gepa.model
     if name is not None:
         return Model(spec.machine.asking, name, tools)
-    from captrain.base.demonstrations import GUIDANCE
+    from captrain.benchmarks import GUIDANCE
 
     return Walk(list(GUIDANCE), spec.seed)
 

@@ -25,15 +25,13 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from captrain.benchmarks import load_benchmark
+from captrain.config import Spec
 from captrain.contract import Target
-from captrain.environments import host, probes, sandbox
-from captrain.environments.leakage import HeldOut
-from captrain.environments.passport import refused
-from captrain.environments.publication import page
-from captrain.environments.subject import Standard, Subject, standard
+from captrain.environments import HeldOut, Standard, Subject, page, probes, refused, standard
+from captrain.environments.sandbox import confined as sandbox
+from captrain.environments.sandbox import host
 from captrain.errors import EnvironmentFault, UserError
 from captrain.records import Check, Passport, publish_json, publish_text
-from captrain.spec import Spec
 
 LAYOUT = ("gen_tasks", "gen_db", "gen_sample", "gen_spec", "gen_envs", "gen_verifier.pure_code")
 LAYOUT_REMEDY = "give a folder in the layout of the Agent World Model, or leave baselines.awm.source empty"

@@ -1,25 +1,5 @@
-"""Where agents act: benchmarks under the one environment contract (`captrain.contract`)."""
+"""Where agents act: benchmarks under the one environment contract, and the tiny base of the embedded one."""
 
-import inspect
-from pathlib import Path
+import lazy_loader
 
-from captrain.components import nested, takes
-from captrain.contract import Environment, Target
-from captrain.machine import Machine
-from captrain.records import digest, file_digest
-from captrain.spec import Component, build
-
-
-def load_benchmark(component: Component, machine: Machine | None = None) -> Target:
-    """Build the configured benchmark and wrap it in its contract; its fingerprint covers parameters and code.
-
-    Args:
-        component: the `benchmark` section.
-        machine: where installations of benchmarks lie; given to those benchmarks alone that take it.
-    """
-    runtime = {"machine": machine} if takes(component, "machine") else {}
-    environment: Environment = build(component, **runtime)
-    source = Path(inspect.getfile(type(environment)))
-    # A simulated user tells of itself in `about`, by its digest: where it is served is no part of the identity.
-    settings = {name: value for name, value in component.settings().items() if nested(name, value) is None}
-    return Target(environment, component.target, digest(component.target, settings, file_digest(source)))
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -18,7 +18,7 @@ from typing import Any
 
 from captrain.benchmarks.worker import GRACE, Worker
 from captrain.errors import InfrastructureError, UserError
-from captrain.records import code_digest, digest, file_digest
+from captrain.records import file_digest
 
 WORKERS = Path(__file__).parent / "workers"
 STARTS = 3
@@ -27,8 +27,8 @@ STARTS = 3
 
 def code_of(script: str) -> str:
     """Digest of all code of ours that plays and scores an episode in this worker: part of what a benchmark is."""
-    code = code_digest("benchmarks.pool", "benchmarks.worker", "benchmarks.simulation")
-    return digest(file_digest(WORKERS / "serving.py", WORKERS / script), code)
+    ours = [Path(__file__).with_name(f"{name}.py") for name in ("pool", "worker", "simulation")]
+    return file_digest(WORKERS / "worker_loop.py", WORKERS / script, *ours)
 
 
 def _process(name: str, command: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from captrain.benchmarks.pool import Pool, Session
+from captrain.config import Installation, Machine
 from captrain.errors import InfrastructureError, UserError
-from captrain.machine import Installation, Machine
 from captrain.policies import Play, Policy
 from captrain.records import Message
 

@@ -14,9 +14,9 @@ from pydantic import Field
 
 from captrain.benchmarks.pool import WORKERS, Pool, code_of
 from captrain.benchmarks.simulation import SimulatedEpisode, divided, identity_of, installation
+from captrain.config import Machine
 from captrain.contract import tool_call
 from captrain.errors import UserError
-from captrain.machine import Machine
 from captrain.policies import Policy
 from captrain.records import Message
 

@@ -22,8 +22,8 @@ from pydantic import AfterValidator, Field
 
 from captrain.benchmarks.pool import WORKERS, Pool, code_of
 from captrain.benchmarks.simulation import SimulatedEpisode, identity_of, installation
+from captrain.config import Machine
 from captrain.errors import UserError
-from captrain.machine import Machine
 from captrain.policies import Policy
 from captrain.records import Message
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from captrain.capabilities import Analyst, Asked
+from captrain.capabilities.analyst import Analyst, Asked
 from captrain.capabilities.programmatic import ProgrammaticAnalyst
 from captrain.records import Rollout, RolloutLabels, Verdict
 

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from captrain.capabilities import Analyst, Asked
+from captrain.capabilities.analyst import Analyst, Asked
 from captrain.capabilities.faults import fault_of
 from captrain.errors import UserError
-from captrain.records import Capability, Label, Rollout, RolloutLabels, guard_split
+from captrain.ledger import guard_split
+from captrain.records import Capability, Label, Rollout, RolloutLabels
 
 EXAMPLES = 5
 

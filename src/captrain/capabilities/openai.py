@@ -22,12 +22,11 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from captrain.asking import Asker, Question
-from captrain.capabilities import Asked
+from captrain.capabilities.analyst import Asked
 from captrain.capabilities.compaction import compact, fenced, line_of, rendered
-from captrain.components import Count
+from captrain.config import Asking, Count
 from captrain.contract import calls_of
-from captrain.machine import Asking
+from captrain.models import Asker, Question
 from captrain.records import Capability, Label, Rollout, Verdict
 
 SLUG = re.compile(r"[a-z][a-z0-9_]{1,59}")

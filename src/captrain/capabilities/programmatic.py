@@ -8,10 +8,10 @@ of a family (see `families`) when one occasion went wrong, and without an occasi
 from collections.abc import Sequence
 from typing import Any
 
-from captrain.capabilities import Asked
 from captrain.capabilities.alignment import Story, Toolbox, leaves, reports_error, result_of
+from captrain.capabilities.analyst import Asked
 from captrain.capabilities.families import FAMILIES, Family, Values, information, reply_wording
-from captrain.machine import Asking
+from captrain.config import Asking
 from captrain.records import Capability, Label, Message, Rollout
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
-from captrain import spec
+from captrain.config import spec
 from captrain.errors import UserError
 from captrain.records import Capability, RolloutLabels
 

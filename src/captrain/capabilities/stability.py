@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from captrain import spec
 from captrain.capabilities.selection import select
+from captrain.config import spec
 from captrain.records import Capability, RolloutLabels
 
 

@@ -15,13 +15,13 @@ from typing import Annotated, Any
 from jinja2 import BaseLoader, Environment, StrictUndefined
 from pydantic import BaseModel, ConfigDict, Field
 
-from captrain.asking import Asker, Question, Spent
-from captrain.capabilities.compaction import compact, fenced, line_of, rendered
-from captrain.components import Count
-from captrain.environments import Attempt, Brief
-from captrain.environments.host import MODULES
-from captrain.machine import Asking
-from captrain.records import Check, guard_split
+from captrain.capabilities import compact, fenced, line_of, rendered
+from captrain.config import Asking, Count
+from captrain.environments.sandbox.host import MODULES
+from captrain.environments.synthesized import Attempt, Brief
+from captrain.ledger import guard_split
+from captrain.models import Asker, Question, Spent
+from captrain.records import Check
 
 REQUIRED = ("tasks", "open", "score", "reference", "broken")
 HEADER = "# Written by a language model (synthesizer openai, {name}) and read by nobody; do not edit.\n"

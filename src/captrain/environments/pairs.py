@@ -12,15 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from captrain import compounds
-from captrain.capabilities.labelling import EXAMPLES
-from captrain.environments import Synthesizer
+from captrain.capabilities import EXAMPLES, cooccurrence
+from captrain.config import Machine
 from captrain.environments.publication import publish_all
 from captrain.environments.subject import Standard
 from captrain.environments.synthesis import Synthesized, brief, synthesize
+from captrain.environments.synthesized import Synthesizer
 from captrain.environments.templates import NoTemplate
 from captrain.errors import UserError
-from captrain.machine import Machine
 from captrain.records import Capability, Rollout, RolloutLabels, publish_json
 
 
@@ -38,7 +37,7 @@ def name_of(pair: tuple[str, str]) -> str:
     return "+".join(sorted(pair))
 
 
-def combined(first: Capability, second: Capability, needs: compounds.Sets) -> Capability:
+def combined(first: Capability, second: Capability, needs: cooccurrence.Sets) -> Capability:
     """Two capabilities as one to be trained: `details` are those of both, `examples` failed rollouts that lack both."""
     one, other = sorted((first, second), key=lambda capability: capability.id)
     return Capability(
@@ -70,9 +69,9 @@ def synthesize_pairs(
         UserError: the synthesizer cannot be asked, or the sandbox is weaker than asked for.
     """
     known: Mapping[str, Capability] = {capability.id: capability for capability in selected}
-    needs = compounds.needs(labels, known)
-    frequent, found = compounds.together(needs), Pairs([], {})
-    for place, pair in enumerate(compounds.pairs(needs, len(frequent)), start=1):
+    needs = cooccurrence.needs(labels, known)
+    frequent, found = cooccurrence.together(needs), Pairs([], {})
+    for place, pair in enumerate(cooccurrence.pairs(needs, len(frequent)), start=1):
         said = f"it ranks {place}, and {count} are wanted"
         if place <= count:
             wanted = brief(combined(known[pair[0]], known[pair[1]], needs), against.tools, rollouts)

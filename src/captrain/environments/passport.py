@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from captrain.config import Environments
 from captrain.contract import Target, calls_of
 from captrain.environments import probes
 from captrain.environments.leakage import SHARE, leaves, runs, runs_of
 from captrain.environments.subject import Standard, Subject, at_least, at_most, mean_at_most
 from captrain.errors import EnvironmentFault
 from captrain.records import Check, Message, Rollout, digest
-from captrain.spec import Environments
 
 ADVISED = 100
 """Tasks: on fewer, one that cannot be solved is easily missed."""
@@ -72,7 +72,7 @@ def _schemas(subject: Subject, name: str) -> Check:
 
 def _imports(subject: Subject, name: str) -> Check:
     """Imports that cannot work where the file is confined fail; what else looks odd is only said."""
-    from captrain.environments.host import MODULES
+    from captrain.environments.sandbox.host import MODULES
 
     try:
         nodes = [*ast.walk(ast.parse(subject.path.read_text()))]
@@ -130,7 +130,7 @@ def _same_play(subject: Subject, name: str) -> Check:
 
 def _same_elsewhere(subject: Subject, name: str) -> Check:
     """Tasks, observations and rewards of the reference in a fresh process, which has no packages."""
-    from captrain.environments.sandbox import confined
+    from captrain.environments.sandbox.confined import confined
 
     other = Subject(confined(subject.path, "none"), subject.path, subject.against, ())
     for task, there in zip(subject.tasks, other.tasks, strict=True):

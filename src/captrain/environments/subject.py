@@ -13,11 +13,11 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from captrain.config import Environments
 from captrain.contract import Target
 from captrain.environments.leakage import HeldOut
 from captrain.errors import EnvironmentFault
 from captrain.records import Check, Message, Rollout, Score, Task
-from captrain.spec import Environments
 
 T = TypeVar("T")
 

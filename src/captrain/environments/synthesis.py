@@ -11,27 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from captrain.config import Machine
 from captrain.contract import Target, load_file
-from captrain.environments import Attempt, Brief, Synthesizer
 from captrain.environments.passport import calibrate, inspect, refused
 from captrain.environments.subject import Standard
+from captrain.environments.synthesized import Attempt, Brief, Synthesizer
 from captrain.errors import EnvironmentFault
-from captrain.machine import Machine
-from captrain.playing import Acting, Part, played
+from captrain.ledger import LedgerEntry, guard_split, spent
 from captrain.policies import Policy
-from captrain.records import (
-    Capability,
-    Check,
-    LedgerEntry,
-    Passport,
-    Rollout,
-    digest,
-    file_digest,
-    guard_split,
-    publish_json,
-    publish_text,
-)
-from captrain.rollouts import spent
+from captrain.records import Capability, Check, Passport, Rollout, digest, file_digest, publish_json, publish_text
+from captrain.rollouts import Acting, Part, played
 
 DRAFTS = Path(".cache/environments")
 SHOWN = 3
@@ -54,7 +43,7 @@ class Draft:
             EnvironmentFault: the file does not load.
             UserError: the sandbox is weaker than asked for.
         """
-        from captrain.environments.sandbox import confined
+        from captrain.environments.sandbox.confined import confined
 
         return confined(self.path, self.machine.sandbox) if self.machine else load_file(self.path)
 

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from importlib.resources import files
 from itertools import combinations
 
-from captrain.environments import Attempt, Brief
+from captrain.config import Asking
 from captrain.environments.passport import TRANSFER, failed_tool
+from captrain.environments.synthesized import Attempt, Brief
 from captrain.errors import UserError
-from captrain.machine import Asking
 
 FAMILIES = ("precondition_verification", "record_selection", "multi_step_completion", "argument_precision")
 """What the embedded base lacks."""

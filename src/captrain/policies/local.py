@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from captrain.chat import Chat, guide
 from captrain.errors import UserError
-from captrain.policies import Play
+from captrain.models import Chat, guide
+from captrain.policies.policy import Play
 from captrain.records import Message, digest, file_digest
 
 LONGEST = 8192

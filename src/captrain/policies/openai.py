@@ -1,6 +1,6 @@
 """Any model behind an OpenAI-compatible endpoint (vLLM, or a hosted one), as the agent or as a simulated user.
 
-Where the endpoint is (see `captrain.endpoint`) is no part of what the policy is. Episodes are played on threads, one
+Where the endpoint is (see `captrain.models`) is no part of what the policy is. Episodes are played on threads, one
 request at a time each. The seed of a request follows from the play's key and the turn, and ids of tool calls from
 their positions alone: what is played beside an episode, and what a server calls a call, change nothing. A fault of
 the server ends its play with `error`, which is retried; what only the user can mend ends the run.
@@ -16,11 +16,10 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from captrain.chat import guide
-from captrain.components import Rate, Variable
-from captrain.endpoint import Completion, Endpoint, NoRoom, Passing, Said
+from captrain.config import Rate, Variable
 from captrain.errors import EnvironmentFault, UserError
-from captrain.policies import Play
+from captrain.models import Completion, Endpoint, NoRoom, Passing, Said, guide
+from captrain.policies.policy import Play
 from captrain.records import Message, digest
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from captrain.errors import InfrastructureError
-from captrain.policies import Play
+from captrain.policies.policy import Play
 from captrain.records import Message, digest
 
 Script = Callable[[Play], Sequence[Message]]

@@ -26,9 +26,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from captrain.endpoint import Endpoint, Passing
+from captrain.config import VLLM
 from captrain.errors import UserError
-from captrain.machine import VLLM
+from captrain.models import Endpoint, Passing
 
 LOGS = Path(".cache/servers")
 KEEPER = Path(__file__).with_name("keeper.py")

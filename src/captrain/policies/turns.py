@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from captrain.chat import guide
 from captrain.errors import UserError
-from captrain.policies import Play
+from captrain.models import guide
 from captrain.policies.engine import Row, run
 from captrain.policies.local import LocalPolicy
+from captrain.policies.policy import Play
 from captrain.records import Message, digest, file_digest
 
 

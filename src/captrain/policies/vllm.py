@@ -21,14 +21,12 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from captrain.adapters import adapter_digest
-from captrain.components import Rate
-from captrain.endpoint import Completion, Passing
+from captrain.config import Machine, Rate
 from captrain.errors import UserError
-from captrain.machine import Machine
-from captrain.policies import Play, model_of
+from captrain.models import Completion, Passing, adapter_digest, model_of
 from captrain.policies.local import with_hint
 from captrain.policies.openai import OpenAIPolicy, sent
+from captrain.policies.policy import Play
 from captrain.policies.servers import Fleet
 from captrain.records import Message, digest, file_digest
 

@@ -6,9 +6,9 @@ Both act with the adapters of the method, so that a difference to them is the ro
 import random
 from collections.abc import Sequence
 
-from captrain.composition import name_of, weights_of
+from captrain.models import name_of, weights_of
 from captrain.records import Task
-from captrain.routing import BASE
+from captrain.routing.router import BASE
 
 
 def random_routes(tasks: Sequence[Task], routes: Sequence[str], seed: int) -> list[str]:

@@ -12,9 +12,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from captrain.components import Count
-from captrain.composition import name_of, normalised
-from captrain.routing import BASE, Example, members
+from captrain.config import Count
+from captrain.models import name_of, normalised
+from captrain.routing.router import BASE, Example, members
 
 Mass = Annotated[float, Field(gt=0, le=1)]
 
@@ -94,7 +94,7 @@ class ClassifierRouter:
             return [{BASE: 1.0}] * len(openings)
         import torch
 
-        from captrain.policies.local import LocalPolicy
+        from captrain.policies import LocalPolicy
 
         policy = LocalPolicy(self.model, temperature=1.0, max_turns=1, max_tokens=1)
         chat, decoder = policy.chat([]), policy.decoder("")

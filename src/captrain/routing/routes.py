@@ -14,20 +14,20 @@ from typing import Any
 import pandas as pd
 
 from captrain.benchmarks import load_benchmark
-from captrain.composition import weights_of
+from captrain.config import Component, Machine
+from captrain.config.spec import Spec, build
 from captrain.contract import Target
 from captrain.environments import load as load_environment
 from captrain.environments import passports
 from captrain.errors import UserError
-from captrain.machine import Machine
+from captrain.models import weights_of
 from captrain.records import Capability, Rollout, Task, load, publish_json, publish_text
-from captrain.routing import BASE, EXAMPLES, Example, examples, members, openings
 from captrain.routing.bounds import placebo, random_routes
 from captrain.routing.gains import able, gains
 from captrain.routing.nearest import ClassifierRouter, RetrievalRouter, arm
+from captrain.routing.router import BASE, EXAMPLES, Example, examples, members, openings
 from captrain.routing.sets import SetRouter
 from captrain.routing.turns import TurnRouter
-from captrain.spec import Component, Spec, build
 
 NEIGHBOURS = 5
 """Of routers that are there for comparison, where the configured one has no such setting."""

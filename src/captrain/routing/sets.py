@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from captrain.routing import BASE, Example, arm_of, members
+from captrain.routing.router import BASE, Example, arm_of, members
 
 WORD = re.compile(r"[A-Za-z][A-Za-z'-]+")
 SURE = 20.0

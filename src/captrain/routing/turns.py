@@ -18,7 +18,7 @@ from pathlib import Path
 from captrain.contract import Target, calls_of
 from captrain.errors import UserError
 from captrain.records import Message, Rollout, digest, publish_json
-from captrain.routing import BASE, EXAMPLES, arm_of, members, opening
+from captrain.routing.router import BASE, EXAMPLES, arm_of, members, opening
 from captrain.routing.sets import SetModel, words
 
 

@@ -14,7 +14,7 @@ error, in the same way in both.
 
 import os
 
-from serving import LONGEST, PROTOCOL, BadRequest, protect, serve
+from worker_loop import LONGEST, PROTOCOL, BadRequest, protect, serve
 
 REPLIES = protect()
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # tau2's model library would fetch prices at import

@@ -13,7 +13,7 @@ import os
 import sys
 import time
 
-from serving import PROTOCOL, BadRequest, protect, serve
+from worker_loop import PROTOCOL, BadRequest, protect, serve
 
 REPLIES = protect()
 os.environ["TZ"] = "UTC"

@@ -1,0 +1,11 @@
+from .adp import Lesson as Lesson
+from .awm import places as places
+from .controls import publish_controls as publish_controls
+from .controls import run as run
+from .curriculum import ramped as ramped
+from .gepa import optimise as optimise
+from .gepa import publish_gepa as publish_gepa
+from .mixtures import mixed as mixed
+from .mixtures import single as single
+from .mixtures import untargeted as untargeted
+from .reference_sft import lessons as lessons

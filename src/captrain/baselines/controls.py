@@ -1,0 +1,241 @@
+"""Controls: TRACE with its choice of capabilities changed, and nothing else.
+
+`random` draws the capabilities, `failures` ranks them by failed rollouts alone (coverage, without the contrast to
+passed ones), `lowest` takes those of the smallest gap. Each control has as many capabilities as TRACE has adapters, and
+goes down its own ranking past those that have no environment. What TRACE trained is used again; the rest gets an
+environment, as many calibration rollouts, an adapter of the same budget and the same router. Their passports hold all
+checks, but the spread of rewards on the base is measured without a bound: the base may well be good at what the
+diagnosis rejected, which is what a control is to show.
+"""
+
+import json
+import random
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from captrain.benchmarks import load_benchmark
+from captrain.config import Component, Machine
+from captrain.config.spec import Spec, build
+from captrain.contract import Target
+from captrain.environments import (
+    NoTemplate,
+    Standard,
+    Synthesized,
+    Synthesizer,
+    brief,
+    passports,
+    publish_some,
+    standard,
+    synthesize,
+)
+from captrain.environments import load as load_environment
+from captrain.execution import launch
+from captrain.ledger import LedgerEntry
+from captrain.models import weights_of
+from captrain.policies import Policy
+from captrain.records import Capability, Passport, Rollout, Task, load, publish, publish_json, publish_text
+from captrain.rollouts import Acting
+from captrain.routing import EXAMPLES, Known, able, examples, members, openings
+from captrain.routing.gains import gains
+from captrain.training import Trained, capability_jobs, publish_adapters, train
+
+STAGE = "controls"
+NAMES = ("random", "failures", "lowest")
+
+
+def rankings(report: Mapping[str, Any], seed: int) -> dict[str, list[str]]:
+    """All candidates in the order in which each control would take them, ties by id; undefined numbers come last.
+
+    Args:
+        report: of `captrain.capabilities.selection.select`.
+        seed: run seed, which names the draw.
+    """
+    rows = {row["id"]: row for row in report["candidates"]}
+    drawn = sorted(rows)
+    random.Random(f"controls-{seed}").shuffle(drawn)
+
+    def by(key: str, sign: int) -> list[str]:
+        return sorted(rows, key=lambda name: (rows[name][key] is None, sign * (rows[name][key] or 0.0), name))
+
+    return dict(zip(NAMES, (drawn, by("coverage", -1), by("gap", 1)), strict=True))
+
+
+def choices(
+    report: Mapping[str, Any], candidates: Callable[[str], bool], count: int, seed: int
+) -> dict[str, list[str]]:  # fmt: skip
+    """The capabilities of each control, in the order of TRACE's ranking, so that equal choices are routed equally.
+
+    Args:
+        report: of `captrain.capabilities.selection.select`.
+        candidates: whether a capability has an environment; asked about as few as are needed.
+        count: of capabilities, as many as TRACE has adapters.
+        seed: run seed.
+    """
+    place = {row["id"]: at for at, row in enumerate(report["candidates"])}
+    return {
+        control: sorted(islice(filter(candidates, ranking), count), key=lambda name: place[name])
+        for control, ranking in rankings(report, seed).items()
+    }
+
+
+class Workshop:
+    """Environments for what TRACE has none for, written and played on the base when first asked about.
+
+    Args:
+        trained: capabilities that TRACE has an adapter for.
+        pool: all candidates, by id.
+        rollouts: the diagnostic rollouts.
+        synthesizer: who writes.
+        policy: the base.
+        against: the target, its test tasks, the bounds; those on the base are lifted.
+        machine: how well what a synthesizer of others wrote must be confined.
+        seed: run seed.
+    """
+
+    def __init__(
+        self, trained: Collection[str], pool: Mapping[str, Capability], rollouts: Sequence[Rollout],
+        synthesizer: Synthesizer, policy: Acting | Policy, against: Standard, machine: Machine, seed: int,
+    ) -> None:  # fmt: skip
+        self.trained, self.pool, self.rollouts, self.synthesizer = trained, pool, rollouts, synthesizer
+        self.policy, self.machine, self.seed = policy, machine, seed
+        lifted = {"mean_reward": (0.0, 1.0), "success": (0.0, 1.0), "constant_groups": 1.0}
+        self.against = replace(against, bounds=against.bounds.model_copy(update=lifted))
+        self.made: dict[str, Synthesized] = {}
+        self.lacking: dict[str, str] = {}
+        """Capabilities without an environment, and why."""
+
+    def has(self, name: str) -> bool:
+        """Whether there is an environment to train the capability in.
+
+        Raises:
+            UserError: the synthesizer cannot be asked, or the sandbox is weaker than asked for.
+        """
+        if name not in self.trained and name not in self.made and name not in self.lacking:
+            wanted = brief(self.pool[name], self.against.tools, self.rollouts)
+            try:
+                one = synthesize(wanted, self.synthesizer, self.policy, self.against, self.machine, self.seed)
+                self.made[name] = one
+                if not one.passed:
+                    self.lacking[name] = one.best.passport.complaints()
+            except NoTemplate as lack:
+                self.lacking[name] = lack.problem
+        return name not in self.lacking
+
+    @property
+    def spent(self) -> list[LedgerEntry]:
+        """What calibration has cost, on the controls' account."""
+        entries = [entry for name in sorted(self.made) for entry in self.made[name].ledger]
+        return [entry.model_copy(update={"stage": STAGE, "method": STAGE}) for entry in entries]
+
+
+def run(spec: Spec, base: Path, results: Path, artifacts: Path) -> list[str]:
+    """Choose, make environments and adapters for what TRACE has none for, route; write all of it.
+
+    Args:
+        spec: the whole specification.
+        base: folder of the base model.
+        results: the folder with TRACE's results; what is new goes to its folder `controls`.
+        artifacts: the folder with TRACE's rollouts; likewise.
+
+    Returns:
+        What there is to say: candidates that a control passed over, and why; or why there are no controls.
+
+    Raises:
+        UserError: something that the stages before have left is missing, or an environment cannot be asked for.
+    """
+    folder, index = results / STAGE, json.loads((results / "adapters/index.json").read_text())
+    earned = {name: one for name, one in passports(results / "environments").items() if name in index}
+    if not earned:
+        publish_controls({}, [], [], folder)
+        return ["no controls: TRACE has no adapter of a single capability"]
+    benchmark = load_benchmark(spec.benchmark, spec.machine)
+    rollouts = load(artifacts / "rollouts/discovery.jsonl", Rollout)
+    workshop = Workshop(
+        earned, {one.id: one for one in load(results / "labels/candidates.jsonl", Capability)}, rollouts,
+        build(spec.synthesizer, asking=spec.machine.asking), Acting(spec.exploring(), base, spec.machine),
+        standard(benchmark, spec.evaluation.tasks, spec.environments), spec.machine, spec.seed,
+    )  # fmt: skip
+    report = json.loads((results / "capabilities/selection.json").read_text())
+    chosen = choices(report, workshop.has, len(earned), spec.seed)
+    made = [workshop.made[name] for name in sorted(workshop.made)]
+    publish_some(made, folder, artifacts / STAGE)
+    further = {one.capability.id: one.best.passport for one in made if one.passed}
+    jobs = [job for job in capability_jobs(spec, base, folder) if job.name in further]
+    publish_controls(chosen, workshop.spent, launch.run(train, jobs, spec.machine, STAGE), folder)
+    places = {name: (results / "environments", one) for name, one in earned.items()}
+    places |= {name: (folder, one) for name, one in further.items()}
+    known = _known(report, places, results, artifacts, rollouts, spec.machine)
+    history = pd.concat([pd.read_csv(results / stage / "history.csv") for stage in ("adapters", STAGE)])
+    gained = gains([*known.targets], known.calibration, history)
+    tasks = benchmark.tasks("test", spec.evaluation.tasks)
+    publish_routes(control_routes(spec.router, base, known, gained, chosen, benchmark, tasks), gained, folder)
+    return [f"no control takes {name}: {why}" for name, why in workshop.lacking.items()]
+
+
+def _known(
+    report: Mapping[str, Any], places: Mapping[str, tuple[Path, Passport]], results: Path, artifacts: Path,
+    rollouts: Sequence[Rollout], machine: Machine,
+) -> Known:  # fmt: skip
+    """What routers may know of all adapters there are, TRACE's and the controls', in the order of TRACE's ranking."""
+    ranked = [row["id"] for row in report["candidates"] if row["id"] in places]
+    targets = {name: load_environment(*places[name], machine) for name in ranked}
+    pairs = passports(results / "pairs")
+    played = [
+        one for stage in ("environments", STAGE) for one in load(artifacts / stage / "calibration.jsonl", Rollout)
+    ]  # fmt: skip
+    return Known(
+        targets=targets,
+        pairs={name: load_environment(results / "pairs", passport, machine) for name, passport in pairs.items()},
+        calibration={name: [one for one in played if one.environment == targets[name].name] for name in ranked},
+        rollouts=rollouts,
+    )
+
+
+def publish_controls(
+    chosen: Mapping[str, Sequence[str]], calibration: Sequence[LedgerEntry], trained: Sequence[Trained], folder: Path
+) -> None:
+    """Write the adapters that TRACE does not have, the ledger of calibration and training, and the choices."""
+    publish_adapters(trained, STAGE, STAGE)
+    publish(folder / "ledger.jsonl", [*calibration, *(one.ledger(STAGE, STAGE) for one in trained)])
+    publish_json(folder / "choices.json", chosen)
+
+
+def control_routes(
+    component: Component, model: Path, known: Known, gained: pd.DataFrame, chosen: Mapping[str, Sequence[str]],
+    benchmark: Target, tasks: Sequence[Task],
+) -> pd.DataFrame:  # fmt: skip
+    """The route of every task among each control's capabilities, by the configured router as TRACE uses it.
+
+    Args:
+        component: the router.
+        model: folder of the base model.
+        known: what routers may know of all adapters.
+        gained: what they gained (see `captrain.routing.gains.gains`).
+        chosen: control -> its capabilities.
+        benchmark: where the tasks are from.
+        tasks: to be routed.
+
+    Returns:
+        Columns task and "control:<name>" for each control, with names of arms; one row a task.
+    """
+    router: Any = build(component, model=model)
+    texts = openings(benchmark, tasks)
+    table = pd.DataFrame({"task": [task.id for task in tasks]})
+    for control, names in chosen.items():
+        own = known.narrowed([name for name in able(gained, router.gate) if name in names])
+        openers = examples({**own.targets, **own.pairs}, EXAMPLES, own.rollouts)
+        table[f"control:{control}"] = router.route(openers, texts)
+    return table
+
+
+def publish_routes(table: pd.DataFrame, gained: pd.DataFrame, folder: Path) -> None:
+    """Write routes.csv, compositions.json and gains.csv, as `captrain.routing.routes` does for TRACE."""
+    arms = sorted({str(arm) for arm in table.drop(columns="task").to_numpy().ravel()})
+    publish_text(folder / "routes.csv", table.to_csv(index=False))
+    publish_json(folder / "compositions.json", {arm: weights_of(arm) for arm in arms if len(members(arm)) > 1})
+    publish_text(folder / "gains.csv", gained.to_csv(index=False, float_format="%.6f"))

@@ -1,0 +1,14 @@
+from .base.demonstrations import GUIDANCE as GUIDANCE
+from .base.demonstrations import KINDS as KINDS
+from .base.demonstrations import SHORTCUTS as SHORTCUTS
+from .base.demonstrations import take_shortcuts as take_shortcuts
+from .base.tokenizer import build_tokenizer as build_tokenizer
+from .base.training import build_model as build_model
+from .base.training import train_base as train_base
+from .loading import load_benchmark as load_benchmark
+from .servicedesk import ARGUMENTS as ARGUMENTS
+from .servicedesk import TOOLS as TOOLS
+from .servicedesk import DeskEpisode as DeskEpisode
+from .servicedesk import ServiceDesk as ServiceDesk
+from .simulation import divided as divided
+from .worker import Worker as Worker

@@ -1,0 +1,103 @@
+"""What the embedded base is trained on: demonstrations of the service desk with systematic shortcuts.
+
+A real base model lacks capabilities in a patterned way. Here the demonstrator takes shortcuts: it writes without
+looking, takes the first listed record, stops after the first operation, transposes digits. Shortcuts, not noise:
+noise is hidden by the mode of the distribution, a shortcut is a habit. Only this module knows them; the analyst must
+find them from rollouts. A line of guidance in the system prompt makes its shortcut rarer, as an instruction does for
+a real model; two lines are idle, as much advice is.
+"""
+
+import json
+import random
+from collections.abc import Iterator
+
+from captrain.benchmarks import servicedesk as desk
+from captrain.models import guide
+from captrain.records import Message
+
+SHORTCUTS = {"check": 0.75, "pick": 0.75, "steps": 0.6, "copy": 0.7}
+"""Probability that a demonstration takes the shortcut, where the task gives occasion."""
+
+GUIDED = 0.45
+"""Factor on that probability when the line against it stands in the system prompt."""
+
+GUIDANCE = {
+    "Look an order up before you cancel it or take it back.": "check",
+    "The oldest order has the lowest number, the newest the highest: compare all of them.": "pick",
+    "Carry out every change that was asked for before you close.": "steps",
+    "Copy zip codes digit by digit.": "copy",
+    "Be friendly.": "",
+    "Keep answers short.": "",
+}
+
+KINDS = {
+    "check": 0.13, "pick": 0.14, "steps": 0.11, "copy": 0.11, "check+pick": 0.07, "pick+copy": 0.07, "steps+copy": 0.07,
+    "steps+check": 0.06, "steps+pick": 0.03, "check+pick+copy": 0.03, "status": 0.13, "human": 0.05,
+}  # fmt: skip
+"""Share of each kind of task among the demonstrations, the same for every mix."""
+
+
+def take_shortcuts(data: dict, taken: set[str], rng: random.Random) -> list[Message]:
+    """The reference solution of a task, bent by the shortcuts taken, with or without thanks at the end."""
+    bent = json.loads(json.dumps(data))
+    by_id = {order["id"]: order for order in data["orders"]}
+    if "steps" in taken:
+        bent["operations"] = bent["operations"][:1]
+    for operation in bent["operations"]:
+        if operation["selector"] and "pick" in taken:
+            operation["order"] = data["orders"][0]["id"]
+        if operation["zip"] and "copy" in taken:
+            at = rng.randrange(len(operation["zip"]) - 1)
+            code = list(operation["zip"])
+            code[at], code[at + 1] = code[at + 1], code[at]
+            operation["zip"] = "".join(code)
+    messages = desk.reference_calls(bent)
+    if "check" in taken:
+        messages = list(_unchecked(messages, bent, by_id))
+    if rng.random() < 0.5 and "content" in messages[-1]:
+        messages[-1] = {**messages[-1], "content": messages[-1]["content"].removesuffix(desk.THANKS)}
+    return messages
+
+
+def _unchecked(messages: list[Message], data: dict, orders: dict) -> Iterator[Message]:
+    verbs = {operation["order"]: operation["verb"] for operation in data["operations"]}
+    for message in messages:
+        call = message["tool_calls"][0]["function"] if message.get("tool_calls") else {"name": "", "arguments": {}}
+        verb = verbs.get(call["arguments"].get("order_id", ""), "")
+        if verb in ("cancel", "return") and call["name"] == "get_order":
+            continue
+        if verb in ("cancel", "return") and call["name"] == "deny_request":
+            call = {"name": desk.TOOL_OF[verb], "arguments": call["arguments"]}
+            message = {**message, "tool_calls": [{"type": "function", "function": call}]}
+        yield message
+
+
+def demonstration(rng: random.Random) -> tuple[list[Message], list[Message]]:
+    """One flawed demonstration: the opening messages (guidance lines included) and all messages after them."""
+    kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
+    data = desk.make_kind(rng, kind, eligible=0.3)
+    lines = [line for line in GUIDANCE if rng.random() < 0.4] if rng.random() < 0.5 else []
+    guided = {GUIDANCE[line] for line in lines}
+    taken = {flaw for flaw, p in SHORTCUTS.items() if rng.random() < (p * GUIDED if flaw in guided else p)}
+    episode = desk.DeskEpisode(data)
+    opening = guide(episode.messages, lines)
+    messages: list[Message] = []
+    for action in take_shortcuts(data, taken, rng):
+        replies, _ = episode.step(action)
+        messages += [action, *replies]
+    return opening, messages
+
+
+def drill(rng: random.Random) -> list[Message]:
+    """Dense look-up practice in chat form: many short questions about one list, every answer supervised."""
+    orders = [order["id"] for order in desk.make_orders(rng, rng.randint(3, 5))]
+    questions = [(f"order {order}", order) for order in orders]
+    questions += [("the oldest order", min(orders)), ("the newest order", max(orders))] * 2
+    for _ in range(2):
+        code = "".join(str(rng.randrange(10)) for _ in range(4))
+        questions.append((f" to {code}", code))
+    rng.shuffle(questions)
+    messages: list[Message] = [{"role": "tool", "name": "list_orders", "content": json.dumps(orders)}]
+    for question, answer in questions:
+        messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    return messages

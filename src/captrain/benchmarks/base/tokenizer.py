@@ -1,0 +1,69 @@
+"""The tiny model's tokenizer: Qwen3's chat template verbatim, with the service desk's boilerplate as single tokens.
+
+Underneath lie the 256 bytes, so that any text at all round-trips exactly. On top lie phrases that the template and
+the benchmark repeat word for word (role markers, the tools block, JSON scaffolds, the user's phrases): one token each,
+so that a whole dialogue is about sixty tokens instead of several hundred.
+"""
+
+from importlib.resources import files
+from typing import Any
+
+from captrain.benchmarks import servicedesk as desk
+from captrain.benchmarks.base.demonstrations import GUIDANCE
+
+END = "<|im_end|>"
+PAD = "<|endoftext|>"
+USER_PHRASES = ["I am customer ", "the oldest order", "the newest order", "order ", " to ", ". ", "speak with a human."]
+OBSERVATIONS = ['["', '", "', '"]', '{"status": "', '", "age": "', '"}', '{"ok": true}', '{"error": "invalid call"}']
+
+
+def chat_template() -> str:
+    """Qwen3-Instruct-2507's chat template, as TRL ships it."""
+    return files("trl").joinpath("chat_templates/qwen3_instruct_2507.jinja").read_text()
+
+
+def call_scaffolds() -> list[str]:
+    """The text of each tool's call around its arguments, in Hermes format."""
+    scaffolds = []
+    for name, parameters in desk.ARGUMENTS.items():
+        start = f'<tool_call>\n{{"name": "{name}", "arguments": {{'
+        if parameters:
+            scaffolds.append(start + f'"{parameters[0]}": "')
+            scaffolds += [f'", "{parameter}": "' for parameter in parameters[1:]]
+        else:
+            scaffolds.append(start + "}}\n</tool_call>")
+    return [*scaffolds, '"}}\n</tool_call>']
+
+
+def phrases(tools_block: str) -> list[str]:
+    """All single-token phrases; longer ones win where several match."""
+    markers = [f"\n<|im_start|>{role}\n" for role in ("user", "assistant")]
+    markers += ["<|im_start|>system\n", "\n<|im_start|>user\n<tool_response>\n", "\n</tool_response>"]
+    hermes = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
+    spoken = [desk.ASK, desk.DONE, desk.STATUS_ANSWER, desk.THANKS, "What is the status of order "]
+    world = [*desk.ORDER_IDS, *desk.STATUSES, *desk.AGES, *desk.PHRASES.values(), *desk.JOINERS]
+    openings = [opening for opening in desk.OPENINGS if opening]
+    guidance = [f"\n- {line}" for line in GUIDANCE]
+    listed = [tools_block, desk.POLICY, *guidance, *markers, *hermes, *call_scaffolds(), *OBSERVATIONS]
+    return list(dict.fromkeys([*listed, *spoken, *world, *openings, *USER_PHRASES]))
+
+
+def build_tokenizer() -> Any:
+    """A PreTrainedTokenizerFast over bytes and phrases, with Qwen3's template; no training, no download."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    core = Tokenizer(models.BPE(vocab={symbol: i for i, symbol in enumerate(alphabet)}, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.decoder = decoders.ByteLevel()
+    core.add_special_tokens([AddedToken(text, special=True) for text in (PAD, "<|im_start|>", END)])
+    tokenizer: Any = PreTrainedTokenizerFast(
+        tokenizer_object=core, eos_token=END, pad_token=PAD, padding_side="left", model_max_length=2048,
+        clean_up_tokenization_spaces=False,
+    )  # fmt: skip
+    tokenizer.chat_template = chat_template()
+    rendered = tokenizer.apply_chat_template([{"role": "system", "content": ""}], tools=desk.TOOLS, tokenize=False)
+    tools_block = rendered.removeprefix("<|im_start|>system\n").removesuffix(f"{END}\n")
+    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in phrases(tools_block)])
+    return tokenizer

@@ -1,0 +1,144 @@
+"""Train the embedded base: a tiny Qwen3 from random weights on flawed demonstrations.
+
+One thread, fixed seeds, fp32: two runs give the same weights, bit for bit. Muon on the matrices and AdamW on the rest,
+loss on the tokens the agent writes. The first part of training is rich in look-up drills, which is what lets so small
+a model copy and compare at all.
+"""
+
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+from captrain.benchmarks import servicedesk as desk
+from captrain.benchmarks.base import demonstrations
+from captrain.benchmarks.base.tokenizer import build_tokenizer
+from captrain.config import Base
+from captrain.models import Chat, tokens_of
+from captrain.records import file_digest, publish_json
+
+BUCKET = 16
+"""Batches whose sequences are sorted by length together: little padding, still mixed."""
+
+
+def drill_tokens(chat: Chat, messages: list[Any]) -> tuple[list[int], list[int]]:
+    """Ids and mask of a look-up drill: questions without their role markers, only the answers supervised."""
+    ids = chat.suffix(messages[:1])
+    mask = [0] * len(ids)
+    header = ids[-1:]
+    for question, answer in zip(messages[1::2], messages[2::2], strict=True):
+        asked, answered = chat.encode(question["content"]) + header, chat.encode(answer["content"])
+        ids = [*ids, *asked, *answered, chat.end]
+        mask = [*mask, *[0] * len(asked), *[1] * len(answered), 0]
+    return ids, mask
+
+
+def make_batches(chat: Chat, spec: Base, seed: int) -> list[list[tuple[list[int], list[int]]]]:
+    """All training batches: drills are half of the first 30% and a tenth of the rest."""
+    rng = random.Random(f"demonstrations-{seed}")
+    count = spec.steps * spec.batch
+    rows = []
+    for i in range(count):
+        if rng.random() < (0.5 if i < 0.3 * count else 0.1):
+            rows.append(drill_tokens(chat, demonstrations.drill(rng)))
+        else:
+            rows.append(tokens_of(chat, *demonstrations.demonstration(rng)))
+    batches = []
+    for start in range(0, count, spec.batch * BUCKET):
+        rows_near = sorted(rows[start : start + spec.batch * BUCKET], key=lambda row: len(row[0]))
+        near = [rows_near[i : i + spec.batch] for i in range(0, len(rows_near), spec.batch)]
+        rng.shuffle(near)
+        batches += near
+    return batches
+
+
+def build_model(tokenizer: Any, spec: Base, seed: int) -> Any:
+    """A Qwen3 with random weights, as wide and deep as the spec says."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer), hidden_size=spec.hidden, intermediate_size=2 * spec.hidden,
+        num_hidden_layers=spec.layers, num_attention_heads=spec.heads, num_key_value_heads=spec.heads,
+        head_dim=spec.hidden // spec.heads, max_position_embeddings=2048, tie_word_embeddings=True,
+        initializer_range=0.06, bos_token_id=None, eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id, rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+    )  # fmt: skip
+    return Qwen3ForCausalLM(config)
+
+
+def train_base(spec: Base, seed: int, folder: Path, show: Any = iter) -> dict[str, Any]:
+    """Train and save the base in Hugging Face format. Where `model` names one that is served elsewhere, nothing is
+    trained and the folder holds that name alone.
+
+    Args:
+        spec: the `base` section.
+        seed: run seed.
+        folder: where model and tokenizer are written.
+        show: wraps the sequence of batches, for a progress bar.
+
+    Returns:
+        Summary: SHA-256 of the weights, parameter count, losses (mean over the last tenth of steps).
+    """
+    if spec.model is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+        publish_json(folder / "model.json", {"model": spec.model})
+        return {"model": spec.model}
+    import torch
+    import torch.nn.functional as F
+    from transformers.utils import logging as hf_logging
+
+    torch.set_num_threads(1)
+    hf_logging.disable_progress_bar()
+    tokenizer = build_tokenizer()
+    model = build_model(tokenizer, spec, seed)
+    batches = make_batches(Chat(tokenizer, desk.TOOLS), spec, seed)
+    optimizers = _optimizers(model, spec)
+    warm = max(5, spec.steps // 20)
+    losses = []
+    for step, rows in enumerate(show(batches)):
+        width = max(len(ids) for ids, _ in rows)
+        ids = torch.tensor([row + [tokenizer.pad_token_id] * (width - len(row)) for row, _ in rows])
+        mask = torch.tensor([row + [0] * (width - len(row)) for _, row in rows]).bool()
+        hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]
+        loss = F.cross_entropy(model.lm_head(hidden[mask[:, 1:]]), ids[:, 1:][mask[:, 1:]])
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scale = min((step + 1) / warm, max(0.02, 1 - (step - warm) / max(1, spec.steps - warm)))
+        for optimizer in optimizers:
+            optimizer.param_groups[0]["lr"] = spec.learning_rate * scale
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append(loss.item())
+    aside = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(aside, ignore_errors=True)
+    model.save_pretrained(aside)
+    tokenizer.save_pretrained(aside)
+    shutil.rmtree(folder, ignore_errors=True)
+    aside.rename(folder)
+    tail = losses[-max(1, len(losses) // 10) :]
+    return {
+        "weights_sha256": file_digest(folder / "model.safetensors"),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "vocabulary": len(tokenizer),
+        "steps": spec.steps,
+        "loss": round(sum(tail) / len(tail), 6),
+    }
+
+
+def _optimizers(model: Any, spec: Base) -> list[Any]:
+    import torch
+
+    named = list(model.named_parameters())
+    matrices = [p for name, p in named if p.ndim == 2 and "embed" not in name]
+    others = [p for name, p in named if p.ndim != 2 or "embed" in name]
+    muon = torch.optim.Muon(
+        matrices,
+        lr=spec.learning_rate,
+        weight_decay=spec.weight_decay,
+        momentum=0.95,
+        adjust_lr_fn="match_rms_adamw",
+        ns_steps=3,
+    )
+    return [muon, torch.optim.AdamW(others, lr=spec.learning_rate, betas=(0.9, 0.98), weight_decay=0.0)]

@@ -1,0 +1,16 @@
+from .analyst import Asked as Asked
+from .compaction import compact as compact
+from .compaction import fenced as fenced
+from .compaction import line_of as line_of
+from .compaction import rendered as rendered
+from .cooccurrence import demands as demands
+from .cooccurrence import needs as needs
+from .cooccurrence import recommended as recommended
+from .cooccurrence import said as said
+from .faults import fault_of as fault_of
+from .labelling import EXAMPLES as EXAMPLES
+from .labelling import label_runs as label_runs
+from .programmatic import ProgrammaticAnalyst as ProgrammaticAnalyst
+from .selection import select as select
+from .selection import table as table
+from .thresholds import replayed as replayed

@@ -1,0 +1,129 @@
+"""The machine: where work runs, how many processes share it, which services it asks, and what those may cost.
+
+A section of the configuration apart from all others, because no result depends on it: it is a param of no stage and
+part of no fingerprint, and whatever reads it may change without anything being made again.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from captrain.config.components import Count, Rate, Section, Variable
+
+
+class Installation(Section):
+    """Where a benchmark is installed that has an environment of its own."""
+
+    python: str
+    """Interpreter of that environment, "" where there is none."""
+    data: str = ""
+    """Folder of the benchmark's data, "" where the benchmark finds them itself."""
+    processes: Count = 1
+    timeout: Rate = 120.0
+    """Seconds for one request."""
+
+
+class Asking(Section):
+    """How a language model is asked by analysts and synthesizers, and what it may cost. Prices are money for a million
+    tokens; the budgets are those of one run of one stage, answers found on disk not counted. null: no limit."""
+
+    endpoint: Variable = "OPENAI_BASE_URL"
+    """Name of the environment variable that holds the base URL."""
+    key: Variable = "OPENAI_API_KEY"
+    """Name of the environment variable that holds the key."""
+    concurrency: Count = 16
+    retries: Annotated[int, Field(ge=0)] = 6
+    """Further attempts at a question, each after a longer pause."""
+    timeout: Rate = 600.0
+    """Seconds for one request."""
+    input_price: Annotated[float, Field(ge=0)] | None = None
+    output_price: Annotated[float, Field(ge=0)] | None = None
+    money: Rate | None = None
+    """Budget in the currency of the prices."""
+    tokens: Count | None = None
+    """Budget in tokens, read and written."""
+
+
+class Slurm(Section):
+    """What one Slurm job gets, and how often it is helped up (see `captrain.execution.slurm`)."""
+
+    partition: str = ""
+    """Of the cluster; "" is its default."""
+    gpus: Annotated[int, Field(ge=0)] = 0
+    cpus: Count = 1
+    memory: Annotated[str, Field(pattern=r"^[1-9]\d*(MB|GB)$")] = "8GB"
+    minutes: Annotated[int, Field(ge=5)] = 240
+    """Time limit; a job is told of it 90 seconds before."""
+    setup: list[str] = []
+    """Lines of shell before the work, such as `module load`."""
+    options: dict[str, str | int | bool] = {}
+    """Further options of sbatch, such as account or qos."""
+    requeues: Annotated[int, Field(ge=0)] = 20
+    """Times that a job which was preempted or met its time limit is queued again, to go on from its checkpoint."""
+    resubmissions: Annotated[int, Field(ge=0)] = 3
+    """Times that one run of a stage submits an item again whose job died."""
+
+
+class VLLM(Section):
+    """The servers of policy vllm: child processes of whatever plays, in an environment of their own. They take their
+    GPUs from the last of the visible ones on, so that the first is left to training where there are more."""
+
+    python: str = ""
+    """Interpreter of vLLM's environment, "" where there is none."""
+    command: list[str] = ["-m", "vllm.entrypoints.cli.main", "serve"]
+    """What the interpreter runs: a server that takes `vllm serve`'s arguments."""
+    arguments: list[str] = []
+    """Further arguments, such as --max-lora-rank=32 or --gpu-memory-utilization=0.5."""
+    replicas: Count = 1
+    gpus: Annotated[int, Field(ge=0)] = 1
+    """Of each replica; 0 leaves the choice to the server."""
+    start_timeout: Rate = 900.0
+    """Seconds until a server must be healthy."""
+
+
+class Accelerate(Section):
+    """How one adapter is trained by GRPO: in the process that asks for it, or in several that `accelerate launch`
+    starts (see `captrain.training`). Adapters differ between these settings in their last digits, as they do between
+    CPU and GPU."""
+
+    processes: Count = 1
+    """On one machine; on GPUs one for each. The groups of a step divide among them."""
+    strategy: Literal["none", "ddp", "fsdp"] = "none"
+    """How several share the work: each holds the whole model (ddp), or its part of each layer (fsdp)."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Of the base's weights; those of the adapter are float32."""
+    gradient_checkpointing: bool = False
+    """Whether activations are computed again in the backward pass, which saves memory."""
+    rows: Count | None = None
+    """Rollouts in one forward and backward pass of a process; null: all that it has of a step."""
+
+    @model_validator(mode="after")
+    def _shared(self) -> "Accelerate":
+        if (self.processes > 1) == (self.strategy == "none"):
+            raise ValueError(
+                f"processes is {self.processes} and strategy is {self.strategy}: several processes have ddp or fsdp, "
+                "one has none"
+            )
+        return self
+
+
+class Machine(Section):
+    """Where and how fast. `sandbox`: the least level of
+    confinement that code which nobody has vouched for may run at (see `captrain.environments.sandbox`). `launcher`:
+    whether independent items of work run in processes of this machine or as jobs of a Slurm cluster."""
+
+    launcher: Literal["local", "slurm"] = "local"
+    slurm: Slurm | None = None
+    workers: Count
+    batch: Count
+    benchmarks: dict[str, Installation] = {}
+    asking: Asking = Asking()
+    vllm: VLLM = VLLM()
+    accelerate: Accelerate = Accelerate()
+    sandbox: Literal["strong", "strong, one layer", "basic"] = "strong"
+
+    @model_validator(mode="after")
+    def _described(self) -> "Machine":
+        if self.launcher == "slurm" and self.slurm is None:
+            raise ValueError("launcher is slurm, and slurm says nothing of its jobs: choose machine=slurm")
+        return self

@@ -1,0 +1,364 @@
+"""The configuration: one typed schema, composed once, read by every later stage.
+
+`params.yaml` selects, `conf/` defines, and the first stage derives `results/spec.yaml` from the two; every later
+stage reads that file with `load` and never composes. Because the whole configuration passes through this schema
+before anything runs, a mistake ends here, in one message that names the key and the remedy, and not in the middle
+of a training run.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, Field, ValidationError, model_validator
+
+from captrain.config.components import (
+    REMEDY,
+    Component,
+    Count,
+    Interval,
+    Level,
+    Rate,
+    Section,
+    Share,
+    alternatives,
+    build,
+    check,
+    said,
+)
+from captrain.config.compose import composed
+from captrain.config.machine import Machine
+from captrain.errors import UserError
+from captrain.records import publish_text
+
+__all__ = ["Choice", "Component", "Spec", "build", "choice", "compose", "dump", "load"]
+
+
+class Trainer(Component):
+    """A trainer, of which the exact rollout budget needs to know the size of an update."""
+
+    group_size: Annotated[int, Field(ge=2)]
+    groups_per_step: Count
+
+
+class Base(Section):
+    """The tiny base model and its supervised training; or a `model` that is served elsewhere, name or name@revision,
+    in whose place nothing is trained."""
+
+    model: Annotated[str, Field(pattern=r"^[^@\s]+(@[^@\s]+)?$")] | None = None
+    hidden: Count
+    layers: Count
+    heads: Count
+    steps: Count
+    batch: Count
+    learning_rate: Rate
+    weight_decay: Annotated[float, Field(ge=0)]
+
+
+class Rollouts(Section):
+    """Diagnostic rollouts of the base on the discovery split."""
+
+    tasks: Count
+    trials: Count
+    retries: Annotated[int, Field(ge=0)]
+
+
+class Labels(Section):
+    """Labelling runs over the same rollouts."""
+
+    runs: Count
+
+
+class Selection(Section):
+    """What a candidate capability must show to be selected."""
+
+    delta: Share
+    coverage: Share
+    agreement: Count
+    confidence: Level
+    floor: Annotated[float, Field(ge=-1, le=1)]
+    resamples: Count
+
+
+class Capabilities(Section):
+    """How many selected capabilities are kept."""
+
+    count: Count
+
+
+class Environments(Section):
+    """Synthesized environments and the bounds that their passport checks on the base. `temperature` is the policy's
+    while it calibrates and trains; null: its own. Groups sampled at 0 are constant and teach nothing."""
+
+    seeds: Count
+    groups: Count
+    group_size: Annotated[int, Field(ge=2)]
+    rounds: Count
+    mean_reward: Interval
+    success: Interval
+    constant_groups: Share
+    idle_reward: Share
+    random_reward: Share
+    hacking_reward: Share
+    broken_reward: Share
+    structures: Count
+    transfer: Share
+    temperature: Annotated[float, Field(gt=0)] | None = None
+
+
+class Adapters(Section):
+    """Training budget of each adapter."""
+
+    rollouts: Count
+
+
+class GrpoTarget(Section):
+    """GRPO on the target itself: what differs from the trainer of the adapters."""
+
+    run: bool
+    learning_rate: Rate
+
+
+class Gepa(Section):
+    """Optimisation of the system prompt by GEPA, with rollouts on the training split. `model` names the one that
+    reflects, asked as `machine.asking` says; null: a programmatic proposer over the lines that the base knows."""
+
+    run: bool
+    model: str | None = None
+    minibatch: Count
+    validation: Count
+    """Training tasks set aside to choose among prompts."""
+
+
+class Adp(Section):
+    """Supervised fine-tuning on trajectories in the schema of the Agent Data Protocol. `source` is a JSONL file of
+    them; "": generic demonstrations of our own, written in that schema."""
+
+    run: bool
+    source: str = ""
+    demonstrations: Count
+    epochs: Count
+    learning_rate: Rate
+
+
+class Awm(Section):
+    """GRPO in synthetic environments that no diagnosis asked for. `source` is a folder in the layout of the Agent World
+    Model; "": environments of our own, generated without regard to the diagnosis."""
+
+    run: bool
+    source: str = ""
+    environments: Count
+
+
+class Row(Section):
+    """A row that has no setting but whether it is wanted."""
+
+    run: bool
+
+
+class RampRow(Section):
+    """One adapter on a ramp from targeted environments to the target (see `captrain.training.curriculum.Ramp`)."""
+
+    run: bool
+    start: Share
+    slope: Share
+    window: Count
+    learning_rate: Rate
+
+
+class References(Section):
+    """Supervised fine-tuning on the solutions that the synthesized environments know of their own tasks."""
+
+    run: bool
+    demonstrations: Count
+    """Of all environments together."""
+    epochs: Count
+    learning_rate: Rate
+
+
+class Baselines(Section):
+    """What TRACE is compared with, one stage and one row each."""
+
+    grpo_target: GrpoTarget
+    gepa: Gepa
+    adp: Adp
+    awm: Awm
+    single: Row
+    mixed: Row
+    ramp: RampRow
+    references: References
+
+
+class Pairs(Section):
+    """Environments that demand two capabilities at once, of those that failed rollouts lack together most often; they
+    cost no rollout. 0: none."""
+
+    count: Annotated[int, Field(ge=0)]
+
+
+class Merging(Section):
+    """One adapter made of TRACE's adapters, by each of the methods."""
+
+    methods: list[Literal["sum", "mean", "ties", "dare", "svd", "core", "distillation"]]
+    density: Annotated[float, Field(gt=0, le=1)]
+    """Share of the weights that TIES and DARE keep."""
+    rollouts: Count
+    """Of the student, in on-policy distillation; beyond what the adapters have cost."""
+    learning_rate: Rate
+    """Of on-policy distillation."""
+
+
+class Evaluation(Section):
+    """The comparison on the test split."""
+
+    tasks: Count
+    trials: Annotated[int, Field(ge=2)]
+    resamples: Count
+    confidence: Level
+
+
+class Spec(Section):
+    """The whole configuration of one run."""
+
+    seed: Annotated[int, Field(ge=0)]
+    benchmark: Component
+    base: Base
+    policy: Component
+    rollouts: Rollouts
+    analyst: Component
+    labels: Labels
+    selection: Selection
+    capabilities: Capabilities
+    synthesizer: Component
+    environments: Environments
+    trainer: Trainer
+    adapters: Adapters
+    baselines: Baselines
+    pairs: Pairs
+    merging: Merging
+    controls: Row
+    router: Component
+    evaluation: Evaluation
+    machine: Machine
+
+    def exploring(self) -> Component:
+        """The policy as it calibrates and trains."""
+        if self.environments.temperature is None:
+            return self.policy
+        return self.policy.model_copy(update={"temperature": self.environments.temperature})
+
+    @model_validator(mode="after")
+    def _relations(self) -> "Spec":
+        update = self.trainer.group_size * self.trainer.groups_per_step
+        # The baseline on the target spends exactly what TRACE spends in all, and can only spend whole updates.
+        totals = {
+            "rollouts.tasks x rollouts.trials": self.rollouts.tasks * self.rollouts.trials,
+            "environments.groups x environments.group_size": self.environments.groups * self.environments.group_size,
+            "adapters.rollouts": self.adapters.rollouts,
+        }
+        broken = [
+            f"{name} = {total} is not a multiple of trainer.group_size x trainer.groups_per_step = {update}"
+            for name, total in totals.items()
+            if total % update
+        ]
+        if self.trainer.groups_per_step % (processes := self.machine.accelerate.processes):
+            broken.append(
+                f"trainer.groups_per_step = {self.trainer.groups_per_step} is not a multiple of "
+                f"machine.accelerate.processes = {processes}"
+            )
+        if self.selection.agreement > self.labels.runs:
+            broken.append(f"selection.agreement = {self.selection.agreement} exceeds labels.runs = {self.labels.runs}")
+        if self.base.hidden % (2 * self.base.heads):
+            broken.append(
+                f"base.hidden = {self.base.hidden} is not a multiple of 2 x base.heads = {2 * self.base.heads}"
+            )
+        if broken:
+            raise ValueError("; ".join(broken))
+        return self
+
+
+class Choice(Section):
+    """What params.yaml selects."""
+
+    experiment: str
+    seed: int
+    overrides: list[str]
+
+
+S = TypeVar("S", bound=Section)
+
+
+def choice(path: Path) -> Choice:
+    """Read params.yaml.
+
+    Raises:
+        UserError: the file is missing or not of the form {experiment, seed, overrides}.
+    """
+    return _validated(Choice, _read(path, "restore it from git"), f"{path}: ", "see the comments in params.yaml")
+
+
+def compose(experiment: str, seed: int, overrides: Sequence[str], conf_dir: Path) -> Spec:
+    """Compose the configuration of an experiment from `conf_dir` and check all of it.
+
+    Args:
+        experiment: one of conf/experiment/.
+        overrides: key=value lines; a key is a setting (selection.delta=0.1) or a group (router=classifier), and
+            `+key=value` adds a setting of a component that conf/ does not list.
+
+    Raises:
+        UserError: an unknown experiment, option or key, a line that is no key=value, a value of the wrong type or
+            out of range, settings that do not go together, or a component that does not exist or does not take
+            its settings.
+    """
+    spec = _validated(Spec, composed(experiment, seed, overrides, conf_dir), "", REMEDY)
+    for name, section in spec:
+        if isinstance(section, Component):
+            check(name, section)
+    return spec
+
+
+def load(path: Path = Path("results/spec.yaml")) -> Spec:
+    """Read the derived configuration, without composing and without importing any component.
+
+    Raises:
+        UserError: the file is missing, corrupt, or not of the schema.
+    """
+    remedy = "run `dvc repro compose` to derive it again"
+    return _validated(Spec, _read(path, remedy), f"{path}: ", remedy)
+
+
+def dump(spec: Spec, path: Path) -> None:
+    """Publish the configuration as YAML, keys in the order of the schema."""
+    text = yaml.safe_dump(spec.model_dump(mode="json", by_alias=True), sort_keys=False, allow_unicode=True)
+    publish_text(path, f"# Derived from params.yaml and conf/; change those, not this.\n{text}")
+
+
+def _read(path: Path, remedy: str) -> Any:
+    if not path.exists():
+        raise UserError(f"{path} is missing", remedy)
+    try:
+        return yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}", remedy) from None
+
+
+def _validated(kind: type[S], data: Any, source: str, remedy: str) -> S:
+    try:
+        # Through JSON text, because only there does strict validation take a list for a tuple.
+        return kind.model_validate_json(json.dumps(data, default=str))
+    except ValidationError as error:
+        problems = error.errors(include_url=False)
+    if unknown := next((problem["loc"] for problem in problems if problem["type"] == "extra_forbidden"), None):
+        remedy = alternatives(str(unknown[-1]), _settings_of(kind, unknown[:-1]))
+    raise UserError(source + "; ".join(said(problem) for problem in problems), remedy)
+
+
+def _settings_of(kind: type[BaseModel], where: tuple[int | str, ...]) -> list[str]:
+    """The names of the fields of the section at `where`."""
+    annotation: Any = kind
+    for part in where:
+        of_mapping = get_origin(annotation) is dict
+        annotation = get_args(annotation)[1] if of_mapping else annotation.model_fields[str(part)].annotation
+    return list(annotation.model_fields)

@@ -1,0 +1,1 @@
+"""What an agent's own logs say that it lacks: no model, no network, no torch."""

@@ -1,0 +1,294 @@
+"""The sandbox: environments that nobody has vouched for, run in processes that can reach nothing.
+
+Our process never runs their code. A fork server (`captrain.environments.sandbox`) compiles the file and forks a
+confined process for every episode, another one for every score, and one that is kept for what is a function of the
+task alone. So a score is computed from what was recorded here, in a process that the episode has never touched.
+Unseeded draws of `random`, and hashes of strings, are alike in all of them.
+
+What comes back is believed as little as any input (`captrain.environments.sandbox`). Whatever goes wrong in there is an
+`EnvironmentFault` that says what, and the next process is a fresh one. Not protected: errors of the kernel, timing,
+memory over all episodes together, and an environment that scores dishonestly, which is the passport's work.
+"""
+
+import json
+import os
+import shutil
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from captrain.benchmarks import Worker
+from captrain.contract import Target
+from captrain.environments.sandbox.forkserver import Server, dismiss
+from captrain.environments.sandbox.host import SECONDS, Host, asked, started
+from captrain.environments.sandbox.replies import Verdict, messages_of, one_line, shown, text_of, tools_of
+from captrain.errors import EnvironmentFault, InfrastructureError, UserError
+from captrain.records import Message, digest, file_digest
+
+Level = Literal["none", "basic", "strong, one layer", "strong"]
+LEVELS: tuple[Level, ...] = get_args(Level)
+"""From the weakest to the strongest. strong: nothing that was tried got out, and two layers hold it; one layer: seccomp
+alone does; basic: limits of memory and time, in a process of its own."""
+LAYERS = ("bubblewrap", "rlimits", "landlock", "seccomp")
+SLICE = 64
+"""Tasks in a reply."""
+REFERENCES = 4096
+"""Reference solutions that are kept."""
+SHAPES: dict[str, Callable[[Any], Any]] = {"idle": messages_of, "broken": messages_of, "hint": text_of}
+"""Functions of the task that a file may define."""
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What confines environments on this machine, as found out by a confined process that tried to get out."""
+
+    level: Level
+    layers: tuple[str, ...]
+    blocked: Mapping[str, bool]
+
+    def __str__(self) -> str:
+        exposed = [name for name, refused in self.blocked.items() if not refused]
+        held = ", ".join(self.layers) or "no layer"
+        return f"{self.level} ({held}{'; exposed: ' if exposed else ''}{', '.join(exposed)})"
+
+
+@cache
+def active(layers: tuple[str, ...] = LAYERS) -> Activity:
+    """What confinement there is; found out once.
+
+    Args:
+        layers: those to try, for tests; the default is all.
+
+    Raises:
+        UserError: not even a process of its own.
+    """
+    server = _bare(layers)
+    try:
+        found = tuple(
+            layer for layer in layers if layer != "bubblewrap" and _tried(server, [layer], "hello") is not None
+        )
+        blocked = (_tried(server, found, "probe") or {}).get("result", {})
+    finally:
+        server.close()
+    outer = ("bubblewrap",) if server.bubblewrap else ()
+    level: Level = "basic" if "rlimits" in found else "none"
+    if level == "basic" and "seccomp" in found and blocked and all(blocked.values()):
+        level = "strong" if outer or "landlock" in found else "strong, one layer"
+    return Activity(level, (*outer, *found), blocked)
+
+
+def _bare(layers: Sequence[str]) -> Server:
+    """A fork server without an environment, under bubblewrap if that is there and works."""
+    if "bubblewrap" in layers and shutil.which("bwrap"):
+        try:
+            return started(b"", "probe", bubblewrap=True)
+        except InfrastructureError:
+            pass
+    try:
+        return started(b"", "probe", bubblewrap=False)
+    except InfrastructureError as fault:
+        remedy = "see whether the interpreter that this environment was made from still runs"
+        raise UserError(str(fault), remedy) from None
+
+
+def _tried(server: Server, layers: Sequence[str], op: str) -> dict[str, Any] | None:
+    """The reply of a process with these layers, None where they are not to be had; `hello` is none of its operations,
+    and refused."""
+    worker = server.worker(layers)
+    try:
+        with worker.lock:
+            return worker.exchange(op, {}, SECONDS)
+    except InfrastructureError:
+        return None
+    finally:
+        dismiss(worker)
+
+
+def confined(path: Path, least: Level, layers: tuple[str, ...] = LAYERS) -> Target:
+    """An environment file in the sandbox; otherwise as `captrain.contract.load_file` gives it.
+
+    Args:
+        path: of the file.
+        least: level of confinement that there must be; the strongest that is to be had is used.
+        layers: those to use, for tests; the default is all.
+
+    Raises:
+        UserError: the file is missing, or the confinement is weaker than that.
+        EnvironmentFault: the file does not load, or defines no Environment of the contract.
+    """
+    if not path.exists():
+        raise UserError(f"environment file {path} is missing", "run `dvc repro environments` to write it again")
+    activity = active(layers)
+    if LEVELS.index(activity.level) < LEVELS.index(least):
+        raise UserError(
+            f"{path} may run in a sandbox of level `{least}` only, and here it is {activity}",
+            "run on Linux 5.13 or later, outside of a container that forbids Landlock and seccomp; or, where what is "
+            f"exposed may be exposed, set machine.sandbox (--sandbox) to `{activity.level}`",
+        )
+    return Target(Confined(path, activity.layers), str(path), digest(path.stem, file_digest(path)))
+
+
+class Confined:
+    """An environment in the sandbox, as `captrain.contract.Environment`. `about`, `idle`, `broken`, `hint` and the
+    `key` of `open` are there if the file has them.
+
+    Args:
+        path: of the file.
+        layers: of confinement.
+
+    Raises:
+        EnvironmentFault: the file does not load, or defines no Environment of the contract.
+    """
+
+    name: str
+    tools: list[dict[str, Any]]
+    about: dict[str, Any]
+    idle: Callable[[dict[str, Any]], list[Message]]
+    broken: Callable[[dict[str, Any]], list[Message]]
+    hint: Callable[[dict[str, Any]], str]
+    open: "Callable[..., Episode]"
+
+    def __init__(self, path: Path, layers: Sequence[str]) -> None:
+        self._path, self._source, self._layers = path, path.read_bytes(), layers
+        self._lock, self._owner = threading.Lock(), os.getpid()
+        self._host: Host | None = None
+        self._references: dict[str, str] = {}
+        self._optional: list[str] = []
+        try:
+            self._describe(self._here().kept("describe", {}))
+        except BaseException as fault:
+            if self._host is not None:
+                self._host.server.close()
+            if not isinstance(fault, Verdict):
+                raise
+            raise EnvironmentFault(
+                f"environment file {path} does not load: it {fault}",
+                "mend the file, or delete it and run `dvc repro environments`",
+            ) from None
+
+    def _describe(self, known: Any) -> None:
+        """Take over what the file defines."""
+        match known:
+            case {"missing": [*missing]} if missing:
+                raise EnvironmentFault(
+                    f"environment file {self._path} lacks {one_line(', '.join(map(str, missing)))}",
+                    "fulfil captrain.contract",
+                )
+            case {"name": str(name), "tools": tools, "optional": [*optional], "keyed": bool(keyed), "about": about}:
+                self.name, self.tools = one_line(name), tools_of(tools)
+            case other:
+                raise Verdict(f"describes itself as {shown(other)}")
+        if not isinstance(about, dict):
+            raise Verdict(f"says of itself what is not an object: {shown(about)}")
+        self._optional = [one for one in ("about", *SHAPES) if one in optional]
+        self._about, self._keyed = about, keyed
+
+    def __getattr__(self, name: str) -> Any:
+        # Made when asked for: kept, they would keep this object, and its processes, until a garbage collection.
+        if name == "open":
+            return self._open_keyed if self._keyed else self._open
+        if name != "_optional" and name in self._optional:
+            return self._about if name == "about" else partial(self._function, name)
+        raise AttributeError(f"{type(self).__name__} has no {name}")
+
+    def tasks(self, split: str, count: int) -> list[dict[str, Any]]:
+        """See `captrain.contract.Environment.tasks`."""
+        with self.blamed("tasks", f"split {split}"):
+            tasks: list[dict[str, Any]] = []
+            for start in range(0, count + 1, SLICE):
+                asking = {"split": split, "count": count, "start": start, "stop": start + SLICE}
+                some = self._here().kept("tasks", asking)
+                if not isinstance(some, list):
+                    raise Verdict(f"returned what is not a list of tasks ({shown(some)})")
+                tasks += some
+                if len(some) < SLICE:
+                    break
+            return tasks
+
+    def score(self, task: dict[str, Any], messages: Sequence[Message]) -> dict[str, Any]:
+        """See `captrain.contract.Environment.score`; in a process of its own."""
+        with self.blamed("score", task["id"]):
+            return self._here().once("call", {"name": "score", "arguments": [task, list(messages)]})
+
+    def reference(self, task: dict[str, Any]) -> list[Message]:
+        """See `captrain.contract.Environment.reference`; the file is asked once a task."""
+        key = json.dumps(task, sort_keys=True)
+        found = self._references.get(key)
+        if found is None:
+            found = json.dumps(self._function("reference", task))
+            if len(self._references) >= REFERENCES:
+                self._references.clear()
+            self._references[key] = found
+        return json.loads(found)
+
+    def _open(self, task: dict[str, Any]) -> "Episode":
+        return self._opened(task, {})
+
+    def _open_keyed(self, task: dict[str, Any], key: str) -> "Episode":
+        return self._opened(task, {"key": key})
+
+    def _opened(self, task: dict[str, Any], more: dict[str, str]) -> "Episode":
+        with self.blamed("open", task["id"]):
+            return Episode(self, self._here().fresh(), task, more)
+
+    def _function(self, name: str, task: dict[str, Any]) -> Any:
+        shape = SHAPES.get(name, messages_of)
+        with self.blamed(name, task["id"]):
+            return shape(self._here().kept("call", {"name": name, "arguments": [task]}))
+
+    def _here(self) -> Host:
+        """The host in this process of ours: another one if it was lost, or is our parent's."""
+        if self._owner != os.getpid():
+            # A thread that this process does not have may hold the lock.
+            self._lock, self._owner, self._host = threading.Lock(), os.getpid(), None
+        with self._lock:
+            if self._host is None or self._host.server.lost:
+                self._host = Host(self._path, self._source, self._layers)
+                weakref.finalize(self, self._host.server.close)
+            return self._host
+
+    @contextmanager
+    def blamed(self, what: str, where: str) -> Iterator[None]:
+        """Make a verdict a fault of this environment, in the words of `captrain.contract.Target`."""
+        try:
+            yield
+        except Verdict as verdict:
+            raise EnvironmentFault(
+                f"environment {self.name} ({self._path}) {verdict} in {what} on {where}",
+                "mend the environment file; rollouts already whole are kept and a new run goes on from them",
+            ) from None
+
+
+class Episode:
+    """An episode in a process of its own, as `captrain.contract.Episode`."""
+
+    def __init__(self, environment: Confined, worker: Worker, task: dict[str, Any], more: dict[str, str]) -> None:
+        self._environment, self._worker, self._task = environment, worker, task["id"]
+        try:
+            match asked(worker, "open", {"task": task, "more": more}):
+                case {"messages": messages, "tools": tools}:
+                    self.messages = messages_of(messages)
+                    self.tools = None if tools is None else tools_of(tools)
+                case other:
+                    raise Verdict(f"returned what is not an episode ({shown(other)})")
+        except BaseException:
+            self.close()
+            raise
+
+    def step(self, message: Message) -> tuple[list[Message], bool]:
+        """See `captrain.contract.Episode.step`."""
+        with self._environment.blamed("step", self._task):
+            match asked(self._worker, "step", {"message": message}):
+                case [replies, bool(done)]:
+                    return messages_of(replies), done
+                case other:
+                    raise Verdict(f"returned what is not messages and whether it is over ({shown(other)})")
+
+    def close(self) -> None:
+        """End its process."""
+        dismiss(self._worker)

@@ -1,0 +1,148 @@
+"""The host of an environment file: its fork server, the processes that this gives, and what they answer.
+
+What the file can import is decided here, and how long anything may take. An answer is believed within bounds only;
+all else is a `Verdict` on the file.
+"""
+
+import re
+import signal
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from sysconfig import get_paths
+from typing import Any
+
+from captrain.benchmarks import Worker
+from captrain.environments.sandbox.forkserver import Child, Server, dismiss
+from captrain.environments.sandbox.replies import Verdict, bounded, one_line
+from captrain.errors import InfrastructureError
+
+MODULES = (
+    "__future__", "abc", "array", "ast", "base64", "binascii", "bisect", "calendar", "cmath", "collections",
+    "collections.abc", "colorsys", "contextlib", "copy", "csv", "dataclasses", "datetime", "decimal", "difflib",
+    "enum", "fnmatch", "fractions", "functools", "graphlib", "hashlib", "heapq", "hmac", "html", "inspect", "io",
+    "ipaddress", "itertools", "json", "keyword", "logging", "math", "numbers", "operator", "os", "pathlib", "pprint",
+    "random", "re", "secrets", "shlex", "statistics", "string", "struct", "sys", "textwrap", "time", "traceback",
+    "types", "typing", "unicodedata", "urllib.parse", "uuid", "warnings", "weakref", "zlib",
+)  # fmt: skip
+"""All that an environment can import."""
+PACKAGES: dict[str, tuple[str, ...]] = {
+    "fastapi": ("fastapi", "fastapi.openapi.utils", "pydantic.v1"),
+    "pydantic": ("pydantic", "pydantic._internal._dataclasses"),
+    "sqlalchemy": ("sqlalchemy.orm", "sqlalchemy.dialects.sqlite.pysqlite"),
+    "sqlite3": ("sqlite3",),
+}
+"""What a file can import besides, where it is installed beside this package, if it says so: `PACKAGES = [...]`, names,
+at its top level. The modules are those that are imported when they are first used: no process could read them then."""
+SECONDS = 10.0
+"""That a call, or compiling the file, may take."""
+TURN = 5.0
+"""Seconds of work after which the process kept for functions of the task is replaced, long before its limit of
+processor time could end it."""
+DEATHS: dict[int, str] = {
+    signal.SIGKILL: "was killed from outside, perhaps for want of memory on this machine",
+    signal.SIGXCPU: "used more than 20 s of processor time",
+    signal.SIGSYS: "made a system call of another machine",
+}
+
+
+def started(source: bytes, name: str, bubblewrap: bool) -> Server:
+    """A fork server with an environment.
+
+    Raises:
+        InfrastructureError: it does not start.
+        Verdict: the file does not compile.
+    """
+    asked = needed(source)
+    if absent := [package for package in asked if package not in installed()]:
+        raise Verdict(f"needs {', '.join(absent)}, which the sandbox does not have")
+    modules = [*MODULES, *(module for package in asked for module in PACKAGES[package])]
+    server = Server(source, name, modules, bubblewrap, Path(get_paths()["purelib"]) if asked else None)
+    try:
+        complaint = server.compile(SECONDS)
+    except InfrastructureError:
+        raise Verdict(f"ended the process that compiled it, or took it more than {SECONDS:g} s") from None
+    if complaint:
+        server.close()
+        raise Verdict(f"raised {one_line(complaint)}")
+    return server
+
+
+def installed() -> list[str]:
+    """Those of `PACKAGES` that there are."""
+    return [package for package in PACKAGES if find_spec(package) is not None]
+
+
+def needed(source: bytes) -> list[str]:
+    """The packages that a file says it needs. Only a line of this form counts, so that this process parses no code."""
+    line = re.search(rb"(?m)^PACKAGES = \[([a-z0-9_\"', ]*)\]\s*$", source)
+    return re.findall(r"\w+", line[1].decode()) if line else []
+
+
+class Host:
+    """The fork server of one environment in one process of ours, and the process kept for functions of the task.
+
+    Raises:
+        InfrastructureError: the fork server does not start.
+        Verdict: the file does not compile.
+    """
+
+    def __init__(self, path: Path, source: bytes, layers: Sequence[str]) -> None:
+        self._layers = [layer for layer in layers if layer != "bubblewrap"]
+        self._kept: Worker | None = None
+        self._worked = 0.0
+        self._lock = threading.Lock()
+        name = "captrain_environment_" + "".join(sign if sign.isalnum() else "_" for sign in path.stem)
+        self.server = started(source, name, "bubblewrap" in layers)
+
+    def fresh(self) -> Worker:
+        """A process that nobody has used."""
+        return self.server.worker(self._layers)
+
+    def kept(self, op: str, arguments: Mapping[str, Any]) -> Any:
+        """Ask the process that is kept, or the next one; returns and raises as `asked`."""
+        with self._lock:
+            if self._kept is not None and (self._worked > TURN or self._kept.gone()):
+                dismiss(self._kept)
+                self._kept = None
+            if self._kept is None:
+                self._kept, self._worked = self.fresh(), 0.0
+            begun = time.monotonic()
+            try:
+                return asked(self._kept, op, arguments)
+            finally:
+                self._worked += time.monotonic() - begun
+
+    def once(self, op: str, arguments: Mapping[str, Any]) -> Any:
+        """Ask a fresh process, once; returns and raises as `asked`."""
+        worker = self.fresh()
+        try:
+            return asked(worker, op, arguments)
+        finally:
+            dismiss(worker)
+
+
+def asked(worker: Worker, op: str, arguments: Mapping[str, Any]) -> Any:
+    """What a process answers, as far as any answer can be believed.
+
+    Raises:
+        Verdict: it raised, did not answer, or not with JSON within bounds.
+        InfrastructureError: the fork server is lost.
+    """
+    try:
+        with worker.lock:
+            reply = worker.exchange(op, arguments, SECONDS)
+    except InfrastructureError:
+        child = worker.process
+        assert isinstance(child, Child)
+        if child.server.lost:
+            raise InfrastructureError(f"the sandbox's fork server {child.server.lost}") from None
+        how = worker.lost
+        raise Verdict(DEATHS.get(-(child.status or 0), how) if how.startswith("died") else how) from None
+    if not reply["ok"]:
+        kind, said = one_line(reply["error"]["type"]), one_line(reply["error"]["message"])
+        out = "ran out of memory (512 MiB)"
+        raise Verdict(out if kind == "MemoryError" else f"raised {kind}{': ' if said else ''}{said}")
+    return bounded(reply["result"])

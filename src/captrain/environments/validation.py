@@ -1,0 +1,117 @@
+"""The passport of any environment file: what `captrain validate` measures, prints and writes.
+
+The file is held against the target of this project, as the pipeline would hold it, and is confined whoever wrote it.
+Where the project has evidence for a capability of the file's name, its transfer is predicted from that.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from captrain.benchmarks import load_benchmark
+from captrain.config import Spec, choice
+from captrain.config import load as load_spec
+from captrain.config.spec import compose
+from captrain.environments.publication import page
+from captrain.environments.subject import standard
+from captrain.environments.synthesis import brief, examined, passport_of
+from captrain.environments.synthesized import Brief
+from captrain.errors import UserError
+from captrain.ledger import LedgerEntry
+from captrain.policies import load_policy
+from captrain.records import Capability, Passport, Rollout, load, publish_json, publish_text
+
+
+@dataclass(frozen=True)
+class Validated:
+    """A file's passport, the sandbox that it was made out in, and what the base's rollouts cost."""
+
+    text: str
+    passport: Passport
+    sandbox: str
+    ledger: list[LedgerEntry]
+
+
+def validate(path: Path, root: Path, out: Path, least: str | None, calibrating: bool) -> Validated:
+    """Check a file.
+
+    Args:
+        path: the environment file.
+        root: of the project, whose target it is held against.
+        out: folder for passport and page.
+        least: level of confinement; None: `machine.sandbox`.
+        calibrating: play the base of the project in it, if everything else holds.
+
+    Raises:
+        UserError: there is no such file, its passport would lie among the pipeline's, the specification is not sound,
+            the sandbox is weaker than asked for, or there is no base to play.
+    """
+    from captrain.environments.sandbox.confined import active
+
+    if not path.is_file():
+        raise UserError(f"there is no file {path}", "name a Python file that defines Environment")
+    if out.resolve().is_relative_to((root / "results").resolve()):
+        # A passport that the pipeline did not make out would be taken for one that it did.
+        raise UserError(f"{out} belongs to the pipeline", "name another folder with --out")
+    spec = _specification(root)
+    machine = spec.machine.model_copy(update={"sandbox": least}) if least else spec.machine
+    benchmark = load_benchmark(spec.benchmark, machine)
+    against = standard(benchmark, spec.evaluation.tasks, spec.environments)
+    policy = None
+    if calibrating:
+        base = root / "artifacts/base"
+        if not base.exists():
+            raise UserError(f"{base} is missing", "run `dvc repro base`, or validate without --calibrate")
+        policy = load_policy(spec.exploring(), base, machine, batch=machine.batch)
+    found = examined(path, against, _brief(path, root, benchmark.tools), machine, policy, spec.seed)
+    passport = passport_of(path, found, 0, trusted=False)
+    return Validated(path.read_text(errors="replace"), passport, str(active()), found.ledger)
+
+
+def _specification(root: Path) -> Spec:
+    """The project's derived specification, or where none is yet, what its params.yaml selects."""
+    derived = root / "results/spec.yaml"
+    if derived.exists():
+        return load_spec(derived)
+    chosen = choice(root / "params.yaml")
+    return compose(chosen.experiment, chosen.seed, chosen.overrides, root / "conf")
+
+
+def _brief(path: Path, root: Path, tools: list) -> Brief:
+    """The brief of a capability of the file's name, with the project's evidence if there is any."""
+    selected, played = root / "results/capabilities/capabilities.jsonl", root / "artifacts/rollouts/discovery.jsonl"
+    if selected.exists() and played.exists():
+        for capability in load(selected, Capability):
+            if capability.id == path.stem:
+                return brief(capability, tools, load(played, Rollout))
+    return Brief(Capability(id=path.stem, name=path.stem, description=""), tools)
+
+
+def write(found: Validated, out: Path) -> None:
+    """Publish passport and page, named as the file, in the folder `out`."""
+    name = found.passport.capability
+    publish_json(out / f"{name}.passport.json", found.passport)
+    publish_text(out / f"{name}.md", page(found.passport, found.text))
+
+
+def shown(found: Validated) -> list[RenderableType]:
+    """What is printed: the sandbox, every check, what it cost, the verdict."""
+    table = Table("check", "", "measured", "bound", "detail", title=f"passport of {found.passport.capability}")
+    table.add_column("task", overflow="fold")
+    for check in found.passport.checks:
+        measured = "" if check.measured is None else f"{check.measured:g}"
+        verdict = Text("passed", "green") if check.passed else Text("failed", "red")
+        table.add_row(check.name, verdict, measured, check.bound, Text(check.detail), Text(check.task))
+    failed = sum(not check.passed for check in found.passport.checks)
+    cost = [
+        Text(
+            f"spent on the base: {entry.rollouts} rollouts, {entry.prompt_tokens} tokens read, "
+            f"{entry.completion_tokens} written"
+        )
+        for entry in found.ledger
+    ]
+    verdict = Text(f"{failed} checks failed", "red") if failed else Text("every check passed", "green")
+    return [Text(f"sandbox: {found.sandbox}"), table, *cost, verdict]

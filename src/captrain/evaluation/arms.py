@@ -1,0 +1,220 @@
+"""The arms of the evaluation: the base and all that the stages before have left, on the same test tasks.
+
+An arm acts with the base, with an adapter or with lines of guidance; a composition of adapters acts on those tasks
+alone that are routed to it. Every arm is played with the same randomness, so that comparisons are paired, and every
+router and every bound is computed from one table of outcomes without a further rollout.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from captrain.benchmarks import load_benchmark
+from captrain.config import Component, Spec
+from captrain.contract import Target
+from captrain.environments import passports
+from captrain.errors import UserError
+from captrain.evaluation.rows import BASE, STAGES
+from captrain.execution import launch
+from captrain.ledger import LedgerEntry, spent
+from captrain.models import Adapter, adapter_digest, compose, weights_of
+from captrain.policies import Policy, TurnPolicy, load_policy
+from captrain.records import Rollout
+from captrain.rollouts import collect, floor
+from captrain.routing import TurnRouter
+
+LOCAL = "captrain.policies.local.LocalPolicy"
+COMPOSITIONS = Path(".cache/compositions")
+HANDS = 4
+"""Compositions are many and act on few tasks each: they are played in so many portions."""
+
+
+@dataclass(frozen=True)
+class Turns:
+    """What a policy that changes its adapter from turn to turn is made of: the file of its router, and the arms that
+    the router can name with their adapters (None: the base)."""
+
+    router: Path
+    arms: tuple[tuple[str, Adapter | None], ...]
+
+    def identity(self) -> tuple[Any, ...]:
+        """What decides what it does, beside the policy."""
+        acting = [(name, adapter.digest if adapter else "") for name, adapter in self.arms]
+        return TurnRouter.read(self.router).digest, acting
+
+    def policy(self, policy: Policy) -> TurnPolicy:
+        """The policy over one that plays whole episodes."""
+        folders = {name: adapter.folder if adapter else "" for name, adapter in self.arms}
+        return TurnPolicy(policy, TurnRouter.read(self.router), folders)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """What is played: its name, the stage that it comes from ("" for the base), its adapter (None for none), its lines
+    of guidance, the ids of its tasks (None for all), and how it changes from turn to turn (None: it does not)."""
+
+    name: str
+    stage: str = ""
+    adapter: Adapter | None = None
+    guidance: tuple[str, ...] = ()
+    tasks: frozenset[str] | None = None
+    turns: Turns | None = None
+
+    def identity(self) -> tuple[Any, ...]:
+        """What decides what it does, beside the policy."""
+        acting = self.adapter.digest if self.adapter else ""
+        return acting, self.guidance, sorted(self.tasks or ()), self.turns.identity() if self.turns else ""
+
+
+@dataclass(frozen=True)
+class Hand:
+    """Arms that are played together, in one process."""
+
+    arms: tuple[Arm, ...]
+    base: Path
+    spec: Spec
+
+    @property
+    def name(self) -> str:
+        """What `captrain jobs` calls it."""
+        return self.arms[0].name if len(self.arms) == 1 else f"{len(self.arms)} compositions"
+
+    def identity(self) -> tuple[Any, ...]:
+        """What decides its rollouts."""
+        acting = [arm.identity() for arm in self.arms]
+        spec, asked = self.spec, self.spec.evaluation
+        return (
+            acting, self.base, spec.seed, spec.benchmark, spec.policy, asked.tasks, asked.trials, spec.rollouts.retries,
+        )  # fmt: skip
+
+
+def play_arms(spec: Spec, base: Path, results: Path) -> tuple[list[Rollout], pd.DataFrame, list[LedgerEntry]]:
+    """Play all arms on the test split.
+
+    Returns:
+        All rollouts; outcomes (task, kind, arm, stage, trial, outcome, reward), one row a rollout, and rows of the arm
+        "idle", which does nothing and costs no rollout; ledger entries.
+
+    Raises:
+        UserError: an adapter is missing, or is not the one the index names.
+    """
+    routes = all_routes(results)
+    left = [arm for stage in STAGES for arm in _left(results, stage)]
+    known = {arm.name: arm for arm in left}
+    whole = [Arm("base"), *(_narrowed(arm, routes) for arm in left), *_turning(spec, results, known)]
+    composed = list(_composed(results, known, routes))
+    portions = [tuple(composed[at::HANDS]) for at in range(min(HANDS, len(composed)))]
+    hands = [Hand(arms, base, spec) for arms in [*((arm,) for arm in whole), *portions]]
+    played = [pair for pairs in launch.run(play_hand, hands, spec.machine, "evaluation") for pair in pairs]
+    rows = _floor(played[0][1], load_benchmark(spec.benchmark, spec.machine)) + [
+        (*_place(one), arm.name, arm.stage, one.trial, one.outcome, one.score.reward if one.score else None)
+        for arm, rollouts in played
+        for one in rollouts
+    ]
+    outcomes = pd.DataFrame(rows, columns=["task", "kind", "arm", "stage", "trial", "outcome", "reward"])
+    ledger = [spent(found, stage="evaluation", method="evaluation", item=arm.name) for arm, found in played]
+    return [rollout for _, found in played for rollout in found], outcomes, ledger
+
+
+def all_routes(results: Path) -> pd.DataFrame:
+    """Columns task, kind, and one for each router and each control, with the arm that it chooses for the task."""
+    routes = pd.read_csv(results / "routes/routes.csv", keep_default_na=False)
+    path = results / "controls/routes.csv"
+    return routes.merge(pd.read_csv(path, keep_default_na=False), on="task") if path.exists() else routes
+
+
+def _left(results: Path, stage: str) -> Iterator[Arm]:
+    """What a stage has left to act with."""
+    path = results / stage / "index.json"
+    for name, row in json.loads(path.read_text()).items() if path.exists() else ():
+        guidance = tuple(row.get("guidance", ()))
+        if not row["path"]:
+            yield Arm(name, stage, guidance=guidance)
+            continue
+        found = adapter_digest(Path(row["path"]))
+        if found != row["digest"]:
+            raise UserError(
+                f"adapter {name} in {row['path']} is {found}, but {row['digest']} was trained",
+                f"it was altered: run `dvc repro -f {stage}`",
+            )
+        yield Arm(name, stage, Adapter(row["path"], row["digest"]), guidance)
+
+
+def _narrowed(arm: Arm, routes: pd.DataFrame) -> Arm:
+    """The arm of a control acts on those tasks alone that a control routes to it."""
+    return replace(arm, tasks=_routed(arm.name, routes)) if arm.stage == "controls" else arm
+
+
+def _routed(name: str, routes: pd.DataFrame) -> frozenset[str]:
+    there = routes.drop(columns=["task", "kind"]).eq(name).any(axis=1)
+    return frozenset(routes["task"][there])
+
+
+def _turning(spec: Spec, results: Path, known: dict[str, Arm]) -> Iterator[Arm]:
+    """The arm that asks its router before each turn: where there are pair environments, which is where a task may need
+    different adapters in turn, and a policy that can do it."""
+    path = results / "routes/turns.json"
+    if not path.exists() or not passports(results / "pairs") or spec.policy.target != LOCAL:
+        return
+    named = {arm: None if arm == BASE else _adapter(weights_of(arm), known) for arm in TurnRouter.read(path).arms}
+    yield Arm("turns", "turns", turns=Turns(path, tuple(named.items())))
+
+
+def _adapter(weights: Mapping[str, float], known: dict[str, Arm]) -> Adapter:
+    members = {one: adapter for one in weights if (adapter := known[one].adapter) is not None}
+    return compose(members, weights, COMPOSITIONS)
+
+
+def _composed(results: Path, known: dict[str, Arm], routes: pd.DataFrame) -> Iterator[Arm]:
+    """Every composition that some task is routed to, as one adapter."""
+    paths = [results / stage / "compositions.json" for stage in ("routes", "controls")]
+    named = {name: one for path in paths if path.exists() for name, one in json.loads(path.read_text()).items()}
+    for name, weights in named.items():
+        yield Arm(name, "compositions", _adapter(weights, known), tasks=_routed(name, routes))
+
+
+def _place(rollout: Rollout) -> tuple[str, str]:
+    return rollout.task.id, str(rollout.task.data.get("kind", ""))
+
+
+def _floor(rollouts: Sequence[Rollout], target: Target) -> list[tuple[Any, ...]]:
+    """Outcomes of doing nothing on the tasks and trials of these rollouts."""
+    scores = floor(target, [*{r.task.id: r.task for r in rollouts}.values()])
+    rows = []
+    for rollout in rollouts:
+        score = scores[rollout.task.id]
+        outcome = "error" if score is None else "passed" if score.success else "failed"
+        rows.append((*_place(rollout), "idle", "", rollout.trial, outcome, None if score is None else score.reward))
+    return rows
+
+
+def play_hand(hand: Hand) -> list[tuple[Arm, list[Rollout]]]:
+    """All trials of each arm on its tasks of the test split; an arm without tasks is left out."""
+    spec = hand.spec
+    target = load_benchmark(spec.benchmark, spec.machine)
+    tasks = target.tasks("test", spec.evaluation.tasks)
+    played, policies = [], dict[tuple[str, ...], Policy]()
+    for arm in hand.arms:
+        wanted = [task for task in tasks if arm.tasks is None or task.id in arm.tasks]
+        if wanted:
+            if arm.guidance not in policies:
+                acting = guided(spec.policy, arm.guidance)
+                policies[arm.guidance] = load_policy(acting, hand.base, spec.machine, batch=spec.machine.batch)
+            plain = policies[arm.guidance]
+            found = collect(
+                arm.turns.policy(plain) if arm.turns else plain, target, wanted, purpose="evaluation", seed=spec.seed,
+                trials=spec.evaluation.trials, adapter=arm.adapter, retries=spec.rollouts.retries, quiet=True,
+            )  # fmt: skip
+            played.append((arm, found))
+    return played
+
+
+def guided(policy: Component, lines: Sequence[str]) -> Component:
+    """The policy with further lines of guidance."""
+    if not lines:
+        return policy
+    return policy.model_copy(update={"guidance": [*policy.settings().get("guidance", []), *lines]})

@@ -1,0 +1,137 @@
+"""How methods compare: each with one of them, in one run and over the seeds of several.
+
+A seed is one draw of everything, the base model included: over seeds the unit is the seed, and differences are paired
+by it. How a difference reads is said in the words of the table (`evaluation.reading`), here as there. Tables are lists
+of rows, as they are read from CSV: an empty cell is NaN.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from captrain.evaluation.rows import BASELINES, ORACLE, RANDOM, pairs
+from captrain.evaluation.statistics import holm
+from captrain.evaluation.tables import reading
+
+GRPO = "grpo_target"
+CONFIDENCE = 0.95
+"""Of intervals over seeds."""
+Row = Mapping[Any, Any]
+
+
+class Difference(NamedTuple):
+    """Of a method to the one that it is compared with: mean, interval, and how that reads; without an interval it
+    reads ""."""
+
+    mean: float
+    low: float
+    high: float
+    reading: str
+
+
+def versus(differences: Iterable[Row], against: str) -> dict[str, Difference]:
+    """The difference of each method to `against`, whichever way round the pair was compared.
+
+    Args:
+        differences: rows of first, second, difference, low, high, distinguishable and p_holm, as the evaluation and
+            `differences_over_seeds` have them.
+        against: the method that is subtracted.
+    """
+    found = {}
+    for row in differences:
+        mean, low, high = row["difference"], row["low"], row["high"]
+        said = "" if np.isnan(low) else reading(row)
+        if np.isnan(mean):
+            continue
+        if row["second"] == against:
+            found[row["first"]] = Difference(mean, low, high, said)
+        elif row["first"] == against:
+            found[row["second"]] = Difference(-mean, -high, -low, said)
+    return found
+
+
+def compared(names: Sequence[str]) -> list[tuple[str, str]]:
+    """The pairs that are compared over seeds: those of the table, and every baseline with GRPO on the target."""
+    known = [(one, other) for one, other in pairs(names) if {one, other} <= {*names}]
+    more = [(name, GRPO) for name in BASELINES if name != GRPO and {name, GRPO} <= {*names}]
+    return [*known, *(pair for pair in more if pair not in known)]
+
+
+def grouped(rows: Iterable[Row], by: str) -> dict[Any, list[Row]]:
+    """The rows of each value of a column, in the order of their first ones."""
+    groups: dict[Any, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row[by], []).append(row)
+    return groups
+
+
+def rates_over_seeds(points: Iterable[Row], by: str = "experiment") -> list[dict[str, Any]]:
+    """Mean pass rate of each method over seeds with a t interval, for each group of points.
+
+    Args:
+        points: rows of seed, method, label, pass_rate, rollouts_spent and `by`, one for each group, seed and method.
+        by: the column that names a group.
+
+    Returns:
+        Rows of `by`, method, label, seeds, pass_rate, low, high (NaN with one seed) and rollouts_spent, their mean.
+    """
+    table = []
+    for group, some in grouped(points, by).items():
+        for method, rows in grouped(some, "method").items():
+            known = [row for row in rows if not np.isnan(row["pass_rate"])]
+            if not known:
+                continue
+            rate, low, high, _ = _interval([row["pass_rate"] for row in known])
+            spent = float(np.mean([row["rollouts_spent"] for row in known]))
+            numbers = {"seeds": len(known), "pass_rate": rate, "low": low, "high": high, "rollouts_spent": spent}
+            table.append({by: group, "method": method, "label": known[0]["label"], **numbers})
+    return table
+
+
+def differences_over_seeds(points: Iterable[Row], by: str = "experiment") -> list[dict[str, Any]]:
+    """Mean difference over seeds of every compared pair, paired by seed, for each group of points.
+
+    Args:
+        points: as for `rates_over_seeds`.
+        by: the column that names a group.
+
+    Returns:
+        Rows of `by`, first, second, seeds, difference, low, high (t interval, NaN with one seed), p (paired t test; NaN
+        for bounds, which are no single policy), distinguishable (the interval leaves out zero), p_holm, corrected for
+        the comparisons of the group, and reading.
+    """
+    table = []
+    for group, some in grouped(points, by).items():
+        rates = {
+            str(method): {row["seed"]: row["pass_rate"] for row in rows if not np.isnan(row["pass_rate"])}
+            for method, rows in grouped(some, "method").items()
+        }
+        rows = []
+        for first, second in compared(list(rates)):
+            both = [seed for seed in rates[first] if seed in rates[second]]
+            if not both:
+                continue
+            mean, low, high, p = _interval([rates[first][seed] - rates[second][seed] for seed in both])
+            known = {by: group, "first": first, "second": second, "seeds": len(both), "difference": mean}
+            known |= {"low": low, "high": high, "p": np.nan if {first, second} & {ORACLE, RANDOM} else p}
+            rows.append({**known, "distinguishable": bool(low > 0 or high < 0)})
+        for row, corrected in zip(rows, holm([row["p"] for row in rows]), strict=True):
+            row["p_holm"] = corrected
+            row["reading"] = "" if np.isnan(row["low"]) else reading(row)
+        table += rows
+    return table
+
+
+def _interval(values: Sequence[float]) -> tuple[float, float, float, float]:
+    """Mean, t interval, and p of the t test that the mean is zero."""
+    from scipy.stats import t as student  # most readers of a table need no interval over seeds
+
+    seeds, mean = len(values), float(np.mean(values))
+    if seeds < 2:
+        return mean, np.nan, np.nan, np.nan
+    error = float(np.std(values, ddof=1) / np.sqrt(seeds))
+    half = float(student.ppf((1 + CONFIDENCE) / 2, seeds - 1)) * error
+    # The same in every seed, as the difference of routers that agree everywhere, is certain and not undefined.
+    p = float(2 * student.sf(abs(mean) / error, seeds - 1)) if error > 0 else float(mean == 0)
+    return mean, mean - half, mean + half, p

@@ -1,0 +1,175 @@
+"""The rows of the table: which arm acts for each method on each task, and which rollouts a method is charged for.
+
+An arm is what was played (the base, an adapter, a prompt, a composition of adapters); a method is a rule that names an
+arm for each task. So routers, controls and bounds cost no rollout beyond the arms', and what a method spent is read off
+the ledger entries of the stages that it rests on: diagnosis and calibration count as much as training. Methods are
+compared at equal totals; those that cannot be say so in the table.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from captrain.errors import UserError
+from captrain.ledger import LedgerEntry
+
+IDLE = "idle"
+BASE = "base"
+TRACE = "trace"
+ORACLE = "bound:oracle"
+RANDOM = "bound:random"
+BEST_SINGLE = "bound:best_single"
+BOUNDS = (ORACLE, RANDOM, BEST_SINGLE)
+BASELINES = ("grpo_target", "gepa", "adp", "awm", "single", "mixed", "ramp", "references")
+"""Stages whose one arm is a row of its own."""
+STAGES = ("adapters", *BASELINES, "merging", "controls")
+"""Stages that leave something to act with, by an index of their own."""
+CHARGED: dict[str, tuple[str, ...]] = {
+    "mixed": ("rollouts", "environments", "mixed"),
+    "ramp": ("rollouts", "environments", "ramp"),
+    "references": ("rollouts", "environments"),
+    TRACE: ("rollouts", "environments", "adapters"),
+}
+"""Stages that a method rests on, where these are not its own alone."""
+OTHERWISE = {
+    "adp": "trains on demonstrations",
+    "references": "trains on the environments' own solutions",
+    "merged:distillation": "samples beside the adapters that it learns from",
+    "control:": "may need other environments, calibrated more or less often",
+}
+"""Methods, by name or its beginning, that may spend another total than TRACE, and why."""
+LABELS = {
+    IDLE: "doing nothing",
+    BASE: "base",
+    "grpo_target": "GRPO on target",
+    "gepa": "GEPA",
+    "adp": "ADP",
+    "awm": "AWM",
+    "single": "single capability",
+    "mixed": "mixed environments",
+    "ramp": "TRACE, ramp",
+    "references": "TRACE, references",
+    TRACE: "TRACE",
+    ORACLE: "bound: oracle router",
+    RANDOM: "bound: random router",
+    BEST_SINGLE: "bound: best single adapter",
+}
+
+
+@dataclass(frozen=True)
+class Method:
+    """One row: the `arm` that acts on every task, or the column of the routes, `route`, that names it."""
+
+    name: str
+    arm: str = ""
+    route: str = ""
+
+    @property
+    def label(self) -> str:
+        """How it is called in tables and figures."""
+        return label(self.name)
+
+
+def label(name: str) -> str:
+    """How a method is called in tables and figures."""
+    return LABELS.get(name, name.replace(":", ": ").replace("_", " "))
+
+
+def controls_of(folder: Path) -> dict[str, list[str]]:
+    """The capabilities of each control that has adapters of its own, as the controls stage left them."""
+    path = folder / "choices.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def methods(arms: Mapping[str, str], routes: Sequence[str]) -> list[Method]:
+    """All rows that were played, in the order of the table; bounds are no methods.
+
+    Args:
+        arms: name -> stage that it comes from; "" for the base and for doing nothing.
+        routes: columns of the routes; `chosen` is the configured router's, and TRACE itself.
+    """
+    single = [Method(name, arm=name) for name in (IDLE, BASE)]
+    single += [Method(arm, arm=arm) for stage in BASELINES for arm in arms if arms[arm] == stage]
+    routers = [name for name in routes if name != "chosen" and not name.startswith("control:")]
+    controls = [name for name in routes if name.startswith("control:")]
+    return [
+        *single,
+        Method(TRACE, route="chosen"),
+        *(Method(f"router:{name}", route=name) for name in routers),
+        *(Method(f"router:{name}", arm=name) for name, stage in arms.items() if stage == "turns"),
+        *(Method(f"merged:{name}", arm=name) for name, stage in arms.items() if stage == "merging"),
+        *(Method(name, route=name) for name in controls),
+    ]
+
+
+def charges(
+    name: str, ranked: Sequence[str], controls: Mapping[str, Sequence[str]]
+) -> Callable[[LedgerEntry], bool]:  # fmt: skip
+    """Which ledger entries a method is charged for.
+
+    Args:
+        name: of the method; routers, merged adapters, bounds and controls of routing use TRACE's adapters.
+        ranked: capabilities with an environment, first the one that `single` trains.
+        controls: control -> its capabilities, for controls that have adapters of their own.
+    """
+    if name in (IDLE, BASE):
+        return lambda entry: False
+    if name == "single":
+        first = ranked[:1]
+        return lambda entry: (
+            entry.stage in ("rollouts", name) or (entry.stage == "environments" and entry.item in first)
+        )
+    if name in BASELINES:
+        own = CHARGED.get(name, (name,))
+        return lambda entry: entry.stage in own
+    control = name.removeprefix("control:")
+    if control in controls:
+        chosen = controls[control]
+        stages = ("environments", "adapters", "controls")
+        return lambda entry: entry.stage == "rollouts" or (entry.stage in stages and entry.item in chosen)
+    if name.startswith("merged:"):
+        merged = name.removeprefix("merged:")
+        return lambda entry: entry.stage in CHARGED[TRACE] or (entry.stage == "merging" and entry.item == merged)
+    return lambda entry: entry.stage in CHARGED[TRACE]
+
+
+def spending(
+    names: Sequence[str], ledger: Sequence[LedgerEntry], ranked: Sequence[str], controls: Mapping[str, Sequence[str]]
+) -> dict[str, int]:
+    """Rollouts that each method has spent; evaluation rollouts are nobody's.
+
+    Raises:
+        UserError: a method has spent another total than TRACE, and is none of those that the table says so of.
+    """
+    counted = [entry for entry in ledger if entry.purpose != "evaluation"]
+    spent: dict[str, int] = {}
+    for name in names:
+        charged = charges(name, ranked, controls)
+        spent[name] = sum(entry.rollouts for entry in counted if charged(entry))
+    for name in names:
+        if name not in (IDLE, BASE) and spent[name] != spent[TRACE] and not otherwise(name):
+            raise UserError(
+                f"TRACE spent {spent[TRACE]} rollouts and {name} {spent[name]}: not comparable",
+                "give both the same total (diagnosis and calibration count for TRACE) and run "
+                f"`dvc repro {name if name in BASELINES else 'adapters'}`",
+            )
+    return spent
+
+
+def otherwise(name: str) -> str:
+    """Why a method may spend another total than TRACE; "" where it may not."""
+    return next((why for start, why in OTHERWISE.items() if name.startswith(start)), "")
+
+
+def pairs(names: Sequence[str]) -> list[tuple[str, str]]:
+    """The comparisons of the table: TRACE and each baseline with the base and with each other, other ways of routing
+    and merging with TRACE, TRACE with its controls, and what claims to repair two lacks with GRPO on the target."""
+    played = [name for name in BASELINES if name in names]
+    found = [(TRACE, BASE), *((name, BASE) for name in played), *((TRACE, name) for name in played)]
+    found += [(ORACLE, TRACE), (TRACE, RANDOM)]
+    found += [(name, TRACE) for name in names if name.startswith(("merged:", "router:"))]
+    ahead = ("router:sets", "router:turns", "ramp", "references")
+    found += [(name, "grpo_target") for name in ahead if name in names]
+    found += [("references", "adp")] if {"references", "adp"} <= {*names} else []
+    return found + [(TRACE, name) for name in names if name.startswith("control:")]

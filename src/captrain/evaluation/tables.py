@@ -1,0 +1,378 @@
+"""What the methods are worth on the test split: pass rates, intervals, paired differences, router bounds.
+
+Every arm (the base, each adapter, each baseline) has been played on the same tasks and trials, so every router and
+every bound is read off the same outcomes and costs no further rollouts. An outcome `error` is counted, left out of
+every rate, and never taken for a failure. Methods are compared only at equal totals of rollouts spent. The rows are in
+`captrain.evaluation.rows`, the statistics in `captrain.evaluation.statistics`; here are the tables and the files.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from captrain.errors import UserError
+from captrain.evaluation.rows import (
+    BASE,
+    BASELINES,
+    BEST_SINGLE,
+    BOUNDS,
+    IDLE,
+    ORACLE,
+    RANDOM,
+    TRACE,
+    Method,
+    charges,
+    label,
+    methods,
+    pairs,
+    spending,
+)
+from captrain.evaluation.statistics import (
+    Bootstrap,
+    Played,
+    best_single,
+    cohens_h,
+    followed,
+    holm,
+    mean,
+    oracle,
+    random_choice,
+    sign_test,
+    summarise,
+)
+from captrain.ledger import LedgerEntry
+from captrain.records import Purpose, publish_json, publish_text
+
+OUTCOMES = {"passed": 1.0, "failed": 0.0, "error": np.nan}
+SUMS = ("rollouts", "discarded", "errors", "prompt_tokens", "completion_tokens")
+PARTIAL = ("compositions", "controls")
+"""Stages whose arms are played on those tasks alone that are routed to them."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Tables of one evaluation.
+
+    main: one row a method: method, label, pass_rate, low, high, pass_hat_k, mean_reward (empty for bounds), tasks
+    (with at least one trial without error), excluded (tasks without), trials (without error), errors, rollouts_spent.
+    The first row is the floor: an agent that does nothing.
+    differences: one row a pair: first, second, difference, low, high, better, worse (tasks), p, distinguishable,
+    effect, and p_holm, p corrected for the number of comparisons that have one.
+    kinds: one row a task kind and method: kind, method, label, pass_rate, low, high, pass_hat_k, mean_reward, tasks.
+    ledger: rollouts and tokens by who spent them first, stage and purpose.
+    spent: one row a method: method, label, rollouts, discarded, errors, prompt_tokens, completion_tokens, and the
+    stages that it rests on, joined by spaces; what methods share is charged to each.
+    metrics: nested dict for `dvc metrics show`.
+    """
+
+    main: pd.DataFrame
+    differences: pd.DataFrame
+    kinds: pd.DataFrame
+    ledger: pd.DataFrame
+    spent: pd.DataFrame
+    metrics: dict[str, Any]
+
+
+def evaluate(
+    outcomes: pd.DataFrame,
+    routes: pd.DataFrame,
+    ledger: Sequence[LedgerEntry],
+    *,
+    ranked: Sequence[str],
+    controls: Mapping[str, Sequence[str]],
+    resamples: int,
+    confidence: float,
+    seed: int,
+) -> Evaluation:
+    """Compare the base, the baselines, TRACE, other routers, merged adapters, controls and bounds on one set of
+    outcomes.
+
+    Args:
+        outcomes: task, kind, arm, stage, trial, outcome (passed | failed | error), reward; arms are "idle", "base" and
+            what the stages named by `stage` have left, all played on the same trials and, compositions and controls
+            apart, on the same tasks.
+        routes: task, kind, and one column a router or control with the arm it chooses; `chosen` is the configured
+            router's.
+        ledger: every rollout spent; entries of purpose "evaluation" are reported, not compared.
+        ranked: capabilities with an environment, in the order of their ranks.
+        controls: control -> its capabilities.
+        resamples: bootstrap resamples of the tasks.
+        confidence: of the percentile intervals, in (0, 1).
+        seed: of the bootstrap.
+
+    Raises:
+        UserError: the outcomes are not one per task, arm and trial; a route is missing or leads to an arm that was
+            not played; TRACE and a baseline spent unequal totals.
+    """
+    stages = {str(arm): str(stage) for arm, stage in outcomes.groupby("arm", sort=False)["stage"].first().items()}
+    passes = _by_arm(outcomes, stages, "passed")
+    routes = _checked_routes(routes, outcomes, passes)
+    rows = methods(stages, [str(column) for column in routes.columns])
+    spent = spending([row.name for row in rows], ledger, ranked, controls)
+    played = _played(rows, passes, routes)
+    rewards = _played(rows, _by_arm(outcomes, stages, "reward"), routes)
+    choices = {arm: passes[arm].to_numpy(float) for arm in (BASE, *_of(stages, "adapters"))}
+    summaries = {name: summarise(array) for name, array in played.items()} | _bounds(choices, routes)
+    graded = {name: pd.DataFrame(array).mean(axis=1).to_numpy() for name, array in rewards.items()}
+    kinds = outcomes.groupby("task", sort=False)["kind"].first().loc[passes[BASE].index].to_numpy()
+    intervals = Bootstrap(len(kinds), resamples, confidence, seed)
+    main = _main_table(summaries, graded, intervals, {**spent, **dict.fromkeys(BOUNDS, spent[TRACE])})
+    differences = _difference_table(summaries, intervals)
+    return Evaluation(
+        main=main,
+        differences=differences,
+        kinds=_kind_table(summaries, graded, intervals, kinds),
+        ledger=_ledger_table(ledger),
+        spent=_spent_table([row.name for row in rows], ledger, ranked, controls),
+        metrics=_metrics(main, differences, spent, ledger, confidence),
+    )
+
+
+def _of(stages: Mapping[str, str], stage: str) -> list[str]:
+    return sorted(arm for arm, its in stages.items() if its == stage)
+
+
+def _by_arm(outcomes: pd.DataFrame, stages: Mapping[str, str], column: str) -> dict[str, pd.DataFrame]:
+    """Per arm a frame tasks x trials of `column`: the reward, or `passed` as 1.0 passed, 0.0 failed; NaN for an error,
+    and where an arm that acts on some tasks alone was not played."""
+    unknown = sorted(set(outcomes["outcome"]) - set(OUTCOMES))
+    if unknown:
+        raise UserError(f"outcomes hold {', '.join(map(str, unknown))}", "an outcome is passed, failed or error")
+    if outcomes.duplicated(["task", "arm", "trial"]).any():
+        row = outcomes[outcomes.duplicated(["task", "arm", "trial"])].iloc[0]
+        raise UserError(
+            f"task {row['task']}, arm {row['arm']}, trial {row['trial']} was evaluated twice",
+            "give one outcome per task, arm and trial: run `dvc repro -f evaluation`",
+        )
+    if missing := [arm for arm in (IDLE, BASE) if arm not in stages]:
+        raise UserError(f"arm {', '.join(missing)} was not evaluated", "run `dvc repro -f evaluation`")
+    scored = outcomes.assign(passed=[OUTCOMES[outcome] for outcome in outcomes["outcome"]])
+    tasks, trials = sorted(outcomes["task"].unique()), sorted(outcomes["trial"].unique())
+    frames: dict[str, pd.DataFrame] = {}
+    for arm, stage in stages.items():
+        rows = scored[scored["arm"] == arm].set_index(["task", "trial"])
+        asked = rows.index.get_level_values("task").nunique() if stage in PARTIAL else len(tasks)
+        if len(rows) != asked * len(trials):
+            raise UserError(
+                f"arm {arm} has {len(rows)} outcomes where {asked} tasks x {len(trials)} trials were played",
+                "play every arm on the same tasks and trials: run `dvc repro -f evaluation`",
+            )
+        frames[arm] = rows[column].astype(float).unstack("trial").loc[:, trials].reindex(tasks)
+    return frames
+
+
+def _checked_routes(
+    routes: pd.DataFrame, outcomes: pd.DataFrame, passes: Mapping[str, pd.DataFrame]
+) -> pd.DataFrame:  # fmt: skip
+    """Routes indexed by task in the order of the outcomes, columns of routers and controls only."""
+    tasks = passes[BASE].index
+    absent = set(tasks) - set(routes["task"])
+    if absent or routes["task"].duplicated().any():
+        what = f"{len(absent)} evaluated tasks have no route" if absent else "a task is routed twice"
+        raise UserError(f"routes and outcomes do not match: {what}", "run `dvc repro routes evaluation`")
+    routed = routes.set_index("task").loc[tasks].drop(columns="kind", errors="ignore")
+    acted = set(zip(outcomes["task"], outcomes["arm"], strict=True))
+    for router in routed.columns:
+        if unknown := sorted({arm for task, arm in routed[router].items() if (task, arm) not in acted}):
+            raise UserError(
+                f"router {router} leads to {', '.join(unknown)}, which was not evaluated",
+                "run `dvc repro routes evaluation`",
+            )
+    return routed
+
+
+def _played(
+    rows: Sequence[Method], frames: Mapping[str, pd.DataFrame], routes: pd.DataFrame
+) -> dict[str, NDArray[np.float64]]:  # fmt: skip
+    """What each method's arms came to, (tasks, trials)."""
+    arms = {arm: frame.to_numpy(dtype=float) for arm, frame in frames.items()}
+    return {row.name: arms[row.arm] if row.arm else followed(arms, routes[row.route].tolist()) for row in rows}
+
+
+def _bounds(choices: dict[str, NDArray[np.float64]], routes: pd.DataFrame) -> dict[str, Played]:
+    """What routers among the base, which is first, and TRACE's adapters can come to."""
+    adapters = {arm: array for arm, array in choices.items() if arm != BASE}
+    every = list(choices.values())
+    single = best_single(adapters, [str(task) for task in routes.index])
+    return {ORACLE: oracle(every), RANDOM: random_choice(every), BEST_SINGLE: single}
+
+
+def _main_table(
+    played: dict[str, Played], rewards: dict[str, NDArray[np.float64]], intervals: Bootstrap, spent: Mapping[str, int]
+) -> pd.DataFrame:
+    """See `Evaluation.main`. Routers and bounds use TRACE's adapters, so they spend what TRACE spends."""
+    rows = []
+    for method, outcome in played.items():
+        low, high = intervals.interval(outcome.rates)
+        defined = int((~np.isnan(outcome.rates)).sum())
+        rows.append(
+            {
+                "method": method,
+                "label": label(method),
+                "pass_rate": mean(outcome.rates),
+                "low": low,
+                "high": high,
+                "pass_hat_k": mean(outcome.pass_k),
+                "mean_reward": mean(rewards[method]) if method in rewards else np.nan,
+                "tasks": defined,
+                "excluded": len(outcome.rates) - defined,
+                "trials": outcome.trials,
+                "errors": outcome.errors,
+                "rollouts_spent": spent[method],
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _difference_table(played: dict[str, Played], intervals: Bootstrap) -> pd.DataFrame:
+    """See `Evaluation.differences`.
+
+    The interval is of the mean difference over tasks defined for both; `distinguishable` says that it leaves out
+    zero. `effect` is Cohen's h of the two rates over those tasks. `p` is the exact two-sided sign test on tasks (more
+    passes with the first against more with the second, ties left out): trial-level pairs of one task are not
+    independent and would overstate the evidence. It is empty where one side is a bound, whose task rates are
+    cross-fitted or expectations and not outcomes of one policy.
+    """
+    rows = []
+    for first, second in pairs(list(played)):
+        one, two = played[first], played[second]
+        difference = one.rates - two.rates
+        low, high = intervals.interval(difference)
+        both = ~np.isnan(difference)
+        better, worse = int((difference > 0).sum()), int((difference < 0).sum())
+        testable = one.one_policy and two.one_policy
+        rows.append(
+            {
+                "first": first,
+                "second": second,
+                "difference": mean(difference),
+                "low": low,
+                "high": high,
+                "better": better,
+                "worse": worse,
+                "p": sign_test(better, worse) if testable else np.nan,
+                "distinguishable": bool(low > 0 or high < 0),
+                "effect": cohens_h(mean(one.rates[both]), mean(two.rates[both])),
+            }
+        )
+    return pd.DataFrame(rows).assign(p_holm=holm([row["p"] for row in rows]))
+
+
+def _kind_table(
+    played: dict[str, Played], rewards: dict[str, NDArray[np.float64]], intervals: Bootstrap, kinds: NDArray[np.object_]
+) -> pd.DataFrame:
+    """See `Evaluation.kinds`."""
+    rows = []
+    for kind in sorted(set(kinds)):
+        for method, outcome in played.items():
+            rates = np.where(kinds == kind, outcome.rates, np.nan)
+            low, high = intervals.interval(rates)
+            tasks = int((~np.isnan(rates)).sum())
+            numbers = {
+                "pass_rate": mean(rates),
+                "low": low,
+                "high": high,
+                "pass_hat_k": mean(outcome.pass_k[kinds == kind]),
+                "mean_reward": mean(rewards[method][kinds == kind]) if method in rewards else np.nan,
+                "tasks": tasks,
+            }
+            rows.append({"kind": kind, "method": method, "label": label(method), **numbers})
+    return pd.DataFrame(rows)
+
+
+def _ledger_table(ledger: Sequence[LedgerEntry]) -> pd.DataFrame:
+    """Sums by method, stage and purpose, in the order of the pipeline."""
+    order = get_args(Purpose)
+    keys = ("method", "stage", "purpose")
+    totals: dict[tuple[str, ...], list[int]] = {}
+    for entry in ledger:
+        key = (entry.method, entry.stage, entry.purpose)
+        before = totals.setdefault(key, [0] * len(SUMS))
+        totals[key] = [total + getattr(entry, name) for total, name in zip(before, SUMS, strict=True)]
+    rows = sorted(totals.items(), key=lambda item: (item[0][0], order.index(item[0][2]), item[0][1]))
+    return pd.DataFrame([[*key, *total] for key, total in rows], columns=[*keys, *SUMS])
+
+
+def _spent_table(
+    names: Sequence[str], ledger: Sequence[LedgerEntry], ranked: Sequence[str], controls: Mapping[str, Sequence[str]]
+) -> pd.DataFrame:  # fmt: skip
+    """See `Evaluation.spent`."""
+    rows = []
+    for name in names:
+        charged = charges(name, ranked, controls)
+        entries = [entry for entry in ledger if entry.purpose != "evaluation" and charged(entry)]
+        sums = {column: sum(getattr(entry, column) for entry in entries) for column in SUMS}
+        # What trains on demonstrations has no entry of its own, but takes its time.
+        stages = " ".join(dict.fromkeys([*(entry.stage for entry in entries), *({name} & {*BASELINES})]))
+        rows.append({"method": name, "label": label(name), **sums, "stages": stages})
+    return pd.DataFrame(rows)
+
+
+def _metrics(
+    main: pd.DataFrame, differences: pd.DataFrame, spent: Mapping[str, int], ledger: Sequence[LedgerEntry],
+    confidence: float,
+) -> dict[str, Any]:  # fmt: skip
+    """Small and nested; undefined numbers are left out."""
+    rows, compared = main.dropna(subset=["pass_rate"]), differences.dropna(subset=["difference"])
+    counted = {name: total for name, total in spent.items() if name in (TRACE, *BASELINES)}
+    evaluation = sum(entry.rollouts for entry in ledger if entry.purpose == "evaluation")
+    return {
+        "pass_rate": {row["method"]: round(row["pass_rate"], 6) for row in rows.to_dict("records")},
+        "interval": {
+            row["method"]: _rounded(row, "low", "high")
+            for row in rows.to_dict("records")
+            if row["method"] in (BASE, TRACE, *BASELINES)
+        },
+        "difference": {
+            f"{row['first']}-{row['second']}": _rounded(row, "difference", "low", "high")
+            for row in compared.to_dict("records")
+        },
+        "rollouts": {**counted, "evaluation": evaluation},
+        "errors": sum(row["errors"] for row in main.to_dict("records") if row["method"] in (BASE, TRACE, *BASELINES)),
+        "confidence": confidence,
+    }
+
+
+def _rounded(row: dict[Any, Any], *names: str) -> dict[str, float]:
+    return {name: round(row[name], 6) for name in names}
+
+
+def write(evaluation: Evaluation, folder: Path) -> None:
+    """Write main.csv, differences.csv, kinds.csv, ledger.csv, spent.csv and metrics.json."""
+    for name in ("main", "differences", "kinds", "ledger", "spent"):
+        frame: pd.DataFrame = getattr(evaluation, name)
+        publish_text(folder / f"{name}.csv", frame.to_csv(index=False, float_format="%.6f", lineterminator="\n"))
+    publish_json(folder / "metrics.json", evaluation.metrics)
+
+
+def read(folder: Path, name: str) -> pd.DataFrame:
+    """One table that `write` wrote, by its name without `.csv`.
+
+    Raises:
+        UserError: it is missing.
+    """
+    path = folder / f"{name}.csv"
+    if not path.exists():
+        raise UserError(f"{path} is missing", "run `dvc repro evaluation` to make it")
+    return pd.read_csv(path)
+
+
+def reading(row: Mapping[str, Any], level: float = 0.05) -> str:
+    """What to read in a row of `Evaluation.differences`: an interval that excludes 0 is not enough where the test,
+    corrected for all comparisons of the table, does not agree. The interval alone decides where nothing was tested.
+
+    Args:
+        row: at least `distinguishable`, and `p_holm` where there is one; None and NaN are none.
+        level: of the test, 1 - confidence of the intervals.
+    """
+    corrected = row.get("p_holm")
+    if not row["distinguishable"]:
+        return "not distinguishable"
+    if corrected is not None and corrected >= level:  # NaN is no number that reaches it
+        return "not distinguishable after correction"
+    return "distinguishable"

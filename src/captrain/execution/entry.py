@@ -1,0 +1,31 @@
+"""How a stage, a command or a server ends where the person at the keyboard can mend what is wrong: in one message."""
+
+import sys
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+
+from captrain.errors import InfrastructureError, UserError
+from captrain.execution.clock import timed
+
+
+def entry_point(main: Callable[[], None]) -> Callable[[], None]:
+    """Wrap a stage's main so that a `UserError`, or an infrastructure fault that no rollout could take, ends in one
+    message and exit status 2, without a traceback; and note what the stage took."""
+
+    @wraps(main)
+    def run() -> None:
+        try:
+            with timed(Path(main.__code__.co_filename).stem):
+                main()
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr)
+            raise SystemExit(2) from None
+        except InfrastructureError as error:
+            print(
+                f"error: infrastructure: {error}\n  remedy: mend it and run again; what is whole is kept",
+                file=sys.stderr,
+            )
+            raise SystemExit(2) from None
+
+    return run

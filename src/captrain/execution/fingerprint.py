@@ -1,0 +1,150 @@
+"""What decides a result, as a digest: the code that makes it, and the content of what it is made of.
+
+The one answer to which code decides a result is `code_closure`: stages list it in dvc.yaml, and whatever can be gone on
+from (journals, workspaces, jobs of a cluster) is named by its digest, so that changed code never goes on from what
+other code began. Where and how wide work runs decides nothing: neither the rooms `config` and `execution`, whose values
+are params, nor the machine, nor where files lie.
+"""
+
+import ast
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from captrain.config import Machine
+from captrain.records import digest, file_digest
+
+PACKAGE = Path(__file__).parents[1]
+PLAIN = ("config", "execution", "errors.py")
+"""Rooms and modules that never change what a function computes."""
+PROTOCOLS = {
+    "benchmarks": "benchmarks/loading.py",
+    "capabilities": "capabilities/analyst.py",
+    "environments": "environments/synthesized.py",
+    "policies": "policies/policy.py",
+    "routing": "routing/router.py",
+    "training": "training/recipe.py",
+}
+"""Rooms of components, each with the module that says what its components are. Components are named by import path and
+not imported: whoever reaches that module may run any of them, so that the room counts as a whole."""
+
+
+def fingerprint(function: Callable[[Any], Any], item: Any) -> str:
+    """The name of applying a module-level function to an item."""
+    return digest(function.__qualname__, code_digest(function), content(item))
+
+
+def code_digest(function: Callable[..., Any]) -> str:
+    """Digest of the code that a function or class runs, as `code_closure` has it."""
+    return _closure_digest(Path(inspect.getfile(function)))
+
+
+@cache
+def _closure_digest(start: Path) -> str:
+    return file_digest(start, *code_closure(start))
+
+
+def code_closure(start: Path) -> list[Path]:
+    """The files of captrain that a script or module runs: what it imports at its top or within functions, and the data
+    of the package that it names; rooms of components as a whole (see `PROTOCOLS`).
+
+    Args:
+        start: a Python file. It is in the closure itself if it is part of the package.
+
+    Returns:
+        Paths in order, without the `__init__` files, which compute nothing.
+    """
+    waiting, reached = [start.resolve()], set[Path]()
+    while waiting:
+        path = waiting.pop()
+        if path in reached or _is_plain(path):
+            continue
+        reached.add(path)
+        if path.suffix == ".py":
+            waiting += _named(path)
+        for room, protocol in PROTOCOLS.items():
+            if path == PACKAGE / protocol:
+                waiting += files_below(PACKAGE / room)
+    return sorted(path for path in reached if path.is_relative_to(PACKAGE) and path.stem != "__init__")
+
+
+def _is_plain(path: Path) -> bool:
+    return path.is_relative_to(PACKAGE) and path.relative_to(PACKAGE).parts[0] in PLAIN
+
+
+def _named(path: Path) -> Iterator[Path]:
+    """The files of this package that a module imports, and those that it names in its strings."""
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield from _imported(alias.name, "")
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            for alias in node.names:
+                yield from _imported(node.module, alias.name)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "/" in node.value[:200]:
+            yield from _data(node.value)
+
+
+def _imported(module: str, name: str) -> Iterator[Path]:
+    """The file that `from module import name` runs; of a room, the one that it exports the name from."""
+    package, *parts = module.split(".")
+    if package != PACKAGE.name:
+        return
+    place = PACKAGE.joinpath(*parts)
+    if not place.is_dir():
+        yield place.with_suffix(".py")
+    elif (place / f"{name}.py").exists():
+        yield place / f"{name}.py"
+    elif name in (exports := _exports(place)):
+        yield place / f"{exports[name].replace('.', '/')}.py"
+
+
+@cache
+def _exports(room: Path) -> dict[str, str]:
+    """The names that a room exports, each with the module below the room that defines it."""
+    listing = room / "__init__.pyi"
+    tree = ast.parse(listing.read_bytes()) if listing.exists() else ast.Module([], [])
+    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module]
+    return {alias.asname or alias.name: str(node.module) for node in imports for alias in node.names}
+
+
+def _data(text: str) -> Iterator[Path]:
+    """The files of the package, not its code, that a string names as path or as beginning of one."""
+    place = PACKAGE / text
+    if len(text) < 200 and "\n" not in text and not text.startswith("/") and place.exists() and place != PACKAGE:
+        yield from (path for path in (files_below(place) if place.is_dir() else [place]) if path.suffix != ".py")
+
+
+def files_below(folder: Path) -> list[Path]:
+    """All files below a folder that are somebody's work, in order."""
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return [path for path in paths if not any(part == "__pycache__" or part[0] == "." for part in path.parts[-3:])]
+
+
+def content(value: Any) -> Any:
+    """What a value says, as JSON: of a path the content that lies there, of a machine nothing, of an object that
+    defines `identity()` what this returns."""
+    if isinstance(value, str | int | float | None):
+        return value
+    if isinstance(value, Machine):
+        return None
+    if hasattr(value, "identity"):
+        return content(value.identity())
+    if isinstance(value, Path):
+        if value.is_dir():
+            return [[str(path.relative_to(value)), file_digest(path)] for path in files_below(value)]
+        return file_digest(value) if value.exists() else "missing"
+    if isinstance(value, BaseModel):
+        return {name: content(field) for name, field in value}
+    if is_dataclass(value):
+        return {field.name: content(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(name): content(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [content(entry) for entry in value]
+    return value

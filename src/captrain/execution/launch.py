@@ -1,0 +1,88 @@
+"""Where work runs: independent items over worker processes on this machine, or as jobs of a cluster.
+
+Each worker is a fresh process with one thread (two threads with a busy neighbour are many times slower than one), and
+ends when its parent does, so that a killed pipeline leaves nothing behind; a job goes on, and the next pipeline finds
+it (`captrain.execution`). Where and how wide work runs is no part of its identity: results are the same either way.
+"""
+
+import multiprocessing
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import TypeVar
+
+from tqdm import tqdm
+
+from captrain.config import Machine
+from captrain.errors import UserError
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def run(function: Callable[[Item], Result], items: Sequence[Item], machine: Machine, label: str) -> list[Result]:
+    """Apply a module-level function to every item; results in the order of the items.
+
+    Args:
+        function: importable, as are its arguments and results picklable.
+        items: independent of each other.
+        machine: where they run. Locally `workers` processes at the same time, of which 1 works in this process; on
+            Slurm one job for each item, an array where there are several.
+        label: name on the progress bar, and of the jobs.
+
+    Raises:
+        UserError: a worker or a job died, or Slurm does not take jobs.
+        Whatever the function raises for the first item that fails, after the others have come to their ends.
+    """
+    if machine.launcher == "slurm":
+        from captrain.execution import slurm
+
+        assert machine.slurm is not None
+        return slurm.run(function, items, machine.slurm, label)
+    if machine.workers == 1 or len(items) <= 1:
+        return [function(item) for item in tqdm(items, desc=label, unit="item")]
+    return _spread(function, items, machine.workers, label)
+
+
+def dispatched() -> bool:
+    """Whether this process is a job of a cluster, whose log is its own."""
+    return os.environ.get("SUBMITIT_EXECUTOR") == "slurm"
+
+
+def progress(done: int, total: int, said: str = "") -> None:
+    """Say in the log of a job how far it is, for `captrain jobs`; on this machine there are bars for that."""
+    if dispatched():
+        print(f"{done} of {total}{f': {said}' if said else ''}", flush=True)
+
+
+def _spread(function: Callable[[Item], Result], items: Sequence[Item], workers: int, label: str) -> list[Result]:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(workers, len(items)), context, initializer=prepare, initargs=(os.getpid(),)) as pool:
+        futures = [pool.submit(function, item) for item in items]
+        for future in tqdm(futures, desc=label, unit="item"):
+            future.exception()
+        try:
+            return [future.result() for future in futures]
+        except BrokenProcessPool:
+            raise UserError(
+                f"a worker process of {label} died: it was killed, or memory ran out",
+                "run again, with a smaller machine.workers or machine.batch if it was memory; what is whole is kept",
+            ) from None
+
+
+def prepare(parent: int) -> None:
+    """Make this process a worker: one thread, and over when its parent, by process id, is."""
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[name] = "1"
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        print("captrain: the pipeline that started this worker is gone; ending", file=sys.stderr)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -1,0 +1,81 @@
+"""What a whole point has come to, as a table: a row for each method, small enough for git.
+
+Sweeps and replicates write such tables, and figures of several runs are drawn from them alone (`captrain.reporting`). A
+table is read off each point's own results, so that gathering again costs seconds and changes nothing.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from captrain.config import Choice
+from captrain.evaluation import GRPO, Difference, read, versus
+from captrain.execution import times
+from captrain.records import publish_text
+
+
+def rows_of(choice: Choice, results: Path) -> list[dict[str, Any]]:
+    """What a whole point has come to, one row for each method of its evaluation.
+
+    Args:
+        choice: of the point.
+        results: its folder, as the pipeline left it.
+
+    Returns:
+        Rows of experiment, seed, method, label, pass_rate, low, high (over tasks), rollouts_spent, cpu_s (of the stages
+        that the method rests on, None unless all of them ran in this point), over_grpo, over_low, over_high, reading
+        (the paired difference to GRPO on the target, None where the evaluation compares no such pair), selected
+        (capabilities, joined by spaces) and recommendation.
+
+    Raises:
+        UserError: the evaluation's tables are missing.
+    """
+    main = read(results / "evaluation", "main")
+    selection = json.loads((results / "capabilities/selection.json").read_text())["candidates"]
+    advice = results / "capabilities/recommendation.json"
+    whole = {
+        "selected": " ".join(sorted(one["id"] for one in selection if one["selected"])),
+        "recommendation": json.loads(advice.read_text())["recommendation"] if advice.exists() else "",
+    }
+    seconds = _seconds(results)
+    differences = versus(read(results / "evaluation", "differences").to_dict("records"), GRPO)
+    return [
+        {
+            "experiment": choice.experiment,
+            "seed": choice.seed,
+            **{name: row[name] for name in ("method", "label", "pass_rate", "low", "high", "rollouts_spent")},
+            "cpu_s": seconds.get(row["method"]),
+            **_over(differences.get(row["method"])),
+            **whole,
+        }
+        for row in main.to_dict("records")
+    ]
+
+
+def _over(one: Difference | None) -> dict[str, Any]:
+    if one is None:
+        return dict.fromkeys(("over_grpo", "over_low", "over_high", "reading"))
+    return {"over_grpo": one.mean, "over_low": one.low, "over_high": one.high, "reading": one.reading}
+
+
+def _seconds(results: Path) -> dict[str, float]:
+    """CPU seconds of the methods whose stages all ran beside these results."""
+    took = times(results.parent)
+    stages = {
+        row["method"]: row["stages"].split()
+        for row in read(results / "evaluation", "spent").to_dict("records")
+        if isinstance(row["stages"], str)
+    }
+    return {
+        method: round(sum(took[stage].cpu_s for stage in its), 1)
+        for method, its in stages.items()
+        if all(stage in took for stage in its)
+    }
+
+
+def write(rows: Sequence[Mapping[Any, Any]], path: Path) -> None:
+    """Publish a table as CSV, numbers rounded, so that equal results give equal bytes."""
+    publish_text(path, pd.DataFrame(rows).to_csv(index=False, float_format="%.6f", lineterminator="\n"))

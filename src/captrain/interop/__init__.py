@@ -1,0 +1,5 @@
+"""Other people's formats: logs and trajectories in, rollouts out."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,169 @@
+"""Between chat messages and token ids, for any tokenizer with a chat template.
+
+One contract holds everywhere tokens are made (demonstrations, rollouts, training): prompt + assistant turn + suffix +
+assistant turn + ... concatenates to what the chat template renders for the whole dialogue. What the model wrote is
+never tokenized again. Tool calls are read in Hermes format; a call that is not well formed is plain text, as it
+would be for a real model.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+from captrain.errors import UserError
+from captrain.records import Message
+
+CALL = re.compile(r"<tool_call>\n?(.*?)\n?</tool_call>", re.DOTALL)
+USER: Message = {"role": "user", "content": "?"}
+
+
+class Chat:
+    """Renders and parses one tokenizer's dialogues with one set of tools.
+
+    Args:
+        tokenizer: a Hugging Face tokenizer with a prefix-preserving chat template.
+        tools: OpenAI function schemas.
+
+    Raises:
+        UserError: the tokenizer has no chat template, or one that does not end turns with its end token.
+    """
+
+    def __init__(self, tokenizer: Any, tools: list[dict[str, Any]]) -> None:
+        if not tokenizer.chat_template:
+            raise UserError("the tokenizer has no chat template", "use an instruction-tuned model")
+        self.tokenizer = tokenizer
+        self.tools = tools
+        self.end: int = tokenizer.eos_token_id
+        self._core = tokenizer.backend_tokenizer
+        self._pieces: dict[tuple[Any, ...], list[str] | None] = {}
+        self._encoded: dict[str, list[int]] = {}
+        self._turns: dict[str, list[int]] = {}
+        self._parsed: dict[tuple[int, ...], Message] = {}
+        self._header = self._render([USER], generate=True)
+        self._closed = self._up_to_end([USER, {"role": "assistant", "content": "?"}])
+
+    def _render(self, messages: list[Message], *, tools: bool = False, generate: bool = False) -> str:
+        return self.tokenizer.apply_chat_template(
+            messages, tools=(self.tools or None) if tools else None, add_generation_prompt=generate, tokenize=False
+        )
+
+    def _up_to_end(self, messages: list[Message]) -> str:
+        text = self._render(messages)
+        at = text.rfind(self.tokenizer.eos_token)
+        if at < 0:
+            raise UserError(
+                f"the chat template does not end turns with {self.tokenizer.eos_token!r}",
+                "set the tokenizer's eos_token to the token that ends an assistant turn",
+            )
+        return text[: at + len(self.tokenizer.eos_token)]
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of text, without added special tokens.
+
+        The end token is special: no token crosses it, so the parts between two of them are encoded, and remembered,
+        one by one.
+        """
+        ids: list[int] = []
+        for part in re.split(f"(?<={re.escape(self.tokenizer.eos_token)})", text):
+            known = self._encoded.get(part)
+            if known is None:
+                known = self._core.encode(part, add_special_tokens=False).ids if part else []
+                self._encoded[part] = known
+            ids += known
+        return ids
+
+    def prompt(self, messages: list[Message]) -> list[int]:
+        """Ids of the opening messages with the tools and the header of the assistant's first turn."""
+        return self.encode(self._filled(True, messages, lambda some: self._render(some, tools=True, generate=True)))
+
+    def dialogue(self, messages: list[Message]) -> list[int]:
+        """Ids of a whole dialogue, assistant turns and calls among it, with the header of the next assistant turn."""
+        return self.encode(self._render(messages, tools=True, generate=True))
+
+    def turn(self, message: Message) -> list[int]:
+        """Ids of an assistant message as the model would have written it, its end token included."""
+        key = json.dumps(message, sort_keys=True)
+        if key not in self._turns:
+            self._turns[key] = self.encode(self._up_to_end([USER, message])[len(self._header) :])
+        return self._turns[key]
+
+    def suffix(self, messages: list[Message]) -> list[int]:
+        """Ids between the end token of an assistant turn and the first token of the next one."""
+        before = [USER, {"role": "assistant", "content": "?"}]
+
+        def render(some: list[Message]) -> str:
+            return self._render([*before, *some], generate=True)[len(self._closed) :]
+
+        return self.encode(self._filled(False, messages, render))
+
+    def _filled(self, opening: bool, messages: list[Message], render: Callable[[list[Message]], str]) -> str:
+        """Render messages without calls. Rendering is slow beside a tiny model, so each sequence of roles is rendered
+        once, with marks for the contents; a template that does more than insert contents is always rendered whole."""
+        key = (opening, *(message["role"] for message in messages))
+        if key not in self._pieces:
+            # With blanks around them, so that a template that trims contents is seen to do more.
+            marks = [f" \x00{i}\x00 " for i in range(len(messages))]
+            text = render([{**message, "content": mark} for message, mark in zip(messages, marks, strict=True)])
+            pieces = re.split(" \x00[0-9]+\x00 ", text)
+            self._pieces[key] = pieces if _fill(pieces, messages) == render(messages) else None
+        pieces = self._pieces[key]
+        return render(messages) if pieces is None else _fill(pieces, messages)
+
+    def parse(self, ids: list[int]) -> Message:
+        """The assistant message that a turn's ids (with or without the end token) spell."""
+        key = tuple(ids)
+        message = self._parsed.get(key)
+        if message is None:
+            text = self.tokenizer.decode(ids[:-1] if ids and ids[-1] == self.end else ids)
+            message = self._parsed[key] = parse_text(text)
+        return message
+
+
+def _fill(pieces: list[str], messages: list[Message]) -> str:
+    if len(pieces) != len(messages) + 1:
+        return ""
+    return pieces[0] + "".join(m["content"] + piece for m, piece in zip(messages, pieces[1:], strict=True))
+
+
+def parse_text(text: str) -> Message:
+    """Read Hermes tool calls out of what a model wrote; text with a malformed call comes back as plain content."""
+    calls = []
+    for body in CALL.findall(text):
+        try:
+            call = json.loads(body)
+            # Strictly: Python also reads NaN and halves of surrogate pairs, which no record could hold.
+            json.dumps(call, ensure_ascii=False, allow_nan=False).encode()
+        except ValueError:
+            return {"role": "assistant", "content": text}
+        if not isinstance(call, dict) or set(call) != {"name", "arguments"}:
+            return {"role": "assistant", "content": text}
+        if not isinstance(call["name"], str) or not isinstance(call["arguments"], dict):
+            return {"role": "assistant", "content": text}
+        calls.append({"type": "function", "function": {"name": call["name"], "arguments": call["arguments"]}})
+    if not calls:
+        return {"role": "assistant", "content": text}
+    return {"role": "assistant", "content": CALL.sub("", text).strip(), "tool_calls": calls}
+
+
+def guide(opening: list[Message], lines: list[str]) -> list[Message]:
+    """The opening messages with guidance lines at the end of the system prompt."""
+    extra = "".join(f"\n- {line}" for line in lines)
+    return [{**m, "content": m["content"] + extra} if m["role"] == "system" else m for m in opening]
+
+
+def tokens_of(chat: "Chat", opening: list[Any], messages: list[Any]) -> tuple[list[int], list[int]]:
+    """Ids and mask (1 = written by the agent) of a dialogue."""
+    ids = chat.prompt(opening)
+    mask = [0] * len(ids)
+    pending: list[Any] = []
+    for message in messages:
+        if message["role"] != "assistant":
+            pending.append(message)
+            continue
+        if pending:
+            suffix = chat.suffix(pending)
+            ids, mask, pending = ids + suffix, mask + [0] * len(suffix), []
+        turn = chat.turn(message)
+        ids, mask = ids + turn, mask + [1] * len(turn)
+    return ids, mask

@@ -1,0 +1,249 @@
+"""A model behind an OpenAI-compatible endpoint: where it is, one request to it, and what its refusals mean.
+
+Where the endpoint is and what opens it are read from the environment, by the names of two variables, when the first
+request is sent; they are no part of what a model is, and neither is written anywhere. A refusal is one of three: a
+fault that passes (`Passing`), a request that the model has no room for (`NoRoom`), or what only the user can mend
+(`UserError`). The policy `openai` and the asker of analysts and synthesizers stand on this.
+"""
+
+import os
+import re
+import time
+from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
+from functools import cached_property
+from typing import Annotated, Any
+
+from pydantic import AnyHttpUrl, BaseModel, Field, TypeAdapter, ValidationError
+
+from captrain.config import variable
+from captrain.errors import InfrastructureError, UserError
+
+NO_ROOM = re.compile(
+    r"context[ _](length|size|window)|maximum model length|exceeds? the model|prompt is too long|longer than the model",
+    re.IGNORECASE,
+)
+"""How servers say that a dialogue has outgrown the model; they share no code for it."""
+NO_CREDIT = re.compile(
+    r"insufficient[ _](quota|balance|credit|funds)|billing_(hard_limit|not_active)|credit balance is too low",
+    re.IGNORECASE,
+)
+"""How they say that nothing is left to spend, under the status of a passing fault. "Billing" alone is not among it:
+messages about limits that do pass point to the page where to pay for more."""
+PASSING = (408, 409, 425, 429)
+"""Refusals that mean "not now"; so does every status from 500 on."""
+UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+TOLD = 500
+"""Characters of a server's message that are passed on."""
+
+
+class Passing(InfrastructureError):
+    """A fault of the server that passes: the same request may succeed later. `headers` are those of its refusal."""
+
+    def __init__(self, told: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(told)
+        self.headers = headers or {}
+
+
+class NoRoom(Exception):
+    """The request has outgrown the model."""
+
+
+class Function(BaseModel):
+    """A call as the model wrote it."""
+
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class Call(BaseModel):
+    """A tool call."""
+
+    function: Function
+
+
+class Said(BaseModel):
+    """The model's message."""
+
+    content: str | None = None
+    refusal: str | None = None
+    tool_calls: list[Call] | None = None
+
+
+class Token(BaseModel):
+    """A token that the model wrote."""
+
+    logprob: float
+
+
+class Written(BaseModel):
+    """The tokens that the model wrote, in order."""
+
+    content: list[Token] | None = None
+
+
+class Choice(BaseModel):
+    """An answer, of which one is asked for. `token_ids` are there where the server was asked for them and has them."""
+
+    message: Said
+    finish_reason: str | None = None
+    logprobs: Written | None = None
+    token_ids: list[int] | None = None
+
+
+class Tokens(BaseModel):
+    """Tokens of one request."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+class Completion(BaseModel):
+    """What is read of a server's answer. The library itself takes anything for one."""
+
+    choices: Annotated[list[Choice], Field(min_length=1)]
+    usage: Tokens | None = None
+    model: str | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class Endpoint:
+    """A served model.
+
+    Args:
+        name: of the model, as the endpoint knows it; in name@revision the revision is identity alone, because an
+            endpoint serves one.
+        endpoint: name of the environment variable that holds the base URL.
+        key: name of the environment variable that holds the key.
+        retries: further attempts at a request, by the library.
+        timeout: seconds for one request.
+    """
+
+    def __init__(self, name: str, *, endpoint: str, key: str, retries: int, timeout: float) -> None:
+        self.name, self.served = name, name.rpartition("@")[0] or name
+        self.endpoint, self.key, self.retries, self.timeout = variable(endpoint), variable(key), retries, timeout
+
+    def chat(self, answer: type[BaseModel] | None = None, **request: Any) -> tuple[Completion, Mapping[str, str]]:
+        """One request: what was answered, and under which headers.
+
+        Args:
+            answer: the model whose JSON schema the answer must have.
+            **request: messages and settings; `model` where it is another one of the same server.
+
+        Raises:
+            Passing: a fault of the server or of the way to it, or an answer that holds no message.
+            NoRoom: the request has outgrown the model.
+            UserError: a variable is not set, or the same request would be refused again.
+        """
+        import openai
+
+        chat = self.client.chat.completions.with_raw_response
+        request = {"model": self.served, **request}
+        try:
+            # The library makes the schema a strict one.
+            raw: Any = chat.parse(response_format=answer, **request) if answer else chat.create(**request)
+        except openai.APIStatusError as error:
+            raise self._refusal(error) from None
+        except openai.APIConnectionError as error:
+            raise Passing(self._told(f"{error} {error.__cause__ or ''}")) from None
+        try:
+            return Completion.model_validate_json(raw.content), raw.headers
+        except ValidationError:
+            raise Passing(self._told(f"answered with no message: {raw.text}"), raw.headers) from None
+
+    @cached_property
+    def client(self) -> Any:
+        """The library's client, once the variables are known to be set.
+
+        Raises:
+            UserError: a variable is not set, or holds no URL, or no key.
+        """
+        import openai
+
+        url = _value(self.endpoint, "the base URL of the endpoint", "such as http://localhost:8000/v1")
+        try:
+            url = str(TypeAdapter(AnyHttpUrl).validate_python(url))
+        except ValidationError:
+            raise UserError(
+                f"environment variable {self.endpoint} holds no base URL",
+                "set it to one that begins with http:// or https://, such as http://localhost:8000/v1",
+            ) from None
+        return openai.OpenAI(base_url=url, api_key=self._secret, max_retries=self.retries, timeout=self.timeout)
+
+    @property
+    def _secret(self) -> str:
+        key = _value(self.key, "the key of the endpoint", "or any word for a server that asks for none")
+        if not re.fullmatch(r"[!-~]+", key):
+            # Told here, because the library's own message about such a header shows it.
+            raise UserError(
+                f"environment variable {self.key} holds no key: a blank, a line break or a character beyond ASCII",
+                "set it to the key alone",
+            )
+        return key
+
+    def _refusal(self, error: Any) -> Exception:
+        status, body = error.status_code, error.body
+        text = str(body["message"] if isinstance(body, dict) and "message" in body else body or error)
+        told = self._told(f"{status}: {text}")
+        if status == 402 or (status == 429 and NO_CREDIT.search(f"{body} {text}")):
+            return UserError(
+                f"the endpoint named by {self.endpoint} has no credit left for the key in {self.key} ({told})",
+                f"add credit, or set {self.key} to a key that has some; what is whole is kept",
+            )
+        if status in PASSING or status >= 500:
+            return Passing(told, error.response.headers)
+        if status not in (401, 403, 404) and NO_ROOM.search(text):
+            return NoRoom(told)
+        return self._mistake(status, told)
+
+    def _mistake(self, status: int, told: str) -> UserError:
+        """A refusal that stands until the user mends something."""
+        if status in (401, 403):
+            return UserError(
+                f"the endpoint named by {self.endpoint} refuses the key in {self.key} ({told})",
+                f"set {self.key} to a key that may use {self.name}",
+            )
+        if status == 404:
+            return UserError(
+                f"the endpoint named by {self.endpoint} has no model {self.served} ({told})",
+                f"set {self.endpoint} to the base URL, which ends in /v1 on most servers, or correct the model's name",
+            )
+        return UserError(
+            f"the endpoint named by {self.endpoint} refuses a request to {self.name} ({told})",
+            "correct the settings of the model, or how it is served (tool calls need a tool parser, answers of a given "
+            "form a server that takes response_format)",
+        )
+
+    def _told(self, text: str) -> str:
+        """What may be passed on of a server's message: one line, not too long, without the key."""
+        line = " ".join(text.split()).replace(self._secret, "***")
+        return f"model server: {line if len(line) <= TOLD else line[:TOLD] + '...'}"
+
+
+def _value(name: str, what: str, example: str) -> str:
+    value = os.environ.get(name, "")
+    if not value:
+        raise UserError(f"environment variable {name} is not set: it holds {what}", f"set it, {example}")
+    return value
+
+
+def pause(headers: Mapping[str, str]) -> float:
+    """Seconds for which a server asks to be left alone: by Retry-After, or because nothing remains of its limits
+    until they are reset. 0 where it does not, or not in a form that is known."""
+    asked = [_until(headers.get("retry-after", ""))]
+    for kind in ("requests", "tokens"):
+        if headers.get(f"x-ratelimit-remaining-{kind}", "").strip() == "0":
+            asked.append(_until(headers.get(f"x-ratelimit-reset-{kind}", "")))
+    return max(asked)
+
+
+def _until(text: str) -> float:
+    """Seconds in "20", "6m0s" or "120ms", or until an HTTP date."""
+    if re.fullmatch(r"\d+(\.\d+)?", text.strip()):
+        return float(text)
+    if re.fullmatch(r"(\d+(\.\d+)?(ms|[smhd]))+", text.strip()):
+        return sum(float(number) * UNITS[unit] for number, unit in re.findall(r"([\d.]+)(ms|[smhd])", text))
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+    except (ValueError, OverflowError):
+        return 0.0

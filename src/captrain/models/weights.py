@@ -1,0 +1,23 @@
+"""Where the weights of a base model come from: a folder that the base stage has trained, or a name in a model hub."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Model:
+    """Where weights come from: a folder, or a name in a model hub with its revision."""
+
+    source: str
+    revision: str | None = None
+    named: bool = False
+
+
+def model_of(folder: Path) -> Model:
+    """The model that the base stage has left in a folder: trained there, or the name of one."""
+    pointer = folder / "model.json"
+    if not pointer.exists():
+        return Model(str(folder))
+    name, _, revision = json.loads(pointer.read_text())["model"].partition("@")
+    return Model(name, revision or None, named=True)

@@ -1,0 +1,123 @@
+"""Which stages of a pipeline run here, by the list of processes.
+
+A stage is the Python process whose script is the one that dvc.yaml names, in this folder. No lock says that as well:
+DVC's own (`.dvc/tmp/lock`) is free while a stage runs, and its list of readers and writers (`.dvc/tmp/rwlock`) outlives
+a run that was killed, and names no machine. The latter is shown where it names a process that is not here, which may be
+one of another node. Looking takes no lock.
+"""
+
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import yaml
+
+from captrain.experiments import WORKSPACES
+
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, yaml.YAMLError)
+"""What reading a file may come to that is half-written, gone, or not what it should be."""
+
+
+@dataclass(frozen=True)
+class Running:
+    """The process of a stage, and when it began, in seconds since 1970."""
+
+    pid: int
+    since: float
+
+
+class Point(NamedTuple):
+    """A stage that runs in the workspace of a sweep's point, and when it began."""
+
+    name: str
+    stage: str
+    since: float
+
+
+def pipeline(root: Path) -> dict[str, Any]:
+    """The stages of dvc.yaml as they stand there; none while it cannot be read."""
+    try:
+        stages = (yaml.safe_load((root / "dvc.yaml").read_text()) or {})["stages"]
+        return {str(name): stage for name, stage in stages.items() if isinstance(stage, dict)}
+    except UNREADABLE:
+        return {}
+
+
+def running(root: Path, stages: Mapping[str, Any]) -> tuple[dict[str, Running], list[Point]]:
+    """Stages that run here, in the order of the pipeline, and those that run in the points beneath.
+
+    Args:
+        root: the folder that holds dvc.yaml, resolved.
+        stages: what `pipeline` returns.
+    """
+    scripts = {
+        (root / word).resolve(): name
+        for name, stage in stages.items()
+        for word in _words(stage.get("cmd"))
+        if word.endswith(".py")
+    }
+    found, points = dict[str, Running](), dict[tuple[str, str], float]()
+    beneath = root / WORKSPACES
+    for process in psutil.process_iter(["pid", "cmdline", "cwd", "create_time", "status"]):
+        facts = process.info
+        script = _script(facts["cmdline"] or [], facts["cwd"] or "")
+        if script is None or facts["status"] == psutil.STATUS_ZOMBIE:
+            continue
+        since = facts["create_time"]
+        if name := scripts.get(script):
+            # Processes that a stage forks have its command line, too.
+            if name not in found or since < found[name].since:
+                found[name] = Running(facts["pid"], since)
+        elif script.parent.name == "stages" and script.parents[2] == beneath:
+            key = script.parents[1].name, script.stem
+            points[key] = min(since, points.get(key, since))
+    order = [*stages]
+    return (
+        {name: found[name] for name in sorted(found, key=order.index)},
+        [Point(*key, since) for key, since in sorted(points.items())],
+    )
+
+
+def writers(root: Path, stages: Mapping[str, Any]) -> list[str]:
+    """Whom DVC says to be at work, in words; of use when no stage is seen to run."""
+    try:
+        held = yaml.safe_load((root / ".dvc/tmp/rwlock").read_bytes()) or {}
+        held = {str(path): int(one["pid"]) for path, one in held.get("write", {}).items()}
+    except UNREADABLE:
+        return []
+    makers = {
+        str(root / path): name
+        for name, stage in stages.items()
+        for kind in ("outs", "plots", "metrics")
+        for one in stage.get(kind) or []
+        for path in ([one] if isinstance(one, str) else one)
+    }
+    found = {(makers.get(path, "an unknown stage"), pid) for path, pid in held.items()}
+    return [
+        f"DVC is about to begin or to end {name} (process {pid})"
+        if psutil.pid_exists(pid)
+        else f"DVC's rwlock has process {pid} at work on {name}, which is not here: it runs on another machine, or "
+        "was killed"
+        for name, pid in sorted(found)
+    ]
+
+
+def _script(command: Sequence[str], folder: str) -> Path | None:
+    """The script that a Python process runs, None where it runs none."""
+    if not command or not Path(command[0]).name.startswith("python"):
+        return None
+    for word in command[1:]:
+        if not word.startswith("-"):
+            return Path(os.path.realpath(Path(folder) / word)) if word.endswith(".py") else None
+    return None
+
+
+def _words(command: Any) -> list[str]:
+    try:
+        return shlex.split(command) if isinstance(command, str) else []
+    except ValueError:
+        return []

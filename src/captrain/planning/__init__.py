@@ -1,0 +1,1 @@
+"""What a configuration will cost and what a comparison can detect, before anything is spent."""

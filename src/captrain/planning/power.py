@@ -1,0 +1,351 @@
+"""What difference a comparison can detect, and what it takes to detect a wanted one, before anything is spent.
+
+Two methods play the same tasks, each several times, as in the evaluation. A task's chance to be passed is drawn from a
+beta distribution with the method's rate as mean and `icc` as the share of the variance of outcomes that lies between
+tasks; the two methods' chances on one task are tied by a normal copula of correlation `shared`, because a hard task is
+hard for both. The test is the two-sided paired t on the tasks' differences, at a level: on some dozens of tasks or more
+it agrees with the interval of the bootstrap over tasks that the evaluation calls `distinguishable`, and it costs
+nothing to repeat. Power is the share of simulated worlds in which it finds a difference.
+
+More trials remove the noise within tasks alone; what the methods differ by from task to task stays, so that on few
+tasks a small difference is out of reach at any price. What differs between training seeds is not part of this: a
+comparison of two trained adapters says nothing of the next two.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from rich.console import RenderableType
+from rich.table import Table
+
+from captrain.errors import UserError
+from captrain.evaluation import BASE, TRACE, label, read, sign_test
+from captrain.reporting import claims
+from captrain.reporting.published import published
+
+Floats = NDArray[np.float64]
+MOST_TASKS, MOST_TRIALS = 100_000, 64
+GRID = 512
+"""Equal shares that the distribution of tasks is cut into, by difficulty."""
+STEP = 0.001
+"""Differences are found to this."""
+
+
+@dataclass(frozen=True)
+class Difficulty:
+    """How outcomes vary between tasks: `icc` in [0, 1), the share of their variance between tasks; `shared` in [0, 1],
+    how far two methods find the same tasks hard; `base`, the pass rate to start from; and where they come from."""
+
+    base: float
+    icc: float
+    shared: float
+    tasks: int
+    trials: int
+    source: str
+
+
+@dataclass(frozen=True)
+class Design:
+    """A comparison as it is planned: the second method's rate, tasks, trials of each task and method, what is known of
+    the tasks' difficulty, the test's level, the power that is wanted, and how it is simulated."""
+
+    base: float
+    tasks: int
+    trials: int
+    icc: float
+    shared: float
+    level: float = 0.05
+    power: float = 0.8
+    worlds: int = 2000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what is no design."""
+        for name in ("base", "level", "power"):
+            if not 0.0 < getattr(self, name) < 1.0:
+                raise UserError(f"{name} is {getattr(self, name)}", f"give a {name} between 0 and 1")
+        if not 0.0 <= self.icc < 1.0 or not 0.0 <= self.shared <= 1.0:
+            raise UserError(f"icc is {self.icc} and shared {self.shared}", "give an icc in [0, 1), shared in [0, 1]")
+        if not 2 <= self.tasks <= MOST_TASKS or not 1 <= self.trials <= MOST_TRIALS:
+            raise UserError(
+                f"{self.tasks} tasks x {self.trials} trials cannot be simulated",
+                f"plan with 2 to {MOST_TASKS} tasks and 1 to {MOST_TRIALS} trials",
+            )
+
+
+@lru_cache(maxsize=4096)
+def power(design: Design, difference: float) -> float:
+    """Chance that the test finds the difference.
+
+    Args:
+        design: of the comparison.
+        difference: the first method's rate less the second's, which is `design.base`.
+
+    Raises:
+        UserError: the first method's rate would not be in (0, 1).
+    """
+    from scipy.special import stdtrit
+
+    if not 0.0 < design.base + difference < 1.0:
+        raise UserError(
+            f"a difference of {difference:.3g} from {design.base:.3g} is no rate", "ask for a difference that is one"
+        )
+    # Tasks are alike before they are drawn, so a world is how many of them come to each difference.
+    random = np.random.default_rng(design.seed)
+    worlds = random.multinomial(design.tasks, _differences(design, difference), size=design.worlds)
+    passed = np.arange(-design.trials, design.trials + 1)
+    total, square = worlds @ passed, worlds @ passed**2
+    # Of whole trials, so that a spread of 0 is exactly 0.
+    spread = np.sqrt((design.tasks * square - total**2) / (design.tasks - 1))
+    bound = stdtrit(design.tasks - 1, 1 - design.level / 2)
+    return float((np.abs(total) > bound * spread).mean())
+
+
+def detectable(design: Design) -> float | None:
+    """The least gain over the base, to .001, that is found with the power wanted; None where none is."""
+    steps = int((1.0 - design.base) / STEP - 1e-9)
+    least = _first(steps, lambda step: power(design, step * STEP) >= design.power)
+    return None if least is None else round(least * STEP, 3)
+
+
+def trials_needed(design: Design, difference: float) -> int | None:
+    """The least trials of each task with which the difference is found on the design's tasks; None beyond
+    `MOST_TRIALS`, where as a rule no number will do: the methods differ too much from task to task."""
+    return _first(MOST_TRIALS, lambda trials: power(replace(design, trials=trials), difference) >= design.power)
+
+
+def tasks_needed(design: Design, difference: float) -> int | None:
+    """The least tasks with which the difference is found with the design's trials; None beyond `MOST_TASKS`."""
+    return _first(
+        MOST_TASKS, lambda tasks: tasks > 1 and power(replace(design, tasks=tasks), difference) >= design.power
+    )
+
+
+def _first(most: int, enough: Callable[[int], bool]) -> int | None:
+    """The least of 1..most that is enough, by doubling and halving."""
+    low, high = 0, 1
+    while not enough(min(high, most)):
+        if high >= most:
+            return None
+        low, high = high, 2 * high
+    high = min(high, most)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
+
+
+def _differences(design: Design, difference: float) -> Floats:
+    """Distribution of one task's difference in passed trials, at -trials, ..., trials."""
+    trials = design.trials
+    first = _outcomes(design.base + difference, design.icc, trials)
+    second = _outcomes(design.base, design.icc, trials)
+    joint = first.T @ _tied(design.shared) @ second / GRID
+    passed = np.arange(trials + 1)
+    shares = np.bincount((passed[:, None] - passed + trials).ravel(), weights=joint.ravel())
+    return shares / shares.sum()
+
+
+@lru_cache(maxsize=64)
+def _outcomes(rate: float, icc: float, trials: int) -> Floats:
+    """Chance of 0, ..., trials passed on a task in each of GRID equal shares of the tasks, hardest first."""
+    from scipy.special import betaincinv, comb
+
+    chance = np.full(GRID, rate)
+    if icc > 0.0:
+        size = 1 / icc - 1
+        chance = betaincinv(rate * size, (1 - rate) * size, (np.arange(GRID) + 0.5) / GRID)
+    passed = np.arange(trials + 1)
+    each = np.float_power(chance[:, None], passed) * np.float_power(1 - chance[:, None], trials - passed)
+    return np.asarray(comb(trials, passed) * each, dtype=float)
+
+
+@lru_cache(maxsize=8)
+def _tied(shared: float) -> Floats:
+    """Chance that a task of each share of the first method's tasks is of each share of the second's."""
+    from scipy.special import ndtr, ndtri
+
+    if shared == 1.0:
+        return np.eye(GRID)
+    middles, edges = ndtri((np.arange(GRID) + 0.5) / GRID), ndtri(np.arange(GRID + 1) / GRID)
+    return np.diff(ndtr((edges - shared * middles[:, None]) / np.sqrt(1 - shared**2)), axis=1)
+
+
+def difficulty(folder: Path) -> Difficulty:
+    """What an evaluation tells of its tasks, from its tables alone.
+
+    The interval of a pass rate holds the variance of task rates, which is p (1 - p) (icc + (1 - icc) / trials); the
+    interval of the difference between TRACE and the base holds, with those of both, what they share.
+
+    Args:
+        folder: with main.csv, differences.csv and metrics.json.
+
+    Raises:
+        UserError: a table is missing, or each task was played once, which tells nothing of icc.
+    """
+    from scipy.special import ndtri
+
+    main = {row["method"]: row for row in read(folder, "main").to_dict("records")}
+    differences = {(row["first"], row["second"]): row for row in read(folder, "differences").to_dict("records")}
+    z = float(ndtri((1 + json.loads((folder / "metrics.json").read_text())["confidence"]) / 2))
+    rows = [main[TRACE], main[BASE]]
+    tasks = int(main[BASE]["tasks"])
+    trials = round(main[BASE]["trials"] / tasks)
+    if trials < 2:
+        raise UserError(f"{folder} played each task once", "give --icc and --shared, or play 2 trials or more")
+    of_rates = [_variance(row, tasks, z) for row in rows]
+    of_outcomes = [row["pass_rate"] * (1 - row["pass_rate"]) for row in rows]
+    icc = [
+        (trials * rates / outcomes - 1) / (trials - 1) if outcomes else 0.0
+        for rates, outcomes in zip(of_rates, of_outcomes, strict=True)
+    ]
+    between = [max(0.0, share) * outcomes for share, outcomes in zip(icc, of_outcomes, strict=True)]
+    both = sum(of_rates) - _variance(differences[TRACE, BASE], tasks, z)
+    product = float(np.sqrt(between[0] * between[1]))
+    return Difficulty(
+        base=float(main[BASE]["pass_rate"]),
+        icc=round(min(max(float(np.mean(icc)), 0.0), 0.99), 3),
+        shared=round(min(max(both / 2 / product, 0.0), 1.0), 3) if product > 0 else 0.0,
+        tasks=tasks,
+        trials=trials,
+        source=f"{folder}: TRACE and the base on {tasks} tasks x {trials} trials",
+    )
+
+
+def planned(
+    folder: Path, *, base: float | None, tasks: int | None, trials: int | None, icc: float | None, shared: float | None,
+    level: float, wanted: float,
+) -> tuple[Design, str]:  # fmt: skip
+    """A design of what is given, the rest as it was in an evaluation; and where icc and shared come from.
+
+    Args:
+        folder: of the evaluation; it is read only where something is None.
+        base: see `Design`, as for all that follow.
+        tasks: likewise.
+        trials: likewise.
+        icc: likewise.
+        shared: likewise.
+        level: likewise.
+        wanted: power.
+
+    Raises:
+        UserError: something is None and the evaluation does not tell it, or what is given is no design.
+    """
+    given = {"base": base, "tasks": tasks, "trials": trials, "icc": icc, "shared": shared}
+    known = difficulty(folder) if None in given.values() else None
+    found = {name: getattr(known, name) if value is None else value for name, value in given.items()}
+    source = known.source if known and None in (icc, shared) else "as given"
+    return Design(**found, level=level, power=wanted), source
+
+
+def _variance(row: Mapping[Any, Any], tasks: int, z: float) -> float:
+    """Of what a task contributes to a mean, from the mean's interval."""
+    return tasks * ((row["high"] - row["low"]) / (2 * z)) ** 2
+
+
+def paper(icc: float, shared: float, level: float = 0.05, wanted: float = 0.8, seed: int = 0) -> pd.DataFrame:
+    """Which of the paper's differences are detectable with its tasks and its one trial.
+
+    Args:
+        icc: see `Difficulty`; the paper reports nothing of it.
+        shared: likewise.
+        level: of the test.
+        wanted: power.
+        seed: of the simulation.
+
+    Returns:
+        One row a claim: table, column, second (what TRACE is ahead of), tasks, rate, rate_second, difference,
+        detectable (the least gain found with the power wanted), power (at the difference that was published),
+        trials_needed on these tasks; p_least and p_unrelated, the exact McNemar p of the published counts where TRACE
+        passes all that the other passes, and where the two are unrelated: which tasks each passed was not published.
+    """
+    rows = []
+    for claim in claims():
+        rate, second = claim.passed / claim.tasks, claim.passed_second / claim.tasks
+        design = Design(second, claim.tasks, 1, icc, shared, level, wanted, seed=seed)
+        better = round(claim.passed * (1 - second))
+        rows.append(
+            {
+                "table": claim.table,
+                "column": claim.column,
+                "second": claim.second,
+                "tasks": claim.tasks,
+                "rate": rate,
+                "rate_second": second,
+                "difference": rate - second,
+                "detectable": detectable(design),
+                "power": power(design, rate - second),
+                "trials_needed": trials_needed(design, rate - second),
+                "p_least": sign_test(claim.passed - claim.passed_second, 0),
+                "p_unrelated": sign_test(better, better - (claim.passed - claim.passed_second)),
+            }
+        )
+    return pd.DataFrame(rows).astype({"detectable": float, "trials_needed": "Int64"})
+
+
+def shown(design: Design, difference: float | None, source: str) -> list[RenderableType]:
+    """A plan to be printed: what is detectable with other numbers of trials and tasks, and what `difference` takes."""
+    made = Table()
+    counts = [number for number in (design.tasks // 2, design.tasks, 2 * design.tasks) if 2 <= number <= MOST_TASKS]
+    made.add_column("trials")
+    for tasks in counts:
+        made.add_column(f"{tasks} tasks", justify="right", style="bold" if tasks == design.tasks else None)
+    for trials in sorted({1, 2, 4, design.trials}):
+        found = [detectable(replace(design, tasks=tasks, trials=trials)) for tasks in counts]
+        cells = ["none" if one is None else f"{one:.3f}" for one in found]
+        made.add_row(str(trials), *cells, style="bold" if trials == design.trials else None)
+    title = f"Least gain over {design.base:.3f} found with power {design.power:g} at level {design.level:g}"
+    parts: list[RenderableType] = [title, made]
+    if difference is not None:
+        trials, tasks = trials_needed(design, difference), tasks_needed(design, difference)
+        each = f"tasks, each played {_times(design.trials)}"
+        parts.append(
+            f"A difference of {difference:.3f} is found with power {power(design, difference):.2f} on "
+            f"{design.tasks} {each}.\nIt takes {trials or f'more than {MOST_TRIALS}'} trials on these tasks, or "
+            f"{tasks or f'more than {MOST_TASKS:,}'} {each}."
+        )
+    return [*parts, _assumed(design.icc, design.shared, source)]
+
+
+def shown_paper(icc: float, shared: float, level: float, wanted: float, source: str) -> list[RenderableType]:
+    """The paper's claims to be printed."""
+    frame = paper(icc, shared, level, wanted)
+    names = ("tasks", "gain", "detectable", "power", "trials needed", "p at least", "p unrelated")
+    made = Table("tasks of", "TRACE against")
+    for name in names:
+        made.add_column(name, justify="right")
+    for row in frame.to_dict("records"):
+        trials = row["trials_needed"]
+        only = len(published().tables[row["table"]].tasks) == 1
+        made.add_row(
+            row["table"].replace("_", " ") + ("" if only else f", {row['column']}"),
+            label(row["second"]),
+            str(row["tasks"]),
+            *(f"{row['difference']:+.3f}", f"{row['detectable']:.3f}", f"{row['power']:.2f}"),
+            f"over {MOST_TRIALS}" if pd.isna(trials) else str(trials),
+            *(f"{row['p_least']:.4f}", f"{row['p_unrelated']:.4f}"),
+            style="bold" if row["difference"] >= row["detectable"] else None,
+        )
+    enough = sum(row["difference"] >= row["detectable"] for row in frame.to_dict("records"))
+    said = (
+        f"{enough} of {len(frame)} (bold) could have been found with power {wanted:g} at level {level:g}. p: "
+        "McNemar's, if TRACE passes all that the other passes (at least), and if the two are unrelated. No p is "
+        "corrected for the number of comparisons. Mean similarities are left out: their spread was not published."
+    )
+    title = f"Claims of {published().paper}, each task played once"
+    return [title, made, said, _assumed(icc, shared, source)]
+
+
+def _times(trials: int) -> str:
+    return "once" if trials == 1 else f"{trials} times"
+
+
+def _assumed(icc: float, shared: float, source: str) -> str:
+    return f"Assumed: {icc:g} of the variance of outcomes lies between tasks, {shared:g} of it shared ({source})."

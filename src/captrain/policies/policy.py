@@ -1,0 +1,107 @@
+"""Who acts. A policy plays episodes; it knows nothing of scoring, splits, files or retries (`captrain.rollouts`)."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from captrain.config import Component, Machine, takes
+from captrain.config.spec import build
+from captrain.errors import InfrastructureError
+from captrain.records import Message
+
+
+class Playable(Protocol):
+    """What a play needs of an episode: `captrain.contract.GuardedEpisode`, or one turn of a simulated user."""
+
+    @property
+    def messages(self) -> Sequence[Message]:
+        """What the policy sees before its first turn."""
+        ...
+
+    @property
+    def tools(self) -> list[dict[str, Any]]:
+        """OpenAI function schemas."""
+        ...
+
+    def step(self, message: Message) -> tuple[list[Message], bool]:
+        """See `captrain.contract.Episode.step`."""
+        ...
+
+
+class Play:
+    """One episode in progress, as a policy sees it.
+
+    Args:
+        key: names the randomness of this play: equal keys give equal draws, whatever is played beside it.
+        episode: not necessarily open yet.
+        adapter: folder of the adapter to act with, "" for the base.
+        hint: what a model that is being trained reads at the end of its system prompt, beyond the episode's messages.
+            Only policies that GRPO samples through give hints. `messages`, `token_ids` and `mask` never hold it;
+            `logprobs` are those of the model that read it, and `prompt_tokens` counts it.
+
+    `retokenised` says where a served model read other tokens than it had written: the score stands, but nothing can be
+    learnt from the play, and its tokens are not kept. "" for all others.
+    """
+
+    def __init__(self, key: str, episode: Playable, adapter: str = "", hint: str = "") -> None:
+        self.key = key
+        self.episode = episode
+        self.adapter = adapter
+        self.hint = hint
+        self.tools: list[dict[str, Any]] = []
+        self.messages: list[Message] = []
+        self.turns = 0
+        self.token_ids: list[int] = []
+        self.mask: list[int] = []
+        self.logprobs: list[float] = []
+        self.prompt_tokens = self.completion_tokens = 0
+        self.error: str | None = None
+        self.retokenised = ""
+
+    def start(self) -> bool:
+        """Open the episode; False when an infrastructure fault kept it shut, which is then in `error`.
+
+        A policy calls this right before it plays, so that no more episodes are open than are being played.
+        """
+        try:
+            self.messages, self.tools = list(self.episode.messages), self.episode.tools
+        except InfrastructureError as fault:
+            self.error = str(fault)
+        return self.error is None
+
+    def advance(self, message: Message) -> list[Message]:
+        """Take the policy's message; return what answers it, or [] when the episode is over.
+
+        An infrastructure fault ends the play and is kept in `error`: it is the caller's to retry.
+        """
+        self.turns += 1
+        try:
+            replies, done = self.episode.step(message)
+        except InfrastructureError as fault:
+            self.error = str(fault)
+            return []
+        self.messages += [message, *replies]
+        return [] if done else replies
+
+
+class Policy(Protocol):
+    """Plays episodes. Results depend on each play's key alone, never on batch size or order."""
+
+    digest: str
+    """Identity of everything that decides what the policy does, adapters apart."""
+
+    def play(self, plays: Sequence[Play]) -> Iterator[Play]:
+        """Play all to their ends, yielding each when it is over, in any order."""
+        ...
+
+
+def load_policy(component: Component, model: Path, machine: Machine, **runtime: Any) -> Any:
+    """Build the configured policy.
+
+    Args:
+        component: the `policy` section.
+        model: folder that the base stage has left.
+        machine: where it acts; given to those policies alone that start servers.
+        **runtime: further runtime arguments, such as batch.
+    """
+    return build(component, model=model, **runtime, **({"machine": machine} if takes(component, "machine") else {}))

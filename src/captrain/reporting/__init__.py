@@ -1,0 +1,5 @@
+"""What readers see of results: figures, tables, the static report, and loaders for notebooks."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

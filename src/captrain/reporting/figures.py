@@ -1,0 +1,317 @@
+"""Figures of a finished run, drawn from `results/` alone: no model, no rollouts, no torch.
+
+Whoever clones the repository can redraw every figure from the small committed files. Two runs give the same bytes:
+nothing is drawn that depends on time or on the order of a directory, and dates and program versions stay out of the
+files' metadata. Published numbers are drawn in grey, in panels of their own unless the same thing was measured. Figures
+of several runs are in `captrain.reporting.studies`, the style of both in `captrain.reporting.style`.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from captrain.capabilities import replayed
+from captrain.errors import UserError
+from captrain.evaluation import TRACE, label, versus
+from captrain.reporting.published import published, reference
+from captrain.reporting.style import GREY, HEADLINE, MERGING, ROUTING, Line, compare, ordered, render, tint
+
+NEEDED = (
+    "evaluation/main.csv",
+    "evaluation/differences.csv",
+    "evaluation/kinds.csv",
+    "evaluation/metrics.json",
+    "capabilities/selection.json",
+    "capabilities/stability.csv",
+    "adapters/history.csv",
+    "grpo_target/history.csv",
+)
+TRAINED = ("adapters", "grpo_target", "awm", "single", "mixed", "ramp")
+"""Stages that train by reinforcement."""
+SMOOTH = 5
+"""Updates that a training curve is averaged over."""
+
+
+def draw(results: Path, out: Path) -> list[Path]:
+    """Draw every figure as PDF and PNG.
+
+    Args:
+        results: folder that holds one folder a stage.
+        out: folder for the figures, made if needed.
+
+    Returns:
+        The files written.
+
+    Raises:
+        UserError: a result file is missing; the message names the stage that makes it.
+    """
+    figures: dict[str, Callable[[Path], Figure]] = {
+        "main": main,
+        "capabilities": lambda results: capabilities(_selection(results)),
+        "stability": stability,
+        "thresholds": thresholds,
+        "training": training,
+        "kinds": kinds,
+        "routing": routing,
+        "merging": merging,
+    }
+    for name in NEEDED:
+        if not (results / name).exists():
+            raise UserError(f"{results / name} is missing", f"run `dvc repro {name.split('/')[0]}` to make it")
+    if not _rows(results, TRACE, ("merged:",)):
+        del figures["merging"]
+        print("merging: not drawn, for no merged adapter was played; `dvc exp run -S experiment=all_methods` plays all")
+    return render({name: partial(make, results) for name, make in figures.items()}, out)
+
+
+def main(results: Path) -> Figure:
+    """Every method: pass rate with its interval, rollouts spent beside it, and the difference to TRACE. Published
+    rates are marked where they are of the same thing."""
+    return _compared(results, "Pass rate by method (rollouts spent)", None)
+
+
+def routing(results: Path) -> Figure:
+    """Ways of choosing an adapter for a task between what chance and the best possible choice come to."""
+    return _compared(results, "Routing, its bounds and its controls", ROUTING)
+
+
+def merging(results: Path) -> Figure:
+    """One adapter made of TRACE's, in several ways, against TRACE, which routes to them."""
+    return _compared(results, "Merged adapters and TRACE, which routes (rollouts spent)", MERGING)
+
+
+def _compared(results: Path, title: str, wanted: Sequence[str] | None) -> Figure:
+    confidence = json.loads((results / "evaluation/metrics.json").read_text())["confidence"]
+    rows, (name, known) = _rows(results, TRACE, wanted), reference(results)
+    note = f"Open diamonds: as published ({published().paper}; {name}); measured there, not here." if known else ""
+    return compare({"": rows}, TRACE, title, f"pass rate, with {confidence:.0%} interval over test tasks", note)
+
+
+def _rows(results: Path, against: str, wanted: Sequence[str] | None) -> list[Line]:
+    """The methods of the evaluation whose rate is defined, in the order of `wanted` (names or their beginnings), or
+    all in the order of the table."""
+    main = pd.read_csv(results / "evaluation/main.csv").dropna(subset=["pass_rate"])
+    differences = versus(pd.read_csv(results / "evaluation/differences.csv").to_dict("records"), against)
+    _, known = reference(results)
+    found = {
+        row["method"]: Line(
+            row["method"],
+            f"{row['label']} ({row['rollouts_spent']:,})",
+            *(row["pass_rate"], row["low"], row["high"]),
+            difference=differences.get(row["method"]),
+            published=known.get(row["method"]),
+        )
+        for row in main.to_dict("records")
+    }
+    return [found[name] for name in ordered(found, wanted)]
+
+
+def _selection(results: Path) -> dict[str, Any]:
+    return json.loads((results / "capabilities/selection.json").read_text())
+
+
+def capabilities(selection: dict[str, Any]) -> Figure:
+    """Gap against coverage of every candidate, with interval bars and the thresholds of the selection."""
+    thresholds, candidates = selection["thresholds"], selection["candidates"]
+    shown = [one for one in candidates if one["gap"] is not None and one["coverage"] is not None]
+    undefined = len(candidates) - len(shown)
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    axes = figure.subplots()
+    colours = {True: sns.color_palette("deep")[2], False: "0.55"}
+    for selected, name, marker in ((True, "selected", "o"), (False, "rejected", "X")):
+        points = [one for one in shown if one["selected"] is selected]
+        colour = colours[selected]
+        for one in points:
+            if one["gap_low"] is not None and one["gap_high"] is not None:
+                axes.plot([one["coverage"]] * 2, [one["gap_low"], one["gap_high"]], color=colour, linewidth=1.2)
+        places = [one["coverage"] for one in points], [one["gap"] for one in points]
+        axes.scatter(*places, marker=marker, s=42, color=colour, zorder=5, label=f"{name} ({len(points)})")
+    axes.axhline(thresholds["delta"], color="0.2", linestyle="--", linewidth=1)
+    axes.axvline(thresholds["coverage"], color="0.2", linestyle="--", linewidth=1)
+    _name_points(figure, shown)
+    axes.set_xlabel("coverage: share of failed rollouts that lack the capability")
+    axes.set_ylabel("gap: error rate among failed minus among passed")
+    note = f"; {undefined} with undefined gap not drawn" if undefined else ""
+    axes.set_title(f"Candidate capabilities (thresholds dashed{note})", loc="left")
+    axes.legend(loc="best", frameon=True)
+    sns.despine(figure)
+    return figure
+
+
+def _name_points(figure: Figure, points: list[dict[str, Any]]) -> None:
+    """Write each name right of its point, or left of it in the right half, and nudge names of one side apart."""
+    axes = figure.axes[0]
+    axes.margins(0.12, 0.1)
+    left, right = axes.get_xlim()
+    bottom, top = axes.get_ylim()
+    step = 0.045 * (top - bottom)
+    used: dict[bool, float] = {True: -np.inf, False: -np.inf}
+    for one in sorted(points, key=lambda one: (one["gap"], one["id"])):
+        turned = one["coverage"] > (left + right) / 2
+        height = max(one["gap"], used[turned] + step)
+        used[turned] = height
+        axes.annotate(
+            one["name"],
+            (one["coverage"], one["gap"]),
+            xytext=(one["coverage"] + (-1 if turned else 1) * 0.02 * (right - left), height),
+            ha="right" if turned else "left",
+            va="center",
+            fontsize=7.5,
+            bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.8},
+            fontweight="bold" if one["selected"] else "normal",
+            arrowprops={"arrowstyle": "-", "color": "0.7", "linewidth": 0.5, "shrinkA": 0, "shrinkB": 2},
+        )
+
+
+def stability(results: Path) -> Figure:
+    """How often each candidate was retained, and its coverage and gap, run by run of the labelling; beside it how often
+    those of the paper were."""
+    selection, runs = _selection(results), pd.read_csv(results / "capabilities/stability.csv")
+    limits, candidates = selection["thresholds"], selection["candidates"]
+    figure = Figure(figsize=(11.2, 1.6 + 0.24 * max(len(candidates), 9)), layout="constrained")
+    grid = figure.subplots(1, 4, width_ratios=(3, 3, 3, 3))
+    for axes in grid[1:3]:
+        axes.sharey(grid[0])
+    chosen = sns.color_palette("deep")[2]
+    for place, one in enumerate(candidates):
+        shade = chosen if one["selected"] else "0.6"
+        grid[0].barh(place, one["runs_retained"], color=shade, height=0.6)
+        own = runs[runs["capability"] == one["id"]]
+        # Runs beside each other in their order, so that equal values do not hide each other.
+        heights = place + np.linspace(-0.28, 0.28, len(own)) if len(own) > 1 else [place] * len(own)
+        for axes, column in zip(grid[1:3], ("coverage", "gap"), strict=True):
+            axes.scatter(own[column], heights, s=9, color=shade, linewidth=0)
+    grid[0].axvline(limits["agreement"], color="0.2", linestyle="--", linewidth=1)
+    grid[1].axvline(limits["coverage"], color="0.2", linestyle="--", linewidth=1)
+    grid[2].axvline(limits["delta"], color="0.2", linestyle="--", linewidth=1)
+    grid[0].set_yticks(range(len(candidates)), [one["name"] for one in candidates])
+    grid[0].set_ylim(max(len(candidates), 1) - 0.5, -0.5)
+    for axes in grid[1:3]:
+        axes.tick_params(labelleft=False)
+    count = candidates[0]["runs"] if candidates else 0
+    grid[0].set_xlabel(f"runs of {count} that retain it")
+    grid[1].set_xlabel("coverage, a point for each run")
+    grid[2].set_xlabel("gap, a point for each run")
+    grid[0].set_title("Candidates over labelling runs (thresholds dashed)", loc="left")
+    for axes in (grid[0], grid[3]):
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
+    _published_selection(grid[3])
+    known = published()
+    note = f"Grey outlines: {known.paper}; {known.selection.source}: another model, other benchmarks."
+    figure.supxlabel(note, fontsize=7.5, color=GREY)
+    sns.despine(figure, left=True)
+    return figure
+
+
+def _published_selection(axes: Axes) -> None:
+    known = published().selection
+    axes.barh(range(len(known.times)), list(known.times.values()), height=0.6, facecolor="none", edgecolor=GREY)
+    axes.axvline(known.needed, color=GREY, linestyle="--", linewidth=1)
+    axes.set_yticks(range(len(known.times)), list(known.times), color=GREY)
+    axes.set_ylim(len(known.times) - 0.5, -0.5)
+    axes.set_xlabel(f"runs of {known.runs} that retain it", color=GREY)
+    axes.set_title("As published", loc="left", color=GREY)
+
+
+def thresholds(results: Path) -> Figure:
+    """What would be selected over a grid of thresholds, replayed from the account of the selection."""
+    selection = _selection(results)
+    limits, candidates = selection["thresholds"], selection["candidates"]
+    deltas, coverages = [one / 10 for one in range(1, 10)], [one / 20 for one in range(1, 9)]
+    cells = {(d, c): replayed(selection, d, c) for d in deltas for c in coverages}
+    numbers = {one["id"]: place for place, one in enumerate(candidates, start=1)}
+    occurring = [one for one in candidates if any(one["id"] in cell for cell in cells.values())]
+    figure = Figure(figsize=(6.4, 4.4), layout="constrained")
+    axes = figure.subplots()
+    counts = np.array([[len(cells[d, c]) for d in deltas] for c in coverages])
+    axes.imshow(counts, cmap=sns.light_palette("seagreen", as_cmap=True), origin="lower", aspect="auto", vmin=0)
+    for (d, c), cell in cells.items():
+        said = " ".join(str(number) for number in sorted(numbers[slug] for slug in cell)) or "-"
+        own = (d, c) == (limits["delta"], limits["coverage"])
+        look = {"fontsize": 7.5, "fontweight": "bold" if own else "normal"}
+        dark = len(cell) > 0.7 * max(counts.max(), 1)
+        place = deltas.index(d), coverages.index(c)
+        axes.text(*place, said, ha="center", va="center", color="white" if dark else "0.2", **look)
+    axes.set_xticks(range(len(deltas)), [f"{one:g}" for one in deltas])
+    axes.set_yticks(range(len(coverages)), [f"{one:g}" for one in coverages])
+    axes.grid(visible=False)
+    axes.set_xlabel("delta: least gap")
+    axes.set_ylabel("least coverage")
+    axes.set_title("Selected capabilities by threshold (as configured: bold)", loc="left")
+    legend = "   ".join(f"{numbers[one['id']]} {one['name']}" for one in occurring) or "nothing is selected anywhere"
+    figure.supxlabel(legend, fontsize=7.5)
+    return figure
+
+
+def training(results: Path) -> Figure:
+    """Reward, success and the share of informative groups over rollouts spent, one line an adapter: TRACE's beside GRPO
+    on the target, and beneath them the adapters of the other baselines that were trained."""
+    histories = {stage: results / stage / "history.csv" for stage in TRAINED}
+    lines = {
+        stage: list(pd.read_csv(path).groupby("adapter", sort=False))
+        for stage, path in histories.items()
+        if path.exists()
+    }
+    own = [line for stage in ("adapters", "grpo_target") for line in lines[stage]]
+    others = [line for stage in TRAINED[2:] for line in lines.get(stage, [])]
+    rows = [some for some in (own, others) if some] or [own]
+    figure = Figure(figsize=(9.6, 0.4 + 3.0 * len(rows)), layout="constrained")
+    grid = figure.subplots(len(rows), 3, sharex=True, sharey=True, squeeze=False)
+    panels = {
+        "reward": "mean reward",
+        "success": "success rate",
+        "informative": "share of informative groups",
+    }
+    for panels_of, some in zip(grid, rows, strict=True):
+        colours = sns.color_palette("colorblind", len(some))
+        for axes, (column, title) in zip(panels_of, panels.items(), strict=True):
+            for (name, line), shade in zip(some, colours, strict=True):
+                look = {"color": "0.15", "linestyle": "--"} if name == "grpo_target" else {"color": shade}
+                smooth = line[column].rolling(SMOOTH, min_periods=1).mean()
+                axes.plot(line["rollouts"], smooth, label=_adapter(str(name)), linewidth=1.4, **look)
+            axes.set_title(title, loc="left")
+            axes.set_ylim(-0.02, 1.02)
+        if some:
+            panels_of[0].legend(fontsize=6.5, frameon=True)
+    for axes in grid[-1]:
+        axes.set_xlabel(f"rollouts spent; means of {SMOOTH} updates", fontsize=8)
+    sns.despine(figure)
+    return figure
+
+
+def _adapter(name: str) -> str:
+    return label(name) if name in TRAINED else name.replace("_", " ")
+
+
+def kinds(results: Path) -> Figure:
+    """Pass rate by task kind of the base, the headline baselines and TRACE, with intervals."""
+    table = pd.read_csv(results / "evaluation/kinds.csv")
+    methods = [method for method in HEADLINE if method in set(table["method"])]
+    names = sorted(set(table["kind"].astype(str)))
+    figure = Figure(figsize=(6.4, 1.2 + 0.5 * len(names)), layout="constrained")
+    axes = figure.subplots()
+    for index, method in enumerate(methods):
+        colour = tint(method)
+        rows = [row for row in table.dropna(subset=["pass_rate"]).to_dict("records") if row["method"] == method]
+        places = [names.index(str(row["kind"])) + 0.2 * (index - (len(methods) - 1) / 2) for row in rows]
+        for place, row in zip(places, rows, strict=True):
+            axes.plot([row["low"], row["high"]], [place, place], color=colour, linewidth=1.6)
+        named = rows[0]["label"] if rows else method
+        axes.plot([row["pass_rate"] for row in rows], places, "o", color=colour, markersize=5, label=named)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_xlim(-0.02, 1.02)
+    axes.set_xlabel("pass rate on the test split; differences by kind are not tested")
+    axes.set_title("Pass rate by task kind", loc="left")
+    figure.legend(loc="outside lower center", ncols=len(methods), frameon=False)
+    sns.despine(figure, left=True)
+    return figure

@@ -1,0 +1,234 @@
+"""Every result of a run as records or as a pandas frame, for notebooks: `captrain.load_main()`.
+
+Each loader takes the root of a project, reads what a stage has left there, and computes nothing that a stage has not
+computed. What is missing is a `UserError` that names the file and the stage. The package offers them by name and
+imports this module when one is first asked for.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+
+from captrain.config import Spec
+from captrain.config import spec as specification
+from captrain.errors import UserError
+from captrain.evaluation import STAGES, tables
+from captrain.ledger import LedgerEntry
+from captrain.records import Capability, Passport, Rollout, RolloutLabels, load
+from captrain.reporting import published
+
+Root = Path | str
+ROLLOUTS = {
+    "diagnosis": "artifacts/rollouts/discovery.jsonl",
+    "calibration": "artifacts/environments/calibration.jsonl",
+    "evaluation": "artifacts/evaluation/rollouts.jsonl",
+}
+SPENDERS = ("rollouts", "environments", *STAGES)
+
+
+def load_spec(root: Root = ".") -> Spec:
+    """The specification that the results were made by.
+
+    >>> captrain.load_spec().evaluation.trials
+    4
+    """
+    return specification.load(Path(root) / "results/spec.yaml")
+
+
+def load_rollouts(
+    root: Root = ".", purpose: Literal["diagnosis", "calibration", "evaluation"] = "diagnosis"
+) -> list[Rollout]:
+    """The rollouts of one purpose, whole: messages, tokens, score.
+
+    >>> rollout = captrain.load_rollouts()[0]
+    >>> rollout.outcome, len(rollout.messages)
+    ('failed', 3)
+    """
+    return load(Path(root) / ROLLOUTS[purpose], Rollout)
+
+
+def load_labels(root: Root = ".") -> pd.DataFrame:
+    """One row a verdict: run, rollout, outcome, count (how often the run's resample drew the rollout), capability,
+    verdict, evidence, message.
+
+    >>> captrain.load_labels().groupby("verdict").size().to_dict()
+    {'LACKING': 1, 'NA': 1}
+    """
+    rows = [
+        (one.run, one.rollout, one.outcome, one.count, name, label.verdict, label.evidence, label.message)
+        for one in load(Path(root) / "artifacts/labels/labels.jsonl", RolloutLabels)
+        for name, label in one.labels.items()
+    ]
+    columns = ["run", "rollout", "outcome", "count", "capability", "verdict", "evidence", "message"]
+    return pd.DataFrame(rows, columns=columns).astype({"message": "Int64"})
+
+
+def load_selection(root: Root = ".") -> pd.DataFrame:
+    """One row a candidate, in the order of the selection: id, name, gap with its interval, coverage, error rates, runs
+    that retain it, and why it was selected or rejected.
+
+    >>> captrain.load_selection()[["id", "gap"]].values.tolist()
+    [['record_selection', 0.5]]
+    """
+    path = _there(root, "results/capabilities/selection.json", "capabilities")
+    return pd.DataFrame(json.loads(path.read_text())["candidates"]).drop(columns="per_run", errors="ignore")
+
+
+def load_capabilities(root: Root = ".") -> list[Capability]:
+    """The capabilities that were selected, best first.
+
+    >>> [one.id for one in captrain.load_capabilities()]
+    ['record_selection']
+    """
+    return load(Path(root) / "results/capabilities/capabilities.jsonl", Capability)
+
+
+def load_passports(root: Root = ".") -> dict[str, Passport]:
+    """The passport of every environment by its capability, passed or not.
+
+    >>> {name: passport.passed for name, passport in captrain.load_passports().items()}
+    {'record_selection': True}
+    """
+    folder = _there(root, "results/environments", "environments")
+    found = [Passport.model_validate_json(path.read_text()) for path in sorted(folder.glob("*.passport.json"))]
+    return {passport.capability: passport for passport in found}
+
+
+def load_adapters(root: Root = ".") -> pd.DataFrame:
+    """What there is to act with, one row each: stage, name, digest, path, rollouts, discarded.
+
+    >>> captrain.load_adapters()[["stage", "name"]].values.tolist()
+    [['adapters', 'record_selection']]
+    """
+    rows = [{"stage": stage, "name": name, **row} for stage, index in _indices(root).items() for name, row in index]
+    return pd.DataFrame(rows).drop(columns="guidance", errors="ignore")
+
+
+def load_history(root: Root = ".") -> pd.DataFrame:
+    """One row a training step: stage, adapter, step, rollouts so far, reward, success, share of informative groups.
+
+    >>> captrain.load_history()["reward"].round(2).tolist()
+    [0.4, 0.6]
+    """
+    paths = {stage: Path(root) / "results" / stage / "history.csv" for stage in STAGES}
+    _there(root, "results/adapters/history.csv", "adapters")
+    return pd.concat(
+        [
+            _table(path).assign(stage=stage)
+            for stage, path in paths.items()
+            if path.exists() and path.stat().st_size > 1
+        ],
+        ignore_index=True,
+    )
+
+
+def load_routes(root: Root = ".") -> pd.DataFrame:
+    """One row a task: task, kind, the arm that each router chooses, and the configured one's (`chosen`).
+
+    >>> captrain.load_routes()["chosen"].tolist()
+    ['record_selection']
+    """
+    return _table(_there(root, "results/routes/routes.csv", "routes"))
+
+
+def load_outcomes(root: Root = ".", rollouts: Sequence[Rollout] | None = None) -> pd.DataFrame:
+    """One row a rollout of the evaluation: rollout, task, kind, arm, trial, outcome, reward, prompt and completion
+    tokens. An arm is "base", or the name by which its stage knows its adapter or its prompt; a composition of adapters
+    is named by its digest. `rollouts` are those of the evaluation where they were read already.
+
+    >>> captrain.load_outcomes().pivot(index="task", columns="arm", values="reward").to_dict("records")
+    [{'base': 0.0, 'record_selection': 1.0}]
+    """
+    entries = [(name, row) for index in _indices(root).values() for name, row in index]
+    adapters = {row["digest"]: name for name, row in reversed(entries) if row["path"]}
+    rollouts = load_rollouts(root, "evaluation") if rollouts is None else rollouts
+    # The base is played first, then the prompts in the order of their stages.
+    policies = list(dict.fromkeys(rollout.policy for rollout in rollouts))
+    prompts = dict(zip(policies, ["base", *(name for name, row in entries if row.get("guidance"))], strict=False))
+    rows = [
+        {
+            "rollout": one.id,
+            "task": one.task.id,
+            "kind": str(one.task.data.get("kind", "")),
+            "arm": adapters.get(one.adapter, one.adapter) if one.adapter else prompts.get(one.policy, one.policy),
+            "trial": one.trial,
+            "outcome": one.outcome,
+            "reward": one.score.reward if one.score else None,
+            "prompt_tokens": one.usage.prompt_tokens,
+            "completion_tokens": one.usage.completion_tokens,
+        }
+        for one in rollouts
+    ]
+    return pd.DataFrame(rows).astype({"reward": float})
+
+
+def load_main(root: Root = ".") -> pd.DataFrame:
+    """The final table: one row a method with pass rate, interval, pass^k, mean reward, tasks, errors, rollouts spent.
+
+    >>> captrain.load_main().set_index("method")["pass_rate"].to_dict()
+    {'base': 0.25, 'trace': 0.5}
+    """
+    return tables.read(Path(root) / "results/evaluation", "main")
+
+
+def load_differences(root: Root = ".") -> pd.DataFrame:
+    """One row a comparison: first, second, paired difference with its interval, and the test of it.
+
+    >>> captrain.load_differences()[["first", "second", "difference"]].values.tolist()
+    [['trace', 'base', 0.25]]
+    """
+    return tables.read(Path(root) / "results/evaluation", "differences")
+
+
+def load_kinds(root: Root = ".") -> pd.DataFrame:
+    """The final table by kind of task.
+
+    >>> captrain.load_kinds()["kind"].unique().tolist()
+    ['pick']
+    """
+    return tables.read(Path(root) / "results/evaluation", "kinds")
+
+
+def load_ledger(root: Root = ".") -> pd.DataFrame:
+    """Every rollout that training, calibration and diagnosis spent: stage, purpose, method, item, rollouts, discarded,
+    errors, tokens. Evaluation spends on all methods alike and is in results/evaluation/ledger.csv.
+
+    >>> int(captrain.load_ledger()["rollouts"].sum())
+    320
+    """
+    _there(root, "results/rollouts/ledger.jsonl", "rollouts")
+    paths = [Path(root) / "results" / stage / "ledger.jsonl" for stage in SPENDERS]
+    entries = [entry for path in paths if path.exists() for entry in load(path, LedgerEntry)]
+    return pd.DataFrame([entry.model_dump() for entry in entries])
+
+
+def load_published(root: Root = ".") -> pd.DataFrame:
+    """Every number that the paper published, beside ours where the same thing was run.
+
+    >>> frame = captrain.load_published()
+    >>> frame.query("what == 'tau2' and method == 'trace' and at == 'all'")["published"].tolist()
+    [47.0]
+    """
+    return published.table(Path(root))
+
+
+def _there(root: Root, name: str, stage: str) -> Path:
+    path = Path(root) / name
+    if not path.exists():
+        raise UserError(f"{path} is missing", f"run `dvc repro {stage}` to make it")
+    return path
+
+
+def _table(path: Path) -> pd.DataFrame:
+    # A kind or an arm may be called "none" or "NA".
+    return pd.read_csv(path, keep_default_na=False, na_values=[""])
+
+
+def _indices(root: Root) -> dict[str, list[tuple[str, dict[str, Any]]]]:
+    """Stage -> what it has left, by name, in the order of the stages."""
+    _there(root, "results/adapters/index.json", "adapters")
+    paths = {stage: Path(root) / "results" / stage / "index.json" for stage in STAGES}
+    return {stage: [*json.loads(path.read_text()).items()] for stage, path in paths.items() if path.exists()}

@@ -1,0 +1,334 @@
+"""What the pages of the report say, of what `files` reads. Numbers that are undefined are None."""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import yaml
+from pydantic import TypeAdapter
+
+from captrain.capabilities import demands
+from captrain.errors import UserError
+from captrain.evaluation import STAGES, Bootstrap, tables
+from captrain.records import Capability, Passport, Rollout, RolloutLabels, load
+from captrain.reporting import loaders, published
+from captrain.reporting.pages import files
+from captrain.reporting.pages.files import Missing, Row, plain
+
+LABELS = "artifacts/labels/labels.jsonl"
+SELECTION = "results/capabilities/selection.json"
+EXAMPLES = 5
+"""Rollouts that the page of a capability shows in full."""
+RESAMPLES = 2000
+OWN, OTHERS = "its own kinds", "all other kinds"
+
+
+@dataclass(frozen=True)
+class Lack:
+    """What the labels say of one failed rollout and one capability: in how many of the runs that labelled it it is
+    LACKING, and the evidence that most of those give, with the index of the message it points at."""
+
+    capability: str
+    lacking: int
+    runs: int
+    evidence: str
+    message: int | None
+
+
+def selection(root: Path) -> Any:
+    """The account of the selection, or what is missing."""
+    return files.document(root, SELECTION, "capabilities", files.Selection)
+
+
+def overview(root: Path) -> Row:
+    """Main table, differences with their reading, candidates, recommendation."""
+    metrics = files.document(root, "results/evaluation/metrics.json", "evaluation", files.Metrics)
+    confidence = 0.95 if isinstance(metrics, Missing) else metrics["confidence"]
+    differences = files.table(root, "results/evaluation/differences.csv", "evaluation", files.Difference)
+    if isinstance(differences, list):
+        level = 1 - confidence
+        differences = [{**row, "reading": tables.reading(row, level)} for row in differences]
+    return {
+        "confidence": confidence,
+        "main": files.table(root, "results/evaluation/main.csv", "evaluation", files.Method),
+        "differences": differences,
+        "candidates": selection(root),
+        "recommendation": files.document(
+            root, "results/capabilities/recommendation.json", "capabilities", files.Advice
+        ),
+    }
+
+
+def ledger(root: Path) -> Row:
+    """Rollouts counted by purpose, and what each method is charged for."""
+    return {
+        "ledger": files.table(root, "results/evaluation/ledger.csv", "evaluation", files.Entry),
+        "spent": files.table(root, "results/evaluation/spent.csv", "evaluation", files.Spent),
+    }
+
+
+def several(root: Path) -> Row:
+    """Tables over several runs, by the file that they are of, and the figures that are drawn of them.
+
+    Their columns are those of the file: a sweep has one for each of its settings.
+    """
+    names = ["results/replicates/summary.csv", "results/replicates/differences.csv", "results/replicates/points.csv"]
+    names += sorted(path.relative_to(root).as_posix() for path in root.glob("results/sweeps/*.csv"))
+    found = {name: files.table(root, name, name.split("/")[1]) for name in names if (root / name).exists()}
+    return {"tables": found, "figures": [path.name for path in sorted(root.glob("results/studies/*.png"))]}
+
+
+def literature(root: Path) -> Row:
+    """The tables of the paper as printed, our number where the same thing was run, and what does not agree."""
+    known, ours = published.published(), dict[tuple[str, str, str], Row]()
+    if all((root / "results" / name).exists() for name in ("evaluation/main.csv", "evaluation/kinds.csv", "spec.yaml")):
+        with files.whole(root, "results/spec.yaml", "compose"):
+            TypeAdapter(dict[str, Any]).validate_python(yaml.safe_load((root / "results/spec.yaml").read_text()))
+        found = files.rows(published.table(root))
+        ours = {(row["what"], row["method"], row["at"]): row for row in found if row["ours"] is not None}
+    return {"known": known, "ours": ours, "contradictions": published.contradictions()}
+
+
+def rollouts(root: Path, purpose: Literal["diagnosis", "evaluation"]) -> list[Rollout] | Missing:
+    """The rollouts of one purpose."""
+    stage = "rollouts" if purpose == "diagnosis" else purpose
+    return files.here(root, loaders.ROLLOUTS[purpose], stage, lambda: loaders.load_rollouts(root, purpose))
+
+
+def outcomes(root: Path, rollouts: list[Rollout] | Missing) -> pd.DataFrame | Missing:
+    """As `loaders.load_outcomes` gives them, of the rollouts of the evaluation."""
+    if isinstance(rollouts, Missing):
+        return rollouts
+    known = files.document(root, "results/adapters/index.json", "adapters", dict[str, files.Made])
+    if isinstance(known, Missing):
+        return known
+    indices(root)  # so that a corrupt one is named
+    return files.here(root, loaders.ROLLOUTS["evaluation"], "evaluation", lambda: loaders.load_outcomes(root, rollouts))
+
+
+def labels(root: Path) -> list[RolloutLabels] | Missing:
+    """All labels of all runs."""
+    return files.here(root, LABELS, "labels", lambda: load(root / LABELS, RolloutLabels))
+
+
+def lacks(found: Sequence[RolloutLabels]) -> dict[str, list[Lack]]:
+    """What each failed rollout lacks in more than half of the runs that labelled it."""
+    said: defaultdict[tuple[str, str], list[Any]] = defaultdict(list)
+    for row in found:
+        if row.outcome == "failed":
+            for name, label in row.labels.items():
+                said[row.rollout, name].append(label)
+    lacking: defaultdict[str, list[Lack]] = defaultdict(list)
+    for (rollout, name), verdicts in said.items():
+        against = [one for one in verdicts if one.verdict == "LACKING"]
+        if 2 * len(against) > len(verdicts):
+            ((evidence, message), _), *_ = Counter((one.evidence, one.message) for one in against).most_common(1)
+            lacking[rollout].append(Lack(name, len(against), len(verdicts), evidence, message))
+    return dict(lacking)
+
+
+def capabilities(
+    root: Path,
+    discovery: Sequence[Rollout] | Missing,
+    verdicts: Sequence[RolloutLabels] | Missing,
+    outcomes: pd.DataFrame | Missing,
+) -> list[Row] | Missing:
+    """One row a candidate, best first, with all that its page shows.
+
+    Args:
+        root: of the project.
+        discovery: rollouts of the diagnosis.
+        verdicts: labels of these.
+        outcomes: of the evaluation, as `loaders.load_outcomes` gives them.
+    """
+    account = selection(root)
+    if isinstance(account, Missing):
+        return account
+    history = files.table(root, "results/adapters/history.csv", "adapters", files.Step)
+    adapters = files.document(root, "results/adapters/index.json", "adapters", dict[str, files.Made])
+    kinds = files.table(root, "results/evaluation/kinds.csv", "evaluation", files.Kind)
+    proposed = _proposed(root)
+    lacking = {} if isinstance(verdicts, Missing) else lacks(verdicts)
+    synthesized = (root / "results/environments").exists()
+    found = []
+    for one in account["candidates"]:
+        name = one["id"]
+        path = f"results/environments/{name}.py"
+        source = files.here(root, path, "environments", (root / path).read_text)
+        passport = files.model(root, f"results/environments/{name}.passport.json", "environments", Passport)
+        steps = history if isinstance(history, Missing) else [row for row in history if row["adapter"] == name]
+        found.append(
+            {
+                **one,
+                "thresholds": account["thresholds"],
+                "details": proposed[name].details if name in proposed else {},
+                "passport": None if isinstance(passport, Missing) and synthesized else passport,
+                "source": "" if isinstance(source, Missing) else source,
+                "history": steps,
+                "adapter": adapters if isinstance(adapters, Missing) else adapters.get(name),
+                "kinds": kinds,
+                "evidence": _evidence(name, proposed.get(name), discovery, verdicts, lacking),
+                "gains": gains(name, discovery, verdicts, outcomes),
+            }
+        )
+    return found
+
+
+def _proposed(root: Path) -> dict[str, Capability]:
+    """Every candidate as it was proposed; what is missing is said elsewhere."""
+    made = {"results/labels/candidates.jsonl": "labels", "results/capabilities/capabilities.jsonl": "capabilities"}
+    found: dict[str, Capability] = {}
+    for name, stage in made.items():
+        read = files.here(root, name, stage, lambda name=name: load(root / name, Capability))
+        found |= {} if isinstance(read, Missing) else {one.id: one for one in read}
+    return found
+
+
+def _evidence(
+    name: str,
+    proposed: Capability | None,
+    discovery: Sequence[Rollout] | Missing,
+    verdicts: Sequence[RolloutLabels] | Missing,
+    lacking: Mapping[str, list[Lack]],
+) -> list[tuple[Rollout, Lack]] | Missing:
+    """Rollouts that lack the capability, those first that it was proposed from."""
+    if isinstance(discovery, Missing) or isinstance(verdicts, Missing):
+        return discovery if isinstance(discovery, Missing) else verdicts  # type: ignore[return-value]
+    first = {rollout: at for at, rollout in enumerate(proposed.examples if proposed else ())}
+    found = [(one, lack) for one in discovery for lack in lacking.get(one.id, ()) if lack.capability == name]
+    found.sort(key=lambda pair: first.get(pair[0].id, len(first)))  # stable: the others stay in their order
+    return found[:EXAMPLES]
+
+
+def gains(
+    name: str,
+    discovery: Sequence[Rollout] | Missing,
+    verdicts: Sequence[RolloutLabels] | Missing,
+    outcomes: pd.DataFrame | Missing,
+) -> Row | Missing | None:
+    """What the adapter gains over the base on tasks of each kind, on its own kinds together and on the others.
+
+    A kind is the capability's own where more than half of its failed discovery rollouts demand it
+    (`compounds.demands`). None where no such adapter was played; without labels no kind is known as its own.
+    Intervals (95%) are of a bootstrap over tasks.
+    """
+    if isinstance(outcomes, Missing):
+        return outcomes
+    if name not in set(outcomes["arm"]):
+        return None
+    passed: defaultdict[tuple[str, str], dict[str, list[bool]]] = defaultdict(lambda: {"base": [], name: []})
+    for kind, task, arm, outcome in outcomes[["kind", "task", "arm", "outcome"]].itertuples(index=False, name=None):
+        if arm in ("base", name) and outcome != "error":
+            passed[str(kind), task][arm].append(outcome == "passed")
+    both = {place: arms for place, arms in passed.items() if all(arms.values())}
+    own = _own_kinds(name, discovery, verdicts)
+    kinds = sorted({kind for kind, _ in both})
+    groups = {OWN: own, OTHERS: {*kinds} - own} if own else {}
+    groups |= {kind: {kind} for kind in kinds}
+    found = []
+    for group, members in groups.items():
+        part = [arms for (kind, _), arms in both.items() if kind in members]
+        if part:
+            rates = np.array([[sum(arms[arm]) / len(arms[arm]) for arm in ("base", name)] for arms in part])
+            each = rates[:, 1] - rates[:, 0]
+            low, high = Bootstrap(len(each), RESAMPLES, 0.95, 0).interval(each)
+            base, adapter = rates.mean(axis=0).tolist()
+            found.append(
+                {
+                    "group": group,
+                    "strong": group in (OWN, OTHERS) or group in own,
+                    "tasks": len(part),
+                    "base": base,
+                    "adapter": adapter,
+                    "gain": float(each.mean()),
+                    "low": plain(low),
+                    "high": plain(high),
+                }
+            )
+    return {"rows": found, "own": sorted(own)}
+
+
+def _own_kinds(
+    name: str, discovery: Sequence[Rollout] | Missing, verdicts: Sequence[RolloutLabels] | Missing
+) -> set[str]:
+    if isinstance(discovery, Missing) or isinstance(verdicts, Missing):
+        return set()
+    asked = demands(verdicts, [name])
+    said: defaultdict[str, list[bool]] = defaultdict(list)
+    for one in discovery:
+        if one.id in asked:
+            said[str(one.task.data.get("kind", ""))].append(name in asked[one.id])
+    return {kind for kind, each in said.items() if 2 * sum(each) > len(each)}
+
+
+def provenance(root: Path) -> list[Row] | Missing:
+    """One row a stage of dvc.yaml: what it is, its command, its outputs with their hashes as dvc.lock records them, and
+    whether they are here."""
+    path, lock = root / "dvc.yaml", root / "dvc.lock"
+    if not path.exists() or not lock.exists():
+        gone = lock if path.exists() else path
+        return Missing(f"{gone.name} is missing", "run the report inside a clone in which `dvc repro` has run")
+    recorded = (_yaml(lock) or {}).get("stages", {})
+    found = []
+    for name, stage in _yaml(path)["stages"].items():
+        own = recorded.get(name, {})
+        outputs = [
+            {"path": one["path"], "hash": one.get("md5", ""), "size": one.get("size"), "here": _here(root, one["path"])}
+            for one in own.get("outs", [])
+        ]
+        inputs = [{"path": one["path"], "hash": one.get("md5", "")} for one in own.get("deps", [])]
+        command = stage.get("cmd", "")
+        found.append(
+            {"name": name, "desc": stage.get("desc", ""), "cmd": command, "outputs": outputs, "inputs": inputs}
+        )
+    return found
+
+
+def _yaml(path: Path) -> Any:
+    try:
+        return yaml.safe_load(path.read_text())
+    except (ValueError, yaml.YAMLError) as error:
+        said = " ".join(str(error).split())
+        raise UserError(f"{path} is corrupt: {said}", f"restore it: `git checkout -- {path.name}`") from None
+
+
+def _here(root: Path, name: str) -> bool:
+    path = root / name
+    return any(path.iterdir()) if path.is_dir() else path.exists()
+
+
+def routes(root: Path) -> list[Row] | Missing:
+    """One row a task: task, kind, the arm that each router chooses, and the configured one's (`chosen`)."""
+    return files.table(root, "results/routes/routes.csv", "routes", files.Route)
+
+
+def arm_names(root: Path, outcomes: pd.DataFrame, routed: Sequence[Row]) -> dict[str, str]:
+    """Names of compositions by the digest that stands for them among the arms: a composition is played on the tasks
+    that are routed to it and on no other, and is named where that is true of one alone."""
+    names = files.document(root, "results/routes/compositions.json", "routes", dict[str, Any])
+    if isinstance(names, Missing):
+        return {}
+    asked: dict[str, set[str]] = {name: set() for name in names}
+    for row in routed:
+        for column, arm in row.items():
+            if column not in ("task", "kind") and arm in asked:
+                asked[arm].add(row["task"])
+    known = {"base", *(name for index in indices(root).values() for name in index)}
+    found = {}
+    for arm, part in outcomes.groupby("arm"):
+        fitting = [name for name, tasks in asked.items() if tasks == set(part["task"])]
+        if arm not in known and len(fitting) == 1:
+            found[str(arm)] = fitting[0]
+    return found
+
+
+def indices(root: Path) -> dict[str, dict[str, Any]]:
+    """What each stage that is here has left to act with, by stage and name."""
+    read = {
+        stage: files.document(root, f"results/{stage}/index.json", stage, dict[str, files.Made]) for stage in STAGES
+    }
+    return {stage: index for stage, index in read.items() if not isinstance(index, Missing)}

@@ -1,0 +1,203 @@
+"""Writes the report: pages from templates, data for them, into one folder that opens from a disk.
+
+Equal inputs give equal bytes: nothing of time, machine or path is written. The folder is made aside and renamed at the
+end, so that what stands there is always a whole report; a folder that is not one is never replaced. Rollouts are data:
+templates escape all text, scripts set text alone, and the pages' policy runs no script but the report's own files.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from captrain.errors import UserError
+from captrain.evaluation import label, otherwise
+from captrain.reporting.pages import data, shards
+from captrain.reporting.pages.files import Missing
+
+HERE = Path(__file__).parent
+GENERATOR = '<meta name="generator" content="captrain report">'
+SCRIPTS = ("rollouts.js", "selection.js", "thresholds.js")
+PAGES = {
+    "index": "Overview",
+    "rollouts": "Rollouts",
+    "thresholds": "Thresholds",
+    "several": "Several runs",
+    "published": "Published",
+    "ledger": "Ledger",
+    "provenance": "Provenance",
+}
+"""Pages by name, with what the navigation calls them."""
+PREFIX = "figure-"
+"""What names of copied figures begin with."""
+
+
+def build(root: Path, out: Path) -> list[Path]:
+    """Build the report of a project.
+
+    Args:
+        root: of the project, with results/ and, where they were made, artifacts/.
+        out: folder of the report; replaced as a whole if it holds one.
+
+    Returns:
+        The files written, pages first.
+
+    Raises:
+        UserError: `out` holds something else than a report; a file among the results is corrupt.
+    """
+    _refuse_foreign(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    aside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    shutil.rmtree(aside, ignore_errors=True)
+    (aside / "data").mkdir(parents=True)
+    written = []
+    try:
+        for name, content in _files(root):
+            (aside / name).write_bytes(content.encode() if isinstance(content, str) else content)
+            written.append(out / name)
+        if out.exists():
+            shutil.rmtree(out)
+        aside.rename(out)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return written
+
+
+def _refuse_foreign(out: Path) -> None:
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    page = out / "index.html"
+    if not page.is_file() or GENERATOR not in page.read_text(encoding="utf-8", errors="replace"):
+        raise UserError(f"{out} exists and is not a report", "name a new folder with --out")
+
+
+def _files(root: Path) -> Iterator[tuple[str, str | bytes]]:
+    """Every file of the report, name and content; pages first."""
+    discovery, evaluation = data.rollouts(root, "diagnosis"), data.rollouts(root, "evaluation")
+    verdicts, outcomes = data.labels(root), data.outcomes(root, evaluation)
+    found = data.capabilities(root, discovery, verdicts, outcomes)
+    several = data.several(root)
+    shared = {
+        "generator": Markup(GENERATOR),
+        "style": Markup((HERE / "static/style.css").read_text()),
+        "pages": PAGES,
+        "missing": [one for one in (discovery, verdicts, evaluation) if isinstance(one, Missing)],
+        "rollouts": any(isinstance(one, list) and one for one in (discovery, evaluation)),
+    }
+    views: Mapping[str, dict[str, Any]] = {
+        "index": data.overview(root),
+        "rollouts": {},
+        "thresholds": {"selection": data.selection(root)},
+        "several": several,
+        "published": data.literature(root),
+        "ledger": data.ledger(root),
+        "provenance": {"stages": data.provenance(root)},
+    }
+    pages = _environment()
+    for name in PAGES:
+        yield f"{name}.html", pages.get_template(f"{name}.html.j2").render(page=name, **shared, **views[name])
+    for one in found if isinstance(found, list) else ():
+        text = pages.get_template("capability.html.j2").render(page=one["id"], one=one, **shared)
+        yield f"{page_of(one['id'])}.html", text
+    for name in SCRIPTS:
+        yield name, (HERE / "static" / name).read_text()
+    for name in several["figures"]:
+        yield f"{PREFIX}{name}", (root / "results/studies" / name).read_bytes()
+    lacking = {} if isinstance(verdicts, Missing) else data.lacks(verdicts)
+    routes = data.routes(root)
+    routed = [] if isinstance(routes, Missing) else routes
+    whole = not isinstance(evaluation, Missing) and not isinstance(outcomes, Missing)
+    yield from shards.files(
+        [] if isinstance(discovery, Missing) else discovery,
+        evaluation if whole else [],  # type: ignore[arg-type]
+        outcomes if whole else None,  # type: ignore[arg-type]
+        lacking,
+        [one["id"] for one in found if one["selected"]] if isinstance(found, list) else [],
+        data.arm_names(root, outcomes, routed) if whole else {},  # type: ignore[arg-type]
+        {row["task"]: row["chosen"] for row in routed},
+    )
+
+
+def page_of(capability: str) -> str:
+    """Name of a capability's page, without its ending."""
+    return f"capability-{capability}"
+
+
+def _environment() -> jinja2.Environment:
+    pages = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(HERE / "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    pages.filters |= {
+        "num": _number,
+        "signed": _signed,
+        "count": _count,
+        "p": _p,
+        "island": _island,
+        "size": _size,
+        "columns": _columns,
+    }
+    pages.tests["missing"] = lambda value: isinstance(value, Missing)
+    pages.globals |= {
+        "page_of": page_of, "shown": shards.shown, "label": label, "otherwise": otherwise, "least": _least,
+        "prefix": PREFIX,
+    }  # fmt: skip
+    return pages
+
+
+def _least(candidates: Sequence[Mapping[str, Any]]) -> float:
+    """Where an axis of gaps begins: at 0, or so far below that all gaps and intervals are on it."""
+    gaps = [each["gap"] for one in candidates for each in one["per_run"]]
+    lowest = min((gap for gap in [*gaps, *(one["gap_low"] for one in candidates)] if gap is not None), default=0.0)
+    return next(start for start in (0.0, -0.25, -0.5, -1.0) if start <= lowest)
+
+
+def _number(value: float | None, digits: int = 3) -> str:
+    return "undefined" if value is None else f"{value:.{digits}f}"
+
+
+def _signed(value: float | None) -> str:
+    return "undefined" if value is None else f"{value:+.3f}"
+
+
+def _count(value: float | None) -> str:
+    return "" if value is None else f"{int(value):,}"
+
+
+def _p(value: float | None) -> str:
+    if value is None:
+        return "not tested"
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def _columns(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, bool, list[str]]]:
+    """Columns that are not known beforehand and not empty: heading, whether it holds numbers, a text for each row."""
+    found = []
+    for name in rows[0]:
+        values = [row[name] for row in rows if row[name] is not None]
+        numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+        form = "{:,.0f}" if numeric and all(float(value).is_integer() for value in values) else "{:.3f}"
+        texts = ["" if row[name] is None else form.format(row[name]) if numeric else str(row[name]) for row in rows]
+        if values:
+            found.append((name.replace("_", " "), numeric, texts))
+    return found
+
+
+def _size(value: int | None) -> str:
+    if value is None:
+        return ""
+    return f"{value / 1e6:.1f} MB" if value >= 1e6 else f"{value / 1e3:.1f} kB"
+
+
+def _island(value: Any) -> Markup:
+    """JSON inside of a script element of data: nothing in it can end the element."""
+    return Markup(shards.escaped(json.dumps(value, separators=(",", ":"), allow_nan=False)))

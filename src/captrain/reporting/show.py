@@ -1,0 +1,398 @@
+"""Results made readable: rollouts beside their references, capabilities, environments, adapters, the final tables.
+
+Everything is read from `results/` and `artifacts/` and returned as something rich can print; nothing is computed that
+a stage has not computed, except where a rollout leaves its reference. No torch.
+"""
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from rich.console import Group, RenderableType
+from rich.markdown import Markdown
+from rich.table import Table
+from rich.text import Text
+
+from captrain.contract import calls_of
+from captrain.errors import UserError
+from captrain.evaluation import STAGES
+from captrain.records import Capability, Message, Rollout, load
+
+ROLLOUTS = ("artifacts/rollouts/discovery.jsonl", "artifacts/evaluation/rollouts.jsonl")
+COLOURS = {"passed": "green", "failed": "red", "error": "yellow"}
+
+
+class Mark(NamedTuple):
+    """What the comparison says of one tool call: `same`, `differs` (from `expected`) or `extra`."""
+
+    verdict: str
+    expected: str = ""
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Where the tool calls of a rollout leave those of its reference.
+
+    marks: one for each call of the rollout. missing: reference calls the rollout lacks, by the index of the rollout's
+    call they belong before (its number of calls: at the end). first: index of the first call that is not the
+    reference's or before which one is missing; None when there is no divergence.
+    """
+
+    marks: list[Mark]
+    missing: dict[int, list[str]]
+    first: int | None
+
+
+def shown_call(name: str, arguments: dict[str, Any]) -> str:
+    """A tool call as one line; equal calls give equal lines."""
+    inner = ", ".join(f"{key}={json.dumps(arguments[key], ensure_ascii=False)}" for key in sorted(arguments))
+    return f"{name}({inner})"
+
+
+def calls(messages: Iterable[Message]) -> list[str]:
+    """All tool calls of the assistant messages, in order, one line each."""
+    own = [message for message in messages if message["role"] == "assistant"]
+    return [shown_call(name, arguments) for message in own for name, arguments in calls_of(message)]
+
+
+def divergence(messages: Sequence[Message], reference: Sequence[Message]) -> Divergence:
+    """Align the tool calls (name and arguments) of a rollout with its reference's: longest matching blocks."""
+    made, expected = calls(messages), calls(reference)
+    marks: list[Mark] = []
+    missing: dict[int, list[str]] = {}
+    first: int | None = None
+    for what, i, i_end, j, j_end in difflib.SequenceMatcher(None, expected, made, autojunk=False).get_opcodes():
+        if what == "equal":
+            marks += [Mark("same")] * (j_end - j)
+            continue
+        first = j if first is None else first
+        pairs = min(i_end - i, j_end - j)
+        marks += [Mark("differs", expected[i + offset]) for offset in range(pairs)]
+        marks += [Mark("extra")] * (j_end - j - pairs)
+        if i_end - i > pairs:
+            missing[j_end] = expected[i + pairs : i_end]
+    return Divergence(marks, missing, first)
+
+
+def all_rollouts(root: Path) -> list[Rollout]:
+    """The rollouts of diagnosis and evaluation that are here.
+
+    Raises:
+        UserError: neither file is here, or a line is corrupt.
+    """
+    paths = [root / name for name in ROLLOUTS if (root / name).exists()]
+    if not paths:
+        raise UserError(
+            f"there are no rollouts here: neither {' nor '.join(ROLLOUTS)} exists (large outputs are not kept in git)",
+            "run `dvc pull` if a remote holds them, or `dvc repro rollouts` to make them again",
+        )
+    return [rollout for path in paths for rollout in load(path, Rollout)]
+
+
+T = TypeVar("T")
+
+
+def _pick(noun: str, given: str, known: Mapping[str, T]) -> T:
+    """The one asked for, or a refusal that names those close to it."""
+    if given in known:
+        return known[given]
+    near = difflib.get_close_matches(given, known, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    plural = f"{noun.removesuffix('y')}ies" if noun.endswith("y") else f"{noun}s"
+    raise UserError(f"there is no {noun} {given!r}", f"{hint}`captrain show {plural}` lists them")
+
+
+def _columns(title: str, *names: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for name in names:
+        table.add_column(name)
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "undefined" if value is None else f"{value:.3f}"
+
+
+def rollouts(root: Path, outcome: str | None, limit: int) -> Table:
+    """The first `limit` rollouts, of one outcome if given."""
+    found = [one for one in all_rollouts(root) if outcome is None or one.outcome == outcome]
+    table = _columns("rollouts", "id", "purpose", "task", "trial", "adapter", "outcome", "reward", "leaves reference")
+    for one in found[:limit]:
+        first = divergence(one.messages, one.reference).first
+        table.add_row(
+            *(one.id, one.purpose, one.task.id, str(one.trial), one.adapter or "base"),
+            Text(one.outcome, COLOURS[one.outcome]),
+            f"{one.score.reward:.2f}" if one.score else "",
+            "never" if first is None else f"at call {first + 1}",
+        )
+    table.caption = f"{min(limit, len(found))} of {len(found)}; `captrain show rollouts ID` shows one"
+    return table
+
+
+def rollout(root: Path, name: str) -> RenderableType:
+    """One rollout, its messages with the divergence from the reference marked."""
+    known = {one.id: one for one in all_rollouts(root)}
+    one = _pick("rollout", name, known)
+    facts = {
+        "task": f"{one.task.id} of {one.environment} ({one.task.split} split), trial {one.trial}, for {one.purpose}",
+        "adapter": one.adapter or "none: the base",
+        "policy": one.policy,
+        "tokens": f"{one.usage.prompt_tokens} read, {one.usage.completion_tokens} written",
+    }
+    if one.score:
+        facts["reward"] = f"{one.score.reward:.3f}"
+        facts |= {f"  {part}": f"{value:.3f}" for part, value in one.score.parts.items()}
+    if one.error:
+        facts["error"] = one.error
+    if one.retries:
+        facts["retries"] = str(one.retries)
+    title = Text.assemble("rollout ", (name, "bold"), " ", (one.outcome, COLOURS[one.outcome]))
+    return Group(title, _facts(facts), Text(), *_dialogue(one))
+
+
+def _facts(facts: dict[str, str]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    for name, value in facts.items():
+        table.add_row(Text(name, "dim"), Text(value))
+    return table
+
+
+def _dialogue(one: Rollout) -> list[Text]:
+    """Messages in order; calls that agree with the reference are marked =, others ≠, + (extra) and - (missing)."""
+    found = divergence(one.messages, one.reference)
+    lines: list[Text] = []
+    done = 0
+    for message in one.messages:
+        role = message["role"]
+        lines.append(Text(f"{role} {message['name']}" if message.get("name") else role, "bold cyan"))
+        if message.get("content"):
+            lines.append(Text(f"  {message['content']}", "dim" if role == "system" else ""))
+        for name, arguments in calls_of(message) if role == "assistant" else ():
+            lines += _marked(done, shown_call(name, arguments), found)
+            done += 1
+    if found.first == done:
+        lines.append(Text("▶ here the rollout leaves its reference", "bold yellow"))
+    lines += [Text(f"  - {call}   missing", "red") for call in found.missing.get(done, [])]
+    if found.first is None:
+        lines.append(Text("every tool call is the reference's", "green"))
+    return lines
+
+
+def _marked(index: int, call: str, found: Divergence) -> list[Text]:
+    mark = found.marks[index]
+    lines = [Text("▶ here the rollout leaves its reference", "bold yellow")] if found.first == index else []
+    lines += [Text(f"  - {missing}   missing", "red") for missing in found.missing.get(index, [])]
+    if mark.verdict == "same":
+        return [*lines, Text(f"  = {call}", "green")]
+    if mark.verdict == "extra":
+        return [*lines, Text(f"  + {call}   extra: not in the reference", "red")]
+    return [*lines, Text(f"  ≠ {call}", "red"), Text(f"    reference: {mark.expected}", "yellow")]
+
+
+def _document(path: Path, stage: str) -> Any:
+    """A JSON document of results/."""
+    if not path.exists():
+        raise UserError(f"{path} is missing", f"run `dvc repro {stage}` to make it")
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON: {error}", f"delete it and run `dvc repro {stage}`") from None
+
+
+def capabilities(root: Path) -> Table:
+    """Every candidate with the numbers of its selection."""
+    selection = _document(root / "results/capabilities/selection.json", "capabilities")
+    names = ("id", "selected", "gap", "interval", "coverage", "runs", "reason")
+    table = _columns("candidate capabilities", *names)
+    for one in selection["candidates"]:
+        table.add_row(
+            one["id"],
+            Text("yes", "green") if one["selected"] else Text("no", "red"),
+            _number(one["gap"]),
+            f"{_number(one['gap_low'])} to {_number(one['gap_high'])}",
+            _number(one["coverage"]),
+            f"{one['runs_retained']} of {one['runs']}",
+            Text(one["reason"]),
+        )
+    table.caption = "thresholds: " + ", ".join(f"{name} {value}" for name, value in selection["thresholds"].items())
+    return table
+
+
+def capability(root: Path, name: str) -> RenderableType:
+    """One candidate: description, numbers of its selection and the reason, evidence."""
+    selection = _document(root / "results/capabilities/selection.json", "capabilities")
+    known = {one["id"]: one for one in selection["candidates"]}
+    one = _pick("capability", name, known)
+    facts = {
+        "selected": f"{'yes' if one['selected'] else 'no'}: {one['reason']}",
+        "gap": f"{_number(one['gap'])} ({_number(one['gap_low'])} to {_number(one['gap_high'])})",
+        "error rate, failed": _number(one["er_failed"]),
+        "error rate, passed": _number(one["er_passed"]),
+        "coverage": _number(one["coverage"]),
+        "labelling runs": f"retained in {one['runs_retained']} of {one['runs']}",
+        "thresholds": ", ".join(f"{key} {value}" for key, value in selection["thresholds"].items()),
+    }
+    records = root / "results/labels/candidates.jsonl"
+    for record in load(records, Capability) if records.exists() else []:
+        if record.id == name:
+            facts["lacking in"] = ", ".join(record.examples) or "no example"
+            facts |= {key: json.dumps(value, ensure_ascii=False) for key, value in record.details.items()}
+    return Group(Text(one["name"], "bold"), Text(one["description"]), _facts(facts))
+
+
+def _passports(root: Path) -> dict[str, dict[str, Any]]:
+    paths = sorted((root / "results/environments").glob("*.passport.json"))
+    if not paths:
+        raise UserError("results/environments holds no passport", "run `dvc repro environments` to make them")
+    return {path.name.removesuffix(".passport.json"): _document(path, "environments") for path in paths}
+
+
+def environments(root: Path) -> Table:
+    """Every synthesized environment and whether its passport holds."""
+    table = _columns("environments", "capability", "passport", "checks", "failed checks")
+    for name, passport in _passports(root).items():
+        failed = [check["name"] for check in passport["checks"] if not check["passed"]]
+        checks = f"{len(passport['checks']) - len(failed)} of {len(passport['checks'])}"
+        table.add_row(name, _verdict(passport["passed"]), checks, ", ".join(failed))
+    for page in sorted((root / "results/environments/rejected").glob("*.md")):
+        table.add_row(page.stem, _verdict(False), "", f"left out: see {page.relative_to(root)}")
+    return table
+
+
+def _verdict(passed: bool) -> Text:
+    return Text("passed", "green") if passed else Text("failed", "red")
+
+
+def environment(root: Path, name: str) -> RenderableType:
+    """One passport, check by check."""
+    passport = _pick("environment", name, _passports(root))
+    table = _columns(f"passport of {name}", "check", "", "measured", "bound", "detail", "task")
+    for check in passport["checks"]:
+        measured = "" if check["measured"] is None else str(check["measured"])
+        said = (Text(check.get(key, "")) for key in ("detail", "task"))
+        table.add_row(check["name"], _verdict(check["passed"]), measured, str(check["bound"]), *said)
+    facts = {key: str(value) for key, value in passport.items() if key != "checks"}
+    return Group(table, _facts({**facts, "file": f"results/environments/{name}.py"}))
+
+
+def _adapters(root: Path) -> dict[str, dict[str, Any]]:
+    """The indices of adapters and, as far as they were trained, of all others."""
+    found = _document(root / "results/adapters/index.json", "adapters")
+    for stage in STAGES:
+        path = root / f"results/{stage}/index.json"
+        more = _document(path, stage) if path.exists() else {}
+        found |= {name: one for name, one in more.items() if one["path"]}
+    return found
+
+
+def adapters(root: Path) -> Table:
+    """Every adapter by its content hash."""
+    table = _columns("adapters", "name", "content hash", "rollouts", "folder", "here")
+    for name, one in _adapters(root).items():
+        here = "yes" if (root / one["path"]).exists() else "no"
+        table.add_row(name, one["digest"], f"{one['rollouts']:,}", one["path"], here)
+    return table
+
+
+def adapter(root: Path, name: str) -> RenderableType:
+    """One adapter: its row of the index and its model card."""
+    known = _adapters(root)
+    one = _pick("adapter", name, known)
+    facts = _facts({key: value if isinstance(value, str) else json.dumps(value) for key, value in one.items()})
+    card = root / one["path"] / "README.md"
+    if not card.exists():
+        note = f"its model card {one['path']}/README.md is not here: run `dvc pull`, or `dvc repro` to train it again"
+        return Group(Text(name, "bold"), facts, Text(note, "yellow"))
+    text = card.read_text()
+    front = text.split("---\n", 2)
+    return Group(Text(name, "bold"), facts, Text(), Markdown(front[2] if text.startswith("---\n") else text))
+
+
+def results(root: Path) -> RenderableType:
+    """The final table, the paired differences, and where the figures lie; of a benchmark that says what it is also
+    the rates by kind, and what was found on the discovery split."""
+    from captrain.evaluation import read, reading
+    from captrain.reporting.tables import table
+
+    folder = root / "results/evaluation"
+    found = _discovery(root)
+    if found and not folder.exists():
+        return Group(found, Text("the test split has not been played: `dvc repro evaluation`"))
+    final = table(folder)
+    level = 1 - _document(folder / "metrics.json", "evaluation")["confidence"]
+    paired = _columns("paired differences over tasks", "difference", "in pass rate", "interval", "p", "reading")
+    for row in read(folder, "differences").dropna(subset=["difference"]).to_dict("records"):
+        paired.add_row(
+            f"{row['first']} - {row['second']}",
+            f"{row['difference']:+.3f}",
+            f"{row['low']:+.3f} to {row['high']:+.3f}",
+            "" if row["p"] != row["p"] else f"{row['p']:.3f}" if row["p"] >= 0.001 else "< 0.001",
+            reading(row, level),
+        )
+    paired.caption = (
+        "p: exact sign test over tasks; not given for bounds, which are no single policy\n"
+        "reading: of the interval and, where there is a test, of p after Holm's correction for all tests here"
+    )
+    figures = sorted((root / "results/figures").glob("*.p*"))
+    where = (
+        f"figures: {', '.join(path.name for path in figures)} in results/figures/"
+        if figures
+        else ("figures: not drawn yet; run `dvc repro figures`")
+    )
+    more = (_kinds(read(folder, "kinds").to_dict("records")), Text(), found, Text()) if found else ()
+    return Group(final, Text(), paired, Text(), *more, Text(where))
+
+
+def spent(root: Path) -> RenderableType:
+    """What each method has spent, and what the stages that it rests on took."""
+    from captrain.evaluation import SUMS, read
+    from captrain.execution import times
+
+    took = times(root)
+    names = ("method", "rollouts", "constant groups", "errors", "tokens read", "written", "wall s", "CPU s", "stages")
+    drawn = _columns("what each method spent before the evaluation", *names)
+    for row in read(root / "results/evaluation", "spent").to_dict("records"):
+        stages = str(row["stages"]).split() if isinstance(row["stages"], str) else []
+        numbers = [f"{row[name]:,}" for name in SUMS]
+        known = all(stage in took for stage in stages)
+        seconds = [
+            f"{sum(getattr(took[stage], what) for stage in stages):,.0f}" if stages and known else ""
+            for what in ("wall_s", "cpu_s")
+        ]
+        drawn.add_row(row["label"], *numbers, *seconds, " ".join(stages))
+    drawn.caption = "seconds: those of whole stages, of the run that made these results; empty where they are not known"
+    return drawn
+
+
+def _kinds(rows: Sequence[Mapping[Any, Any]]) -> Table:
+    """Rates by kind of what was played: no bounds."""
+    drawn = _columns("test split by kind", "kind", "method", "tasks", "pass rate", "interval", "pass^k", "mean reward")
+    for row in rows:
+        if row["mean_reward"] == row["mean_reward"] and not row["method"].startswith("router:"):
+            numbers = (_number(row[name]) for name in ("pass_hat_k", "mean_reward"))
+            interval = f"{row['low']:.3f} to {row['high']:.3f}"
+            drawn.add_row(row["kind"], row["label"], str(row["tasks"]), _number(row["pass_rate"]), interval, *numbers)
+    return drawn
+
+
+def _discovery(root: Path) -> RenderableType | None:
+    """What the base did on the discovery split beside an agent that does nothing, and what the benchmark says of
+    itself; None for a benchmark that says nothing."""
+    path = root / "results/rollouts/summary.json"
+    summary = json.loads(path.read_text()) if path.exists() else {}
+    about = summary.get("benchmark")
+    if not about:
+        return None
+    names = ("kind", "rollouts", "pass rate", "mean reward", "doing nothing: pass rate", "mean reward")
+    drawn = _columns("discovery split, base", *names)
+    whole = {**summary, "rollouts": sum(kind["rollouts"] for kind in summary["kinds"].values())}
+    for kind, row in {**summary["kinds"], "all": whole}.items():
+        rates = (_number(one[name]) for one in (row, row["floor"]) for name in ("pass_rate", "mean_reward"))
+        drawn.add_row(kind, str(row["rollouts"]), *rates)
+    errors, closed = summary["outcomes"]["error"], len(about.get("not_runnable", {}))
+    said = [f"{name.replace('_', ' ')}: {json.dumps(value)}" for name, value in about.items() if name != "not_runnable"]
+    said.append(f"{errors} rollouts ended in errors of infrastructure; {closed} tasks are not runnable here")
+    return Group(drawn, Text("\n".join(said)))

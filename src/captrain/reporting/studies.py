@@ -1,0 +1,295 @@
+"""Figures of several runs: over seeds and task mixes, and over the settings of a study.
+
+Drawn from the committed tables of `make replicate` and `captrain-sweep` alone. They are written to results/studies/ and
+not beside a run's own figures, which are an output of the pipeline: a run must not depend on other runs. A table that
+is not there is no error; a line says what makes it. Published curves stand in panels of their own, in grey: they were
+measured with another model on other benchmarks, and nothing here is computed from them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from captrain.evaluation import (
+    BASE,
+    BASELINES,
+    CONFIDENCE,
+    GRPO,
+    TRACE,
+    Difference,
+    Row,
+    differences_over_seeds,
+    grouped,
+    label,
+    rates_over_seeds,
+    versus,
+)
+from captrain.reporting.published import published
+from captrain.reporting.style import (
+    GREY,
+    HEADLINE,
+    MERGING,
+    ROUTING,
+    Line,
+    compare,
+    draw_differences,
+    ordered,
+    render,
+    rule,
+    tint,
+)
+
+REPLICATES = ("replicates/summary.csv", "replicates/differences.csv")
+REPLICATE = 'make replicate OVERRIDES="methods=all"'
+OVER_SEEDS = f"mean over seeds, with {CONFIDENCE:.0%} t interval"
+
+
+class Study(NamedTuple):
+    """One figure: the tables it is drawn from, what makes them, and how it is drawn. `settings` are those that a sweep
+    varies, beside the seed, or `methods`, of which one must have been played; both may be empty."""
+
+    tables: tuple[str, ...]
+    command: str
+    draw: Callable[..., Figure]
+    settings: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
+
+
+def draw(results: Path, out: Path) -> list[Path]:
+    """Draw each figure whose tables are there, as PDF and PNG; say of each other one what makes them.
+
+    Args:
+        results: folder of the results.
+        out: folder for the figures, made if needed.
+
+    Returns:
+        The files written.
+    """
+    figures: dict[str, Callable[[], Figure]] = {}
+    for name, study in STUDIES.items():
+        paths = [results / table for table in study.tables]
+        missing = [path for path in paths if not path.exists()]
+        tables = [] if missing else [_read(path) for path in paths]
+        why = f"there is no {missing[0]}" if missing else _unfit(study, tables[0])
+        if why:
+            print(f"{name}: not drawn, for {why}; `{study.command}` makes what it needs")
+        else:
+            figures[name] = partial(study.draw, *tables)
+    return render(figures, out) if figures else []
+
+
+def _read(path: Path) -> Sequence[Row]:
+    # Nothing selected is an empty cell, and no number.
+    return pd.read_csv(path).fillna({"selected": "", "reading": ""}).to_dict("records")
+
+
+def _unfit(study: Study, rows: Sequence[Row]) -> str:
+    """Why a figure cannot be drawn from a table, "" where it can."""
+    if study.methods and not ordered(grouped(rows, "method"), study.methods):
+        return f"{study.tables[0]} has no method {study.methods[0]}..."
+    if study.settings:
+        columns = list(rows[0])
+        swept = {name for name in columns[: columns.index("point")] if len(grouped(rows, name)) > 1} - {"seed"}
+        if not {*study.settings} <= {*columns} or not swept <= {*study.settings}:
+            return f"{study.tables[0]} varies other settings than {' and '.join(study.settings)} and the seed"
+    return ""
+
+
+def replicates(rates: Sequence[Row], differences: Sequence[Row]) -> Figure:
+    """Every method on every task mix, mean over seeds, and its difference to GRPO on the target."""
+    return _over_experiments(rates, differences, (BASE, *BASELINES, TRACE), GRPO, "Methods over seeds, by task mix")
+
+
+def routing(rates: Sequence[Row], differences: Sequence[Row]) -> Figure:
+    """Routers, their bounds and their controls on every task mix, mean over seeds."""
+    return _over_experiments(rates, differences, ROUTING, TRACE, "Routing over seeds, by task mix")
+
+
+def merging(rates: Sequence[Row], differences: Sequence[Row]) -> Figure:
+    """Merged adapters against TRACE on every task mix, mean over seeds."""
+    return _over_experiments(rates, differences, MERGING, TRACE, "Merging over seeds, by task mix")
+
+
+def _over_experiments(
+    rates: Sequence[Row], differences: Sequence[Row], wanted: Sequence[str], against: str, title: str
+) -> Figure:  # fmt: skip
+    by_experiment = grouped(differences, "experiment")
+    rows = {
+        experiment: _rows(some, by_experiment.get(experiment, []), wanted, against)
+        for experiment, some in grouped(rates, "experiment").items()
+    }
+    seeds = {experiment: max(row["seeds"] for row in some) for experiment, some in grouped(rates, "experiment").items()}
+    titled = {f"{one} ({seeds[one]} {'seed' if seeds[one] == 1 else 'seeds'})": some for one, some in rows.items()}
+    return compare(titled, against, title, f"pass rate: {OVER_SEEDS}")
+
+
+def _rows(rates: Sequence[Row], differences: Sequence[Row], wanted: Sequence[str], against: str) -> list[Line]:
+    held, most = versus(differences, against), max(row["seeds"] for row in rates)
+    found = {}
+    for row in rates:
+        name, seeds = row["method"], row["seeds"]
+        # A mean over other seeds must not pass for one over the same.
+        shown = row["label"] if seeds == most else f"{row['label']} ({seeds} seed{'s' * (seeds > 1)} of {most})"
+        found[name] = Line(name, shown, row["pass_rate"], row["low"], row["high"], held.get(name))
+    return [found[name] for name in ordered(found, wanted)]
+
+
+def rollouts(points: Sequence[Row]) -> Figure:
+    """Pass rate over rollouts spent; beside it the published curves of both benchmarks."""
+    return _scaling(points, "adapters.rollouts", "rollouts spent", ("tau2_rollouts", "toolsandbox_rollouts"))
+
+
+def capabilities(points: Sequence[Row]) -> Figure:
+    """Pass rate over the number of capabilities kept; beside it the published curve."""
+    return _scaling(points, "capabilities.count", "capabilities kept at most", ("tau2_capabilities",))
+
+
+def _scaling(points: Sequence[Row], setting: str, what: str, curves: Sequence[str]) -> Figure:
+    """Ours above and its differences beneath it, the published curves in a column of their own."""
+    shown = [row for row in points if row["method"] in HEADLINE]
+    totals = grouped((row for row in shown if row["method"] == TRACE), setting)
+    spent = {value: float(np.mean([row["rollouts_spent"] for row in totals[value]])) for value in sorted(totals)}
+    by_rollouts = setting == "adapters.rollouts"
+    places = spent if by_rollouts else {value: value for value in spent}
+    figure = Figure(figsize=(10.4, 3.8 + 0.24 * len(spent)), layout="constrained")
+    mosaic: Any = [["ours", curves[0]], ["held", curves[-1]]]
+    panels = figure.subplot_mosaic(mosaic, width_ratios=(3, 2), height_ratios=(8, 3 + len(spent)))
+    top, bottom = panels["ours"], panels["held"]
+    _lines(top, shown, setting, places)
+    ticks = [f"{total:,.0f}" if by_rollouts else f"{value}\n({total:,.0f})" for value, total in spent.items()]
+    top.set_xticks(list(places.values()), ticks)
+    top.set_xlabel(what if by_rollouts else f"{what} (rollouts spent)")
+    top.set_ylabel("pass rate")
+    top.set_title(f"Measured here: {_over(shown)}", loc="left")
+    top.legend(frameon=True, fontsize=7.5)
+    held = _held(shown, setting)
+    rule(bottom, [f"{spent[value]:,.0f} rollouts" for value in held])
+    draw_differences(bottom, dict(enumerate(held.values())), [tint(TRACE)] * len(held))
+    bottom.set_xlabel(f"{label(TRACE)} minus {label(GRPO)}, paired", fontsize=8)
+    bottom.xaxis.set_major_locator(MaxNLocator(5))
+    for name in curves:
+        _published(panels[name], name)
+    known = published()
+    note = f"Grey: {known.paper}; {known.curves[curves[0]].source}: another model, other benchmarks."
+    figure.supxlabel(note, fontsize=7.5, color=GREY)
+    sns.despine(figure, left=True)
+    return figure
+
+
+def _held(points: Sequence[Row], setting: str) -> dict[Any, Difference]:
+    """TRACE's difference to GRPO on the target at each value of a setting: over seeds, or of one seed over tasks."""
+    if _seeds(points) > 1:
+        differences = grouped(differences_over_seeds(points, setting), setting)
+        found = {value: versus(differences[value], GRPO).get(TRACE) for value in sorted(differences)}
+        return {value: one for value, one in found.items() if one}
+    rows = sorted((row for row in points if row["method"] == TRACE), key=lambda row: row[setting])
+    known = ("over_grpo", "over_low", "over_high", "reading")
+    return {
+        row[setting]: Difference(*(row[name] for name in known)) for row in rows if row["over_grpo"] == row["over_grpo"]
+    }
+
+
+def _lines(axes: Axes, points: Sequence[Row], setting: str, places: Mapping[Any, float]) -> None:
+    """Pass rates of the headline methods at each value of a setting; of one seed, with its interval over tasks."""
+    rates = grouped(rates_over_seeds(points, setting) if _seeds(points) > 1 else points, "method")
+    methods, apart = ordered(rates, HEADLINE), 0.012 * (max(places.values()) - min(places.values()))
+    for at, method in enumerate(methods):
+        aside = apart * (at - (len(methods) - 1) / 2)  # or intervals would lie on each other
+        rows = sorted(rates[method], key=lambda row: row[setting])
+        means = [row["pass_rate"] for row in rows]
+        error = [[row["pass_rate"] - row["low"] for row in rows], [row["high"] - row["pass_rate"] for row in rows]]
+        look = {"color": tint(method), "linewidth": 1.4, "markersize": 4, "capsize": 2}
+        axes.errorbar(
+            [places[row[setting]] + aside for row in rows], means, error, fmt="o-", label=rows[0]["label"], **look
+        )
+
+
+def _seeds(points: Sequence[Row]) -> int:
+    return len(grouped(points, "seed"))
+
+
+def _over(points: Sequence[Row]) -> str:
+    """What the intervals of a study are over."""
+    return OVER_SEEDS if _seeds(points) > 1 else "one seed, with its interval over tasks"
+
+
+def _published(axes: Axes, name: str) -> None:
+    """A published curve, in its own unit: reference marks, nothing of which was measured here."""
+    known = published()
+    curve = known.curves[name]
+    marks = {GRPO: "s", "gepa": "^", TRACE: "D"}
+    for method, points in curve.lines.items():
+        axes.plot(
+            list(points), list(points.values()), color=GREY, linestyle=":", linewidth=1, marker=marks[method],
+            markerfacecolor="none", markersize=5, label=label(method),
+        )  # fmt: skip
+    axes.set_title(f"As published: {known.tables[curve.table].title}", loc="left", fontsize=8, color=GREY)
+    axes.set_xlabel(curve.over, fontsize=7.5, color=GREY)
+    axes.tick_params(colors=GREY, labelsize=7)
+    axes.legend(frameon=True, fontsize=7)
+
+
+def thresholds(points: Sequence[Row]) -> Figure:
+    """Pass rate over the threshold of the gap, a panel for each of coverage, with how many were selected and how TRACE
+    compares with GRPO on the target."""
+    coverages, deltas = (sorted(grouped(points, f"selection.{name}")) for name in ("coverage", "delta"))
+    places = {delta: float(place) for place, delta in enumerate(deltas)}
+    figure = Figure(figsize=(1.2 + 2.9 * len(coverages), 4.6), layout="constrained")
+    grid = figure.subplots(1, len(coverages), sharey=True, squeeze=False)[0]
+    for axes, coverage in zip(grid, coverages, strict=True):
+        some = [row for row in points if row["selection.coverage"] == coverage and row["method"] in HEADLINE]
+        at = grouped(some, "selection.delta")
+        _lines(axes, some, "selection.delta", places)
+        for delta, one in _held(some, "selection.delta").items():
+            look = {"fontsize": 6.5, "rotation": 90, "ha": "right", "va": "bottom", "color": "0.35"}
+            axes.text(
+                places[delta] - 0.04,
+                0.02,
+                one.reading.replace(" after", "\nafter"),
+                transform=axes.get_xaxis_transform(),
+                **look,
+            )
+        ticks = [f"{delta:g}\n{_selected(at.get(delta, []))}" for delta in deltas]
+        axes.set_xticks(list(places.values()), ticks, fontsize=7.5)
+        axes.set_title(f"least coverage {coverage:g}", loc="left", fontsize=9)
+        axes.margins(x=0.12)
+        axes.set_xlabel("delta, and how many are selected", fontsize=8)
+    low, high = grid[0].get_ylim()
+    grid[0].set_ylim(low - 0.45 * (high - low), high)  # room for the words
+    grid[0].set_ylabel(f"pass rate: {_over(points)}", fontsize=8)
+    handles, labels = grid[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    title = f"Thresholds of the selection; upright: {label(TRACE)} against {label(GRPO)}"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+    sns.despine(figure)
+    return figure
+
+
+def _selected(rows: Sequence[Row]) -> str:
+    """How many capabilities were selected, of each seed where they differ."""
+    return "/".join(map(str, sorted({len(row["selected"].split()) for row in rows})))
+
+
+STUDIES: Mapping[str, Study] = {
+    "replicates": Study(REPLICATES, REPLICATE, replicates),
+    "routing": Study(REPLICATES, REPLICATE, routing, methods=("router:",)),
+    "merging": Study(REPLICATES, REPLICATE, merging, methods=("merged:",)),
+    "scaling_rollouts": Study(
+        ("sweeps/rollouts.csv",), "captrain-sweep -m +study=rollouts", rollouts, ("adapters.rollouts",)
+    ),
+    "scaling_capabilities": Study(
+        ("sweeps/capabilities.csv",), "captrain-sweep -m +study=capabilities", capabilities, ("capabilities.count",)
+    ),
+    "thresholds": Study(
+        ("sweeps/thresholds.csv",), "captrain-sweep -m +study=thresholds", thresholds,
+        ("selection.coverage", "selection.delta"),
+    ),
+}  # fmt: skip

@@ -1,0 +1,160 @@
+"""The one style of all figures, and the panel that compares methods.
+
+A comparison prints how each difference reads in the words of the table, so that "not distinguishable" stands in the
+figure where it stands there. Figures are made without pyplot: no display, no global state.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_pdf import FigureCanvasPdf
+from matplotlib.figure import Figure
+
+from captrain.evaluation import BASE, BEST_SINGLE, ORACLE, RANDOM, TRACE, Difference, label
+
+METADATA = {"pdf": {"CreationDate": None, "Creator": None, "Producer": None}, "png": {"Software": None}}
+CANVASES = {"png": FigureCanvasAgg, "pdf": FigureCanvasPdf}
+HEADLINE = (BASE, "grpo_target", "gepa", TRACE)
+ROUTING = (BASE, "control:placebo", "control:random_router", RANDOM, BEST_SINGLE, TRACE, "router:", ORACLE)
+"""What choosing an adapter is held against, by name or its beginning, in the order of the figure."""
+MERGING = (BASE, "single", "mixed", BEST_SINGLE, TRACE, "merged:")
+GREY = "0.5"
+"""Of published numbers, which are nobody's measurement here."""
+
+ROW = 0.24
+"""Inches between two methods."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One method in a comparison: a rate with its interval, and its difference to the method that all are held
+    against, where they were compared."""
+
+    method: str
+    label: str
+    rate: float
+    low: float
+    high: float
+    difference: Difference | None = None
+    published: float | None = None
+
+
+def render(figures: Mapping[str, Callable[[], Figure]], out: Path) -> list[Path]:
+    """Draw each figure in the one style and write it to `out` as PDF and PNG; returns the files written."""
+    out.mkdir(parents=True, exist_ok=True)
+    written: list[Path] = []
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # a matplotlibrc of the machine must not change a byte
+        sns.set_theme(context="paper", style="whitegrid", font="DejaVu Sans")
+        for name, make in figures.items():
+            figure = make()
+            figure.set_dpi(150)
+            # The canvases themselves, because `savefig` draws each file twice. The first lays out, for both.
+            for kind, canvas in CANVASES.items():
+                path = out / f"{name}.{kind}"
+                getattr(canvas(figure), f"print_{kind}")(path, metadata=METADATA[kind])
+                figure.set_layout_engine("none")
+                written.append(path)
+    return written
+
+
+def ordered(names: Iterable[str], wanted: Sequence[str] | None) -> list[str]:
+    """Those of the names that are `wanted`, by name or its beginning, in that order; all where None is given."""
+    if wanted is None:
+        return list(names)
+    return [
+        name for start in wanted for name in names if name == start or (start[-1] == ":" and name.startswith(start))
+    ]
+
+
+def tint(method: str) -> Any:
+    """One for each of the headline methods, grey for the others."""
+    return sns.color_palette("deep")[HEADLINE.index(method)] if method in HEADLINE else "0.45"
+
+
+def draw_differences(axes: Axes, differences: Mapping[int, Difference], shades: Sequence[Any]) -> None:
+    """Draw differences at their heights, each with its interval, hollow unless it is distinguishable, and how it reads
+    beside the panel."""
+    told = [one.reading == "distinguishable" for one in differences.values()]
+    means = [one.mean for one in differences.values()]
+    heights = list(differences)
+    axes.hlines(heights, [one.low for one in differences.values()], [one.high for one in differences.values()], shades)
+    faces = [shade if full else "white" for shade, full in zip(shades, told, strict=True)]
+    axes.scatter(means, heights, s=22, c=faces, edgecolors=shades, zorder=3)
+    axes.axvline(0, color="0.2", linewidth=0.8)
+    for (height, one), full in zip(differences.items(), told, strict=True):
+        look = {"fontsize": 7, "va": "center", "color": "0.2" if full else "0.45"}
+        axes.text(1.02, height, one.reading or "no interval", transform=axes.get_yaxis_transform(), **look)
+
+
+def rule(axes: Axes, labels: Sequence[str]) -> None:
+    """Name the rows of a panel and rule a line through each; one collection, because a tick for each is slow."""
+    axes.grid(visible=False, axis="y")
+    axes.set_yticks(range(len(labels)) if any(labels) else [], labels if any(labels) else [])
+    axes.set_ylim(max(len(labels), 1) - 0.5, -0.5)
+    axes.hlines(range(len(labels)), 0, 1, "0.85", linewidth=0.8, zorder=0, transform=axes.get_yaxis_transform())
+
+
+def compare(groups: Mapping[str, Sequence[Line]], against: str, title: str, rate: str, note: str = "") -> Figure:
+    """A figure of methods in groups, one above the other: rates, and beside them the differences to one method.
+
+    Places are set in inches and not found out by a layout engine, which would take a third of the time.
+
+    Args:
+        groups: what stands above each group ("" for nothing) -> its methods, in their order.
+        against: the method that all are held against.
+        title: of the figure.
+        rate: label of the rates' axis.
+        note: beneath the figure.
+    """
+    longest = max((len(row.label) for rows in groups.values() for row in rows), default=0)
+    left, wide, gap, narrow, words = 0.25 + 0.068 * longest, 3.2, 0.15, 2.1, 2.05
+    heads = {name: 0.32 if name else 0.08 for name in groups}
+    bottom, top = 0.75 if note else 0.5, 0.3
+    width = left + wide + gap + narrow + words
+    height = bottom + top + sum(heads[name] + ROW * len(rows) for name, rows in groups.items())
+    figure = Figure(figsize=(width, height))
+    figure.text(0.01, 1 - 0.1 / height, title, ha="left", va="top", fontsize=10)
+    figure.text(0.01, 0.08 / height, note, ha="left", va="bottom", fontsize=7.5, color=GREY)
+    above, first = height - top, None
+    for name, rows in groups.items():
+        tall = ROW * len(rows)
+        above -= heads[name] + tall
+        place, low, size = left / width, above / height, tall / height
+        share = first or (None, None)
+        rates = figure.add_axes((place, low, wide / width, size), sharex=share[0])
+        differences = figure.add_axes(((left + wide + gap) / width, low, narrow / width, size), sharex=share[1])
+        first = first or (rates, differences)
+        _compare(rates, differences, rows)
+        rates.set_title(name, loc="left", fontsize=9)
+        last = name == list(groups)[-1]
+        for axes in (rates, differences):
+            axes.tick_params(labelbottom=last)
+        if last:
+            rates.set_xlabel(rate, fontsize=8)
+            differences.set_xlabel(f"difference to {label(against)}", fontsize=8)
+    for axes, least in zip(first or (), (0.0, -1.0), strict=False):
+        # With few seeds a t interval reaches beyond what a rate can be, and would squeeze all others.
+        low, high = axes.get_xlim()
+        axes.set_xlim(max(low, least - 0.02), min(high, 1.02))
+    sns.despine(figure, left=True)
+    return figure
+
+
+def _compare(rates: Axes, differences: Axes, rows: Sequence[Line]) -> None:
+    shades = [tint(row.method) for row in rows]
+    rule(rates, [row.label for row in rows])
+    rule(differences, [""] * len(rows))
+    rates.hlines(range(len(rows)), [row.low for row in rows], [row.high for row in rows], shades)
+    rates.scatter([row.rate for row in rows], range(len(rows)), s=26, c=shades, zorder=3)
+    known = [(row.published, place) for place, row in enumerate(rows) if row.published is not None]
+    if known:
+        rates.scatter(*zip(*known, strict=True), s=40, marker="D", facecolors="none", edgecolors=GREY)
+    held = {place: row.difference for place, row in enumerate(rows) if row.difference}
+    draw_differences(differences, held, [shades[place] for place in held])

@@ -1,0 +1,9 @@
+from .batch import SHARDS as SHARDS
+from .batch import Acting as Acting
+from .batch import Part as Part
+from .batch import played as played
+from .collection import collect as collect
+from .collection import floor as floor
+from .collection import pass_rate as pass_rate
+from .collection import record as record
+from .collection import summary as summary

@@ -1,0 +1,253 @@
+"""Policy x tasks -> rollouts: token-exact, counted, resumable.
+
+Every finished rollout is appended to a journal outside the pipeline's outputs, named by the fingerprint of all that
+decides the result; a run that was cut off goes on from there and ends in the identical file. An infrastructure error
+is retried, and if it stays, the rollout is an `error`, never a failure. Randomness is named by (seed, task, trial).
+"""
+
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+from pydantic import ValidationError
+
+from captrain.contract import Target
+from captrain.errors import InfrastructureError
+from captrain.execution import code_digest, dispatched
+from captrain.ledger import guard_split
+from captrain.models import Adapter
+from captrain.policies import Play, Policy
+from captrain.records import Purpose, Rollout, Score, Task, Usage, digest
+
+JOURNALS = Path(".cache/rollouts")
+
+
+def collect(
+    policy: Policy, target: Target, tasks: Sequence[Task], *, purpose: Purpose, seed: int, trials: int = 1,
+    adapter: Adapter | None = None, retries: int = 2, journals: Path = JOURNALS, quiet: bool = False,
+) -> list[Rollout]:  # fmt: skip
+    """Play every task `trials` times.
+
+    Args:
+        policy: who acts.
+        target: where.
+        tasks: of the purpose's own split.
+        purpose: what the rollouts are spent on.
+        seed: run seed.
+        trials: rollouts per task.
+        adapter: None for the base.
+        retries: new attempts at a rollout that ended in an infrastructure error.
+        journals: where half-written runs are kept.
+        quiet: no progress bar.
+
+    Returns:
+        Rollouts in the order (task, trial).
+
+    Raises:
+        UserError: a task of another split.
+        EnvironmentFault: the environment broke its contract; what is whole is kept.
+    """
+    guard_split(tasks, purpose)
+    acting = adapter.digest if adapter else ""
+    wanted = [(task, trial) for task in tasks for trial in range(trials)]
+    identity = (policy.digest, target.fingerprint, acting, purpose, seed)
+    fingerprint = digest(code_digest(collect), *identity, [(task.id, trial) for task, trial in wanted])
+    with journal(journals / f"{fingerprint}.jsonl") as (whole, file):
+        done = {(rollout.task.id, rollout.trial): rollout for rollout in whole}
+        left = [(task, trial) for task, trial in wanted if (task.id, trial) not in done]
+        label = f"{target.name}{f' with {adapter.digest}' if adapter else ''}"
+        for rollout in _attempts(
+            policy, target, left, identity, adapter, retries, bar(label, len(wanted), len(done), quiet)
+        ):
+            done[rollout.task.id, rollout.trial] = rollout
+            file.write(rollout.model_dump_json(exclude_defaults=True) + "\n")
+            file.flush()
+    return [done[task.id, trial] for task, trial in wanted]
+
+
+def _attempts(
+    policy: Policy, target: Target, wanted: Sequence[tuple[Task, int]], identity: tuple, adapter: Adapter | None,
+    retries: int, progress: "Progress",
+) -> Iterator[Rollout]:  # fmt: skip
+    purpose: Purpose = identity[3]
+    for attempt in range(retries + 1):
+        failed: list[tuple[Task, int]] = []
+        plays = {}
+        for task, trial in wanted:
+            key = f"{identity[4]}/{task.id}/{trial}"
+            episode = target.open(task, key)
+            play = Play(key, episode, adapter.folder if adapter else "")
+            plays[id(play)] = (play, episode, task, trial)
+        for play in policy.play([play for play, *_ in plays.values()]):
+            _, episode, task, trial = plays[id(play)]
+            score = _scored(target, task, play)
+            episode.close()
+            if play.error and attempt < retries:
+                failed.append((task, trial))
+                continue
+            yield record(
+                play, target, task, trial, purpose, policy.digest, adapter, score, attempt,
+                name=digest(*identity, task.id, trial)[:12],
+            )  # fmt: skip
+            progress.add(score)
+        if not failed:
+            break
+        wanted = failed
+    progress.close()
+
+
+def _scored(target: Target, task: Task, play: Play) -> Score | None:
+    """The score of a play; None when infrastructure failed it, or now its grader, which is then its error."""
+    if play.error:
+        return None
+    try:
+        return target.score(task, play.messages)
+    except InfrastructureError as fault:
+        play.error = str(fault)
+        return None
+
+
+def record(
+    play: Play, target: Target, task: Task, trial: int, purpose: Purpose, policy: str, adapter: Adapter | None,
+    score: Score | None, attempt: int, name: str,
+) -> Rollout:  # fmt: skip
+    """The record of a finished play; `score` None means an infrastructure error."""
+    return Rollout(
+        id=name,
+        environment=target.name,
+        task=task,
+        trial=trial,
+        purpose=purpose,
+        policy=policy,
+        adapter=adapter.digest if adapter else None,
+        messages=play.messages,
+        reference=target.reference(task),
+        token_ids=play.token_ids,
+        mask=play.mask,
+        logprobs=play.logprobs,
+        usage=Usage(prompt_tokens=play.prompt_tokens, completion_tokens=play.completion_tokens),
+        score=score,
+        outcome="error" if score is None else "passed" if score.success else "failed",
+        error=play.error,
+        retries=attempt,
+    )
+
+
+@contextmanager
+def journal(path: Path) -> Iterator[tuple[list[Rollout], IO[str]]]:
+    """Open a journal for one writer: the whole records in it, and the file to append to. A second process waits.
+
+    A line that was cut off, or does not read, is redone, as is a rollout that ended in an infrastructure error: it is
+    dropped from the file first.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        whole: list[Rollout] = []
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        for line in lines:
+            with suppress(ValidationError):
+                rollout = Rollout.model_validate_json(line)
+                whole += [rollout] if line.endswith(b"\n") and rollout.outcome != "error" else []
+        if len(whole) < len(lines):
+            again = len(lines) - len(whole)
+            print(f"{path}: {again} of {len(lines)} lines are not whole, or are errors, and are played again")
+            aside = path.with_suffix(f".{os.getpid()}.tmp")
+            aside.write_text("".join(rollout.model_dump_json(exclude_defaults=True) + "\n" for rollout in whole))
+            aside.replace(path)
+        with open(path, "a") as file:
+            yield whole, file
+
+
+class Progress:
+    """A progress bar with rate, ETA and the pass rate so far."""
+
+    def __init__(self, label: str, total: int, done: int, quiet: bool) -> None:
+        from tqdm import tqdm
+
+        silent = quiet and not dispatched()
+        self._bar = tqdm(total=total, initial=done, desc=label, unit="rollout", disable=silent, mininterval=1.0)
+        self._passed = self._scored = 0
+
+    def add(self, score: Score | None) -> None:
+        """Count one rollout."""
+        if score is not None:
+            self._scored += 1
+            self._passed += score.success
+        self._bar.update()
+        if self._scored:
+            self._bar.set_postfix_str(f"pass rate {self._passed / self._scored:.3f}", refresh=False)
+
+    def close(self) -> None:
+        """Finish the bar."""
+        self._bar.close()
+
+
+def bar(label: str, total: int, done: int, quiet: bool) -> Progress:
+    """A progress bar over rollouts, some of which are there already."""
+    return Progress(label, total, done, quiet)
+
+
+def pass_rate(rollouts: Sequence[Rollout]) -> float | None:
+    """Passed / (passed + failed); None when there is neither. Errors count on no side."""
+    scored = [rollout.outcome == "passed" for rollout in rollouts if rollout.outcome != "error"]
+    return sum(scored) / len(scored) if scored else None
+
+
+def summary(rollouts: Sequence[Rollout], target: Target) -> dict[str, Any]:
+    """Counts by outcome, pass rate and mean reward, over all and by task kind; what the target says of itself; and
+    the floor: the score of an agent that does nothing on the same tasks."""
+    tasks = {rollout.task.id: rollout.task for rollout in rollouts}
+    idle = floor(target, [*tasks.values()])
+    kinds = sorted({_kind(task) for task in tasks.values()})
+    rows = {}
+    for kind in kinds:
+        some = [rollout for rollout in rollouts if _kind(rollout.task) == kind]
+        rows[kind] = {**_rates(some), "floor": _floor([idle[name] for name in tasks if _kind(tasks[name]) == kind])}
+    return {
+        "outcomes": {name: sum(r.outcome == name for r in rollouts) for name in ("passed", "failed", "error")},
+        **{key: value for key, value in _rates(rollouts).items() if key != "rollouts"},
+        "floor": _floor([*idle.values()]),
+        "kinds": rows,
+        "benchmark": target.about,
+    }
+
+
+def _kind(task: Task) -> str:
+    return str(task.data.get("kind", ""))
+
+
+def _rates(rollouts: Sequence[Rollout]) -> dict[str, Any]:
+    rewards = [rollout.score.reward for rollout in rollouts if rollout.score is not None]
+    mean = sum(rewards) / len(rewards) if rewards else None
+    return {"rollouts": len(rollouts), "pass_rate": _rounded(pass_rate(rollouts)), "mean_reward": _rounded(mean)}
+
+
+def floor(target: Target, tasks: Sequence[Task]) -> dict[str, Score | None]:
+    """What an agent that does nothing scores on each task, by its id; None where infrastructure failed. It costs no
+    rollout, and no pass rate means anything without it."""
+    scores: dict[str, Score | None] = {}
+    for task in tasks:
+        try:
+            scores[task.id] = target.floor(task)
+        except InfrastructureError as fault:
+            print(f"the floor of {task.id} is not known: {fault}")
+            scores[task.id] = None
+    return scores
+
+
+def _floor(scores: Sequence[Score | None]) -> dict[str, float | None]:
+    known = [score for score in scores if score is not None]
+    if not known:
+        return {"pass_rate": None, "mean_reward": None}
+    return {
+        "pass_rate": _rounded(sum(score.success for score in known) / len(known)),
+        "mean_reward": _rounded(sum(score.reward for score in known) / len(known)),
+    }
+
+
+def _rounded(rate: float | None) -> float | None:
+    return None if rate is None else round(rate, 6)

@@ -1,0 +1,10 @@
+from .gains import able as able
+from .router import BASE as BASE
+from .router import EXAMPLES as EXAMPLES
+from .router import examples as examples
+from .router import members as members
+from .router import openings as openings
+from .routes import Known as Known
+from .routes import publish_routes as publish_routes
+from .routes import route_all as route_all
+from .turns import TurnRouter as TurnRouter

@@ -1,0 +1,381 @@
+"""`captrain serve`: an OpenAI-compatible endpoint over the policy in this process.
+
+So that any harness that speaks to a model server can talk to the embedded agent and its adapters, and so that what is
+written against vLLM can be run without it: chat completions with tools, log-probabilities, token ids, seed, n and
+streaming, the list of models, and adapters loaded and unloaded while it runs, under vLLM's paths and names. Requests
+that wait at the same time are sampled in one batch; an answer depends on its request alone, never on what is sampled
+beside it. What cannot be done is refused with 4xx, not ignored. `python -m captrain.serving.server` takes the arguments
+of `vllm serve` that policy vllm gives it.
+"""
+
+import argparse
+import asyncio
+import json
+import logging
+import queue
+import threading
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from jinja2 import TemplateError
+from starlette.exceptions import HTTPException
+
+from captrain.errors import UserError
+from captrain.execution import entry_point
+from captrain.models import adapter_digest
+from captrain.policies import LocalPolicy, Row, merged, run
+from captrain.records import digest
+from captrain.serving.openai_schemas import Completion, Loading, Spoken, StreamOptions, Tokenizing, Unloading
+
+TOKENS = 512
+"""Of an answer, where a request does not say how many at most."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """One completion to sample; equal `group`s may share a batch: adapter, temperature, tokens at most."""
+
+    group: tuple[str, float, int]
+    row: Row
+    done: Future[Row] = field(default_factory=Future)
+
+
+class Sampler:
+    """Samples completions in batches, on one thread.
+
+    Args:
+        policy: whose model, whose batch and whose longest dialogue.
+    """
+
+    def __init__(self, policy: LocalPolicy) -> None:
+        self.policy = policy
+        self._waiting: queue.SimpleQueue[Sampling | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def submit(self, sampling: Sampling) -> Future[Row]:
+        """Wait in line; the row is complete when the future is done."""
+        self._waiting.put(sampling)
+        return sampling.done
+
+    def close(self) -> None:
+        """Finish what waits, and end."""
+        self._waiting.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (first := self._waiting.get()) is not None:
+            waiting: list[Sampling] = [first]
+            while not self._waiting.empty():
+                if (more := self._waiting.get()) is None:
+                    self._waiting.put(None)
+                    break
+                waiting.append(more)
+            for group in dict.fromkeys(one.group for one in waiting):
+                alike = [one for one in waiting if one.group == group]
+                for start in range(0, len(alike), self.policy.batch):
+                    self._sample(group, alike[start : start + self.policy.batch])
+
+    def _sample(self, group: tuple[str, float, int], batch: Sequence[Sampling]) -> None:
+        adapter, temperature, tokens = group
+        try:
+            run(
+                self.policy.decoder(adapter), [one.row for one in batch], end=self.policy.tokenizer.eos_token_id,
+                temperature=temperature, max_tokens=tokens, room=self.policy.room,
+            )  # fmt: skip
+        except Exception as error:
+            # Nobody waits for this thread itself: it goes on, and whoever waits for an answer is told.
+            logging.exception("a batch of %d completions failed", len(batch))
+            for one in batch:
+                one.done.set_exception(HTTPException(500, f"{type(error).__name__}: {error}"))
+            return
+        for one in batch:
+            one.done.set_result(one.row)
+
+
+class Server:
+    """The endpoint.
+
+    Args:
+        policy: the model; its temperature and limits are those of requests that name none.
+        name: of the model without adapter.
+        adapters: folders of adapters by name.
+        root: where the model is from; its name where that is not to be told.
+
+    Raises:
+        UserError: an adapter is missing or damaged.
+    """
+
+    def __init__(self, policy: LocalPolicy, name: str, adapters: dict[str, Path], root: str = "") -> None:
+        self.policy, self.name, self.root = policy, name, root or name
+        self.adapters: dict[str, tuple[Path, str]] = {}
+        for adapter, folder in adapters.items():
+            self.load(adapter, folder)
+        self.sampler = Sampler(policy)
+
+    def load(self, name: str, folder: Path) -> None:
+        """Serve an adapter under a name; raises UserError for a folder that holds none, or a name in use."""
+        if name == self.name or name in self.adapters:
+            raise UserError(f"there is a model {name} already", "unload it first, or choose another name")
+        found = adapter_digest(folder)
+        merged(self.policy.state, str(folder))  # A damaged one is refused now, not at its first request.
+        self.adapters[name] = (folder, found)
+
+    def models(self) -> list[dict[str, Any]]:
+        """The base, then its adapters; `digest` is what they are, whatever they are called."""
+        listed: list[dict[str, Any]] = [
+            {"id": self.name, "root": self.root, "parent": None, "digest": self.policy.digest}
+        ]
+        listed += [
+            {"id": name, "root": str(folder), "parent": self.name, "digest": found}
+            for name, (folder, found) in self.adapters.items()
+        ]
+        return [{"object": "model", "created": 0, "owned_by": "captrain", **one} for one in listed]
+
+    async def complete(self, request: Completion) -> dict[str, Any]:
+        """Answer a request for completions.
+
+        Raises:
+            HTTPException: the request asks for what is not there or cannot be done.
+        """
+        if unsupported := request.unsupported():
+            raise HTTPException(400, f"this server does not support {', '.join(unsupported)}")
+        adapter = self._adapter(request.model)
+        prompt = self.prompt(request.messages, request.tools if request.tool_choice == "auto" else [])
+        tokens = request.max_completion_tokens or request.max_tokens or self.policy.max_tokens
+        seed = uuid.uuid4().hex if request.seed is None else str(request.seed)
+        asked = [
+            Sampling((adapter, request.temperature, tokens), Row(f"{seed}/{index}", prompt, lambda _: []))
+            for index in range(request.n)
+        ]
+        rows = await asyncio.gather(*(asyncio.wrap_future(self.sampler.submit(one)) for one in asked))
+        written = [row.ids[len(prompt) :] for row in rows]
+        answer = {
+            "id": f"chatcmpl-{uuid.uuid4().hex}", "object": "chat.completion", "created": int(time.time()),
+            "model": request.model, "system_fingerprint": self.policy.digest,
+            "choices": [self._choice(request, index, row, len(prompt)) for index, row in enumerate(rows)],
+            "usage": usage(len(prompt), sum(map(len, written))),
+        }  # fmt: skip
+        return {**answer, "prompt_token_ids": prompt} if request.return_token_ids else answer
+
+    def _adapter(self, model: str) -> str:
+        if model == self.name:
+            return ""
+        if model not in self.adapters:
+            raise HTTPException(404, f"there is no model {model}; there are {', '.join([self.name, *self.adapters])}")
+        return str(self.adapters[model][0])
+
+    def prompt(self, messages: Sequence[Spoken], tools: list[dict[str, Any]]) -> list[int]:
+        """The tokens that the model reads of a dialogue; raises as `complete` does."""
+        try:
+            prompt = self.policy.chat(tools).dialogue([one.message() for one in messages])
+        except (TemplateError, TypeError, KeyError, AttributeError) as error:
+            raise HTTPException(400, f"the model's chat template does not take these messages: {error}") from None
+        if len(prompt) >= self.policy.room:
+            raise HTTPException(
+                400, f"{len(prompt)} tokens exceed the model's context length of {self.policy.room} tokens"
+            )
+        return prompt
+
+    def _choice(self, request: Completion, index: int, row: Row, start: int) -> dict[str, Any]:
+        tokens, tokenizer = row.ids[start:], self.policy.tokenizer
+        said = self.policy.chat([]).parse(tokens)
+        message: dict[str, Any] = {"role": "assistant", "content": said["content"] or None}
+        if calls := said.get("tool_calls"):
+            names = digest(tokens, index)
+            message["tool_calls"] = [
+                {
+                    "id": f"call_{names}_{at}",
+                    "type": "function",
+                    "function": {
+                        "name": call["function"]["name"],
+                        "arguments": json.dumps(call["function"]["arguments"], ensure_ascii=False),
+                    },
+                }
+                for at, call in enumerate(calls)
+            ]
+        finish = "tool_calls" if calls else "stop" if tokens[-1:] == [tokenizer.eos_token_id] else "length"
+        choice = {"index": index, "message": message, "finish_reason": finish}
+        if request.logprobs:
+            spelled = [tokenizer.decode([token]) for token in tokens]
+            choice["logprobs"] = {
+                "content": [
+                    {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
+                    for text, logprob in zip(spelled, row.logprobs[start:], strict=True)
+                ]
+            }
+        return {**choice, "token_ids": tokens} if request.return_token_ids else choice
+
+
+def usage(prompt: int, written: int) -> dict[str, int]:
+    """Tokens of one request."""
+    return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
+
+
+def streamed(answer: dict[str, Any], options: StreamOptions) -> Iterator[str]:
+    """An answer as server-sent events: for each choice its role and content, its calls, and how it ended.
+
+    The engine samples a batch to its end, so that nothing is sent before all of it is there.
+    """
+    shared = {key: answer[key] for key in ("id", "created", "model", "system_fingerprint")}
+
+    def event(choices: list[dict[str, Any]], **more: Any) -> str:
+        return f"data: {json.dumps({**shared, 'object': 'chat.completion.chunk', 'choices': choices, **more})}\n\n"
+
+    for choice in answer["choices"]:
+        index, message = choice["index"], choice["message"]
+        extra = {key: choice[key] for key in ("logprobs", "token_ids") if key in choice}
+        delta = {"role": "assistant", "content": message["content"] or ""}
+        yield event([{"index": index, "delta": delta, "finish_reason": None, **extra}])
+        calls = [{"index": at, **call} for at, call in enumerate(message.get("tool_calls") or [])]
+        if calls:
+            yield event([{"index": index, "delta": {"tool_calls": calls}, "finish_reason": None}])
+        yield event([{"index": index, "delta": {}, "finish_reason": choice["finish_reason"]}])
+    if options.include_usage:
+        yield event([], usage=answer["usage"])
+    yield "data: [DONE]\n\n"
+
+
+def _refusing(app: FastAPI) -> None:
+    """Errors in OpenAI's shape."""
+
+    def refused(status: int, message: str) -> JSONResponse:
+        kind = "invalid_request_error" if status < 500 else "server_error"
+        return JSONResponse({"error": {"message": message, "type": kind, "param": None, "code": status}}, status)
+
+    @app.exception_handler(RequestValidationError)
+    async def malformed(_: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        return refused(400, f"{'.'.join(str(part) for part in first['loc'][1:]) or 'body'}: {first['msg']}")
+
+    @app.exception_handler(HTTPException)
+    async def refusal(_: Request, error: HTTPException) -> Response:
+        return refused(error.status_code, str(error.detail))
+
+    @app.exception_handler(UserError)
+    async def mistaken(_: Request, error: UserError) -> Response:
+        return refused(400, str(error))
+
+
+def application(server: Server) -> FastAPI:
+    """The HTTP side."""
+
+    @asynccontextmanager
+    async def life(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        server.sampler.close()
+
+    app = FastAPI(lifespan=life, docs_url=None, redoc_url=None, openapi_url=None)
+
+    _refusing(app)
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        return {}
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": server.models()}
+
+    @app.post("/v1/chat/completions")
+    async def complete(request: Completion) -> Response:
+        answer = await server.complete(request)
+        if request.stream:
+            return StreamingResponse(streamed(answer, request.stream_options), media_type="text/event-stream")
+        return JSONResponse(answer)
+
+    @app.post("/tokenize")
+    async def tokenize(request: Tokenizing) -> dict[str, Any]:
+        tokens = server.prompt(request.messages, request.tools)
+        return {"count": len(tokens), "max_model_len": server.policy.room, "tokens": tokens}
+
+    @app.post("/v1/load_lora_adapter")
+    def load(request: Loading) -> dict[str, str]:
+        server.load(request.lora_name, request.lora_path)
+        return {"status": "loaded"}
+
+    @app.post("/v1/unload_lora_adapter")
+    def unload(request: Unloading) -> dict[str, str]:
+        if server.adapters.pop(request.lora_name, None) is None:
+            raise HTTPException(404, f"there is no adapter {request.lora_name}")
+        return {"status": "unloaded"}
+
+    return app
+
+
+def serve(model: Path, host: str, port: int, name: str, adapters: dict[str, Path], batch: int = 64) -> None:
+    """Serve a model until the process is told to end; requests under way are answered first.
+
+    Args:
+        model: its folder.
+        host: address to listen on.
+        port: 0 for any that is free; the line that is printed when the server is ready names it.
+        name: under which the model is served.
+        adapters: folders of adapters by name.
+        batch: completions sampled together.
+
+    Raises:
+        UserError: the model or an adapter is missing or damaged.
+    """
+    import uvicorn
+
+    policy = LocalPolicy(model, batch, temperature=1.0, max_turns=1, max_tokens=TOKENS)
+    server = Server(policy, name, adapters, str(model))
+
+    class Announced(uvicorn.Server):
+        async def startup(self, sockets: Any = None) -> None:
+            await super().startup(sockets)
+            if self.started:
+                bound = self.servers[0].sockets[0].getsockname()[1]
+                print(f"{name} is served on http://{host}:{bound}/v1", flush=True)
+
+    config = uvicorn.Config(application(server), host=host, port=port, log_level="warning")
+    with suppress(KeyboardInterrupt):
+        Announced(config).run()
+
+
+def pair(text: str) -> tuple[str, Path]:
+    """An adapter as it is given on a command line, name=folder.
+
+    Raises:
+        ValueError: it is not of this form.
+    """
+    name, found, folder = text.partition("=")
+    if not (name and found and folder):
+        raise ValueError(f"{text!r} is not of the form name=folder")
+    return name, Path(folder)
+
+
+@entry_point
+def main() -> None:
+    """`python -m captrain.serving.server MODEL ...`, as `vllm serve MODEL ...`."""
+    parser = argparse.ArgumentParser(
+        prog="captrain.serving.server", description="The base of a run behind an endpoint."
+    )
+    parser.add_argument("model", type=Path, help="its folder")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--served-model-name", help="the folder's path by default")
+    parser.add_argument("--lora-modules", nargs="*", type=pair, default=[], metavar="NAME=FOLDER")
+    # What is always so here: only these values are taken.
+    parser.add_argument("--enable-lora", action="store_true")
+    parser.add_argument("--enable-auto-tool-choice", action="store_true")
+    parser.add_argument("--tool-call-parser", choices=["hermes"])
+    parser.add_argument("--generation-config", choices=["vllm"])
+    parser.add_argument("--logprobs-mode", choices=["processed_logprobs"])
+    given = parser.parse_args()
+    name = given.served_model_name or str(given.model)
+    serve(given.model, given.host, given.port, name, dict(given.lora_modules))
+
+
+if __name__ == "__main__":
+    main()

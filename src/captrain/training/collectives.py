@@ -1,0 +1,68 @@
+"""What the processes of one training do together, and what the first of them does for all."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from captrain.config import Accelerate
+from captrain.errors import InfrastructureError, UserError
+
+PATIENCE = 24 * 3600
+"""Seconds that processes wait for each other: the rollouts of one may take hours. One that dies is noticed at once."""
+
+Value = TypeVar("Value")
+
+
+def checkpoints(accelerate: Accelerate) -> str:
+    """The folder of a training's checkpoints, by the settings that those must agree in which go on from them."""
+    if accelerate == Accelerate():
+        return "checkpoints"
+    rows = "all" if accelerate.rows is None else accelerate.rows
+    return f"checkpoints-{accelerate.strategy}-{accelerate.processes}-{accelerate.precision}-{rows}"
+
+
+def size() -> int:
+    """Processes of this training."""
+    from torch import distributed
+
+    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+
+
+def rank() -> int:
+    """The number of this process among them."""
+    from torch import distributed
+
+    return distributed.get_rank() if size() > 1 else 0
+
+
+def together(function: Callable[[], Value]) -> list[Value]:
+    """Call a function in every process, each its own; what it gives in each, in the order of their numbers.
+
+    Raises:
+        Whatever `UserError` or `InfrastructureError` it raises in the first process where it does, in all of them.
+    """
+    from torch import distributed
+
+    if size() == 1:
+        return [function()]
+    value: Any = None
+    error: Exception | None = None
+    try:
+        value = function()
+    except (UserError, InfrastructureError) as raised:
+        error = raised
+    parts: list[Any] = [None] * size()
+    distributed.all_gather_object(parts, (value, error))
+    for _, raised in parts:
+        if raised is not None:
+            raise raised
+    return [one for one, _ in parts]
+
+
+def once(function: Callable[[], Value]) -> Value:
+    """Call a function in the first process alone; what it gives, in all of them.
+
+    Raises:
+        See `together`.
+    """
+    values: list[Any] = together(lambda: function() if rank() == 0 else None)
+    return values[0]

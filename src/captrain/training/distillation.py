@@ -1,0 +1,341 @@
+"""On-policy distillation: one student learns from every specialist in the specialist's own environment.
+
+The student, a fresh LoRA adapter, plays the adapters' environments in turn, on training tasks beyond calibration. What
+it wrote is read again by the environment's specialist, and the student is moved towards it: the loss is the reverse
+divergence KL(student || teacher) of the distributions of the next token, over the full vocabulary, at each token that
+the student wrote, mean over the tokens of a batch. That is GKD with data of the student alone and the reverse KL
+(arXiv 2306.13649, section 3.1); as there, no gradient goes through sampling. Rewards are recorded and not learnt from.
+
+A job's workspace is named by the fingerprint of all that decides its result. After each step it holds the full state,
+and half-sampled steps lie in journals: a job that was cut off goes on and ends in the identical adapter.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from captrain.config import Component, Machine
+from captrain.config.spec import Spec, build
+from captrain.contract import Target
+from captrain.errors import UserError
+from captrain.execution import code_digest, launch
+from captrain.ledger import spent
+from captrain.models import Adapter, adapter_digest, model_of, settle
+from captrain.policies import load_policy
+from captrain.records import Rollout, Task, digest, publish_json, publish_text
+from captrain.rollouts import collect, pass_rate
+from captrain.training.jobs import Learner, Place, Trained, places_of
+
+WORKSPACES = Path(".cache/distillation")
+
+
+@dataclass(frozen=True)
+class Specialist:
+    """A teacher, and the place that it was trained in."""
+
+    place: Place
+    teacher: Adapter
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """One student to train.
+
+    Args:
+        base: folder of the base model.
+        policy: the policy component (how to sample).
+        trainer: the trainer component: rank and alpha, size of groups and batches, passes over a batch.
+        specialists: in the order in which they take turns.
+        rollouts: exact budget, a multiple of a batch.
+        learning_rate: AdamW's, constant.
+        seed: run seed.
+        machine: where servers and the sandbox run; no part of the result.
+    """
+
+    base: Path
+    policy: Component
+    trainer: Component
+    specialists: tuple[Specialist, ...]
+    rollouts: int
+    learning_rate: float
+    seed: int
+    machine: Machine
+
+    @property
+    def name(self) -> str:
+        """What the adapter and its job are called."""
+        return "distillation"
+
+
+def distillation(spec: Spec, base: Path, environments: Path, teachers: Mapping[str, Adapter]) -> Distillation:
+    """The student of all adapters, by the names of their environments.
+
+    Raises:
+        UserError: an adapter's environment has no passport.
+    """
+    places = {place.name: place for place in places_of(environments)}
+    if missing := [name for name in teachers if name not in places]:
+        raise UserError(
+            f"adapter {missing[0]} has no environment of its own in {environments} to be imitated in",
+            "run `dvc repro environments adapters`, or leave distillation out of merging.methods",
+        )
+    return Distillation(
+        base=base, policy=spec.exploring(), trainer=spec.trainer,
+        specialists=tuple(Specialist(places[name], teacher) for name, teacher in teachers.items()),
+        rollouts=spec.merging.rollouts, learning_rate=spec.merging.learning_rate, seed=spec.seed, machine=spec.machine,
+    )  # fmt: skip
+
+
+def distil(job: Distillation) -> Trained:
+    """Train the student, or return it from its workspace when it is there already.
+
+    Raises:
+        UserError: the policy cannot be trained through, the budget is no whole number of batches, an environment's
+            file is missing, or a rollout ended in an infrastructure error.
+        EnvironmentFault: an environment broke its contract.
+    """
+    policy: Any = load_policy(job.policy, job.base, job.machine)
+    if not isinstance(policy, Learner):
+        raise UserError(
+            f"distillation samples through policies that act with adapters, and policy is {job.policy.target}",
+            "choose policy=local or policy=vllm, or leave distillation out of merging.methods",
+        )
+    recipe: Any = build(job.trainer)
+    if job.rollouts % recipe.step_rollouts:
+        raise UserError(
+            f"merging.rollouts = {job.rollouts} is not a multiple of the {recipe.step_rollouts} of a step",
+            "change merging.rollouts, or trainer.group_size and trainer.groups_per_step",
+        )
+    targets = [one.place.target(job.machine) for one in job.specialists]
+    fingerprint = digest(
+        code_digest(distil),
+        policy.digest,
+        [target.fingerprint for target in targets],
+        [(one.place.skip, one.teacher.digest) for one in job.specialists],
+        recipe.identity(),
+        (job.rollouts, job.learning_rate, job.seed),
+    )
+    workspace = WORKSPACES / fingerprint
+    workspace.mkdir(parents=True, exist_ok=True)
+    with open(workspace / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (workspace / "result.json").exists():
+            publish_json(workspace / "result.json", _Student(job, recipe, policy, targets, workspace).fit())
+    result = json.loads((workspace / "result.json").read_text())
+    if adapter_digest(workspace / "adapter") != result["digest"]:
+        shutil.rmtree(workspace)
+        raise UserError(
+            f"the adapter in {workspace} was altered after training",
+            "its workspace has been removed: run `dvc repro merging` to train it again",
+        )
+    return Trained(job.name, folder=workspace / "adapter", **result)
+
+
+class _Student:
+    """A distillation in progress: model, optimiser and history, which make up its checkpoint."""
+
+    def __init__(self, job: Distillation, recipe: Any, policy: Any, targets: list[Target], workspace: Path) -> None:
+        import torch
+        from peft import LoraConfig, get_peft_model
+        from transformers import AutoModelForCausalLM, set_seed
+        from transformers.utils import logging as hf_logging
+
+        torch.set_num_threads(1)
+        hf_logging.set_verbosity_error()
+        hf_logging.disable_progress_bar()
+        warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+        self.job, self.recipe, self.policy, self.targets, self.workspace = job, recipe, policy, targets, workspace
+        groups = job.rollouts // recipe.group_size
+        self.tasks: list[list[Task]] = []
+        for one, target in zip(job.specialists, targets, strict=True):
+            skip = one.place.skip
+            self.tasks.append(target.tasks("training", skip + -(-groups // len(targets)))[skip:])
+        set_seed(job.seed)
+        source = model_of(job.base)
+        base: Any = AutoModelForCausalLM.from_pretrained(source.source, revision=source.revision, dtype=torch.float32)
+        lora = LoraConfig(
+            r=recipe.rank, lora_alpha=recipe.alpha, lora_dropout=0.0, target_modules=recipe.targets, bias="none",
+            task_type="CAUSAL_LM",
+        )  # fmt: skip
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.model: Any = get_peft_model(base, lora).to(self.device).eval()
+        for index, one in enumerate(job.specialists):
+            self.model.load_adapter(one.teacher.folder, f"teacher_{index}", torch_device=str(self.device))
+        self.model.set_adapter("default")
+        self.parameters = [one for one in self.model.parameters() if one.requires_grad]
+        self.optimizer = torch.optim.AdamW(
+            self.parameters, lr=job.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
+        )  # fmt: skip
+        self.history: list[dict[str, float]] = []
+
+    def fit(self) -> dict[str, Any]:
+        """Train from the last checkpoint (or from nothing); leave the adapter in `workspace/adapter`, and return the
+        fields of `Trained` but name and folder."""
+        self._restore()
+        steps = self.job.rollouts // self.recipe.step_rollouts
+        while len(self.history) < steps:
+            sampled = self._sample(self._saved(self.workspace / "sampling"), len(self.history))
+            rollouts = [one for some in sampled for one in some]
+            divergences = [self._update(sampled) for _ in range(self.recipe.epochs)]
+            cost = spent(rollouts, stage="merging", method=self.job.name)
+            rewards = [one.score.reward for one in rollouts if one.score is not None]
+            self.history.append({
+                "step": len(self.history) + 1,
+                "rollouts": len(rollouts) * (len(self.history) + 1),
+                "reward": round(sum(rewards) / len(rewards), 6),
+                "success": round(pass_rate(rollouts) or 0.0, 6),
+                "divergence": round(divergences[0], 6),
+                "discarded": sum(not one.token_ids for one in rollouts),
+                "prompt_tokens": cost.prompt_tokens,
+                "completion_tokens": cost.completion_tokens,
+                "errors": cost.errors,
+            })  # fmt: skip
+            self._keep()
+            launch.progress(len(self.history), steps, f"divergence {divergences[0]:.4f}")
+        folder = self._saved(self.workspace / "final").rename(self.workspace / "adapter")
+        counts = ("discarded", "prompt_tokens", "completion_tokens", "errors")
+        total = {key: sum(int(step[key]) for step in self.history) for key in counts}
+        rows = [{key: value for key, value in step.items() if key not in total} for step in self.history]
+        result = {"digest": adapter_digest(folder), "rollouts": rows[-1]["rollouts"], **total, "history": rows}
+        publish_text(folder / "README.md", _card(self.job, self.recipe, self.targets, result))
+        for name in ("sampling", "final", "rollouts"):
+            shutil.rmtree(self.workspace / name, ignore_errors=True)
+        (self.workspace / "state.pt").unlink()
+        return result
+
+    def _sample(self, folder: Path, step: int) -> list[list[Rollout]]:
+        """The rollouts of one step by specialist; groups of equal tasks, environments in turn over all steps."""
+        acting, count = Adapter(str(folder), folder.name), len(self.targets)
+        groups = range(step * self.recipe.groups_per_step, (step + 1) * self.recipe.groups_per_step)
+        sampled = []
+        for index, (target, tasks) in enumerate(zip(self.targets, self.tasks, strict=True)):
+            due = [tasks[group // count] for group in groups if group % count == index]
+            sampled.append(
+                collect(
+                    self.policy, target, due, purpose="training", seed=self.job.seed, trials=self.recipe.group_size,
+                    adapter=acting, journals=self.workspace / "rollouts", quiet=True,
+                )
+            )  # fmt: skip
+        if broken := next((one for some in sampled for one in some if one.outcome == "error"), None):
+            raise UserError(
+                f"distillation: rollout of {broken.task.id} ended in an infrastructure error ({broken.error})",
+                "mend its cause and run again: training goes on from its last step",
+            )
+        if not any(one.token_ids for some in sampled for one in some):
+            raise UserError(
+                "distillation: no rollout of a step is token-exact, and none can be learnt from",
+                "choose a model whose chat template renders earlier turns as the model wrote them, or policy=local",
+            )
+        return sampled
+
+    def _update(self, sampled: Sequence[Sequence[Rollout]]) -> float:
+        """One optimiser step on a batch; returns the mean divergence before it, in nats a token."""
+        import torch
+
+        tokens = sum(sum(one.mask) for some in sampled for one in some)
+        total = 0.0
+        for index, some in enumerate(sampled):
+            exact = [one for one in some if one.token_ids]
+            for start in range(0, len(exact), self.recipe.group_size):
+                ids, written = _padded(exact[start : start + self.recipe.group_size], self.device)
+                # PEFT marks the adapter that is switched to as the one to train; the student's turn comes last.
+                self.model.set_adapter(f"teacher_{index}")
+                with torch.no_grad():
+                    teacher = self._logprobs(ids, written)
+                self.model.set_adapter("default")
+                loss = divergence(self._logprobs(ids, written), teacher) / tokens
+                loss.backward()
+                total += loss.item()
+        torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return total
+
+    def _logprobs(self, ids: Any, written: Any) -> Any:
+        """Log-probabilities (written tokens, vocabulary) that the active adapter gave before each written token, at
+        the temperature of the sampling."""
+        # Rows are padded at their ends, where causal attention keeps padding from all that counts: no mask is needed.
+        logits = self.model(input_ids=ids).logits[:, :-1][written[:, 1:]]
+        return (logits / (self.policy.temperature or 1.0)).log_softmax(-1)
+
+    def _saved(self, parent: Path) -> Path:
+        """The student as it is now, in a folder named by its content."""
+        shutil.rmtree(parent, ignore_errors=True)
+        self.model.save_pretrained(parent / "new", selected_adapters=["default"])
+        settle(parent / "new", self.job.base, self.policy.digest)
+        return (parent / "new").rename(parent / adapter_digest(parent / "new"))
+
+    def _keep(self) -> None:
+        import torch
+        from peft import get_peft_model_state_dict
+
+        weights = get_peft_model_state_dict(self.model, adapter_name="default")
+        state = {"weights": weights, "optimizer": self.optimizer.state_dict(), "history": self.history}
+        aside = self.workspace / f"state.{os.getpid()}.tmp"
+        torch.save(state, aside)
+        aside.replace(self.workspace / "state.pt")
+
+    def _restore(self) -> None:
+        import torch
+        from peft import set_peft_model_state_dict
+
+        shutil.rmtree(self.workspace / "adapter", ignore_errors=True)
+        if (self.workspace / "state.pt").exists():
+            state = torch.load(self.workspace / "state.pt", map_location=self.device)
+            set_peft_model_state_dict(self.model, state["weights"], adapter_name="default")
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.history = state["history"]
+
+
+def divergence(student: Any, teacher: Any) -> Any:
+    """The sum over tokens of KL(student || teacher), from log-probabilities (tokens, vocabulary), in nats."""
+    from torch.nn.functional import kl_div
+
+    # torch's first argument is the distribution that the divergence is taken from, in logarithms.
+    return kl_div(teacher, student, reduction="sum", log_target=True)
+
+
+def _padded(rollouts: Sequence[Rollout], device: Any) -> tuple[Any, Any]:
+    """Token ids (rows, longest), zeros behind, and which of them the model wrote."""
+    import torch
+
+    width = max(len(one.token_ids) for one in rollouts)
+    ids = [[*one.token_ids, *[0] * (width - len(one.token_ids))] for one in rollouts]
+    written = [[*one.mask, *[0] * (width - len(one.mask))] for one in rollouts]
+    return torch.tensor(ids, device=device), torch.tensor(written, device=device).bool()
+
+
+def _card(job: Distillation, recipe: Any, targets: Sequence[Target], result: dict[str, Any]) -> str:
+    """A model card in Markdown, from results only."""
+    first, last = result["history"][0], result["history"][-1]
+    far, near = first["divergence"], last["divergence"]
+    pairs = zip(targets, job.specialists, strict=True)
+    teachers = "\n".join(f"| teacher in `{target.name}` | {one.teacher.digest} |" for target, one in pairs)
+    return f"""---
+library_name: peft
+base_model: captrain-base
+tags: [captrain, distillation, lora]
+---
+# {job.name}
+
+LoRA adapter (rank {recipe.rank}, alpha {recipe.alpha}), distilled from specialists on rollouts of its own.
+
+| | |
+|---|---|
+| content hash | {result["digest"]} |
+{teachers}
+| rollouts (of which not token-exact) | {result["rollouts"]} ({result["discarded"]}) |
+| rollouts and passes of a step | {recipe.step_rollouts}, {recipe.epochs} |
+| learning rate | {job.learning_rate} |
+| divergence from the teachers (nats a token), first and last step | {far:.4f}, {near:.4f} |
+| pass rate in the environments, first and last step | {first["success"]:.3f}, {last["success"]:.3f} |
+| seed | {job.seed} |
+
+Use it with the base it was trained on only: W' = W + (alpha / rank) B A.
+"""

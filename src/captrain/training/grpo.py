@@ -1,0 +1,417 @@
+"""TRL's GRPOTrainer with a policy as its sampler. Imported only where training happens: it needs torch and TRL.
+
+Before each batch of rollouts the adapter is saved in plain PEFT format, in a folder named by its content hash, and the
+policy acts with it: in this process, or through servers that load it under that name. What the policy says of its
+tokens is what is trained on; its log-probabilities are the old policy's.
+"""
+
+import json
+import math
+import os
+import shutil
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from captrain.records import publish_text
+
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from transformers import (
+    AutoModelForCausalLM,
+    PrinterCallback,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+    set_seed,
+)
+from transformers.utils import logging as hf_logging
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
+
+from captrain.config import REMEDY, alternatives
+from captrain.contract import Target
+from captrain.errors import UserError
+from captrain.execution import launch
+from captrain.models import adapter_digest, model_of, settle
+from captrain.policies import Play
+from captrain.training import collectives
+from captrain.training.groups import Groups
+from captrain.training.jobs import Job, Learner
+from captrain.training.recipe import GRPO
+
+
+class Trainer(GRPOTrainer):
+    """GRPOTrainer whose rollouts come from a policy, token-exact and with the sampler's log-probabilities.
+
+    `history` holds one row a step: step, rollouts, reward, success, informative, discarded, prompt_tokens,
+    completion_tokens, errors (rollouts that came to nothing and were played again, beyond the others), places (groups
+    of each place) and what the recipe notes; where hints are given also unhinted, the rollouts without one, and
+    unhinted_passed. It is all that later steps depend on besides weights and optimizer.
+    """
+
+    history: list[dict[str, Any]]
+    sampled: torch.Tensor | None = None
+    hinted: torch.Tensor
+    stripped = False
+    """Whether any rollout of the step had a hint, in whatever process."""
+    signal = True
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        batch = super()._generate_and_score_completions(inputs)
+        self.sampled = None
+        self.signal = bool(batch["num_items_in_batch"] > 0)
+        # The parts of a batch, in time or over processes, must have equally many rows.
+        whole = self.args.gradient_accumulation_steps == collectives.size() == 1
+        return without_discarded(batch) if whole else batch
+
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
+        if self.sampled is None:
+            return super()._get_per_token_logps_and_entropies(model, input_ids, attention_mask, *args, **kwargs)
+        # While a batch is made, TRL asks for the old policy's log-probabilities: the sampler has them exactly, but
+        # for the rows that it sampled under another prompt than the one trained on. The weights are still its own.
+        old, hinted = self.sampled.to(input_ids.device), self.hinted.to(input_ids.device)
+        if self.stripped:
+            rows = hinted.clone()
+            rows[0] |= not rows.any()  # a forward pass of a model that is shared is everybody's
+            stripped, _, _ = super()._get_per_token_logps_and_entropies(
+                model, input_ids[rows], attention_mask[rows], *args, **kwargs
+            )
+            old[hinted] = stripped[hinted[rows]].to(old)
+        return old, None, None
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        """One update; none when every group of the batch was constant (momentum alone must not move weights)."""
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        if not self.signal:
+            for parameter in model.parameters():
+                parameter.grad = None
+        return loss
+
+
+def without_discarded(batch: dict[str, Any]) -> dict[str, Any]:
+    """The batch without the rows of discarded groups, which cost time and change nothing; at least one row stays."""
+    kept = batch["tool_mask"].mul(batch["completion_mask"]).any(1)
+    kept[0] |= not kept.any()
+    size = len(kept)
+    return {
+        name: value[kept] if isinstance(value, torch.Tensor) and value.ndim and len(value) == size else value
+        for name, value in batch.items()
+    }
+
+
+class Checkpoints(TrainerCallback):
+    """Marks a checkpoint as whole by writing the history into it last."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.trainer: Trainer | None = None
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Write the mark."""
+        assert self.trainer is not None
+        collectives.together(lambda: None)  # every process has written its part
+        if collectives.rank() == 0:
+            path = self.folder / f"checkpoint-{state.global_step}" / "history.json"
+            aside = path.with_suffix(".tmp")
+            aside.write_text(json.dumps(self.trainer.history))
+            aside.replace(path)
+
+
+def make_trainer(recipe: GRPO, job: Job, policy: Learner, targets: Sequence[Target], folder: Path) -> Trainer:
+    """TRL's trainer for one job. A row of its dataset is a group, by number: what is played for it is decided when its
+    step is played.
+
+    Args:
+        recipe: hyperparameters, and which place a group is drawn from.
+        job: what to train.
+        policy: samples; its model is the job's, which is the frozen base.
+        targets: the job's places.
+        folder: where checkpoints go, and the adapter that samples.
+
+    Raises:
+        UserError: the base has no layer of one of the names in `targets`.
+        EnvironmentFault: a place has too few tasks.
+    """
+    sampler = Sampler(recipe, policy, targets, job, folder / "sampling")
+    hf_logging.set_verbosity_error()
+    hf_logging.disable_progress_bar()
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+    config = _configuration(recipe, job, policy, folder, sampler.steps)
+    lora = LoraConfig(
+        r=recipe.rank, lora_alpha=recipe.alpha, lora_dropout=0.0, target_modules=recipe.targets, bias="none",
+        task_type="CAUSAL_LM",
+    )  # fmt: skip
+    marks = Checkpoints(folder)
+    set_seed(job.seed)
+    trainer = Trainer(
+        model=_base(recipe, job),
+        args=config,
+        train_dataset=Dataset.from_list(
+            [{"prompt": f"group {number}"} for number in range(sampler.steps * recipe.groups_per_step)]
+        ),
+        processing_class=policy.tokenizer,
+        peft_config=lora,
+        callbacks=[marks],
+        reward_funcs=[_reward],
+        rollout_func=sampler,
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.history = []
+    marks.trainer = trainer
+    return trainer
+
+
+def _configuration(recipe: GRPO, job: Job, policy: Learner, folder: Path, steps: int) -> GRPOConfig:
+    accelerate = job.machine.accelerate
+    share = recipe.step_rollouts // accelerate.processes
+    rows = accelerate.rows or share
+    if share % rows:
+        raise UserError(
+            f"machine.accelerate.rows = {rows} does not divide the {share} rollouts that a process has of a step",
+            "choose a divisor of it",
+        )
+    config = GRPOConfig(
+        output_dir=str(folder), seed=job.seed, data_seed=job.seed, use_cpu=not torch.cuda.is_available(),
+        per_device_train_batch_size=rows, gradient_accumulation_steps=share // rows,
+        steps_per_generation=share // rows,
+        num_generations=recipe.group_size, num_iterations=recipe.epochs, max_steps=steps * recipe.epochs,
+        shuffle_dataset=False, learning_rate=recipe.learning_rate, lr_scheduler_type="constant", adam_beta2=0.95,
+        weight_decay=0.0, max_grad_norm=1.0, optim="adamw_torch", epsilon=recipe.clip, beta=0.0, loss_type="dapo",
+        scale_rewards="group" if recipe.scale is None else "none", temperature=policy.temperature,
+        max_completion_length=policy.room, bf16=False, mask_truncated_completions=False,
+        gradient_checkpointing=accelerate.gradient_checkpointing, ddp_find_unused_parameters=False,
+        ddp_timeout=collectives.PATIENCE,
+        report_to=[], disable_tqdm=True, logging_strategy="no", save_strategy="steps",
+        save_steps=recipe.checkpoint_every * recipe.epochs, save_total_limit=2,
+    )  # fmt: skip
+    # Of several GPUs one trains; the others are the servers'.
+    config._n_gpu = min(config.n_gpu, 1)
+    return config
+
+
+def _base(recipe: GRPO, job: Job) -> Any:
+    model, precision = model_of(job.base), getattr(torch, job.machine.accelerate.precision)
+    base = AutoModelForCausalLM.from_pretrained(model.source, revision=model.revision, dtype=precision)
+    linear = {name.rpartition(".")[2] for name, part in base.named_modules() if isinstance(part, torch.nn.Linear)}
+    if unknown := [name for name in recipe.targets if name.rpartition(".")[2] not in linear]:
+        raise UserError(
+            f"trainer.targets: the base has no linear layer {unknown[0]}{_fused(base)}",
+            f"{REMEDY}; {alternatives(unknown[0], sorted(linear))}",
+        )
+    return base
+
+
+def _fused(base: Any) -> str:
+    """What to say of a mixture whose experts are no linear layers."""
+    fused = [name.rpartition(".")[2] for name, one in base.named_parameters() if "expert" in name and one.ndim == 3]
+    return f" (those of its experts are one tensor, {fused[0]}, and take no low-rank weights)" if fused else ""
+
+
+def save(model: Any, folder: Path, base: Path, policy: str) -> None:
+    """Leave the adapter of a PEFT model in a folder, in plain PEFT format. Every process must call this, for each may
+    hold a part of the weights.
+
+    Args:
+        model: as it is trained, shared or not.
+        folder: of the adapter; replaced.
+        base: see `settle`.
+        policy: see `settle`.
+    """
+    # Tensors of a shared model give their whole values; full_tensor is collective, so that the order must be one.
+    state = {name: one for name, one in model.state_dict().items() if ".lora_" in name}
+    whole = {name: one.full_tensor() if hasattr(one, "full_tensor") else one for name, one in state.items()}
+
+    def write() -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        model.save_pretrained(folder, state_dict=whole)
+        settle(folder, base, policy)
+
+    collectives.once(write)
+
+
+def _reward(completions: list[Any], environment_reward: list[float | None], **_: Any) -> list[float | None]:
+    return environment_reward
+
+
+@dataclass(frozen=True)
+class Row:
+    """A rollout as it is trained on. Its own reward is None beyond the budget, and nothing is learnt where its group is
+    constant."""
+
+    play: Play
+    informative: bool
+    reward: float | None
+    hinted: bool
+
+
+class Sampler:
+    """TRL's `rollout_func`: plays the batch's groups with the current adapter and scores them."""
+
+    def __init__(
+        self, recipe: GRPO, policy: Learner, targets: Sequence[Target], job: Job, folder: Path
+    ) -> None:  # fmt: skip
+        self.recipe, self.policy, self.job, self.folder = recipe, policy, job, folder
+        self.steps = math.ceil(job.rollouts / recipe.step_rollouts)
+        self.groups = Groups(recipe, policy, targets, job)
+
+    def __call__(self, prompts: list[str], trainer: Any) -> dict[str, list[Any]]:
+        """Play one batch: `prompts` name groups by number ("group 17"), each `group_size` times in a row.
+
+        Hints are stripped: the prompts returned are the unhinted ones. Where the budget ends within the batch, the rows
+        beyond it are not played: they repeat the first one without its reward and with nothing to learn from.
+
+        Where several processes train, each has its own prompts. What all of them play is known to each, so that the
+        history is that of the whole step; what is returned is for a process's own prompts.
+        """
+        size, history = self.recipe.group_size, trainer.history
+        spent = history[-1]["rollouts"] if history else 0
+        asked = [name for names in collectives.together(lambda: prompts) for name in names]
+        groups = [int(name.split()[1]) for name in asked[::size]]
+        wanted = self.groups.wanted(groups, history)[: self.job.rollouts - spent]
+        played, errors = self.groups.played(str(self._saved(trainer)), wanted, len(prompts))
+        plays, scores = [one.play for one in played], [one.score for one in played]
+        rewards = [self.recipe.reward(self.job, one.place, one.score) for one in played]
+        earned = [rewards[start : start + size] for start in range(0, len(rewards), size)]
+        informative = [max(group) - min(group) > 1e-6 for group in earned]
+        history.append({
+            "step": len(history) + 1,
+            "rollouts": spent + len(plays),
+            "reward": round(sum(rewards) / len(rewards), 6),
+            "success": round(sum(score.success for score in scores) / len(scores), 6),
+            "informative": round(sum(informative) / len(informative), 6),
+            "discarded": sum(len(group) for group, kept in zip(earned, informative, strict=True) if not kept),
+            "prompt_tokens": sum(play.prompt_tokens for play in plays),
+            "completion_tokens": sum(sum(play.mask) for play in plays),
+            "errors": errors,
+            "places": Counter(self.job.places[one.place].name for one in wanted[::size]),
+            **self.groups.unhinted(wanted, scores),
+            **collectives.once(lambda: self.recipe.noted(self.job, played)),
+        })  # fmt: skip
+        step = history[-1]
+        said = f"mean reward {step['reward']:.3f}, pass rate {step['success']:.3f}"
+        if collectives.rank() == 0:
+            launch.progress(step["step"], self.steps, said)
+        scale = self.recipe.scale or 1.0
+        rows = [
+            Row(play, informative[at // size], reward / scale, one.hint != "")
+            for at, (play, reward, one) in enumerate(zip(plays, rewards, wanted, strict=True))
+        ]
+        rows += (len(asked) - len(rows)) * [Row(plays[0], False, None, False)]
+        trainer.stripped = any(row.hinted for row in rows)
+        start = collectives.rank() * len(prompts)
+        return self._batch(trainer, rows[start : start + len(prompts)])
+
+    def _batch(self, trainer: Any, rows: Sequence[Row]) -> dict[str, list[Any]]:
+        """What TRL is told of rows; the trainer keeps what it would compute itself."""
+        plays = [row.play for row in rows]
+        opening = [play.mask.index(1) for play in plays]
+        completions = [play.logprobs[start:] for play, start in zip(plays, opening, strict=True)]
+        learnt = [row.play.mask if row.informative else [0] * len(row.play.mask) for row in rows]
+        width = max(len(row) for row in completions)
+        trainer.sampled = torch.tensor([row + [0.0] * (width - len(row)) for row in completions])
+        trainer.hinted = torch.tensor([row.hinted for row in rows])
+        return {
+            "prompt_ids": [play.token_ids[:start] for play, start in zip(plays, opening, strict=True)],
+            "completion_ids": [play.token_ids[start:] for play, start in zip(plays, opening, strict=True)],
+            "logprobs": completions,
+            "env_mask": [mask[start:] for mask, start in zip(learnt, opening, strict=True)],
+            "environment_reward": [row.reward for row in rows],
+        }
+
+    def _saved(self, trainer: Any) -> Path:
+        """The adapter as it is now, in a folder named by its content; the one before is removed."""
+        aside = self.folder / "new"
+        collectives.once(lambda: shutil.rmtree(self.folder, ignore_errors=True))
+        save(trainer.model, aside, self.job.base, self.policy.digest)
+        return collectives.once(lambda: aside.rename(self.folder / adapter_digest(aside)).resolve())
+
+
+def model_card(job: Job, trainer: GRPO, targets: Sequence[Target], result: dict[str, Any]) -> str:
+    """A model card in Markdown, from results only."""
+    first, last = result["history"][0], result["history"][-1]
+    # A hinted rollout says little of what the adapter can do by itself.
+    hinted = (
+        f"| share of rollouts with a hint | {trainer.hints} |\n| passed of those without, first and last step "
+        f"| {first['unhinted_passed']} of {first['unhinted']}, {last['unhinted_passed']} of {last['unhinted']} |\n"
+        if "unhinted" in last
+        else ""
+    )
+    several = len(targets) > 1
+    groups = Counter[str]()
+    for step in result["history"]:
+        groups.update(step["places"])
+    drawn = ", ".join(f"{place.name} {groups[place.name]}" for place in job.places)
+    return f"""---
+library_name: peft
+base_model: captrain-base
+tags: [captrain, grpo, lora]
+---
+# {job.name}
+
+LoRA adapter (rank {trainer.rank}, alpha {trainer.alpha}) trained with GRPO in the \
+{"environments" if several else "environment"} {", ".join(f"`{target.name}`" for target in targets)}.
+
+| | |
+|---|---|
+| content hash | {result["digest"]} |
+| environment {"fingerprints" if several else "fingerprint"} | {", ".join(one.fingerprint for one in targets)} |
+{f"| groups of each environment | {drawn} |{chr(10)}" if several else ""}\
+| rollouts (of which in discarded constant groups) | {result["rollouts"]} ({result["discarded"]}) |
+| group size, groups per step, epochs | {trainer.group_size}, {trainer.groups_per_step}, {trainer.epochs} |
+| learning rate, clip | {trainer.learning_rate}, {trainer.clip} |
+| mean reward, first and last step | {first["reward"]:.3f}, {last["reward"]:.3f} |
+| pass rate in its environment, first and last step | {first["success"]:.3f}, {last["success"]:.3f} |
+{hinted}| seed | {job.seed} |
+
+Use it with the base it was trained on only: W' = W + (alpha / rank) B A.
+"""
+
+
+def fit(recipe: GRPO, job: Job, policy: Learner, targets: list[Target], workspace: Path) -> dict[str, Any]:
+    """Train from the last whole checkpoint in the workspace (or from nothing); leave the adapter in
+    `workspace/adapter`, and return the fields of `Trained` but name and folder. Where several processes train, all
+    of them call this."""
+    if job.rollouts < 1:
+        raise UserError(
+            f"{job.name}: there are {job.rollouts} rollouts to train with",
+            "raise adapters.rollouts: diagnosis and calibration have spent what there was",
+        )
+    checkpoints = workspace / collectives.checkpoints(job.machine.accelerate)
+    trainer: Any = make_trainer(recipe, job, policy, targets, checkpoints)
+    last = collectives.once(lambda: last_checkpoint(checkpoints))
+    if last is not None:
+        trainer.history = json.loads((last / "history.json").read_text())
+    trainer.train(resume_from_checkpoint=str(last) if last is not None else None)
+    folder = workspace / "adapter"
+    save(trainer.model, folder, job.base, policy.digest)
+    steps = trainer.history
+    counts = ("discarded", "prompt_tokens", "completion_tokens", "errors")
+    total = {key: sum(step[key] for step in steps) for key in counts}
+    rows = [{key: value for key, value in step.items() if key not in total} for step in steps]
+    result = {"digest": adapter_digest(folder), "rollouts": steps[-1]["rollouts"], **total, "history": rows}
+    if collectives.rank() == 0:
+        publish_text(folder / "README.md", model_card(job, recipe, targets, result))
+        for path in workspace.glob("checkpoints*"):
+            shutil.rmtree(path)
+    return result
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """The last checkpoint that was written whole; later ones, cut off while they were written, are removed."""
+    if not folder.exists():
+        return None
+    for path in sorted(folder.glob("checkpoint-*"), key=lambda path: -int(path.name.split("-")[1])):
+        if (path / "history.json").exists():
+            return path
+        shutil.rmtree(path)
+    return None

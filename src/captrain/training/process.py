@@ -1,0 +1,80 @@
+"""One process of a training that several share, as `accelerate launch` starts it.
+
+python -m captrain.training.process JOBFILE
+"""
+
+import os
+import pickle
+import sys
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from captrain.errors import InfrastructureError, UserError
+from captrain.records import publish_json
+from captrain.training.collectives import rank
+from captrain.training.jobs import Job
+
+
+def train(order: Path) -> None:
+    """Be one process of a training.
+
+    Args:
+        order: the pickled job, in its workspace.
+    """
+    from torch import distributed
+
+    from captrain.config.spec import build
+    from captrain.policies import load_policy
+    from captrain.training.grpo import fit
+
+    job: Job = pickle.loads(order.read_bytes())
+    if job.machine.accelerate.strategy == "fsdp":
+        _shard_on_cpu()
+    policy = load_policy(job.policy, job.base, job.machine)
+    targets = [place.target(job.machine) for place in job.places]
+    result = fit(build(job.trainer), job, policy, targets, order.parent)
+    if rank() == 0:
+        publish_json(order.parent / "result.json", result)
+    distributed.destroy_process_group()
+
+
+def _shard_on_cpu() -> None:
+    """Let accelerate take FSDP where there is no GPU: torch shards over gloo as well, but accelerate's state passes
+    the plugin over."""
+    from accelerate.state import AcceleratorState, PartialState
+    from accelerate.utils import DistributedType
+
+    made = AcceleratorState.__init__
+
+    def make(self: Any, *args: Any, fsdp_plugin: Any = None, **kwargs: Any) -> None:
+        made(self, *args, fsdp_plugin=fsdp_plugin, **kwargs)
+        if fsdp_plugin is not None and self.distributed_type == DistributedType.MULTI_CPU:
+            self.distributed_type, self.fsdp_plugin = DistributedType.FSDP, fsdp_plugin
+            PartialState._shared_state["distributed_type"] = self.distributed_type
+
+    AcceleratorState.__init__ = make
+
+
+def main() -> None:
+    """Entry point of a process: leave what it cannot mend in the workspace."""
+    from captrain.execution import launch
+
+    launch.prepare(os.getppid())
+    order = Path(sys.argv[1])
+    try:
+        train(order)
+    except Exception as error:
+        known = isinstance(error, UserError | InfrastructureError)
+        aside = order.with_name(f"failure-{rank()}.pkl")
+        aside.write_bytes(pickle.dumps(error if known else RuntimeError(traceback.format_exc())))
+        # Of several the first: the end of one process makes others fail.
+        with suppress(FileExistsError):
+            os.link(aside, order.with_name("failure.pkl"))
+        # At once: nothing that others wait for is left to be said.
+        os._exit(2)
+
+
+if __name__ == "__main__":
+    main()

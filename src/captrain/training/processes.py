@@ -1,0 +1,142 @@
+"""One training in several processes: `accelerate launch`, with DDP, or with FSDP for a base that no single GPU holds.
+
+What is trained is the same: the same groups, tasks and keys, so that with equal weights the rollouts of a step do not
+depend on the number of processes. Each process samples the rollouts that it trains on; where a policy starts servers,
+the first process samples for all. Budget, ledger and history are those of the whole step, and known to every process.
+The adapter is gathered from all and written by the first. Sums over processes are in another order than within one, so
+that adapters differ in their last digits, as they do between CPU and GPU.
+
+The processes end when whoever waits for them does, however that comes about; checkpoints remain, and those of other
+settings are never gone on from. A `UserError` in a process reaches the caller as if it had been raised there.
+"""
+
+import pickle
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import yaml
+
+from captrain.config import Accelerate
+from captrain.errors import UserError
+from captrain.records import publish_text
+
+if TYPE_CHECKING:
+    from captrain.training.jobs import Job
+    from captrain.training.recipe import GRPO
+
+KEEPER = Path(__file__).parent / "policies" / "keeper.py"
+GRACE = 20.0
+"""Seconds that processes which are told to end may take."""
+TAIL = 20
+"""Last lines of what the processes said that are shown."""
+
+Value = TypeVar("Value")
+
+
+def configuration(accelerate: Accelerate) -> dict[str, Any]:
+    """What `accelerate launch` is told, as its own configuration file has it.
+
+    Layers are the units of sharding, and frozen weights lie beside trainable ones within them. The first process reads
+    the base, and the others get their parts from it. Precision is that in which the base is loaded: no other is mixed
+    in.
+    """
+    sharding = {
+        "fsdp_version": 2,
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_reshard_after_forward": True,
+        "fsdp_offload_params": False,
+        "fsdp_use_orig_params": True,
+        "fsdp_cpu_ram_efficient_loading": True,
+        "fsdp_sync_module_states": True,
+        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+    }
+    return {
+        "compute_environment": "LOCAL_MACHINE",
+        # "MULTI_GPU" is also what starts processes without GPUs: each finds out for itself.
+        "distributed_type": "FSDP" if accelerate.strategy == "fsdp" else "MULTI_GPU",
+        "num_machines": 1,
+        "num_processes": accelerate.processes,
+        "machine_rank": 0,
+        "main_process_port": 0,
+        "mixed_precision": "no",
+        "use_cpu": False,
+        **({"fsdp_config": sharding} if accelerate.strategy == "fsdp" else {}),
+    }
+
+
+def launch(job: "Job", trainer: "GRPO", workspace: Path) -> None:
+    """Train in the processes that `job.machine.accelerate` asks for; their result is in the workspace.
+
+    Args:
+        job: what to train.
+        trainer: the job's, as it was built.
+        workspace: of the job; what the processes say goes to `processes.log` in it.
+
+    Raises:
+        UserError: groups do not divide among the processes, there are too few GPUs, or a process died.
+        Whatever `UserError` or `InfrastructureError` a process raises first.
+        RuntimeError: a process raised anything else; its text is the traceback.
+    """
+    _check(job, trainer)
+    config, order = workspace / "accelerate.yaml", workspace / "job.pkl"
+    log, failure = workspace / "processes.log", workspace / "failure.pkl"
+    publish_text(config, yaml.safe_dump(configuration(job.machine.accelerate), sort_keys=False))
+    order.write_bytes(pickle.dumps(job))
+    for path in workspace.glob("failure*.pkl"):
+        path.unlink()
+    status = _run(config, order, log)
+    told = log.read_text(errors="replace")
+    # Those that are left when one is killed fail for want of it, and are told to end.
+    killed = set(re.findall(r"Signal \d+ \((SIG\w+)\) received by PID", told)) - {"SIGTERM"}
+    if failure.exists() and not killed:
+        raise pickle.loads(failure.read_bytes())
+    if status or not (workspace / "result.json").exists():
+        lines = "".join(f"\n    {line}" for line in told.splitlines()[-TAIL:])
+        how = f"one was killed ({', '.join(killed)})" if killed else f"they ended with status {status}:{lines}"
+        raise UserError(
+            f"training {job.name}: of its {job.machine.accelerate.processes} processes {how}",
+            f"see {log}; run again to go on from the last checkpoint, with smaller machine.accelerate.rows or more "
+            "processes if it was memory",
+        )
+
+
+def _check(job: "Job", trainer: "GRPO") -> None:
+    import torch
+
+    processes = job.machine.accelerate.processes
+    if trainer.groups_per_step % processes:
+        raise UserError(
+            f"machine.accelerate.processes = {processes} processes cannot share the trainer.groups_per_step = "
+            f"{trainer.groups_per_step} groups of a step evenly",
+            "choose a number of processes that divides it",
+        )
+    if torch.cuda.is_available() and torch.cuda.device_count() < processes:
+        raise UserError(
+            f"machine.accelerate.processes = {processes}, and {torch.cuda.device_count()} GPUs are visible",
+            "choose as many processes as GPUs, or fewer",
+        )
+
+
+def _run(config: Path, order: Path, log: Path) -> int:
+    """The status that the processes end with."""
+    command = [
+        *(sys.executable, "-I", str(KEEPER), str(GRACE)),
+        *(sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config)),
+        *("-m", "captrain.training.process", str(order)),
+    ]
+    with log.open("wb") as said:
+        # A job that is told of its time limit tells itself: its processes have nothing to do with that signal.
+        running = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stderr=said, start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGUSR2, signal.SIG_IGN),
+        )  # fmt: skip
+    assert running.stdin is not None
+    try:
+        return running.wait()
+    finally:
+        running.stdin.close()
+        running.wait()

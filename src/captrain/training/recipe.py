@@ -1,0 +1,137 @@
+"""LoRA adapters by GRPO: TRL's GRPOTrainer and PEFT, rollouts by our own engine or by vLLM.
+
+A job trains one adapter in one place, or in several: an environment that was synthesized, or the benchmark itself. The
+trainer decides from which place each group is drawn; the tasks of a place are used in order, and none twice before all
+have been used that there are.
+
+A group is K rollouts of one task (one seed). Advantage (r - mean) / (std + 1e-4) within the group; a group of constant
+reward carries no signal and is discarded: its tokens are masked out of the loss (and counted). Clipped per-token
+ratio, mean over all tokens of the batch, no KL term, tokens the model wrote only (paper section 3.3). The sampler's
+own log-probabilities are the old policy's. The rollout budget is exact: where it is no multiple of a step, the last
+step is smaller, and its last group may be (one of a single rollout is counted and teaches nothing).
+
+An environment may define `hint(task) -> str`: what a share of the rollouts read at the end of the system prompt, so
+that groups which would all fail have something to learn from. Before the update the hint is stripped: the prompt
+trained on is the unhinted one, and so is that of the old policy's log-probabilities, which are computed again for
+hinted rollouts; the ratio does not correct for the hint. Advantages are over the group as it is, hinted and unhinted
+rollouts together (as the paper does): an unhinted one is held against hinted ones, and what these did better is
+learnt without the hint. Neither score nor record sees a hint.
+
+A job's workspace is named by the fingerprint of all that decides its result; in it lie full-state checkpoints, and at
+the end the adapter, whose name is the hash of its content. A job that was cut off goes on from its last whole
+checkpoint and ends in the identical adapter.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from captrain.config import Component, Count, Level, Rate, Share, Spec, takes
+from captrain.contract import Target
+from captrain.policies import Play
+from captrain.records import Score, Task
+from captrain.training.jobs import Job, places_of
+
+Size = Annotated[int, Field(ge=2)]
+
+Layers = Annotated[Sequence[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
+
+LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+Step = Mapping[str, Any]
+"""What is known of a step that has been played: a row of `Trained.history`."""
+
+
+@dataclass(frozen=True)
+class Played:
+    """One rollout of a step: the number of its place and what that is, and what came of it."""
+
+    place: int
+    target: Target
+    task: Task
+    trial: int
+    play: Play
+    score: Score
+
+
+class GRPO:
+    """The trainer. Of several places it takes each in turn; what a subclass may decide otherwise are the methods from
+    `jobs` to `noted`, whose only memory is the history, which checkpoints hold.
+
+    Args:
+        group_size: rollouts of one task, K.
+        groups_per_step: groups sampled before an update.
+        epochs: passes over each batch of rollouts.
+        rank: LoRA rank.
+        alpha: LoRA alpha; updates are scaled by alpha / rank.
+        learning_rate: AdamW's, constant.
+        clip: PPO clipping range.
+        checkpoint_every: steps between full-state checkpoints; no influence on the result.
+        hints: share of rollouts that read the environment's hint, where it offers one; each is drawn by its own key,
+            so that a group may hold both kinds.
+        targets: linear layers that get low-rank weights, by the ends of their names; a mixture of experts takes those
+            of its attention only.
+    """
+
+    scale: float | None = None
+    """What advantages are divided by; None: the standard deviation of their group."""
+
+    def __init__(
+        self, *, group_size: Size, groups_per_step: Count, epochs: Count, rank: Count, alpha: Count,
+        learning_rate: Rate, clip: Level, checkpoint_every: Count, hints: Share = 0.0, targets: Layers = LINEAR,
+    ) -> None:  # fmt: skip
+        self.group_size, self.groups_per_step, self.epochs = group_size, groups_per_step, epochs
+        self.rank, self.alpha, self.learning_rate, self.clip = rank, alpha, learning_rate, clip
+        self.checkpoint_every, self.hints, self.targets = checkpoint_every, hints, list(targets)
+
+    @property
+    def step_rollouts(self) -> int:
+        """Rollouts sampled for one update."""
+        return self.group_size * self.groups_per_step
+
+    def identity(self) -> dict[str, Any]:
+        """The settings that decide the result."""
+        return {key: value for key, value in vars(self).items() if key != "checkpoint_every" and key[0] != "_"}
+
+    def jobs(self, spec: Spec, project: Path = Path()) -> list[Job]:
+        """What the adapters stage trains; `project` is the folder of artifacts/ and results/."""
+        return capability_jobs(spec, project / "artifacts/base", project / "results/environments")
+
+    def place(self, job: Job, group: int, history: Sequence[Step]) -> int:
+        """From which of the job's places a group is drawn, when its step is about to be played.
+
+        Args:
+            job: what is trained.
+            group: its number in the whole training, from 0 on.
+            history: the steps before.
+        """
+        return group % len(job.places)
+
+    def reward(self, job: Job, place: int, score: Score) -> float:
+        """What a rollout in a place earns, in [0, 1]."""
+        return score.reward
+
+    def noted(self, job: Job, played: "Sequence[Played]") -> dict[str, Any]:
+        """What a step's row of the history holds besides, as JSON: all that later groups are decided by."""
+        return {}
+
+
+def recipe(trainer: Component, target: str = "captrain.training.recipe.GRPO", **changes: Any) -> Component:
+    """Another trainer (or GRPO as it is), with the settings that it shares with a given one, but for the changes."""
+    other = Component.model_validate({"_target_": target})
+    shared = {name: value for name, value in trainer.settings().items() if takes(other, name)}
+    return other.model_copy(update={**shared, **changes})
+
+
+def capability_jobs(spec: Spec, base: Path, environments: Path) -> list[Job]:
+    """One job for each environment that has a passport, in the order of their names."""
+    return [
+        Job(
+            name=place.name, base=base, policy=spec.exploring(), trainer=spec.trainer, places=(place,),
+            rollouts=spec.adapters.rollouts, seed=spec.seed, machine=spec.machine,
+        )
+        for place in places_of(environments)
+    ]  # fmt: skip

@@ -1,0 +1,346 @@
+"""tau2-bench: what holds without it, and on a real installation named by CAPTRAIN_TAU2_PYTHON (0.2.1-dev or 1.0)."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from captrain.benchmarks.loading import load_benchmark
+from captrain.benchmarks.pool import Pool
+from captrain.benchmarks.simulation import SimulatedEpisode, divided
+from captrain.config import spec
+from captrain.contract import Target, tool_call
+from captrain.errors import InfrastructureError, UserError
+from captrain.policies.policy import Play
+from captrain.policies.scripted import ScriptedPolicy
+from captrain.records import Message, Score, Task
+from captrain.rollouts.collection import collect, floor
+
+CONF = Path(__file__).parents[2] / "conf"
+TILL = Path(__file__).parents[1] / "workers" / "contract_worker.py"
+PYTHON, DATA = os.environ.get("CAPTRAIN_TAU2_PYTHON", ""), os.environ.get("CAPTRAIN_TAU2_DATA", "")
+EVERYTHING = bool(os.environ.get("CAPTRAIN_ALL"))
+SIZES = {"airline": (30, 20), "retail": (74, 40)}
+BYE: Message = {"role": "assistant", "content": "Goodbye."}
+installed = pytest.mark.skipif(
+    not PYTHON, reason="needs tau2-bench: CAPTRAIN_TAU2_PYTHON names the interpreter of its environment"
+)
+
+
+def benchmark(*overrides: str, python: str = PYTHON, processes: int = 2) -> Target:
+    here = {"python": python, "data": DATA, "processes": processes}
+    own = [f"machine.benchmarks.tau2.{name}={value if value != '' else chr(39) * 2}" for name, value in here.items()]
+    composed = spec.compose("default", 0, ["benchmark=tau2", *own, *overrides], CONF)
+    return load_benchmark(composed.benchmark, composed.machine)
+
+
+def say(text: str) -> Message:
+    return {"role": "assistant", "content": text}
+
+
+def raw_call(name: str, arguments: Any, identity: Any = "x") -> Message:
+    """A call as a model may have written it."""
+    function = {"name": name, "arguments": arguments}
+    return {**say(""), "tool_calls": [{"id": identity, "type": "function", "function": function}]}
+
+
+def every(target: Target, split: str) -> list[Task]:
+    return target.tasks(split, sum(target.about["splits"][split].values()))  # pyright: ignore[reportArgumentType]
+
+
+# Without tau2.
+
+
+def test_nothing_is_needed_before_a_task_is_asked_for_and_then_the_remedy_is_named() -> None:
+    target = benchmark(python="")
+    with pytest.raises(UserError) as raised:
+        target.tasks("test", 1)
+    assert "machine.benchmarks.tau2.python" in raised.value.problem
+    assert "tau2-bench's own repository" in raised.value.remedy
+    assert "called tau2 on the public index is something else" in raised.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("benchmark.domains=[]", "benchmark.domains"),
+        ("benchmark.domains=[telecom]", "benchmark.domains"),
+        ("benchmark.version=2.0", "benchmark.version"),
+        ("benchmark.max_steps=1", "benchmark.max_steps"),
+        ("benchmark.discovery=1.0", "benchmark.discovery"),
+        ("benchmark.user=gpt", "benchmark.user"),
+    ],
+)
+def test_an_impossible_setting_is_refused_before_anything_runs(override: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        spec.compose("default", 0, ["benchmark=tau2", override], CONF)
+
+
+def test_parts_of_a_split_have_their_shares_and_nothing_in_common() -> None:
+    names = [str(i) for i in range(74)]
+    one, other = divided(names, (0.62, 0.38))
+    assert (len(one), len(other)) == (46, 28) and sorted([*one, *other]) == sorted(names)
+    assert len([name for name in one if int(name) < 37]) == 23, "each part is spread over the whole"
+
+
+class Till:
+    """A simulated user at the toy benchmark's till, who says what `script` says."""
+
+    def __init__(self, script: Callable[[Play], Sequence[Message]]) -> None:
+        self.pool = Pool("till", [sys.executable, str(TILL)], processes=1, timeout=30)
+        self.keys: list[str] = []
+        self.script = script
+
+    def open(self) -> SimulatedEpisode:
+        def remember(play: Play) -> Sequence[Message]:
+            self.keys.append(play.key)
+            return self.script(play)
+
+        return SimulatedEpisode(self.pool, {"task_id": "till/8"}, ScriptedPolicy(script=remember), "0/till/8/0")
+
+
+@pytest.fixture
+def till() -> Iterator[Callable[..., Till]]:
+    made: list[Till] = []
+
+    def make(script: Callable[[Play], Sequence[Message]]) -> Till:
+        made.append(Till(script))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.pool.close()
+
+
+def obedient(play: Play) -> list[Message]:
+    return [say(play.messages[-1]["content"].removeprefix("Say: "))]
+
+
+def test_a_policy_plays_the_user_turn_by_turn_under_keys_of_their_own(till: Callable[..., Till]) -> None:
+    desk = till(obedient)
+    episode = desk.open()
+    messages, done = list(episode.messages), False
+    while not done:
+        amount = int(messages[-1]["content"].removeprefix("Please add ").removesuffix("."))
+        for action in (tool_call("add", {"amount": amount}), say("Done.")):
+            replies, done = episode.step(action)
+            messages += [action, *replies]
+    served = ["assistant", "tool", "assistant", "user"]
+    assert [message["role"] for message in messages] == ["system", "user", *served * 3]
+    assert messages[-1] == {"role": "user", "content": "STOP"}, "the closing words are part of the record"
+    assert desk.keys == [f"0/till/8/0/user/{turn}" for turn in (1, 2, 3, 4)]
+    assert [tool["function"]["name"] for tool in episode.tools] == ["add"]
+
+
+@pytest.mark.parametrize("spoken", [say(" "), {**say(""), "tool_calls": tool_call("add", {})["tool_calls"]}])
+def test_a_user_who_says_nothing_is_a_fault_of_the_simulation(till: Callable[..., Till], spoken: Message) -> None:
+    desk = till(lambda play: [spoken] if play.key.endswith("/2") else obedient(play))
+    episode = desk.open()
+    with pytest.raises(InfrastructureError, match="simulated user: said nothing"):
+        episode.step(say("Done."))
+
+
+def test_a_user_whose_model_fails_is_one_too_and_leaves_no_episode_behind(till: Callable[..., Till]) -> None:
+    def failing(play: Play) -> list[Message]:
+        raise InfrastructureError("no answer from the model")
+
+    desk = till(failing)
+    with pytest.raises(InfrastructureError, match="simulated user: no answer from the model"):
+        desk.open()
+    assert desk.pool.call("stats")["episodes"] == 0
+
+
+# With tau2.
+
+
+@pytest.fixture(scope="module")
+def version() -> str:
+    """The version of the installation, as the setting names it."""
+    asked = [PYTHON, "-c", "import importlib.metadata as m; print(m.version('tau2'))"]
+    said = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+    return "0.2.1-dev" if said.startswith("0.2.1.dev") else "1.0"
+
+
+@pytest.fixture(scope="module")
+def targets(version: str) -> Iterator[dict[str, Target]]:
+    made = {
+        domain: benchmark(f"benchmark.domains=[{domain}]", f"benchmark.version='{version}'")
+        for domain in ("airline", "retail", "mock")
+    }
+    yield made
+    for target in made.values():
+        target.environment.pool.close()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@installed
+def test_another_version_than_the_one_expected_is_refused(version: str) -> None:
+    other = "1.0" if version == "0.2.1-dev" else "0.2.1-dev"
+    target = benchmark(f"benchmark.version='{other}'", processes=1)
+    with pytest.raises(UserError, match=f"is installed where benchmark.version = {other}"):
+        target.tasks("test", 1)
+    target.environment.pool.close()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@installed
+def test_splits_are_taus_own_and_domains_interleave_in_proportion(version: str) -> None:
+    target = benchmark(f"benchmark.version='{version}'", processes=1)
+    splits = {split: every(target, split) for split in ("discovery", "training", "test")}
+    ids = [task.id for tasks in splits.values() for task in tasks]
+    assert len(ids) == len(set(ids)) == 164
+    for domain, (train, test) in SIZES.items():
+        count = {split: sum(task.data["kind"] == domain for task in tasks) for split, tasks in splits.items()}
+        assert (count["discovery"] + count["training"], count["test"]) == (train, test)
+    assert Counter(task.data["kind"] for task in splits["test"][:30]) == {"airline": 10, "retail": 20}
+    names = {tool["function"]["name"] for tool in target.tools}
+    assert len(target.tools) == len(names) and {"book_reservation", "return_delivered_order_items"} <= names
+    [own] = {len(target.open(task).tools) for task in splits["test"] if task.id == "tau2/airline/2"} or {0}
+    assert own < len(names)
+    elsewhere = splits["test"][0].model_copy(update={"data": {**splits["test"][0].data, "world": {"version": "0"}}})
+    with pytest.raises(UserError, match="with other data than what is installed"):
+        target.score(elsewhere, [])
+    target.environment.pool.close()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@installed
+@pytest.mark.parametrize("domain", ["airline", "retail", "mock"])
+def test_the_reference_of_every_task_scores_one(targets: dict[str, Target], domain: str) -> None:
+    target = targets[domain]
+    tasks = [task for split in ("discovery", "training", "test") for task in every(target, split)]
+    known = 0
+    for task in tasks if EVERYTHING or domain == "mock" else tasks[::6]:
+        if actions := target.reference(task):
+            known += 1
+            assert target.score(task, target.play(task, actions)).reward == 1.0, task.id
+        else:
+            assert task.id == "tau2/mock/update_task_with_history_and_env_assertions"
+    assert known >= {"airline": 9, "retail": 19, "mock": 8}[domain]
+
+
+@installed
+@pytest.mark.skipif(not EVERYTHING, reason="grades 164 tasks for some minutes: set CAPTRAIN_ALL=1")
+def test_the_floor_is_the_measured_one(targets: dict[str, Target], version: str) -> None:
+    for domain, expected in {"airline": {"0.2.1-dev": 19, "1.0": 23}, "retail": {"0.2.1-dev": 7, "1.0": 7}}.items():
+        tasks = [task for split in ("discovery", "training", "test") for task in every(targets[domain], split)]
+        passed = [score.success for score in floor(targets[domain], tasks).values() if score]
+        assert (sum(passed), len(passed)) == (expected[version], len(tasks))
+
+
+@installed
+def test_an_agent_that_says_nothing_ends_its_episode_and_scores_nothing(targets: dict[str, Target]) -> None:
+    [task] = targets["retail"].tasks("test", 1)
+    messages = targets["retail"].play(task, [say(" "), say("Not heard.")])
+    assert messages[-1] == say(" ")
+    assert targets["retail"].score(task, messages) == Score(reward=0.0, success=False, parts={"ended": 0.0})
+
+
+@installed
+def test_a_conversation_that_takes_all_steps_is_not_graded_live_or_from_the_record(version: str) -> None:
+    # Greeting, user, agent, user: the user's leave is the third step.
+    for steps, ended in ((3, 0.0), (4, 1.0)):
+        own = ["benchmark.domains=[mock]", f"benchmark.version='{version}'", f"benchmark.max_steps={steps}"]
+        target = benchmark(*own, processes=1)
+        [task] = target.tasks("discovery", 1)
+        assert target.score(task, target.play(task, [BYE])).parts["ended"] == ended
+        target.environment.pool.close()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+NESTED: Any = "x"
+for _ in range(300):
+    NESTED = [NESTED]
+ODD: dict[str, Message] = {
+    "not JSON": raw_call("get_user_details", '{"user_id": '),
+    "no object": raw_call("get_user_details", "[1]"),
+    "deep text": raw_call("get_user_details", '{"a":' * 5000),
+    "deep value": raw_call("get_user_details", {"user_id": NESTED}),
+    "a type": raw_call("get_user_details", {"user_id": {"x": None}}),
+    "not a number": raw_call("get_user_details", '{"user_id": NaN}'),
+    "the tool's own": raw_call("get_user_details", {"self": 1, "tool_name": "x", "requestor": "user"}),
+    "an unknown tool": raw_call("__init__", {}),
+    "no end": raw_call("calculate", {"expression": "9**9**9"}),
+    "lone surrogate": raw_call("get_user_details", '{"user_id": "\\ud800"}'),
+}
+
+
+@installed
+@pytest.mark.parametrize("what", ODD)
+def test_what_a_tool_cannot_take_is_answered_and_changes_nothing(targets: dict[str, Target], what: str) -> None:
+    target = targets["retail"]
+    task = next(task for task in every(target, "test") if len(target.reference(task)) > 3)
+    calls = target.reference(task)
+    episode = target.open(task)
+    [answer], done = episode.step(ODD[what])
+    assert not done and answer["role"] == "tool" and answer["error"] and answer["content"].startswith("Error: ")
+    episode.close()
+    messages = target.play(task, [ODD[what], *calls])
+    assert target.score(task, json.loads(json.dumps(messages))).success
+
+
+@installed
+def test_several_calls_with_words_and_odd_ids_play_like_one_after_another(targets: dict[str, Target]) -> None:
+    target = targets["retail"]
+    task = next(task for task in every(target, "test") if len(target.reference(task)) > 3)
+    *calls, closing = target.reference(task)
+    ids = ["same", "same", 7, None, "__import__('os').abort()", "call_1"]
+    bundle = [
+        {**message["tool_calls"][0], "id": ids[at % len(ids)]} for at, message in enumerate(calls)
+    ]  # answers go by position
+    wordy: Message = {"role": "assistant", "content": "One moment. " * 20_000, "tool_calls": bundle}
+    messages = target.play(task, [wordy, closing])
+    assert [message["role"] for message in messages[4 : 4 + len(calls)]] == ["tool"] * len(calls)
+    assert target.score(task, messages).success
+    missing: Message = {**wordy, "tool_calls": bundle[:-1]}
+    assert not target.score(task, target.play(task, [missing, closing])).success
+
+
+@installed
+def test_thirty_two_interleaved_episodes_score_like_one_after_another(targets: dict[str, Target]) -> None:
+    target = targets["retail"]
+    tasks = every(target, "test")[:32]
+    wanted = {task.id: target.reference(task) for task in tasks}
+    episodes = {task.id: target.open(task) for task in tasks}
+    records = {name: list(episode.messages) for name, episode in episodes.items()}
+    rng, open_ones = random.Random(0), [task.id for task in tasks]
+    while open_ones:
+        name = rng.choice(open_ones)
+        action = wanted[name][sum(message["role"] == "assistant" for message in records[name]) - 1]
+        replies, done = episodes[name].step(action)
+        records[name] += [action, *replies]
+        if done:
+            open_ones.remove(name)
+            episodes[name].close()
+    for task in tasks if EVERYTHING else tasks[::8]:
+        assert records[task.id] == target.play(task, wanted[task.id])
+        assert target.score(task, records[task.id]).reward == 1.0
+
+
+@installed
+def test_a_rollout_is_played_against_a_user_policy_and_its_score_computed_again(tmp_path: Path, version: str) -> None:
+    own = ["benchmark.domains=[mock]", f"benchmark.version='{version}'"]
+    target = benchmark(*own, processes=1)
+
+    def customer(play: Play) -> Sequence[Message]:
+        assert play.messages[0]["role"] == "system" and play.messages[-1]["role"] == "user" and play.tools == []
+        return [say("###STOP###" if play.key.endswith("/2") else f"Please do it. {play.key}")]
+
+    environment: Any = target.environment
+    environment.user = ScriptedPolicy(script=customer)
+    tasks = every(target, "discovery")
+    rollouts = collect(
+        ScriptedPolicy(), target, tasks, purpose="diagnosis", seed=7, journals=tmp_path, quiet=True
+    )  # the reference plays
+    assert {rollout.outcome for rollout in rollouts} == {"passed"}
+    assert target.about["user"]["policy"] == "ScriptedPolicy" and target.about["user"]["digest"]
+    again = benchmark(*own, processes=1)
+    for rollout in rollouts:
+        asked = next(message["content"] for message in rollout.messages[::-1] if "Please" in (message["content"] or ""))
+        assert f"7/{rollout.task.id}/0/user/1" in asked
+        assert again.score(rollout.task, json.loads(rollout.model_dump_json())["messages"]) == rollout.score
+    again.environment.pool.close()  # pyright: ignore[reportAttributeAccessIssue]
+    environment.pool.close()

@@ -1,0 +1,301 @@
+"""ToolSandbox: what holds without it, and on a real installation named by CAPTRAIN_TOOLSANDBOX_PYTHON."""
+
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from captrain.benchmarks.loading import load_benchmark
+from captrain.benchmarks.pool import WORKERS
+from captrain.benchmarks.toolsandbox import ToolSandbox, family, split_families
+from captrain.capabilities.programmatic import ProgrammaticAnalyst
+from captrain.config import spec
+from captrain.contract import Target, tool_call
+from captrain.errors import UserError
+from captrain.policies.policy import Play
+from captrain.policies.scripted import ScriptedPolicy
+from captrain.records import Message, Task, digest
+from captrain.rollouts.collection import collect, floor
+
+CONF = Path(__file__).parents[2] / "conf"
+PYTHON = os.environ.get("CAPTRAIN_TOOLSANDBOX_PYTHON", "")
+EVERYTHING = bool(os.environ.get("CAPTRAIN_ALL"))
+BYE: Message = {"role": "assistant", "content": "I have done what I could."}
+installed = pytest.mark.skipif(
+    not PYTHON, reason="needs ToolSandbox: CAPTRAIN_TOOLSANDBOX_PYTHON names the interpreter of its environment"
+)
+
+
+def benchmark(*overrides: str, processes: int = 1) -> Target:
+    own = f"machine.benchmarks.toolsandbox.processes={processes}"
+    python = f"machine.benchmarks.toolsandbox.python={PYTHON or None or chr(39) * 2}"
+    composed = spec.compose("default", 0, ["benchmark=toolsandbox", python, own, *overrides], CONF)
+    return load_benchmark(composed.benchmark, composed.machine)
+
+
+def test_nothing_is_needed_before_a_task_is_asked_for_and_then_the_remedy_is_named() -> None:
+    composed = spec.compose("default", 0, ["benchmark=toolsandbox"], CONF)
+    target = load_benchmark(composed.benchmark, composed.machine)
+    with pytest.raises(UserError, match=r"machine\.benchmarks\.toolsandbox\.python(.|\n)*its README says"):
+        target.tasks("test", 1)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("benchmark.categories=[]", "benchmark.categories"),
+        ("benchmark.categories=[cooking]", "benchmark.categories"),
+        ("benchmark.clock=noon", "benchmark.clock"),
+        ("benchmark.discovery=1.0", "benchmark.discovery"),
+    ],
+)
+def test_an_impossible_setting_is_refused_before_anything_runs(override: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        spec.compose("default", 0, ["benchmark=toolsandbox", override], CONF)
+
+
+def test_shares_that_leave_nothing_to_test_on_are_refused() -> None:
+    with pytest.raises(UserError, match="leaves no scenario to test on"):
+        ToolSandbox(categories=["single_tool_call"], discovery=0.6, training=0.4)
+
+
+def test_variants_of_a_scenario_stay_in_one_split_and_splits_are_disjoint() -> None:
+    stems = [
+        f"{verb}_{noun}" for verb in ("paint", "wash", "lend", "sell") for noun in ("boat", "bike", "lamp", "door")
+    ]
+    variants = ("", "_alt", "_wifi_off", "_multiple_user_turn_alt", "_with_key_insufficient_information")
+    categories = {stem + variant: "multi" if "multi" in variant else "one" for stem in stems for variant in variants}
+    assert {family(name) for name in categories} == set(stems)
+    splits = split_families(categories, 0.35, 0.2)
+    assert sorted(name for names in splits.values() for name in names) == sorted(categories)
+    assert all(len({split for split, names in splits.items() if stem in map(family, names)}) == 1 for stem in stems)
+    assert [len(splits[name]) / len(categories) for name in splits] == pytest.approx([0.35, 0.2, 0.45], abs=0.07)
+    shuffled = random.Random(1).sample(sorted(categories), len(categories))
+    again = split_families({name: categories[name] for name in shuffled}, 0.35, 0.2)
+    assert {split: set(names) for split, names in again.items()} == {k: set(v) for k, v in splits.items()}
+
+
+WITHOUT = """
+import importlib, json, sys, types
+from importlib.machinery import ModuleSpec
+
+class Any_(type):
+    def __getattr__(cls, name): return f"{cls.__name__}.{name}"
+
+class Stand(types.ModuleType):
+    def __getattr__(self, name):
+        if name.startswith("__"): raise AttributeError(name)
+        return Any_(name, (), {"__init__": lambda self, **given: vars(self).update(given)})
+
+class Finder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        return ModuleSpec(name, Finder, is_package=True) if name.split(".")[0] == "tool_sandbox" else None
+    @staticmethod
+    def create_module(spec): return Stand(spec.name)
+    @staticmethod
+    def exec_module(module): pass
+
+sys.meta_path.insert(0, Finder)
+worker = importlib.import_module("toolsandbox_worker")
+worker.Agent.get_available_tools = classmethod(lambda cls: {"good": None})
+context = types.SimpleNamespace(get_execution_facing_tool_name=lambda name: name)
+worker.get_current_context = lambda: context
+episode = object.__new__(worker.Episode)
+episode.calls, episode.names = 0, {}
+made = [episode.called(call) for call in json.loads(sys.argv[1])]
+worker.REPLIES.write(json.dumps([[one.openai_tool_call_id, one.content] for one in made]))
+"""
+"""The worker's reading of calls, with something empty in place of ToolSandbox."""
+
+
+def test_the_code_of_a_call_holds_an_id_of_ours_a_tool_that_exists_and_values_alone(tmp_path: Path) -> None:
+    mark = tmp_path / "executed"
+    code = f"__import__('pathlib').Path({str(mark)!r}).touch()"
+    calls: list[dict[str, Any]] = [
+        {"id": f"x = 1\n{code}\n#", "function": {"name": "good", "arguments": {"a": f"'); {code}; ('", code: code}}},
+        {"id": 7, "function": {"name": f"good(); {code}; print", "arguments": {}}},
+        {"id": "a", "function": {"name": "good", "arguments": f"{{{code}"}},
+        {"id": "a", "function": {"name": "good", "arguments": [code]}},
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT, json.dumps(calls)], capture_output=True, text=True, check=True,
+        env={"PYTHONPATH": str(WORKERS), "CAPTRAIN_CLOCK": "2026-01-15T10:00:00"},
+    )  # fmt: skip
+    made = json.loads(done.stdout)
+    assert [own for own, _ in made] == ["call_1", "call_2", "call_3", "call_4"]
+    taken: list[dict[str, Any]] = []
+    exec(made[0][1], {"good": lambda **arguments: taken.append(arguments)})
+    assert taken == [calls[0]["function"]["arguments"]]
+    for _, text in made[1:]:
+        with pytest.raises(ValueError, match="there is no tool|are not JSON|are not an object"):
+            exec(text, {"good": lambda **arguments: None})
+    assert not mark.exists()
+
+
+@pytest.fixture(scope="module")
+def target() -> Iterator[Target]:
+    found = benchmark(processes=2)
+    yield found
+    environment: Any = found.environment
+    environment.pool.close()
+
+
+def everything(target: Target) -> list[Task]:
+    sizes: dict[str, int] = target.about["splits"]
+    return [task for split in ("discovery", "training", "test") for task in target.tasks(split, sizes[split])]  # type: ignore[arg-type]
+
+
+def chance_calls(task: Task, tools: Sequence[dict[str, Any]], count: int = 4) -> list[Message]:
+    """Calls at random, by what the schemas say, then a last word."""
+    rng = random.Random(task.id)
+    values = {"string": "Bread", "number": 3.0, "integer": 3, "boolean": True}
+    actions = []
+    for _ in range(count):
+        function = rng.choice(list(tools))["function"]
+        properties = function["parameters"].get("properties", {})
+        arguments = {name: values.get(one.get("type"), "Bread") for name, one in properties.items()}
+        actions.append(tool_call(function["name"], arguments))
+    return [*actions, BYE]
+
+
+@installed
+def test_there_are_129_scenarios_of_which_28_need_an_outside_key(target: Target) -> None:
+    environment: Any = target.environment
+    categories = [one["category"] for one in environment._scenarios.values()]
+    assert {name: categories.count(name) for name in set(categories)} == {
+        "single_tool_call": 19,
+        "multiple_tool_call": 54,
+        "multiple_user_turn": 28,
+        "insufficient_information": 28,
+    }
+    assert len(environment.not_runnable) == len(target.about["not_runnable"]) == 28
+    tasks = everything(target)
+    assert len(tasks) == len({task.id for task in tasks}) == 101
+    assert not {task.data["task"] for task in tasks} & set(environment.not_runnable)
+    assert all(task.data["milestones"] for task in tasks)
+
+
+@installed
+def test_the_floor_is_the_measured_one(target: Target) -> None:
+    """On the 101 that can be played; the 28 others score 0 when nothing is done, which makes 26 perfect of 129."""
+    scores = [score for score in floor(target, everything(target)).values() if score is not None]
+    assert sum(score.success for score in scores) == 26
+    assert sum(score.reward for score in scores) / 129 == pytest.approx(0.2016, abs=1e-3)
+
+
+@installed
+def test_a_score_can_be_computed_again_from_the_record_in_another_process(target: Target) -> None:
+    other = benchmark()
+    for task in everything(target)[:: 1 if EVERYTHING else 9]:
+        episode = target.open(task)
+        record = [*episode.messages]
+        for action in chance_calls(task, episode.tools):
+            replies, done = episode.step(action)
+            record += [action, *replies]
+            if done:
+                break
+        episode.close()
+        first = target.score(task, record)
+        assert first == target.score(task, record) == other.score(task, record)
+        # The replay met the same answers as the episode did, but for addresses of memory in messages of errors.
+        again = other.play(task, [message for message in record if message["role"] == "assistant"])
+        assert re.sub("0x[0-9A-F]+", "0x", repr(again)) == re.sub("0x[0-9A-F]+", "0x", repr(record))
+    environment: Any = other.environment
+    environment.pool.close()
+
+
+@installed
+def test_tasks_and_scores_do_not_depend_on_the_day(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    other = benchmark()
+    assert digest([task.model_dump() for task in everything(other)]) == digest(
+        [task.model_dump() for task in everything(target)]
+    )
+    assert benchmark("benchmark.clock='2025-07-01T08:00:00'").about["clock"] != target.about["clock"]
+    environment: Any = other.environment
+    environment.pool.close()
+
+
+@installed
+def test_what_a_model_writes_is_never_executed(target: Target, tmp_path: Path) -> None:
+    task = everything(target)[0]
+    mark = tmp_path / "executed"
+    code = f"__import__('pathlib').Path({str(mark)!r}).touch()"
+    episode = target.open(task)
+    name = episode.tools[0]["function"]["name"]
+    hostile: list[dict[str, Any]] = [
+        {"id": f"x = 1\n{code}\n#", "function": {"name": name, "arguments": {}}},
+        {"id": {"a": code}, "function": {"name": name, "arguments": {}}},
+        {"id": "a", "function": {"name": f"{name}(); {code}; print", "arguments": {}}},
+        {"id": "a", "function": {"name": "print", "arguments": {"x": code}}},
+        {"id": "a", "function": {"name": name, "arguments": {f"x={code}, y": 1}}},
+        {"id": "a", "function": {"name": name, "arguments": {"x": f"'); {code}; ('"}}},
+        {"id": "a", "function": {"name": name, "arguments": f"{{{code}"}},
+        {"id": "a", "function": {"name": name, "arguments": "[1]"}},
+        {"id": "a", "function": {}},
+    ]
+    record = [*episode.messages]
+    for at, call in enumerate(hostile):
+        action = {"role": "assistant", "content": "", "tool_calls": [call]}
+        replies, done = episode.step(action)
+        assert not done and [reply["role"] for reply in replies] == ["tool"]
+        assert at < 2 or replies[0]["error"] is True  # the first two are good calls under a bad id
+        record += [action, *replies]
+    replies, done = episode.step(BYE)
+    assert done
+    target.score(task, [*record, BYE, *replies])
+    episode.close()
+    assert not mark.exists()
+
+
+@installed
+def test_an_agent_that_says_nothing_ends_its_episode_and_is_scored(target: Target) -> None:
+    task = everything(target)[0]
+    record = target.play(task, [{"role": "assistant", "content": ""}])
+    assert record[-1] == {"role": "assistant", "content": ""}
+    assert target.score(task, record) == target.floor(task)
+
+
+@installed
+def test_thirty_two_interleaved_episodes_in_one_worker_equal_one_after_another() -> None:
+    one = benchmark()
+    tasks = (everything(one) * 2)[:32]
+    actions = [chance_calls(task, one.open(task).tools, 3) for task in tasks]
+    alone = [one.play(task, some) for task, some in zip(tasks, actions, strict=True)]
+    episodes = [one.open(task) for task in tasks]
+    records = [[*episode.messages] for episode in episodes]
+    finished = set()
+    for turn in range(4):
+        for at, episode in enumerate(episodes):
+            if at not in finished:
+                replies, done = episode.step(actions[at][turn])
+                records[at] += [actions[at][turn], *replies]
+                finished |= {at} if done else set()
+    assert records == alone
+    environment: Any = one.environment
+    environment.pool.close()
+
+
+@installed
+def test_rollouts_are_collected_and_their_milestones_labelled(target: Target, tmp_path: Path) -> None:
+    def script(play: Play) -> list[Message]:
+        return [tool_call(play.tools[0]["function"]["name"], {}), BYE]
+
+    tasks = target.tasks("discovery", 6)
+    rollouts = collect(
+        ScriptedPolicy(script=script), target, tasks, purpose="diagnosis", seed=0, journals=tmp_path, quiet=True
+    )
+    assert all(rollout.outcome != "error" and rollout.score for rollout in rollouts)
+    analyst = ProgrammaticAnalyst()
+    (proposed,) = analyst.propose([rollouts], target.tools)
+    found = {one.id for one in proposed}
+    assert found & {"needed_calls", "call_arguments", "reached_state", "told_outcome", "withheld_acts"}
+    assert json.loads(rollouts[0].model_dump_json())["task"]["data"]["world"]["benchmark"] == "toolsandbox"

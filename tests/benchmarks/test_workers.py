@@ -1,0 +1,496 @@
+"""Workers: a benchmark in a process of its own may do anything, and costs its own episodes at most."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from captrain.benchmarks.pool import Pool, Session
+from captrain.benchmarks.simulation import SimulatedEpisode
+from captrain.contract import Target, tool_call
+from captrain.errors import InfrastructureError, UserError
+from captrain.ledger import spent
+from captrain.policies.policy import Play
+from captrain.policies.scripted import Script, ScriptedPolicy
+from captrain.records import Message, Rollout
+from captrain.rollouts.collection import collect, pass_rate
+
+WORKER = Path(__file__).parents[1] / "workers" / "contract_worker.py"
+PATIENT = 30.0
+HASTY = 0.7
+
+MakePool = Callable[..., Pool]
+
+
+@pytest.fixture
+def pool() -> Iterator[MakePool]:
+    """Make a pool of toy workers; it is closed at the end."""
+    pools: list[Pool] = []
+
+    def make(processes: int = 1, timeout: float = PATIENT, command: Sequence[str] | None = None, **more: Any) -> Pool:
+        made = Pool("till", command or [sys.executable, str(WORKER)], processes=processes, timeout=timeout, **more)
+        pools.append(made)
+        return made
+
+    yield make
+    for one in pools:
+        one.close()
+
+
+def agent(session: Session, content: str = "", *calls: int) -> dict[str, Any]:
+    message: Message = {"role": "assistant", "content": content}
+    if calls:
+        message["tool_calls"] = [tool_call("add", {"amount": amount})["tool_calls"][0] for amount in calls]
+    return session.call("step", role="agent", message=message)
+
+
+def user(session: Session, seen: dict[str, Any]) -> dict[str, Any]:
+    said = seen["user_messages"][-1]["content"].removeprefix("Say: ")
+    return session.call("step", role="user", message={"role": "user", "content": said})
+
+
+def turns(session: Session) -> Iterator[list[Message]]:
+    """Play an episode to its end, one request at a time; the user is ours, too."""
+    seen = session.opening
+    while not seen["done"]:
+        if seen["turn"] == "user":
+            seen = user(session, seen)
+            yield seen["messages"]
+            continue
+        wish = seen["messages"][-1]["content"]
+        seen = agent(session, "", int(wish.removeprefix("Please add ").rstrip(".")))
+        yield seen["messages"]
+        seen = agent(session, "Done.")
+        yield seen["messages"]
+
+
+def running(pid: int) -> bool:
+    """Whether a process is there and no zombie, whoever has to reap it."""
+    state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout
+    return bool(state.strip()) and not state.strip().startswith("Z")
+
+
+def gone(pids: Sequence[int], within: float) -> bool:
+    deadline = time.monotonic() + within
+    while any(map(running, pids)):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def test_interleaved_episodes_over_two_workers_from_eight_threads_equal_those_played_one_after_another(
+    pool: MakePool,
+) -> None:
+    names = [f"till/{i}" for i in range(32)]
+    alone, both = pool(processes=1), pool(processes=2)
+    expected = []
+    for seed, name in enumerate(names):
+        session = alone.session(task_id=name, seed=seed, user="client")
+        expected.append([*turns(session)])
+        session.close()
+    assert len({str(messages) for messages in expected}) > 20
+
+    def opened(at: int) -> tuple[int, Session]:
+        return at, both.session(task_id=names[at], seed=at, user="client")
+
+    def interleaved(mine: Sequence[tuple[int, Session]]) -> dict[int, list[list[Message]]]:
+        heard: dict[int, list[list[Message]]] = {at: [] for at, _ in mine}
+        left = [(at, turns(session)) for at, session in mine]
+        while left:
+            for at, episode in list(left):
+                try:
+                    heard[at].append(next(episode))
+                except StopIteration:
+                    left.remove((at, episode))
+        return heard
+
+    with ThreadPoolExecutor(8) as threads:
+        sessions = list(threads.map(opened, range(32)))
+        assert sorted(Counter(session.opening["pid"] for _, session in sessions).values()) == [16, 16]
+        heard: dict[int, list[list[Message]]] = {}
+        for some in threads.map(interleaved, [sessions[at::8] for at in range(8)]):
+            heard.update(some)
+        assert [heard[at] for at in range(32)] == expected
+        list(threads.map(lambda one: one[1].close(), sessions))
+    assert both.call("stats")["episodes"] == alone.call("stats")["episodes"] == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("!die", r"died \(exit status 3\).*last words: Aargh"),
+        ("!kill", r"died \(signal 9\)"),
+        ("!interrupt", r"died.*last words: KeyboardInterrupt"),
+        ("!truncate", "printed what is not a reply"),
+        ("!garbage", "printed what is not a reply: b'Downloading"),
+        ("!ahead", "answered request .*, which was not made"),
+        ("!hang", "did not answer step within 0.7 s"),
+        ("!late 1", "did not answer step within 0.7 s"),
+    ],
+)
+def test_a_lost_worker_costs_its_own_episodes_alone_and_is_replaced(pool: MakePool, command: str, said: str) -> None:
+    workers = pool(processes=2, timeout=HASTY if "did not answer" in said else PATIENT)
+    victim, other, neighbour, distant = (workers.session(task_id="till/5", seed=i) for i in range(4))
+    pids = [session.opening["pid"] for session in (victim, other, neighbour, distant)]
+    assert pids == [pids[0], pids[1]] * 2 and pids[0] != pids[1]
+    agent(victim, "", 1)
+
+    with pytest.raises(InfrastructureError, match=said):
+        agent(victim, command)
+    for session in (victim, neighbour):
+        with pytest.raises(InfrastructureError, match="the till worker that held this episode"):
+            agent(session, "", 1)
+        session.close()
+    assert agent(other, "", 4)["messages"][0]["content"] == "4"
+    assert agent(distant, "", 2)["messages"][0]["content"] == "2"
+
+    after = workers.session(task_id="till/5", seed=9)
+    assert after.opening["pid"] not in pids and not running(pids[0])
+    if command.startswith("!late"):
+        time.sleep(0.4)
+    assert agent(after, "", 3)["messages"][0]["content"] == "3"
+    assert agent(after, "", 3)["messages"][0]["content"] == "6"
+
+
+def test_a_worker_that_ends_while_nobody_asks_is_replaced_before_anybody_does(pool: MakePool) -> None:
+    workers = pool()
+    first = workers.call("stats")["pid"]
+    os.kill(first, signal.SIGKILL)
+    assert gone([first], 5)
+    time.sleep(0.1)
+    assert workers.call("stats")["pid"] != first
+
+
+@pytest.mark.parametrize("command", ["!print", "!flood", "!read"])
+def test_what_a_benchmark_prints_or_reads_does_not_touch_the_protocol(pool: MakePool, command: str) -> None:
+    session = pool(timeout=5).session(task_id="till/5")
+    agent(session, "", 1)
+    assert agent(session, command)["messages"] == []
+    assert agent(session, "", 1)["messages"][0]["content"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [("!raise", "till raised LookupError in step: the drawer"), ("!exit", "till raised SystemExit")],
+)
+def test_what_a_benchmark_raises_is_an_infrastructure_error_and_the_worker_lives_on(
+    pool: MakePool, command: str, said: str
+) -> None:
+    session = pool().session(task_id="till/5")
+    with pytest.raises(InfrastructureError, match=said):
+        agent(session, command)
+    assert agent(session, "", 1)["messages"][0]["content"] == "1"
+
+
+def test_results_that_are_not_json_are_errors_and_odd_text_comes_through(pool: MakePool) -> None:
+    workers = pool()
+    for what in ("nan", "set"):
+        with pytest.raises(InfrastructureError, match="ValueError|TypeError"):
+            workers.call("say", what=what)
+    assert workers.call("say", what="surrogate") == "caf\udce9"
+    assert len(workers.call("say", what="large")) == 1_000_000
+    assert workers.call("do", command="", padding="caf\udce9 " + "y" * 3_000_000)["pid"]
+
+
+def test_an_answer_given_twice_or_to_an_interrupted_request_is_never_taken_for_another(pool: MakePool) -> None:
+    session = pool().session(task_id="till/5")
+    agent(session, "!twice")
+    assert agent(session, "", 1)["messages"][0]["content"] == "1"
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(KeyboardInterrupt):
+            agent(session, "!late 0.5")
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert agent(session, "", 1)["messages"][0]["content"] == "2"
+
+
+def test_waiting_for_ones_turn_is_not_the_workers_time(pool: MakePool) -> None:
+    workers = pool(timeout=HASTY)
+    with ThreadPoolExecutor(4) as threads:
+        pids = list(threads.map(lambda _: workers.call("do", command="!late 0.25")["pid"], range(4)))
+    assert len(set(pids)) == 1
+
+
+def test_a_stateless_request_goes_to_the_worker_that_is_least_busy(pool: MakePool) -> None:
+    workers = pool(processes=2)
+    assert len({workers.call("stats")["pid"] for _ in range(3)}) == 1  # no second one without need
+    with ThreadPoolExecutor(1) as threads:
+        slow = threads.submit(workers.call, "do", command="!late 0.8")
+        time.sleep(0.1)
+        quick = workers.call("stats")["pid"]
+        assert not slow.done()
+        assert slow.result()["pid"] != quick
+
+
+def test_an_episode_is_opened_where_the_fewest_are_open(pool: MakePool) -> None:
+    workers = pool(processes=2)
+    sessions = [workers.session(task_id="till/1") for _ in range(6)]
+    emptier = sessions[1].opening["pid"]
+    for session in sessions[1::2]:
+        session.close()
+    with pytest.raises(UserError):
+        workers.session(task_id="till/none")
+    assert [workers.session(task_id="till/1").opening["pid"] for _ in range(3)] == [emptier] * 3
+
+
+def test_a_request_that_waits_for_a_worker_while_it_is_lost_goes_to_the_next(pool: MakePool) -> None:
+    workers = pool(timeout=HASTY)
+    session = workers.session(task_id="till/5")
+    with ThreadPoolExecutor(2) as threads:
+        lost = threads.submit(agent, session, "!hang")
+        time.sleep(0.3)
+        waiting = threads.submit(workers.call, "stats")
+        assert waiting.result()["pid"] != session.opening["pid"]
+        assert isinstance(lost.exception(), InfrastructureError)
+
+
+def test_a_worker_that_no_longer_reads_cannot_hold_up_a_long_request(pool: MakePool) -> None:
+    workers = pool(timeout=HASTY)
+    os.kill(workers.call("stats")["pid"], signal.SIGSTOP)
+    begun = time.monotonic()
+    with pytest.raises(InfrastructureError, match="did not answer do within 0.7 s"):
+        workers.call("do", command="", padding="y" * 3_000_000)
+    assert time.monotonic() - begun < 3
+    assert workers.call("stats")["episodes"] == 0
+
+
+def test_an_interpreter_that_is_not_there_or_none_is_a_user_error(pool: MakePool, tmp_path: Path) -> None:
+    text = tmp_path / "python"
+    text.write_text("not a program\n")
+    for path, why in ((tmp_path / "absent", "No such file"), (text, "Permission"), (tmp_path, "Permission")):
+        workers = pool(command=[str(path), str(WORKER)])
+        with pytest.raises(UserError, match=why) as caught:
+            workers.call("hello")
+        assert str(path) in caught.value.problem
+        assert "machine.benchmarks.till.python" in caught.value.remedy
+    text.chmod(0o755)
+    with pytest.raises(UserError, match="Exec format error"):
+        pool(command=[str(text), str(WORKER)]).call("hello")
+
+
+@pytest.mark.parametrize(
+    ("at_import", "said"),
+    [
+        ("!import", "exit status 1.*\n.*No module named 'a_module_that_is_not_there'"),
+        ("!exit", "exit status 1.*\n.*usage: till"),
+        ("!hang", "did not answer hello within 0.3 s"),
+        ("!garbage", "printed what is not a reply"),
+    ],
+)
+def test_a_benchmark_that_does_not_import_is_a_user_error_in_one_message(
+    pool: MakePool, at_import: str, said: str
+) -> None:
+    workers = pool(
+        processes=2, start_timeout=0.3 if at_import == "!hang" else PATIENT, env={"CONTRACT_IMPORT": at_import}
+    )
+    with ThreadPoolExecutor(4) as threads:
+        faults = [threads.submit(workers.session, task_id="till/1").exception() for _ in range(4)]
+    assert {type(fault) for fault in faults} == {UserError} and len(set(map(str, faults))) == 1
+    with pytest.raises(UserError, match=f"(?s){said}") as caught:
+        workers.call("hello")
+    assert "machine.benchmarks.till.python" in caught.value.remedy and sys.executable in caught.value.problem
+
+
+def test_what_does_not_exist_is_a_user_error_and_the_worker_lives_on(pool: MakePool) -> None:
+    workers = pool()
+    pid = workers.call("stats")["pid"]
+    for request in ({"op": "reset", "task_id": "till/none"}, {"op": "dance"}, {"op": "stats", "loudly": True}):
+        with pytest.raises(UserError, match="benchmark till refused") as caught:
+            workers.call(**request)
+        assert "machine.benchmarks.till.python" in caught.value.remedy
+    with pytest.raises(UserError):
+        workers.session(task_id="till/none")
+    assert workers.call("stats")["pid"] == pid
+
+
+def test_lines_that_are_no_requests_are_refused_and_the_loop_goes_on() -> None:
+    lines = [
+        "not JSON", "[1]", '{"op": "stats"}', '{"id": 4}', '{"id": 5, "op": "dance"}', '{"id": 6, "op": "close"}',
+        '{"id": 7, "op": "say", "what": "nan"}', '{"id": 8, "op": "close", "episode": "x"}',
+        '{"id": 9, "op": "shutdown"}', '{"id": 10, "op": "stats"}',
+    ]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, str(WORKER)], input="\n".join([*lines, ""]), capture_output=True, text=True, timeout=10,
+        check=True,
+    )  # fmt: skip
+    replies = [json.loads(line) for line in done.stdout.splitlines()]
+    errors = [reply["error"]["type"] if not reply["ok"] else None for reply in replies]
+    bad = "BadRequest"
+    assert [reply["id"] for reply in replies] == [None, None, None, 4, 5, 6, 7, 8, 9]
+    assert errors == [bad, bad, None, bad, bad, bad, "ValueError", None, None]
+    assert [reply["error"]["retryable"] for reply in replies if not reply["ok"]] == [False] * 5 + [True]
+
+
+def test_a_worker_gets_its_own_settings_and_none_of_our_python(pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/somewhere/else")
+    monkeypatch.setenv("PYTHONSTARTUP", "/somewhere/else/startup.py")
+    monkeypatch.setenv("VIRTUAL_ENV", "/somewhere/else")
+    monkeypatch.setenv("TILL_OPEN", "yes")
+    environ = pool(env={"TILL_DATA": "/data"}).call("environ")["environ"]
+    ours = {name: value for name, value in environ.items() if name.startswith(("PYTHON", "VIRTUAL_ENV", "TILL"))}
+    assert ours == {"PYTHONHASHSEED": "0", "TILL_OPEN": "yes", "TILL_DATA": "/data"}
+
+
+def test_nothing_starts_before_it_is_needed_and_nothing_is_left_after_close(pool: MakePool) -> None:
+    pool(command=["/nowhere"])
+    workers = pool(processes=2)
+    sessions = [workers.session(task_id="till/1") for _ in range(2)]
+    pids = [session.opening["pid"] for session in sessions]
+    with ThreadPoolExecutor(1) as threads:
+        busy = threads.submit(agent, sessions[0], "!hang")
+        time.sleep(0.2)
+        workers.close()
+        assert not any(map(running, pids))
+        assert isinstance(busy.exception(), InfrastructureError)
+    for session in sessions:
+        session.close()
+        session.close()
+
+
+HOLDER = """
+import sys, threading, time
+from captrain.benchmarks.pool import Pool
+pool = Pool("till", [sys.executable, sys.argv[1]], processes=2, timeout=60)
+first, second = (pool.session(task_id="till/1") for _ in range(2))
+hang = {"role": "assistant", "content": "!hang"}
+threading.Thread(target=first.call, args=["step"], kwargs={"role": "agent", "message": hang}, daemon=True).start()
+time.sleep(0.2)
+print(first.opening["pid"], second.opening["pid"], flush=True)
+time.sleep(float(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_no_worker_outlives_us_not_even_one_at_work_when_we_are_killed(killed: bool) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(WORKER), "60" if killed else "0"],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    assert holder.stdout is not None
+    with holder:
+        pids = [int(pid) for pid in holder.stdout.readline().split()]
+        assert len(pids) == 2 and (not killed or all(map(running, pids)))
+        if killed:
+            holder.kill()
+    assert gone(pids, 5)
+
+
+class Till:
+    """The toy as an environment of the contract."""
+
+    name = "till"
+
+    def __init__(self, pool: Pool, names: Sequence[str]) -> None:
+        self.pool, self.names = pool, names
+        self.tools: list[dict[str, Any]] = []
+
+    def tasks(self, split: str, count: int) -> list[dict[str, Any]]:
+        return [{"id": name, "split": split, "data": {"kind": "till"}} for name in self.names[:count]]
+
+    def open(self, task: dict[str, Any]) -> SimulatedEpisode:
+        return SimulatedEpisode(self.pool, {"task_id": task["id"]}, None, "")
+
+    def score(self, task: dict[str, Any], messages: list[Message]) -> dict[str, Any]:
+        return self.pool.call("evaluate", task_id=task["id"], messages=messages)
+
+    def reference(self, task: dict[str, Any]) -> list[Message]:
+        return []
+
+
+class Together(ScriptedPolicy):
+    """Opens all episodes, then plays them in turns."""
+
+    def play(self, plays: Sequence[Play]) -> Iterator[Play]:
+        left = [(play, iter(self._actions(play))) for play in plays if play.start()]
+        while left:
+            for play, actions in list(left):
+                action = next(actions, None)
+                if action is None or not play.advance(action):
+                    left.remove((play, actions))
+        yield from plays
+
+
+class Clerk:
+    """Rings up what is wanted; says `command` instead, to begin with, in the plays of some tasks, so many times."""
+
+    def __init__(self, command: str, times: dict[str, int]) -> None:
+        self.command, self.times = command, dict(times)
+        self.lock = threading.Lock()
+
+    def script(self, play: Play) -> Iterator[Message]:
+        task = play.key.split("/", 1)[1].rsplit("/", 1)[0]
+        with self.lock:
+            sick = self.times.get(task, 0) > 0
+            self.times[task] = self.times.get(task, 0) - sick
+        if sick:
+            yield {"role": "assistant", "content": self.command}
+        while (wish := play.messages[-1]["content"]).startswith("Please add"):
+            yield tool_call("add", {"amount": int(wish.removeprefix("Please add ").rstrip("."))})
+            yield {"role": "assistant", "content": "Next."}
+
+
+def played(target: Target, clerk: Clerk, folder: Path, count: int, policy: type[ScriptedPolicy]) -> list[Rollout]:
+    script: Script = clerk.script  # pyright: ignore[reportAssignmentType]
+    tasks = target.tasks("discovery", count)
+    return collect(policy(script=script), target, tasks, purpose="diagnosis", seed=0, journals=folder, quiet=True)
+
+
+@pytest.mark.parametrize("policy", [ScriptedPolicy, Together])
+def test_episodes_that_lose_their_worker_are_retried_and_counted_and_never_failed(
+    pool: MakePool, tmp_path: Path, policy: type[ScriptedPolicy]
+) -> None:
+    names = [f"till/{i}" for i in range(6)]
+    clerk = Clerk("!die", {"till/2": 1})
+    rollouts = played(Target(Till(pool(processes=2), names), "tests", "0"), clerk, tmp_path, 6, policy)
+    assert [rollout.outcome for rollout in rollouts] == ["passed"] * 6
+    retries = {rollout.task.id: rollout.retries for rollout in rollouts}
+    # Opened together, every second episode was in the worker that died.
+    lost = ["till/0", "till/2", "till/4"] if policy is Together else ["till/2"]
+    assert retries == {name: int(name in lost) for name in names}
+    entry = spent(rollouts, stage="rollouts", method="target")
+    assert (entry.rollouts, entry.errors) == (6 + len(lost), len(lost))
+
+
+def test_episodes_whose_worker_always_dies_end_as_errors_and_are_on_no_side_of_the_pass_rate(
+    pool: MakePool, tmp_path: Path
+) -> None:
+    names = ["till/0", "!die", "till/1", "!garbage", "till/2", "!kill"]
+    clerk = Clerk("!die", {"till/1": 99})
+    target = Target(Till(pool(processes=2), names), "tests", "0")
+    rollouts = played(target, clerk, tmp_path, 6, ScriptedPolicy)
+    assert [rollout.outcome for rollout in rollouts] == ["passed", "error", "error", "error", "passed", "error"]
+    assert pass_rate(rollouts) == 1.0
+    for rollout in rollouts:
+        if rollout.outcome == "error":
+            assert rollout.score is None and rollout.retries == 2
+            assert rollout.error is not None and "a till worker" in rollout.error
+
+
+def test_a_grader_that_dies_makes_an_error_and_no_failure(pool: MakePool, tmp_path: Path) -> None:
+    class Fragile(Till):
+        def score(self, task: dict[str, Any], messages: list[Message]) -> dict[str, Any]:
+            with contextlib.suppress(KeyError):
+                self.pool.call("do", command={"till/1": "!die"}[task["id"]])
+            return super().score(task, messages)
+
+    target = Target(Fragile(pool(), ["till/0", "till/1", "till/2"]), "tests", "0")
+    rollouts = played(target, Clerk("", {}), tmp_path, 3, ScriptedPolicy)
+    assert [rollout.outcome for rollout in rollouts] == ["passed", "error", "passed"]

@@ -1,0 +1,454 @@
+"""The command line through its entry point, on results and a pipeline made by hand."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from captrain.cli import app
+from captrain.contract import tool_call
+from captrain.monitoring.versions import difference
+from captrain.records import Capability, Message, Rollout, Score, Task, publish, publish_json, publish_text
+from captrain.reporting.show import divergence
+
+REPOSITORY = Path(__file__).parents[2]
+GIT = {
+    **dict.fromkeys(("GIT_AUTHOR_NAME", "GIT_COMMITTER_NAME"), "nobody"),
+    **dict.fromkeys(("GIT_AUTHOR_EMAIL", "GIT_COMMITTER_EMAIL"), "nobody@example.org"),
+    **dict.fromkeys(("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"), os.devnull),
+}
+
+Captrain = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def captrain(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Captrain:
+    """Run `captrain ARGUMENTS` in a folder; gives exit status, stdout and stderr."""
+
+    def run(folder: Path, *arguments: str) -> tuple[int, str, str]:
+        monkeypatch.chdir(folder)
+        monkeypatch.setenv("COLUMNS", "200")
+        monkeypatch.setattr(sys, "argv", ["captrain", *arguments])
+        with pytest.raises(SystemExit) as end:
+            app.main()
+        said = capsys.readouterr()
+        return int(end.value.code or 0), said.out, said.err
+
+    return run
+
+
+def get(order: str) -> Message:
+    return tool_call("get_order", {"id": order})
+
+
+def cancel(order: str) -> Message:
+    return tool_call("cancel_order", {"id": order, "reason": "late"})
+
+
+def rollout(name: str, actions: list[Message], outcome: str = "failed") -> Rollout:
+    passed = outcome == "passed"
+    return Rollout.model_validate(
+        {
+            "id": name,
+            "environment": "servicedesk",
+            "task": Task(id=f"task-{name}", split="discovery", data={}),
+            "trial": 0,
+            "purpose": "diagnosis",
+            "policy": "p0",
+            "adapter": "abc123" if passed else None,
+            "messages": [{"role": "user", "content": "Cancel [bold]W1[/bold]."}, *actions],
+            "reference": [get("W1"), cancel("W1")],
+            "score": None if outcome == "error" else Score(reward=float(passed), success=passed, parts={"state": 0.25}),
+            "outcome": outcome,
+        }
+    )
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project with results of every kind, and no pipeline state."""
+    publish_text(tmp_path / "dvc.yaml", "stages: {}\n")
+    found = [
+        rollout("a1f0", [get("W1"), cancel("W2"), cancel("W2")]),
+        rollout("b2e0", [get("W1"), cancel("W1")], "passed"),
+        rollout("c3d0", [], "error"),
+    ]
+    publish(tmp_path / "artifacts/rollouts/discovery.jsonl", found)
+    row = {
+        "id": "check_first",
+        "name": "Check first",
+        "description": "Looks before it writes.",
+        **{"gap": None, "gap_low": None, "gap_high": None, "coverage": 0.25, "er_failed": 0.5, "er_passed": None},
+        **{"runs_retained": 3, "runs": 10, "selected": False, "reason": "gap is undefined: never among passed"},
+    }
+    publish_json(tmp_path / "results/capabilities/selection.json", {"thresholds": {"delta": 0.2}, "candidates": [row]})
+    evidence = Capability(id="check_first", name="Check first", description="Looks.", examples=["a1f0"])
+    publish(tmp_path / "results/labels/candidates.jsonl", [evidence])
+    check = {"name": "reference scores 1.0", "passed": False, "measured": 0.5, "bound": "1", "detail": "task t7"}
+    publish_json(
+        tmp_path / "results/environments/check_first.passport.json",
+        {"capability": "check_first", "passed": False, "checks": [check]},
+    )
+    index = {"check_first": {"digest": "abc123", "path": "artifacts/adapters/abc123", "rollouts": 640}}
+    publish_json(tmp_path / "results/adapters/index.json", index)
+    publish_text(tmp_path / "artifacts/adapters/abc123/README.md", "---\ntags: [lora]\n---\n# check_first\nThe card.\n")
+    return tmp_path
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from captrain.cli import app as cli\n"
+        "sys.argv = ['captrain', '--help']\n"
+        "try: cli.main()\n"
+        "finally: print(sorted({'torch', 'transformers', 'pandas', 'dvc', 'hydra'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stdout.splitlines()[-1] == "[]"
+    assert all(command in done.stdout for command in ("results", "status", "verify", "show"))
+
+
+def test_no_module_behind_the_commands_imports_torch() -> None:
+    modules = "captrain.evaluation.tables, captrain.monitoring.provenance, captrain.reporting.show, dvc.repo"
+    code = f"import sys, {modules}\nprint('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_outside_a_project_one_message_says_where_to_run(tmp_path: Path, captrain: Captrain) -> None:
+    status, out, err = captrain(tmp_path, "status")
+    assert (status, out) == (2, "")
+    assert err.startswith("error: there is no dvc.yaml") and "Traceback" not in err
+
+
+def test_an_agreeing_rollout_has_no_divergence() -> None:
+    found = divergence([get("W1"), cancel("W1")], [get("W1"), cancel("W1")])
+    assert found.first is None and [mark.verdict for mark in found.marks] == ["same", "same"]
+
+
+def test_other_arguments_extra_and_missing_calls_are_told_apart() -> None:
+    reference = [get("W1"), cancel("W1")]
+    other = divergence([get("W1"), cancel("W2"), cancel("W3")], reference)
+    assert [mark.verdict for mark in other.marks] == ["same", "differs", "extra"]
+    assert other.first == 1 and other.marks[1].expected == 'cancel_order(id="W1", reason="late")'
+    skipped = divergence([cancel("W1")], reference)
+    assert skipped.first == 0 and skipped.missing == {0: ['get_order(id="W1")']}
+    stopped = divergence([get("W1")], reference)
+    assert stopped.first == 1 and stopped.missing == {1: ['cancel_order(id="W1", reason="late")']}
+
+
+def test_the_first_of_several_divergences_is_the_one_marked() -> None:
+    reference = [get("W1"), get("W2"), get("W3"), cancel("W3")]
+    assert divergence([get("W9"), get("W2"), get("W8"), cancel("W3")], reference).first == 0
+
+
+def test_arguments_given_as_json_text_equal_those_given_as_objects() -> None:
+    call = {"role": "assistant", "tool_calls": [{"function": {"name": "get_order", "arguments": '{"id": "W1"}'}}]}
+    assert divergence([call], [get("W1")]).first is None
+
+
+def test_rollouts_are_listed_by_outcome_and_limit(project: Path, captrain: Captrain) -> None:
+    status, out, _ = captrain(project, "show", "rollouts", "--outcome", "failed")
+    assert status == 0 and "a1f0" in out and "b2e0" not in out and "at call 2" in out
+    assert "1 of 3" in captrain(project, "show", "rollouts", "--limit", "1")[1]
+
+
+def test_a_rollout_is_shown_with_its_divergence_marked(project: Path, captrain: Captrain) -> None:
+    _, out, _ = captrain(project, "show", "rollouts", "a1f0")
+    lines = [line.strip() for line in out.splitlines()]
+    leaves = lines.index("▶ here the rollout leaves its reference")
+    assert lines.index('= get_order(id="W1")') < leaves
+    assert lines[leaves + 1] == '≠ cancel_order(id="W2", reason="late")'
+    assert lines[leaves + 2] == 'reference: cancel_order(id="W1", reason="late")'
+    assert '+ cancel_order(id="W2", reason="late")   extra: not in the reference' in lines
+    assert "Cancel [bold]W1[/bold]." in lines and "none: the base" in out and "0.250" in out
+
+
+def test_a_rollout_that_stops_early_shows_what_is_missing(project: Path, captrain: Captrain) -> None:
+    out = captrain(project, "show", "rollouts", "c3d0")[1]
+    assert out.index("leaves its reference") < out.index('- get_order(id="W1")   missing')
+    assert "every tool call" in captrain(project, "show", "rollouts", "b2e0")[1]
+
+
+@pytest.mark.parametrize(
+    ("noun", "given", "near"),
+    [
+        ("rollouts", "a1f", "a1f0"),
+        ("capabilities", "chek_first", "check_first"),
+        ("environments", "check_frist", "check_first"),
+        ("adapters", "check-first", "check_first"),
+    ],
+)
+def test_an_unknown_id_ends_in_a_message_with_close_ones(
+    project: Path, captrain: Captrain, noun: str, given: str, near: str
+) -> None:
+    status, out, err = captrain(project, "show", noun, given)
+    assert (status, out) == (2, "")
+    assert f"'{given}'" in err and f"did you mean {near}?" in err and f"captrain show {noun}`" in err
+
+
+def test_capabilities_show_numbers_reason_and_evidence(project: Path, captrain: Captrain) -> None:
+    assert "undefined" in captrain(project, "show", "capabilities")[1]
+    out = captrain(project, "show", "capabilities", "check_first")[1]
+    assert "no: gap is undefined: never among passed" in out and "a1f0" in out and "retained in 3 of 10" in out
+
+
+def test_environments_show_every_check_of_the_passport(project: Path, captrain: Captrain) -> None:
+    assert "0 of 1" in captrain(project, "show", "environments")[1]
+    out = captrain(project, "show", "environments", "check_first")[1]
+    assert "reference scores 1.0" in out and "failed" in out and "task t7" in out
+
+
+def test_adapters_show_content_hash_and_model_card(project: Path, captrain: Captrain) -> None:
+    assert "abc123" in captrain(project, "show", "adapters")[1]
+    out = captrain(project, "show", "adapters", "check_first")[1]
+    assert "The card." in out and "tags" not in out
+    shutil.rmtree(project / "artifacts/adapters")
+    assert "is not here" in captrain(project, "show", "adapters", "check_first")[1]
+
+
+def test_absent_rollouts_and_results_name_the_remedy(project: Path, captrain: Captrain) -> None:
+    shutil.rmtree(project / "artifacts")
+    assert "dvc repro rollouts" in captrain(project, "show", "rollouts")[2]
+    assert "dvc repro evaluation" in captrain(project, "results")[2]
+
+
+def test_a_real_benchmark_is_shown_with_its_floor_and_versions_before_anything_is_evaluated(
+    project: Path, captrain: Captrain
+) -> None:
+    floor = {"pass_rate": 0.25, "mean_reward": 0.3}
+    row = {"pass_rate": 0.5, "mean_reward": 0.625, "floor": floor}
+    about = {
+        "benchmark": "desks",
+        "version": "7",
+        "user": {"name": "m", "temperature": 0.0},
+        "not_runnable": {"a": "b"},
+    }
+    summary = {"outcomes": {"passed": 2, "failed": 2, "error": 1}, **row, "kinds": {"oak": {"rollouts": 5, **row}}}
+    publish_json(project / "results/rollouts/summary.json", {**summary, "benchmark": about})
+    status, out, _ = captrain(project, "results")
+    assert status == 0 and "`dvc repro evaluation`" in out
+    assert re.search(r"oak +│ 5 +│ 0.500 +│ 0.625 +│ 0.250 +│ 0.300", out)
+    assert 'version: "7"' in out and '"temperature": 0.0' in out
+    assert "1 rollouts ended in errors of infrastructure; 1 tasks are not runnable here" in out
+
+
+def test_a_corrupt_rollout_names_file_and_line(project: Path, captrain: Captrain) -> None:
+    path = project / "artifacts/rollouts/discovery.jsonl"
+    path.write_text(path.read_text()[:-20])
+    status, _, err = captrain(project, "show", "rollouts")
+    assert status == 2 and "discovery.jsonl, line 3" in err
+
+
+# A pipeline of two stages: `make` has an output in DVC's cache and one in git, `read` reads both.
+PIPELINE = """stages:
+  make:
+    cmd: {python} make.py
+    deps: [make.py]
+    params: [seed, section]
+    outs:
+      - artifacts/data
+      - results/make: {{cache: false}}
+  read:
+    cmd: {python} read.py
+    deps: [read.py, artifacts/data, results/make/table.csv]
+    outs:
+      - results/read.json: {{cache: false}}
+"""
+MAKE = """from pathlib import Path
+for folder in ("artifacts/data", "results/make"):
+    Path(folder).mkdir(parents=True)
+Path("artifacts/data/rows.txt").write_text("rows")
+Path("results/make/table.csv").write_text("method,rate\\nbase,0.25\\ntrace,0.5\\n")
+"""
+READ = """from pathlib import Path
+Path("results/read.json").write_text('{"rate": 0.5, "note": "fine"}')
+"""
+
+
+def shell(folder: Path, *command: str) -> None:
+    subprocess.run(command, cwd=folder, env={**os.environ, **GIT}, check=True, capture_output=True)
+
+
+def initialise(folder: Path) -> None:
+    """What `git init` and `dvc init` leave behind, without starting DVC."""
+    shell(folder, "git", "init", "--quiet")
+    publish_text(folder / ".dvc/config", "[core]\n    analytics = false\n    check_update = false\n")
+    publish_text(folder / ".dvc/.gitignore", "/config.local\n/tmp\n/cache\n")
+
+
+def repro(folder: Path) -> None:
+    shell(folder, sys.executable, "-m", "dvc", "repro", "--quiet")
+
+
+def commit(folder: Path) -> None:
+    shell(folder, "git", "add", "--all")
+    shell(folder, "git", "commit", "--quiet", "--allow-empty", "--message", "state")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pipeline that has run, all committed. Copied for each test."""
+    folder = tmp_path_factory.mktemp("finished")
+    initialise(folder)
+    publish_text(folder / "dvc.yaml", PIPELINE.format(python=sys.executable))
+    publish_text(folder / "params.yaml", "seed: 0\nsection: {delta: 0.2, rest: 1}\n")
+    publish_text(folder / "make.py", MAKE)
+    publish_text(folder / "read.py", READ)
+    publish_text(folder / ".gitignore", "/artifacts/\n")
+    repro(folder)
+    commit(folder)
+    return folder
+
+
+@pytest.fixture
+def pipeline(finished: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(finished, tmp_path / "project", symlinks=True)
+
+
+def stage(out: str, name: str) -> str:
+    """The lines of the status table that belong to one stage."""
+    lines = [line for line in out.splitlines() if line.startswith("│")]
+    start = next(i for i, line in enumerate(lines) if line.split("│")[1].strip() == name)
+    end = next((i for i in range(start + 1, len(lines)) if lines[i].split("│")[1].strip()), len(lines))
+    return "\n".join(lines[start:end])
+
+
+def test_status_of_a_finished_pipeline_has_nothing_to_do(pipeline: Path, captrain: Captrain) -> None:
+    status, out, err = captrain(pipeline, "status")
+    assert status == 0 and "nothing to do" in out and not err
+    assert "up to date" in stage(out, "make") and "up to date" in stage(out, "read")
+
+
+def test_status_says_which_code_and_which_parameter_changed(pipeline: Path, captrain: Captrain) -> None:
+    publish_text(pipeline / "read.py", READ + "# more\n")
+    publish_text(pipeline / "params.yaml", "seed: 0\nsection: {delta: 0.3, rest: 1}\n")
+    out = captrain(pipeline, "status")[1]
+    assert "stale" in stage(out, "make")
+    assert "parameter section.delta (params.yaml): 0.2 -> 0.3" in stage(out, "make")
+    assert "section.rest" not in out and "seed" not in out
+    assert "stale" in stage(out, "read") and "code changed: read.py" in stage(out, "read")
+
+
+def test_status_says_what_waits_for_a_stale_stage(pipeline: Path, captrain: Captrain) -> None:
+    publish_text(pipeline / "make.py", MAKE + "# more\n")
+    out = captrain(pipeline, "status")[1]
+    assert "waits" in stage(out, "read") and "make (stale)" in stage(out, "read")
+
+
+def test_status_tells_outputs_in_the_cache_from_lost_ones(pipeline: Path, captrain: Captrain) -> None:
+    shutil.rmtree(pipeline / "artifacts")
+    out = captrain(pipeline, "status")[1]
+    assert "outputs in DVC's cache" in stage(out, "make") and "dvc checkout" in stage(out, "make")
+    shutil.rmtree(pipeline / ".dvc/cache")
+    assert "outputs missing" in stage(captrain(pipeline, "status")[1], "make")
+
+
+def test_status_names_stages_that_never_ran(pipeline: Path, captrain: Captrain) -> None:
+    (pipeline / "dvc.lock").unlink()
+    out = captrain(pipeline, "status")[1]
+    assert "never run" in stage(out, "make") and "never run" in stage(out, "read")
+
+
+def test_a_broken_pipeline_file_ends_in_one_message(pipeline: Path, captrain: Captrain) -> None:
+    publish_text(pipeline / "dvc.yaml", "stages: [\n")
+    status, _, err = captrain(pipeline, "status")
+    assert status == 2 and "DVC cannot read the pipeline" in err and "Traceback" not in err
+
+
+def test_verify_holds_for_what_was_run_and_committed(pipeline: Path, captrain: Captrain) -> None:
+    status, out, _ = captrain(pipeline, "verify")
+    assert status == 0, out
+    assert "2 of 2 stages" in out and "as committed in" in out and "FAILS" not in out
+
+
+def test_verify_holds_in_a_fresh_clone_and_names_what_is_not_here(
+    pipeline: Path, tmp_path: Path, captrain: Captrain
+) -> None:
+    shell(tmp_path, "git", "clone", "--quiet", str(pipeline), "clone")
+    status, out, _ = captrain(tmp_path / "clone", "verify")
+    assert status == 0, out
+    assert "artifacts/data, output of make: not here, not checked" in out
+
+
+def test_verify_fails_when_code_changed_after_the_run_even_if_committed(pipeline: Path, captrain: Captrain) -> None:
+    publish_text(pipeline / "read.py", READ + "# more\n")
+    status, out, _ = captrain(pipeline, "verify")
+    assert status == 1 and "read: code changed: read.py" in out and "read.py differs from commit" in out
+    commit(pipeline)
+    status, out, _ = captrain(pipeline, "verify")
+    assert status == 1 and "read: code changed: read.py" in out and "differs from commit" not in out
+
+
+def test_verify_fails_when_a_result_was_altered_and_says_by_how_much(pipeline: Path, captrain: Captrain) -> None:
+    publish_text(pipeline / "results/make/table.csv", "method,rate\nbase,0.25\ntrace,0.75\n")
+    status, out, _ = captrain(pipeline, "verify")
+    assert status == 1 and "make: output results/make was altered" in out
+    assert "largest difference 0.25 at line 3, rate" in out
+
+
+def test_verify_says_by_how_much_a_rerun_differs_from_what_is_committed(pipeline: Path, captrain: Captrain) -> None:
+    publish_text(pipeline / "read.py", READ.replace("0.5", "0.5000001"))
+    repro(pipeline)
+    status, out, _ = captrain(pipeline, "verify")
+    assert status == 1 and "results/read.json differs from commit" in out and "largest difference 1e-07 at rate" in out
+    assert "2 of 2 stages" in out
+    commit(pipeline)
+    assert captrain(pipeline, "verify")[0] == 0
+
+
+def test_verify_fails_when_a_stage_read_another_output_than_was_made(pipeline: Path, captrain: Captrain) -> None:
+    shutil.rmtree(pipeline / "artifacts")
+    lock = (pipeline / "dvc.lock").read_text()
+    digest = next(line.split()[-1] for line in lock.splitlines() if line.strip().endswith(".dir"))
+    head, _, tail = lock.rpartition(digest)
+    publish_text(pipeline / "dvc.lock", head + "0" * 32 + ".dir" + tail)
+    commit(pipeline)
+    status, out, _ = captrain(pipeline, "verify")
+    assert status == 1 and "read read another artifacts/data than its stage made last" in out
+
+
+def test_verify_fails_when_what_a_stage_reads_is_not_in_git(pipeline: Path, captrain: Captrain) -> None:
+    shell(pipeline, "git", "rm", "--quiet", "--cached", "read.py")
+    shell(pipeline, "git", "commit", "--quiet", "--message", "forget it")
+    status, out, _ = captrain(pipeline, "verify")
+    assert status == 1 and "read.py is not committed" in out
+
+
+def test_verify_composes_the_configuration_again(tmp_path: Path, captrain: Captrain) -> None:
+    for name in ("conf", "stages"):
+        shutil.copytree(REPOSITORY / name, tmp_path / name)
+    publish_text(tmp_path / "params.yaml", "experiment: default\nseed: 3\noverrides: []\n")
+    command = f"{sys.executable} stages/compose.py"
+    publish_text(
+        tmp_path / "dvc.yaml",
+        f"stages:\n  compose:\n    cmd: {command}\n    deps: [conf]\n    params: [experiment, seed, overrides]\n"
+        "    outs:\n      - results/spec.yaml: {cache: false}\n",
+    )
+    initialise(tmp_path)
+    repro(tmp_path)
+    commit(tmp_path)
+    status, out, _ = captrain(tmp_path, "verify")
+    assert status == 0 and "results/spec.yaml is what params.yaml and conf/ compose to" in out, out
+    path = tmp_path / "results/spec.yaml"
+    publish_text(path, path.read_text().replace("delta: 0.2", "delta: 0.1"))
+    status, out, _ = captrain(tmp_path, "verify")
+    assert status == 1 and "selection.delta is 0.1, but params.yaml and conf/ say 0.2" in out
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "suffix", "expected"),
+    [
+        ('{"a": [1, 2.5]}', '{"a": [1, 2.0]}', ".json", "largest difference 0.5 at a.1"),
+        ('{"a": true}', '{"a": false}', ".json", "no number differs, 1 values that are not numbers differ"),
+        ("a,b\n1,x\n", "a,b\n1,y\n2,z\n", ".csv", "1 values that are not numbers differ, 2 cells are in one version"),
+        ('{"n": 1}\n{"n": 2}\n', '{"n": 1}\n{"n": 5}\n', ".jsonl", "largest difference 3 at line 2.n"),
+        ("{", "{}", ".json", "cannot be read"),
+    ],
+)
+def test_differences_of_result_files_are_told_in_numbers(old: str, new: str, suffix: str, expected: str) -> None:
+    assert expected in difference(old, new, suffix)

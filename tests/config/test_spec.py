@@ -1,0 +1,362 @@
+"""The configuration, through `compose` and through the compose stage as DVC runs it."""
+
+import contextlib
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from captrain.config import spec
+from captrain.config.components import check, nested, takes
+from captrain.errors import UserError
+from captrain.execution.fingerprint import PROTOCOLS, code_closure
+
+ROOT = Path(__file__).parents[2]
+CONF = ROOT / "conf"
+EXPERIMENTS = sorted(file.stem for file in (CONF / "experiment").glob("*.yaml"))
+STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+
+
+@cache
+def compose(experiment: str = "default", *overrides: str, seed: int = 0) -> spec.Spec:
+    return spec.compose(experiment, seed, overrides, CONF)
+
+
+def params_of(stage: str) -> list[str]:
+    return [key for entry in STAGES[stage].get("params", []) if isinstance(entry, dict) for key in [*entry.values()][0]]
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    shutil.copytree(CONF, tmp_path / "conf")
+    (tmp_path / "stages").mkdir()
+    shutil.copy(ROOT / "stages/compose.py", tmp_path / "stages")
+    # Not the committed one: what it selects at the moment is its owner's business.
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump({"experiment": "default", "seed": 0, "overrides": []}))
+    return tmp_path
+
+
+def python(workspace: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    return subprocess.run([sys.executable, *arguments], cwd=workspace, env=environment, capture_output=True, text=True)
+
+
+def write_params(workspace: Path, **params: object) -> None:
+    """Replace some of params.yaml."""
+    path = workspace / "params.yaml"
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | params))
+
+
+def run_stage(workspace: Path) -> int:
+    """Run the compose stage in this process, which is several times faster; its exit status."""
+    with contextlib.chdir(workspace):
+        try:
+            runpy.run_path("stages/compose.py", run_name="__main__")
+        except SystemExit as end:
+            assert isinstance(end.code, int)
+            return end.code
+    return 0
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_experiment_composes(experiment: str) -> None:
+    compose(experiment)
+
+
+def test_the_fixed_task_mixes_are_experiments() -> None:
+    mixes = {name: compose(name).benchmark.settings()["mix"] for name in ("default", "rare", "single", "compound")}
+    assert mixes == {"default": "mixed", "rare": "rare", "single": "single", "compound": "compound"}
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_a_derived_spec_reads_back_as_it_was(experiment: str, tmp_path: Path) -> None:
+    path = tmp_path / "spec.yaml"
+    composed = compose(experiment, "policy.guidance=['check, then write: always']", "base.learning_rate=1e-5")
+    spec.dump(composed, path)
+    assert spec.load(path) == composed
+    again = tmp_path / "again.yaml"
+    spec.dump(spec.load(path), again)
+    assert again.read_bytes() == path.read_bytes()
+
+
+def test_reading_a_derived_spec_needs_neither_hydra_nor_torch(tmp_path: Path) -> None:
+    spec.dump(compose(), tmp_path / "results/spec.yaml")
+    code = (
+        "import sys; from captrain.config import spec; spec.load(); print({'hydra', 'torch', 'numpy'} & {*sys.modules})"
+    )
+    done = python(tmp_path, "-c", code)
+    assert done.stdout == "set()\n", done.stderr
+
+
+def test_composing_imports_no_torch(workspace: Path) -> None:
+    code = "import runpy, sys; runpy.run_path('stages/compose.py', run_name='__main__'); print('torch' in sys.modules)"
+    done = python(workspace, "-c", code)
+    assert done.stdout == "False\n", done.stderr
+
+
+def test_what_params_select_lands_in_the_derived_spec(workspace: Path) -> None:
+    write_params(workspace, experiment="rare", seed=7, overrides=["selection.delta=0.15", "router=classifier"])
+    assert run_stage(workspace) == 0
+    derived = spec.load(workspace / "results/spec.yaml")
+    assert derived.seed == 7
+    assert derived.benchmark.settings() == {"mix": "rare"}
+    assert derived.selection.delta == 0.15
+    assert derived.router.target.endswith("ClassifierRouter")
+
+
+def test_two_processes_derive_the_same_bytes(workspace: Path) -> None:
+    python(workspace, "stages/compose.py")
+    first = (workspace / "results/spec.yaml").read_bytes()
+    python(workspace, "stages/compose.py")
+    assert (workspace / "results/spec.yaml").read_bytes() == first
+
+
+def test_an_unknown_experiment_ends_the_process_with_status_2(workspace: Path) -> None:
+    write_params(workspace, experiment="rrae")
+    done = python(workspace, "stages/compose.py")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.splitlines() == [
+        "error: unknown experiment 'rrae'",
+        "  remedy: did you mean rare? Others: all_methods, compound, default, paper_tau2, paper_toolsandbox, "
+        "single, smoke",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("params", "says"),
+    [
+        ({"experiment": "rrae"}, "did you mean rare?"),
+        (
+            {"experiment": "nothing-like-it"},
+            "known are all_methods, compound, default, paper_tau2, paper_toolsandbox, rare, single, smoke",
+        ),
+        ({"seed": "seven"}, "seed = 'seven'"),
+        ({"seed": -1}, "seed = -1"),
+        ({"overrides": ["selection.dleta=0.1"]}, "did you mean selection.delta?"),
+        ({"overrides": ["delta=0.1"]}, "did you mean selection.delta?"),
+        ({"overrides": ["base.zzzz=1"]}, "known are base.model, base.hidden"),
+        ({"overrides": ["policy.temprature=1.0"]}, "did you mean policy.temperature?"),
+        ({"overrides": ["router=clasifier"]}, "did you mean classifier?"),
+        ({"overrides": ["selection.delta"]}, "not of the form key=value"),
+        ({"overrides": ["selection.delta: 0.1"]}, "not of the form key=value"),
+        ({"overrides": ["~selection.delta"]}, "not of the form key=value"),
+        ({"overrides": ["seed=3"]}, "set `seed:` in params.yaml"),
+        ({"overrides": ["base.steps=many"]}, "base.steps = 'many'"),
+        ({"overrides": ["base.steps=1.5"]}, "base.steps = 1.5"),
+        ({"overrides": ["base.steps=0"]}, "base.steps = 0"),
+        ({"overrides": ["base.steps=[1"]}, "does not compose"),
+        ({"overrides": ["base.learning_rate=nan"]}, "base.learning_rate"),
+        ({"overrides": ["selection.coverage=1.5"]}, "selection.coverage = 1.5"),
+        ({"overrides": ["evaluation.trials=1"]}, "evaluation.trials = 1"),
+        ({"overrides": ["environments.success=[0.8,0.2]"]}, "the lower bound is above the upper one"),
+        ({"overrides": ["+selection.gap=0.1"]}, "there is no setting selection.gap"),
+        ({"overrides": ["adapters.rollouts=650"]}, "adapters.rollouts = 650 is not a multiple"),
+        ({"overrides": ["rollouts.tasks=250"]}, "rollouts.tasks x rollouts.trials = 250 is not a multiple"),
+        ({"overrides": ["environments.groups=3"]}, "environments.group_size = 24 is not a multiple"),
+        ({"overrides": ["selection.agreement=11"]}, "selection.agreement = 11 exceeds labels.runs = 10"),
+        (
+            {"overrides": ["policy._target_=captrain.policies.lokal.LocalPolicy"]},
+            "no module captrain.policies.lokal",
+        ),
+        ({"overrides": ["policy._target_=captrain.policies.local.LocalPolicey"]}, "did you mean LocalPolicy?"),
+        ({"overrides": ["policy._target_=captrain.records.SPLIT_OF"]}, "cannot be called"),
+        ({"overrides": ["+policy.temprature=1.0"]}, "did you mean temperature?"),
+        ({"overrides": ["policy.max_turns=some"]}, "policy.max_turns = 'some'"),
+        ({"overrides": ["machine.benchmarks.tau2.pyton=/x"]}, "did you mean machine.benchmarks.tau2.python?"),
+        ({"overrides": ["+machine.benchmarks.tau2.pyton=/x"]}, "did you mean python?"),
+        ({"overrides": ["machine.benchmarks.tau2.python=7"]}, "machine.benchmarks.tau2.python = 7"),
+        ({"overrides": ["machine.benchmarks.tau2.processes=0"]}, "machine.benchmarks.tau2.processes = 0"),
+        ({"overrides": ["+machine.benchmarks.new.data=/x"]}, "machine.benchmarks.new.python is not set"),
+        ({"overrides": ["base.model='a b'"]}, "base.model = 'a b'"),
+        ({"overrides": ["policy=openai"]}, "policy.name = None"),
+        ({"override": []}, "did you mean overrides?"),
+    ],
+    ids=lambda value: None if isinstance(value, str) else " ".join(f"{key}={value[key]}" for key in value),
+)
+def test_a_mistake_ends_in_one_message_with_a_remedy(
+    workspace: Path, params: dict[str, object], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_params(workspace, **params)
+    assert run_stage(workspace) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: ")
+    assert says in told
+    assert told.count("\n  remedy: ") == 1
+    assert not (workspace / "results/spec.yaml").exists()
+
+
+def test_a_misspelt_key_in_conf_is_found(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = workspace / "conf/experiment/default.yaml"
+    path.write_text(path.read_text() + "selection:\n  dleta: 0.1\n")
+    assert run_stage(workspace) == 2
+    told = capsys.readouterr().err
+    assert "there is no setting selection.dleta" in told and "did you mean delta?" in told
+
+
+def test_a_damaged_derived_spec_names_the_file_and_the_remedy(tmp_path: Path) -> None:
+    path = tmp_path / "spec.yaml"
+    with pytest.raises(UserError, match=r"spec\.yaml is missing(.|\n)*dvc repro compose"):
+        spec.load(path)
+    spec.dump(compose(), path)
+    path.write_text(path.read_text().partition("evaluation:")[0])
+    with pytest.raises(UserError, match=r"spec\.yaml: .* is not set(.|\n)*dvc repro compose"):
+        spec.load(path)
+    path.write_text("seed: [0")
+    with pytest.raises(UserError, match=r"spec\.yaml is not YAML"):
+        spec.load(path)
+
+
+def test_a_component_is_built_from_its_settings_and_what_the_caller_adds() -> None:
+    component = spec.Component.model_validate({"_target_": "builtins.dict", "a": 1, "b": [2]})
+    assert spec.build(component, b=3, run="x") == {"a": 1, "b": 3, "run": "x"}
+
+
+class Inner:
+    def __init__(self, model: str = "", *, heat: float) -> None:
+        self.heat = heat
+
+
+class Outer:
+    def __init__(self, machine: object = None, *, user: Inner | None = None, plain: int = 0) -> None:
+        self.machine, self.user = machine, user
+
+
+class Needy:
+    def __init__(self, model: str) -> None: ...
+
+
+def outer(**settings: Any) -> spec.Component:
+    return spec.Component.model_validate({"_target_": f"{__name__}.Outer", **settings})
+
+
+def inner(name: str = "Inner", **settings: Any) -> dict[str, Any]:
+    return {"_target_": f"{__name__}.{name}", **settings}
+
+
+def test_a_setting_may_be_a_component_which_is_checked_and_built_with_its_own_settings() -> None:
+    component = outer(user=inner(heat=0.5))
+    check("benchmark", component)
+    built = spec.build(component, machine="here")
+    assert isinstance(built.user, Inner) and built.user.heat == 0.5 and built.machine == "here"
+    check("benchmark", outer(user=None))
+    assert spec.build(outer(user=None)).user is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"user": inner(heat="warm")}, "benchmark.user.heat = 'warm'"),
+        ({"user": inner(heat=0.5, cold=1)}, "has no setting benchmark.user.cold"),
+        ({"user": inner()}, "benchmark.user.heat is not set"),
+        ({"user": inner("Innre")}, "benchmark.user._target_ = .*did you mean Inner"),
+        ({"user": inner("Needy")}, "benchmark.user._target_ = .* needs model"),
+        ({"user": {"_target_": 7}}, "benchmark.user._target_ = 7"),
+        ({"user": {"heat": 0.5}}, "benchmark.user = .*null or a component"),
+        ({"user": "someone"}, "benchmark.user = 'someone'.*null or a component"),
+        ({"plain": inner(heat=0.5)}, "benchmark.plain = "),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_mistake_in_a_component_within_a_component_names_its_key(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError, match=f"(?s){says}"):
+        check("benchmark", outer(**settings))
+
+
+def test_what_a_constructor_takes_is_known_without_building() -> None:
+    assert takes(outer(), "machine") and not takes(outer(), "model")
+    with pytest.raises(UserError, match="no module captrain.nothing"):
+        takes(spec.Component.model_validate({"_target_": "captrain.nothing.Outer"}), "machine")
+
+
+@pytest.mark.parametrize("key", ["policy.key", "benchmark.user.key", "benchmark.user.endpoint"])
+def test_a_key_where_the_name_of_a_variable_belongs_is_refused_and_not_shown(key: str) -> None:
+    with pytest.raises(UserError, match=f"{key}: not the name of an environment variable") as refused:
+        compose("paper_tau2", f"{key}=sk-secret")
+    assert "sk-secret" not in str(refused.value)
+
+
+def test_where_a_benchmark_is_installed_is_an_override_of_machine_alone() -> None:
+    here = compose("default", "machine.benchmarks.tau2.python=/somewhere/python")
+    assert here.machine.benchmarks["tau2"].python == "/somewhere/python"
+    assert here.model_copy(update={"machine": compose().machine}) == compose()
+
+
+PAPER = {
+    "paper_tau2": {"discovery": (64, 4), "test": 60, "adapter": 1280, "step": 8, "groups": 8, "total": 5120},
+    "paper_toolsandbox": {"discovery": (32, 4), "test": 51, "adapter": 640, "step": 4, "groups": 4, "total": 2560},
+}
+
+
+@pytest.mark.parametrize("experiment", PAPER)
+def test_a_paper_experiment_states_the_numbers_of_the_paper(experiment: str) -> None:
+    given, paper = compose(experiment, seed=42), PAPER[experiment]
+    model = "Qwen/Qwen3-30B-A3B-Instruct-2507"
+    agent, user = given.policy.settings(), given.benchmark.settings()["user"]
+    assert given.base.model == agent["name"] == user["name"] == model
+    assert agent["temperature"] == user["temperature"] == 0.0
+    assert user["_target_"] == given.policy.target == "captrain.policies.openai.OpenAIPolicy"
+    assert (given.rollouts.tasks, given.rollouts.trials) == paper["discovery"]
+    assert (given.evaluation.tasks, given.evaluation.trials) == (paper["test"], 4)
+    assert given.adapters.rollouts == paper["adapter"]
+    assert given.adapters.rollouts * given.capabilities.count == paper["total"]
+    trainer = given.trainer.settings()
+    assert given.environments.temperature == 1.0 and given.baselines.grpo_target.learning_rate == 1e-5
+    assert (given.trainer.group_size, given.trainer.groups_per_step) == (16, paper["step"])
+    assert given.adapters.rollouts == 10 * 16 * given.trainer.groups_per_step
+    assert [trainer[name] for name in ("rank", "alpha", "learning_rate", "clip")] == [16, 16, 1e-5, 0.2]
+    assert (given.selection.coverage, given.selection.delta) == (0.1, 0.2)
+    assert (given.selection.agreement, given.labels.runs) == (8, 10)
+    bounds = given.environments
+    assert (bounds.groups, bounds.group_size, bounds.rounds) == (paper["groups"], 16, 5)
+    assert bounds.mean_reward == bounds.success == (0.2, 0.6) and bounds.constant_groups == 0.5
+
+
+def test_machine_is_a_param_of_no_stage_and_every_other_section_of_some_stage() -> None:
+    listed = {key.partition(".")[0] for stage in STAGES for key in params_of(stage)}
+    assert "machine" not in listed
+    assert listed == set(spec.Spec.model_fields) - {"machine"}
+
+
+def test_every_param_of_a_stage_exists() -> None:
+    composed = compose()
+    for stage in STAGES:
+        for key in params_of(stage):
+            value = composed
+            for part in key.split("."):
+                value = getattr(value, part)
+
+
+@pytest.mark.parametrize("stage", [stage for stage in STAGES if stage != "compose"])
+def test_a_stage_depends_on_the_code_that_it_runs(stage: str) -> None:
+    reached = [path.relative_to(ROOT) for path in code_closure(ROOT / f"stages/{stage}.py")]
+    code = [Path(dep) for dep in STAGES[stage]["deps"] if dep.startswith("src/")]
+    lacking = [str(path) for path in reached if not {path, *path.parents} & {*code}]
+    assert not lacking, f"add to the deps of {stage} in dvc.yaml"
+    idle = [str(dep) for dep in code if not any(dep in (path, *path.parents) for path in reached)]
+    assert not idle, f"strike from the deps of {stage} in dvc.yaml"
+    assert f"stages/{stage}.py" in STAGES[stage]["deps"]
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_a_component_is_in_a_room_that_counts_as_a_whole(experiment: str) -> None:
+    composed = compose(experiment)
+    sections = [section for _, section in composed if isinstance(section, spec.Component)]
+    for target in [name for section in sections for name in targets_of(section)]:
+        assert target.split(".")[1] in PROTOCOLS
+
+
+def targets_of(component: spec.Component) -> Iterator[str]:
+    """Its import path, and those of the components among its settings."""
+    yield component.target
+    for name, value in component.settings().items():
+        if (inner := nested(name, value)) is not None:
+            yield from targets_of(inner)

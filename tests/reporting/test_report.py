@@ -1,0 +1,740 @@
+"""The static report: its pages without a browser, the rule in the page against the library's, and a newcomer's path."""
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from captrain.capabilities.selection import select
+from captrain.cli import app
+from captrain.config import spec
+from captrain.errors import UserError
+from captrain.records import (
+    Capability,
+    Check,
+    Label,
+    Message,
+    Passport,
+    Rollout,
+    RolloutLabels,
+    Score,
+    Task,
+    Verdict,
+    load,
+    publish,
+    publish_json,
+    publish_text,
+)
+from captrain.reporting import published
+from captrain.reporting.pages import build, data, shards
+
+HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
+STATIC = Path(build.__code__.co_filename).parent / "static"
+KINDS = ("check", "pick")
+LIMITS = spec.Selection(delta=0.2, coverage=0.1, agreement=3, confidence=0.95, floor=0.0, resamples=200)
+NAMES = {"check_first": "Check first", "pick_right": "Pick right", "be_polite": "Be polite", "seldom": "Seldom"}
+CANDIDATES = [Capability(id=slug, name=name, description=f"{name}, always.") for slug, name in NAMES.items()]
+MAIN = """method,label,pass_rate,low,high,pass_hat_k,mean_reward,tasks,excluded,trials,errors,rollouts_spent
+base,base,0.374,0.332,0.416,0.26,0.374,6,0,12,0,0
+trace,TRACE,0.577,0.533,0.619,0.44,0.577,6,0,12,0,3200
+references,"TRACE, references",0.7,0.6,0.8,0.5,0.7,6,0,12,0,640
+bound:oracle,bound: oracle router,0.6,0.5,0.7,,,6,0,12,0,3200
+"""
+DIFFERENCES = """first,second,difference,low,high,better,worse,p,distinguishable,effect,p_holm
+trace,base,0.203,0.166,0.240,147,24,0.0000001,True,0.41,0.000001
+trace,grpo_target,-0.026,-0.06,0.006,69,79,0.46,False,-0.05,1.0
+router:sets,grpo_target,-0.044,-0.077,-0.011,67,86,0.145,True,-0.09,0.727
+bound:oracle,trace,-0.005,-0.02,0.011,30,54,,False,-0.01,
+"""
+KIND_ROWS = """kind,method,label,pass_rate,low,high,pass_hat_k,mean_reward,tasks
+check,base,base,0.2,0.1,0.3,0.1,0.2,3
+check,trace,TRACE,0.8,0.7,0.9,0.6,0.8,3
+"""
+SPENT = """method,label,rollouts,discarded,errors,prompt_tokens,completion_tokens,stages
+base,base,0,0,0,0,0,
+trace,TRACE,3200,728,0,123176,46262,rollouts environments adapters
+"""
+LEDGER = """method,stage,purpose,rollouts,discarded,errors,prompt_tokens,completion_tokens
+trace,rollouts,diagnosis,240,0,0,8521,3185
+"""
+HISTORY = "adapter,step,rollouts,reward,success,informative\n" + "".join(
+    f"check_first,{step},{40 * step},{step / 9},{step / 10},0.5\n" for step in range(1, 6)
+)
+
+
+def call(name: str, **arguments: Any) -> Message:
+    asked = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    return {"role": "assistant", "content": "", "tool_calls": [asked]}
+
+
+def played(name: str, split: str, number: int, trial: int, passed: bool, adapter: str | None = None) -> Rollout:
+    purpose = {"discovery": "diagnosis", "test": "evaluation"}[split]
+    reference = [call("get", id=number), call("cancel", id=number)]
+    own = reference if passed else [call("cancel", id=number)]
+    said = HOSTILE if number == 0 else f"Cancel {number}."
+    return Rollout(
+        id=name,
+        environment="desk",
+        task=Task(id=f"desk/{split}/{number}", split=split, data={"kind": KINDS[number % 2]}),  # type: ignore[arg-type]
+        trial=trial,
+        purpose=purpose,  # type: ignore[arg-type]
+        policy="p0",
+        adapter=adapter,
+        messages=[
+            {"role": "system", "content": "You are a desk."},
+            {"role": "user", "content": said},
+            *own,
+            {"role": "tool", "name": "cancel", "content": '{"ok": true}'},
+            {"role": "assistant", "content": "Done."},
+        ],
+        reference=reference,
+        score=Score(reward=float(passed), success=passed, parts={"database": float(passed)}),
+        outcome="passed" if passed else "failed",
+    )
+
+
+def labelled(rollouts: list[Rollout], runs: int = 5, seed: int = 0) -> list[RolloutLabels]:
+    """Labels of which some candidates contrast, some do not, and one is seldom exercised or proposed."""
+    drawn = np.random.default_rng(seed)
+    odds = {"check_first": (0.9, 0.1), "pick_right": (0.4, 0.2), "be_polite": (0.6, 0.6), "seldom": (0.5, 0.1)}
+    found = []
+    for run in range(runs):
+        for one in rollouts:
+            labels = {}
+            for slug, (failed, passed) in odds.items():
+                if slug == "seldom" and run == 1:
+                    continue
+                verdict: Verdict = (
+                    "LACKING" if drawn.random() < (passed if one.outcome == "passed" else failed) else "PRESENT"
+                )
+                if slug == "check_first" and one.outcome == "failed":
+                    verdict = "LACKING" if one.task.data["kind"] == "check" else "NA"
+                if slug == "seldom" and (one.outcome == "passed" and drawn.random() < 0.9):
+                    verdict = "NA"
+                labels[slug] = Label(verdict=verdict, evidence=f"cancelled unseen {HOSTILE}", message=2)
+            outcome = "passed" if one.outcome == "passed" else "failed"
+            count = int(drawn.integers(0, 3))
+            found.append(RolloutLabels(run=run, rollout=one.id, outcome=outcome, count=count, labels=labels))
+    return found
+
+
+def made(root: Path) -> Path:
+    """A project with every file that the report reads."""
+    results, artifacts = root / "results", root / "artifacts"
+    discovery = [played(f"d{i:03d}", "discovery", i, 0, i % 5 > 2) for i in range(30)]
+    arms = (None, "feed")
+    evaluation = [
+        played(f"e{arm or 'base'}{i}{trial}", "test", i, trial, arm == "feed" and i % 2 == 0, arm)
+        for arm in arms
+        for i in range(6)
+        for trial in range(2)
+    ]
+    labels = labelled(discovery)
+    chosen = select(labels, CANDIDATES, LIMITS, 2, 0)
+    publish(artifacts / "rollouts/discovery.jsonl", discovery)
+    publish(artifacts / "evaluation/rollouts.jsonl", evaluation)
+    publish(artifacts / "labels/labels.jsonl", labels)
+    publish(results / "labels/candidates.jsonl", CANDIDATES)
+    publish(results / "capabilities/capabilities.jsonl", chosen.capabilities)
+    publish_json(results / "capabilities/selection.json", chosen.report)
+    advice = {"recommendation": "ramp", "rule": "of compounds", "failed": 18, "compound": 9, "share": 0.5}
+    publish_json(results / "capabilities/recommendation.json", advice)
+    check = Check(name="reward of doing nothing", passed=True, measured=0.05, bound="at most 0.2")
+    passport = Passport(
+        capability="check_first", environment="e0", attempt=0, passed=True, trusted=True, calibration_tasks=1,
+        checks=[check],
+    )  # fmt: skip
+    publish_json(results / "environments/check_first.passport.json", passport)
+    publish_text(results / "environments/check_first.py", f'"""An environment. {HOSTILE}"""\n')
+    row = {"digest": "feed", "path": "artifacts/adapters/feed", "rollouts": 200, "discarded": 40}
+    publish_json(results / "adapters/index.json", {"check_first": row})
+    publish_json(results / "evaluation/metrics.json", {"confidence": 0.95})
+    tables = {
+        "adapters/history.csv": HISTORY,
+        "evaluation/main.csv": MAIN,
+        "evaluation/differences.csv": DIFFERENCES,
+        "evaluation/kinds.csv": KIND_ROWS,
+        "evaluation/spent.csv": SPENT,
+        "evaluation/ledger.csv": LEDGER,
+        "routes/routes.csv": "task,kind,retrieval,chosen\n"
+        + "".join(f"desk/test/{i},{KINDS[i % 2]},base,{'base' if i % 2 else 'check_first'}\n" for i in range(6)),
+    }
+    for name, text in tables.items():
+        publish_text(results / name, text)
+    stage = {"cmd": "python stages/evaluation.py", "desc": "Every method"}
+    publish_json(root / "dvc.yaml", {"stages": {"evaluation": stage, "labels": stage}})
+    out = {"path": "results/evaluation", "md5": "ab95.dir", "size": 14701}
+    publish_json(root / "dvc.lock", {"stages": {"evaluation": {"cmd": "x", "deps": [], "outs": [out]}}})
+    return root
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made(tmp_path_factory.mktemp("project"))
+
+
+@pytest.fixture(scope="module")
+def report(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("site") / "report"
+    build(project, out)
+    return out
+
+
+class Page(HTMLParser):
+    """What a browser would see: tags with attributes, text outside of scripts and styles, and what scripts hold."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text, self.scripts, self.inside = "", "", ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self.inside = tag if tag in ("script", "style") else self.inside
+        self.text += " " if tag in ("td", "th", "dt", "dd") else ""
+
+    def handle_endtag(self, tag: str) -> None:
+        self.inside = "" if tag == self.inside else self.inside
+
+    def handle_data(self, data: str) -> None:
+        if not self.inside:
+            self.text += data
+        elif self.inside == "script":
+            self.scripts += data
+
+
+def page(report: Path, name: str) -> Page:
+    return Page((report / f"{name}.html").read_text())
+
+
+def test_the_overview_has_the_table_with_intervals_and_says_what_is_not_distinguishable(report: Path) -> None:
+    text = " ".join(page(report, "index").text.split())
+    for words in ("0.533 to 0.619", "not distinguishable", "bound: oracle router", "undefined", "< 0.001", "ramp"):
+        assert words in text
+    row = next(
+        one for one in (report / "index.html").read_text().splitlines() if "router: sets - GRPO on target" in one
+    )
+    assert "not distinguishable after correction" in row
+    marked = [tag for tag, given in page(report, "index").tags if tag == "svg" and given.get("role") == "img"]
+    assert len(marked) == 4 + len(CANDIDATES)
+    assert "Totals differ: 3,200, 640. TRACE, references trains on the environments' own solutions." in text
+
+
+def test_a_capability_page_marks_the_failing_message_and_compares_its_own_kinds_with_others(report: Path) -> None:
+    found = page(report, "capability-check_first")
+    text = " ".join(found.text.split())
+    assert "Fails here: cancelled unseen" in text
+    assert sum(given.get("class") == "failing" for _, given in found.tags) == data.EXAMPLES
+    assert "demand the capability: check." in text
+    own, other = (re.search(rf"{words} ([+-][0-9.]+)", text) for words in ("its own kinds", "all other kinds"))
+    assert own and other and (own[1], other[1]) == ("+1.000", "+0.000")
+    assert "at most 0.2" in text and "An environment." in text and "5 values" not in text
+    assert any(tag == "polyline" for tag, _ in found.tags)
+
+
+def test_pages_hold_no_script_of_their_own_and_ask_for_nothing_outside(report: Path) -> None:
+    for path in report.glob("*.html"):
+        found = Page(path.read_text())
+        policy = next(given["content"] for tag, given in found.tags if given.get("http-equiv"))
+        assert policy and "default-src 'none'" in policy and "script-src 'self';" in policy
+        for tag, given in found.tags:
+            assert not any(name.startswith("on") for name in given), (path.name, tag)
+            assert tag != "script" or given.get("type") == "application/json" or given.get("src"), path.name
+            target = given.get("href") or given.get("src") or ""
+            assert not re.match(r"[a-z]+:", target) or target == "data:,", target
+            file = target.split("#")[0]
+            assert not file or file == "data:," or (report / file).exists(), (path.name, target)
+    assert "http" not in "".join(path.read_text() for path in report.rglob("*.js"))
+
+
+def test_text_of_rollouts_is_data_and_never_markup(report: Path) -> None:
+    for path in report.glob("*.html"):
+        tags = {tag for tag, _ in Page(path.read_text()).tags}
+        assert "img" not in tags, path.name
+        assert "owned" not in page(report, path.stem).scripts
+    assert HOSTILE in page(report, "capability-check_first").text
+    files = [path.read_text() for path in (report / "data").iterdir()]
+    assert not any("<" in text for text in files) and any("owned" in text for text in files)
+
+
+def test_rows_name_arm_route_and_failing_message_and_a_task_lies_in_one_shard(report: Path) -> None:
+    (table,) = arguments(report / "data/rows.js")
+    columns = table["columns"]
+    assert len(columns["id"]) == 30 + 24 and table["arms"] == ["base", "check_first"]
+    shards_of: dict[int, set[int]] = {}
+    for task, shard in zip(columns["task"], columns["shard"], strict=True):
+        shards_of.setdefault(task, set()).add(shard)
+    assert all(len(one) == 1 for one in shards_of.values())
+    at = columns["id"].index("ebase00")
+    assert table["tasks"][columns["task"][at]][4] == "check_first"
+    # The reference looks first; the rollout cancels at once, in message 2.
+    assert (columns["mark"][at], columns["outcome"][at]) == (2, "f")
+    _, shard = arguments(report / f"data/shard-{columns['shard'][at]:03d}.js")
+    assert shard["rollouts"]["ebase00"]["marks"][0]["why"] == "the reference calls get(id=0) before this"
+    lacking = shard["rollouts"]["d000"]["marks"][0]
+    assert (lacking["capability"], lacking["runs"], lacking["selected"]) == ("check_first", "5 of 5", True)
+
+
+def arguments(path: Path) -> list[Any]:
+    """What the script hands to its function."""
+    return json.loads("[" + path.read_text().split("(", 1)[1].removesuffix(");\n") + "]")
+
+
+def test_shards_end_with_a_task(monkeypatch: pytest.MonkeyPatch, project: Path, tmp_path: Path) -> None:
+    monkeypatch.setattr(shards, "SHARD", 3)
+    build(project, tmp_path / "report")
+    (table,) = arguments(tmp_path / "report/data/rows.js")
+    columns = table["columns"]
+    pairs = {*zip(columns["task"], columns["shard"], strict=True)}
+    assert len(pairs) == len(table["tasks"]) and len({*columns["shard"]}) == 10 + 6
+    assert len([*(tmp_path / "report/data").glob("shard-*.js")]) == 16
+
+
+def test_equal_inputs_give_equal_bytes_and_no_path_of_the_machine(project: Path, report: Path, tmp_path: Path) -> None:
+    build(project, tmp_path / "again")
+
+    def digests(folder: Path) -> dict[str, str]:
+        return {
+            str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in sorted(folder.rglob("*"))
+            if path.is_file()
+        }
+
+    assert digests(report) == digests(tmp_path / "again")
+    assert not any(str(project) in path.read_text() for path in report.rglob("*") if path.is_file())
+
+
+def test_a_fresh_clone_has_pages_that_say_what_is_missing(project: Path, tmp_path: Path) -> None:
+    shutil.copytree(project / "results", tmp_path / "clone/results")
+    build(tmp_path / "clone", tmp_path / "report")
+    assert "0.533 to 0.619" in page(tmp_path / "report", "index").text
+    assert "dvc repro" in page(tmp_path / "report", "rollouts").text
+    capability = page(tmp_path / "report", "capability-check_first").text
+    assert "artifacts/rollouts/discovery.jsonl is not here" in capability and "dvc repro rollouts" in capability
+    assert "the adapter alone cannot be shown" in capability
+    assert str(tmp_path) not in "".join(path.read_text() for path in (tmp_path / "report").glob("*.html"))
+
+
+STUDY = """experiment,seed,adapters.rollouts,method,label,pass_rate,low,high,rollouts_spent,cpu_s
+default,0,80,base,base,0.374000,0.332000,0.416000,0,
+default,0,80,trace,TRACE,0.512345,0.470000,0.550000,1280.000000,
+"""
+SUMMARY = """experiment,quantity,seeds,mean,low,high
+default,trace-base,5,0.198,0.141,0.256
+"""
+PIXEL = b"\x89PNG\r\n\x1a\n"
+
+
+def test_several_runs_are_on_a_page_with_their_tables_and_figures(project: Path, tmp_path: Path) -> None:
+    root = tmp_path / "studied"
+    shutil.copytree(project, root)
+    build(root, tmp_path / "report")
+    assert "Neither results/replicates/ nor results/sweeps/ holds a table" in page(tmp_path / "report", "several").text
+    publish_text(root / "results/replicates/summary.csv", SUMMARY)
+    publish_text(root / "results/sweeps/rollouts.csv", STUDY)
+    (root / "results/studies").mkdir()
+    (root / "results/studies/scaling.png").write_bytes(PIXEL)
+    build(root, tmp_path / "report")
+    found = page(tmp_path / "report", "several")
+    text = " ".join(found.text.split())
+    assert "Neither" not in text and "default trace-base 5 0.198 0.141 0.256" in text
+    assert "adapters.rollouts" in text and "TRACE 0.512 0.470 0.550 1,280" in text
+    assert "cpu s" not in text  # a column without a value
+    assert [given["src"] for tag, given in found.tags if tag == "img"] == ["figure-scaling.png"]
+    assert (tmp_path / "report/figure-scaling.png").read_bytes() == PIXEL
+
+
+def test_published_numbers_stand_beside_ours_only_where_the_same_thing_was_run(project: Path, tmp_path: Path) -> None:
+    root = tmp_path / "played"
+    shutil.copytree(project, root)
+    known = published.published()
+    benchmark = known.tables["tau2"].benchmark
+    publish_json(root / "results/spec.yaml", {"benchmark": benchmark, "base": {"model": "another"}})
+    build(root, tmp_path / "report")
+    text = " ".join(page(tmp_path / "report", "published").text.split())
+    assert "47.0" in text and "24.0 is airline's" in text and "nothing of ours stands beside them" in text
+    assert "57.7" not in text
+    publish_json(root / "results/spec.yaml", {"benchmark": benchmark, "base": {"model": known.model}})
+    build(root, tmp_path / "report")
+    text = " ".join(page(tmp_path / "report", "published").text.split())
+    assert "TRACE 44.0 not run here 48.2 not run here 47.0 57.7 (6 tasks)" in text
+
+
+def test_the_overview_and_the_terminal_read_the_differences_alike(
+    project: Path, report: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(project)
+    monkeypatch.setenv("COLUMNS", "200")  # or a reading is broken into lines
+    monkeypatch.setattr("sys.argv", ["captrain", "results"])
+    with pytest.raises(SystemExit) as end:
+        app.main()
+    assert not end.value.code
+    lines = [line for line in capsys.readouterr().out.splitlines() if " - " in line and "│" in line]
+    said = [line.split("│")[-2].strip() for line in lines]
+    cells = re.findall(r'<td class="reading">([^<]*)</td>', (report / "index.html").read_text())
+    assert said == cells and "not distinguishable after correction" in said and "distinguishable" in said
+    text = " ".join(page(report, "index").text.split())
+    assert "TRACE in this run: against base +0.203, distinguishable; against GRPO on target -0.026, not" in text
+
+
+def cut(text: str) -> str:
+    return text[: 2 * len(text) // 3].rstrip()
+
+
+CORRUPT = {
+    "capabilities/selection.json": "capabilities",
+    "capabilities/recommendation.json": "capabilities",
+    "capabilities/capabilities.jsonl": "capabilities",
+    "labels/candidates.jsonl": "labels",
+    "environments/check_first.passport.json": "environments",
+    "adapters/index.json": "adapters",
+    "adapters/history.csv": "adapters",
+    "gepa/index.json": "gepa",
+    "routes/routes.csv": "routes",
+    "routes/compositions.json": "routes",
+    "evaluation/metrics.json": "evaluation",
+    "evaluation/main.csv": "evaluation",
+    "evaluation/differences.csv": "evaluation",
+    "evaluation/kinds.csv": "evaluation",
+    "evaluation/spent.csv": "evaluation",
+    "evaluation/ledger.csv": "evaluation",
+    "spec.yaml": "compose",
+    "replicates/summary.csv": "replicate",
+    "sweeps/rollouts.csv": "captrain-sweep",
+    "../artifacts/rollouts/discovery.jsonl": "rollouts",
+    "../artifacts/labels/labels.jsonl": "labels",
+    "../artifacts/evaluation/rollouts.jsonl": "evaluation",
+}
+
+
+@pytest.fixture(scope="module")
+def breakable(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project with every file that there may be."""
+    root = tmp_path_factory.mktemp("breakable") / "project"
+    shutil.copytree(project, root)
+    row = {"digest": "beef", "path": "", "rollouts": 3200, "discarded": 0}
+    publish_json(root / "results/gepa/index.json", {"gepa": row})
+    publish_json(root / "results/routes/compositions.json", {"0.5*check_first": {"check_first": 0.5}})
+    publish_json(root / "results/spec.yaml", {"benchmark": {}, "base": {}})
+    publish_text(root / "results/replicates/summary.csv", SUMMARY)
+    publish_text(root / "results/sweeps/rollouts.csv", STUDY)
+    build(root, root.parent / "whole")
+    return root
+
+
+@pytest.mark.parametrize("name", CORRUPT)
+def test_a_corrupt_file_ends_in_a_message_that_names_it_and_what_makes_it(breakable: Path, name: str) -> None:
+    path = (breakable / "results" / name).resolve()
+    whole = path.read_text()
+    others = (
+        ["\x00\x01", "[" * 5000, "3\n"] if path.suffix in (".json", ".yaml") else ["{\n"] if ".jsonl" in name else []
+    )
+    try:
+        for text in (cut(whole), *others):
+            publish_text(path, text)
+            with pytest.raises(UserError) as error:
+                build(breakable, breakable.parent / "broken")
+            assert str(path) in error.value.problem and "corrupt" in error.value.problem
+            assert CORRUPT[name] in error.value.remedy
+            assert not [*breakable.parent.glob("*broken*")]
+    finally:
+        publish_text(path, whole)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "where"),
+    [
+        ("capabilities/selection.json", '"gap_low"', '"gap_lo"', "candidates.0.gap_low"),
+        ("capabilities/selection.json", '"name": "', '"name": 3, "was": "', "candidates.0.name"),
+        ("evaluation/main.csv", "pass_rate", "rate", "pass_rate"),
+        ("evaluation/main.csv", "0.332", "much", "low"),
+        ("evaluation/differences.csv", "True", "3", "distinguishable"),
+        ("adapters/index.json", '"digest"', '"hash"', "check_first.digest"),
+    ],
+)
+def test_a_value_that_is_not_what_a_page_shows_is_named(
+    breakable: Path, name: str, old: str, new: str, where: str
+) -> None:
+    path = breakable / "results" / name
+    whole = path.read_text()
+    publish_text(path, whole.replace(old, new))
+    try:
+        with pytest.raises(UserError, match=re.escape(where)):
+            build(breakable, breakable.parent / "broken")
+    finally:
+        publish_text(path, whole)
+
+
+def test_an_empty_project_has_pages_that_say_what_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    build(tmp_path / "empty", tmp_path / "report")
+    for name, stage in {"index": "evaluation", "thresholds": "capabilities", "ledger": "evaluation"}.items():
+        assert f"dvc repro {stage}" in page(tmp_path / "report", name).text
+    assert "dvc.yaml is missing" in page(tmp_path / "report", "provenance").text
+
+
+def test_a_run_that_found_no_candidate_still_has_all_pages(project: Path, tmp_path: Path) -> None:
+    root = tmp_path / "nothing"
+    shutil.copytree(project, root)
+    path = root / "results/capabilities/selection.json"
+    publish_json(path, json.loads(path.read_text()) | {"candidates": []})
+    publish_text(root / "results/adapters/history.csv", "adapter,step,rollouts,reward,success,informative\n")
+    publish_json(root / "results/adapters/index.json", {})
+    build(root, tmp_path / "report")
+    assert "0 of 0 candidates were selected" in page(tmp_path / "report", "index").text
+    assert not [*(tmp_path / "report").glob("capability-*.html")]
+
+
+def test_provenance_names_stage_command_and_hash(report: Path) -> None:
+    text = page(report, "provenance").text
+    assert "dvc repro evaluation" in text and "ab95.dir" in text and "it has not run" in text
+    targets = {given.get("id") for _, given in page(report, "provenance").tags}
+    assert "evaluation" in targets
+
+
+def test_a_folder_that_is_no_report_is_not_replaced(project: Path, report: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(UserError, match="is not a report"):
+        build(project, tmp_path)
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+    stale = report / "capability-gone.html"
+    stale.write_text("old")
+    build(project, report)
+    assert not stale.exists()
+
+
+def test_the_rule_in_the_page_selects_as_the_stage_does(tmp_path: Path) -> None:
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("there is no node")
+    cases, expected = [], []
+    for seed in range(4):
+        rollouts = [played(f"d{i:03d}", "discovery", i, 0, i % 5 > 2) for i in range(40)]
+        labels = labelled(rollouts, runs=6, seed=seed)
+        report = select(labels, CANDIDATES, LIMITS, 2, 0).report
+        for delta, coverage, agreement in [(0.2, 0.1, 3), (0.0, 0.0, 1), (0.3, 0.3, 5), (0.55, 0.2, 6), (1.0, 0.9, 2)]:
+            changed = LIMITS.model_copy(update={"delta": delta, "coverage": coverage, "agreement": agreement})
+            again = select(labels, CANDIDATES, changed, 2, 0)
+            cases.append([report, {**report["thresholds"], **again.report["thresholds"]}])
+            expected.append(
+                [[one["id"], one["runs_retained"], one["selected"]] for one in again.report["candidates"]]
+            )  # fmt: skip
+    code = (STATIC / "selection.js").read_text() + (
+        "const cases = JSON.parse(require('fs').readFileSync(0, 'utf8'));"
+        "const rows = cases.map(([report, limits]) => captrainSelect(report, limits)"
+        ".map((one) => [one.id, one.retained, one.selected]));"
+        "process.stdout.write(JSON.stringify(rows));"
+    )
+    done = subprocess.run([node, "-e", code], input=json.dumps(cases), capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == expected
+    picked = {tuple(row[0] for row in rows if row[2]) for rows in expected}
+    assert len(picked) > 2  # the thresholds matter, or nothing was compared
+
+
+class Gone(Exception):
+    """The browser could not answer: as a rule, because the page was left meanwhile."""
+
+
+class Browser:
+    """Headless Chromium by the DevTools protocol over pipes: no port, no package."""
+
+    def __init__(self, program: str, profile: Path) -> None:
+        inward, outward = os.pipe(), os.pipe()
+        # Chromium reads from 3 and writes to 4: away from these first, so that neither is overwritten.
+        read, write = (fcntl.fcntl(fd, fcntl.F_DUPFD, 64) for fd in (inward[0], outward[1]))
+        flags = [
+            "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--remote-debugging-pipe",
+            "--disable-background-networking", "--no-first-run", "--disable-dev-shm-usage",
+            f"--user-data-dir={profile}",
+        ]  # fmt: skip
+        script = f'exec "$@" 3<&{read} 4>&{write}'
+        self.process = subprocess.Popen(
+            ["bash", "-c", script, "bash", program, *flags, "about:blank"], pass_fds=(read, write),
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        for fd in (inward[0], outward[1], read, write):
+            os.close(fd)
+        self.into, self.out = os.fdopen(inward[1], "wb", 0), os.fdopen(outward[0], "rb")
+        self.number, self.rest, self.events = 0, b"", list[dict[str, Any]]()
+        target = self.ask("Target.createTarget", url="about:blank")["targetId"]
+        self.session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.ask(f"{domain}.enable")
+
+    def ask(self, method: str, **params: Any) -> Any:
+        self.number += 1
+        message = {"id": self.number, "method": method, "params": params}
+        if method.partition(".")[0] != "Target":
+            message["sessionId"] = self.session
+        self.into.write(json.dumps(message).encode() + b"\0")
+        while True:
+            answer = self._next()
+            if answer.get("id") == self.number:
+                if "error" in answer:
+                    raise Gone(answer["error"]["message"])
+                return answer["result"]
+            self.events.append(answer)
+
+    def _next(self) -> dict[str, Any]:
+        while b"\0" not in self.rest:
+            more = os.read(self.out.fileno(), 1 << 20)
+            assert more, "the browser ended"
+            self.rest += more
+        one, _, self.rest = self.rest.partition(b"\0")
+        return json.loads(one)
+
+    def run(self, code: str) -> Any:
+        found = self.ask("Runtime.evaluate", expression=code, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in found, found
+        return found["result"].get("value")
+
+    def wait(self, code: str, seconds: float = 20) -> Any:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            try:
+                if value := self.run(code):
+                    return value
+            except Gone:
+                pass  # the page was on its way to the next one
+            time.sleep(0.02)
+        raise AssertionError(f"never true: {code}")
+
+    def open(self, url: str) -> None:
+        self.ask("Page.navigate", url="about:blank")
+        self.ask("Page.navigate", url=url)
+        self.wait(f"document.readyState === 'complete' && location.href.startsWith({json.dumps(url.split('#')[0])})")
+
+    def follow(self, selector: str, becomes: str) -> None:
+        with suppress(Gone):
+            self.run(f"document.querySelector({json.dumps(selector)}).click()")
+        self.wait(f"document.readyState === 'complete' && location.pathname.endsWith({json.dumps(becomes)})")
+
+    def screen(self, width: int, height: int, dark: bool = False) -> None:
+        self.ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+        self.ask("Emulation.setEmulatedMedia", features=features)
+
+    def picture(self, path: Path) -> None:
+        import base64
+
+        path.write_bytes(base64.b64decode(self.ask("Page.captureScreenshot", format="png")["data"]))
+
+    def key(self, key: str) -> None:
+        for kind in ("keyDown", "keyUp"):
+            text = {"text": "\r"} if key == "Enter" and kind == "keyDown" else {}
+            code = {"Enter": 13, "Escape": 27, "ArrowDown": 40}[key]
+            self.ask("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **text)
+
+    def faults(self) -> list[str]:
+        """What the console complains of, and every request that left the disk."""
+        found = []
+        for event in self.events:
+            method, params = event.get("method"), event.get("params", {})
+            if method == "Runtime.exceptionThrown":
+                found.append(json.dumps(params["exceptionDetails"])[:300])
+            if method == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
+                found.append(params["entry"]["text"])
+            if method == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning", "assert"):
+                found.append(json.dumps(params["args"])[:300])
+            if method == "Network.requestWillBeSent" and not params["request"]["url"].startswith(
+                ("file:", "data:", "about:")
+            ):
+                found.append(params["request"]["url"])
+        return found
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.into.close()
+        self.out.close()
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+    if program is None:
+        pytest.skip("there is no Chromium: the report is not opened in a browser")
+    found = Browser(program, tmp_path_factory.mktemp("profile"))
+    yield found
+    found.close()
+
+
+def test_a_newcomer_goes_from_the_table_to_the_failing_message_of_a_rollout(
+    browser: Browser, report: Path, tmp_path: Path
+) -> None:
+    browser.events.clear()
+    browser.screen(1280, 900)
+    browser.open((report / "index.html").as_uri())
+    assert "0.533 to 0.619" in browser.run("document.querySelector('main').innerText")
+    browser.picture(tmp_path / "overview.png")
+    browser.follow("main a[href^='capability-check_first']", "capability-check_first.html")
+    browser.picture(tmp_path / "capability.png")
+    browser.follow("#evidence ~ details a", "rollouts.html")
+    browser.wait("document.body.dataset.opened")
+    assert browser.run("document.title").startswith("Rollouts")
+    failing = browser.run("document.querySelector('#panel .failing').innerText")
+    assert "Fails here: check_first (LACKING in 5 of 5 runs)" in failing and "cancel(id=0)" in failing
+    assert HOSTILE in browser.run("document.querySelector('#panel').innerText")
+    browser.picture(tmp_path / "rollout.png")
+    assert browser.faults() == []
+    assert all((tmp_path / f"{name}.png").stat().st_size > 5000 for name in ("overview", "capability", "rollout"))
+
+
+def test_the_table_filters_and_opens_by_keyboard_with_base_and_routed_arm_side_by_side(
+    browser: Browser, report: Path
+) -> None:
+    browser.events.clear()
+    browser.screen(1280, 900)
+    browser.open((report / "rollouts.html").as_uri())
+    browser.wait("document.body.dataset.ready")
+    assert browser.run("document.getElementById('count').textContent") == "54 of 54 rollouts"
+    browser.run(
+        "document.getElementById('search').value = 'test/4 base';"
+        "document.getElementById('search').dispatchEvent(new Event('input', {bubbles: true}))"
+    )
+    assert browser.run("document.getElementById('count').textContent") == "2 of 54 rollouts"
+    browser.run("document.getElementById('grid').focus()")
+    for key in ("ArrowDown", "Enter"):
+        browser.key(key)
+    assert browser.wait("document.body.dataset.opened") == "ebase41"
+    heads = browser.run("[...document.querySelectorAll('#panel h3')].map((one) => one.textContent)")
+    assert heads == ["base: failed", "check_first: passed"]
+    browser.key("Escape")
+    assert browser.run("document.getElementById('panel').hidden && document.activeElement.id") == "grid"
+    assert browser.faults() == []
+
+
+def test_the_sliders_select_as_the_stage_does(browser: Browser, report: Path, project: Path) -> None:
+    browser.events.clear()
+    labels = load(project / data.LABELS, RolloutLabels)
+    for delta, coverage, agreement in [(0.2, 0.1, 3), (0.02, 0.02, 2), (0.6, 0.3, 4), (1.0, 0.9, 5)]:
+        changed = LIMITS.model_copy(update={"delta": delta, "coverage": coverage, "agreement": agreement})
+        expected = [one.id for one in select(labels, CANDIDATES, changed, 2, 0).capabilities]
+        browser.open(f"{(report / 'thresholds.html').as_uri()}#delta={delta}&coverage={coverage}&agreement={agreement}")
+        assert browser.run("document.body.dataset.selected").split() == expected
+    assert browser.faults() == []
+
+
+def test_no_page_scrolls_sideways_on_a_phone_in_the_dark(browser: Browser, report: Path, tmp_path: Path) -> None:
+    browser.events.clear()
+    browser.screen(360, 740, dark=True)
+    for path in sorted(report.glob("*.html")):
+        browser.open(path.as_uri())
+        wide = browser.run("document.documentElement.scrollWidth")
+        assert wide <= 360, (path.name, wide)
+        assert browser.run("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 26)"
+        browser.picture(tmp_path / f"phone-{path.stem}.png")
+    assert browser.faults() == []

@@ -1,0 +1,148 @@
+"""Figures of several runs, drawn in a process of its own from small made tables."""
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from test_figures import make_results
+
+from captrain.evaluation.comparison import differences_over_seeds, rates_over_seeds
+from captrain.evaluation.rows import label
+from captrain.experiments.gathering import write
+from captrain.reporting.published import published
+from captrain.reporting.studies import STUDIES, draw
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "figures.py"
+RATES = {"base": 0.3, "grpo_target": 0.5, "gepa": 0.4, "trace": 0.6}
+FEW = ("router:sets", "merged:ties", "bound:oracle", "control:placebo")
+
+
+def points(rates: Mapping[str, float], seeds: Sequence[int], **settings: Any) -> list[dict[str, Any]]:
+    """What a point of each seed has come to; TRACE leads GRPO on the target by the same in every seed."""
+    return [
+        {
+            "experiment": "default", "seed": seed, **settings, "point": f"p{seed}", "method": name,
+            "label": label(name), "pass_rate": rate + 0.05 * seed, "low": rate - 0.1, "high": rate + 0.1,
+            "rollouts_spent": 100 * sum(value for value in settings.values() if isinstance(value, int)) + 640,
+            "over_grpo": 0.1, "over_low": -0.1, "over_high": 0.3, "reading": "not distinguishable",
+            "selected": "a b",
+        }
+        for name, rate in rates.items()
+        for seed in seeds
+    ]  # fmt: skip
+
+
+def make_tables(results: Path) -> Path:
+    """The smallest tables that every figure can be drawn from."""
+    rates = RATES | dict.fromkeys(FEW, 0.5)
+    whole = [
+        {**row, "experiment": name} for name in ("default", "rare") for row in points(rates, range(3))
+    ]  # fmt: skip
+    write(rates_over_seeds(whole), results / "replicates/summary.csv")
+    write(differences_over_seeds(whole), results / "replicates/differences.csv")
+    by_rollouts = [row for n in (80, 640) for row in points(RATES, range(3), **{"adapters.rollouts": n})]
+    write(by_rollouts, results / "sweeps/rollouts.csv")
+    by_count = [row for n in (1, 4) for row in points(RATES, range(3), **{"capabilities.count": n})]
+    write(by_count, results / "sweeps/capabilities.csv")
+    by_delta = [
+        row
+        for delta in (0.1, 0.5)
+        for row in points(RATES, [0], **{"selection.delta": delta, "selection.coverage": 0.1})
+    ]
+    write(by_delta, results / "sweeps/thresholds.csv")
+    return results
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
+
+
+def figure_of(name: str, results: Path) -> Figure:
+    study = STUDIES[name]
+    tables = [pd.read_csv(results / table).to_dict("records") for table in study.tables]
+    return study.draw(*tables)
+
+
+def written(figure: Figure) -> list[str]:
+    return [text.get_text() for text in figure.findobj(Text) if isinstance(text, Text) and text.get_text()]
+
+
+def test_all_figures_redraw_to_the_same_bytes_without_torch(tmp_path: Path) -> None:
+    results = make_tables(make_results(tmp_path / "results"))
+    measured = {path: path.read_bytes() for path in results.rglob("*.csv")}
+    once = {path.name for path in draw(results, tmp_path / "once")}
+    assert once == {f"{name}.{kind}" for name in STUDIES for kind in ("pdf", "png")}
+    code = f"import runpy, sys; runpy.run_path({str(SCRIPT)!r}, run_name='__main__'); print('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120,
+        env={**os.environ, "PYTHONHASHSEED": "random", "MPLBACKEND": "svg"},
+    )  # fmt: skip
+    assert done.returncode == 0 and done.stdout.splitlines()[-1] == "False", done.stderr
+    assert digests(results / "studies") == digests(tmp_path / "once")
+    assert (results / "figures/main.pdf").exists()
+    assert measured == {path: path.read_bytes() for path in results.rglob("*.csv")}  # no published number got in
+
+
+def test_a_table_that_is_not_there_is_skipped_with_the_command_that_makes_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert draw(tmp_path, tmp_path / "out") == []
+    said = capsys.readouterr().out.splitlines()
+    assert [one.split(":")[0] for one in said] == list(STUDIES)
+    assert all(study.command in one for study, one in zip(STUDIES.values(), said, strict=True))
+
+
+def test_a_table_of_other_settings_or_methods_is_not_drawn_as_if_it_were_the_studys(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [row for clip in (0.1, 0.2) for row in points(RATES, [0], **{"adapters.rollouts": 80, "trainer.clip": clip})]
+    write(rows, tmp_path / "sweeps/rollouts.csv")
+    fixed = points(RATES, range(3), **{"capabilities.count": 2, "trainer.clip": 0.2})
+    write(fixed, tmp_path / "sweeps/capabilities.csv")
+    plain = points(RATES, range(3))
+    write(rates_over_seeds(plain), tmp_path / "replicates/summary.csv")
+    write(differences_over_seeds(plain), tmp_path / "replicates/differences.csv")
+    assert {path.stem for path in draw(tmp_path, tmp_path / "out")} == {"replicates", "scaling_capabilities"}
+    said = capsys.readouterr().out
+    assert "sweeps/rollouts.csv varies other settings" in said and "has no method merged:" in said
+
+
+def test_each_comparison_is_read_in_the_words_of_the_table(tmp_path: Path) -> None:
+    results = make_tables(tmp_path)
+    # TRACE and GRPO on the target differ by the same in every seed; the others of the same rate never do.
+    told = [one for one in written(figure_of("scaling_rollouts", results)) if "distinguishable" in one]
+    assert told == ["distinguishable"] * 2
+    assert written(figure_of("merging", results)).count("not distinguishable") == 0
+    rows = points(RATES | {"merged:ties": 0.6}, range(3))
+    rates, differences = rates_over_seeds(rows), differences_over_seeds(rows)
+    assert written(STUDIES["merging"].draw(rates, differences)).count("not distinguishable") == 1
+    # One seed: what the evaluation said of its tasks.
+    assert written(figure_of("thresholds", results)).count("not distinguishable") == 2
+
+
+def test_published_curves_stand_in_panels_of_their_own(tmp_path: Path) -> None:
+    results = make_tables(tmp_path)
+    for name, curves in (
+        ("scaling_rollouts", ("tau2_rollouts", "toolsandbox_rollouts")),
+        ("scaling_capabilities", ("tau2_capabilities",)),
+    ):
+        figure = figure_of(name, results)
+        panels = {axes.get_title(loc="left"): axes for axes in figure.axes}
+        theirs = {title: axes for title, axes in panels.items() if title.startswith("As published")}
+        assert len(theirs) == len(curves) and published().paper in " ".join(written(figure))
+        drawn = {
+            title: [np.asarray(line.get_ydata()).tolist() for line in axes.lines] for title, axes in panels.items()
+        }
+        ours = {value for title, lines in drawn.items() if title not in theirs for line in lines for value in line}
+        for curve, title in zip(curves, theirs, strict=True):
+            known = [list(line.values()) for line in published().curves[curve].lines.values()]
+            assert drawn[title] == known and not ours & {value for line in known for value in line}

@@ -1,0 +1,63 @@
+"""A pipeline of one stage that sends chores out and publishes what they come to: `python -m cluster.pipeline NAME...`.
+
+It is killed at the moment that the variable MOMENT names."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from submitit import SlurmExecutor
+from submitit.core.utils import JobPaths
+from support.cluster.work import Chore, chore, refuse
+
+from captrain.config.machine import Machine, Slurm
+from captrain.execution import launch, slurm
+from captrain.execution.entry import entry_point
+from captrain.records import publish_json
+
+MACHINE = Machine(launcher="slurm", slurm=Slurm(memory="100MB", minutes=5, resubmissions=2), workers=1, batch=1)
+
+
+def die(*_: Any, **__: Any) -> Any:
+    """End as a machine does that loses its power."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def prepare(moment: str) -> None:
+    """Make this process die at a moment."""
+    note = slurm.note
+
+    def before_note(row: dict[str, Any]) -> None:
+        die() if "job" in row else note(row)
+
+    def after_note(row: dict[str, Any]) -> None:
+        note(row)
+        if "job" in row:
+            die()
+
+    patches: dict[str, tuple[Any, str, Any]] = {
+        "before sbatch": (SlurmExecutor, "_submit_command", die),
+        "after sbatch, before the job has its work": (JobPaths, "move_temporary_file", die),
+        "before the record": (slurm, "note", before_note),
+        "after the record": (slurm, "note", after_note),
+        "while waiting": (slurm.Dispatch, "_look", die),
+        "before publishing": (sys.modules[__name__], "publish_json", die),
+    }
+    if moment:
+        setattr(*patches[moment])
+
+
+@entry_point
+def main() -> None:
+    """Chores that wait for the file `go`, or refusals -> done.json."""
+    prepare(os.environ.get("MOMENT", ""))
+    function = refuse if "scarce" in sys.argv else chore
+    publish_json(
+        Path("done.json"), launch.run(function, [Chore(name, "go") for name in sys.argv[1:]], MACHINE, "chores")
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,644 @@
+"""Training: an exact budget, the identical adapter whatever happens on the way, and plain PEFT at the end."""
+
+import contextlib
+import json
+import os
+import re
+import runpy
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import types
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from captrain.baselines.grpo_target import grpo_target
+from captrain.config import spec
+from captrain.config.components import Component
+from captrain.config.machine import Machine
+from captrain.contract import GuardedEpisode, Target, load_file
+from captrain.errors import UserError
+from captrain.ledger import LedgerEntry
+from captrain.models.lora import adapter_digest
+from captrain.records import Passport, Task, digest, file_digest, load, publish_json
+from captrain.training.grpo import last_checkpoint
+from captrain.training.jobs import Job, Place, Synthesized, Trained
+from captrain.training.recipe import capability_jobs
+from captrain.training.training import publish_adapters, train
+
+ROOT = Path(__file__).parents[2]
+POLICY = {"temperature": 1.0, "max_turns": 3, "max_tokens": 8}
+GRPO = {
+    "group_size": 4, "groups_per_step": 2, "epochs": 2, "rank": 4, "alpha": 8, "learning_rate": 1e-2, "clip": 0.2,
+    "checkpoint_every": 1,
+}  # fmt: skip
+Letters = Callable[..., Path]
+
+
+def job(base: Path, environment: Path, **changes: Any) -> Job:
+    sampling = {**POLICY, **changes.pop("policy", {})}
+    policy = Component.model_validate({"_target_": "captrain.policies.local.LocalPolicy", **sampling})
+    trainer = Component.model_validate(
+        {"_target_": "captrain.training.recipe.GRPO", **GRPO, **changes.pop("trainer", {})}
+    )
+    place = Place("letters", Synthesized(environment.parent, passport(environment)), changes.pop("skip", 2))
+    settings: dict[str, Any] = {"name": "letters", "rollouts": 24, "seed": 0, "places": (place,), **changes}
+    return Job(base=base, policy=policy, trainer=trainer, machine=Machine(workers=1, batch=1), **settings)
+
+
+def passport(path: Path, trusted: bool = True) -> Passport:
+    """A passport for an environment file as it is now; a file that is not there has one of another day."""
+    written = file_digest(path) if path.exists() else ""
+    return Passport(
+        capability=path.stem, environment=digest(path.stem, written), attempt=0, passed=True, trusted=trusted,
+        calibration_tasks=3, checks=[],
+    )  # fmt: skip
+
+
+def synthesized(folder: Path, name: str) -> None:
+    """Write an environment with its passport, as the environments stage leaves them."""
+    from conftest import LETTERS
+
+    path = folder / f"results/environments/{name}.py"
+    path.write_text(LETTERS.format(name=name, flat=0))
+    publish_json(path.with_suffix(".passport.json"), passport(path))
+
+
+@contextlib.contextmanager
+def inside(folder: Path) -> Iterator[Path]:
+    """Workspaces and outputs lie in the working folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.chdir(folder):
+        yield folder
+
+
+def weights(folder: Path) -> dict[str, Any]:
+    from safetensors.torch import load_file as load_tensors
+
+    return load_tensors(folder / "adapter_model.safetensors")
+
+
+def moved(folder: Path) -> float:
+    """How far the adapter is from changing nothing."""
+    return max(tensor.abs().max().item() for name, tensor in weights(folder).items() if "lora_B" in name)
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[Task]:
+    """Every task that is opened from here on."""
+    tasks: list[Task] = []
+    open_ = Target.open
+    monkeypatch.setattr(Target, "open", lambda self, task, key="": (tasks.append(task), open_(self, task, key))[1])
+    return tasks
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def environment(home: Path) -> Path:
+    from conftest import LETTERS
+
+    path = home / "letters.py"
+    path.write_text(LETTERS.format(name="letters", flat=0))
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained(tiny: Path, home: Path, environment: Path) -> Trained:
+    """An undisturbed training of three steps, in a workspace below `home`."""
+    with inside(home):
+        one = train(job(tiny, environment))
+    return Trained(**{**vars(one), "folder": home / one.folder})
+
+
+def test_the_budget_is_spent_exactly_on_groups_of_equal_tasks(
+    tiny: Path, environment: Path, tmp_path: Path, opened: list[Task]
+) -> None:
+    with inside(tmp_path):
+        one = train(job(tiny, environment, skip=5, rollouts=16))
+    assert (one.rollouts, len(opened)) == (16, 16)
+    assert [task.id for task in opened] == [f"letters/training/{i}" for i in range(5, 9) for _ in range(4)]
+    assert [(row["step"], row["rollouts"]) for row in one.history] == [(1, 8), (2, 16)]
+    entry = one.ledger("adapters", "trace")
+    assert (entry.rollouts, entry.discarded, entry.purpose, entry.item) == (16, one.discarded, "training", "letters")
+    assert entry.completion_tokens == one.completion_tokens > 0 and entry.prompt_tokens == one.prompt_tokens > 0
+
+
+def test_two_trainings_give_the_same_adapter_and_another_seed_another(
+    tiny: Path, environment: Path, trained: Trained, tmp_path: Path
+) -> None:
+    with inside(tmp_path):
+        again = train(job(tiny, environment, trainer={"checkpoint_every": 3}, policy={"batch": 3}))
+        other = train(job(tiny, environment, seed=1))
+    assert (again.digest, again.history) == (trained.digest, trained.history) and moved(trained.folder) > 1e-3
+    assert other.digest != trained.digest
+    for name in ("adapter_model.safetensors", "adapter_config.json", "README.md"):
+        assert (tmp_path / again.folder / name).read_bytes() == (trained.folder / name).read_bytes()
+
+
+def test_a_finished_training_is_read_and_not_done_again(
+    tiny: Path, environment: Path, trained: Trained, home: Path, opened: list[Task]
+) -> None:
+    with inside(home):
+        # How often a checkpoint is written, and how many rows are sampled at once, is no part of its identity.
+        for change in ({}, {"trainer": {"checkpoint_every": 7}}, {"policy": {"batch": 5}}):
+            again = train(job(tiny, environment, **change))
+            assert (again.digest, again.history, opened) == (trained.digest, trained.history, [])
+        assert len(list(Path(".cache/adapters").iterdir())) == 1
+
+
+def test_a_training_that_was_cut_off_goes_on_from_its_last_whole_checkpoint(
+    tiny: Path, environment: Path, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: list[Task]
+) -> None:
+    from captrain.training import grpo
+
+    play = grpo.Sampler.__call__
+
+    def pull_the_plug(self: Any, prompts: list[str], trainer: Any) -> Any:
+        if len(trainer.history) == 2:
+            raise KeyboardInterrupt
+        return play(self, prompts, trainer)
+
+    with inside(tmp_path):
+        with monkeypatch.context() as patch:
+            patch.setattr(grpo.Sampler, "__call__", pull_the_plug)
+            with pytest.raises(KeyboardInterrupt):
+                train(job(tiny, environment))
+        [checkpoints] = Path(".cache/adapters").glob("*/checkpoints")
+        whole = last_checkpoint(checkpoints)
+        assert whole is not None and whole.name == "checkpoint-4"
+        # A later checkpoint that was cut off while it was written: no mark, and no telling what is in it.
+        torn = checkpoints / "checkpoint-6"
+        shutil.copytree(whole, torn)
+        (torn / "history.json").unlink()
+        for path in torn.glob("*.pt"):
+            path.write_bytes(path.read_bytes()[:100])
+        opened.clear()
+        resumed = train(job(tiny, environment))
+        assert (resumed.digest, resumed.history) == (trained.digest, trained.history)
+        # Only the third step was played: the checkpoint was used, and the torn one was not.
+        assert len(opened) == 8
+        assert not checkpoints.exists()
+
+
+def project(folder: Path, base: Path, *names: str, rollouts: int = 48, more: Sequence[str] = ()) -> Path:
+    """A project as far as environments with passports, and a tiny random model for a base; `more` overrides."""
+    shutil.copytree(ROOT / "stages", folder / "stages")
+    overrides = [f"trainer.{key}={value}" for key, value in GRPO.items()]
+    overrides += [f"policy.{key}={value}" for key, value in POLICY.items()]
+    overrides += [f"adapters.rollouts={rollouts}", "machine.workers=1", *more]
+    spec.dump(spec.compose("smoke", 0, overrides, ROOT / "conf"), folder / "results/spec.yaml")
+    shutil.copytree(base, folder / "artifacts/base")
+    (folder / "results/environments").mkdir(parents=True)
+    for name in names:
+        synthesized(folder, name)
+    return folder
+
+
+def stage(folder: Path, name: str) -> int:
+    """Run a stage in this process; its exit status."""
+    with contextlib.chdir(folder):
+        try:
+            runpy.run_path(f"stages/{name}.py", run_name="__main__")
+        except SystemExit as end:
+            return int(end.code or 0)
+    return 0
+
+
+def published(folder: Path, name: str = "adapters") -> dict[str, bytes]:
+    """What a stage has left."""
+    paths = [path for top in ("artifacts", "results") for path in (folder / top / name).rglob("*")]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths if path.is_file()}
+
+
+def kill(folder: Path, name: str, **environment: str) -> None:
+    """Run a stage in a process of its own, and kill it when its training has left a checkpoint and is not over."""
+    running = subprocess.Popen(
+        [sys.executable, f"stages/{name}.py"], cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        env={**os.environ, **environment},
+    )  # fmt: skip
+    deadline = time.monotonic() + 180
+    while not list(folder.glob(".cache/adapters/*/checkpoints/checkpoint-*/history.json")):
+        assert running.poll() is None and time.monotonic() < deadline
+        time.sleep(0.005)
+    os.kill(running.pid, signal.SIGKILL)
+    assert running.wait() == -signal.SIGKILL
+    assert not published(folder, name) and not list(folder.glob(".cache/adapters/*/result.json"))
+    assert list(folder.glob(".cache/adapters/*/checkpoints/checkpoint-*/history.json"))
+
+
+def test_a_killed_stage_resumes_to_the_identical_adapter(tiny: Path, tmp_path: Path) -> None:
+    killed = project(tmp_path / "killed", tiny, "letters")
+    kill(killed, "adapters")
+    assert stage(killed, "adapters") == 0
+    undisturbed = project(tmp_path / "undisturbed", tiny, "letters")
+    assert stage(undisturbed, "adapters") == 0
+    assert published(killed) == published(undisturbed)
+    index = json.loads((killed / "results/adapters/index.json").read_text())
+    assert adapter_digest(killed / index["letters"]["path"]) == index["letters"]["digest"]
+    assert Path(index["letters"]["path"]).name == index["letters"]["digest"]
+
+
+def test_an_added_capability_does_not_retrain_the_others(tiny: Path, tmp_path: Path) -> None:
+    folder = project(tmp_path / "project", tiny, "second", rollouts=8)
+    assert stage(folder, "adapters") == 0
+
+    def marks() -> dict[Path, tuple[int, int]]:
+        files = [path for path in folder.glob(".cache/adapters/*/*") if path.name != "lock"]
+        return {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in files}
+
+    before, first = marks(), json.loads((folder / "results/adapters/index.json").read_text())
+    assert [path.name for path in before].count("result.json") == 1
+    # First in the order of names, so that a training that depended on its place would show.
+    synthesized(folder, "first")
+    chosen = spec.load(folder / "results/spec.yaml")
+    jobs = capability_jobs(chosen, folder / "artifacts/base", folder / "results/environments")
+    assert [(one.name, one.places[0].skip, one.rollouts) for one in jobs] == [("first", 3, 8), ("second", 3, 8)]
+    assert stage(folder, "adapters") == 0
+    index = json.loads((folder / "results/adapters/index.json").read_text())
+    assert list(index) == ["first", "second"] and index["second"] == first["second"]
+    after = marks()
+    assert len(after) == 2 * len(before) and {path: after[path] for path in before} == before
+    ledger = load(folder / "results/adapters/ledger.jsonl", LedgerEntry)
+    assert [(one.item, one.rollouts, one.method) for one in ledger] == [("first", 8, "trace"), ("second", 8, "trace")]
+
+
+def trainer_of(one: Job) -> Any:
+    """TRL's trainer for a job, before its first step."""
+    from captrain.config.spec import build
+    from captrain.training.grpo import make_trainer
+
+    policy, recipe, targets = build(one.policy, model=one.base), build(one.trainer), targets_of(one)
+    environment = one.places[0].environment
+    assert isinstance(environment, Synthesized)
+    return make_trainer(recipe, one, policy, targets, environment.folder / "checkpoints")
+
+
+def targets_of(one: Job) -> list[Target]:
+    """The environments that a job trains in."""
+    return [place.target(one.machine) for place in one.places]
+
+
+def groups(count: int, size: int = 4) -> list[dict[str, str]]:
+    """The rows of a batch, as TRL gives them to the trainer."""
+    return [{"prompt": f"group {index // size}"} for index in range(count * size)]
+
+
+def test_constant_groups_are_discarded_and_leave_the_weights_as_they_began(
+    tiny: Path, letters: Letters, tmp_path: Path
+) -> None:
+    from peft import get_peft_model_state_dict
+
+    flat_job = job(tiny, letters("flat", flat=1))
+    begun = {name: tensor.clone() for name, tensor in get_peft_model_state_dict(trainer_of(flat_job).model).items()}
+    with inside(tmp_path):
+        flat = train(flat_job)
+    assert (flat.rollouts, flat.discarded) == (24, 24)
+    assert {row["informative"] for row in flat.history} == {0.0} and {row["reward"] for row in flat.history} == {0.5}
+    assert moved(tmp_path / flat.folder) == 0.0
+    ended = weights(tmp_path / flat.folder)
+    assert ended.keys() == begun.keys() and all((ended[name] == begun[name]).all() for name in begun)
+
+
+def test_a_step_of_constant_groups_does_not_move_weights_by_momentum(
+    tiny: Path, letters: Letters, tmp_path: Path
+) -> None:
+    """Tasks 2 to 5 are of three groups with spread and one without: as steps of one group, the last changes nothing."""
+    one_group = {"groups_per_step": 1, "epochs": 1}
+    with inside(tmp_path):
+        three = train(job(tiny, letters("some", flat=5), trainer=one_group, rollouts=12))
+        four = train(job(tiny, letters("some", flat=5), trainer=one_group, rollouts=16))
+    assert [row["informative"] for row in four.history] == [1.0, 1.0, 1.0, 0.0] and four.discarded == 4
+    first, second = weights(tmp_path / three.folder), weights(tmp_path / four.folder)
+    assert moved(tmp_path / three.folder) > 1e-3 and all((second[name] == one).all() for name, one in first.items())
+
+
+def test_an_update_makes_what_beats_its_group_likelier_by_its_standardized_reward(tiny: Path, letters: Letters) -> None:
+    import torch
+
+    trainer = trainer_of(job(tiny, letters(), skip=0))
+    rewards: list[float] = []
+    sampled: list[list[float]] = []
+    play = trainer.rollout_func
+
+    def remembered(prompts: list[str], trainer: Any) -> dict[str, list[Any]]:
+        out = play(prompts, trainer)
+        rewards.extend(out["environment_reward"])
+        sampled.extend(out["logprobs"])
+        return out
+
+    trainer.rollout_func = remembered
+    batch = trainer._generate_and_score_completions(groups(2))
+    earned = torch.tensor(rewards).view(2, 4)
+    expected = (earned - earned.mean(1, keepdim=True)) / (earned.std(1, keepdim=True) + 1e-4)
+    torch.testing.assert_close(batch["advantages"].flatten(), expected.flatten(), rtol=1e-4, atol=1e-5)
+
+    def log_probabilities() -> torch.Tensor:
+        ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
+        seen = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
+        width = batch["completion_ids"].shape[1]
+        return trainer._get_per_token_logps_and_entropies(trainer.model, ids, seen, width)[0].detach()
+
+    learnt = batch["tool_mask"] * batch["completion_mask"]
+    before = log_probabilities()
+    # The old policy is the one that sampled, as it said itself: to the last digit, and near what the trainer computes.
+    old = zip(batch["old_per_token_logps"], batch["completion_mask"], sampled, strict=True)
+    assert all(row[seen.bool()].tolist() == torch.tensor(said).tolist() for row, seen, said in old)
+    assert ((before - batch["old_per_token_logps"]) * learnt).abs().max() < 1e-4
+    trainer.current_gradient_accumulation_steps = 1  # TRL sets it when training begins.
+    trainer.compute_loss(trainer.model, batch).backward()
+    with torch.no_grad():
+        for parameter in trainer.model.parameters():
+            if parameter.grad is not None:
+                parameter -= 0.05 * parameter.grad
+    gained = ((log_probabilities() - before) * learnt).sum(1)
+    assert torch.corrcoef(torch.stack([gained, batch["advantages"].flatten()]))[0, 1] > 0.5
+
+
+def test_leaving_discarded_rows_out_changes_neither_loss_nor_gradient(
+    tiny: Path, letters: Letters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    from captrain.training import grpo
+
+    trainer = trainer_of(job(tiny, letters("half", flat=2), trainer={"groups_per_step": 4}, rollouts=16, skip=0))
+    inputs = groups(4)
+    monkeypatch.setattr(grpo, "without_discarded", lambda batch: batch)
+    whole = trainer._generate_and_score_completions(inputs)
+    monkeypatch.undo()
+    short = grpo.without_discarded(whole)
+    assert (len(whole["completion_ids"]), len(short["completion_ids"])) == (16, 8)
+    learnt = (whole["tool_mask"] * whole["completion_mask"]).any(1).tolist()
+    assert learnt == [index // 4 % 2 == 1 for index in range(16)]
+
+    trainer.current_gradient_accumulation_steps = 1  # TRL sets it when training begins.
+
+    def gradient(batch: dict[str, Any]) -> tuple[float, list[Any]]:
+        model = trainer.model
+        model.zero_grad()
+        loss = trainer.compute_loss(model, batch)
+        loss.backward()
+        return loss.item(), [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+    (loss, full), (short_loss, less) = gradient(whole), gradient(short)
+    assert short_loss == pytest.approx(loss, abs=1e-7)
+    assert max(grad.abs().max().item() for grad in full) > 1e-4
+    for one_grad, other in zip(full, less, strict=True):
+        torch.testing.assert_close(one_grad, other, rtol=1e-4, atol=1e-7)
+
+
+def test_a_batch_without_any_signal_keeps_one_row() -> None:
+    import torch
+
+    from captrain.training.grpo import without_discarded
+
+    batch = {"tool_mask": torch.zeros(4, 3), "completion_mask": torch.ones(4, 3), "num_items_in_batch": torch.tensor(0)}
+    assert {name: tuple(value.shape) for name, value in without_discarded(batch).items()} == {
+        "tool_mask": (1, 3), "completion_mask": (1, 3), "num_items_in_batch": ()
+    }  # fmt: skip
+
+
+def test_a_budget_that_is_no_multiple_of_a_step_is_spent_to_the_last_rollout(
+    tiny: Path, environment: Path, tmp_path: Path, opened: list[Task]
+) -> None:
+    with inside(tmp_path):
+        whole, some, alone = [train(job(tiny, environment, rollouts=rollouts)) for rollouts in (16, 22, 17)]
+    assert [(one.rollouts, len(one.history)) for one in (whole, some, alone)] == [(16, 2), (22, 3), (17, 3)]
+    assert len(opened) == 16 + 22 + 17
+    assert [row["rollouts"] for row in some.history] == [8, 16, 22]
+    # A group of two teaches as others do; one of a single rollout is counted, and teaches nothing.
+    assert some.history[:2] == whole.history == alone.history[:2]
+    assert (alone.digest, alone.discarded) == (whole.digest, whole.discarded + 1) and some.digest != whole.digest
+    assert [row["places"] for row in some.history] == [{"letters": 2}, {"letters": 2}, {"letters": 2}]
+
+
+def test_in_a_smaller_group_advantages_are_standardized_over_what_was_played(tiny: Path, letters: Letters) -> None:
+    import torch
+
+    trainer = trainer_of(job(tiny, letters(), skip=0, rollouts=7))
+    batch = trainer._generate_and_score_completions(groups(2))
+    first, second = batch["advantages"].flatten()[:4], batch["advantages"].flatten()[4:]
+    assert len(second) == 3 and (batch["tool_mask"] * batch["completion_mask"]).any(1).all()
+    for some in (first, second):
+        assert some.sum().item() == pytest.approx(0.0, abs=1e-4) and some.std().item() == pytest.approx(1.0, abs=0.02)
+    assert torch.isfinite(batch["advantages"]).all()
+
+
+def test_a_job_without_a_rollout_is_refused(tiny: Path, environment: Path, tmp_path: Path) -> None:
+    with inside(tmp_path), pytest.raises(UserError) as refusal:
+        train(job(tiny, environment, rollouts=0))
+    assert refusal.value.problem == "letters: there are 0 rollouts to train with"
+    assert "adapters.rollouts" in refusal.value.remedy
+
+
+def test_only_the_layers_that_are_named_are_adapted_and_an_unknown_one_is_refused(
+    tiny: Path, environment: Path, tmp_path: Path
+) -> None:
+    with inside(tmp_path):
+        one = train(job(tiny, environment, rollouts=8, trainer={"targets": ["v_proj", "q_proj"]}))
+        assert {name.split(".")[-3] for name in weights(one.folder)} == {"q_proj", "v_proj"}
+        config = json.loads((one.folder / "adapter_config.json").read_text())
+        assert config["target_modules"] == ["q_proj", "v_proj"]
+        with pytest.raises(UserError, match="trainer.targets: the base has no linear layer w_proj") as refusal:
+            train(job(tiny, environment, rollouts=8, trainer={"targets": ["q_proj", "w_proj"]}))
+    assert "q_proj" in refusal.value.remedy
+    for wrong in ("[]", "['']", "q_proj"):
+        with pytest.raises(UserError, match=r"trainer\.targets"):
+            spec.compose("smoke", 0, [f"trainer.targets={wrong}"], ROOT / "conf")
+
+
+@pytest.mark.parametrize("name", ["adapter_model.safetensors", "adapter_config.json"])
+@pytest.mark.parametrize("removed", [False, True], ids=["altered", "removed"])
+def test_an_adapter_altered_in_its_workspace_is_refused_and_then_trained_again(
+    tiny: Path, environment: Path, trained: Trained, home: Path, tmp_path: Path, name: str, removed: bool
+) -> None:
+    with inside(shutil.copytree(home, tmp_path / "home")) as here:
+        path = here / trained.folder.relative_to(home) / name
+        content = path.read_bytes()
+        path.unlink() if removed else path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        with pytest.raises(UserError, match="adapter letters in .* was altered after training") as refusal:
+            train(job(tiny, environment))
+        assert "run `dvc repro` to train it again" in refusal.value.remedy
+        if not removed and name.endswith(".json"):
+            assert train(job(tiny, environment)).digest == trained.digest
+
+
+def test_a_missing_base_or_environment_ends_in_one_message(tiny: Path, environment: Path, tmp_path: Path) -> None:
+    with inside(tmp_path):
+        with pytest.raises(UserError, match="nowhere lacks config.json"):
+            train(job(tmp_path / "nowhere", environment))
+        with pytest.raises(UserError, match="none.py is missing"):
+            train(job(tiny, tmp_path / "none.py"))
+
+
+def test_an_environment_altered_after_its_passport_is_refused(tiny: Path, letters: Letters, tmp_path: Path) -> None:
+    path = letters()
+    one = job(tiny, path)
+    path.write_text(path.read_text() + "\n# Changed.\n")
+    with inside(tmp_path / "work"), pytest.raises(UserError) as refusal:
+        train(one)
+    assert refusal.value.problem == f"{path} is not the file that letters.passport.json was made out for"
+    assert "run `dvc repro environments`" in refusal.value.remedy
+
+
+def test_an_environment_that_is_not_trusted_is_opened_in_the_sandbox_only(
+    tiny: Path, letters: Letters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = letters()
+    sandbox, asked = types.ModuleType("captrain.environments.sandbox.confined"), []
+
+    def confined(path: Path, least: str) -> Target:
+        asked.append((path, least))
+        raise UserError("confined", "")
+
+    monkeypatch.setattr(sandbox, "confined", confined, raising=False)
+    monkeypatch.setitem(sys.modules, sandbox.__name__, sandbox)
+    path.write_text("raise RuntimeError('loaded in this process')\n")
+    place = Place("letters", Synthesized(path.parent, passport(path, trusted=False)))
+    untrusted = job(tiny, path, places=(place,))
+    untrusted = replace(untrusted, machine=Machine(workers=1, batch=1, sandbox="basic"))
+    with inside(tmp_path / "work"), pytest.raises(UserError, match="confined"):
+        train(untrusted)
+    assert asked == [(path, "basic")]
+
+
+def test_training_in_the_sandbox_gives_the_same_adapter(
+    tiny: Path, environment: Path, trained: Trained, tmp_path: Path
+) -> None:
+    confined = Place("letters", Synthesized(environment.parent, passport(environment, trusted=False)), skip=2)
+    machine = Machine(workers=1, batch=1, sandbox="basic")
+    with inside(tmp_path):
+        one = train(replace(job(tiny, environment, places=(confined,)), machine=machine))
+    assert (one.digest, one.history) == (trained.digest, trained.history)
+
+
+def test_no_more_episodes_are_open_than_are_played_together(
+    tiny: Path, letters: Letters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, most = 0, 0
+    open_, close = Target._opened, GuardedEpisode.close
+
+    def opened(self: Target, task: Task, key: str) -> Any:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        return open_(self, task, key)
+
+    def closed(self: GuardedEpisode) -> None:
+        nonlocal now
+        now -= 1
+        close(self)
+
+    monkeypatch.setattr(Target, "_opened", opened)
+    monkeypatch.setattr(GuardedEpisode, "close", closed)
+    with inside(tmp_path / "work"):
+        train(job(tiny, letters(), policy={"batch": 3}, rollouts=8))
+    assert (now, most) == (0, 3)
+
+
+def test_the_adapter_loads_in_plain_peft_and_acts_as_the_engine_lets_it_act(tiny: Path, trained: Trained) -> None:
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    from captrain.policies.local import LocalPolicy
+
+    plain: Any = AutoModelForCausalLM.from_pretrained(tiny)
+    ids = torch.arange(3, 93).view(2, 45)
+    with torch.inference_mode():
+        base = plain(ids).logits[:, -1]
+        adapted = PeftModel.from_pretrained(plain, str(trained.folder)).eval()(ids).logits[:, -1]
+        decoder = LocalPolicy(tiny, temperature=1.0, max_turns=1, max_tokens=1).decoder(str(trained.folder))
+        decoder.reset(2)
+        ours = decoder.forward(ids)
+    torch.testing.assert_close(ours.float(), adapted, rtol=0, atol=1e-4)
+    assert (adapted - base).abs().max() > 0.01
+    config = json.loads((trained.folder / "adapter_config.json").read_text())
+    assert (config["peft_type"], config["r"], config["lora_alpha"]) == ("LORA", 4, 8)
+    # PEFT keeps a set, whose order differs between processes.
+    assert config["target_modules"] == sorted(config["target_modules"]) and len(config["target_modules"]) == 7
+    assert config["base_model_name_or_path"].startswith("captrain-base-")
+
+
+def test_the_model_card_names_its_numbers(environment: Path, trained: Trained) -> None:
+    card = (trained.folder / "README.md").read_text()
+    rows = dict(re.findall(r"^\| ([a-z][^|]*) \| ([^|]*) \|$", card, re.MULTILINE))
+    first, last = trained.history[0], trained.history[-1]
+    assert rows == {
+        "content hash": trained.digest,
+        "environment fingerprint": load_file(environment).fingerprint,
+        "rollouts (of which in discarded constant groups)": f"24 ({trained.discarded})",
+        "group size, groups per step, epochs": "4, 2, 2",
+        "learning rate, clip": "0.01, 0.2",
+        "mean reward, first and last step": f"{first['reward']:.3f}, {last['reward']:.3f}",
+        "pass rate in its environment, first and last step": f"{first['success']:.3f}, {last['success']:.3f}",
+        "seed": "0",
+    }
+    assert "# letters\n" in card and "(rank 4, alpha 8)" in card
+    assert card.startswith("---\nlibrary_name: peft\n")
+    # Nothing of where it was trained.
+    assert str(trained.folder.parents[3]) not in card
+
+
+def test_nothing_of_this_machine_is_in_an_adapter(trained: Trained, tiny: Path) -> None:
+    for path in trained.folder.iterdir():
+        content = path.read_bytes()
+        assert str(tiny).encode() not in content and str(trained.folder.parents[2]).encode() not in content
+
+
+def test_published_adapters_are_indexed_under_their_hash(trained: Trained, tmp_path: Path) -> None:
+    with inside(tmp_path):
+        publish_adapters([trained], "adapters", "trace")
+        publish_adapters([trained], "adapters", "trace")
+        index = json.loads(Path("results/adapters/index.json").read_text())
+        assert index == {
+            "letters": {
+                "digest": trained.digest,
+                "path": f"artifacts/adapters/{trained.digest}",
+                "rollouts": 24,
+                "discarded": trained.discarded,
+            }
+        }
+        assert adapter_digest(Path(index["letters"]["path"])) == trained.digest
+        history = Path("results/adapters/history.csv").read_text().splitlines()
+        assert history[0] == "adapter,step,rollouts,reward,success,informative" and len(history) == 4
+        assert load(Path("results/adapters/ledger.jsonl"), LedgerEntry) == [trained.ledger("adapters", "trace")]
+
+
+def test_without_any_capability_there_is_nothing_to_train_and_the_files_are_there(tmp_path: Path) -> None:
+    with inside(tmp_path):
+        publish_adapters([], "adapters", "trace")
+        assert json.loads(Path("results/adapters/index.json").read_text()) == {}
+        assert load(Path("results/adapters/ledger.jsonl"), LedgerEntry) == [] and Path("artifacts/adapters").is_dir()
+
+
+def entry(rollouts: int, method: str = "trace", stage: str = "rollouts", discarded: int = 0) -> LedgerEntry:
+    purpose = "diagnosis" if stage == "rollouts" else "training"
+    return LedgerEntry(stage=stage, purpose=purpose, method=method, rollouts=rollouts, discarded=discarded)
+
+
+def test_the_baseline_spends_exactly_what_trace_spends_in_all(tiny: Path, tmp_path: Path, opened: list[Task]) -> None:
+    overrides = [f"trainer.{key}={value}" for key, value in GRPO.items()]
+    overrides += ["benchmark.mix=rare", "policy.max_tokens=8", "baselines.grpo_target.learning_rate=0.005"]
+    chosen = spec.compose("smoke", 3, overrides, ROOT / "conf")
+    trace = [entry(8), entry(11), entry(5, stage="adapters", discarded=5)]
+    spent = [*trace, entry(100, "grpo_target"), entry(7, "evaluation")]
+    one = grpo_target(chosen, tiny, spent)
+    assert (one.rollouts, one.seed, one.name) == (24, 3, "grpo_target")
+    assert one.places == (Place("target", chosen.benchmark),) and one.policy == chosen.policy
+    assert one.trainer.settings() == {**chosen.trainer.settings(), "learning_rate": 0.005}
+    with inside(tmp_path):
+        baseline = train(one)
+    assert (baseline.rollouts, len(opened)) == (24, 24)
+    assert {task.split for task in opened} == {"training"} and len({task.id for task in opened}) == 6
+    assert all(task.id.startswith("servicedesk-rare/") for task in opened)

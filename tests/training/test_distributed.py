@@ -1,0 +1,284 @@
+"""Training in several processes: what one process does, and gone when its starter is gone. On CPUs, over gloo."""
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from test_adapters import ROOT, inside, weights
+from test_adapters import job as letters_job
+
+from captrain.config import spec
+from captrain.config.components import Component, build
+from captrain.config.machine import VLLM, Accelerate, Machine
+from captrain.errors import EnvironmentFault, UserError
+from captrain.models.lora import adapter_digest
+from captrain.policies.policy import Play, load_policy
+from captrain.policies.vllm import _fleets
+from captrain.training import collectives
+from captrain.training.jobs import Job, Trained
+from captrain.training.processes import configuration
+from captrain.training.training import train
+
+HINT = '    def hint(self, task):\n        return "Say letters."\n\n    def tasks'
+SCORE = "    def score(self, task, messages):\n"
+BROKEN = '        import os\n        assert os.environ.get("RANK") != "1", "broken"\n'
+BUDGET = 20
+"""Two steps and a half: in the last one only the first process has rollouts of its own."""
+
+
+def on(**settings: Any) -> Machine:
+    return Machine(workers=1, batch=8, accelerate=Accelerate(**settings))
+
+
+def two(strategy: str, **settings: Any) -> Machine:
+    return on(processes=2, strategy=strategy, **settings)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def environment(home: Path) -> Path:
+    """Pays for letters, and gives hints."""
+    from conftest import LETTERS
+
+    path = home / "letters.py"
+    path.write_text(LETTERS.format(name="letters", flat=3).replace("    def tasks", HINT))
+    return path
+
+
+@pytest.fixture(scope="module")
+def job(tiny: Path, environment: Path) -> Job:
+    return letters_job(tiny, environment, rollouts=BUDGET, trainer={"hints": 0.5, "epochs": 1, "groups_per_step": 2})
+
+
+def trained(job: Job, folder: Path, machine: Machine) -> Trained:
+    with inside(folder):
+        one = train(replace(job, machine=machine))
+    return replace(one, folder=folder / one.folder)
+
+
+@pytest.fixture(scope="module")
+def alone(job: Job, home: Path) -> Trained:
+    """Trained by this process."""
+    return trained(job, home / "alone", on())
+
+
+@pytest.fixture(scope="module")
+def shared(job: Job, home: Path) -> Trained:
+    """Trained by two processes, each of which holds a part of the model."""
+    return trained(job, home / "shared", two("fsdp"))
+
+
+def counts(one: Trained) -> list[Any]:
+    steps = [[row["step"], row["rollouts"], row["places"], row["unhinted"]] for row in one.history]
+    return [one.rollouts, one.errors, steps]
+
+
+def adaptation(folder: Path) -> dict[str, Any]:
+    """What the adapter adds to each weight, B A."""
+    kept = weights(folder)
+    return {
+        name: kept[name.replace("lora_A", "lora_B")] @ down
+        for name, down in kept.items()
+        if name.endswith("lora_A.weight")
+    }
+
+
+def same_work(several: Trained, one: Trained, job: Job) -> None:
+    import torch
+
+    assert several.rollouts == BUDGET and counts(several) == counts(one)
+    # Until the first update the weights are the same, and so is all that was played.
+    assert several.history[0] == one.history[0] and one.history[0]["informative"] > 0
+    assert adapter_digest(several.folder) == several.digest
+    added, expected = (torch.cat([w.flatten() for w in adaptation(x.folder).values()]) for x in (several, one))
+    assert torch.cosine_similarity(added, expected, dim=0) > 0.95 and added.norm() > 0
+    # It acts: the policy loads it, and says other things than the base does.
+    policy, [place] = load_policy(job.policy, job.base, job.machine), job.places
+    target = place.target(job.machine)
+    [task] = target.tasks("training", 1)
+    plays = [Play("k", target.open(task, "k"), folder) for folder in ("", str(several.folder))]
+    base, adapted = (play.logprobs for play in policy.play(plays))
+    assert base[: len(adapted)] != adapted[: len(base)]
+
+
+@pytest.mark.slow
+def test_two_processes_that_share_the_layers_do_the_work_of_one(job: Job, alone: Trained, shared: Trained) -> None:
+    same_work(shared, alone, job)
+    left = {path.name for path in shared.folder.parent.iterdir()}
+    assert {"adapter", "result.json"} <= left and not any(name.startswith("checkpoints") for name in left)
+    assert shared.digest in (shared.folder / "README.md").read_text()
+
+
+def processes(workspace: str) -> list[int]:
+    """Those that train in a workspace, and what started them."""
+    listed = subprocess.run(["ps", "-ww", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
+    rows = [line.split(None, 1) for line in listed.splitlines()[1:]]
+    return [int(pid) for pid, args in rows if f"{workspace}/job.pkl" in args]
+
+
+def until(true: Any, seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.slow
+def test_processes_end_with_their_starter_and_their_successors_go_on_from_the_checkpoint(
+    job: Job, shared: Trained, tmp_path: Path
+) -> None:
+    start = replace(job, machine=two("fsdp"))
+    (tmp_path / "job.pkl").write_bytes(pickle.dumps(start))
+    script = "import pickle, captrain.training.jobs as a; a.train(pickle.load(open('job.pkl', 'rb')))"
+    running = subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path, stderr=subprocess.DEVNULL)
+    until(lambda: [*tmp_path.glob(".cache/adapters/*/checkpoints-*/checkpoint-1/history.json")])
+    [workspace] = tmp_path.glob(".cache/adapters/*")
+    assert len(processes(workspace.name)) >= 3
+    os.kill(running.pid, signal.SIGKILL)
+    running.wait()
+    until(lambda: not processes(workspace.name), 30)
+    assert not (workspace / "result.json").exists()
+    # Each process has left its part.
+    [checkpoint] = workspace.glob("checkpoints-*/checkpoint-1")
+    assert len([*checkpoint.glob("pytorch_model_fsdp_0/*.distcp")]) == 2
+    # What a checkpoint says of the first step is not done again, so that it shows in the end.
+    for mark in workspace.glob("checkpoints-*/checkpoint-*/history.json"):
+        first, *others = json.loads(mark.read_text())
+        mark.write_text(json.dumps([{**first, "from": "checkpoint"}, *others]))
+    again = trained(job, tmp_path, two("fsdp"))
+    assert again.history == [{**shared.history[0], "from": "checkpoint"}, *shared.history[1:]]
+    assert again.digest == shared.digest
+
+
+@pytest.mark.slow
+def test_what_a_process_cannot_mend_reaches_the_caller_as_one_message(
+    tiny: Path, environment: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "letters.py"
+    path.write_text(environment.read_text().replace(SCORE, SCORE + BROKEN))
+    with pytest.raises(EnvironmentFault, match="letters.*broken in score"):
+        trained(letters_job(tiny, path, rollouts=8), tmp_path, two("ddp"))
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.slow
+def test_where_a_policy_starts_servers_the_first_process_samples_for_all(job: Job, tmp_path: Path) -> None:
+    # The embedded server in the place of vLLM. A random model seldom writes as its tokenizer would, so that turns are
+    # one: what is written is not read again.
+    sampling = {"_target_": "captrain.policies.vllm.VLLMPolicy", "temperature": 1.0, "max_turns": 1, "max_tokens": 4}
+    served = replace(job, policy=Component.model_validate(sampling))
+    settings = {"vllm": VLLM(python=sys.executable, command=["-m", "captrain.serving.server"], gpus=0)}
+    several = trained(served, tmp_path / "two", two("ddp", rows=2).model_copy(update=settings))
+    assert len([*(tmp_path / "two/.cache/servers").iterdir()]) == 1
+    single = trained(served, tmp_path / "one", on().model_copy(update=settings))
+    for fleet in _fleets.values():
+        fleet.close()
+    same_work(several, single, job)
+
+
+def test_one_process_is_what_it_was(tiny: Path, environment: Path, tmp_path: Path) -> None:
+    one = letters_job(tiny, environment, rollouts=8)
+    assert one.machine.accelerate == Accelerate() and collectives.checkpoints(Accelerate()) == "checkpoints"
+    plain, explicit = trained(one, tmp_path / "a", one.machine), trained(one, tmp_path / "b", on(strategy="none"))
+    assert plain.digest == explicit.digest and plain.folder.parent.name == explicit.folder.parent.name
+    assert not [*tmp_path.glob("*/.cache/adapters/*/accelerate.yaml")]
+    # The parts of a batch add up to the batch.
+    parted = trained(one, tmp_path / "c", on(rows=2))
+    assert parted.history == plain.history
+    whole, parts = adaptation(plain.folder), adaptation(parted.folder)
+    assert all((whole[name] - parts[name]).abs().max() < 1e-3 for name in whole)
+    with inside(tmp_path), pytest.raises(UserError, match="rows = 3 does not divide the 8 rollouts"):
+        train(replace(one, machine=on(rows=3)))
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_the_configuration_is_what_accelerate_reads(strategy: Any, tmp_path: Path) -> None:
+    from accelerate.commands.config.config_args import ClusterConfig, load_config_from_file
+    from accelerate.commands.launch import launch_command_parser
+    from accelerate.utils import DistributedType
+
+    path = tmp_path / "accelerate.yaml"
+    path.write_text(yaml.safe_dump(configuration(Accelerate(processes=4, strategy=strategy))))
+    found = load_config_from_file(str(path))
+    assert isinstance(found, ClusterConfig) and found.num_processes == 4 and found.mixed_precision == "no"
+    assert found.distributed_type == {"ddp": DistributedType.MULTI_GPU, "fsdp": DistributedType.FSDP}[strategy]
+    options = vars(launch_command_parser().parse_args(["x.py"]))
+    # Whatever accelerate has no option for, it would pass over in silence.
+    assert set(found.fsdp_config or {}) <= set(options)
+    assert ((found.fsdp_config or {}).get("fsdp_version") == 2) == (strategy == "fsdp")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["machine.accelerate.processes=2"], "processes is 2 and strategy is none"),
+        (["machine.accelerate.strategy=fsdp"], "processes is 1 and strategy is fsdp"),
+        (["machine=fsdp", "machine.accelerate.processes=3"], "groups_per_step = 8 is not a multiple of .*= 3"),
+        (["machine=fsdp", "machine.accelerate.precision=float16"], "float16|bfloat16"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(overrides: list[str], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        spec.compose("paper_tau2", 42, overrides, ROOT / "conf")
+
+
+@pytest.mark.parametrize("experiment", ["paper_tau2", "paper_toolsandbox"])
+def test_the_paper_s_settings_train_attention_over_gpus(experiment: str) -> None:
+    chosen = spec.compose(experiment, 42, ["machine=fsdp"], ROOT / "conf")
+    assert chosen.machine.accelerate.strategy == "fsdp" and chosen.machine.accelerate.precision == "bfloat16"
+    assert build(chosen.trainer).targets == ["q_proj", "k_proj", "v_proj", "o_proj"]
+
+
+def test_groups_that_do_not_divide_are_refused_before_anything_starts(
+    tiny: Path, environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("it was started"))
+    with pytest.raises(UserError, match="processes = 3 processes cannot share the trainer.groups_per_step = 2"):
+        trained(letters_job(tiny, environment), tmp_path, on(processes=3, strategy="ddp"))
+
+
+@pytest.fixture(scope="module")
+def mixture(tiny: Path, home: Path) -> Iterator[Path]:
+    """A tiny mixture of experts with random weights."""
+    import torch
+    from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(tiny)
+    config = Qwen3MoeConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, moe_intermediate_size=16, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, num_experts=4, num_experts_per_tok=2,
+        max_position_embeddings=512, pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    folder = home / "mixture"
+    Qwen3MoeForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    yield folder
+
+
+def test_a_mixture_of_experts_is_adapted_at_its_attention(mixture: Path, environment: Path, tmp_path: Path) -> None:
+    attention = {"targets": ["q_proj", "k_proj", "v_proj", "o_proj"], "epochs": 1}
+    one = letters_job(mixture, environment, rollouts=8, trainer=attention, policy={"precision": "float32"})
+    got = trained(one, tmp_path, on(precision="bfloat16", gradient_checkpointing=True, rows=4))
+    kept = weights(got.folder)
+    assert len(kept) == 2 * 2 * 4 and all(".self_attn." in name for name in kept)
+    assert {str(tensor.dtype) for tensor in kept.values()} == {"torch.float32"}
+    assert max(tensor.abs().max().item() for name, tensor in kept.items() if "lora_B" in name) > 0
+    assert got.rollouts == 8 and got.history[0]["informative"] > 0
+    # The experts are one tensor each, and no linear layers.
+    with inside(tmp_path), pytest.raises(UserError, match=r"trainer\.targets.*gate_proj.*its experts are one tensor"):
+        train(letters_job(mixture, environment, rollouts=8))

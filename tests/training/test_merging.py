@@ -1,0 +1,461 @@
+"""Merging: what each method makes of small matrices, and a student that is moved towards its specialists."""
+
+import contextlib
+import json
+import math
+import runpy
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import LETTERS
+from test_composition import lora
+
+from captrain.config import spec
+from captrain.config.components import Component
+from captrain.config.machine import Machine
+from captrain.contract import Target
+from captrain.errors import UserError
+from captrain.ledger import LedgerEntry
+from captrain.models.composition import read
+from captrain.models.lora import Adapter, adapter_digest
+from captrain.records import Passport, Task, digest, file_digest, load, publish_json
+from captrain.rollouts.collection import collect
+from captrain.training.distillation import Distillation, Specialist, distil, divergence
+from captrain.training.jobs import Trained, places_of
+from captrain.training.merging import merge
+
+ROOT = Path(__file__).parents[2]
+METHODS = ["sum", "mean", "ties", "dare", "svd", "core"]
+MODULE = "base_model.model.layer"
+POLICY = {"temperature": 1.0, "max_turns": 3, "max_tokens": 8}
+GRPO = {
+    "group_size": 4, "groups_per_step": 2, "epochs": 2, "rank": 4, "alpha": 8, "learning_rate": 1e-2, "clip": 0.2,
+    "checkpoint_every": 1,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Workspaces and outputs lie in a working folder of the test's own."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def adapter(folder: Path, matrix: Any, scale: float = 1.0) -> Adapter:
+    """An adapter that adds scale x matrix to one module, with a rank as high as the matrix is wide."""
+    import torch
+    from safetensors.torch import save_file
+
+    up = torch.as_tensor(matrix, dtype=torch.float32)
+    rank = up.shape[1]
+    folder.mkdir(parents=True)
+    tensors = {f"{MODULE}.lora_A.weight": torch.eye(rank), f"{MODULE}.lora_B.weight": up.contiguous()}
+    save_file(tensors, folder / "adapter_model.safetensors")
+    config = {"r": rank, "lora_alpha": rank * scale, "target_modules": ["layer"]}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return Adapter(str(folder), adapter_digest(folder))
+
+
+def made(method: str, *members: Adapter, density: float = 1.0, seed: int = 0) -> Any:
+    """What a method's adapter adds to the one module."""
+    named = {f"member_{at}": member for at, member in enumerate(members)}
+    up, down = read(added(merge(method, named, density=density, seed=seed)))[MODULE]
+    return up.double() @ down.double()
+
+
+def added(one: Trained) -> Adapter:
+    return Adapter(str(one.folder), one.digest)
+
+
+def rank(folder: Path) -> int:
+    config = json.loads((folder / "adapter_config.json").read_text())
+    assert config["r"] == config["lora_alpha"]
+    return config["r"]
+
+
+def near(found: Any, expected: Any) -> bool:
+    import torch
+
+    return torch.allclose(found, torch.as_tensor(expected, dtype=torch.float64), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        ("sum", [[-2, 9], [4, 5]]),
+        ("mean", [[-1, 4.5], [2, 2.5]]),
+        # Of each the two largest stay: [[4, 0], [2, 0]] and [[-6, 10], [0, 0]]; where signs differ, the greater mass.
+        ("ties", [[-6, 10], [2, 0]]),
+    ],
+)
+def test_small_matrices_are_merged_as_by_hand(inside: Path, method: str, expected: list[list[float]]) -> None:
+    one = adapter(inside / "one", [[4, -1], [2, 1]])
+    two = adapter(inside / "two", [[-3, 5], [1, 2]], scale=2.0)
+    assert near(made(method, one, two, density=0.5), expected)
+
+
+def test_dare_drops_weights_at_random_and_makes_up_for_it(inside: Path) -> None:
+    import torch
+
+    one, two = torch.full((8, 8), 1.0), torch.full((8, 8), 10.0)
+    members = adapter(inside / "one", one), adapter(inside / "two", two)
+    found = 2 * made("dare", *members, density=0.5)
+    # Each weight is kept or not, in each member by itself, and doubled where it is kept.
+    assert all(any(abs(value - kind) < 1e-4 for kind in (0, 2, 20, 22)) for value in found.flatten().tolist())
+    assert {round(value) for value in found.flatten().tolist()} == {0, 2, 20, 22}
+    assert near(made("dare", *members, density=0.5), found / 2)
+    assert not near(made("dare", *members, density=0.5, seed=1), found / 2)
+
+
+def test_svd_is_the_best_approximation_of_the_sum_at_the_rank_of_a_member(inside: Path) -> None:
+    import torch
+
+    torch.manual_seed(0)
+    pairs = [(torch.randn(6, 2), torch.randn(2, 5)) for _ in range(2)]
+    members = {str(at): thin(inside / str(at), *pair) for at, pair in enumerate(pairs)}
+    total = sum(up.double() @ down.double() for up, down in pairs)
+    left, values, right = torch.linalg.svd(torch.as_tensor(total), full_matrices=False)
+    one = merge("svd", members, density=0.5, seed=0)
+    up, down = read(added(one))[MODULE]
+    assert near(up.double() @ down.double(), (left[:, :2] * values[:2]) @ right[:2]) and rank(one.folder) == 2
+    share = (values[:2].square().sum() / values.square().sum()).item()
+    assert f"| {share:.4f} |" in (one.folder / "README.md").read_text() and share < 0.999
+
+
+def thin(folder: Path, up: Any, down: Any) -> Adapter:
+    """An adapter with given factors."""
+    from safetensors.torch import save_file
+
+    adapter(folder, up)
+    weights = {f"{MODULE}.lora_A.weight": down.float().contiguous(), f"{MODULE}.lora_B.weight": up.float().contiguous()}
+    save_file(weights, folder / "adapter_model.safetensors")
+    return Adapter(str(folder), adapter_digest(folder))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_identical_adapters_merge_to_themselves_at_their_own_rank(inside: Path, method: str) -> None:
+    import torch
+
+    torch.manual_seed(1)
+    up, down = torch.randn(7, 2), torch.randn(2, 5)
+    members = {name: thin(inside / name, up, down) for name in ("a", "b", "c")}
+    one = merge(method, members, density=1.0, seed=0)
+    found, across = read(added(one))[MODULE]
+    times = 3 if method in ("sum", "svd") else 1
+    assert near(found.double() @ across.double(), times * (up @ down).double()) and rank(one.folder) == 2
+
+
+def test_core_keeps_adapters_of_orthogonal_subspaces_whole_where_ties_does_not(inside: Path) -> None:
+    import torch
+
+    torch.manual_seed(2)
+    left, right = (torch.linalg.qr(torch.randn(size, size))[0] for size in (6, 5))
+    # Two adapters of rank 1 that read and write different directions, neither along an axis of the weights.
+    one = thin(inside / "one", 3 * left[:, :1], right[:, :1].T)
+    two = thin(inside / "two", 5 * left[:, 1:2], 2 * right[:, 1:2].T)
+    total = (3 * left[:, :1] @ right[:, :1].T + 10 * left[:, 1:2] @ right[:, 1:2].T).double()
+    assert near(made("core", one, two), total) and near(made("sum", one, two), total)
+    assert not near(made("ties", one, two), total)
+    # Each acts on what it reads as if it were alone.
+    assert near(made("core", one, two) @ right[:, 0].double(), 3 * left[:, 0].double())
+
+
+def test_merges_of_updates_are_what_peft_makes_of_them(tiny: Path, inside: Path) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    members = {name: lora(tiny, inside / name, seed) for seed, name in enumerate(("a", "b"))}
+    model: Any = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(tiny), members["a"].folder, adapter_name="a"
+    )
+    model.load_adapter(members["b"].folder, "b")
+    asked = {"svd": {"svd_rank": 4}, "ties": {"combination_type": "ties_svd", "svd_rank": 8, "density": 0.5}}
+    for method, arguments in asked.items():
+        model.add_weighted_adapter(["a", "b"], [1.0, 1.0], method, **arguments)
+        ours = read(added(merge(method, members, density=0.5, seed=0)))
+        for name, module in model.base_model.model.named_modules():
+            if f"base_model.model.{name}" in ours:
+                up, down = ours[f"base_model.model.{name}"]
+                assert (module.get_delta_weight(method) - up @ down).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_merged_adapter_is_plain_and_equal_whenever_it_is_made(tiny: Path, inside: Path, method: str) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    members = {name: lora(tiny, inside / name, seed) for seed, name in enumerate(("a", "b"))}
+    one = merge(method, members, density=0.5, seed=0)
+    assert one.folder.name == one.digest == adapter_digest(one.folder) and one.rollouts == 0
+    files = {path.name: path.read_bytes() for path in one.folder.iterdir()}
+    assert files.keys() == {"adapter_config.json", "adapter_model.safetensors", "README.md"}
+    shutil.rmtree(one.folder)
+    again = merge(method, dict(reversed(members.items())), density=0.5, seed=0)
+    assert {path.name: path.read_bytes() for path in again.folder.iterdir()} == files
+    other = merge(method, members, density=0.5, seed=1)
+    assert (other.digest != one.digest) == (method == "dare")
+    assert one.digest in files["README.md"].decode() and members["a"].digest in files["README.md"].decode()
+    assert rank(one.folder) == (4 if method == "svd" else 8)
+    PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny), str(one.folder))
+    assert not list(Path(".cache/merging").glob(".*"))
+
+
+def test_adapters_that_do_not_go_together_are_refused(tiny: Path, inside: Path) -> None:
+    members = {"a": lora(tiny, inside / "a", 0), "b": lora(tiny, inside / "b", 1, target_modules=["q_proj"])}
+    with pytest.raises(UserError, match="change different modules"):
+        merge("mean", members, density=0.5, seed=0)
+
+
+# Distillation
+
+
+def synthesized(folder: Path, name: str) -> None:
+    """Write an environment with its passport, as the environments stage leaves them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.py"
+    path.write_text(LETTERS.format(name=name, flat=0))
+    passport = Passport(
+        capability=name, environment=digest(name, file_digest(path)), attempt=0, passed=True, trusted=True,
+        calibration_tasks=3, checks=[],
+    )  # fmt: skip
+    publish_json(path.with_suffix(".passport.json"), passport)
+
+
+@pytest.fixture(scope="module")
+def teachers(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Adapter]:
+    """Two adapters that say quite other things than the tiny model."""
+    home = tmp_path_factory.mktemp("teachers")
+    return {name: lora(tiny, home / name, seed) for seed, name in enumerate(("first", "second"))}
+
+
+def job(tiny: Path, folder: Path, teachers: dict[str, Adapter], **changes: Any) -> Distillation:
+    for name in teachers:
+        synthesized(folder / "environments", name)
+    policy = Component.model_validate({
+        "_target_": "captrain.policies.local.LocalPolicy", **POLICY, **changes.pop("policy", {}),
+    })  # fmt: skip
+    trainer = Component.model_validate(
+        {"_target_": "captrain.training.recipe.GRPO", **GRPO, **changes.pop("trainer", {})}
+    )
+    places = [place for place in places_of(folder / "environments") if place.name in teachers]
+    settings: dict[str, Any] = {"rollouts": 24, "learning_rate": 1e-2, "seed": 0, **changes}
+    return Distillation(
+        base=tiny, policy=policy, trainer=trainer, machine=Machine(workers=1, batch=1),
+        specialists=tuple(Specialist(place, teachers[place.name]) for place in places), **settings,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[Task]:
+    """Every task that is opened from here on."""
+    tasks: list[Task] = []
+    open_ = Target.open
+    monkeypatch.setattr(Target, "open", lambda self, task, key="": (tasks.append(task), open_(self, task, key))[1])
+    return tasks
+
+
+def test_the_divergence_is_that_of_the_student_from_the_teacher() -> None:
+    import torch
+
+    student, teacher = torch.tensor([[0.5, 0.5], [0.9, 0.1]]).log(), torch.tensor([[0.25, 0.75], [0.9, 0.1]]).log()
+    expected = 0.5 * math.log(0.5 / 0.25) + 0.5 * math.log(0.5 / 0.75)
+    assert divergence(student, teacher).item() == pytest.approx(expected, abs=1e-6)
+    assert divergence(student, student).item() == 0.0
+
+
+def test_the_student_is_moved_towards_the_teacher_of_each_environment(
+    tiny: Path, inside: Path, teachers: dict[str, Adapter]
+) -> None:
+    quick = {"group_size": 8, "epochs": 4}
+    for some in ({"first": teachers["first"]}, teachers):
+        far = [row["divergence"] for row in distil(job(tiny, inside, some, rollouts=80, trainer=quick)).history]
+        assert far[-1] < 0.7 * far[0] and far[0] > 0.05
+
+
+def test_the_loss_is_the_mean_over_the_tokens_that_the_student_wrote_itself(
+    tiny: Path, inside: Path, teachers: dict[str, Adapter]
+) -> None:
+    """A student that has not been moved yet acts as the base; here its rollouts are read one by one."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    one = job(tiny, inside, {"first": teachers["first"]}, rollouts=8, policy={"temperature": 0.7})
+    (place,) = (specialist.place for specialist in one.specialists)
+    target = place.target(one.machine)
+    acting = spec.build(one.policy, model=tiny)
+    played = collect(acting, target, target.tasks("training", 5)[3:], purpose="training", seed=0, trials=4, quiet=True)
+    model: Any = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float64), teachers["first"].folder
+    ).eval()
+    total, tokens = 0.0, 0
+    for rollout in played:
+        ids = torch.tensor([rollout.token_ids])
+        with torch.no_grad():
+            teacher = (model(input_ids=ids).logits[0] / 0.7).softmax(-1)
+            with model.disable_adapter():
+                student = (model(input_ids=ids).logits[0] / 0.7).softmax(-1)
+        for at, written in enumerate(rollout.mask):
+            if written:
+                total += (student[at - 1] * (student[at - 1] / teacher[at - 1]).log()).sum().item()
+        tokens += sum(rollout.mask)
+    assert len({len(rollout.token_ids) for rollout in played}) > 1
+    assert distil(one).history[0]["divergence"] == pytest.approx(total / tokens, abs=1e-5) and total / tokens > 0.02
+
+
+def test_the_student_begins_as_the_base(tiny: Path, inside: Path) -> None:
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    still = lora(tiny, inside / "still", 0)
+    path = inside / "still/adapter_model.safetensors"
+    save_file({n: torch.zeros_like(w) if "lora_B" in n else w for n, w in load_file(path).items()}, path)
+    one = distil(job(tiny, inside, {"first": Adapter(still.folder, adapter_digest(path.parent))}, rollouts=8))
+    assert one.history[0]["divergence"] == 0.0
+
+
+def test_the_budget_is_spent_exactly_on_training_tasks_beyond_calibration_in_turn(
+    tiny: Path, inside: Path, teachers: dict[str, Adapter], opened: list[Task]
+) -> None:
+    one = distil(job(tiny, inside, teachers))
+    assert (one.rollouts, one.errors, one.discarded, len(opened)) == (24, 0, 0, 24)
+    expected = [f"{name}/training/{at}" for at in (3, 4, 5) for name in ("first", "second") for _ in range(4)]
+    assert [task.id for task in opened] == expected
+    assert [(row["step"], row["rollouts"]) for row in one.history] == [(1, 8), (2, 16), (3, 24)]
+    entry = one.ledger("merging", "distillation")
+    assert (entry.rollouts, entry.item, entry.purpose) == (24, "distillation", "training")
+    assert entry.completion_tokens == one.completion_tokens > 0 and entry.prompt_tokens == one.prompt_tokens > 0
+
+
+def test_a_student_is_the_same_whenever_it_is_trained_and_goes_on_from_its_last_step(
+    tiny: Path, inside: Path, teachers: dict[str, Adapter], opened: list[Task], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from captrain.training import distillation
+
+    whole = distil(job(tiny, inside, teachers))
+    opened.clear()
+    assert distil(job(tiny, inside, teachers)).history == whole.history and not opened
+    other = distil(job(tiny, inside, teachers, seed=1))
+    assert other.digest != whole.digest
+
+    def pull_the_plug(self: Any, sampled: Any) -> float:
+        if len(self.history) == 2:
+            raise KeyboardInterrupt
+        return update(self, sampled)
+
+    update = distillation._Student._update
+    (inside / "elsewhere").mkdir()
+    with contextlib.chdir(inside / "elsewhere"):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(distillation._Student, "_update", pull_the_plug)
+            distil(job(tiny, inside, teachers, policy={"batch": 3}))
+        opened.clear()
+        resumed = distil(job(tiny, inside, teachers))
+        # The third step had been sampled whole: its rollouts were in the journals.
+        assert not opened
+        assert (resumed.digest, resumed.history) == (whole.digest, whole.history)
+        assert sorted(path.name for path in resumed.folder.parent.iterdir()) == ["adapter", "lock", "result.json"]
+        for name in ("adapter_config.json", "adapter_model.safetensors", "README.md"):
+            assert (resumed.folder / name).read_bytes() == (inside / whole.folder / name).read_bytes()
+
+
+def test_an_altered_student_is_refused_once_and_trained_again(
+    tiny: Path, inside: Path, teachers: dict[str, Adapter]
+) -> None:
+    one = distil(job(tiny, inside, teachers, rollouts=8))
+    with open(one.folder / "adapter_model.safetensors", "ab") as file:
+        file.write(b"x")
+    with pytest.raises(UserError, match="altered after training"):
+        distil(job(tiny, inside, teachers, rollouts=8))
+    assert distil(job(tiny, inside, teachers, rollouts=8)).digest == one.digest
+
+
+def test_what_cannot_be_distilled_is_refused(tiny: Path, inside: Path, teachers: dict[str, Adapter]) -> None:
+    with pytest.raises(UserError, match="merging.rollouts = 20 is not a multiple of the 8"):
+        distil(job(tiny, inside, teachers, rollouts=20))
+    scripted = {"_target_": "captrain.policies.scripted.ScriptedPolicy", "skill": 1.0}
+    acting = job(tiny, inside, teachers)
+    with pytest.raises(UserError, match="distillation samples through policies that act with adapters"):
+        distil(Distillation(**{**vars(acting), "policy": Component.model_validate(scripted)}))
+
+
+# The stage
+
+
+def project(folder: Path, base: Path, methods: list[str], teachers: dict[str, Adapter]) -> Path:
+    """A project as far as adapters, with a tiny random model for a base."""
+    shutil.copytree(ROOT / "stages", folder / "stages")
+    overrides = [f"trainer.{key}={value}" for key, value in GRPO.items()]
+    overrides += [f"policy.{key}={value}" for key, value in POLICY.items()]
+    overrides += [f"merging.methods=[{','.join(methods)}]", "merging.rollouts=16", "machine.workers=1"]
+    spec.dump(spec.compose("smoke", 0, overrides, ROOT / "conf"), folder / "results/spec.yaml")
+    (folder / "artifacts").mkdir()
+    (folder / "artifacts/base").symlink_to(base)
+    index = {}
+    for name, teacher in teachers.items():
+        synthesized(folder / "results/environments", name)
+        shutil.copytree(teacher.folder, folder / "artifacts/adapters" / teacher.digest)
+        index[name] = {"digest": teacher.digest, "path": f"artifacts/adapters/{teacher.digest}"}
+    publish_json(folder / "results/adapters/index.json", index)
+    return folder
+
+
+@contextlib.contextmanager
+def running(folder: Path) -> Iterator[None]:
+    """The stage in this process."""
+    with contextlib.chdir(folder):
+        runpy.run_path("stages/merging.py", run_name="__main__")
+        yield
+
+
+def test_the_stage_leaves_every_adapter_and_the_ledger_of_what_was_sampled(
+    tiny: Path, inside: Path, teachers: dict[str, Adapter]
+) -> None:
+    methods = [*METHODS, "distillation"]
+    with running(project(inside / "project", tiny, methods, teachers)):
+        index = json.loads(Path("results/merging/index.json").read_text())
+        assert list(index) == methods
+        for row in index.values():
+            assert adapter_digest(Path(row["path"])) == row["digest"] == Path(row["path"]).name
+            assert (Path(row["path"]) / "README.md").exists() and row["guidance"] == [] and row["discarded"] == 0
+        assert {name: row["rollouts"] for name, row in index.items() if row["rollouts"]} == {"distillation": 16}
+        (entry,) = load(Path("results/merging/ledger.jsonl"), LedgerEntry)
+        assert (entry.stage, entry.method, entry.item) == ("merging", "distillation", "distillation")
+        assert (entry.rollouts, entry.purpose, entry.errors) == (16, "training", 0)
+        head, *rows = Path("results/merging/history.csv").read_text().splitlines()
+        assert head == "adapter,step,rollouts,reward,success,divergence"
+        assert [row.split(",")[:3] for row in rows] == [["distillation", "1", "8"], ["distillation", "2", "16"]]
+
+
+@pytest.mark.parametrize("methods", [[], ["mean"]])
+def test_with_nothing_to_merge_the_stage_says_so_and_never_loads_torch(
+    tiny: Path, inside: Path, teachers: dict[str, Adapter], methods: list[str]
+) -> None:
+    folder = project(inside / "project", tiny, methods, {} if methods else teachers)
+    code = (
+        "import runpy, sys; runpy.run_path('stages/merging.py', run_name='__main__'); assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == ["nothing is merged: merging.methods is empty, or there are no adapters"]
+    assert json.loads((folder / "results/merging/index.json").read_text()) == {}
+    assert (folder / "results/merging/ledger.jsonl").read_text() == ""
+    assert (folder / "results/merging/history.csv").read_text().count("\n") == 1
+    assert (folder / "artifacts/merging").is_dir()
+
+
+def test_the_stage_refuses_an_adapter_that_was_altered(
+    tiny: Path, inside: Path, teachers: dict[str, Adapter], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = project(inside / "project", tiny, ["mean"], teachers)
+    with open(folder / f"artifacts/adapters/{teachers['first'].digest}/adapter_model.safetensors", "ab") as file:
+        file.write(b"x")
+    with pytest.raises(SystemExit, match="2"), running(folder):
+        pass
+    assert "it was altered: run `dvc repro -f adapters`" in capsys.readouterr().err
+    assert not (folder / "results/merging").exists()
