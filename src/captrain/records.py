@@ -16,7 +16,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from captrain.errors import UserError
 
-Message = dict[str, Any]
+JsonObject = dict[str, Any]
+"""A JSON object as a file, a server or a library gives it: what is in it is checked where it is read."""
+Message = JsonObject
 """An OpenAI-style chat message: role, content, and where it applies tool_calls or name."""
 
 Split = Literal["discovery", "training", "test"]
