@@ -5,48 +5,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.letters import LETTERS
+
+from captrain.contract import Target
+from captrain.records import Task
 
 # As the Makefile sets it: nothing needs a network, and one thread is the faster number here.
 os.environ.update(HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1", TRL_EXPERIMENTAL_SILENCE="1")
 
-# Pays for ASCII letters, so that a model that says anything at all earns a little; tasks whose number is a multiple
-# of `flat` pay the same for everything.
-LETTERS = '''"""Say letters."""
-
-
-class Episode:
-    def __init__(self, data):
-        self.left = data["turns"]
-        self.messages = [{{"role": "system", "content": "Talk."}}, {{"role": "user", "content": data["say"]}}]
-
-    def step(self, message):
-        self.left -= 1
-        return ([{{"role": "user", "content": f"Go on, {{self.left}} more."}}] if self.left else []), not self.left
-
-
-class Environment:
-    name = "{name}"
-    tools = []
-
-    def tasks(self, split, count):
-        data = [{{"i": i, "say": f"Say {{i}}.", "turns": 1 + i % 3}} for i in range(count)]
-        return [{{"id": f"{name}/{{split}}/{{i}}", "split": split, "data": one}} for i, one in enumerate(data)]
-
-    def open(self, task):
-        return Episode(task["data"])
-
-    def score(self, task, messages):
-        said = "".join(message["content"] for message in messages if message["role"] == "assistant")
-        letters = sum(letter.isascii() and letter.isalpha() for letter in said) / max(1, len(said))
-        reward = 0.5 if {flat} and task["data"]["i"] % {flat} == 0 else letters
-        return {{"reward": reward, "success": reward > 0.5, "parts": {{"letters": letters}}}}
-
-    def reference(self, task):
-        return [{{"role": "assistant", "content": "yes"}}] * task["data"]["turns"]
-'''
-
-
-LONGEST = ("test_pipeline.py", "test_dispatch.py", "test_sweep.py", "test_distributed.py")
+LONGEST = ("test_pipeline.py", "test_slurm.py", "test_sweep.py", "test_distributed.py")
 """Minutes each."""
 
 
@@ -83,3 +50,12 @@ def letters(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[Task]:
+    """Every task that is opened from here on."""
+    tasks: list[Task] = []
+    open_ = Target.open
+    monkeypatch.setattr(Target, "open", lambda self, task, key="": (tasks.append(task), open_(self, task, key))[1])
+    return tasks

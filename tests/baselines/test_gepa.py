@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,6 @@ from captrain.config.spec import Spec
 from captrain.contract import Target, tool_call
 from captrain.errors import InfrastructureError, UserError
 from captrain.ledger import LedgerEntry
-from captrain.policies.policy import Play
-from captrain.policies.scripted import ScriptedPolicy
 from captrain.records import Message, Rollout, Task, digest, load
 
 ROOT = Path(__file__).parents[2]
@@ -37,40 +35,12 @@ MODEL = "Say which order you mean, always."
 SMALL = ["baselines.gepa.minibatch=8", "baselines.gepa.validation=20", "rollouts.retries=1", "machine.workers=1"]
 
 
-class Prompted(ScriptedPolicy):
-    """Solves a task as often as its guidance says: one line helps much, another does harm, all others do nothing.
-
-    Of its plays, the share `faults` end in errors, once or always. KILLED_IN_BATCH: in which batch its process dies.
-    """
-
-    batches = 0
-
-    def __init__(
-        self, model: Path | None = None, batch: int = 1, *, guidance: Sequence[str] = (), helps: str = COPY,
-        skill: float = 0.3, better: float = 0.9, faults: float = 0.0, stays: bool = False,
-    ) -> None:  # fmt: skip
-        super().__init__(skill=(better if helps in guidance else skill) - 0.25 * (FRIENDLY in guidance))
-        self.faults, self.stays = faults, stays
-        self.digest = digest("prompted", list(guidance), helps, skill, better, faults, stays)
-        self._came: Counter[str] = Counter()
-
-    def play(self, plays: Sequence[Play]) -> Iterator[Play]:
-        Prompted.batches += bool(plays)
-        for at, play in enumerate(super().play(plays)):
-            if Prompted.batches == int(os.environ.get("KILLED_IN_BATCH", 0)) and at == 3:
-                os.kill(os.getpid(), signal.SIGKILL)
-            self._came[play.key] += 1
-            if int(digest(play.key), 16) / 16**16 < self.faults and (self.stays or self._came[play.key] == 1):
-                play.error = "the line went dead"
-            yield play
-
-
 @cache
 def composed(*overrides: str, seed: int) -> Spec:
     return spec.compose("default", seed, [*SMALL, *overrides], ROOT / "conf")
 
 
-def run_of(*overrides: str, seed: int = 0, policy: str = "test_gepa.Prompted", **settings: Any) -> Spec:
+def run_of(*overrides: str, seed: int = 0, policy: str = "support.prompted.Prompted", **settings: Any) -> Spec:
     return composed(*overrides, seed=seed).model_copy(
         update={"policy": Component.model_validate({"_target_": policy, **settings})}
     )

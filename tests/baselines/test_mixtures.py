@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_adapters import ROOT, inside, job, kill, passport, project, published, stage
+from support.training import ROOT, inside, job, kill, passport, project, published, stage
 
 from captrain.baselines.grpo_target import grpo_target
 from captrain.baselines.mixtures import mixed, remaining, single, untargeted

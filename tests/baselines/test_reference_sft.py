@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import LETTERS
-from test_adapters import ROOT, inside, opened, passport, project, stage  # noqa: F401
+from support.letters import LETTERS
+from support.training import ROOT, inside, passport, project, stage
 
 from captrain.baselines.reference_sft import WRONG, lessons, teach
 from captrain.config import spec

@@ -68,7 +68,7 @@ def home(cluster: Cluster, here: Path) -> Iterator[Cluster]:
 def pipeline(*names: str, moment: str = "") -> subprocess.Popen[str]:
     """Start a pipeline in a process of its own."""
     return subprocess.Popen(
-        [sys.executable, "-u", "-m", "cluster.pipeline", *names], env={**os.environ, "MOMENT": moment},
+        [sys.executable, "-u", "-m", "support.cluster.pipeline", *names], env={**os.environ, "MOMENT": moment},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
@@ -299,8 +299,8 @@ def test_a_job_that_slurm_refuses_ends_in_one_message(home: Cluster) -> None:
 def test_adapters_trained_as_jobs_are_those_trained_here_though_one_is_preempted(
     home: Cluster, tiny: Path, tmp_path: Path
 ) -> None:
-    from conftest import LETTERS
-    from test_adapters import job
+    from support.letters import LETTERS
+    from support.training import job
 
     from captrain.training.training import train
 

@@ -12,40 +12,16 @@ import traceback
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
-from pydantic import BaseModel, Field
 from support.answering import KINDS, SECRET, Answering, refuses, says
+from support.questions import Verdict, asker, question, verdict
 
 from captrain.config.machine import Asking
 from captrain.errors import InfrastructureError, UserError
 from captrain.models.answers import Asker, Question
 from captrain.models.endpoint import pause
-
-
-class Where(BaseModel):
-    message: int
-    why: str | None
-
-
-class Verdict(BaseModel):
-    """A form with what forms have: a choice, a list, a form within, a number with bounds."""
-
-    verdict: Literal["PRESENT", "LACKING"]
-    number: int = Field(ge=0, description="Of the question.")
-    where: list[Where]
-
-
-def verdict(body: dict[str, Any]) -> dict[str, Any]:
-    """What the server answers: about the question's number."""
-    number = int(body["messages"][-1]["content"].split()[1])
-    named = {"verdict": "LACKING" if number % 3 else "PRESENT", "number": number}
-    return {**named, "where": [{"message": number, "why": None}]}
-
-
-def question(number: int, **more: Any) -> Question[Verdict]:
-    return Question("Judge.", f"Question {number} please", Verdict, **more)
 
 
 @pytest.fixture
@@ -58,11 +34,6 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Answering]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path / "answers"
-
-
-def asker(folder: Path, asking: Asking | None = None, **settings: Any) -> Asker:
-    given: dict[str, Any] = {"name": "some/model", "temperature": 0.7, "max_tokens": 64}
-    return Asker(asking or Asking(timeout=5.0), answers=folder, **given | settings)
 
 
 def offline(folder: Path, **settings: Any) -> Asker:
@@ -292,7 +263,7 @@ from pathlib import Path
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path[:0] = [{tests!r}]
 import captrain.models.answers
-from test_answers import asker, question
+from support.questions import asker, question
 from captrain.config.machine import Asking
 captrain.models.answers.PAUSE = 0.01
 asker(Path(sys.argv[1]), Asking(concurrency=4)).ask([question(n) for n in range(60)], "labels")

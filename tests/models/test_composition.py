@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.adapters import lora
 
 from captrain.contract import load_file
 from captrain.errors import UserError
@@ -13,28 +14,8 @@ from captrain.models.composition import compose, name_of, normalised, read, weig
 from captrain.models.lora import Adapter, adapter_digest
 from captrain.policies.local import LocalPolicy
 from captrain.policies.policy import Play
-from captrain.training.recipe import LINEAR
 
 SAMPLING: dict[str, Any] = {"temperature": 1.0, "max_turns": 3, "max_tokens": 8}
-
-
-def lora(model: Path, folder: Path, seed: int, **changes: Any) -> Adapter:
-    """A LoRA adapter with random weights, as PEFT saves it."""
-    import torch
-    from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM
-
-    torch.manual_seed(seed)
-    settings: dict[str, Any] = {"r": 4, "lora_alpha": 12, "target_modules": list(LINEAR), **changes}
-    adapted: Any = get_peft_model(
-        AutoModelForCausalLM.from_pretrained(model), LoraConfig(task_type="CAUSAL_LM", **settings)
-    )
-    with torch.no_grad():
-        for name, parameter in adapted.named_parameters():
-            if "lora_B" in name:
-                parameter.normal_(0, 0.3)
-    adapted.save_pretrained(folder)
-    return Adapter(str(folder), adapter_digest(folder))
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.adapters import save_adapter
 
 from captrain.contract import Target, load_file
 from captrain.errors import UserError
@@ -104,25 +105,6 @@ def llama(tiny: Path) -> Path:
 @pytest.fixture(scope="module")
 def adapter(tiny: Path) -> Path:
     return save_adapter(tiny, tiny.parent / "adapter")
-
-
-def save_adapter(model: Path, folder: Path) -> Path:
-    """A LoRA adapter with random weights, as PEFT saves it."""
-    import torch
-    from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM
-
-    from captrain.training.recipe import LINEAR
-
-    torch.manual_seed(2)
-    config = LoraConfig(r=4, lora_alpha=12, target_modules=list(LINEAR), task_type="CAUSAL_LM")
-    adapted: Any = get_peft_model(AutoModelForCausalLM.from_pretrained(model), config)
-    with torch.no_grad():
-        for name, parameter in adapted.named_parameters():
-            if "lora_B" in name:
-                parameter.normal_(0, 0.3)
-    adapted.save_pretrained(folder)
-    return folder
 
 
 def oracle(model: Path, adapter: Path | None = None) -> Any:

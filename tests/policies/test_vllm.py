@@ -13,16 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_adapters import GRPO, POLICY, inside, passport
-from test_engine import save_adapter
+from support.adapters import save_adapter
+from support.servers import SETTINGS, machine, policy, servers
+from support.training import GRPO, POLICY, inside, passport
 
 from captrain.config.components import Component
-from captrain.config.machine import VLLM, Machine
+from captrain.config.machine import VLLM
 from captrain.contract import Target, load_file
 from captrain.errors import UserError
 from captrain.models.lora import Adapter, adapter_digest
 from captrain.policies.local import LocalPolicy
-from captrain.policies.policy import Play, load_policy
+from captrain.policies.policy import Play
 from captrain.policies.servers import Replica, devices
 from captrain.policies.vllm import VLLMPolicy, _fleets
 from captrain.rollouts.collection import collect
@@ -31,30 +32,10 @@ from captrain.training.training import train
 
 Letters = Callable[..., Path]
 YES = {"role": "assistant", "content": "yes"}
-SETTINGS = {"temperature": 0.0, "max_turns": 3, "max_tokens": 8}
-
-
-def machine(**changes: Any) -> Machine:
-    """Two replicas of the embedded server."""
-    settings = {"python": sys.executable, "command": ["-m", "captrain.serving.server"], "gpus": 0, "replicas": 2}
-    return Machine(workers=1, batch=8, vllm=VLLM(**{**settings, **changes}))
-
-
-def policy(model: Path, on: Machine | None = None, **settings: Any) -> VLLMPolicy:
-    given = {"_target_": "captrain.policies.vllm.VLLMPolicy", **SETTINGS, **settings}
-    return load_policy(Component.model_validate(given), model, on or machine())
 
 
 def local(model: Path, **settings: Any) -> LocalPolicy:
     return LocalPolicy(model, 8, **{**SETTINGS, **settings})
-
-
-def servers() -> list[int]:
-    """Processes of the embedded server that this process has brought about."""
-    listed = subprocess.run(["ps", "-ww", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout
-    rows = [line.split(None, 2) for line in listed.splitlines()[1:]]
-    keepers = {pid for pid, parent, args in rows if parent == str(os.getpid()) and "keeper.py" in args}
-    return [int(pid) for pid, parent, args in rows if parent in keepers and "captrain.serving.server" in args]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -319,7 +300,7 @@ def test_servers_end_with_the_process_that_started_them(tiny: Path, tmp_path: Pa
 import sys, time
 sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 from pathlib import Path
-from test_vllm import machine, policy, servers
+from support.servers import machine, policy, servers
 acting = policy(Path({str(tiny)!r}), machine(replicas=1))
 with acting.fleet.acting({{}}):
     print(*servers(), flush=True)

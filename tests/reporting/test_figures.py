@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+from support.results import make_results
 
 from captrain.capabilities.selection import select
 from captrain.capabilities.thresholds import replayed
@@ -21,66 +22,7 @@ from captrain.reporting import figures
 from captrain.reporting.figures import draw
 from captrain.reporting.published import published
 
-DIFFERENCES = """first,second,difference,low,high,better,worse,p,distinguishable,effect,p_holm
-trace,base,0.2,0.1,0.3,5,0,0.001,True,0.4,0.002
-trace,grpo_target,0.1,-0.1,0.3,3,2,0.5,False,0.2,1.0
-router:retrieval,trace,0.1,0.02,0.2,4,1,0.03,True,0.2,0.09
-bound:oracle,trace,0.2,0.1,0.3,5,0,,True,0.4,
-"""
 STAGE = Path(__file__).parents[2] / "stages" / "figures.py"
-
-
-def make_results(results: Path) -> Path:
-    """The smallest results folder that every figure can be drawn from."""
-    methods = ["base", "grpo_target", "trace", "router:retrieval", "bound:oracle"]
-    main = [
-        f"{name},{name},{0.4 + i / 10},{0.35 + i / 10},{0.45 + i / 10},0.1,9,0,36,0,640"
-        for i, name in enumerate(methods)
-    ]
-    columns = "method,label,pass_rate,low,high,pass_hat_k,tasks,excluded,trials,errors,rollouts_spent"
-    publish_text(
-        results / "evaluation/main.csv", "\n".join([columns, *main, "bound:best_single,b,,,,,0,9,0,0,640"]) + "\n"
-    )
-    kinds = [f"{kind},{name},{name},0.5,0.4,0.6,4" for kind in ("easy", "pv+sr") for name in methods]
-    publish_text(
-        results / "evaluation/kinds.csv", "\n".join(["kind,method,label,pass_rate,low,high,tasks", *kinds]) + "\n"
-    )
-    publish_json(results / "evaluation/metrics.json", {"confidence": 0.95})
-    publish_text(results / "evaluation/differences.csv", DIFFERENCES)
-    names = {"adapters": ["check_first", "copy_exactly"], "grpo_target": ["grpo_target"]}
-    for stage, adapters in names.items():
-        rows = [f"{name},{step},{step * 40},{step / 9},{step / 9},0.5" for name in adapters for step in range(1, 9)]
-        publish_text(
-            results / stage / "history.csv",
-            "\n".join(["adapter,step,rollouts,reward,success,informative", *rows]) + "\n",
-        )
-    candidates = [candidate("check_first", 0.45, 0.3, True), candidate("copy_exactly", 0.1, 0.12, False)]
-    undefined = candidate("never_used", 0.0, 0.0, False) | {"gap": None, "gap_low": None, "gap_high": None}
-    thresholds = {"delta": 0.2, "coverage": 0.1, "agreement": 8, "confidence": 0.95, "floor": 0.0, "count": 4}
-    selection = {"thresholds": thresholds, "candidates": [*candidates, undefined]}
-    publish_json(results / "capabilities/selection.json", selection)
-    runs = [f"{run},{one['id']},0.4,0.2,True" for run in range(10) for one in candidates]
-    publish_text(results / "capabilities/stability.csv", "\n".join(["run,capability,gap,coverage,kept", *runs]) + "\n")
-    return results
-
-
-def candidate(slug: str, gap: float, coverage: float, selected: bool) -> dict:
-    return {
-        "id": slug,
-        "name": slug.replace("_", " "),
-        "description": "Does it.",
-        "gap": gap,
-        "gap_low": gap - 0.1,
-        "gap_high": gap + 0.1,
-        "coverage": coverage,
-        "er_failed": gap + 0.1,
-        "er_passed": 0.1,
-        "runs_retained": 10 if selected else 3,
-        "runs": 10,
-        "per_run": [{"gap": gap, "coverage": coverage}] * 10,
-        "selected": selected,
-        "reason": "kept" if selected else "gap below delta",
-    }
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
-from test_figures import make_results
+from support.results import make_results
 
 from captrain.evaluation.comparison import differences_over_seeds, rates_over_seeds
 from captrain.evaluation.rows import label

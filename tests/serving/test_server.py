@@ -15,7 +15,7 @@ from typing import Any
 import openai
 import pytest
 import uvicorn
-from test_engine import save_adapter
+from support.adapters import save_adapter
 
 from captrain.benchmarks.servicedesk import ServiceDesk
 from captrain.contract import Target, load_file

@@ -2,24 +2,23 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import LETTERS
-from test_adapters import ROOT, groups, inside, job, kill, passport, project, published, stage, targets_of
+from support.curriculum import verdict
+from support.letters import LETTERS
+from support.training import ROOT, groups, inside, job, kill, passport, project, published, stage, targets_of
 
 from captrain.baselines.curriculum import ramped
-from captrain.capabilities.analyst import Asked
 from captrain.config import spec
 from captrain.config.components import Component
-from captrain.config.machine import Asking
 from captrain.config.spec import build
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
-from captrain.records import Capability, Label, RolloutLabels, Score, digest, load, publish
+from captrain.records import Capability, Label, RolloutLabels, Score, load, publish
 from captrain.training.curriculum import Ramp, RampJob, shares, votes
 from captrain.training.jobs import Place, Synthesized
 from captrain.training.training import train
@@ -29,39 +28,12 @@ NAMES = ("alpha", "beta", "alpha+beta")
 KNOWN = tuple(Capability(id=name, name=name, description=name) for name in NAMES[:2])
 RAMP = {"start": 0.3, "slope": 0.7, "window": 10}
 
-_environment: dict[str, Any] = {"__name__": __name__}
-exec(LETTERS.format(name="talk", flat=0), _environment)
-
-
-class Talk(_environment["Environment"]):
-    """A benchmark; its reward is dense, its success is not."""
-
-
-class Analyst:
-    """Says by the rollout's name alone what it lacks."""
-
-    deterministic = True
-
-    def __init__(self, asking: Asking | None = None) -> None:
-        pass
-
-    def label(self, asked: Sequence[Asked], tools: list[dict[str, Any]]) -> list[dict[str, Label]]:
-        """See `captrain.capabilities.analyst.Analyst`."""
-        return [
-            {one.id: Label(verdict=verdict(asked_.rollout.id, one.id)) for one in asked_.capabilities}
-            for asked_ in asked
-        ]
-
-
-def verdict(rollout: str, name: str) -> Any:
-    return "LACKING" if int(digest(rollout, name), 16) % 2 else "PRESENT"
-
 
 def ramp_job(tiny: Path, letters: Letters, **changes: Any) -> RampJob:
     """A ramp over two environments and their pair, of eight steps of two groups."""
     settings = {**RAMP, **changes.pop("trainer", {})}
     folder = changes.pop("folder", letters().parent)
-    places = [Place("target", Component.model_validate({"_target_": "test_ramp.Talk"}))]
+    places = [Place("target", Component.model_validate({"_target_": "support.curriculum.Talk"}))]
     for name in NAMES:
         path = letters(name, folder=folder)
         places.append(Place(name, Synthesized(folder, passport(path)), skip=2))
@@ -71,7 +43,7 @@ def ramp_job(tiny: Path, letters: Letters, **changes: Any) -> RampJob:
     )
     more: dict[str, Any] = {
         "capabilities": KNOWN, "needs": ("alpha", None, "beta", ""), "code": "",
-        "analyst": Component.model_validate({"_target_": "test_ramp.Analyst"}), **changes,
+        "analyst": Component.model_validate({"_target_": "support.curriculum.Analyst"}), **changes,
     }  # fmt: skip
     return RampJob(**{**vars(plain), "name": "ramp", "trainer": trainer, **more})
 
@@ -177,7 +149,7 @@ def rampable(folder: Path, tiny: Path, *more: str, pair: bool = True) -> Path:
     """A project as far as pairs, on the benchmark of this file."""
     folder = project(folder, tiny, *NAMES[:2], more=more)
     chosen = spec.load(folder / "results/spec.yaml")
-    ours = {name: Component.model_validate({"_target_": f"test_ramp.{part}"}) for name, part in PARTS.items()}
+    ours = {name: Component.model_validate({"_target_": f"support.curriculum.{part}"}) for name, part in PARTS.items()}
     spec.dump(chosen.model_copy(update=ours), folder / "results/spec.yaml")
     publish(folder / "results/capabilities/capabilities.jsonl", KNOWN)
     labels = [

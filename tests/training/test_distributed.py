@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 import yaml
-from test_adapters import ROOT, inside, weights
-from test_adapters import job as letters_job
+from support.training import ROOT, inside, weights
+from support.training import job as letters_job
 
 from captrain.config import spec
 from captrain.config.components import Component, build
@@ -52,7 +52,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def environment(home: Path) -> Path:
     """Pays for letters, and gives hints."""
-    from conftest import LETTERS
+    from support.letters import LETTERS
 
     path = home / "letters.py"
     path.write_text(LETTERS.format(name="letters", flat=3).replace("    def tasks", HINT))

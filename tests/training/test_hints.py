@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_adapters import groups, inside, job, moved, targets_of, trainer_of
+from support.training import groups, inside, job, moved, targets_of, trainer_of
 
 from captrain.config.spec import build
 from captrain.contract import Target, load_file

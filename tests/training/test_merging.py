@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import LETTERS
-from test_composition import lora
+from support.adapters import lora
+from support.letters import LETTERS
 
 from captrain.config import spec
 from captrain.config.components import Component

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from captrain.training.jobs import Job
     from captrain.training.recipe import GRPO
 
-KEEPER = Path(__file__).parent / "policies" / "keeper.py"
+KEEPER = Path(__file__).parents[1] / "policies" / "keeper.py"
 GRACE = 20.0
 """Seconds that processes which are told to end may take."""
 TAIL = 20

@@ -1,4 +1,5 @@
-"""A pipeline of one stage that sends chores out and publishes what they come to: `python -m cluster.pipeline NAME...`.
+"""A pipeline of one stage that sends chores out and publishes what they come to:
+`python -m support.cluster.pipeline NAME...`.
 
 It is killed at the moment that the variable MOMENT names."""
 

@@ -1,0 +1,37 @@
+"""A target and an analyst for trainings on a curriculum, named as components by import path."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from support.letters import LETTERS
+
+from captrain.capabilities.analyst import Asked
+from captrain.config.machine import Asking
+from captrain.records import Label, digest
+
+_environment: dict[str, Any] = {"__name__": __name__}
+exec(LETTERS.format(name="talk", flat=0), _environment)
+
+
+class Talk(_environment["Environment"]):
+    """A benchmark; its reward is dense, its success is not."""
+
+
+class Analyst:
+    """Says by the rollout's name alone what it lacks."""
+
+    deterministic = True
+
+    def __init__(self, asking: Asking | None = None) -> None:
+        pass
+
+    def label(self, asked: Sequence[Asked], tools: list[dict[str, Any]]) -> list[dict[str, Label]]:
+        """See `captrain.capabilities.analyst.Analyst`."""
+        return [
+            {one.id: Label(verdict=verdict(asked_.rollout.id, one.id)) for one in asked_.capabilities}
+            for asked_ in asked
+        ]
+
+
+def verdict(rollout: str, name: str) -> Any:
+    return "LACKING" if int(digest(rollout, name), 16) % 2 else "PRESENT"

@@ -1,0 +1,38 @@
+"""Questions about numbers, and what a server of tests answers to them."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from captrain.config.machine import Asking
+from captrain.models.answers import Asker, Question
+
+
+class Where(BaseModel):
+    message: int
+    why: str | None
+
+
+class Verdict(BaseModel):
+    """A form with what forms have: a choice, a list, a form within, a number with bounds."""
+
+    verdict: Literal["PRESENT", "LACKING"]
+    number: int = Field(ge=0, description="Of the question.")
+    where: list[Where]
+
+
+def verdict(body: dict[str, Any]) -> dict[str, Any]:
+    """What the server answers: about the question's number."""
+    number = int(body["messages"][-1]["content"].split()[1])
+    named = {"verdict": "LACKING" if number % 3 else "PRESENT", "number": number}
+    return {**named, "where": [{"message": number, "why": None}]}
+
+
+def question(number: int, **more: Any) -> Question[Verdict]:
+    return Question("Judge.", f"Question {number} please", Verdict, **more)
+
+
+def asker(folder: Path, asking: Asking | None = None, **settings: Any) -> Asker:
+    given: dict[str, Any] = {"name": "some/model", "temperature": 0.7, "max_tokens": 64}
+    return Asker(asking or Asking(timeout=5.0), answers=folder, **given | settings)

@@ -1,0 +1,33 @@
+"""The embedded server in the place of vLLM."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from captrain.config.components import Component
+from captrain.config.machine import VLLM, Machine
+from captrain.policies.policy import load_policy
+from captrain.policies.vllm import VLLMPolicy
+
+SETTINGS = {"temperature": 0.0, "max_turns": 3, "max_tokens": 8}
+
+
+def machine(**changes: Any) -> Machine:
+    """Two replicas of the embedded server."""
+    settings = {"python": sys.executable, "command": ["-m", "captrain.serving.server"], "gpus": 0, "replicas": 2}
+    return Machine(workers=1, batch=8, vllm=VLLM(**{**settings, **changes}))
+
+
+def policy(model: Path, on: Machine | None = None, **settings: Any) -> VLLMPolicy:
+    given = {"_target_": "captrain.policies.vllm.VLLMPolicy", **SETTINGS, **settings}
+    return load_policy(Component.model_validate(given), model, on or machine())
+
+
+def servers() -> list[int]:
+    """Processes of the embedded server that this process has brought about."""
+    listed = subprocess.run(["ps", "-ww", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout
+    rows = [line.split(None, 2) for line in listed.splitlines()[1:]]
+    keepers = {pid for pid, parent, args in rows if parent == str(os.getpid()) and "keeper.py" in args}
+    return [int(pid) for pid, parent, args in rows if parent in keepers and "captrain.serving.server" in args]

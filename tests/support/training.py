@@ -1,0 +1,146 @@
+"""Projects, jobs and trainings on a tiny model: what the tests of training share."""
+
+import contextlib
+import os
+import runpy
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from support.letters import LETTERS
+
+from captrain.config import spec
+from captrain.config.components import Component
+from captrain.config.machine import Machine
+from captrain.contract import Target
+from captrain.records import Passport, digest, file_digest, publish_json
+from captrain.training.jobs import Job, Place, Synthesized
+
+ROOT = Path(__file__).parents[2]
+
+
+POLICY = {"temperature": 1.0, "max_turns": 3, "max_tokens": 8}
+
+
+GRPO = {
+    "group_size": 4, "groups_per_step": 2, "epochs": 2, "rank": 4, "alpha": 8, "learning_rate": 1e-2, "clip": 0.2,
+    "checkpoint_every": 1,
+}  # fmt: skip
+
+
+def job(base: Path, environment: Path, **changes: Any) -> Job:
+    sampling = {**POLICY, **changes.pop("policy", {})}
+    policy = Component.model_validate({"_target_": "captrain.policies.local.LocalPolicy", **sampling})
+    trainer = Component.model_validate(
+        {"_target_": "captrain.training.recipe.GRPO", **GRPO, **changes.pop("trainer", {})}
+    )
+    place = Place("letters", Synthesized(environment.parent, passport(environment)), changes.pop("skip", 2))
+    settings: dict[str, Any] = {"name": "letters", "rollouts": 24, "seed": 0, "places": (place,), **changes}
+    return Job(base=base, policy=policy, trainer=trainer, machine=Machine(workers=1, batch=1), **settings)
+
+
+def passport(path: Path, trusted: bool = True) -> Passport:
+    """A passport for an environment file as it is now; a file that is not there has one of another day."""
+    written = file_digest(path) if path.exists() else ""
+    return Passport(
+        capability=path.stem, environment=digest(path.stem, written), attempt=0, passed=True, trusted=trusted,
+        calibration_tasks=3, checks=[],
+    )  # fmt: skip
+
+
+def synthesized(folder: Path, name: str) -> None:
+    """Write an environment with its passport, as the environments stage leaves them."""
+    path = folder / f"results/environments/{name}.py"
+    path.write_text(LETTERS.format(name=name, flat=0))
+    publish_json(path.with_suffix(".passport.json"), passport(path))
+
+
+@contextlib.contextmanager
+def inside(folder: Path) -> Iterator[Path]:
+    """Workspaces and outputs lie in the working folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.chdir(folder):
+        yield folder
+
+
+def weights(folder: Path) -> dict[str, Any]:
+    from safetensors.torch import load_file as load_tensors
+
+    return load_tensors(folder / "adapter_model.safetensors")
+
+
+def moved(folder: Path) -> float:
+    """How far the adapter is from changing nothing."""
+    return max(tensor.abs().max().item() for name, tensor in weights(folder).items() if "lora_B" in name)
+
+
+def project(folder: Path, base: Path, *names: str, rollouts: int = 48, more: Sequence[str] = ()) -> Path:
+    """A project as far as environments with passports, and a tiny random model for a base; `more` overrides."""
+    shutil.copytree(ROOT / "stages", folder / "stages")
+    overrides = [f"trainer.{key}={value}" for key, value in GRPO.items()]
+    overrides += [f"policy.{key}={value}" for key, value in POLICY.items()]
+    overrides += [f"adapters.rollouts={rollouts}", "machine.workers=1", *more]
+    spec.dump(spec.compose("smoke", 0, overrides, ROOT / "conf"), folder / "results/spec.yaml")
+    shutil.copytree(base, folder / "artifacts/base")
+    (folder / "results/environments").mkdir(parents=True)
+    for name in names:
+        synthesized(folder, name)
+    return folder
+
+
+def stage(folder: Path, name: str) -> int:
+    """Run a stage in this process; its exit status."""
+    with contextlib.chdir(folder):
+        try:
+            runpy.run_path(f"stages/{name}.py", run_name="__main__")
+        except SystemExit as end:
+            return int(end.code or 0)
+    return 0
+
+
+def published(folder: Path, name: str = "adapters") -> dict[str, bytes]:
+    """What a stage has left."""
+    paths = [path for top in ("artifacts", "results") for path in (folder / top / name).rglob("*")]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths if path.is_file()}
+
+
+def kill(folder: Path, name: str, **environment: str) -> None:
+    """Run a stage in a process of its own, and kill it when its training has left a checkpoint and is not over."""
+    running = subprocess.Popen(
+        [sys.executable, f"stages/{name}.py"], cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        env={**os.environ, **environment},
+    )  # fmt: skip
+    deadline = time.monotonic() + 180
+    while not list(folder.glob(".cache/adapters/*/checkpoints/checkpoint-*/history.json")):
+        assert running.poll() is None and time.monotonic() < deadline
+        time.sleep(0.005)
+    os.kill(running.pid, signal.SIGKILL)
+    assert running.wait() == -signal.SIGKILL
+    assert not published(folder, name) and not list(folder.glob(".cache/adapters/*/result.json"))
+    assert list(folder.glob(".cache/adapters/*/checkpoints/checkpoint-*/history.json"))
+
+
+def trainer_of(one: Job) -> Any:
+    """TRL's trainer for a job, before its first step."""
+    from captrain.config.spec import build
+    from captrain.training.grpo import make_trainer
+
+    policy, recipe, targets = build(one.policy, model=one.base), build(one.trainer), targets_of(one)
+    environment = one.places[0].environment
+    assert isinstance(environment, Synthesized)
+    return make_trainer(recipe, one, policy, targets, environment.folder / "checkpoints")
+
+
+def targets_of(one: Job) -> list[Target]:
+    """The environments that a job trains in."""
+    return [place.target(one.machine) for place in one.places]
+
+
+def groups(count: int, size: int = 4) -> list[dict[str, str]]:
+    """The rows of a batch, as TRL gives them to the trainer."""
+    return [{"prompt": f"group {index // size}"} for index in range(count * size)]
