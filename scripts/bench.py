@@ -29,7 +29,7 @@ from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from captrain.benchmarks import ARGUMENTS, TOOLS, DeskEpisode, ServiceDesk, build_model, build_tokenizer
-from captrain.config.spec import Spec, build, compose
+from captrain.config import Spec, build, compose_spec
 from captrain.contract import Target, tool_call
 from captrain.policies import LocalPolicy, Play
 from captrain.records import Message, Task, publish_json
@@ -216,7 +216,7 @@ def main() -> None:
     warnings.filterwarnings("ignore")
     hf_logging.disable_progress_bar()
     torch.set_num_threads(1)
-    spec = compose("default", 0, [], Path("conf"))
+    spec = compose_spec("default", 0, [], Path("conf"))
     with tempfile.TemporaryDirectory() as folder:
         model, title = options.model, f"model {options.model}, one thread"
         if not (model / "config.json").exists():

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from captrain.config.spec import build, load
+from captrain.config import build, load_spec
 from captrain.execution import entry_point, launch
 from captrain.training import publish_adapters, train
 
@@ -10,7 +10,7 @@ from captrain.training import publish_adapters, train
 @entry_point
 def main() -> None:
     """Environments, base -> artifacts/adapters, results/adapters."""
-    spec = load()
+    spec = load_spec()
     jobs = build(spec.trainer).jobs(spec, Path())
     publish_adapters(launch.run(train, jobs, spec.machine, "adapters"), "adapters", "trace")
 

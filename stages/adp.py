@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from captrain.config import load
+from captrain.config import load_spec
 from captrain.execution import entry_point, launch
 from captrain.training import publish_adapters
 
@@ -10,7 +10,7 @@ from captrain.training import publish_adapters
 @entry_point
 def main() -> None:
     """Base, trajectories -> artifacts/adp, results/adp."""
-    spec = load()
+    spec = load_spec()
     if not spec.baselines.adp.run:
         publish_adapters([], "adp", "adp")
         print("adp is not run: baselines.adp.run is false")

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from captrain.config import load as load_spec
+from captrain.config import load_spec
 from captrain.execution import entry_point, launch
 from captrain.ledger import LedgerEntry, budget
 from captrain.records import load

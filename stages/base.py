@@ -5,7 +5,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from captrain.benchmarks import train_base
-from captrain.config import load
+from captrain.config import load_spec
 from captrain.execution import entry_point
 from captrain.records import publish_json
 
@@ -13,7 +13,7 @@ from captrain.records import publish_json
 @entry_point
 def main() -> None:
     """Spec -> artifacts/base, results/base.json."""
-    spec = load()
+    spec = load_spec()
     summary = train_base(spec.base, spec.seed, Path("artifacts/base"), lambda batches: tqdm(batches, unit="step"))
     publish_json(Path("results/base.json"), summary)
 

@@ -6,14 +6,14 @@ import rich
 
 from captrain.capabilities import recommended, said, select, table
 from captrain.capabilities.stability import stability
-from captrain.config import spec
+from captrain.config import load_spec
 from captrain.execution import entry_point
 from captrain.records import Capability, RolloutLabels, load, publish, publish_json, publish_text
 
 
 @entry_point
 def main() -> None:
-    chosen, folder = spec.load(), Path("results/capabilities")
+    chosen, folder = load_spec(), Path("results/capabilities")
     labels = load(Path("artifacts/labels/labels.jsonl"), RolloutLabels)
     candidates = load(Path("results/labels/candidates.jsonl"), Capability)
     given = labels, candidates, chosen.selection

@@ -2,15 +2,15 @@
 
 from pathlib import Path
 
-from captrain.config import spec
+from captrain.config import compose_spec, load_choice, publish_spec
 from captrain.execution import entry_point
 
 
 @entry_point
 def main() -> None:
-    choice = spec.choice(Path("params.yaml"))
-    composed = spec.compose(choice.experiment, choice.seed, choice.overrides, Path("conf"))
-    spec.dump(composed, Path("results/spec.yaml"))
+    choice = load_choice(Path("params.yaml"))
+    composed = compose_spec(choice.experiment, choice.seed, choice.overrides, Path("conf"))
+    publish_spec(composed, Path("results/spec.yaml"))
 
 
 if __name__ == "__main__":

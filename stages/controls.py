@@ -3,14 +3,14 @@
 from pathlib import Path
 
 from captrain.baselines import publish_controls, run
-from captrain.config import load
+from captrain.config import load_spec
 from captrain.execution import entry_point
 
 
 @entry_point
 def main() -> None:
     """Selection, environments, base -> artifacts/controls, results/controls."""
-    spec, results, said = load(), Path("results"), ["no controls: controls.run is false"]
+    spec, results, said = load_spec(), Path("results"), ["no controls: controls.run is false"]
     if spec.controls.run:
         said = run(spec, Path("artifacts/base"), results, Path("artifacts"))
     else:

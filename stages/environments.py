@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from captrain.benchmarks import load_benchmark
-from captrain.config import spec
+from captrain.config import build, load_spec
 from captrain.environments import brief, publish_all, standard, synthesize
 from captrain.execution import entry_point
 from captrain.records import Capability, Rollout, load
@@ -12,11 +12,11 @@ from captrain.rollouts import Acting
 
 @entry_point
 def main() -> None:
-    run = spec.load()
+    run = load_spec()
     policy = Acting(run.exploring(), Path("artifacts/base"), run.machine)
     benchmark = load_benchmark(run.benchmark, run.machine)
     against = standard(benchmark, run.evaluation.tasks, run.environments)
-    synthesizer = spec.build(run.synthesizer, asking=run.machine.asking)
+    synthesizer = build(run.synthesizer, asking=run.machine.asking)
     rollouts = load(Path("artifacts/rollouts/discovery.jsonl"), Rollout)
     selected = load(Path("results/capabilities/capabilities.jsonl"), Capability)
     briefs = (brief(capability, benchmark.tools, rollouts) for capability in selected)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from captrain.config import load as load_spec
+from captrain.config import load_spec
 from captrain.environments import passports
 from captrain.evaluation import STAGES, all_routes, controls_of, evaluate, play_arms, write
 from captrain.execution import entry_point

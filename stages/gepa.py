@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from captrain.baselines import optimise, publish_gepa
-from captrain.config import load as load_spec
+from captrain.config import load_spec
 from captrain.execution import entry_point
 from captrain.ledger import LedgerEntry, budget
 from captrain.records import load

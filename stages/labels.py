@@ -5,17 +5,17 @@ from pathlib import Path
 from captrain.benchmarks import load_benchmark
 from captrain.capabilities import label_runs
 from captrain.capabilities.agreement import agreement
-from captrain.config import spec
+from captrain.config import build, load_spec
 from captrain.execution import entry_point
 from captrain.records import Rollout, load, publish, publish_json
 
 
 @entry_point
 def main() -> None:
-    chosen = spec.load()
+    chosen = load_spec()
     rollouts = load(Path("artifacts/rollouts/discovery.jsonl"), Rollout)
     tools = load_benchmark(chosen.benchmark, chosen.machine).tools
-    analyst = spec.build(chosen.analyst, asking=chosen.machine.asking)
+    analyst = build(chosen.analyst, asking=chosen.machine.asking)
     candidates, labels = label_runs(analyst, rollouts, tools, chosen.labels.runs, chosen.seed)
     publish(Path("artifacts/labels/labels.jsonl"), labels)
     publish(Path("results/labels/candidates.jsonl"), candidates)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from captrain.config import load
+from captrain.config import load_spec
 from captrain.execution import entry_point
 from captrain.training import merge_all, publish_merged
 
@@ -10,7 +10,7 @@ from captrain.training import merge_all, publish_merged
 @entry_point
 def main() -> None:
     """Adapters, environments, base -> artifacts/merging, results/merging."""
-    made = merge_all(load(), Path("artifacts/base"), Path("results"))
+    made = merge_all(load_spec(), Path("artifacts/base"), Path("results"))
     publish_merged(made)
     if not made:
         print("nothing is merged: merging.methods is empty, or there are no adapters")

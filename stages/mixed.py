@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from captrain.baselines import mixed
-from captrain.config import load as load_spec
+from captrain.config import load_spec
 from captrain.execution import entry_point, launch
 from captrain.ledger import LedgerEntry
 from captrain.records import load

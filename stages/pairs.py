@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from captrain.benchmarks import load_benchmark
-from captrain.config import spec
+from captrain.config import build, load_spec
 from captrain.environments import Pairs, publish_pairs, standard, synthesize_pairs
 from captrain.execution import entry_point
 from captrain.records import Capability, Rollout, RolloutLabels, load
@@ -12,13 +12,13 @@ from captrain.records import Capability, Rollout, RolloutLabels, load
 @entry_point
 def main() -> None:
     """Labels, capabilities, discovery rollouts -> results/pairs, artifacts/pairs."""
-    run, made = spec.load(), Pairs([], {})
+    run, made = load_spec(), Pairs([], {})
     if run.pairs.count:
         labels = load(Path("artifacts/labels/labels.jsonl"), RolloutLabels)
         selected = load(Path("results/capabilities/capabilities.jsonl"), Capability)
         rollouts = load(Path("artifacts/rollouts/discovery.jsonl"), Rollout)
         against = standard(load_benchmark(run.benchmark, run.machine), run.evaluation.tasks, run.environments)
-        asked = spec.build(run.synthesizer, asking=run.machine.asking)
+        asked = build(run.synthesizer, asking=run.machine.asking)
         made = synthesize_pairs(labels, selected, rollouts, run.pairs.count, asked, against, run.machine, run.seed)
     publish_pairs(made, Path("results/pairs"), Path("artifacts/pairs"))
     earned = sum(one["environment"] for one in made.account.values())

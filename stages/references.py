@@ -1,6 +1,6 @@
 """Fine-tune the base on the environments' own solutions; it costs no rollout of training."""
 
-from captrain.config import load
+from captrain.config import load_spec
 from captrain.execution import entry_point, launch
 from captrain.training import publish_adapters
 
@@ -8,7 +8,7 @@ from captrain.training import publish_adapters
 @entry_point
 def main() -> None:
     """Base, environments, pairs -> artifacts/references, results/references."""
-    spec = load()
+    spec = load_spec()
     publish_adapters([], "references", "references")
     if not spec.baselines.references.run:
         print("references is not run: baselines.references.run is false")

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from captrain.benchmarks import load_benchmark
-from captrain.config import load
+from captrain.config import load_spec
 from captrain.execution import entry_point
 from captrain.ledger import spent
 from captrain.records import publish, publish_json
@@ -13,7 +13,7 @@ from captrain.rollouts import Acting, Part, played, summary
 @entry_point
 def main() -> None:
     """Base, benchmark -> artifacts/rollouts/discovery.jsonl, results/rollouts."""
-    spec = load()
+    spec = load_spec()
     target = load_benchmark(spec.benchmark, spec.machine)
     policy = Acting(spec.policy, Path("artifacts/base"), spec.machine)
     part = Part(

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from captrain.config import load as load_spec
+from captrain.config import load_spec
 from captrain.execution import entry_point
 from captrain.routing import publish_routes, route_all
 

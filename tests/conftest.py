@@ -29,7 +29,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     from captrain.benchmarks.base.tokenizer import build_tokenizer
     from captrain.benchmarks.base.training import build_model
-    from captrain.config.spec import Base
+    from captrain.config import Base
 
     torch.set_num_threads(1)
     tokenizer = build_tokenizer()

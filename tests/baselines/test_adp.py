@@ -14,8 +14,7 @@ import pytest
 
 from captrain.baselines.adp import Lesson, demonstrations, teach, write_generic
 from captrain.benchmarks import servicedesk as desk
-from captrain.config import spec
-from captrain.config.spec import Spec
+from captrain.config import Spec, compose_spec, publish_spec
 from captrain.contract import Target, tool_call
 from captrain.errors import UserError
 from captrain.interop.trajectories import (
@@ -130,7 +129,7 @@ def made(content: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def composed(*overrides: str, seed: int = 0) -> Spec:
-    return spec.compose("default", seed, [*SMALL, *overrides], ROOT / "conf")
+    return compose_spec("default", seed, [*SMALL, *overrides], ROOT / "conf")
 
 
 def human(count: int, split: str = "training") -> list[Task]:
@@ -350,7 +349,7 @@ class TestTraining:
         with inside(home):
             Path("artifacts").mkdir(exist_ok=True)
             Path("artifacts/base").symlink_to(tiny)
-            spec.dump(composed(f"baselines.adp.source={source}"), Path("results/spec.yaml"))
+            publish_spec(composed(f"baselines.adp.source={source}"), Path("results/spec.yaml"))
             runpy.run_path(str(ROOT / "stages/adp.py"), run_name="__main__")
             row = json.loads(Path("results/adp/index.json").read_text())["adp"]
             assert load(Path("results/adp/ledger.jsonl"), LedgerEntry) == []
@@ -362,7 +361,7 @@ class TestTraining:
 
 
 def test_a_baseline_that_is_not_run_leaves_empty_results_without_torch(tmp_path: Path) -> None:
-    spec.dump(spec.compose("default", 0, [], ROOT / "conf"), tmp_path / "results/spec.yaml")
+    publish_spec(compose_spec("default", 0, [], ROOT / "conf"), tmp_path / "results/spec.yaml")
     code = (
         "import runpy, sys; sys.argv = ['adp']\n"
         f"runpy.run_path({str(ROOT / 'stages/adp.py')!r}, run_name='__main__')\nassert 'torch' not in sys.modules"

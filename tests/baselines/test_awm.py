@@ -15,8 +15,7 @@ from captrain.baselines import awm, scenarios
 from captrain.baselines.awm import narrowed, places
 from captrain.baselines.scenarios import published, text_of
 from captrain.benchmarks import servicedesk as desk
-from captrain.config import spec
-from captrain.config.spec import Spec
+from captrain.config import Spec, compose_spec, publish_spec
 from captrain.contract import load_file, tool_call
 from captrain.environments.synthesized import load
 from captrain.errors import UserError
@@ -159,7 +158,7 @@ def layout(folder: Path, code: str = APPLICATION, verifiers: tuple[str, ...] = (
 
 
 def composed(*overrides: str, seed: int = 0) -> Spec:
-    return spec.compose("default", seed, [*FEW, *overrides], ROOT / "conf")
+    return compose_spec("default", seed, [*FEW, *overrides], ROOT / "conf")
 
 
 @contextlib.contextmanager
@@ -322,7 +321,7 @@ class TestStage:
         with inside(tmp_path):
             Path("artifacts").mkdir()
             Path("artifacts/base").symlink_to(tiny)
-            spec.dump(composed(*TRAINING), Path("results/spec.yaml"))
+            publish_spec(composed(*TRAINING), Path("results/spec.yaml"))
             spent = {"rollouts": ("diagnosis", 8), "environments": ("calibration", 4), "adapters": ("training", 4)}
             for stage, (purpose, count) in spent.items():
                 entry = LedgerEntry.model_validate(
@@ -338,7 +337,7 @@ class TestStage:
 
     def test_one_that_is_not_run_leaves_empty_results(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         with inside(tmp_path):
-            spec.dump(composed("baselines.awm.run=false"), Path("results/spec.yaml"))
+            publish_spec(composed("baselines.awm.run=false"), Path("results/spec.yaml"))
             runpy.run_path(str(ROOT / "stages/awm.py"), run_name="__main__")
             assert json.loads(Path("results/awm/index.json").read_text()) == {}
             assert Path("results/awm/ledger.jsonl").read_text() == ""

@@ -16,7 +16,7 @@ import pytest
 
 from captrain.baselines.controls import NAMES, Workshop, choices, control_routes, publish_routes, rankings
 from captrain.benchmarks.loading import load_benchmark
-from captrain.config import spec
+from captrain.config import compose_spec, publish_spec
 from captrain.contract import Target, load_file
 from captrain.environments.subject import standard
 from captrain.environments.synthesis import DRAFTS, examined, passport_of
@@ -34,9 +34,9 @@ ROOT = Path(__file__).parents[2]
 OVERRIDES = [
     "controls.run=true", "adapters.rollouts=40", "environments.seeds=10", "evaluation.tasks=10", "machine.batch=40",
 ]  # fmt: skip
-SPEC = spec.compose("smoke", 0, OVERRIDES, ROOT / "conf")
+SPEC = compose_spec("smoke", 0, OVERRIDES, ROOT / "conf")
 BENCHMARK = load_benchmark(SPEC.benchmark)
-STRICT = spec.compose("default", 0, ["environments.seeds=10"], ROOT / "conf").environments
+STRICT = compose_spec("default", 0, ["environments.seeds=10"], ROOT / "conf").environments
 AGAINST = standard(BENCHMARK, SPEC.evaluation.tasks, STRICT.model_copy(update={"groups": 5, "group_size": 8}))
 
 
@@ -191,7 +191,7 @@ def gained(**gains: float) -> pd.DataFrame:
 def test_with_trace_s_own_capabilities_a_control_is_routed_as_trace(
     environments: dict[str, Target], rollouts: list[Rollout], tmp_path: Path, router: str, tiny: Path
 ) -> None:
-    component = spec.compose("smoke", 0, [f"router={router}"], ROOT / "conf").router
+    component = compose_spec("smoke", 0, [f"router={router}"], ROOT / "conf").router
     known = Known({name: environments[name] for name in FAMILIES}, {}, {}, rollouts)
     tasks = BENCHMARK.tasks("test", 20)
     # One of them has gained nothing: TRACE's router does not use it, and no control's does.
@@ -224,7 +224,7 @@ def test_compositions_of_controls_are_written_with_their_weights(tmp_path: Path)
 
 def trace_stood(folder: Path, base: Path, rollouts: list[Rollout]) -> None:
     """What TRACE's stages have left, two capabilities of it."""
-    spec.dump(SPEC, folder / "results/spec.yaml")
+    publish_spec(SPEC, folder / "results/spec.yaml")
     (folder / "artifacts").mkdir()
     (folder / "artifacts/base").symlink_to(base)
     names, played = FAMILIES[1:3], []
@@ -280,7 +280,7 @@ def test_the_stage_trains_only_what_trace_has_not_at_the_same_budget(
 
 def test_without_controls_the_stage_writes_empty_results_quickly_and_without_torch(tmp_path: Path) -> None:
     off = SPEC.model_copy(update={"controls": SPEC.controls.model_copy(update={"run": False})})
-    spec.dump(off, tmp_path / "results/spec.yaml")
+    publish_spec(off, tmp_path / "results/spec.yaml")
     code = f"import runpy, sys; runpy.run_path({str(ROOT / 'stages/controls.py')!r}, run_name='__main__')"
     code += "; assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)

@@ -20,9 +20,8 @@ from captrain.baselines.gepa import Found, optimise, publish_gepa
 from captrain.baselines.reflection import Reflection, Walk, feedback
 from captrain.benchmarks.base.demonstrations import GUIDANCE
 from captrain.benchmarks.loading import load_benchmark
-from captrain.config import spec
+from captrain.config import Spec, compose_spec, publish_spec
 from captrain.config.components import Component
-from captrain.config.spec import Spec
 from captrain.contract import Target, tool_call
 from captrain.errors import InfrastructureError, UserError
 from captrain.ledger import LedgerEntry
@@ -37,7 +36,7 @@ SMALL = ["baselines.gepa.minibatch=8", "baselines.gepa.validation=20", "rollouts
 
 @cache
 def composed(*overrides: str, seed: int) -> Spec:
-    return spec.compose("default", seed, [*SMALL, *overrides], ROOT / "conf")
+    return compose_spec("default", seed, [*SMALL, *overrides], ROOT / "conf")
 
 
 def run_of(*overrides: str, seed: int = 0, policy: str = "support.prompted.Prompted", **settings: Any) -> Spec:
@@ -185,7 +184,7 @@ def test_equal_seeds_give_equal_bytes_and_another_seed_another_search(
 
 
 def prepared(folder: Path, run: Spec) -> None:
-    spec.dump(run, folder / "results/spec.yaml")
+    publish_spec(run, folder / "results/spec.yaml")
     for stage, rollouts in (("rollouts", 200), ("environments", 140), ("adapters", 300)):
         path = folder / f"results/{stage}/ledger.jsonl"
         path.parent.mkdir(parents=True)

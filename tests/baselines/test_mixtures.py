@@ -12,7 +12,7 @@ from support.training import ROOT, inside, job, kill, passport, project, publish
 
 from captrain.baselines.grpo_target import grpo_target
 from captrain.baselines.mixtures import mixed, remaining, single, untargeted
-from captrain.config import spec
+from captrain.config import Spec, compose_spec
 from captrain.contract import Target
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
@@ -37,8 +37,8 @@ TRACE = [
 RANKED = [Capability(id=name, name=name, description=name) for name in ("gamma", "beta", "alpha")]
 
 
-def chosen(*overrides: str) -> spec.Spec:
-    return spec.compose("smoke", 3, overrides, ROOT / "conf")
+def chosen(*overrides: str) -> Spec:
+    return compose_spec("smoke", 3, overrides, ROOT / "conf")
 
 
 def places(letters: Letters, folder: Path) -> tuple[Place, ...]:

@@ -9,7 +9,7 @@ from support.letters import LETTERS
 from support.training import ROOT, inside, passport, project, stage
 
 from captrain.baselines.reference_sft import WRONG, lessons, teach
-from captrain.config import spec
+from captrain.config import Spec, compose_spec
 from captrain.contract import Target, load_file
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
@@ -33,8 +33,8 @@ SMALL = [
 ]  # fmt: skip
 
 
-def chosen(*overrides: str) -> spec.Spec:
-    return spec.compose("smoke", 0, [*SMALL, *overrides], ROOT / "conf")
+def chosen(*overrides: str) -> Spec:
+    return compose_spec("smoke", 0, [*SMALL, *overrides], ROOT / "conf")
 
 
 def written(folder: Path, name: str, change: tuple[str, str] = ("", "")) -> None:
@@ -118,7 +118,7 @@ def test_equal_seeds_give_equal_bytes_and_others_do_not(home: Path, tiny: Path, 
         written(tmp_path, name, EXACT)
     assert taught(tmp_path, tiny).digest == one.digest
     with inside(tmp_path):
-        [lesson] = lessons(spec.compose("smoke", 1, SMALL, ROOT / "conf"))
+        [lesson] = lessons(compose_spec("smoke", 1, SMALL, ROOT / "conf"))
         assert teach(lesson).digest != one.digest
 
 

@@ -16,7 +16,7 @@ from captrain.benchmarks import servicedesk as desk
 from captrain.benchmarks.base import demonstrations
 from captrain.benchmarks.base.demonstrations import GUIDANCE, GUIDED, KINDS, SHORTCUTS, demonstration, drill
 from captrain.benchmarks.base.training import make_batches, train_base
-from captrain.config.spec import Base
+from captrain.config import Base
 from captrain.contract import calls_of
 from captrain.models.chat import Chat
 from captrain.records import Message
@@ -27,7 +27,7 @@ TRAIN = """
 import json, sys
 from pathlib import Path
 from captrain.benchmarks.base.training import train_base
-from captrain.config.spec import Base
+from captrain.config import Base
 print(json.dumps(train_base(Base.model_validate_json(sys.argv[1]), int(sys.argv[2]), Path("artifacts/base"))))
 """
 

@@ -15,7 +15,7 @@ import pytest
 from captrain.benchmarks.loading import load_benchmark
 from captrain.benchmarks.pool import Pool
 from captrain.benchmarks.simulation import SimulatedEpisode, divided
-from captrain.config import spec
+from captrain.config import compose_spec
 from captrain.contract import Target, tool_call
 from captrain.errors import InfrastructureError, UserError
 from captrain.policies.policy import Play
@@ -37,7 +37,7 @@ installed = pytest.mark.skipif(
 def benchmark(*overrides: str, python: str = PYTHON, processes: int = 2) -> Target:
     here = {"python": python, "data": DATA, "processes": processes}
     own = [f"machine.benchmarks.tau2.{name}={value if value != '' else chr(39) * 2}" for name, value in here.items()]
-    composed = spec.compose("default", 0, ["benchmark=tau2", *own, *overrides], CONF)
+    composed = compose_spec("default", 0, ["benchmark=tau2", *own, *overrides], CONF)
     return load_benchmark(composed.benchmark, composed.machine)
 
 
@@ -80,7 +80,7 @@ def test_nothing_is_needed_before_a_task_is_asked_for_and_then_the_remedy_is_nam
 )
 def test_an_impossible_setting_is_refused_before_anything_runs(override: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
-        spec.compose("default", 0, ["benchmark=tau2", override], CONF)
+        compose_spec("default", 0, ["benchmark=tau2", override], CONF)
 
 
 def test_parts_of_a_split_have_their_shares_and_nothing_in_common() -> None:

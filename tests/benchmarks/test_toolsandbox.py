@@ -16,7 +16,7 @@ from captrain.benchmarks.loading import load_benchmark
 from captrain.benchmarks.pool import WORKERS
 from captrain.benchmarks.toolsandbox import ToolSandbox, family, split_families
 from captrain.capabilities.programmatic import ProgrammaticAnalyst
-from captrain.config import spec
+from captrain.config import compose_spec
 from captrain.contract import Target, tool_call
 from captrain.errors import UserError
 from captrain.policies.policy import Play
@@ -36,12 +36,12 @@ installed = pytest.mark.skipif(
 def benchmark(*overrides: str, processes: int = 1) -> Target:
     own = f"machine.benchmarks.toolsandbox.processes={processes}"
     python = f"machine.benchmarks.toolsandbox.python={PYTHON or None or chr(39) * 2}"
-    composed = spec.compose("default", 0, ["benchmark=toolsandbox", python, own, *overrides], CONF)
+    composed = compose_spec("default", 0, ["benchmark=toolsandbox", python, own, *overrides], CONF)
     return load_benchmark(composed.benchmark, composed.machine)
 
 
 def test_nothing_is_needed_before_a_task_is_asked_for_and_then_the_remedy_is_named() -> None:
-    composed = spec.compose("default", 0, ["benchmark=toolsandbox"], CONF)
+    composed = compose_spec("default", 0, ["benchmark=toolsandbox"], CONF)
     target = load_benchmark(composed.benchmark, composed.machine)
     with pytest.raises(UserError, match=r"machine\.benchmarks\.toolsandbox\.python(.|\n)*its README says"):
         target.tasks("test", 1)
@@ -58,7 +58,7 @@ def test_nothing_is_needed_before_a_task_is_asked_for_and_then_the_remedy_is_nam
 )
 def test_an_impossible_setting_is_refused_before_anything_runs(override: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
-        spec.compose("default", 0, ["benchmark=toolsandbox", override], CONF)
+        compose_spec("default", 0, ["benchmark=toolsandbox", override], CONF)
 
 
 def test_shares_that_leave_nothing_to_test_on_are_refused() -> None:

@@ -32,7 +32,7 @@ from captrain.capabilities.openai import OpenAIAnalyst
 from captrain.capabilities.programmatic import ProgrammaticAnalyst
 from captrain.capabilities.selection import select
 from captrain.capabilities.stability import stability
-from captrain.config import spec
+from captrain.config import Component, Selection, compose_spec, publish_spec
 from captrain.config.machine import Asking
 from captrain.contract import Target, calls_of, tool_call
 from captrain.errors import UserError
@@ -47,13 +47,13 @@ NAMES = {
 }
 """Under which names the model knows families; the first is the canonical one."""
 CANONICAL = {names[0].lower().replace(" ", "_"): family for family, names in NAMES.items()}
-THRESHOLDS = spec.Selection(delta=0.2, coverage=0.1, agreement=4, confidence=0.95, floor=0.0, resamples=200)
+THRESHOLDS = Selection(delta=0.2, coverage=0.1, agreement=4, confidence=0.95, floor=0.0, resamples=200)
 
 
 @cache
 def desk() -> Target:
     target = "captrain.benchmarks.servicedesk.ServiceDesk"
-    return load_benchmark(spec.Component.model_validate({"_target_": target, "mix": "mixed"}))
+    return load_benchmark(Component.model_validate({"_target_": target, "mix": "mixed"}))
 
 
 def record(task: Task, actions: Sequence[Message]) -> Rollout:
@@ -604,8 +604,8 @@ def test_stability_is_what_selection_says_of_each_run(served: Served) -> None:
 
 def test_without_a_model_the_configuration_says_what_to_set() -> None:
     with pytest.raises(UserError, match=r"analyst\.name"):
-        spec.compose("default", 0, ["analyst=openai"], ROOT / "conf")
-    assert spec.compose("default", 0, ["analyst=openai", "analyst.name=judge"], ROOT / "conf").analyst.settings()[
+        compose_spec("default", 0, ["analyst=openai"], ROOT / "conf")
+    assert compose_spec("default", 0, ["analyst=openai", "analyst.name=judge"], ROOT / "conf").analyst.settings()[
         "name"
     ]
 
@@ -619,8 +619,8 @@ def workspace(folder: Path) -> Path:
     """A folder in which the labels stage can run with a language model as analyst."""
     publish(folder / "artifacts/rollouts/discovery.jsonl", sample(ROLLOUTS))
     overrides = ["analyst=openai", "analyst.name=judge", "machine.asking.concurrency=4", f"labels.runs={RUNS}"]
-    chosen = spec.compose("default", 0, [*overrides, "selection.agreement=4"], ROOT / "conf")
-    spec.dump(chosen, folder / "results/spec.yaml")
+    chosen = compose_spec("default", 0, [*overrides, "selection.agreement=4"], ROOT / "conf")
+    publish_spec(chosen, folder / "results/spec.yaml")
     return folder
 
 
@@ -682,7 +682,7 @@ def test_a_killed_stage_goes_on_where_it_was_and_replays_offline(
 
 
 def test_the_programmatic_analysts_stage_says_that_its_runs_are_equal(workspace: Path) -> None:
-    spec.dump(spec.compose("default", 0, [], ROOT / "conf"), workspace / "results/spec.yaml")
+    publish_spec(compose_spec("default", 0, [], ROOT / "conf"), workspace / "results/spec.yaml")
     run_stage()
     assert {*published(workspace)} == {"candidates.jsonl", "agreement.json", "labels.jsonl"}
     assert json.loads((workspace / "results/labels/agreement.json").read_text()) == {"deterministic": True, "runs": 10}

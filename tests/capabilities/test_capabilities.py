@@ -21,7 +21,7 @@ from captrain.capabilities.families import FAMILIES
 from captrain.capabilities.labelling import label_runs
 from captrain.capabilities.programmatic import ProgrammaticAnalyst
 from captrain.capabilities.selection import Selection, select
-from captrain.config import spec
+from captrain.config import Component, compose_spec, publish_spec, spec
 from captrain.contract import Target, tool_call
 from captrain.errors import UserError
 from captrain.records import Capability, Label, Message, Rollout, RolloutLabels, Task, Verdict, load, publish
@@ -45,7 +45,7 @@ CANDIDATES = [one.model_copy(update={"details": {"values": ["delivered", "pendin
 
 def desk(mix: str) -> Target:
     target = "captrain.benchmarks.servicedesk.ServiceDesk"
-    return load_benchmark(spec.Component.model_validate({"_target_": target, "mix": mix}))
+    return load_benchmark(Component.model_validate({"_target_": target, "mix": mix}))
 
 
 def record(target: Target, task: Task, actions: Sequence[Message], name: str = "") -> Rollout:
@@ -544,7 +544,7 @@ def workspace(tmp_path: Path) -> Path:
     """A folder with a derived spec and diagnostic rollouts, in which the two stages can run."""
     _, rollouts = sample("mixed", seed=0)
     publish(tmp_path / "artifacts/rollouts/discovery.jsonl", rollouts)
-    spec.dump(spec.compose("default", 0, [], ROOT / "conf"), tmp_path / "results/spec.yaml")
+    publish_spec(compose_spec("default", 0, [], ROOT / "conf"), tmp_path / "results/spec.yaml")
     return tmp_path
 
 
@@ -575,9 +575,9 @@ def test_thresholds_replay_from_cached_labels_in_seconds_and_to_the_byte(workspa
 
 
 def test_when_nothing_is_selected_the_results_say_so_and_are_still_written(workspace: Path) -> None:
-    strict = spec.compose("default", 0, ["selection.coverage=0.9"], ROOT / "conf")
+    strict = compose_spec("default", 0, ["selection.coverage=0.9"], ROOT / "conf")
     run_stage(workspace, "labels")
-    spec.dump(strict, workspace / "results/spec.yaml")
+    publish_spec(strict, workspace / "results/spec.yaml")
     done = run_stage(workspace, "capabilities")
     assert done.returncode == 0, done.stderr
     assert "no capability was selected" in done.stdout

@@ -15,7 +15,7 @@ import pytest
 
 from captrain.benchmarks.loading import load_benchmark
 from captrain.capabilities.cooccurrence import demands, needs, pairs, recommended, together
-from captrain.config import spec
+from captrain.config import compose_spec, publish_spec
 from captrain.contract import Target, load_file, tool_call
 from captrain.environments.pairs import combined, publish_pairs, synthesize_pairs
 from captrain.environments.subject import standard
@@ -28,9 +28,9 @@ from captrain.records import Capability, Label, Message, Rollout, RolloutLabels,
 from captrain.rollouts.collection import collect
 
 ROOT = Path(__file__).parents[2]
-SMOKE = spec.compose("smoke", 0, ["pairs.count=2", "evaluation.tasks=20"], ROOT / "conf")
+SMOKE = compose_spec("smoke", 0, ["pairs.count=2", "evaluation.tasks=20"], ROOT / "conf")
 BENCHMARK = load_benchmark(SMOKE.benchmark)
-BOUNDS = spec.compose("default", 0, ["environments.seeds=20"], ROOT / "conf").environments
+BOUNDS = compose_spec("default", 0, ["environments.seeds=20"], ROOT / "conf").environments
 AGAINST = standard(BENCHMARK, SMOKE.evaluation.tasks, BOUNDS)
 LETTER: dict[str, Verdict] = {"L": "LACKING", "P": "PRESENT", "-": "NA"}
 
@@ -280,7 +280,7 @@ def test_a_pair_whose_passport_fails_is_left_out_with_its_findings_and_ends_noth
 def stage(folder: Path, count: int, rollouts: Sequence[Rollout]) -> None:
     """What the stage reads."""
     chosen = SMOKE.model_copy(update={"pairs": SMOKE.pairs.model_copy(update={"count": count})})
-    spec.dump(chosen, folder / "results/spec.yaml")
+    publish_spec(chosen, folder / "results/spec.yaml")
     publish(folder / "artifacts/labels/labels.jsonl", lacking(rollouts, PAIRS[0]))
     publish(folder / "artifacts/rollouts/discovery.jsonl", rollouts)
     publish(folder / "results/capabilities/capabilities.jsonl", [capability(name) for name in FAMILIES])
@@ -298,7 +298,7 @@ def test_the_stage_writes_the_environments_and_says_how_many(
 
 def test_without_pairs_the_stage_writes_empty_results_and_needs_neither_labels_nor_torch(tmp_path: Path) -> None:
     chosen = SMOKE.model_copy(update={"pairs": SMOKE.pairs.model_copy(update={"count": 0})})
-    spec.dump(chosen, tmp_path / "results/spec.yaml")
+    publish_spec(chosen, tmp_path / "results/spec.yaml")
     code = f"import runpy, sys; runpy.run_path({str(ROOT / 'stages/pairs.py')!r}, run_name='__main__')"
     code += "; assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from captrain.config import spec
+from captrain.config import Component, Spec, build, compose_spec, load_spec, publish_spec
 from captrain.config.components import check, nested, takes
 from captrain.errors import UserError
 from captrain.execution.fingerprint import PROTOCOLS, code_closure
@@ -26,8 +26,8 @@ STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
 
 
 @cache
-def compose(experiment: str = "default", *overrides: str, seed: int = 0) -> spec.Spec:
-    return spec.compose(experiment, seed, overrides, CONF)
+def compose(experiment: str = "default", *overrides: str, seed: int = 0) -> Spec:
+    return compose_spec(experiment, seed, overrides, CONF)
 
 
 def params_of(stage: str) -> list[str]:
@@ -80,17 +80,18 @@ def test_the_fixed_task_mixes_are_experiments() -> None:
 def test_a_derived_spec_reads_back_as_it_was(experiment: str, tmp_path: Path) -> None:
     path = tmp_path / "spec.yaml"
     composed = compose(experiment, "policy.guidance=['check, then write: always']", "base.learning_rate=1e-5")
-    spec.dump(composed, path)
-    assert spec.load(path) == composed
+    publish_spec(composed, path)
+    assert load_spec(path) == composed
     again = tmp_path / "again.yaml"
-    spec.dump(spec.load(path), again)
+    publish_spec(load_spec(path), again)
     assert again.read_bytes() == path.read_bytes()
 
 
 def test_reading_a_derived_spec_needs_neither_hydra_nor_torch(tmp_path: Path) -> None:
-    spec.dump(compose(), tmp_path / "results/spec.yaml")
+    publish_spec(compose(), tmp_path / "results/spec.yaml")
     code = (
-        "import sys; from captrain.config import spec; spec.load(); print({'hydra', 'torch', 'numpy'} & {*sys.modules})"
+        "import sys; from captrain.config import load_spec; load_spec(); "
+        "print({'hydra', 'torch', 'numpy'} & {*sys.modules})"
     )
     done = python(tmp_path, "-c", code)
     assert done.stdout == "set()\n", done.stderr
@@ -105,7 +106,7 @@ def test_composing_imports_no_torch(workspace: Path) -> None:
 def test_what_params_select_lands_in_the_derived_spec(workspace: Path) -> None:
     write_params(workspace, experiment="rare", seed=7, overrides=["selection.delta=0.15", "router=classifier"])
     assert run_stage(workspace) == 0
-    derived = spec.load(workspace / "results/spec.yaml")
+    derived = load_spec(workspace / "results/spec.yaml")
     assert derived.seed == 7
     assert derived.benchmark.settings() == {"mix": "rare"}
     assert derived.selection.delta == 0.15
@@ -205,19 +206,19 @@ def test_a_misspelt_key_in_conf_is_found(workspace: Path, capsys: pytest.Capture
 def test_a_damaged_derived_spec_names_the_file_and_the_remedy(tmp_path: Path) -> None:
     path = tmp_path / "spec.yaml"
     with pytest.raises(UserError, match=r"spec\.yaml is missing(.|\n)*dvc repro compose"):
-        spec.load(path)
-    spec.dump(compose(), path)
+        load_spec(path)
+    publish_spec(compose(), path)
     path.write_text(path.read_text().partition("evaluation:")[0])
     with pytest.raises(UserError, match=r"spec\.yaml: .* is not set(.|\n)*dvc repro compose"):
-        spec.load(path)
+        load_spec(path)
     path.write_text("seed: [0")
     with pytest.raises(UserError, match=r"spec\.yaml is not YAML"):
-        spec.load(path)
+        load_spec(path)
 
 
 def test_a_component_is_built_from_its_settings_and_what_the_caller_adds() -> None:
-    component = spec.Component.model_validate({"_target_": "builtins.dict", "a": 1, "b": [2]})
-    assert spec.build(component, b=3, run="x") == {"a": 1, "b": 3, "run": "x"}
+    component = Component.model_validate({"_target_": "builtins.dict", "a": 1, "b": [2]})
+    assert build(component, b=3, run="x") == {"a": 1, "b": 3, "run": "x"}
 
 
 class Inner:
@@ -234,8 +235,8 @@ class Needy:
     def __init__(self, model: str) -> None: ...
 
 
-def outer(**settings: Any) -> spec.Component:
-    return spec.Component.model_validate({"_target_": f"{__name__}.Outer", **settings})
+def outer(**settings: Any) -> Component:
+    return Component.model_validate({"_target_": f"{__name__}.Outer", **settings})
 
 
 def inner(name: str = "Inner", **settings: Any) -> dict[str, Any]:
@@ -245,10 +246,10 @@ def inner(name: str = "Inner", **settings: Any) -> dict[str, Any]:
 def test_a_setting_may_be_a_component_which_is_checked_and_built_with_its_own_settings() -> None:
     component = outer(user=inner(heat=0.5))
     check("benchmark", component)
-    built = spec.build(component, machine="here")
+    built = build(component, machine="here")
     assert isinstance(built.user, Inner) and built.user.heat == 0.5 and built.machine == "here"
     check("benchmark", outer(user=None))
-    assert spec.build(outer(user=None)).user is None
+    assert build(outer(user=None)).user is None
 
 
 @pytest.mark.parametrize(
@@ -274,7 +275,7 @@ def test_a_mistake_in_a_component_within_a_component_names_its_key(settings: dic
 def test_what_a_constructor_takes_is_known_without_building() -> None:
     assert takes(outer(), "machine") and not takes(outer(), "model")
     with pytest.raises(UserError, match="no module captrain.nothing"):
-        takes(spec.Component.model_validate({"_target_": "captrain.nothing.Outer"}), "machine")
+        takes(Component.model_validate({"_target_": "captrain.nothing.Outer"}), "machine")
 
 
 @pytest.mark.parametrize("key", ["policy.key", "benchmark.user.key", "benchmark.user.endpoint"])
@@ -323,7 +324,7 @@ def test_a_paper_experiment_states_the_numbers_of_the_paper(experiment: str) -> 
 def test_machine_is_a_param_of_no_stage_and_every_other_section_of_some_stage() -> None:
     listed = {key.partition(".")[0] for stage in STAGES for key in params_of(stage)}
     assert "machine" not in listed
-    assert listed == set(spec.Spec.model_fields) - {"machine"}
+    assert listed == set(Spec.model_fields) - {"machine"}
 
 
 def test_every_param_of_a_stage_exists() -> None:
@@ -349,12 +350,12 @@ def test_a_stage_depends_on_the_code_that_it_runs(stage: str) -> None:
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_a_component_is_in_a_room_that_counts_as_a_whole(experiment: str) -> None:
     composed = compose(experiment)
-    sections = [section for _, section in composed if isinstance(section, spec.Component)]
+    sections = [section for _, section in composed if isinstance(section, Component)]
     for target in [name for section in sections for name in targets_of(section)]:
         assert target.split(".")[1] in PROTOCOLS
 
 
-def targets_of(component: spec.Component) -> Iterator[str]:
+def targets_of(component: Component) -> Iterator[str]:
     """Its import path, and those of the components among its settings."""
     yield component.target
     for name, value in component.settings().items():

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from captrain.benchmarks.loading import load_benchmark
-from captrain.config import spec
+from captrain.config import compose_spec
 from captrain.contract import Target, load_file, tool_call
 from captrain.environments.passport import CHECKS, TRANSFER, calibrate, inspect
 from captrain.environments.publication import publish_all
@@ -29,9 +29,9 @@ from captrain.policies.scripted import ScriptedPolicy, by_the_book
 from captrain.records import Capability, Check, Message, Passport, Rollout, Score, Task, digest
 from captrain.records import load as load_records
 
-SMOKE = spec.compose("smoke", 0, [], Path(__file__).parents[2] / "conf")
+SMOKE = compose_spec("smoke", 0, [], Path(__file__).parents[2] / "conf")
 BENCHMARK = load_benchmark(SMOKE.benchmark)
-STRICT = spec.compose("default", 0, ["environments.seeds=10"], Path(__file__).parents[2] / "conf").environments
+STRICT = compose_spec("default", 0, ["environments.seeds=10"], Path(__file__).parents[2] / "conf").environments
 AGAINST = standard(BENCHMARK, SMOKE.evaluation.tasks, STRICT)
 CONFINED = SMOKE.machine.model_copy(update={"sandbox": "basic"})
 WRITES = {"cancel_order", "return_order", "wrap_order", "update_zip", "deny_request"}

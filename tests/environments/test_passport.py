@@ -14,7 +14,7 @@ import pytest
 
 from captrain.benchmarks.loading import load_benchmark
 from captrain.cli import app
-from captrain.config import spec
+from captrain.config import compose_spec
 from captrain.contract import Target, load_file, tool_call
 from captrain.environments.leakage import HeldOut, runs_of
 from captrain.environments.passport import CHECKS, calibrate, failed_tool, inspect, structure
@@ -29,7 +29,7 @@ HERE = Path(__file__).parents[1]
 FOLDER = HERE / "bad_environments"
 SOUND = (FOLDER / "sound.py").read_text()
 CONF = HERE.parent / "conf"
-DEFAULT = spec.compose("default", 0, [], CONF)
+DEFAULT = compose_spec("default", 0, [], CONF)
 BENCHMARK = load_benchmark(DEFAULT.benchmark)
 AGAINST = standard(BENCHMARK, DEFAULT.evaluation.tasks, DEFAULT.environments)
 FEW = 6
@@ -218,7 +218,7 @@ def test_a_test_task_that_was_copied_in_is_found(tmp_path: Path, what: str) -> N
 
 @pytest.mark.parametrize("mix", ["single", "mixed", "rare", "compound"])
 def test_test_tasks_are_recognised_and_other_tasks_of_the_same_small_world_are_not(mix: str) -> None:
-    benchmark = load_benchmark(spec.compose("default", 0, [f"benchmark.mix={mix}"], CONF).benchmark)
+    benchmark = load_benchmark(compose_spec("default", 0, [f"benchmark.mix={mix}"], CONF).benchmark)
     tests = benchmark.tasks("test", 400)
     held_out = HeldOut(benchmark, tests)
 

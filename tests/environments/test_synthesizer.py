@@ -16,7 +16,7 @@ from support.answering import Answering
 from captrain.benchmarks.base.demonstrations import demonstration
 from captrain.benchmarks.base.tokenizer import build_tokenizer
 from captrain.benchmarks.loading import load_benchmark
-from captrain.config import spec
+from captrain.config import build, compose_spec
 from captrain.config.machine import Asking
 from captrain.contract import Target, load_file
 from captrain.environments.openai import OpenAISynthesizer, complaint, with_schemas
@@ -33,7 +33,7 @@ HERE = Path(__file__).parents[1]
 ANSWERS = HERE / "answers/environments"
 NAMES = sorted(path.stem for path in ANSWERS.glob("*.py"))
 SMALL = ["environments.seeds=8", "environments.groups=5", "environments.group_size=4", "environments.rounds=5"]
-SPEC = spec.compose("default", 0, [*SMALL, "trainer.group_size=4"], HERE.parent / "conf")
+SPEC = compose_spec("default", 0, [*SMALL, "trainer.group_size=4"], HERE.parent / "conf")
 BENCHMARK = load_benchmark(SPEC.benchmark)
 AGAINST = standard(BENCHMARK, 40, SPEC.environments)
 MACHINE = SPEC.machine.model_copy(update={"sandbox": "basic"})
@@ -341,5 +341,5 @@ def test_recorded_answers_say_nothing_that_the_embedded_base_has_never_read(
 
 def test_the_configuration_offers_it() -> None:
     chosen = ["synthesizer=openai", "synthesizer.name=some/model"]
-    one = spec.build(spec.compose("default", 0, chosen, HERE.parent / "conf").synthesizer, asking=None)
+    one = build(compose_spec("default", 0, chosen, HERE.parent / "conf").synthesizer, asking=None)
     assert isinstance(one, OpenAISynthesizer) and not one.trusted

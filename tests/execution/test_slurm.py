@@ -23,7 +23,7 @@ from support.cluster.slurm import Cluster, running
 from support.cluster.work import Chore, chore, refuse
 
 from captrain.benchmarks.base.training import train_base
-from captrain.config import spec
+from captrain.config import compose_spec, load_spec, publish_spec
 from captrain.config.components import Component
 from captrain.config.machine import Machine, Slurm
 from captrain.errors import EnvironmentFault, InfrastructureError, UserError
@@ -337,8 +337,8 @@ def test_adapters_trained_as_jobs_are_those_trained_here_though_one_is_preempted
 def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project of experiment smoke with a base of little training, and two environments of this repository."""
     folder = tmp_path_factory.mktemp("smoke")
-    chosen = spec.compose("smoke", 0, SMALL, ROOT / "conf")
-    spec.dump(chosen, folder / "results/spec.yaml")
+    chosen = compose_spec("smoke", 0, SMALL, ROOT / "conf")
+    publish_spec(chosen, folder / "results/spec.yaml")
     train_base(chosen.base, chosen.seed, folder / "artifacts/base", lambda batches: batches)
     for path in sorted((ROOT / "results/environments").iterdir()):
         if path.stem.partition(".")[0] in ENVIRONMENTS:
@@ -367,7 +367,7 @@ def left(folder: Path, stage: str) -> dict[str, bytes]:
 def test_diagnosis_and_the_adapters_of_smoke_are_byte_for_byte_the_same_from_jobs(home: Cluster, smoke: Path) -> None:
     shutil.copytree(smoke, here := Path.cwd(), dirs_exist_ok=True)
     settings = [*SMALL, "machine=slurm", "machine.slurm.memory=1000MB", "machine.slurm.minutes=30"]
-    spec.dump(spec.compose("smoke", 0, settings, ROOT / "conf"), here / "results/spec.yaml")
+    publish_spec(compose_spec("smoke", 0, settings, ROOT / "conf"), here / "results/spec.yaml")
     for stage in ("rollouts", "adapters"):
         assert "submitted" in staged(stage, here)
         staged(stage, smoke)
@@ -392,7 +392,7 @@ def test_an_environment_calibrated_by_jobs_gets_the_passport_that_it_gets_here(h
     from captrain.environments.templates import TemplateSynthesizer
     from captrain.records import Capability
 
-    chosen = spec.load(smoke / "results/spec.yaml")
+    chosen = load_spec(smoke / "results/spec.yaml")
     target = load_benchmark(chosen.benchmark, chosen.machine)
     against = standard(target, 5, chosen.environments.model_copy(update={"rounds": 1}))
     name = "record_selection"
@@ -488,7 +488,7 @@ def test_a_key_is_of_content_and_never_of_the_machine_or_the_place(here: Path) -
     assert fingerprint(train, item(here / "base", small)) != key
     assert content(here / "nothing") == "missing"
 
-    chosen = spec.compose("smoke", 0, [], TESTS.parent / "conf")
+    chosen = compose_spec("smoke", 0, [], TESTS.parent / "conf")
     hand = Hand((Arm("base"),), here / "base", chosen)
     acting, tasks = Acting(chosen.policy, here / "base", small), [Task(id="1", split="test", data={})]
     part = Part("a", acting, chosen.benchmark, tasks, "evaluation", 0)
@@ -496,7 +496,7 @@ def test_a_key_is_of_content_and_never_of_the_machine_or_the_place(here: Path) -
     for changes in ({"seed": 1}, {"trials": 2}, {"tasks": []}, {"adapter": Adapter("somewhere", "abc")}):
         assert fingerprint(play, replace(part, **changes)) != fingerprint(play, part), changes
     for override, same in (("labels.runs=9", True), ("machine.batch=3", True), ("evaluation.trials=3", False)):
-        other = spec.compose("smoke", 0, [override], TESTS.parent / "conf")
+        other = compose_spec("smoke", 0, [override], TESTS.parent / "conf")
         assert (fingerprint(play_hand, replace(hand, spec=other)) == fingerprint(play_hand, hand)) == same, override
 
 

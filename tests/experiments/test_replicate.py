@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 from scipy.stats import ttest_1samp
 
-from captrain.config.spec import Choice
+from captrain.config import Choice
 from captrain.evaluation.comparison import differences_over_seeds, rates_over_seeds, versus
 from captrain.evaluation.tables import evaluate
 from captrain.evaluation.tables import write as write_evaluation

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from support.cluster.slurm import Cluster, running
 
-from captrain.config.spec import Choice
+from captrain.config import Choice
 from captrain.experiments.points import Point
 from captrain.experiments.sweep import point_of
 from captrain.records import publish_text

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from captrain.config.spec import Spec
+from captrain.config import Spec
 from captrain.errors import UserError
 from captrain.evaluation.rows import BASELINES
 from captrain.ledger import LedgerEntry

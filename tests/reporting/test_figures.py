@@ -15,7 +15,7 @@ from support.results import make_results
 
 from captrain.capabilities.selection import select
 from captrain.capabilities.thresholds import replayed
-from captrain.config.spec import Selection
+from captrain.config import Selection
 from captrain.errors import UserError
 from captrain.records import Capability, Label, RolloutLabels, publish_json, publish_text
 from captrain.reporting import figures

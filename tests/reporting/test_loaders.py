@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import captrain
-from captrain.config import spec as specification
+from captrain.config import Spec, compose_spec, publish_spec
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
 from captrain.records import (
@@ -54,14 +54,14 @@ def played(name: str, adapter: str | None, passed: bool, purpose: str) -> Rollou
 
 
 @pytest.fixture(scope="module")
-def spec() -> specification.Spec:
-    return specification.compose("default", 0, [], ROOT / "conf")
+def spec() -> Spec:
+    return compose_spec("default", 0, [], ROOT / "conf")
 
 
 @pytest.fixture
-def project(tmp_path: Path, spec: specification.Spec, monkeypatch: pytest.MonkeyPatch) -> Path:
+def project(tmp_path: Path, spec: Spec, monkeypatch: pytest.MonkeyPatch) -> Path:
     results, artifacts = tmp_path / "results", tmp_path / "artifacts"
-    specification.dump(spec, results / "spec.yaml")
+    publish_spec(spec, results / "spec.yaml")
     for name, text in TABLES.items():
         publish_text(results / name, text)
     publish(artifacts / "rollouts/discovery.jsonl", [played("d0", None, False, "diagnosis")])

@@ -19,7 +19,7 @@ import pytest
 
 from captrain.capabilities.selection import select
 from captrain.cli import app
-from captrain.config import spec
+from captrain.config import Selection
 from captrain.errors import UserError
 from captrain.records import (
     Capability,
@@ -43,7 +43,7 @@ from captrain.reporting.pages import build, data, shards
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 STATIC = Path(build.__code__.co_filename).parent / "static"
 KINDS = ("check", "pick")
-LIMITS = spec.Selection(delta=0.2, coverage=0.1, agreement=3, confidence=0.95, floor=0.0, resamples=200)
+LIMITS = Selection(delta=0.2, coverage=0.1, agreement=3, confidence=0.95, floor=0.0, resamples=200)
 NAMES = {"check_first": "Check first", "pick_right": "Pick right", "be_polite": "Be polite", "seldom": "Seldom"}
 CANDIDATES = [Capability(id=slug, name=name, description=f"{name}, always.") for slug, name in NAMES.items()]
 MAIN = """method,label,pass_rate,low,high,pass_hat_k,mean_reward,tasks,excluded,trials,errors,rollouts_spent

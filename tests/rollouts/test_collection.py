@@ -16,7 +16,7 @@ from typing import Any, get_args
 import pytest
 
 from captrain.benchmarks.servicedesk import DeskEpisode, ServiceDesk
-from captrain.config import spec
+from captrain.config import compose_spec, publish_spec
 from captrain.contract import Target
 from captrain.errors import EnvironmentFault, InfrastructureError, UserError
 from captrain.ledger import SPLIT_OF, LedgerEntry, spent
@@ -320,7 +320,7 @@ def test_an_environment_that_breaks_its_contract_is_named(tmp_path: Path, change
 def project(folder: Path, model: Path, *overrides: str) -> Path:
     """A project as far as the base: stages, the spec of the smoke experiment, and a tiny random model."""
     shutil.copytree(ROOT / "stages", folder / "stages")
-    spec.dump(spec.compose("smoke", 0, overrides, ROOT / "conf"), folder / "results/spec.yaml")
+    publish_spec(compose_spec("smoke", 0, overrides, ROOT / "conf"), folder / "results/spec.yaml")
     shutil.copytree(model, folder / "artifacts/base")
     return folder
 
@@ -374,8 +374,8 @@ def rolled_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project with a few diagnostic rollouts, and nothing of a model."""
     folder = tmp_path_factory.mktemp("project")
     shutil.copytree(ROOT / "stages", folder / "stages")
-    spec.dump(
-        spec.compose("smoke", 0, ["policy=scripted", "policy.skill=0.5"], ROOT / "conf"), folder / "results/spec.yaml"
+    publish_spec(
+        compose_spec("smoke", 0, ["policy=scripted", "policy.skill=0.5"], ROOT / "conf"), folder / "results/spec.yaml"
     )
     publish(folder / "artifacts/rollouts/discovery.jsonl", run(folder / "journals", policy=Counting()))
     return folder
@@ -418,7 +418,7 @@ def test_a_missing_file_or_model_ends_in_one_message(
     (folder / "artifacts/rollouts/discovery.jsonl").unlink()
     assert stage(folder, "labels") == 2
     assert "error: artifacts/rollouts/discovery.jsonl is missing" in capsys.readouterr().err
-    spec.dump(spec.compose("smoke", 0, [], ROOT / "conf"), folder / "results/spec.yaml")
+    publish_spec(compose_spec("smoke", 0, [], ROOT / "conf"), folder / "results/spec.yaml")
     assert stage(folder, "rollouts") == 2
     assert "error: model artifacts/base lacks config.json" in capsys.readouterr().err
 

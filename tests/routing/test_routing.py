@@ -12,7 +12,7 @@ import pytest
 
 from captrain.benchmarks.loading import load_benchmark
 from captrain.benchmarks.servicedesk import DeskEpisode, make_data
-from captrain.config import spec
+from captrain.config import compose_spec, publish_spec
 from captrain.contract import Target, load_file
 from captrain.environments.synthesized import Brief
 from captrain.environments.templates import FAMILIES, TemplateSynthesizer
@@ -85,7 +85,7 @@ def known_gains(worse: Sequence[str] = (), names: Sequence[str] = FAMILIES) -> p
 
 @cache
 def desk(mix: str = "mixed") -> Target:
-    return load_benchmark(spec.compose("smoke", 0, [f"benchmark.mix={mix}"], CONF).benchmark)
+    return load_benchmark(compose_spec("smoke", 0, [f"benchmark.mix={mix}"], CONF).benchmark)
 
 
 def only_easy(play: Play) -> list[Message]:
@@ -198,7 +198,7 @@ def routed(
     tiny: Path, targets: dict[str, Target], rollouts: list[Rollout], overrides: Sequence[str] = (), count: int = 12,
     gained: pd.DataFrame | None = None, controls: int | None = None,
 ) -> Routes:  # fmt: skip
-    composed = spec.compose("smoke", 0, ["router.gate=true", *overrides], CONF)
+    composed = compose_spec("smoke", 0, ["router.gate=true", *overrides], CONF)
     tasks = desk().tasks("test", count)
     return route_tasks(
         composed.router, tiny, Known(targets, {}, {}, rollouts),
@@ -460,7 +460,7 @@ class TestStage:
 
     def play(self, home: Path, *overrides: str, mix: str = "compound") -> pd.DataFrame:
         chosen = ["evaluation.tasks=20", f"benchmark.mix={mix}", *overrides]
-        spec.dump(spec.compose("smoke", 0, chosen, CONF), home / "results/spec.yaml")
+        publish_spec(compose_spec("smoke", 0, chosen, CONF), home / "results/spec.yaml")
         runpy.run_path(str(CONF.parent / "stages/routes.py"), run_name="__main__")
         return pd.read_csv(home / "results/routes/routes.csv", keep_default_na=False)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from support.letters import LETTERS
 
-from captrain.config import spec
+from captrain.config import compose_spec, publish_spec
 from captrain.config.components import Component
 from captrain.config.machine import Machine
 from captrain.contract import Target
@@ -85,7 +85,7 @@ def project(folder: Path, base: Path, *names: str, rollouts: int = 48, more: Seq
     overrides = [f"trainer.{key}={value}" for key, value in GRPO.items()]
     overrides += [f"policy.{key}={value}" for key, value in POLICY.items()]
     overrides += [f"adapters.rollouts={rollouts}", "machine.workers=1", *more]
-    spec.dump(spec.compose("smoke", 0, overrides, ROOT / "conf"), folder / "results/spec.yaml")
+    publish_spec(compose_spec("smoke", 0, overrides, ROOT / "conf"), folder / "results/spec.yaml")
     shutil.copytree(base, folder / "artifacts/base")
     (folder / "results/environments").mkdir(parents=True)
     for name in names:
@@ -127,7 +127,7 @@ def kill(folder: Path, name: str, **environment: str) -> None:
 
 def trainer_of(one: Job) -> Any:
     """TRL's trainer for a job, before its first step."""
-    from captrain.config.spec import build
+    from captrain.config import build
     from captrain.training.grpo import make_trainer
 
     policy, recipe, targets = build(one.policy, model=one.base), build(one.trainer), targets_of(one)

@@ -29,7 +29,7 @@ from support.training import (
 )
 
 from captrain.baselines.grpo_target import grpo_target
-from captrain.config import spec
+from captrain.config import compose_spec, load_spec
 from captrain.config.machine import Machine
 from captrain.contract import GuardedEpisode, Target, load_file
 from captrain.errors import UserError
@@ -158,7 +158,7 @@ def test_an_added_capability_does_not_retrain_the_others(tiny: Path, tmp_path: P
     assert [path.name for path in before].count("result.json") == 1
     # First in the order of names, so that a training that depended on its place would show.
     synthesized(folder, "first")
-    chosen = spec.load(folder / "results/spec.yaml")
+    chosen = load_spec(folder / "results/spec.yaml")
     jobs = capability_jobs(chosen, folder / "artifacts/base", folder / "results/environments")
     assert [(one.name, one.places[0].skip, one.rollouts) for one in jobs] == [("first", 3, 8), ("second", 3, 8)]
     assert stage(folder, "adapters") == 0
@@ -331,7 +331,7 @@ def test_only_the_layers_that_are_named_are_adapted_and_an_unknown_one_is_refuse
     assert "q_proj" in refusal.value.remedy
     for wrong in ("[]", "['']", "q_proj"):
         with pytest.raises(UserError, match=r"trainer\.targets"):
-            spec.compose("smoke", 0, [f"trainer.targets={wrong}"], ROOT / "conf")
+            compose_spec("smoke", 0, [f"trainer.targets={wrong}"], ROOT / "conf")
 
 
 @pytest.mark.parametrize("name", ["adapter_model.safetensors", "adapter_config.json"])
@@ -507,7 +507,7 @@ def entry(rollouts: int, method: str = "trace", stage: str = "rollouts", discard
 def test_the_baseline_spends_exactly_what_trace_spends_in_all(tiny: Path, tmp_path: Path, opened: list[Task]) -> None:
     overrides = [f"trainer.{key}={value}" for key, value in GRPO.items()]
     overrides += ["benchmark.mix=rare", "policy.max_tokens=8", "baselines.grpo_target.learning_rate=0.005"]
-    chosen = spec.compose("smoke", 3, overrides, ROOT / "conf")
+    chosen = compose_spec("smoke", 3, overrides, ROOT / "conf")
     trace = [entry(8), entry(11), entry(5, stage="adapters", discarded=5)]
     spent = [*trace, entry(100, "grpo_target"), entry(7, "evaluation")]
     one = grpo_target(chosen, tiny, spent)

@@ -13,9 +13,8 @@ from support.letters import LETTERS
 from support.training import ROOT, groups, inside, job, kill, passport, project, published, stage, targets_of
 
 from captrain.baselines.curriculum import ramped
-from captrain.config import spec
+from captrain.config import build, compose_spec, load_spec, publish_spec
 from captrain.config.components import Component
-from captrain.config.spec import build
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
 from captrain.records import Capability, Label, RolloutLabels, Score, load, publish
@@ -148,9 +147,9 @@ def test_what_the_diagnosis_found_is_part_of_a_job(tiny: Path, letters: Letters,
 def rampable(folder: Path, tiny: Path, *more: str, pair: bool = True) -> Path:
     """A project as far as pairs, on the benchmark of this file."""
     folder = project(folder, tiny, *NAMES[:2], more=more)
-    chosen = spec.load(folder / "results/spec.yaml")
+    chosen = load_spec(folder / "results/spec.yaml")
     ours = {name: Component.model_validate({"_target_": f"support.curriculum.{part}"}) for name, part in PARTS.items()}
-    spec.dump(chosen.model_copy(update=ours), folder / "results/spec.yaml")
+    publish_spec(chosen.model_copy(update=ours), folder / "results/spec.yaml")
     publish(folder / "results/capabilities/capabilities.jsonl", KNOWN)
     labels = [
         RolloutLabels(
@@ -178,7 +177,7 @@ SPENT = [
 
 def test_the_job_takes_what_diagnosis_environments_and_pairs_have_left(tiny: Path, tmp_path: Path) -> None:
     folder = rampable(tmp_path / "project", tiny)
-    chosen = spec.load(folder / "results/spec.yaml")
+    chosen = load_spec(folder / "results/spec.yaml")
     [one] = ramped(chosen, folder, SPENT)
     assert isinstance(one, RampJob)
     assert [(place.name, place.skip) for place in one.places] == [
@@ -199,7 +198,7 @@ def test_the_job_takes_what_diagnosis_environments_and_pairs_have_left(tiny: Pat
 
 def test_without_pairs_single_environments_do_and_without_any_there_is_no_job(tiny: Path, tmp_path: Path) -> None:
     folder = rampable(tmp_path / "project", tiny, pair=False)
-    chosen = spec.load(folder / "results/spec.yaml")
+    chosen = load_spec(folder / "results/spec.yaml")
     [one] = ramped(chosen, folder, SPENT)
     assert [place.name for place in one.places] == ["target", "alpha", "beta"]
     for path in (folder / "results/environments").iterdir():
@@ -224,7 +223,7 @@ def test_a_ramp_killed_on_the_way_resumes_to_the_identical_adapter(
     assert (ledger.rollouts, ledger.method, ledger.item) == (80, "trace", "ramp")
     [result] = killed.glob(".cache/adapters/*/result.json")
     history = json.loads(result.read_text())["history"]
-    chosen = spec.load(killed / "results/spec.yaml")
+    chosen = load_spec(killed / "results/spec.yaml")
     ramp: Ramp = build(chosen.trainer)
     [one] = ramp.jobs(chosen, killed)
 
@@ -240,4 +239,4 @@ def test_a_ramp_killed_on_the_way_resumes_to_the_identical_adapter(
 @pytest.mark.parametrize("wrong", ["start=1.5", "slope=-0.1", "window=0", "group_size=1", "targets=[]", "pace=1"])
 def test_impossible_settings_of_the_ramp_end_before_anything_runs(wrong: str) -> None:
     with pytest.raises(UserError, match=rf"trainer\.{wrong.partition('=')[0]}"):
-        spec.compose("smoke", 0, ["trainer=ramp", f"trainer.{wrong}"], ROOT / "conf")
+        compose_spec("smoke", 0, ["trainer=ramp", f"trainer.{wrong}"], ROOT / "conf")

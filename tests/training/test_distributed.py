@@ -17,7 +17,7 @@ import yaml
 from support.training import ROOT, inside, weights
 from support.training import job as letters_job
 
-from captrain.config import spec
+from captrain.config import compose_spec
 from captrain.config.components import Component, build
 from captrain.config.machine import VLLM, Accelerate, Machine
 from captrain.errors import EnvironmentFault, UserError
@@ -233,12 +233,12 @@ def test_the_configuration_is_what_accelerate_reads(strategy: Any, tmp_path: Pat
 )
 def test_settings_that_do_not_go_together_are_refused(overrides: list[str], said: str) -> None:
     with pytest.raises(UserError, match=said):
-        spec.compose("paper_tau2", 42, overrides, ROOT / "conf")
+        compose_spec("paper_tau2", 42, overrides, ROOT / "conf")
 
 
 @pytest.mark.parametrize("experiment", ["paper_tau2", "paper_toolsandbox"])
 def test_the_paper_s_settings_train_attention_over_gpus(experiment: str) -> None:
-    chosen = spec.compose(experiment, 42, ["machine=fsdp"], ROOT / "conf")
+    chosen = compose_spec(experiment, 42, ["machine=fsdp"], ROOT / "conf")
     assert chosen.machine.accelerate.strategy == "fsdp" and chosen.machine.accelerate.precision == "bfloat16"
     assert build(chosen.trainer).targets == ["q_proj", "k_proj", "v_proj", "o_proj"]
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.training import groups, inside, job, moved, targets_of, trainer_of
 
-from captrain.config.spec import build
+from captrain.config import build
 from captrain.contract import Target, load_file
 from captrain.errors import EnvironmentFault, UserError
 from captrain.policies import engine

@@ -15,7 +15,7 @@ import pytest
 from support.adapters import lora
 from support.letters import LETTERS
 
-from captrain.config import spec
+from captrain.config import build, compose_spec, publish_spec
 from captrain.config.components import Component
 from captrain.config.machine import Machine
 from captrain.contract import Target
@@ -288,7 +288,7 @@ def test_the_loss_is_the_mean_over_the_tokens_that_the_student_wrote_itself(
     one = job(tiny, inside, {"first": teachers["first"]}, rollouts=8, policy={"temperature": 0.7})
     (place,) = (specialist.place for specialist in one.specialists)
     target = place.target(one.machine)
-    acting = spec.build(one.policy, model=tiny)
+    acting = build(one.policy, model=tiny)
     played = collect(acting, target, target.tasks("training", 5)[3:], purpose="training", seed=0, trials=4, quiet=True)
     model: Any = PeftModel.from_pretrained(
         AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float64), teachers["first"].folder
@@ -393,7 +393,7 @@ def project(folder: Path, base: Path, methods: list[str], teachers: dict[str, Ad
     overrides = [f"trainer.{key}={value}" for key, value in GRPO.items()]
     overrides += [f"policy.{key}={value}" for key, value in POLICY.items()]
     overrides += [f"merging.methods=[{','.join(methods)}]", "merging.rollouts=16", "machine.workers=1"]
-    spec.dump(spec.compose("smoke", 0, overrides, ROOT / "conf"), folder / "results/spec.yaml")
+    publish_spec(compose_spec("smoke", 0, overrides, ROOT / "conf"), folder / "results/spec.yaml")
     (folder / "artifacts").mkdir()
     (folder / "artifacts/base").symlink_to(base)
     index = {}

@@ -19,8 +19,7 @@ from typing import Any
 import pandas as pd
 
 from captrain.benchmarks import load_benchmark
-from captrain.config import Component, Machine
-from captrain.config.spec import Spec, build
+from captrain.config import Component, Machine, Spec, build
 from captrain.contract import Target
 from captrain.environments import (
     NoTemplate,

@@ -3,8 +3,7 @@
 import inspect
 from pathlib import Path
 
-from captrain.config import Component, Machine, nested, takes
-from captrain.config.spec import build
+from captrain.config import Component, Machine, build, nested, takes
 from captrain.contract import Environment, Target
 from captrain.records import digest, file_digest
 

@@ -23,5 +23,7 @@ from .spec import Environments as Environments
 from .spec import References as References
 from .spec import Selection as Selection
 from .spec import Spec as Spec
-from .spec import choice as choice
-from .spec import load as load
+from .spec import compose_spec as compose_spec
+from .spec import load_choice as load_choice
+from .spec import load_spec as load_spec
+from .spec import publish_spec as publish_spec

@@ -20,7 +20,7 @@ def composed(experiment: str, seed: int, overrides: Sequence[str], conf_dir: Pat
 
     Args:
         experiment: one of conf/experiment/.
-        overrides: see `captrain.config.spec.compose`.
+        overrides: see `captrain.config.compose_spec`.
 
     Raises:
         UserError: an unknown experiment, option or key, a line that is no key=value, or files that do not compose.

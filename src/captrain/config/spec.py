@@ -1,7 +1,7 @@
 """The configuration: one typed schema, composed once, read by every later stage.
 
 `params.yaml` selects, `conf/` defines, and the first stage derives `results/spec.yaml` from the two; every later
-stage reads that file with `load` and never composes. Because the whole configuration passes through this schema
+stage reads that file with `load_spec` and never composes. Because the whole configuration passes through this schema
 before anything runs, a mistake ends here, in one message that names the key and the remedy, and not in the middle
 of a training run.
 """
@@ -24,7 +24,6 @@ from captrain.config.components import (
     Section,
     Share,
     alternatives,
-    build,
     check,
     said,
 )
@@ -32,8 +31,6 @@ from captrain.config.compose import composed
 from captrain.config.machine import Machine
 from captrain.errors import UserError
 from captrain.records import publish_text
-
-__all__ = ["Choice", "Component", "Spec", "build", "choice", "compose", "dump", "load"]
 
 
 class Trainer(Component):
@@ -290,7 +287,7 @@ class Choice(Section):
 S = TypeVar("S", bound=Section)
 
 
-def choice(path: Path) -> Choice:
+def load_choice(path: Path) -> Choice:
     """Read params.yaml.
 
     Raises:
@@ -299,7 +296,7 @@ def choice(path: Path) -> Choice:
     return _validated(Choice, _read(path, "restore it from git"), f"{path}: ", "see the comments in params.yaml")
 
 
-def compose(experiment: str, seed: int, overrides: Sequence[str], conf_dir: Path) -> Spec:
+def compose_spec(experiment: str, seed: int, overrides: Sequence[str], conf_dir: Path) -> Spec:
     """Compose the configuration of an experiment from `conf_dir` and check all of it.
 
     Args:
@@ -319,7 +316,7 @@ def compose(experiment: str, seed: int, overrides: Sequence[str], conf_dir: Path
     return spec
 
 
-def load(path: Path = Path("results/spec.yaml")) -> Spec:
+def load_spec(path: Path = Path("results/spec.yaml")) -> Spec:
     """Read the derived configuration, without composing and without importing any component.
 
     Raises:
@@ -329,7 +326,7 @@ def load(path: Path = Path("results/spec.yaml")) -> Spec:
     return _validated(Spec, _read(path, remedy), f"{path}: ", remedy)
 
 
-def dump(spec: Spec, path: Path) -> None:
+def publish_spec(spec: Spec, path: Path) -> None:
     """Publish the configuration as YAML, keys in the order of the schema."""
     text = yaml.safe_dump(spec.model_dump(mode="json", by_alias=True), sort_keys=False, allow_unicode=True)
     publish_text(path, f"# Derived from params.yaml and conf/; change those, not this.\n{text}")

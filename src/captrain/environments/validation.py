@@ -12,9 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from captrain.benchmarks import load_benchmark
-from captrain.config import Spec, choice
-from captrain.config import load as load_spec
-from captrain.config.spec import compose
+from captrain.config import Spec, compose_spec, load_choice, load_spec
 from captrain.environments.publication import page
 from captrain.environments.subject import standard
 from captrain.environments.synthesis import brief, examined, passport_of
@@ -76,8 +74,8 @@ def _specification(root: Path) -> Spec:
     derived = root / "results/spec.yaml"
     if derived.exists():
         return load_spec(derived)
-    chosen = choice(root / "params.yaml")
-    return compose(chosen.experiment, chosen.seed, chosen.overrides, root / "conf")
+    chosen = load_choice(root / "params.yaml")
+    return compose_spec(chosen.experiment, chosen.seed, chosen.overrides, root / "conf")
 
 
 def _brief(path: Path, root: Path, tools: list) -> Brief:

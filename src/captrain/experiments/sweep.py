@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from captrain.config import Choice, alternatives, choice
+from captrain.config import Choice, alternatives, load_choice
 from captrain.errors import UserError
 from captrain.execution import entry_point
 from captrain.experiments import points
@@ -61,7 +61,7 @@ def job(config: Any) -> None:
 
     run = HydraConfig.get()
     root, folder = Path(run.runtime.cwd), Path(run.runtime.output_dir)
-    point = point_of(choice(root / "params.yaml"), run.overrides.task)
+    point = point_of(load_choice(root / "params.yaml"), run.overrides.task)
     try:
         points.run(point, root)
     except UserError as error:
@@ -75,7 +75,7 @@ def job(config: Any) -> None:
 def gather(jobs: Path, root: Path) -> tuple[list[dict[str, Any]], list[str]]:
     """One row for each method of each job whose point is whole (see `gathering.rows_of`), the point's settings first;
     and what befell the other jobs."""
-    base, rows, failures = choice(root / "params.yaml"), list[dict[str, Any]](), list[str]()
+    base, rows, failures = load_choice(root / "params.yaml"), list[dict[str, Any]](), list[str]()
     folders = sorted((path for path in jobs.glob("*") if path.name.isdigit()), key=lambda path: int(path.name))
     for folder in folders:
         settings = yaml.safe_load((folder / ".hydra/overrides.yaml").read_text())

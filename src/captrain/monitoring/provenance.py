@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import yaml
 
-from captrain.config import spec
+from captrain.config import compose_spec, load_choice, load_spec
 from captrain.errors import UserError
 from captrain.monitoring import processes
 from captrain.monitoring.versions import difference, flat
@@ -314,9 +314,9 @@ def _listing(repo: Any, digest: str) -> dict[str, str]:
 def _verify_spec(root: Path, found: Verification) -> None:
     """results/spec.yaml against params.yaml and conf/, composed again."""
     try:
-        choice = spec.choice(root / "params.yaml")
-        composed = spec.compose(choice.experiment, choice.seed, choice.overrides, root / "conf")
-        derived = spec.load(root / SPEC)
+        choice = load_choice(root / "params.yaml")
+        composed = compose_spec(choice.experiment, choice.seed, choice.overrides, root / "conf")
+        derived = load_spec(root / SPEC)
     except UserError as error:
         found.problems.append(f"the configuration does not compose: {error.problem}")
         return

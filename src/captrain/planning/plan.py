@@ -14,8 +14,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from captrain.config import Spec, choice
-from captrain.config.spec import compose
+from captrain.config import Spec, compose_spec, load_choice
 from captrain.errors import UserError
 from captrain.planning.assumptions import USABLE, splits
 from captrain.planning.estimate import Estimate, Node, Work
@@ -55,14 +54,14 @@ def composed(settings: Sequence[str], root: Path) -> tuple[Spec, str]:
     Raises:
         UserError: it does not compose.
     """
-    chosen = choice(root / "params.yaml")
+    chosen = load_choice(root / "params.yaml")
     given = {key: value for key, _, value in (one.partition("=") for one in settings) if key in ("experiment", "seed")}
     if not (seed := given.get("seed", str(chosen.seed))).isdecimal():
         raise UserError(f"seed = {seed!r} is not a number", "write, for example, seed=42")
     overrides = [*chosen.overrides, *(one for one in settings if one.partition("=")[0] not in given)]
     experiment = given.get("experiment", chosen.experiment)
     title = ", ".join([f"experiment {experiment}", f"seed {seed}", *overrides])
-    return compose(experiment, int(seed), overrides, root / "conf"), title
+    return compose_spec(experiment, int(seed), overrides, root / "conf"), title
 
 
 def plan(spec: Spec, node: Node, title: str = "") -> Plan:

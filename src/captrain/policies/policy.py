@@ -4,8 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from captrain.config import Component, Machine, takes
-from captrain.config.spec import build
+from captrain.config import Component, Machine, build, takes
 from captrain.errors import InfrastructureError
 from captrain.records import Message
 

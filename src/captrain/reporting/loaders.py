@@ -35,7 +35,7 @@ def load_spec(root: Root = ".") -> Spec:
     >>> captrain.load_spec().evaluation.trials
     4
     """
-    return specification.load(Path(root) / "results/spec.yaml")
+    return specification.load_spec(Path(root) / "results/spec.yaml")
 
 
 def load_rollouts(

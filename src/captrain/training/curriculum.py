@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from captrain.capabilities import Asked, fault_of, needs
-from captrain.config import Component, Count, Level, Rate, Share
-from captrain.config.spec import Spec, build
+from captrain.config import Component, Count, Level, Rate, Share, Spec, build
 from captrain.execution import code_digest
 from captrain.records import Capability, Rollout, RolloutLabels, Score, digest, load
 from captrain.rollouts import record

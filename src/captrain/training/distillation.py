@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from captrain.config import Component, Machine
-from captrain.config.spec import Spec, build
+from captrain.config import Component, Machine, Spec, build
 from captrain.contract import Target
 from captrain.errors import UserError
 from captrain.execution import code_digest, launch

@@ -25,7 +25,7 @@ def train(order: Path) -> None:
     """
     from torch import distributed
 
-    from captrain.config.spec import build
+    from captrain.config import build
     from captrain.policies import load_policy
     from captrain.training.grpo import fit
 

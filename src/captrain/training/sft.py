@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from captrain.config.spec import Adp, References, Spec, build
+from captrain.config import Adp, References, Spec, build
 from captrain.errors import UserError
 from captrain.execution import code_digest
 from captrain.models import Chat, adapter_digest, model_of, settle, tokens_of
