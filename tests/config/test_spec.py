@@ -169,7 +169,7 @@ def test_an_unknown_experiment_ends_the_process_with_status_2(workspace: Path) -
             "no module captrain.policies.lokal",
         ),
         ({"overrides": ["policy._target_=captrain.policies.local.LocalPolicey"]}, "did you mean LocalPolicy?"),
-        ({"overrides": ["policy._target_=captrain.records.SPLIT_OF"]}, "cannot be called"),
+        ({"overrides": ["policy._target_=captrain.ledger.SPLIT_OF"]}, "cannot be called"),
         ({"overrides": ["+policy.temprature=1.0"]}, "did you mean temperature?"),
         ({"overrides": ["policy.max_turns=some"]}, "policy.max_turns = 'some'"),
         ({"overrides": ["machine.benchmarks.tau2.pyton=/x"]}, "did you mean machine.benchmarks.tau2.python?"),
