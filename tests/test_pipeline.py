@@ -113,7 +113,7 @@ def test_a_changed_setting_makes_stale_only_what_it_decides(
 
 
 def test_a_comment_in_the_figures_module_makes_the_figures_stale_only(project: Project) -> None:
-    path = project.folder / "src/captrain/figures.py"
+    path = project.folder / "src/captrain/reporting/figures.py"
     text = path.read_text()
     project.choose()
     path.write_text(text + "# a comment\n")
