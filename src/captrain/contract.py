@@ -11,7 +11,8 @@ turns whatever the other side raises or returns into records or an `EnvironmentF
 import importlib.util
 import inspect
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -187,13 +188,13 @@ class Target:
     def play(self, task: Task, actions: Sequence[Message]) -> list[Message]:
         """Play assistant messages in order until they run out or the episode ends; returns all messages."""
         episode = self.open(task)
-        messages = list(episode.messages)
-        for action in actions:
-            replies, done = episode.step(action)
-            messages += [action, *replies]
-            if done:
-                break
-        episode.close()
+        with closing_episodes([episode]):
+            messages = list(episode.messages)
+            for action in actions:
+                replies, done = episode.step(action)
+                messages += [action, *replies]
+                if done:
+                    break
         return messages
 
     def floor(self, task: Task) -> Score:
@@ -212,6 +213,7 @@ class GuardedEpisode:
         self._task = task
         self._key = key
         self._opening: Episode | None = None
+        self._closed = False
 
     @property
     def _episode(self) -> Episode:
@@ -230,19 +232,55 @@ class GuardedEpisode:
         """OpenAI function schemas of the tools that the agent has in this episode."""
         return getattr(self._episode, "tools", None) or self._target.tools
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it was opened and is not closed yet."""
+        return self._opening is not None and not self._closed
+
     def step(self, message: Message) -> tuple[list[Message], bool]:
         """See `Episode.step`."""
         return self._target.call("step", self._task.id, lambda: self._episode.step(message))
 
     def close(self) -> None:
-        """Let go of what the episode holds outside of this process, if it was opened."""
-        close = getattr(self._opening, "close", None)
-        if close is not None:
-            self._target.call("close", self._task.id, close)
+        """Let go of what the episode holds outside of this process, if it was opened and is not closed yet."""
+        if self.is_open:
+            self._closed = True
+            if (close := getattr(self._opening, "close", None)) is not None:
+                self._target.call("close", self._task.id, close)
 
     def reference(self) -> list[Message]:
         """The assistant messages of the task's reference solution, for scripted policies."""
         return self._target.reference(self._task)
+
+
+@contextmanager
+def closing_episodes(episodes: Iterable[GuardedEpisode]) -> Iterator[None]:
+    """Close episodes when the block ends, however it ends: no fault of one leaves another open.
+
+    Raises:
+        EnvironmentFault: an episode does not close. It is raised when all others are closed; where the block has
+            raised, its own error goes on, with this one as a note.
+    """
+    try:
+        yield
+    except BaseException as error:
+        for fault in _close(episodes):
+            error.add_note(f"and when its episodes were closed: {fault}")
+        raise
+    if faults := _close(episodes):
+        raise faults[0]
+
+
+def _close(episodes: Iterable[GuardedEpisode]) -> list[Exception]:
+    """What closing episodes raised, each being closed all the same."""
+    faults: list[Exception] = []
+    for episode in episodes:
+        try:
+            if episode.is_open:
+                episode.close()
+        except Exception as fault:
+            faults.append(fault)
+    return faults
 
 
 def tool_call(name: str, arguments: dict[str, Any]) -> Message:

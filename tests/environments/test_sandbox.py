@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
@@ -25,6 +26,7 @@ from captrain.environments.sandbox.confined import LAYERS, LEVELS, active, confi
 from captrain.environments.synthesized import Brief
 from captrain.environments.templates import TemplateSynthesizer
 from captrain.errors import EnvironmentFault, InfrastructureError, UserError
+from captrain.policies.policy import Play
 from captrain.policies.scripted import ScriptedPolicy
 from captrain.records import Capability
 from captrain.rollouts.collection import collect
@@ -352,6 +354,42 @@ def test_rollouts_are_collected_from_the_sandbox_and_nothing_is_left_of_them(let
     assert len(server) in (2, 3, 4)  # bubblewrap's own, the server, and the process that is kept
     del target
     assert only(before)
+
+
+SPOILT = """
+def attack(argument):
+    return ""
+
+def scored(task, messages):
+    if task["id"].endswith("/1"):
+        raise ValueError("no reward today")
+    return {"reward": 1.0, "success": True, "parts": {}}
+"""
+
+
+@pytest.mark.parametrize("culprit", ["environment", "captrain"])
+def test_a_score_that_raises_leaves_no_process_of_any_episode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, culprit: str
+) -> None:
+    def bug(*arguments: object) -> None:
+        raise KeyError("a bug of ours")
+
+    class AllAtOnce(ScriptedPolicy):
+        def play(self, plays: Sequence[Play]) -> Iterator[Play]:
+            for play in plays:
+                play.start()
+            assert len(family() - before) >= 4
+            yield from super().play(plays)
+
+    target = confined(written(tmp_path, SPOILT), "strong, one layer")
+    tasks = target.tasks("training", 4)
+    before = family()
+    if culprit == "captrain":
+        monkeypatch.setattr(target, "score", bug)
+    with pytest.raises((EnvironmentFault, KeyError), match="no reward today in score|a bug of ours") as fault:
+        collect(AllAtOnce(), target, tasks, purpose="training", seed=0, journals=tmp_path / "journals", quiet=True)
+    # The error still refers to all that it went through, so that nothing is closed by being forgotten.
+    assert fault.value.__traceback__ is not None and only(before)
 
 
 COUNTING = """

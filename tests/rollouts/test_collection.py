@@ -173,6 +173,93 @@ def test_a_policy_that_loses_its_server_is_tried_again(tmp_path: Path) -> None:
     assert [rollout.retries for rollout in rollouts] == [{2: 1, 6: 2}.get(i, 0) for i in range(COUNT)]
 
 
+class AllAtOnce(ScriptedPolicy):
+    """Has all episodes open before it ends the first, as a policy that plays in batches."""
+
+    def play(self, plays: Sequence[Play]) -> Iterator[Play]:
+        for play in plays:
+            play.start()
+        yield from super().play(plays)
+
+
+class LastingDesk(FaultyDesk):
+    """The faulty desk; its episodes hold something outside of this process until they are closed."""
+
+    def __init__(self, where: str, fault: type[Exception], at_close: type[Exception] | None = None) -> None:
+        super().__init__({task_id(2): 1}, where, fault)
+        self.at_close = at_close
+        self.running: list[str] = []
+
+    def open(self, task: dict) -> DeskEpisode:
+        episode, desk = super().open(task), self
+
+        def close() -> None:
+            desk.running.remove(task["id"])
+            if desk.at_close:
+                raise desk.at_close("the door is stuck")
+
+        episode.close = close  # type: ignore[attr-defined]
+        self.running.append(task["id"])
+        return episode
+
+    def score(self, task: dict, messages: list[Message]) -> dict:
+        self.trip("score", task)
+        return ServiceDesk(mix="mixed").score(task, messages)  # which opens an episode of its own
+
+
+@pytest.mark.parametrize("where", ["score", "step"])
+@pytest.mark.parametrize("fault", [ValueError, UserError, KeyboardInterrupt])
+def test_whatever_is_raised_no_episode_stays_open(tmp_path: Path, where: str, fault: type[Exception]) -> None:
+    class Fault(fault):
+        def __init__(self, message: str) -> None:
+            super().__init__(*([message, "none"] if issubclass(fault, UserError) else [message]))
+
+    environment = LastingDesk(where, Fault)
+    with pytest.raises((UserError, KeyboardInterrupt), match="the line went dead"):
+        run(tmp_path, desk(environment), AllAtOnce())
+    assert environment.running == []
+    # What was whole is kept, and the next run goes on from there.
+    assert len(load(journal_of(tmp_path), Rollout)) == 2
+    assert [rollout.outcome for rollout in run(tmp_path, desk(environment), AllAtOnce())] == ["passed"] * COUNT
+
+
+def test_a_bug_between_episode_and_score_closes_all_episodes_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = LastingDesk("nowhere", ValueError)
+    target = desk(environment)
+
+    def bug(task: Task, messages: Sequence[Message]) -> None:
+        raise KeyError("a bug of ours")
+
+    monkeypatch.setattr(target, "score", bug)
+    with pytest.raises(KeyError, match="a bug of ours"):
+        run(tmp_path, target, AllAtOnce())
+    assert environment.running == []
+
+
+def test_an_episode_that_does_not_close_keeps_neither_others_open_nor_the_first_error_back(tmp_path: Path) -> None:
+    environment = LastingDesk("score", ValueError, at_close=OSError)
+    target = desk(environment)
+    with pytest.raises(EnvironmentFault, match="the door is stuck in close on .*/00000"):
+        run(tmp_path, target, AllAtOnce())
+    assert environment.running == []
+    tasks = target.tasks("discovery", 3)
+    with pytest.raises(EnvironmentFault, match="ValueError: the line went dead in score") as fault:
+        collect(AllAtOnce(), target, tasks[2:], purpose="diagnosis", seed=0, journals=tmp_path, quiet=True)
+    assert "the door is stuck" in str(fault.value.__notes__) and environment.running == []
+
+
+@pytest.mark.parametrize("where", ["step", "score"])
+def test_the_play_of_a_reference_that_raises_closes_its_episode(where: str) -> None:
+    environment = LastingDesk(where, ValueError)
+    target = desk(environment)
+    task = target.tasks("discovery", 3)[2]
+    with pytest.raises(EnvironmentFault, match="the line went dead"):
+        target.score(task, target.play(task, target.reference(task)))
+    assert environment.running == []
+
+
 def test_without_retries_the_first_error_stays(tmp_path: Path) -> None:
     rollouts = run(tmp_path, desk(FaultyDesk({task_id(3): 1})), retries=0)
     assert [rollout.outcome for rollout in rollouts].count("error") == 1 and rollouts[3].retries == 0

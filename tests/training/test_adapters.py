@@ -32,7 +32,7 @@ from captrain.baselines.grpo_target import grpo_target
 from captrain.config import compose_spec, load_spec
 from captrain.config.machine import Machine
 from captrain.contract import GuardedEpisode, Target, load_file
-from captrain.errors import UserError
+from captrain.errors import EnvironmentFault, UserError
 from captrain.ledger import LedgerEntry
 from captrain.models.lora import adapter_digest
 from captrain.records import Task, load
@@ -421,6 +421,27 @@ def test_no_more_episodes_are_open_than_are_played_together(
     with inside(tmp_path / "work"):
         train(job(tiny, letters(), policy={"batch": 3}, rollouts=8))
     assert (now, most) == (0, 3)
+
+
+def test_a_score_that_raises_leaves_no_episode_open(
+    tiny: Path, letters: Letters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[GuardedEpisode] = []
+    open_ = Target.open
+
+    def recorded(self: Target, task: Task, key: str = "") -> GuardedEpisode:
+        opened.append(open_(self, task, key))
+        return opened[-1]
+
+    monkeypatch.setattr(Target, "open", recorded)
+    path = letters()
+    path.write_text(
+        path.read_text().replace("        said = ", '        assert "/4" not in task["id"]\n        said = ')
+    )
+    with inside(tmp_path / "work"), pytest.raises(EnvironmentFault, match="raised AssertionError:  in score"):
+        train(job(tiny, path, policy={"batch": 4}, rollouts=16))
+    assert sum(episode._opening is not None for episode in opened) >= 12
+    assert not any(episode.is_open for episode in opened)
 
 
 def test_the_adapter_loads_in_plain_peft_and_acts_as_the_engine_lets_it_act(tiny: Path, trained: Trained) -> None:

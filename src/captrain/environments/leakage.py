@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from captrain.contract import Target, calls_of
+from captrain.contract import Target, calls_of, closing_episodes
 from captrain.records import Message, Task
 
 WORDS = 8
@@ -110,4 +110,6 @@ def _opening(benchmark: Target, task: Task) -> list[Message]:
     environment: Any = benchmark.environment
     if hasattr(environment, "idle"):
         return benchmark.call("idle", task.id, lambda: environment.idle(task.model_dump()))
-    return list(benchmark.open(task).messages)
+    episode = benchmark.open(task)
+    with closing_episodes([episode]):
+        return list(episode.messages)

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from captrain.config import Environments
-from captrain.contract import Target
+from captrain.contract import Target, closing_episodes
 from captrain.environments.leakage import HeldOut
 from captrain.errors import EnvironmentFault
 from captrain.records import Check, Message, Rollout, Score, Task
@@ -161,16 +161,16 @@ class Subject:
         """All messages of an agent's play."""
         self.asked = task.id
         call, episode = self.target.call, self.target.open(task)
-        messages = list(call("open", task.id, lambda: _formed(list(episode.messages))))
-        for _ in range(turns):
-            message = agent(messages)
-            if message is None:
-                break
-            replies, done = call("step", task.id, lambda said=message: _answer(episode.step(said)))
-            messages += [message, *replies]
-            if done:
-                break
-        episode.close()
+        with closing_episodes([episode]):
+            messages = list(call("open", task.id, lambda: _formed(list(episode.messages))))
+            for _ in range(turns):
+                message = agent(messages)
+                if message is None:
+                    break
+                replies, done = call("step", task.id, lambda action=message: _answer(episode.step(action)))
+                messages += [message, *replies]
+                if done:
+                    break
         return messages
 
     def play(self, task: Task, actions: Sequence[Message]) -> list[Message]:

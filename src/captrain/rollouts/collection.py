@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from pydantic import ValidationError
 
-from captrain.contract import Target
+from captrain.contract import Target, closing_episodes
 from captrain.errors import InfrastructureError
 from captrain.execution import code_digest, dispatched
 from captrain.ledger import guard_split
@@ -81,18 +81,20 @@ def _attempts(
             episode = target.open(task, key)
             play = Play(key, episode, adapter.folder if adapter else "")
             plays[id(play)] = (play, episode, task, trial)
-        for play in policy.play([play for play, *_ in plays.values()]):
-            _, episode, task, trial = plays[id(play)]
-            score = _scored(target, task, play)
-            episode.close()
-            if play.error and attempt < retries:
-                failed.append((task, trial))
-                continue
-            yield record(
-                play, target, task, trial, purpose, policy.digest, adapter, score, attempt,
-                name=digest(*identity, task.id, trial)[:12],
-            )  # fmt: skip
-            progress.add(score)
+        # Others may be open while one is scored: whatever is raised then, all are closed.
+        with closing_episodes([episode for _, episode, *_ in plays.values()]):
+            for play in policy.play([play for play, *_ in plays.values()]):
+                _, episode, task, trial = plays[id(play)]
+                score = _scored(target, task, play)
+                episode.close()
+                if play.error and attempt < retries:
+                    failed.append((task, trial))
+                    continue
+                yield record(
+                    play, target, task, trial, purpose, policy.digest, adapter, score, attempt,
+                    name=digest(*identity, task.id, trial)[:12],
+                )  # fmt: skip
+                progress.add(score)
         if not failed:
             break
         wanted = failed

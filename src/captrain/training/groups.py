@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from captrain.config import takes
-from captrain.contract import Target
+from captrain.contract import Target, closing_episodes
 from captrain.errors import EnvironmentFault, UserError
 from captrain.policies import Play
 from captrain.records import Score, Task, digest
@@ -161,13 +161,15 @@ class Groups:
             episodes = {at: self.targets[wanted[at].place].open(wanted[at].task, wanted[at].key) for at in left}
             plays = {at: Play(f"{wanted[at].key}{again}", episodes[at], adapter, wanted[at].hint) for at in left}
             places = {id(play): at for at, play in plays.items()}
-            for play in self.policy.play([*plays.values()]):
-                at = places[id(play)]
-                if play.mask and not (play.error or play.retokenised):
-                    one, target = wanted[at], self.targets[wanted[at].place]
-                    score = target.score(one.task, play.messages)
-                    done[at] = Played(one.place, target, one.task, one.trial, play, score)
-                episodes[at].close()
+            # Others may be open while one is scored: whatever is raised then, all are closed.
+            with closing_episodes(episodes.values()):
+                for play in self.policy.play([*plays.values()]):
+                    at = places[id(play)]
+                    if play.mask and not (play.error or play.retokenised):
+                        one, target = wanted[at], self.targets[wanted[at].place]
+                        score = target.score(one.task, play.messages)
+                        done[at] = Played(one.place, target, one.task, one.trial, play, score)
+                    episodes[at].close()
             left = [at for at in left if at not in done]
             if not left:
                 break
