@@ -35,21 +35,21 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def spec(root: Path) -> Compose:
-    return lambda *settings: plan.composed(settings, root)[0]
+    return lambda *settings: plan.compose_configuration(settings, root)[0]
 
 
 def planned(spec: Spec, **node: object) -> plan.Plan:
-    return plan.plan(spec, estimate.Node(**node))  # type: ignore[arg-type]
+    return plan.make_plan(spec, estimate.Node(**node))  # type: ignore[arg-type]
 
 
-def stages(works: list[estimate.Work]) -> dict[str, estimate.Work]:
+def stages(works: list[estimate.StageCost]) -> dict[str, estimate.StageCost]:
     return {one.stage: one for one in works}
 
 
 def printed(made: plan.Plan) -> str:
     console = Console(width=160, highlight=False, markup=False)
     with console.capture() as text:
-        console.print(*plan.shown(made))
+        console.print(*plan.plan_tables(made))
     return text.get()
 
 
@@ -60,7 +60,7 @@ def test_the_rollouts_of_the_embedded_default_are_those_of_its_ledgers(spec: Com
     real = {stage: sum(entry.rollouts for entry in entries) for stage, entries in spent.items() if entries}
     # How many attempts were needed is the one thing that no plan can know.
     attempts = len(spent["environments"]) / default.capabilities.count
-    works = stages(estimate.Estimate(default, estimate.Node(), attempts).works())
+    works = stages(estimate.Estimate(default, estimate.Node(), attempts).costs())
     assert {stage: works[stage].rollouts for stage in real} == real
     made = planned(default)
     low, high = stages(made.low), stages(made.high)
@@ -100,15 +100,16 @@ def test_the_tokens_of_the_embedded_default_are_near_those_of_its_ledgers(spec: 
         rollouts = sum(entry.rollouts for entry in entries)
         read = sum(entry.prompt_tokens for entry in entries) / rollouts
         written = sum(entry.completion_tokens for entry in entries) / rollouts
-        assert work.took.read / work.rollouts == pytest.approx(read, rel=0.1)
-        assert work.took.written / work.rollouts == pytest.approx(written, rel=0.1)
+        assert work.use.input / work.rollouts == pytest.approx(read, rel=0.1)
+        assert work.use.output / work.rollouts == pytest.approx(written, rel=0.1)
 
 
 def test_the_speed_of_the_engine_is_that_of_the_table_in_the_readme() -> None:
     rows = re.findall(
         r"│ captrain, (float\d+) │ +(\d+) │(?:[^│]*│){5} +([\d.]+) │", (REPOSITORY / "README.md").read_text()
     )
-    assert {(precision, int(batch)): float(rate) for precision, batch, rate in rows} == assumptions.RATES
+    rates = {key: assumption.value for key, assumption in assumptions.ROLLOUT_RATES.items()}
+    assert {(precision, int(batch)): float(rate) for precision, batch, rate in rows} == rates
 
 
 def test_float32_is_planned_faster_than_float64_and_two_workers_than_one(spec: Compose) -> None:
@@ -123,7 +124,7 @@ def test_float32_is_planned_faster_than_float64_and_two_workers_than_one(spec: C
 @pytest.mark.parametrize("experiment", ["default", "single", "rare", "compound", "smoke", "all_methods"])
 def test_every_embedded_experiment_is_accepted(spec: Compose, experiment: str) -> None:
     made = planned(spec(f"experiment={experiment}"))
-    made.refuse()
+    made.refuse_impossible()
     assert not made.warnings
     rows = [line for line in printed(made).splitlines() if line.startswith("│ ")]
     assert all(any(row.split()[1] == one.stage for row in rows) for one in made.high)
@@ -133,9 +134,9 @@ def test_every_embedded_experiment_is_accepted(spec: Compose, experiment: str) -
 
 
 def test_settings_go_on_top_of_what_is_selected(root: Path) -> None:
-    chosen, title = plan.composed([], root)
+    chosen, title = plan.compose_configuration([], root)
     assert (chosen.seed, chosen.selection.delta, title) == (0, 0.15, "experiment default, seed 0, selection.delta=0.15")
-    other, _ = plan.composed(["experiment=rare", "seed=3", "router=classifier"], root)
+    other, _ = plan.compose_configuration(["experiment=rare", "seed=3", "router=classifier"], root)
     assert (other.seed, other.rollouts.tasks, other.selection.delta) == (3, 720, 0.15)
 
 
@@ -175,9 +176,9 @@ def test_impossible_settings_are_refused_and_the_remedy_mends_them(
     spec: Compose, settings: tuple[str, ...], said: str, mended: tuple[str, ...]
 ) -> None:
     with pytest.raises(UserError, match=said):
-        planned(spec(*settings)).refuse()
+        planned(spec(*settings)).refuse_impossible()
     kept = [one for one in settings if one.partition("=")[0] not in {new.partition("=")[0] for new in mended}]
-    planned(spec(*kept, *mended)).refuse()
+    planned(spec(*kept, *mended)).refuse_impossible()
 
 
 def test_the_papers_setting_is_shown_in_full_and_says_how_often_it_uses_its_39_training_tasks(spec: Compose) -> None:
@@ -187,7 +188,7 @@ def test_the_papers_setting_is_shown_in_full_and_says_how_often_it_uses_its_39_t
     assert any("cannot be trained through" in warning for warning in made.warnings)
     # 5,888 rollouts in groups of 16 are 368.
     assert any("grpo_target uses each of 39 training tasks 10 times" in warning for warning in made.warnings)
-    made.refuse()
+    made.refuse_impossible()
     assert "times that a training task is used" in text
     few = planned(spec(*PAPER, "baselines.grpo_target.run=false"))
     assert not any("training tasks" in warning for warning in few.warnings)
@@ -196,12 +197,12 @@ def test_the_papers_setting_is_shown_in_full_and_says_how_often_it_uses_its_39_t
 def test_the_papers_setting_on_servers_of_our_own_has_jobs_gpus_memory_and_hours(spec: Compose) -> None:
     own = (*PAPER, "policy=vllm", "machine.vllm.gpus=2")
     with pytest.raises(UserError, match=r"does not fit while it is trained: about 75 GiB") as error:
-        planned(spec(*own)).refuse()
+        planned(spec(*own)).refuse_impossible()
     assert "machine.vllm.gpus" in error.value.remedy
     alone = planned(spec(*own), memory=141.0)
-    alone.refuse()
+    alone.refuse_impossible()
     jobs = planned(spec(*own, "machine=slurm", "machine.slurm.gpus=3"), memory=141.0)
-    jobs.refuse()
+    jobs.refuse_impossible()
     one, several = stages(alone.low), stages(jobs.low)
     assert one["adapters"].gpus == 3 and several["adapters"].gpus == 2 * 3 and several["rollouts"].jobs == 4
     assert (several["adapters"].seconds or 0) < (one["adapters"].seconds or 0)
@@ -223,31 +224,31 @@ def test_a_job_without_room_for_its_servers_and_its_trainer_is_refused(
     spec: Compose, settings: tuple[str, ...], said: str, mended: str
 ) -> None:
     with pytest.raises(UserError, match=said):
-        planned(spec(*PAPER, "policy=vllm", *settings), memory=141.0).refuse()
-    planned(spec(*PAPER, "policy=vllm", *settings, mended), memory=141.0).refuse()
+        planned(spec(*PAPER, "policy=vllm", *settings), memory=141.0).refuse_impossible()
+    planned(spec(*PAPER, "policy=vllm", *settings, mended), memory=141.0).refuse_impossible()
 
 
 def test_all_that_is_impossible_is_said_at_once(spec: Compose) -> None:
     with pytest.raises(UserError) as refusal:
-        planned(spec(*PAPER, "evaluation.tasks=61", "environments.temperature=null")).refuse()
+        planned(spec(*PAPER, "evaluation.tasks=61", "environments.temperature=null")).refuse_impossible()
     assert all(said in refusal.value.problem for said in ("split test", "temperature"))
 
 
 def test_splits_are_as_large_as_the_benchmark_divides_them(spec: Compose) -> None:
-    assert assumptions.splits(spec(*PAPER).benchmark) == {"discovery": 65, "training": 39, "test": 60}
-    assert assumptions.splits(spec(*PAPER, "benchmark.domains=[airline]").benchmark)["test"] == 20
-    assert assumptions.splits(spec().benchmark) == {}
+    assert assumptions.split_sizes(spec(*PAPER).benchmark) == {"discovery": 65, "training": 39, "test": 60}
+    assert assumptions.split_sizes(spec(*PAPER, "benchmark.domains=[airline]").benchmark)["test"] == 20
+    assert assumptions.split_sizes(spec().benchmark) == {}
 
 
 def test_a_model_that_fits_eight_gpus_does_not_fit_one_and_the_message_says_what_fills_it(spec: Compose) -> None:
     small = spec(*SMALL)
-    planned(small).refuse()
+    planned(small).refuse_impossible()
     with pytest.raises(
         UserError, match=r"does not fit while it is trained: about 1\d\d GiB of each of 1 GPUs"
     ) as error:
-        planned(small, gpus=1).refuse()
+        planned(small, gpus=1).refuse_impossible()
     assert "weights 110" in error.value.problem and "KV cache" in error.value.problem
-    planned(small, gpus=1, memory=288.0).refuse()
+    planned(small, gpus=1, memory=288.0).refuse_impossible()
 
 
 def test_sizes_are_those_that_the_shapes_give() -> None:
@@ -272,7 +273,7 @@ def test_a_model_of_unknown_size_has_counts_and_how_to_state_it(spec: Compose) -
     stated = planned(other, parameters=8.0)
     assert stated.low[-1].seconds and stated.low[-1].memory and not any("size" in one for one in stated.warnings)
     with pytest.raises(UserError, match="someone/model does not fit"):
-        planned(other, parameters=700.0).refuse()
+        planned(other, parameters=700.0).refuse_impossible()
 
 
 def test_more_throughput_and_more_gpus_never_take_longer(spec: Compose) -> None:
@@ -290,11 +291,11 @@ def test_money_is_that_of_the_tokens_and_only_of_what_is_not_the_agents_own_mode
     assert free.low[-1].money == 0
     works = stages(planned(spec(*SMALL, *CALLS)).low)
     labels = works["labels"]
-    assert labels.money == pytest.approx((labels.took.read * 2 + labels.took.written * 10) / 1e6)
+    assert labels.money == pytest.approx((labels.use.input * 2 + labels.use.output * 10) / 1e6)
     assert labels.gpus == 0 and works["rollouts"].money == works["adapters"].money == 0
     hosted = stages(planned(spec(*SMALL, *CALLS, "benchmark.user.name=other")).low)["rollouts"]
-    user, count = assumptions.EPISODES[assumptions.TAU2, assumptions.SERVED].user, hosted.rollouts
-    assert hosted.money == pytest.approx(count * (user.read * 2 + user.written * 10) / 1e6)
+    user, count = assumptions.EPISODE_COSTS[assumptions.TAU2, assumptions.SERVED].user, hosted.rollouts
+    assert hosted.money == pytest.approx(count * (user.input * 2 + user.output * 10) / 1e6)
     unpriced = planned(spec(*SMALL, "analyst.name=other"))
     assert unpriced.low[-1].money is None and any("input_price" in warning for warning in unpriced.warnings)
 
@@ -303,21 +304,22 @@ def test_a_scripted_user_costs_no_calls_and_is_said_to_be_for_checks(spec: Compo
     settings = [one for one in SMALL if "user" not in one]
     scripted = planned(spec(*settings, "benchmark.user=null"))
     with_user = planned(spec(*settings))
-    assert stages(scripted.low)["rollouts"].took.calls < stages(with_user.low)["rollouts"].took.calls
+    assert stages(scripted.low)["rollouts"].use.calls < stages(with_user.low)["rollouts"].use.calls
     assert any("for checks and not for results" in warning for warning in scripted.warnings)
 
 
 def test_every_assumption_says_where_it_comes_from(spec: Compose) -> None:
     own = spec(*PAPER, "policy=vllm", "baselines.adp.run=true", "controls.run=true", "baselines.gepa.model=other")
-    for chosen in (spec(), spec(*PAPER), spec(*PAPER, *CALLS), own):
-        for what, value, source in planned(chosen).assumptions:
-            assert value and source.startswith(("spec", "measured here", "published", "assumed", "stated")), what
+    for configuration in (spec(), spec(*PAPER), spec(*PAPER, *CALLS), own):
+        for row in planned(configuration).basis:
+            assert row.value and row.source.startswith(("spec", "measured here", "published", "assumed", "stated")), row
 
 
 def test_planning_does_not_import_torch() -> None:
     code = (
-        "import sys; from pathlib import Path; from captrain.planning import estimate, plan; "
-        f"plan.plan(plan.composed(['experiment=paper_tau2'], Path({str(REPOSITORY)!r}))[0], estimate.Node()); "
+        "import sys; from pathlib import Path; from captrain.planning import Node, compose_configuration, make_plan; "
+        f"spec, _ = compose_configuration(['experiment=paper_tau2'], Path({str(REPOSITORY)!r})); "
+        "make_plan(spec, Node()); "
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

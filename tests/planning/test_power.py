@@ -1,6 +1,7 @@
 """Power against tests that are really made: worlds drawn task by task, and the evaluation's own bootstrap."""
 
 import json
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -14,14 +15,15 @@ from scipy.stats import t as student
 from captrain.errors import UserError
 from captrain.evaluation.statistics import Bootstrap, summarise
 from captrain.planning.power import (
-    MOST_TRIALS,
+    MAX_TRIALS,
     Design,
+    PartialDesign,
+    claim_power,
+    complete_design,
+    design_tables,
     detectable,
-    difficulty,
-    paper,
-    planned,
-    power,
-    shown,
+    read_difficulty,
+    simulated_power,
     tasks_needed,
     trials_needed,
 )
@@ -52,7 +54,7 @@ def test_power_is_how_often_the_evaluations_bootstrap_and_the_t_test_find_the_di
         low, high = intervals.interval(gap)
         by_interval += low > 0 or high < 0
         by_t += abs(gap.mean()) > bound * gap.std(ddof=1) / np.sqrt(len(gap))
-    said = power(DESIGN, difference)
+    said = simulated_power(DESIGN, difference)
     assert 0.3 < said < 0.9
     spread = 4 * np.sqrt(said * (1 - said) / worlds)
     assert abs(by_t / worlds - said) < spread
@@ -60,13 +62,13 @@ def test_power_is_how_often_the_evaluations_bootstrap_and_the_t_test_find_the_di
 
 
 def test_without_a_difference_the_test_finds_one_as_often_as_its_level() -> None:
-    assert power(DESIGN, 0.0) == pytest.approx(DESIGN.level, abs=0.02)
+    assert simulated_power(DESIGN, 0.0) == pytest.approx(DESIGN.level, abs=0.02)
 
 
 def test_what_is_detectable_is_found_with_the_power_wanted_and_less_is_not() -> None:
     least = detectable(DESIGN)
     assert least is not None
-    assert power(DESIGN, least) >= DESIGN.power > power(DESIGN, least - 0.01)
+    assert simulated_power(DESIGN, least) >= DESIGN.power > simulated_power(DESIGN, least - 0.01)
 
 
 def test_more_tasks_more_trials_and_shared_difficulty_each_detect_less() -> None:
@@ -81,10 +83,14 @@ def test_the_tasks_and_trials_needed_are_the_least_that_suffice() -> None:
     tasks = tasks_needed(DESIGN, 0.1)
     assert tasks is not None and tasks > DESIGN.tasks
     again = Design(**{**DESIGN.__dict__, "tasks": tasks})
-    assert power(again, 0.1) >= DESIGN.power > power(Design(**{**DESIGN.__dict__, "tasks": tasks - 10}), 0.1)
+    assert (
+        simulated_power(again, 0.1)
+        >= DESIGN.power
+        > simulated_power(Design(**{**DESIGN.__dict__, "tasks": tasks - 10}), 0.1)
+    )
     once = Design(base=0.4, tasks=120, trials=1, icc=0.3, shared=0.9)
     trials = trials_needed(once, 0.1)
-    assert trials is not None and 1 < trials < MOST_TRIALS
+    assert trials is not None and 1 < trials < MAX_TRIALS
 
 
 def test_no_number_of_trials_finds_a_small_difference_on_few_tasks() -> None:
@@ -96,8 +102,10 @@ def test_a_base_near_one_leaves_nothing_to_detect_on_few_tasks() -> None:
 
 
 def test_equal_seeds_give_equal_numbers_and_other_seeds_nearly() -> None:
-    assert power(DESIGN, 0.08) == power(DESIGN, 0.08)
-    assert power(DESIGN, 0.08) == pytest.approx(power(Design(**{**DESIGN.__dict__, "seed": 1}), 0.08), abs=0.04)
+    assert simulated_power(DESIGN, 0.08) == simulated_power(DESIGN, 0.08)
+    assert simulated_power(DESIGN, 0.08) == pytest.approx(
+        simulated_power(Design(**{**DESIGN.__dict__, "seed": 1}), 0.08), abs=0.04
+    )
 
 
 @pytest.mark.parametrize("wrong", [{"base": 0.0}, {"icc": 1.0}, {"shared": -0.1}, {"tasks": 1}, {"trials": 0}])
@@ -108,7 +116,7 @@ def test_what_is_no_design_is_refused(wrong: dict[str, float]) -> None:
 
 def test_a_difference_beyond_one_is_refused() -> None:
     with pytest.raises(UserError, match="is no rate"):
-        power(DESIGN, 0.7)
+        simulated_power(DESIGN, 0.7)
 
 
 def evaluated(folder: Path, design: Design, difference: float, trials: int) -> Path:
@@ -133,7 +141,7 @@ def evaluated(folder: Path, design: Design, difference: float, trials: int) -> P
 
 def test_the_difficulty_of_tasks_is_read_off_the_tables_of_an_evaluation(tmp_path: Path) -> None:
     design = Design(base=0.4, tasks=2000, trials=4, icc=0.6, shared=0.7)
-    found = difficulty(evaluated(tmp_path / "evaluation", design, 0.1, trials=4))
+    found = read_difficulty(evaluated(tmp_path / "evaluation", design, 0.1, trials=4))
     assert (found.tasks, found.trials) == (2000, 4)
     assert found.base == pytest.approx(0.4, abs=0.04)
     assert found.icc == pytest.approx(0.6, abs=0.08)
@@ -143,24 +151,23 @@ def test_the_difficulty_of_tasks_is_read_off_the_tables_of_an_evaluation(tmp_pat
 def test_an_evaluation_that_played_each_task_once_tells_nothing_of_difficulty(tmp_path: Path) -> None:
     design = Design(base=0.4, tasks=100, trials=1, icc=0.6, shared=0.7)
     with pytest.raises(UserError, match="--icc"):
-        difficulty(evaluated(tmp_path / "evaluation", design, 0.1, trials=1))
+        read_difficulty(evaluated(tmp_path / "evaluation", design, 0.1, trials=1))
 
 
 def test_a_plan_takes_from_the_evaluation_what_is_not_given(tmp_path: Path) -> None:
     folder = evaluated(tmp_path / "evaluation", DESIGN, 0.1, trials=4)
-    unknown: dict = dict.fromkeys(("base", "tasks", "trials", "icc", "shared"))
-    design, source = planned(folder, **{**unknown, "trials": 2}, level=0.01, wanted=0.9)
-    found = difficulty(folder)
+    design, source = complete_design(PartialDesign(trials=2), folder, level=0.01, power=0.9)
+    found = read_difficulty(folder)
     assert (design.tasks, design.trials, design.icc, design.level) == (120, 2, found.icc, 0.01)
     assert str(folder) in source
-    whole = {"base": 0.4, "tasks": 120, "trials": 4, "icc": 0.6, "shared": 0.7}
-    assert planned(tmp_path / "nowhere", **whole, level=0.05, wanted=0.8) == (DESIGN, "as given")
+    whole, nowhere = PartialDesign(base=0.4, tasks=120, trials=4, icc=0.6, shared=0.7), tmp_path / "nowhere"
+    assert complete_design(whole, nowhere, level=0.05, power=0.8) == (DESIGN, "as given")
     with pytest.raises(UserError, match="main.csv is missing"):
-        planned(tmp_path / "nowhere", **{**whole, "icc": None}, level=0.05, wanted=0.8)
+        complete_design(replace(whole, icc=None), nowhere, level=0.05, power=0.8)
 
 
 def test_the_papers_differences_are_judged_at_its_tasks_and_one_trial() -> None:
-    frame = paper(icc=0.7, shared=0.7)
+    frame = claim_power(icc=0.7, shared=0.7)
     rows = {(row["table"], row["column"], row["second"]): row for row in frame.to_dict("records")}
     over_base, over_gepa = rows["tau2", "all", "base"], rows["tau2", "all", "gepa"]
     assert over_base["difference"] == pytest.approx(23 / 164)
@@ -174,7 +181,7 @@ def test_the_papers_differences_are_judged_at_its_tasks_and_one_trial() -> None:
 
 def test_a_plan_names_the_trials_the_tasks_and_what_it_assumes() -> None:
     console = Console(width=140, record=True, file=StringIO())
-    for part in shown(DESIGN, 0.1, "a guess"):
+    for part in design_tables(DESIGN, 0.1, "a guess"):
         console.print(part)
     text = console.export_text()
     assert f"{detectable(DESIGN):.3f}" in text and f"{tasks_needed(DESIGN, 0.1)} tasks" in text

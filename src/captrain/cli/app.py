@@ -150,12 +150,12 @@ def plan(
     parameters: Annotated[float | None, typer.Option(help="Of a model whose size is not known, in billions.")] = None,
 ) -> None:
     """What a run would take, stage by stage, and whether it can run at all (exit status 2 if not). Runs nothing."""
-    from captrain.planning import plan as planning
+    from captrain.planning import Node, compose_configuration, make_plan, plan_tables
 
-    spec, title = planning.composed(settings or [], _root())
-    made = planning.plan(spec, planning.Node(gpus, gpu_memory, throughput, parameters), title)
-    _print(*planning.shown(made))
-    made.refuse()
+    spec, title = compose_configuration(settings or [], _root())
+    work_plan = make_plan(spec, Node(gpus, gpu_memory, throughput, parameters), title)
+    _print(*plan_tables(work_plan))
+    work_plan.refuse_impossible()
 
 
 @app.command()
@@ -172,18 +172,17 @@ def power(
 ) -> None:
     """What difference a comparison can detect, and what a wanted one takes; what is not given is as it was in
     results/evaluation. Runs nothing."""
-    from captrain.planning import power as planning
+    from captrain.planning import PartialDesign, claim_tables, complete_design, design_tables
 
     folder = _root() / "results/evaluation"
     if paper:
         base, tasks, trials = 0.5, 2, 1  # the paper's own are used: only icc and shared are to be known
-    design, source = planning.planned(
-        folder, base=base, tasks=tasks, trials=trials, icc=icc, shared=shared, level=level, wanted=wanted
-    )
+    partial = PartialDesign(base, tasks, trials, icc, shared)
+    design, source = complete_design(partial, folder, level=level, power=wanted)
     if paper:
-        _print(*planning.shown_paper(design.icc, design.shared, level, wanted, source))
+        _print(*claim_tables(design.icc, design.shared, level, wanted, source))
     else:
-        _print(*planning.shown(design, difference, source))
+        _print(*design_tables(design, difference, source))
 
 
 @app.command()

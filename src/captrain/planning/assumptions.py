@@ -1,7 +1,8 @@
-"""What a plan takes as given: sizes of models and benchmarks, what a rollout takes, how fast things are.
+"""Numbers that no setting holds, each once and with where it comes from: sizes of models and benchmarks, what a rollout
+takes, how fast things are.
 
-Numbers that no setting holds, each with where it comes from, apart from the arithmetic on them (`captrain.planning`):
-what is measured anew is changed here.
+Apart from the arithmetic on them (`captrain.planning.estimate`): what is measured anew is changed here, and the plan
+prints each number with its source (`captrain.planning.basis`).
 """
 
 import math
@@ -19,29 +20,75 @@ SERVICEDESK = "captrain.benchmarks.servicedesk.ServiceDesk"
 TAU2 = "captrain.benchmarks.tau2.Tau2"
 TOOLSANDBOX = "captrain.benchmarks.toolsandbox.ToolSandbox"
 
-RATES = {("float64", 64): 121.2, ("float64", 256): 155.0, ("float32", 64): 195.0, ("float32", 256): 262.2}
-"""Rollouts a CPU second of the embedded base, by precision and batch: the table of `make bench` in README.md."""
-TRAINED, DEMONSTRATIONS = 40.0, 100.0
-"""Of the same in training, updates included; and what it is made from."""
-PREFILL, DECODE, ACTIVE = 10_000.0, 1_000.0, 3.3e9
-"""Tokens a second of one GPU for a model with so many active parameters; in inverse proportion to them."""
-STREAM, USABLE = 50.0, 0.9
-"""Tokens a second of one request among many; share of a GPU's memory that is given out."""
-WITH_LORA = "published: 811 written at 16 requests, one GPU, Qwen3-Coder-30B-A3B with a LoRA in vLLM; reading assumed"
-"""Where PREFILL, DECODE and STREAM come from for servers of our own: 811 / 16 is a request's share."""
-START = 300.0
+
+class Assumption(NamedTuple):
+    """A number and where it comes from, as the plan prints it."""
+
+    value: float
+    source: str
+
+
+class Throughput(NamedTuple):
+    """Tokens a second of one GPU, read and written, for a model with so many active parameters; in inverse proportion
+    to them."""
+
+    prefill: float
+    decode: float
+    active: float
+    source: str
+
+
+class QuestionSizes(NamedTuple):
+    """Of questions to an analyst or a synthesizer: candidates in one question; tokens of a label, of an environment's
+    file, of instructions and schemas."""
+
+    candidates: int
+    label: int
+    file: int
+    frame: int
+    source: str
+
+
+ROLLOUT_RATES = {
+    key: Assumption(rate, "measured here: make bench, in README.md")
+    for key, rate in {
+        ("float64", 64): 121.2,
+        ("float64", 256): 155.0,
+        ("float32", 64): 195.0,
+        ("float32", 256): 262.2,
+    }.items()
+}
+"""Rollouts a CPU second of the embedded base, by precision and batch."""
+TRAINING_RATE = Assumption(40.0, "measured here: one adapter of `default`")
+"""Rollouts a CPU second of the embedded base in training, updates included."""
+DEMONSTRATION_RATE = Assumption(100.0, "measured here: the base of `default`")
+"""Demonstrations a CPU second that the embedded base is trained on."""
+VLLM_THROUGHPUT = Throughput(
+    prefill=10_000.0,
+    decode=1_000.0,
+    active=3.3e9,
+    source=("published: 811 written at 16 requests, one GPU, Qwen3-Coder-30B-A3B with a LoRA in vLLM; reading assumed"),
+)
+"""Of servers of our own. 811 / 16 is a request's share, `REQUEST_RATE`."""
+ENDPOINT_THROUGHPUT = VLLM_THROUGHPUT._replace(source="assumed for 3.3 active, in proportion; --throughput")
+REQUEST_RATE = Assumption(50.0, "assumed")
+"""Tokens a second of one request among many."""
+TRAINING_FACTOR = Assumption(4, "assumed: recomputed, twice backward")
+"""Times that training on a token takes what reading it takes."""
+USABLE_MEMORY = Assumption(0.9, "assumed")
+"""Share of a GPU's memory that is given out."""
+SERVER_START = Assumption(300.0, "assumed")
 """Seconds until the servers of a job are healthy: weights are read and graphs are captured."""
-REFLECTED = 2_500
+REFLECTION_TOKENS = Assumption(2_500, "assumed")
 """Tokens of a question of GEPA beyond the dialogues of its minibatch."""
-COMPOSED = 3
+COMPOSED_COLUMNS = Assumption(3, "assumed: as routers choose")
 """Columns of the routes that may give a task to several adapters at once: the chosen router's, sets, top_p."""
-CONTROLS = 3
+CONTROL_CHOICES = Assumption(3, "assumed: as the labels have it")
 """Choices of capabilities that TRACE's is held against (`captrain.baselines.controls`)."""
-POOL, LABEL, FILE, FRAME = 10, 80, 4_000, 3_000
-"""Of questions: candidates judged in one; tokens of a label, of an environment, of instructions and schemas."""
+QUESTIONS = QuestionSizes(candidates=10, label=80, file=4_000, frame=3_000, source="assumed")
 
 
-class Size(NamedTuple):
+class ModelSize(NamedTuple):
     """Shape of a model. `inner`: width of its feed-forward layers, 0 where experts are fused and take no LoRA."""
 
     parameters: float
@@ -53,6 +100,7 @@ class Size(NamedTuple):
     head: int
     inner: int
     vocabulary: int = 151_936
+    source: str = "published"
 
     def lora(self, rank: int) -> int:
         """Parameters of one adapter."""
@@ -61,68 +109,87 @@ class Size(NamedTuple):
 
 
 SIZES = {
-    "Qwen/Qwen3-30B-A3B-Instruct-2507": Size(30.5e9, 3.3e9, 48, 2048, 32, 4, 128, 0),
-    "Qwen/Qwen3-4B-Instruct-2507": Size(4.0e9, 4.0e9, 36, 2560, 32, 8, 128, 9728),
+    "Qwen/Qwen3-30B-A3B-Instruct-2507": ModelSize(30.5e9, 3.3e9, 48, 2048, 32, 4, 128, 0),
+    "Qwen/Qwen3-4B-Instruct-2507": ModelSize(4.0e9, 4.0e9, 36, 2560, 32, 8, 128, 9728),
 }
 
 
-class Took(NamedTuple):
-    """Calls of a model, tokens read (a served model reads the dialogue anew in each call), those of them that are new,
-    and tokens written."""
+class ModelUse(NamedTuple):
+    """Calls of a model, tokens of input (a served model reads the dialogue anew in each call), those of them that are
+    new, and tokens of output."""
 
     calls: float = 0
-    read: float = 0
-    new: float = 0
-    written: float = 0
+    input: float = 0
+    new_input: float = 0
+    output: float = 0
 
-    def times(self, count: float) -> "Took":
+    def times(self, count: float) -> "ModelUse":
         """So many times as much."""
-        return Took(*(count * one for one in self))
+        return ModelUse(*(count * amount for amount in self))
 
-    def plus(self, other: "Took") -> "Took":
+    def plus(self, more: "ModelUse") -> "ModelUse":
         """Both together."""
-        return Took(*map(sum, zip(self, other, strict=True)))
+        return ModelUse(*map(sum, zip(self, more, strict=True)))
 
     def __str__(self) -> str:
-        return f"{self.calls:g}, {self.read:,g} ({self.new:,g}), {self.written:,g} tokens"
+        return f"{self.calls:g}, {self.input:,g} ({self.new_input:,g}), {self.output:,g} tokens"
 
 
-class Episode(NamedTuple):
+class EpisodeCost(NamedTuple):
     """What one rollout takes: of the agent, of a simulated user, seconds of the benchmark's worker; tokens of the
     longest dialogue; and where that comes from."""
 
-    agent: Took = Took()
-    user: Took = Took()
-    host: float = 0
+    agent: ModelUse = ModelUse()
+    user: ModelUse = ModelUse()
+    host: Assumption = Assumption(0, "measured here")
     longest: int = 0
     source: str = "not known"
 
 
-EPISODES = {
-    (SERVICEDESK, LOCAL): Episode(Took(3, 38, 38, 14), source="measured here: the ledgers in results/"),
-    (TAU2, SERVED): Episode(
-        Took(11.4, 57_000, 6_700, 780), Took(7.1, 6_100, 1_300, 250), 0.8, 13_000,
-        "published: 60 rollouts of gpt-4.1 in tau2-bench 0.2",
+EPISODE_COSTS = {
+    (SERVICEDESK, LOCAL): EpisodeCost(ModelUse(3, 38, 38, 14), source="measured here: the ledgers in results/"),
+    (TAU2, SERVED): EpisodeCost(
+        agent=ModelUse(11.4, 57_000, 6_700, 780),
+        user=ModelUse(7.1, 6_100, 1_300, 250),
+        host=Assumption(0.8, "measured here"),
+        longest=13_000,
+        source="published: 60 rollouts of gpt-4.1 in tau2-bench 0.2",
     ),
-    (TOOLSANDBOX, SERVED): Episode(Took(8, 24_000, 4_000, 500), Took(4, 6_000, 2_000, 80), 0.4, 10_000, "assumed"),
-}  # fmt: skip
+    (TOOLSANDBOX, SERVED): EpisodeCost(
+        agent=ModelUse(8, 24_000, 4_000, 500),
+        user=ModelUse(4, 6_000, 2_000, 80),
+        host=Assumption(0.4, "measured here"),
+        longest=10_000,
+        source="assumed",
+    ),
+}
 
 
-def size_of(parameters: float) -> Size:
+def dense_size(parameters: float) -> ModelSize:
     """A dense model of the usual proportions: 12 x layers x hidden^2 parameters, hidden = 128 x layers."""
     layers = max(1, round((parameters / (12 * 128**2)) ** (1 / 3)))
-    return Size(parameters, parameters, layers, 128 * layers, layers, min(8, layers), 128, 1024 * layers // 3)
+    return ModelSize(
+        parameters=parameters,
+        active=parameters,
+        layers=layers,
+        hidden=128 * layers,
+        heads=layers,
+        kv_heads=min(8, layers),
+        head=128,
+        inner=1024 * layers // 3,
+        source="stated: --parameters; dense, 128 times as wide as deep",
+    )
 
 
-def splits(benchmark: Component) -> dict[str, int]:
+def split_sizes(benchmark: Component) -> dict[str, int]:
     """Tasks of each split, at most; {} where tasks are made on demand, or nothing is known."""
     settings = benchmark.settings()
     if benchmark.target == TAU2:
         domains = [{"airline": (30, 20), "retail": (74, 40), "mock": (7, 3)}[name] for name in settings["domains"]]
         share = settings.get("discovery", 0.62)
-        found = [len(divided([""] * train, (share, 1 - share))[0]) for train, _ in domains]
+        discovery = sum(len(divided([""] * train, (share, 1 - share))[0]) for train, _ in domains)
         trains = sum(train for train, _ in domains)
-        return {"discovery": sum(found), "training": trains - sum(found), "test": sum(test for _, test in domains)}
+        return {"discovery": discovery, "training": trains - discovery, "test": sum(test for _, test in domains)}
     if benchmark.target == TOOLSANDBOX:
         # Whole families are divided, so that a split may exceed its share by some scenarios.
         shares = {"discovery": settings.get("discovery", 0.35), "training": settings.get("training", 0.2)}

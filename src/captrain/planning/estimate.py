@@ -27,38 +27,36 @@ money        (read x input_price + written x output_price) / 1e6, for what is no
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from captrain.config import Adp, Component, References, Spec, nested
 from captrain.errors import UserError
 from captrain.planning.assumptions import (
-    ACTIVE,
     ANALYST,
-    COMPOSED,
-    CONTROLS,
-    DECODE,
-    DEMONSTRATIONS,
-    EPISODES,
-    FILE,
-    FRAME,
-    LABEL,
+    COMPOSED_COLUMNS,
+    CONTROL_CHOICES,
+    DEMONSTRATION_RATE,
+    ENDPOINT_THROUGHPUT,
+    EPISODE_COSTS,
     LOCAL,
-    POOL,
-    PREFILL,
-    RATES,
-    REFLECTED,
+    QUESTIONS,
+    REFLECTION_TOKENS,
+    REQUEST_RATE,
+    ROLLOUT_RATES,
     SERVED,
+    SERVER_START,
     SIZES,
-    START,
-    STREAM,
     SYNTHESIZER,
-    TRAINED,
+    TRAINING_FACTOR,
+    TRAINING_RATE,
     VLLM,
-    Episode,
-    Took,
-    size_of,
+    VLLM_THROUGHPUT,
+    Assumption,
+    EpisodeCost,
+    ModelUse,
+    Throughput,
+    dense_size,
 )
 from captrain.rollouts import SHARDS
 
@@ -76,8 +74,8 @@ class Node:
     parameters: float | None = None
 
     def __post_init__(self) -> None:
-        stated = {"--gpus": [self.gpus], "--gpu-memory": [self.memory], "--throughput": self.throughput or [1]}
-        for name, values in {**stated, "--parameters": [1 if self.parameters is None else self.parameters]}.items():
+        options = {"--gpus": [self.gpus], "--gpu-memory": [self.memory], "--throughput": self.throughput or [1]}
+        for name, values in {**options, "--parameters": [1 if self.parameters is None else self.parameters]}.items():
             if not all(0 < value < math.inf for value in values):
                 raise UserError(
                     f"{name} = {' '.join(map(str, values))} cannot be planned with", "state what is above 0"
@@ -85,25 +83,25 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Work:
+class StageCost:
     """One stage. Seconds on the wall, GiB of one GPU and money are None where they are not known."""
 
     stage: str
     jobs: int = 0
     rollouts: float = 0
-    took: Took = Took()
+    use: ModelUse = ModelUse()
     gpus: int = 0
     memory: float | None = 0
     seconds: float | None = 0
     money: float | None = 0
-    parts: tuple["Work", ...] = ()
+    parts: tuple["StageCost", ...] = ()
     """Of a total."""
 
     @property
     def gpu_hours(self) -> float | None:
         """Of the GPUs that are held."""
         if self.parts:
-            return _added([one.gpu_hours for one in self.parts])
+            return _sum_if_all_known([part.gpu_hours for part in self.parts])
         return None if self.seconds is None else self.gpus * self.seconds / 3600
 
 
@@ -116,180 +114,215 @@ class Estimate:
         self.local, self.vllm = spec.policy.target == LOCAL, spec.policy.target == VLLM
         self.served = self.vllm or spec.policy.target == SERVED
         self.policy, self.trainer = spec.policy.settings(), spec.trainer.settings()
+        self.rank = self.trainer.get("rank", 16)
         self.user = nested("benchmark.user", spec.benchmark.settings().get("user"))
-        self.episode = EPISODES.get((spec.benchmark.target, SERVED if self.served else spec.policy.target), Episode())
+        policy_kind = SERVED if self.served else spec.policy.target
+        self.episode = EPISODE_COSTS.get((spec.benchmark.target, policy_kind), EpisodeCost())
         if self.user is None or self.user.target != SERVED:
-            self.episode = self.episode._replace(user=Took())
+            self.episode = self.episode._replace(user=ModelUse())
         self.model = str(spec.base.model if self.vllm else self.policy.get("name")).partition("@")[0]
-        self.size = size_of(node.parameters * 1e9) if node.parameters else SIZES.get(self.model)
-        scale = ACTIVE / self.size.active if self.size else 1
-        self.prefill, self.decode = node.throughput or (PREFILL * scale, DECODE * scale)
+        self.size = dense_size(node.parameters * 1e9) if node.parameters else SIZES.get(self.model)
+        self.throughput = self._throughput()
         self.timed = node.throughput is not None or self.size is not None
         installed = spec.machine.benchmarks.get(spec.benchmark.target.split(".")[-2])
         self.processes = installed.processes if installed else 1
         self.batch = 256 if spec.machine.batch >= 256 else 64
         self.shards = SHARDS if spec.machine.launcher == "slurm" else 1
         self.diagnosis = spec.rollouts.tasks * spec.rollouts.trials
-        one = attempts * spec.environments.groups * spec.environments.group_size
-        self.calibration, self.training = self.count * one, self.count * spec.adapters.rollouts
+        calibration = attempts * spec.environments.groups * spec.environments.group_size
+        self.calibration, self.training = self.count * calibration, self.count * spec.adapters.rollouts
         self.trace = self.diagnosis + self.calibration + self.training
-        self.further = share * CONTROLS * self.count if spec.controls.run else 0
-        self.controls = self.further * (one + spec.adapters.rollouts)
-        self.composed = share * COMPOSED if self.count > 1 else 0
+        self.further = share * CONTROL_CHOICES.value * self.count if spec.controls.run else 0
+        self.controls = self.further * (calibration + spec.adapters.rollouts)
+        self.composed = share * COMPOSED_COLUMNS.value if self.count > 1 else 0
 
-    def works(self) -> list[Work]:
+    def _throughput(self) -> Throughput:
+        """Of one GPU with the agent's model: as it was stated, or in inverse proportion to its active parameters."""
+        assumed = VLLM_THROUGHPUT if self.vllm else ENDPOINT_THROUGHPUT
+        if self.node.throughput:
+            prefill, decode = self.node.throughput
+            return Throughput(prefill, decode, assumed.active, "stated: --throughput")
+        scale = assumed.active / self.size.active if self.size else 1
+        return assumed._replace(prefill=assumed.prefill * scale, decode=assumed.decode * scale)
+
+    def costs(self) -> list[StageCost]:
         """The stages that cost anything, and their total."""
         spec, run, merging = self.spec, self.spec.baselines, self.spec.merging.methods
         single = self.trace - self.diagnosis - self.calibration / self.count
+        workers, concurrency = spec.machine.workers, spec.machine.asking.concurrency
+        calibration = self._rollout_stage("environments", self.calibration, self.count * self.shards)
         stages = [
-            Work("base", 1, seconds=spec.base.steps * spec.base.batch / DEMONSTRATIONS),
-            self._played("rollouts", self.diagnosis, self.shards, user=True),
-            self._asked(Work("labels", 1), spec.analyst, self._labelling(), spec.machine.asking.concurrency),
-            self._asked(
-                self._played("environments", self.calibration, self.count * self.shards), spec.synthesizer,
-                self._writing(self.count),
-            ),
-            self._asked(Work("pairs", 1), spec.synthesizer, self._writing(spec.pairs.count)),
-            self._played("adapters", self.training, self.count, spec.machine.workers, training=True),
-            self._played("grpo_target", run.grpo_target.run * self.trace, user=True, training=True),
-            self._reflected(self._played("gepa", run.gepa.run * self.trace, user=True)),
-            self._taught("adp", run.adp),
-            self._played("awm", run.awm.run * self.trace, training=True),
-            self._played("single", run.single.run * single, training=True),
-            self._played("mixed", run.mixed.run * self.training, training=True),
-            self._played("ramp", run.ramp.run * self.training, user=True, training=True),
-            self._taught("references", run.references),
-            self._played("merging", ("distillation" in merging) * spec.merging.rollouts, training=True),
-            self._played(
-                "controls", self.controls, max(1, math.ceil(self.further)), spec.machine.workers, training=True
-            ),
-            self._evaluated(),
-        ]  # fmt: skip
-        costing = [one for one in stages if one.rollouts or one.took.calls or one.took.new]
+            StageCost("base", 1, seconds=spec.base.steps * spec.base.batch / DEMONSTRATION_RATE.value),
+            self._rollout_stage("rollouts", self.diagnosis, self.shards, user=True),
+            self._with_questions(StageCost("labels", 1), spec.analyst, self._labelling(), concurrency),
+            self._with_questions(calibration, spec.synthesizer, self._synthesis(self.count)),
+            self._with_questions(StageCost("pairs", 1), spec.synthesizer, self._synthesis(spec.pairs.count)),
+            self._rollout_stage("adapters", self.training, self.count, workers, training=True),
+            self._rollout_stage("grpo_target", run.grpo_target.run * self.trace, user=True, training=True),
+            self._with_reflection(self._rollout_stage("gepa", run.gepa.run * self.trace, user=True)),
+            self._fine_tuning("adp", run.adp),
+            self._rollout_stage("awm", run.awm.run * self.trace, training=True),
+            self._rollout_stage("single", run.single.run * single, training=True),
+            self._rollout_stage("mixed", run.mixed.run * self.training, training=True),
+            self._rollout_stage("ramp", run.ramp.run * self.training, user=True, training=True),
+            self._fine_tuning("references", run.references),
+            self._rollout_stage("merging", ("distillation" in merging) * spec.merging.rollouts, training=True),
+            self._rollout_stage("controls", self.controls, max(1, math.ceil(self.further)), workers, training=True),
+            self._evaluation(),
+        ]
+        costing = [stage for stage in stages if stage.rollouts or stage.use.calls or stage.use.new_input]
         first = [] if spec.base.model else stages[:1]
         return [*first, *costing, total([*first, *costing])]
 
-    def _evaluated(self) -> Work:
+    def _evaluation(self) -> StageCost:
         """All arms on the test split; a composition on the tasks that are routed to it."""
         spec = self.spec
-        others = sum(getattr(spec.baselines, name).run for name in type(spec.baselines).model_fields)
-        arms = 1 + self.count + others + len(spec.merging.methods) + self.further
+        baselines = sum(getattr(spec.baselines, name).run for name in type(spec.baselines).model_fields)
+        arms = 1 + self.count + baselines + len(spec.merging.methods) + self.further
         tests = spec.evaluation.tasks * spec.evaluation.trials
-        return self._played(
+        return self._rollout_stage(
             "evaluation", (arms + self.composed) * tests, math.ceil(arms), spec.machine.workers, user=True
         )
 
-    def _taught(self, stage: str, asked: Adp | References) -> Work:
+    def _fine_tuning(self, stage: str, settings: Adp | References) -> StageCost:
         """Fine-tuning on demonstrations, of which each is taken to be as long as a rollout."""
-        read = asked.run * asked.demonstrations * (self.episode.agent.new + self.episode.agent.written)
-        work = Work(stage, 1, took=Took(new=read))
-        if not read or self.episode == Episode():
-            return work
-        seconds = asked.demonstrations * asked.epochs / DEMONSTRATIONS
+        agent = self.episode.agent
+        tokens = settings.run * settings.demonstrations * (agent.new_input + agent.output)
+        cost = StageCost(stage, 1, use=ModelUse(new_input=tokens))
+        if not tokens or self.episode == EpisodeCost():
+            return cost
+        seconds = settings.demonstrations * settings.epochs / DEMONSTRATION_RATE.value
         if self.served:
-            seconds = 4 * read * asked.epochs / self.prefill if self.timed else None
+            passes = TRAINING_FACTOR.value * tokens * settings.epochs
+            seconds = passes / self.throughput.prefill if self.timed else None
         gpus = 1 if self.served else 0
-        return replace(work, gpus=gpus, memory=self.memory(True) if gpus else 0, seconds=seconds)
+        return replace(cost, gpus=gpus, memory=self.memory(True) if gpus else 0, seconds=seconds)
 
-    def _reflected(self, work: Work) -> Work:
+    def _with_reflection(self, cost: StageCost) -> StageCost:
         """A search with its questions added: one for each minibatch of parent and child, at the most."""
-        gepa, one = self.spec.baselines.gepa, self.episode.agent
-        if gepa.model is None or not work.rollouts:
-            return work
-        calls = work.rollouts / (2 * gepa.minibatch)
-        read = calls * (gepa.minibatch * (one.new + one.written) + REFLECTED)
+        gepa, agent = self.spec.baselines.gepa, self.episode.agent
+        if gepa.model is None or not cost.rollouts:
+            return cost
+        calls = cost.rollouts / (2 * gepa.minibatch)
+        tokens = calls * (gepa.minibatch * (agent.new_input + agent.output) + REFLECTION_TOKENS.value)
         model = Component.model_validate({"_target_": ANALYST, "name": gepa.model})
-        return self._asked(work, model, Took(calls, read, read, calls * LABEL))
+        return self._with_questions(cost, model, ModelUse(calls, tokens, tokens, calls * QUESTIONS.label))
 
     def servers(self, training: bool) -> int:
         """GPUs of the servers that one job samples through; the trainer has one more, of its own."""
         if not self.vllm:
             return self.node.gpus
-        own = self.spec.machine.slurm if self.spec.machine.launcher == "slurm" else None
-        stated = self.spec.machine.vllm.replicas * self.spec.machine.vllm.gpus
-        return stated or max(1, (own.gpus if own else self.node.gpus) - training)
+        slurm = self.spec.machine.slurm if self.spec.machine.launcher == "slurm" else None
+        configured = self.spec.machine.vllm.replicas * self.spec.machine.vllm.gpus
+        return configured or max(1, (slurm.gpus if slurm else self.node.gpus) - training)
 
-    def _played(
-        self, stage: str, rollouts: float, jobs: int = 1, workers: int = 1, *, user: bool = False,
+    def _rollout_stage(
+        self,
+        stage: str,
+        rollouts: float,
+        jobs: int = 1,
+        workers: int = 1,
+        *,
+        user: bool = False,
         training: bool = False,
-    ) -> Work:  # fmt: skip
-        """A stage that plays; `user`: in the benchmark itself, with its worker and its simulated user."""
-        spec, servers = self.spec, self.servers(training)
-        one = self.episode if user else self.episode._replace(user=Took(), host=0)
-        held = servers + (training and self.vllm)
+    ) -> StageCost:
+        """A stage of rollouts; `user`: in the benchmark itself, with its worker and its simulated user."""
+        episode = self.episode if user else self.episode._replace(user=ModelUse(), host=Assumption(0, "no worker"))
+        gpus = self.servers(training) + (training and self.vllm)
         parallel = min(jobs, workers)
         if self.vllm:
-            parallel = min(jobs, max(1, self.node.gpus // held)) if spec.machine.launcher == "slurm" else 1
-        work = Work(stage, jobs, rollouts, one.agent.plus(one.user).times(rollouts))
-        if self.episode == Episode() or not (self.local or self.served):
-            return replace(work, seconds=None)
+            slurm = self.spec.machine.launcher == "slurm"
+            parallel = min(jobs, max(1, self.node.gpus // gpus)) if slurm else 1
+        cost = StageCost(stage, jobs, rollouts, episode.agent.plus(episode.user).times(rollouts))
+        if self.episode == EpisodeCost() or not (self.local or self.served):
+            return replace(cost, seconds=None)
         if self.local:
-            rate = TRAINED if training else RATES[self.policy["precision"], self.batch]
-            return replace(work, seconds=rollouts / rate * math.ceil(jobs / parallel) / jobs)
-        bought = user and self.user is not None and self._elsewhere(self.user.settings())
-        here = one.agent if bought else one.agent.plus(one.user)
-        trained = one.agent.new * self.trainer.get("epochs", 1) if training else 0
+            rate = TRAINING_RATE if training else ROLLOUT_RATES[self.policy["precision"], self.batch]
+            return replace(cost, seconds=rollouts / rate.value * math.ceil(jobs / parallel) / jobs)
+        separate = user and self.user is not None and self._is_other_model(self.user.settings())
+        seconds = self._served_seconds(cost, episode, parallel, separate=separate, training=training)
+        return replace(
+            cost,
+            gpus=gpus * (parallel if self.vllm else 1),
+            memory=self.memory(training),
+            seconds=seconds if self.timed else None,
+            money=self._price(episode.user.times(rollouts)) if separate else 0,
+        )
+
+    def _served_seconds(
+        self, cost: StageCost, episode: EpisodeCost, parallel: int, *, separate: bool, training: bool
+    ) -> float:
+        """Seconds on the wall of rollouts by a served model; `separate`: another model plays the user."""
+        rollouts, throughput, servers = cost.rollouts, self.throughput, self.servers(training)
+        use = episode.agent if separate else episode.agent.plus(episode.user)
+        trained = episode.agent.new_input * self.trainer.get("epochs", 1) if training else 0
         # All that a job holds is its own; without jobs, one model has all GPUs, to sample and to train.
-        at_once = parallel if self.vllm else 1
-        computing = rollouts * (here.new / self.prefill + here.written / self.decode) / (servers * at_once)
-        computing += rollouts * 4 * trained / self.prefill / (at_once if self.vllm else servers)
-        turns = max(1, rollouts / (spec.machine.batch * parallel))
-        waiting = turns * (one.agent.written + one.user.written) / STREAM
-        seconds = max(computing, waiting, rollouts * one.host / self.processes)
+        concurrent = parallel if self.vllm else 1
+        seconds_each = use.new_input / throughput.prefill + use.output / throughput.decode
+        computing = rollouts * seconds_each / (servers * concurrent)
+        trainers = concurrent if self.vllm else servers
+        computing += rollouts * TRAINING_FACTOR.value * trained / throughput.prefill / trainers
+        turns = max(1, rollouts / (self.spec.machine.batch * parallel))
+        latency = turns * (episode.agent.output + episode.user.output) / REQUEST_RATE.value
+        seconds = max(computing, latency, rollouts * episode.host.value / self.processes)
         if self.vllm:
-            seconds += START * math.ceil(jobs / parallel)
-        return replace(
-            work, gpus=held * at_once, memory=self.memory(training), seconds=seconds if self.timed else None,
-            money=self._price(one.user.times(rollouts)) if bought else 0,
-        )  # fmt: skip
+            seconds += SERVER_START.value * math.ceil(cost.jobs / parallel)
+        return seconds
 
-    def _asked(self, work: Work, component: Component, took: Took, at_once: int = 1) -> Work:
+    def _with_questions(self, cost: StageCost, component: Component, use: ModelUse, concurrency: int = 1) -> StageCost:
         """A stage with the questions of its analyst or synthesizer added."""
-        if not took.calls:
-            return work
-        asking = self.spec.machine.asking
-        bought = self._elsewhere(component.settings()) or asking.input_price is not None
-        waiting = took.written / STREAM / min(at_once, took.calls)
-        computing = 0 if bought else (took.new / self.prefill + took.written / self.decode) / self.node.gpus
-        known = work.seconds is not None and (bought or self.timed)
-        seconds = (work.seconds or 0) + max(waiting, computing)
+        if not use.calls:
+            return cost
+        endpoint, throughput = self.spec.machine.asking, self.throughput
+        separate = self._is_other_model(component.settings()) or endpoint.input_price is not None
+        latency = use.output / REQUEST_RATE.value / min(concurrency, use.calls)
+        computing = use.new_input / throughput.prefill + use.output / throughput.decode
+        seconds = (cost.seconds or 0) + max(latency, 0 if separate else computing / self.node.gpus)
         return replace(
-            work, took=work.took.plus(took), seconds=seconds if known else None,
-            gpus=work.gpus if bought else self.node.gpus, memory=work.memory if bought else self.memory(False),
-            money=self._price(took) if bought else 0,
-        )  # fmt: skip
+            cost,
+            use=cost.use.plus(use),
+            seconds=seconds if cost.seconds is not None and (separate or self.timed) else None,
+            gpus=cost.gpus if separate else self.node.gpus,
+            memory=cost.memory if separate else self.memory(False),
+            money=self._price(use) if separate else 0,
+        )
 
-    def _labelling(self) -> Took:
+    def _labelling(self) -> ModelUse:
         """All questions of an analyst: what it proposes from, one merging, and every rollout in every run."""
         if self.spec.analyst.target != ANALYST:
-            return Took()
+            return ModelUse()
         settings, runs = self.spec.analyst.settings(), self.spec.labels.runs
-        one, labels = settings.get("characters", 16_000) / 4, runs * self.diagnosis
-        shown = settings.get("failed", 4) + settings.get("passed", 4)
-        proposed = runs * settings.get("proposals", 8) * LABEL
-        read = runs * (shown * one + FRAME) + proposed + labels * (one + FRAME)
-        return Took(runs + 1 + labels, read, read, 2 * proposed + labels * POOL * LABEL)
+        dialogue, labels = settings.get("characters", 16_000) / 4, runs * self.diagnosis
+        dialogues = settings.get("failed", 4) + settings.get("passed", 4)
+        proposals = runs * settings.get("proposals", 8) * QUESTIONS.label
+        tokens = runs * (dialogues * dialogue + QUESTIONS.frame) + proposals + labels * (dialogue + QUESTIONS.frame)
+        return ModelUse(
+            calls=runs + 1 + labels,
+            input=tokens,
+            new_input=tokens,
+            output=2 * proposals + labels * QUESTIONS.candidates * QUESTIONS.label,
+        )
 
-    def _writing(self, count: int) -> Took:
+    def _synthesis(self, count: int) -> ModelUse:
         """All questions of a synthesizer for so many environments; every one but the first shows the file before."""
         if self.spec.synthesizer.target != SYNTHESIZER:
-            return Took()
-        calls, shown = count * self.attempts, self.spec.synthesizer.settings().get("characters", 24_000) / 4
-        read = calls * (2 * shown + FRAME) + (calls - count) * FILE
-        return Took(calls, read, read, calls * FILE)
+            return ModelUse()
+        calls, dialogue = count * self.attempts, self.spec.synthesizer.settings().get("characters", 24_000) / 4
+        tokens = calls * (2 * dialogue + QUESTIONS.frame) + (calls - count) * QUESTIONS.file
+        return ModelUse(calls, tokens, tokens, calls * QUESTIONS.file)
 
-    def _elsewhere(self, settings: dict[str, Any]) -> bool:
+    def _is_other_model(self, settings: Mapping[str, object]) -> bool:
         """Whether a model is another one than the agent's, or behind another endpoint."""
         endpoint = settings.get("endpoint", self.spec.machine.asking.endpoint)
         return (settings.get("name"), endpoint) != (self.policy.get("name"), self.policy.get("endpoint"))
 
-    def _price(self, took: Took) -> float | None:
-        asking = self.spec.machine.asking
-        if asking.input_price is None or asking.output_price is None:
+    def _price(self, use: ModelUse) -> float | None:
+        prices = self.spec.machine.asking
+        if prices.input_price is None or prices.output_price is None:
             return None
-        return (took.read * asking.input_price + took.written * asking.output_price) / 1e6
+        return (use.input * prices.input_price + use.output * prices.output_price) / 1e6
 
-    def parts(self, training: bool) -> dict[str, float]:
+    def memory_parts(self, training: bool) -> dict[str, float]:
         """GiB of one GPU by what holds them; {} where the model's size or its dialogues are not known. policy=vllm: of
         the trainer's one GPU or of a server's, whichever holds more."""
         size, longest, vllm = self.size, self.episode.longest, self.spec.machine.vllm
@@ -298,7 +331,7 @@ class Estimate:
         gpus = (vllm.gpus or self.servers(training)) if self.vllm else self.node.gpus
         episodes = math.ceil(self.spec.machine.batch / (vllm.replicas if self.vllm else 1))
         cache = 4 * size.layers * size.kv_heads * size.head * longest * episodes
-        lora = size.lora(self.trainer.get("rank", 16))
+        lora = size.lora(self.rank)
         sequence = 2 * size.layers * size.hidden + 34 * size.hidden + 8 * size.vocabulary
         learning = {"LoRA and its optimizer": 16 * lora, "activations and logits": longest * sequence}
         copies = 2 if training and not self.vllm else 1
@@ -317,21 +350,35 @@ class Estimate:
 
     def memory(self, training: bool) -> float | None:
         """GiB of one GPU."""
-        return sum(self.parts(training).values()) or None
+        return sum(self.memory_parts(training).values()) or None
 
 
-def total(stages: Sequence[Work]) -> Work:
+def total(stages: Sequence[StageCost]) -> StageCost:
     """All stages together."""
+    use = ModelUse()
+    for stage in stages:
+        use = use.plus(stage.use)
+    return StageCost(
+        "total",
+        jobs=sum(stage.jobs for stage in stages),
+        rollouts=sum(stage.rollouts for stage in stages),
+        use=use,
+        gpus=max(stage.gpus for stage in stages),
+        memory=max([stage.memory for stage in stages if stage.memory], default=None),
+        seconds=_sum_if_all_known([stage.seconds for stage in stages]),
+        money=_sum_if_all_known([stage.money for stage in stages]),
+        parts=tuple(stages),
+    )
 
-    took = Took()
-    for one in stages:
-        took = took.plus(one.took)
-    return Work(
-        "total", sum(one.jobs for one in stages), sum(one.rollouts for one in stages), took,
-        max(one.gpus for one in stages), max([one.memory for one in stages if one.memory], default=None),
-        _added([one.seconds for one in stages]), _added([one.money for one in stages]), tuple(stages),
-    )  # fmt: skip
 
-
-def _added(values: Sequence[float | None]) -> float | None:
+def _sum_if_all_known(values: Sequence[float | None]) -> float | None:
     return None if None in values else sum(value for value in values if value is not None)
+
+
+def rounded(value: float) -> str:
+    """In two digits: an estimate has no more."""
+    value = float(f"{value:.2g}")
+    for unit, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= max(unit, 1e4):
+            return f"{value / unit:g} {name}"
+    return f"{value:,g}"

@@ -13,11 +13,10 @@ comparison of two trained adapters says nothing of the next two.
 """
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import asdict, astuple, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -31,7 +30,7 @@ from captrain.reporting import claims
 from captrain.reporting.published import published
 
 Floats = NDArray[np.float64]
-MOST_TASKS, MOST_TRIALS = 100_000, 64
+MAX_TASKS, MAX_TRIALS = 100_000, 64
 GRID = 512
 """Equal shares that the distribution of tasks is cut into, by difficulty."""
 STEP = 0.001
@@ -73,15 +72,26 @@ class Design:
                 raise UserError(f"{name} is {getattr(self, name)}", f"give a {name} between 0 and 1")
         if not 0.0 <= self.icc < 1.0 or not 0.0 <= self.shared <= 1.0:
             raise UserError(f"icc is {self.icc} and shared {self.shared}", "give an icc in [0, 1), shared in [0, 1]")
-        if not 2 <= self.tasks <= MOST_TASKS or not 1 <= self.trials <= MOST_TRIALS:
+        if not 2 <= self.tasks <= MAX_TASKS or not 1 <= self.trials <= MAX_TRIALS:
             raise UserError(
                 f"{self.tasks} tasks x {self.trials} trials cannot be simulated",
-                f"plan with 2 to {MOST_TASKS} tasks and 1 to {MOST_TRIALS} trials",
+                f"plan with 2 to {MAX_TASKS} tasks and 1 to {MAX_TRIALS} trials",
             )
 
 
+@dataclass(frozen=True)
+class PartialDesign:
+    """What is known of a comparison, as in `Design`; None is to be found in an evaluation."""
+
+    base: float | None = None
+    tasks: int | None = None
+    trials: int | None = None
+    icc: float | None = None
+    shared: float | None = None
+
+
 @lru_cache(maxsize=4096)
-def power(design: Design, difference: float) -> float:
+def simulated_power(design: Design, difference: float) -> float:
     """Chance that the test finds the difference.
 
     Args:
@@ -111,20 +121,22 @@ def power(design: Design, difference: float) -> float:
 def detectable(design: Design) -> float | None:
     """The least gain over the base, to .001, that is found with the power wanted; None where none is."""
     steps = int((1.0 - design.base) / STEP - 1e-9)
-    least = _first(steps, lambda step: power(design, step * STEP) >= design.power)
+    least = _first(steps, lambda step: simulated_power(design, step * STEP) >= design.power)
     return None if least is None else round(least * STEP, 3)
 
 
 def trials_needed(design: Design, difference: float) -> int | None:
     """The least trials of each task with which the difference is found on the design's tasks; None beyond
-    `MOST_TRIALS`, where as a rule no number will do: the methods differ too much from task to task."""
-    return _first(MOST_TRIALS, lambda trials: power(replace(design, trials=trials), difference) >= design.power)
+    `MAX_TRIALS`, where as a rule no number will do: the methods differ too much from task to task."""
+    return _first(
+        MAX_TRIALS, lambda trials: simulated_power(replace(design, trials=trials), difference) >= design.power
+    )
 
 
 def tasks_needed(design: Design, difference: float) -> int | None:
-    """The least tasks with which the difference is found with the design's trials; None beyond `MOST_TASKS`."""
+    """The least tasks with which the difference is found with the design's trials; None beyond `MAX_TASKS`."""
     return _first(
-        MOST_TASKS, lambda tasks: tasks > 1 and power(replace(design, tasks=tasks), difference) >= design.power
+        MAX_TASKS, lambda tasks: tasks > 1 and simulated_power(replace(design, tasks=tasks), difference) >= design.power
     )
 
 
@@ -147,7 +159,7 @@ def _differences(design: Design, difference: float) -> Floats:
     trials = design.trials
     first = _outcomes(design.base + difference, design.icc, trials)
     second = _outcomes(design.base, design.icc, trials)
-    joint = first.T @ _tied(design.shared) @ second / GRID
+    joint = first.T @ _joint_shares(design.shared) @ second / GRID
     passed = np.arange(trials + 1)
     shares = np.bincount((passed[:, None] - passed + trials).ravel(), weights=joint.ravel())
     return shares / shares.sum()
@@ -163,12 +175,12 @@ def _outcomes(rate: float, icc: float, trials: int) -> Floats:
         size = 1 / icc - 1
         chance = betaincinv(rate * size, (1 - rate) * size, (np.arange(GRID) + 0.5) / GRID)
     passed = np.arange(trials + 1)
-    each = np.float_power(chance[:, None], passed) * np.float_power(1 - chance[:, None], trials - passed)
-    return np.asarray(comb(trials, passed) * each, dtype=float)
+    sequence = np.float_power(chance[:, None], passed) * np.float_power(1 - chance[:, None], trials - passed)
+    return np.asarray(comb(trials, passed) * sequence, dtype=float)
 
 
 @lru_cache(maxsize=8)
-def _tied(shared: float) -> Floats:
+def _joint_shares(shared: float) -> Floats:
     """Chance that a task of each share of the first method's tasks is of each share of the second's."""
     from scipy.special import ndtr, ndtri
 
@@ -178,7 +190,7 @@ def _tied(shared: float) -> Floats:
     return np.diff(ndtr((edges - shared * middles[:, None]) / np.sqrt(1 - shared**2)), axis=1)
 
 
-def difficulty(folder: Path) -> Difficulty:
+def read_difficulty(folder: Path) -> Difficulty:
     """What an evaluation tells of its tasks, from its tables alone.
 
     The interval of a pass rate holds the variance of task rates, which is p (1 - p) (icc + (1 - icc) / trials); the
@@ -207,57 +219,49 @@ def difficulty(folder: Path) -> Difficulty:
         for rates, outcomes in zip(of_rates, of_outcomes, strict=True)
     ]
     between = [max(0.0, share) * outcomes for share, outcomes in zip(icc, of_outcomes, strict=True)]
-    both = sum(of_rates) - _variance(differences[TRACE, BASE], tasks, z)
+    covariance = sum(of_rates) - _variance(differences[TRACE, BASE], tasks, z)
     product = float(np.sqrt(between[0] * between[1]))
     return Difficulty(
         base=float(main[BASE]["pass_rate"]),
         icc=round(min(max(float(np.mean(icc)), 0.0), 0.99), 3),
-        shared=round(min(max(both / 2 / product, 0.0), 1.0), 3) if product > 0 else 0.0,
+        shared=round(min(max(covariance / 2 / product, 0.0), 1.0), 3) if product > 0 else 0.0,
         tasks=tasks,
         trials=trials,
         source=f"{folder}: TRACE and the base on {tasks} tasks x {trials} trials",
     )
 
 
-def planned(
-    folder: Path, *, base: float | None, tasks: int | None, trials: int | None, icc: float | None, shared: float | None,
-    level: float, wanted: float,
-) -> tuple[Design, str]:  # fmt: skip
-    """A design of what is given, the rest as it was in an evaluation; and where icc and shared come from.
+def complete_design(design: PartialDesign, folder: Path, *, level: float, power: float) -> tuple[Design, str]:
+    """A design whose unknown numbers are as they were in an evaluation; and where icc and shared come from.
 
     Args:
+        design: what is known of it.
         folder: of the evaluation; it is read only where something is None.
-        base: see `Design`, as for all that follow.
-        tasks: likewise.
-        trials: likewise.
-        icc: likewise.
-        shared: likewise.
-        level: likewise.
-        wanted: power.
+        level: see `Design`.
+        power: likewise.
 
     Raises:
-        UserError: something is None and the evaluation does not tell it, or what is given is no design.
+        UserError: something is None and the evaluation does not tell it, or the numbers are no design.
     """
-    given = {"base": base, "tasks": tasks, "trials": trials, "icc": icc, "shared": shared}
-    known = difficulty(folder) if None in given.values() else None
-    found = {name: getattr(known, name) if value is None else value for name, value in given.items()}
-    source = known.source if known and None in (icc, shared) else "as given"
-    return Design(**found, level=level, power=wanted), source
+    evaluation = read_difficulty(folder) if None in astuple(design) else None
+    numbers = {name: getattr(evaluation, name) if value is None else value for name, value in asdict(design).items()}
+    source = evaluation.source if evaluation and None in (design.icc, design.shared) else "as given"
+    return Design(**numbers, level=level, power=power), source
 
 
-def _variance(row: Mapping[Any, Any], tasks: int, z: float) -> float:
+def _variance(row: Mapping[Hashable, float], tasks: int, z: float) -> float:
     """Of what a task contributes to a mean, from the mean's interval."""
     return tasks * ((row["high"] - row["low"]) / (2 * z)) ** 2
 
 
-def paper(icc: float, shared: float, level: float = 0.05, wanted: float = 0.8, seed: int = 0) -> pd.DataFrame:
+def claim_power(icc: float, shared: float, level: float = 0.05, power: float = 0.8, seed: int = 0) -> pd.DataFrame:
     """Which of the paper's differences are detectable with its tasks and its one trial.
 
     Args:
         icc: see `Difficulty`; the paper reports nothing of it.
         shared: likewise.
         level: of the test.
-        wanted: power.
+        power: that is wanted.
         seed: of the simulation.
 
     Returns:
@@ -269,7 +273,7 @@ def paper(icc: float, shared: float, level: float = 0.05, wanted: float = 0.8, s
     rows = []
     for claim in claims():
         rate, second = claim.passed / claim.tasks, claim.passed_second / claim.tasks
-        design = Design(second, claim.tasks, 1, icc, shared, level, wanted, seed=seed)
+        design = Design(second, claim.tasks, 1, icc, shared, level, power, seed=seed)
         better = round(claim.passed * (1 - second))
         rows.append(
             {
@@ -281,7 +285,7 @@ def paper(icc: float, shared: float, level: float = 0.05, wanted: float = 0.8, s
                 "rate_second": second,
                 "difference": rate - second,
                 "detectable": detectable(design),
-                "power": power(design, rate - second),
+                "power": simulated_power(design, rate - second),
                 "trials_needed": trials_needed(design, rate - second),
                 "p_least": sign_test(claim.passed - claim.passed_second, 0),
                 "p_unrelated": sign_test(better, better - (claim.passed - claim.passed_second)),
@@ -290,57 +294,57 @@ def paper(icc: float, shared: float, level: float = 0.05, wanted: float = 0.8, s
     return pd.DataFrame(rows).astype({"detectable": float, "trials_needed": "Int64"})
 
 
-def shown(design: Design, difference: float | None, source: str) -> list[RenderableType]:
-    """A plan to be printed: what is detectable with other numbers of trials and tasks, and what `difference` takes."""
-    made = Table()
-    counts = [number for number in (design.tasks // 2, design.tasks, 2 * design.tasks) if 2 <= number <= MOST_TASKS]
-    made.add_column("trials")
+def design_tables(design: Design, difference: float | None, source: str) -> list[RenderableType]:
+    """A design to print: what is detectable with other numbers of trials and tasks, and what `difference` takes."""
+    table = Table()
+    counts = [number for number in (design.tasks // 2, design.tasks, 2 * design.tasks) if 2 <= number <= MAX_TASKS]
+    table.add_column("trials")
     for tasks in counts:
-        made.add_column(f"{tasks} tasks", justify="right", style="bold" if tasks == design.tasks else None)
+        table.add_column(f"{tasks} tasks", justify="right", style="bold" if tasks == design.tasks else None)
     for trials in sorted({1, 2, 4, design.trials}):
-        found = [detectable(replace(design, tasks=tasks, trials=trials)) for tasks in counts]
-        cells = ["none" if one is None else f"{one:.3f}" for one in found]
-        made.add_row(str(trials), *cells, style="bold" if trials == design.trials else None)
+        gains = [detectable(replace(design, tasks=tasks, trials=trials)) for tasks in counts]
+        cells = ["none" if gain is None else f"{gain:.3f}" for gain in gains]
+        table.add_row(str(trials), *cells, style="bold" if trials == design.trials else None)
     title = f"Least gain over {design.base:.3f} found with power {design.power:g} at level {design.level:g}"
-    parts: list[RenderableType] = [title, made]
+    parts: list[RenderableType] = [title, table]
     if difference is not None:
         trials, tasks = trials_needed(design, difference), tasks_needed(design, difference)
-        each = f"tasks, each played {_times(design.trials)}"
+        chance, tasks_each = simulated_power(design, difference), f"tasks, each played {_times(design.trials)}"
         parts.append(
-            f"A difference of {difference:.3f} is found with power {power(design, difference):.2f} on "
-            f"{design.tasks} {each}.\nIt takes {trials or f'more than {MOST_TRIALS}'} trials on these tasks, or "
-            f"{tasks or f'more than {MOST_TASKS:,}'} {each}."
+            f"A difference of {difference:.3f} is found with power {chance:.2f} on "
+            f"{design.tasks} {tasks_each}.\nIt takes {trials or f'more than {MAX_TRIALS}'} trials on these tasks, or "
+            f"{tasks or f'more than {MAX_TASKS:,}'} {tasks_each}."
         )
     return [*parts, _assumed(design.icc, design.shared, source)]
 
 
-def shown_paper(icc: float, shared: float, level: float, wanted: float, source: str) -> list[RenderableType]:
+def claim_tables(icc: float, shared: float, level: float, power: float, source: str) -> list[RenderableType]:
     """The paper's claims to be printed."""
-    frame = paper(icc, shared, level, wanted)
+    frame = claim_power(icc, shared, level, power)
     names = ("tasks", "gain", "detectable", "power", "trials needed", "p at least", "p unrelated")
-    made = Table("tasks of", "TRACE against")
+    table = Table("tasks of", "TRACE against")
     for name in names:
-        made.add_column(name, justify="right")
+        table.add_column(name, justify="right")
     for row in frame.to_dict("records"):
         trials = row["trials_needed"]
         only = len(published().tables[row["table"]].tasks) == 1
-        made.add_row(
+        table.add_row(
             row["table"].replace("_", " ") + ("" if only else f", {row['column']}"),
             label(row["second"]),
             str(row["tasks"]),
             *(f"{row['difference']:+.3f}", f"{row['detectable']:.3f}", f"{row['power']:.2f}"),
-            f"over {MOST_TRIALS}" if pd.isna(trials) else str(trials),
+            f"over {MAX_TRIALS}" if pd.isna(trials) else str(trials),
             *(f"{row['p_least']:.4f}", f"{row['p_unrelated']:.4f}"),
             style="bold" if row["difference"] >= row["detectable"] else None,
         )
     enough = sum(row["difference"] >= row["detectable"] for row in frame.to_dict("records"))
-    said = (
-        f"{enough} of {len(frame)} (bold) could have been found with power {wanted:g} at level {level:g}. p: "
+    text = (
+        f"{enough} of {len(frame)} (bold) could have been found with power {power:g} at level {level:g}. p: "
         "McNemar's, if TRACE passes all that the other passes (at least), and if the two are unrelated. No p is "
         "corrected for the number of comparisons. Mean similarities are left out: their spread was not published."
     )
     title = f"Claims of {published().paper}, each task played once"
-    return [title, made, said, _assumed(icc, shared, source)]
+    return [title, table, text, _assumed(icc, shared, source)]
 
 
 def _times(trials: int) -> str:

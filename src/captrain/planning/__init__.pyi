@@ -1,0 +1,10 @@
+from .estimate import Node as Node
+from .plan import Plan as Plan
+from .plan import compose_configuration as compose_configuration
+from .plan import make_plan as make_plan
+from .plan import plan_tables as plan_tables
+from .power import Design as Design
+from .power import PartialDesign as PartialDesign
+from .power import claim_tables as claim_tables
+from .power import complete_design as complete_design
+from .power import design_tables as design_tables

@@ -1,0 +1,156 @@
+"""The basis of an estimate: every number that it rests on, as rows with where each comes from.
+
+Apart from the arithmetic (`captrain.planning.estimate`), because these are words: they follow what it has worked out,
+and nothing is worked out from them. A number that no setting holds is in `captrain.planning.assumptions`, with its
+source; what is written out here is what follows from settings, and what is taken as given without a number.
+"""
+
+from typing import NamedTuple
+
+from captrain.planning.assumptions import (
+    ANALYST,
+    COMPOSED_COLUMNS,
+    CONTROL_CHOICES,
+    DEMONSTRATION_RATE,
+    QUESTIONS,
+    REFLECTION_TOKENS,
+    REQUEST_RATE,
+    ROLLOUT_RATES,
+    SERVER_START,
+    SYNTHESIZER,
+    TRAINING_FACTOR,
+    TRAINING_RATE,
+    USABLE_MEMORY,
+    split_sizes,
+)
+from captrain.planning.estimate import Estimate
+
+
+class BasisRow(NamedTuple):
+    """What an estimate rests on: the quantity in words, its value, and where that comes from."""
+
+    quantity: str
+    value: str
+    source: str
+
+
+def basis(estimate: Estimate) -> list[BasisRow]:
+    """All that the estimate rests on."""
+    spec, episode = estimate.spec, estimate.episode
+    composed = f"on none to {COMPOSED_COLUMNS.value} times all test tasks"
+    rows = [
+        BasisRow("capabilities selected", str(estimate.count), "spec: capabilities.count, at most"),
+        BasisRow("attempts at an environment", f"1 to {spec.environments.rounds}", "spec: environments.rounds"),
+        BasisRow("arms that act together", composed, COMPOSED_COLUMNS.source),
+        BasisRow("a rollout: calls, read (new), written", str(episode.agent), episode.source),
+        BasisRow("errors, and answers refused", "none", "assumed"),
+    ]
+    if estimate.local:
+        rows += _embedded(estimate)
+    if episode.user.calls:
+        rows.append(BasisRow("its simulated user, the same", str(episode.user), episode.source))
+    if spec.controls.run:
+        most = f"0 to {CONTROL_CHOICES.value * estimate.count}"
+        rows.append(BasisRow("capabilities that only controls take", most, CONTROL_CHOICES.source))
+    rows += [
+        BasisRow(f"a demonstration of {name}", "as long as a rollout", "assumed")
+        for name, baseline in (("adp", spec.baselines.adp), ("references", spec.baselines.references))
+        if baseline.run
+    ]
+    if spec.baselines.gepa.run and spec.baselines.gepa.model:
+        question = f"{REFLECTION_TOKENS.value:,} tokens and the minibatch's dialogues"
+        rows.append(BasisRow("questions of gepa", question, REFLECTION_TOKENS.source))
+    sizes, uses = split_sizes(spec.benchmark), task_uses(estimate)
+    if "training" in sizes and uses:
+        text = ", ".join(f"{name} {times:,.0f}" for name, times in uses.items())
+        source = f"spec: {sizes['training']} tasks; assumed: in turn"
+        rows.append(BasisRow("times that a training task is used", text, source))
+    if estimate.served:
+        rows += _serving(estimate)
+    if spec.analyst.target == ANALYST or spec.synthesizer.target == SYNTHESIZER:
+        text = (
+            f"{QUESTIONS.frame:,} and 1 for 4 characters; {QUESTIONS.label} a label of {QUESTIONS.candidates}; "
+            f"{QUESTIONS.file:,} a file"
+        )
+        rows.append(BasisRow("tokens of questions and answers", text, QUESTIONS.source))
+    return rows
+
+
+def _embedded(estimate: Estimate) -> list[BasisRow]:
+    """Of the embedded base, whose rollouts are played in this process."""
+    rate = ROLLOUT_RATES[estimate.policy["precision"], estimate.batch]
+    return [
+        BasisRow("rollouts a CPU second", f"{rate.value:g}", rate.source),
+        BasisRow("in training", f"{TRAINING_RATE.value:g}", TRAINING_RATE.source),
+        BasisRow("demonstrations a CPU second", f"{DEMONSTRATION_RATE.value:g}", DEMONSTRATION_RATE.source),
+        BasisRow("processes", str(estimate.spec.machine.workers), "spec: machine.workers"),
+        BasisRow("imports, passports, statistics", "not counted: seconds a stage", "assumed"),
+    ]
+
+
+def _serving(estimate: Estimate) -> list[BasisRow]:
+    """Of a served model: its size, its GPUs, and how fast they are."""
+    node, size, machine, throughput = estimate.node, estimate.size, estimate.spec.machine, estimate.throughput
+    billions = f"{size.parameters / 1e9:.3g}, {size.active / 1e9:.2g} of them active" if size else "not known"
+    modules = "q, k, v, o" + (" and feed-forward" if size and size.inner else ": experts are fused")
+    host = estimate.episode.host
+    copies = "one in bfloat16 on the trainer's GPU, beside the servers'"
+    memory = f"{node.gpus} of {node.memory:g} GiB, {USABLE_MEMORY.value:.0%} usable"
+    return [
+        BasisRow("in a synthesized environment", "the same, its user a script", "assumed"),
+        BasisRow("longest dialogue", f"{estimate.episode.longest:,} tokens", estimate.episode.source),
+        BasisRow(f"{estimate.model}: billions", billions, size.source if size else "--parameters states it"),
+        BasisRow("LoRA", f"rank {estimate.rank} on {modules}", "spec: trainer.rank; assumed"),
+        BasisRow(
+            "copies of its weights in training",
+            copies if estimate.vllm else "2, sharded: to sample and to train",
+            "assumed",
+        ),
+        BasisRow("GPUs", memory, f"{USABLE_MEMORY.source}; --gpus, --gpu-memory"),
+        *(_servers(estimate) if estimate.vllm else []),
+        BasisRow(
+            "tokens a second of a GPU",
+            f"{throughput.prefill:,.0f} read, {throughput.decode:,.0f} written",
+            throughput.source,
+        ),
+        BasisRow("tokens a second of a request", f"{REQUEST_RATE.value:g}", REQUEST_RATE.source),
+        BasisRow("reading a dialogue", "each token once: prefixes are cached", "assumed"),
+        BasisRow("training on a token", f"{TRAINING_FACTOR.value} times reading it", TRAINING_FACTOR.source),
+        BasisRow("episodes at once", f"{machine.batch} a job", "spec: machine.batch"),
+        _jobs_at_once(estimate),
+        BasisRow("worker of the benchmark", f"{host.value:g} s a rollout", host.source),
+        BasisRow("its processes", str(estimate.processes), "spec: machine.benchmarks"),
+    ]
+
+
+def _servers(estimate: Estimate) -> list[BasisRow]:
+    """Of servers that a job starts itself."""
+    gpus = f"{estimate.servers(True)} of its servers, and 1 to train"
+    return [
+        BasisRow("GPUs of a job", gpus, "spec: machine.vllm.replicas x gpus"),
+        BasisRow("servers are healthy after", f"{SERVER_START.value:g} s in each job", SERVER_START.source),
+        BasisRow("simulated user, analyst, synthesizer", "at an endpoint of their own", "spec: their GPUs not counted"),
+    ]
+
+
+def _jobs_at_once(estimate: Estimate) -> BasisRow:
+    node, machine = estimate.node, estimate.spec.machine
+    if not estimate.vllm:
+        return BasisRow("jobs at once", f"{machine.workers} of adapters and evaluation", "spec: machine.workers")
+    jobs = f"1 on {node.gpus} GPUs, one after another"
+    if machine.launcher == "slurm":
+        jobs = f"{max(1, node.gpus // (estimate.servers(True) + 1))} of training on {node.gpus} GPUs"
+    return BasisRow("jobs at once", jobs, f"spec: machine.launcher = {machine.launcher}; --gpus")
+
+
+def task_uses(estimate: Estimate) -> dict[str, float]:
+    """Stages that train on the target -> how often each of its training tasks is used; {} where there is no end."""
+    spec = estimate.spec
+    tasks, run = split_sizes(spec.benchmark).get("training"), spec.baselines
+    if tasks is None:
+        return {}
+    rollouts = {
+        "grpo_target": run.grpo_target.run * estimate.trace,
+        "ramp": run.ramp.run * estimate.training * min(1.0, run.ramp.start + run.ramp.slope / 2),
+    }
+    return {name: count / spec.trainer.group_size / tasks for name, count in rollouts.items() if count}

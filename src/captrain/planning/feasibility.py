@@ -1,0 +1,102 @@
+"""What makes a configuration impossible, each with its remedy, and what is to be known of one that is possible."""
+
+import math
+
+from captrain.config import Spec
+from captrain.errors import UserError
+from captrain.planning.assumptions import USABLE_MEMORY, EpisodeCost, split_sizes
+from captrain.planning.basis import task_uses
+from captrain.planning.estimate import Estimate, rounded
+
+
+def problems(estimate: Estimate) -> list[UserError]:
+    """All that makes the settings impossible."""
+    spec = estimate.spec
+    return [*_temperature(spec), *_tasks(spec), *_gpus(estimate), *_memory(estimate)]
+
+
+def _temperature(spec: Spec) -> list[UserError]:
+    if spec.exploring().settings().get("temperature") != 0:
+        return []
+    problem = "policy.temperature = 0 in training, too: every group of rollouts is constant there and teaches nothing"
+    return [UserError(problem, "set environments.temperature=1.0")]
+
+
+def _gpus(estimate: Estimate) -> list[UserError]:
+    """A job that asks for other GPUs than its servers and its trainer need, or for more than there are."""
+    if not estimate.vllm or not estimate.spec.machine.vllm.gpus:
+        return []
+    gpus, slurm, node = estimate.servers(True) + 1, estimate.spec.machine.slurm, estimate.node
+    demand = f"machine.vllm asks for {gpus - 1} GPUs, and training for one more"
+    if gpus > node.gpus:
+        return [UserError(f"{demand}: {node.gpus} are planned with", "lower machine.vllm.replicas, or state --gpus")]
+    if estimate.spec.machine.launcher == "slurm" and slurm is not None and slurm.gpus < gpus:
+        problem = f"machine.slurm.gpus = {slurm.gpus}, and {demand}"
+        return [UserError(problem, f"set machine.slurm.gpus={gpus}")]
+    return []
+
+
+def _tasks(spec: Spec) -> list[UserError]:
+    """More tasks than there are, of the benchmark's splits or of an environment."""
+    sizes, group_size, errors = split_sizes(spec.benchmark), spec.trainer.group_size, []
+    demands = {
+        "rollouts.tasks": ("discovery", spec.rollouts.tasks),
+        "evaluation.tasks": ("test", spec.evaluation.tasks),
+    }
+    for key, (split, count) in demands.items():
+        if count > (most := sizes.get(split, count)):
+            errors.append(
+                UserError(f"{key} = {count}, and split {split} has {most} tasks at most", f"set {key}={most}")
+            )
+    tasks, seeds = spec.environments.groups + spec.adapters.rollouts // group_size, spec.environments.seeds
+    if tasks > seeds:
+        errors.append(
+            UserError(
+                f"adapters.rollouts = {spec.adapters.rollouts} in groups of {group_size} and environments.groups = "
+                f"{spec.environments.groups} need {tasks} tasks of an environment, and its passport is for "
+                f"environments.seeds = {seeds}",
+                f"set environments.seeds={tasks}, or lower adapters.rollouts",
+            )
+        )
+    return errors
+
+
+def _memory(estimate: Estimate) -> list[UserError]:
+    parts, node = estimate.memory_parts(training=True), estimate.node
+    demand, usable = sum(parts.values()), USABLE_MEMORY.value * node.memory
+    if demand <= usable:
+        return []
+    shares = ", ".join(f"{name} {rounded(value)}" for name, value in parts.items())
+    problem = (
+        f"{estimate.model} does not fit while it is trained: about {demand:.0f} GiB of each of {node.gpus} GPUs "
+        f"({shares}), and {usable:.0f} of {node.memory:g} can be used"
+    )
+    more = "set machine.vllm.gpus to more, plan with more" if estimate.vllm else "plan with more --gpus or"
+    return [UserError(problem, f"{more} --gpu-memory, a smaller model, or a smaller machine.batch")]
+
+
+def warnings(estimate: Estimate, money: float | None) -> list[str]:
+    """What to know that does not make the settings impossible; `money` is that of the whole run, None if not known."""
+    spec, texts = estimate.spec, list[str]()
+    if estimate.episode == EpisodeCost():
+        texts.append(f"nothing is known of rollouts by {spec.policy.target} in {spec.benchmark.target}: counts only")
+    if estimate.served and estimate.size is None:
+        texts.append(f"the size of {estimate.model} is not known: state it with --parameters, in billions")
+    if money is None:
+        texts.append("machine.asking.input_price and output_price, for a million tokens, show the money")
+    if not (estimate.local or estimate.vllm):
+        texts.append("an endpoint that somebody else runs cannot be trained through: it stops after `environments`")
+    if estimate.vllm and estimate.size:
+        texts.append(
+            "training is planned in bfloat16, one sequence at a time; this version's trainer holds weights in "
+            "float32 and a whole step at once"
+        )
+    for name, times in task_uses(estimate).items():
+        if times > 1:
+            texts.append(
+                f"{name} uses each of {split_sizes(spec.benchmark)['training']} training tasks "
+                f"{math.ceil(times):,} times, in other trials"
+            )
+    if estimate.served and spec.benchmark.settings().get("user", "") is None:
+        texts.append("benchmark.user is null: a script plays the user, for checks and not for results")
+    return texts
