@@ -1,0 +1,126 @@
+"""What is written of rollouts means the same to those who read it: the journal to the watch, ledgers to the totals that
+methods are compared at."""
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from captrain.benchmarks.servicedesk import ServiceDesk
+from captrain.contract import Target
+from captrain.errors import InfrastructureError
+from captrain.evaluation import evaluate
+from captrain.ledger import LedgerEntry, budget, spent
+from captrain.monitoring.progress import Progress
+from captrain.policies.policy import Play
+from captrain.policies.scripted import ScriptedPolicy, by_the_book
+from captrain.records import Message, Rollout, load, publish, publish_text
+from captrain.rollouts.collection import collect
+
+TASKS, TRIALS = 5, 2
+MISLEADING = 'it ended with {"outcome":"passed"} or "outcome":"error"'
+"""Text that looks like the end of a journal's line."""
+
+
+def script(play: Play) -> Sequence[Message]:
+    """Passes three tasks, fails one, loses its server in one."""
+    number = int(play.key.split("/")[-2])
+    if number == 3:
+        raise InfrastructureError(MISLEADING)
+    return [{"role": "assistant", "content": MISLEADING}] if number == 4 else by_the_book(play)
+
+
+def played(root: Path, policy: ScriptedPolicy) -> list[Rollout]:
+    """The rollouts of a diagnosis in the project `root`."""
+    target = Target(ServiceDesk(mix="mixed"), "tests", "desk-0")
+    return collect(
+        policy,
+        target,
+        target.tasks("discovery", TASKS),
+        purpose="diagnosis",
+        seed=0,
+        trials=TRIALS,
+        retries=1,
+        journals=root / ".cache/rollouts",
+        quiet=True,
+    )
+
+
+def test_the_watch_counts_what_collection_writes_while_it_writes_it(tmp_path: Path) -> None:
+    publish_text(tmp_path / "results/spec.yaml", f"rollouts: {{tasks: {TASKS}, trials: {TRIALS}}}\n")
+    began, progress, facts = time.time(), Progress(tmp_path), list[str]()
+
+    class Watched(ScriptedPolicy):
+        def play(self, plays: Sequence[Play]) -> Iterator[Play]:
+            for play in super().play(plays):
+                facts.extend(fact for fact, _ in progress.of("rollouts", began))
+                yield play
+
+    rollouts = played(tmp_path, Watched(script=script))
+    assert [rollout.outcome for rollout in rollouts] == ["passed"] * 6 + ["error"] * 2 + ["failed"] * 2
+    # Six rollouts are whole before the two that lose their server; these are tried again when the others are over.
+    starts = [f"{count} of at most 10 rollouts, pass rate 1.000" for count in range(1, 7)]
+    assert [fact.split(", ends")[0][: len(starts[0])] for fact in facts[:6]] == starts
+    ((fact, _),) = Progress(tmp_path).of("rollouts", began)
+    assert fact == "10 of at most 10 rollouts, pass rate 0.750, 2 errors"
+
+
+def test_a_run_that_goes_on_is_counted_from_its_whole_lines(tmp_path: Path) -> None:
+    publish_text(tmp_path / "results/spec.yaml", f"rollouts: {{tasks: {TASKS}, trials: {TRIALS}}}\n")
+    progress, began = Progress(tmp_path), time.time()
+    played(tmp_path, ScriptedPolicy(script=script))
+    ((fact, _),) = progress.of("rollouts", began)
+    assert fact.startswith("10 of at most 10 rollouts, pass rate 0.750, 2 errors")
+    # The errors are dropped from the file first, which is then shorter than the watch has read.
+    [journal] = tmp_path.glob(".cache/rollouts/*.jsonl")
+    journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:-1]) + b'{"id": "cut o')
+    played(tmp_path, ScriptedPolicy(script=script))
+    ((fact, _),) = progress.of("rollouts", began)
+    assert fact.startswith("10 of at most 10 rollouts, pass rate 0.750, 2 errors")
+
+
+def test_methods_are_charged_with_every_attempt_that_their_ledgers_hold(tmp_path: Path) -> None:
+    rollouts = played(tmp_path, ScriptedPolicy(script=script))
+    attempts, path = sum(1 + rollout.retries for rollout in rollouts), tmp_path / "results/rollouts/ledger.jsonl"
+    assert attempts == len(rollouts) + 2
+    publish(path, [spent(rollouts, stage="rollouts", method="trace")])
+    diagnosis = load(path, LedgerEntry)
+    whole = budget(diagnosis) + 8
+    assert budget(diagnosis) == attempts
+    ledger = [
+        *diagnosis,
+        LedgerEntry(stage="adapters", purpose="training", method="trace", item="a", rollouts=8, discarded=4),
+        LedgerEntry(stage="grpo_target", purpose="training", method="grpo_target", rollouts=whole),
+        LedgerEntry(stage="evaluation", purpose="evaluation", method="evaluation", item="base", rollouts=10),
+    ]
+    arms = {"idle": "", "base": "", "a": "adapters", "grpo_target": "grpo_target"}
+    outcomes = [
+        (task, "any", arm, stage, trial, "passed", 1.0)
+        for arm, stage in arms.items()
+        for task in "xy"
+        for trial in range(TRIALS)
+    ]
+    columns = ["task", "kind", "arm", "stage", "trial", "outcome", "reward"]
+    result = evaluate(
+        pd.DataFrame(outcomes, columns=columns),
+        pd.DataFrame({"task": ["x", "y"], "kind": "any", "chosen": "a"}),
+        ledger,
+        ranked=["a"],
+        controls={},
+        resamples=50,
+        confidence=0.9,
+        seed=0,
+    )
+    charged = result.spent.set_index("method")
+    names = ["rollouts", "discarded", "errors", "prompt_tokens", "completion_tokens"]
+    [entry] = diagnosis
+    assert charged.loc["trace", names].tolist() == [
+        whole,
+        4,
+        entry.errors,
+        entry.prompt_tokens,
+        entry.completion_tokens,
+    ]
+    assert charged.loc["trace", "stages"] == "rollouts adapters" and entry.errors == 4
+    assert charged.loc[["idle", "base", "grpo_target"], "rollouts"].tolist() == [0, 0, whole]
