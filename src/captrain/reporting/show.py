@@ -46,7 +46,7 @@ class Divergence:
     first: int | None
 
 
-def shown_call(name: str, arguments: dict[str, Any]) -> str:
+def call_text(name: str, arguments: dict[str, Any]) -> str:
     """A tool call as one line; equal calls give equal lines."""
     inner = ", ".join(f"{key}={json.dumps(arguments[key], ensure_ascii=False)}" for key in sorted(arguments))
     return f"{name}({inner})"
@@ -55,7 +55,7 @@ def shown_call(name: str, arguments: dict[str, Any]) -> str:
 def calls(messages: Iterable[Message]) -> list[str]:
     """All tool calls of the assistant messages, in order, one line each."""
     own = [message for message in messages if message["role"] == "assistant"]
-    return [shown_call(name, arguments) for message in own for name, arguments in calls_of(message)]
+    return [call_text(name, arguments) for message in own for name, arguments in calls_of(message)]
 
 
 def divergence(messages: Sequence[Message], reference: Sequence[Message]) -> Divergence:
@@ -171,7 +171,7 @@ def _dialogue(one: Rollout) -> list[Text]:
         if message.get("content"):
             lines.append(Text(f"  {message['content']}", "dim" if role == "system" else ""))
         for name, arguments in calls_of(message) if role == "assistant" else ():
-            lines += _marked(done, shown_call(name, arguments), found)
+            lines += _marked(done, call_text(name, arguments), found)
             done += 1
     if found.first == done:
         lines.append(Text("▶ here the rollout leaves its reference", "bold yellow"))

@@ -17,14 +17,14 @@ from captrain.evaluation import STAGES, Bootstrap, tables
 from captrain.records import Capability, Passport, Rollout, RolloutLabels, load
 from captrain.reporting import loaders, published
 from captrain.reporting.pages import files
-from captrain.reporting.pages.files import Missing, Row, plain
+from captrain.reporting.pages.files import JsonObject, Missing, plain
 
 LABELS = "artifacts/labels/labels.jsonl"
 SELECTION = "results/capabilities/selection.json"
 EXAMPLES = 5
 """Rollouts that the page of a capability shows in full."""
 RESAMPLES = 2000
-OWN, OTHERS = "its own kinds", "all other kinds"
+OWN_KINDS, OTHER_KINDS = "its own kinds", "all other kinds"
 
 
 @dataclass(frozen=True)
@@ -44,89 +44,93 @@ def selection(root: Path) -> Any:
     return files.document(root, SELECTION, "capabilities", files.Selection)
 
 
-def overview(root: Path) -> Row:
+def overview(root: Path) -> JsonObject:
     """Main table, differences with their reading, candidates, recommendation."""
     metrics = files.document(root, "results/evaluation/metrics.json", "evaluation", files.Metrics)
     confidence = 0.95 if isinstance(metrics, Missing) else metrics["confidence"]
-    differences = files.table(root, "results/evaluation/differences.csv", "evaluation", files.Difference)
+    differences = files.table_of(root, "results/evaluation/differences.csv", "evaluation", files.DifferenceRow)
     if isinstance(differences, list):
         level = 1 - confidence
         differences = [{**row, "reading": tables.reading(row, level)} for row in differences]
     return {
         "confidence": confidence,
-        "main": files.table(root, "results/evaluation/main.csv", "evaluation", files.Method),
+        "main": files.table_of(root, "results/evaluation/main.csv", "evaluation", files.MethodRow),
         "differences": differences,
         "candidates": selection(root),
         "recommendation": files.document(
-            root, "results/capabilities/recommendation.json", "capabilities", files.Advice
+            root, "results/capabilities/recommendation.json", "capabilities", files.Recommendation
         ),
     }
 
 
-def ledger(root: Path) -> Row:
+def ledger(root: Path) -> JsonObject:
     """Rollouts counted by purpose, and what each method is charged for."""
     return {
-        "ledger": files.table(root, "results/evaluation/ledger.csv", "evaluation", files.Entry),
-        "spent": files.table(root, "results/evaluation/spent.csv", "evaluation", files.Spent),
+        "ledger": files.table_of(root, "results/evaluation/ledger.csv", "evaluation", files.LedgerRow),
+        "spent": files.table_of(root, "results/evaluation/spent.csv", "evaluation", files.SpendingRow),
     }
 
 
-def several(root: Path) -> Row:
+def tables_of_runs(root: Path) -> JsonObject:
     """Tables over several runs, by the file that they are of, and the figures that are drawn of them.
 
     Their columns are those of the file: a sweep has one for each of its settings.
     """
     names = ["results/replicates/summary.csv", "results/replicates/differences.csv", "results/replicates/points.csv"]
     names += sorted(path.relative_to(root).as_posix() for path in root.glob("results/sweeps/*.csv"))
-    found = {name: files.table(root, name, name.split("/")[1]) for name in names if (root / name).exists()}
-    return {"tables": found, "figures": [path.name for path in sorted(root.glob("results/studies/*.png"))]}
+    tables = {name: files.table_of(root, name, name.split("/")[1]) for name in names if (root / name).exists()}
+    return {"tables": tables, "figures": [path.name for path in sorted(root.glob("results/studies/*.png"))]}
 
 
-def literature(root: Path) -> Row:
+def literature(root: Path) -> JsonObject:
     """The tables of the paper as printed, our number where the same thing was run, and what does not agree."""
-    known, ours = published.published(), dict[tuple[str, str, str], Row]()
+    publication, run = published.published(), dict[tuple[str, str, str], JsonObject]()
     if all((root / "results" / name).exists() for name in ("evaluation/main.csv", "evaluation/kinds.csv", "spec.yaml")):
-        with files.whole(root, "results/spec.yaml", "compose"):
+        with files.corruption_named(root, "results/spec.yaml", "compose"):
             TypeAdapter(dict[str, Any]).validate_python(yaml.safe_load((root / "results/spec.yaml").read_text()))
-        found = files.rows(published.table(root))
-        ours = {(row["what"], row["method"], row["at"]): row for row in found if row["ours"] is not None}
-    return {"known": known, "ours": ours, "contradictions": published.contradictions()}
+        rows = files.rows(published.table(root))
+        run = {(row["what"], row["method"], row["at"]): row for row in rows if row["ours"] is not None}
+    return {"known": publication, "ours": run, "contradictions": published.contradictions()}
 
 
 def rollouts(root: Path, purpose: Literal["diagnosis", "evaluation"]) -> list[Rollout] | Missing:
     """The rollouts of one purpose."""
     stage = "rollouts" if purpose == "diagnosis" else purpose
-    return files.here(root, loaders.ROLLOUTS[purpose], stage, lambda: loaders.load_rollouts(root, purpose))
+    return files.present(root, loaders.ROLLOUTS[purpose], stage, lambda: loaders.load_rollouts(root, purpose))
 
 
 def outcomes(root: Path, rollouts: list[Rollout] | Missing) -> pd.DataFrame | Missing:
     """As `loaders.load_outcomes` gives them, of the rollouts of the evaluation."""
     if isinstance(rollouts, Missing):
         return rollouts
-    known = files.document(root, "results/adapters/index.json", "adapters", dict[str, files.Made])
-    if isinstance(known, Missing):
-        return known
+    adapters = files.document(root, "results/adapters/index.json", "adapters", dict[str, files.AdapterEntry])
+    if isinstance(adapters, Missing):
+        return adapters
     indices(root)  # so that a corrupt one is named
-    return files.here(root, loaders.ROLLOUTS["evaluation"], "evaluation", lambda: loaders.load_outcomes(root, rollouts))
+    return files.present(
+        root, loaders.ROLLOUTS["evaluation"], "evaluation", lambda: loaders.load_outcomes(root, rollouts)
+    )
 
 
 def labels(root: Path) -> list[RolloutLabels] | Missing:
     """All labels of all runs."""
-    return files.here(root, LABELS, "labels", lambda: load(root / LABELS, RolloutLabels))
+    return files.present(root, LABELS, "labels", lambda: load(root / LABELS, RolloutLabels))
 
 
-def lacks(found: Sequence[RolloutLabels]) -> dict[str, list[Lack]]:
+def majority_lacks(labels: Sequence[RolloutLabels]) -> dict[str, list[Lack]]:
     """What each failed rollout lacks in more than half of the runs that labelled it."""
-    said: defaultdict[tuple[str, str], list[Any]] = defaultdict(list)
-    for row in found:
+    verdicts_of: defaultdict[tuple[str, str], list[Any]] = defaultdict(list)
+    for row in labels:
         if row.outcome == "failed":
             for name, label in row.labels.items():
-                said[row.rollout, name].append(label)
+                verdicts_of[row.rollout, name].append(label)
     lacking: defaultdict[str, list[Lack]] = defaultdict(list)
-    for (rollout, name), verdicts in said.items():
-        against = [one for one in verdicts if one.verdict == "LACKING"]
+    for (rollout, name), verdicts in verdicts_of.items():
+        against = [verdict for verdict in verdicts if verdict.verdict == "LACKING"]
         if 2 * len(against) > len(verdicts):
-            ((evidence, message), _), *_ = Counter((one.evidence, one.message) for one in against).most_common(1)
+            ((evidence, message), _), *_ = Counter(
+                (verdict.evidence, verdict.message) for verdict in against
+            ).most_common(1)
             lacking[rollout].append(Lack(name, len(against), len(verdicts), evidence, message))
     return dict(lacking)
 
@@ -136,7 +140,7 @@ def capabilities(
     discovery: Sequence[Rollout] | Missing,
     verdicts: Sequence[RolloutLabels] | Missing,
     outcomes: pd.DataFrame | Missing,
-) -> list[Row] | Missing:
+) -> list[JsonObject] | Missing:
     """One row a candidate, best first, with all that its page shows.
 
     Args:
@@ -148,49 +152,51 @@ def capabilities(
     account = selection(root)
     if isinstance(account, Missing):
         return account
-    history = files.table(root, "results/adapters/history.csv", "adapters", files.Step)
-    adapters = files.document(root, "results/adapters/index.json", "adapters", dict[str, files.Made])
-    kinds = files.table(root, "results/evaluation/kinds.csv", "evaluation", files.Kind)
-    proposed = _proposed(root)
-    lacking = {} if isinstance(verdicts, Missing) else lacks(verdicts)
+    history = files.table_of(root, "results/adapters/history.csv", "adapters", files.StepRow)
+    adapters = files.document(root, "results/adapters/index.json", "adapters", dict[str, files.AdapterEntry])
+    kinds = files.table_of(root, "results/evaluation/kinds.csv", "evaluation", files.KindRow)
+    proposals = _proposals(root)
+    lacking = {} if isinstance(verdicts, Missing) else majority_lacks(verdicts)
     synthesized = (root / "results/environments").exists()
-    found = []
-    for one in account["candidates"]:
-        name = one["id"]
+    rows = []
+    for candidate in account["candidates"]:
+        name = candidate["id"]
         path = f"results/environments/{name}.py"
-        source = files.here(root, path, "environments", (root / path).read_text)
+        source = files.present(root, path, "environments", (root / path).read_text)
         passport = files.model(root, f"results/environments/{name}.passport.json", "environments", Passport)
         steps = history if isinstance(history, Missing) else [row for row in history if row["adapter"] == name]
-        found.append(
+        rows.append(
             {
-                **one,
+                **candidate,
                 "thresholds": account["thresholds"],
-                "details": proposed[name].details if name in proposed else {},
+                "details": proposals[name].details if name in proposals else {},
                 "passport": None if isinstance(passport, Missing) and synthesized else passport,
                 "source": "" if isinstance(source, Missing) else source,
                 "history": steps,
                 "adapter": adapters if isinstance(adapters, Missing) else adapters.get(name),
                 "kinds": kinds,
-                "evidence": _evidence(name, proposed.get(name), discovery, verdicts, lacking),
+                "evidence": _evidence(name, proposals.get(name), discovery, verdicts, lacking),
                 "gains": gains(name, discovery, verdicts, outcomes),
             }
         )
-    return found
+    return rows
 
 
-def _proposed(root: Path) -> dict[str, Capability]:
+def _proposals(root: Path) -> dict[str, Capability]:
     """Every candidate as it was proposed; what is missing is said elsewhere."""
-    made = {"results/labels/candidates.jsonl": "labels", "results/capabilities/capabilities.jsonl": "capabilities"}
-    found: dict[str, Capability] = {}
-    for name, stage in made.items():
-        read = files.here(root, name, stage, lambda name=name: load(root / name, Capability))
-        found |= {} if isinstance(read, Missing) else {one.id: one for one in read}
-    return found
+    stages = {"results/labels/candidates.jsonl": "labels", "results/capabilities/capabilities.jsonl": "capabilities"}
+    proposals: dict[str, Capability] = {}
+    for name, stage in stages.items():
+        capabilities = files.present(root, name, stage, lambda name=name: load(root / name, Capability))
+        proposals |= (
+            {} if isinstance(capabilities, Missing) else {capability.id: capability for capability in capabilities}
+        )
+    return proposals
 
 
 def _evidence(
     name: str,
-    proposed: Capability | None,
+    proposal: Capability | None,
     discovery: Sequence[Rollout] | Missing,
     verdicts: Sequence[RolloutLabels] | Missing,
     lacking: Mapping[str, list[Lack]],
@@ -198,10 +204,12 @@ def _evidence(
     """Rollouts that lack the capability, those first that it was proposed from."""
     if isinstance(discovery, Missing) or isinstance(verdicts, Missing):
         return discovery if isinstance(discovery, Missing) else verdicts  # type: ignore[return-value]
-    first = {rollout: at for at, rollout in enumerate(proposed.examples if proposed else ())}
-    found = [(one, lack) for one in discovery for lack in lacking.get(one.id, ()) if lack.capability == name]
-    found.sort(key=lambda pair: first.get(pair[0].id, len(first)))  # stable: the others stay in their order
-    return found[:EXAMPLES]
+    first = {rollout: position for position, rollout in enumerate(proposal.examples if proposal else ())}
+    pairs = [
+        (failure, lack) for failure in discovery for lack in lacking.get(failure.id, ()) if lack.capability == name
+    ]
+    pairs.sort(key=lambda pair: first.get(pair[0].id, len(first)))  # stable: the others stay in their order
+    return pairs[:EXAMPLES]
 
 
 def gains(
@@ -209,7 +217,7 @@ def gains(
     discovery: Sequence[Rollout] | Missing,
     verdicts: Sequence[RolloutLabels] | Missing,
     outcomes: pd.DataFrame | Missing,
-) -> Row | Missing | None:
+) -> JsonObject | Missing | None:
     """What the adapter gains over the base on tasks of each kind, on its own kinds together and on the others.
 
     A kind is the capability's own where more than half of its failed discovery rollouts demand it
@@ -224,32 +232,32 @@ def gains(
     for kind, task, arm, outcome in outcomes[["kind", "task", "arm", "outcome"]].itertuples(index=False, name=None):
         if arm in ("base", name) and outcome != "error":
             passed[str(kind), task][arm].append(outcome == "passed")
-    both = {place: arms for place, arms in passed.items() if all(arms.values())}
-    own = _own_kinds(name, discovery, verdicts)
-    kinds = sorted({kind for kind, _ in both})
-    groups = {OWN: own, OTHERS: {*kinds} - own} if own else {}
+    tasks = {place: arms for place, arms in passed.items() if all(arms.values())}
+    own_kinds = _own_kinds(name, discovery, verdicts)
+    kinds = sorted({kind for kind, _ in tasks})
+    groups = {OWN_KINDS: own_kinds, OTHER_KINDS: {*kinds} - own_kinds} if own_kinds else {}
     groups |= {kind: {kind} for kind in kinds}
-    found = []
+    rows = []
     for group, members in groups.items():
-        part = [arms for (kind, _), arms in both.items() if kind in members]
+        part = [arms for (kind, _), arms in tasks.items() if kind in members]
         if part:
             rates = np.array([[sum(arms[arm]) / len(arms[arm]) for arm in ("base", name)] for arms in part])
-            each = rates[:, 1] - rates[:, 0]
-            low, high = Bootstrap(len(each), RESAMPLES, 0.95, 0).interval(each)
+            differences = rates[:, 1] - rates[:, 0]
+            low, high = Bootstrap(len(differences), RESAMPLES, 0.95, 0).interval(differences)
             base, adapter = rates.mean(axis=0).tolist()
-            found.append(
+            rows.append(
                 {
                     "group": group,
-                    "strong": group in (OWN, OTHERS) or group in own,
+                    "strong": group in (OWN_KINDS, OTHER_KINDS) or group in own_kinds,
                     "tasks": len(part),
                     "base": base,
                     "adapter": adapter,
-                    "gain": float(each.mean()),
+                    "gain": float(differences.mean()),
                     "low": plain(low),
                     "high": plain(high),
                 }
             )
-    return {"rows": found, "own": sorted(own)}
+    return {"rows": rows, "own": sorted(own_kinds)}
 
 
 def _own_kinds(
@@ -257,78 +265,82 @@ def _own_kinds(
 ) -> set[str]:
     if isinstance(discovery, Missing) or isinstance(verdicts, Missing):
         return set()
-    asked = demands(verdicts, [name])
-    said: defaultdict[str, list[bool]] = defaultdict(list)
-    for one in discovery:
-        if one.id in asked:
-            said[str(one.task.data.get("kind", ""))].append(name in asked[one.id])
-    return {kind for kind, each in said.items() if 2 * sum(each) > len(each)}
+    demanded = demands(verdicts, [name])
+    demands_of: defaultdict[str, list[bool]] = defaultdict(list)
+    for rollout in discovery:
+        if rollout.id in demanded:
+            demands_of[str(rollout.task.data.get("kind", ""))].append(name in demanded[rollout.id])
+    return {kind for kind, flags in demands_of.items() if 2 * sum(flags) > len(flags)}
 
 
-def provenance(root: Path) -> list[Row] | Missing:
+def provenance(root: Path) -> list[JsonObject] | Missing:
     """One row a stage of dvc.yaml: what it is, its command, its outputs with their hashes as dvc.lock records them, and
     whether they are here."""
     path, lock = root / "dvc.yaml", root / "dvc.lock"
     if not path.exists() or not lock.exists():
-        gone = lock if path.exists() else path
-        return Missing(f"{gone.name} is missing", "run the report inside a clone in which `dvc repro` has run")
+        absent = lock if path.exists() else path
+        return Missing(f"{absent.name} is missing", "run the report inside a clone in which `dvc repro` has run")
     recorded = (_yaml(lock) or {}).get("stages", {})
-    found = []
+    rows = []
     for name, stage in _yaml(path)["stages"].items():
-        own = recorded.get(name, {})
+        record = recorded.get(name, {})
         outputs = [
-            {"path": one["path"], "hash": one.get("md5", ""), "size": one.get("size"), "here": _here(root, one["path"])}
-            for one in own.get("outs", [])
+            {
+                "path": entry["path"],
+                "hash": entry.get("md5", ""),
+                "size": entry.get("size"),
+                "here": _is_present(root, entry["path"]),
+            }
+            for entry in record.get("outs", [])
         ]
-        inputs = [{"path": one["path"], "hash": one.get("md5", "")} for one in own.get("deps", [])]
+        inputs = [{"path": entry["path"], "hash": entry.get("md5", "")} for entry in record.get("deps", [])]
         command = stage.get("cmd", "")
-        found.append(
-            {"name": name, "desc": stage.get("desc", ""), "cmd": command, "outputs": outputs, "inputs": inputs}
-        )
-    return found
+        rows.append({"name": name, "desc": stage.get("desc", ""), "cmd": command, "outputs": outputs, "inputs": inputs})
+    return rows
 
 
 def _yaml(path: Path) -> Any:
     try:
         return yaml.safe_load(path.read_text())
     except (ValueError, yaml.YAMLError) as error:
-        said = " ".join(str(error).split())
-        raise UserError(f"{path} is corrupt: {said}", f"restore it: `git checkout -- {path.name}`") from None
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path} is corrupt: {reason}", f"restore it: `git checkout -- {path.name}`") from None
 
 
-def _here(root: Path, name: str) -> bool:
+def _is_present(root: Path, name: str) -> bool:
     path = root / name
     return any(path.iterdir()) if path.is_dir() else path.exists()
 
 
-def routes(root: Path) -> list[Row] | Missing:
+def routes(root: Path) -> list[JsonObject] | Missing:
     """One row a task: task, kind, the arm that each router chooses, and the configured one's (`chosen`)."""
-    return files.table(root, "results/routes/routes.csv", "routes", files.Route)
+    return files.table_of(root, "results/routes/routes.csv", "routes", files.RouteRow)
 
 
-def arm_names(root: Path, outcomes: pd.DataFrame, routed: Sequence[Row]) -> dict[str, str]:
+def arm_names(root: Path, outcomes: pd.DataFrame, routes: Sequence[JsonObject]) -> dict[str, str]:
     """Names of compositions by the digest that stands for them among the arms: a composition is played on the tasks
     that are routed to it and on no other, and is named where that is true of one alone."""
     names = files.document(root, "results/routes/compositions.json", "routes", dict[str, Any])
     if isinstance(names, Missing):
         return {}
-    asked: dict[str, set[str]] = {name: set() for name in names}
-    for row in routed:
+    tasks_of: dict[str, set[str]] = {name: set() for name in names}
+    for row in routes:
         for column, arm in row.items():
-            if column not in ("task", "kind") and arm in asked:
-                asked[arm].add(row["task"])
-    known = {"base", *(name for index in indices(root).values() for name in index)}
-    found = {}
+            if column not in ("task", "kind") and arm in tasks_of:
+                tasks_of[arm].add(row["task"])
+    arms = {"base", *(name for index in indices(root).values() for name in index)}
+    names_of = {}
     for arm, part in outcomes.groupby("arm"):
-        fitting = [name for name, tasks in asked.items() if tasks == set(part["task"])]
-        if arm not in known and len(fitting) == 1:
-            found[str(arm)] = fitting[0]
-    return found
+        fitting = [name for name, tasks in tasks_of.items() if tasks == set(part["task"])]
+        if arm not in arms and len(fitting) == 1:
+            names_of[str(arm)] = fitting[0]
+    return names_of
 
 
 def indices(root: Path) -> dict[str, dict[str, Any]]:
     """What each stage that is here has left to act with, by stage and name."""
-    read = {
-        stage: files.document(root, f"results/{stage}/index.json", stage, dict[str, files.Made]) for stage in STAGES
+    documents = {
+        stage: files.document(root, f"results/{stage}/index.json", stage, dict[str, files.AdapterEntry])
+        for stage in STAGES
     }
-    return {stage: index for stage, index in read.items() if not isinstance(index, Missing)}
+    return {stage: index for stage, index in documents.items() if not isinstance(index, Missing)}

@@ -22,7 +22,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from captrain.errors import UserError
 
-Row = dict[str, Any]
+JsonObject = dict[str, Any]
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
 Number = float | None
@@ -38,7 +38,7 @@ class Missing:
     remedy: str
 
 
-class Method(BaseModel):
+class MethodRow(BaseModel):
     """A row of results/evaluation/main.csv."""
 
     method: str
@@ -53,7 +53,7 @@ class Method(BaseModel):
     rollouts_spent: int
 
 
-class Difference(BaseModel):
+class DifferenceRow(BaseModel):
     """A row of results/evaluation/differences.csv; `p_holm` and `effect` are of later versions."""
 
     first: str
@@ -69,7 +69,7 @@ class Difference(BaseModel):
     p_holm: Number
 
 
-class Kind(BaseModel):
+class KindRow(BaseModel):
     """A row of results/evaluation/kinds.csv."""
 
     kind: str
@@ -81,7 +81,7 @@ class Kind(BaseModel):
     tasks: int
 
 
-class Counted(BaseModel):
+class SpendingCounts(BaseModel):
     """What a row of results/evaluation/ledger.csv and spent.csv counts."""
 
     rollouts: int
@@ -91,7 +91,7 @@ class Counted(BaseModel):
     completion_tokens: int
 
 
-class Entry(Counted):
+class LedgerRow(SpendingCounts):
     """A row of results/evaluation/ledger.csv."""
 
     method: str
@@ -99,14 +99,14 @@ class Entry(Counted):
     purpose: str
 
 
-class Spent(Counted):
+class SpendingRow(SpendingCounts):
     """A row of results/evaluation/spent.csv."""
 
     label: str
     stages: str | None
 
 
-class Step(BaseModel):
+class StepRow(BaseModel):
     """A row of results/adapters/history.csv."""
 
     adapter: str
@@ -117,7 +117,7 @@ class Step(BaseModel):
     informative: Number
 
 
-class Route(BaseModel):
+class RouteRow(BaseModel):
     """A row of results/routes/routes.csv, beside a column for each router."""
 
     task: str
@@ -130,7 +130,7 @@ class Metrics(BaseModel):
     confidence: float
 
 
-class Made(BaseModel):
+class AdapterEntry(BaseModel):
     """An entry of an index.json."""
 
     digest: str
@@ -176,7 +176,7 @@ class Thresholds(BaseModel):
     count: int
 
 
-class Played(BaseModel):
+class RolloutCounts(BaseModel):
     """Rollouts that a selection rests on."""
 
     passed: int
@@ -187,11 +187,11 @@ class Selection(BaseModel):
     """results/capabilities/selection.json."""
 
     thresholds: Thresholds
-    rollouts: Played
+    rollouts: RolloutCounts
     candidates: list[Candidate]
 
 
-class Advice(BaseModel):
+class Recommendation(BaseModel):
     """results/capabilities/recommendation.json."""
 
     recommendation: str
@@ -202,23 +202,23 @@ class Advice(BaseModel):
 
 
 @contextmanager
-def whole(root: Path, name: str, stage: str) -> Iterator[None]:
+def corruption_named(root: Path, name: str, stage: str) -> Iterator[None]:
     """Reading of one file: what shows that it is corrupt becomes a `UserError`."""
     try:
         yield
     except ValidationError as error:
         first = error.errors()[0]
-        said = f"{first['msg']} at {'.'.join(map(str, first['loc'])) or 'the top'}"
-        raise _corrupt(root, name, stage, said) from None
+        reason = f"{first['msg']} at {'.'.join(map(str, first['loc'])) or 'the top'}"
+        raise _corrupt(root, name, stage, reason) from None
     except UserError as error:
         raise _corrupt(root, name, stage, error.problem.replace(f"{root}/", "")) from None
     except (ValueError, RecursionError, yaml.YAMLError) as error:  # of JSON, of CSV, of an encoding
         raise _corrupt(root, name, stage, " ".join(str(error).split()) or type(error).__name__) from None
 
 
-def _corrupt(root: Path, name: str, stage: str, said: str) -> UserError:
+def _corrupt(root: Path, name: str, stage: str, reason: str) -> UserError:
     return UserError(
-        f"{root / name} is corrupt: {said}",
+        f"{root / name} is corrupt: {reason}",
         f"delete it and run `{_command(stage)}`, which restores what is cached and makes the rest again",
     )
 
@@ -227,7 +227,7 @@ def _command(stage: str) -> str:
     return COMMANDS.get(stage, f"dvc repro {stage}")
 
 
-def here(root: Path, name: str, stage: str, read: Callable[[], T]) -> T | Missing:
+def present(root: Path, name: str, stage: str, read: Callable[[], T]) -> T | Missing:
     """What `read` makes of one file.
 
     Raises:
@@ -236,7 +236,7 @@ def here(root: Path, name: str, stage: str, read: Callable[[], T]) -> T | Missin
     if not (root / name).exists():
         pull = "`dvc pull` if a remote holds it, or " if name.startswith("artifacts/") else ""
         return Missing(f"{name} is not here", f"run {pull}`{_command(stage)}`")
-    with whole(root, name, stage):
+    with corruption_named(root, name, stage):
         return read()
 
 
@@ -244,38 +244,38 @@ def document(root: Path, name: str, stage: str, shape: Any = Any) -> Any:
     """A JSON document as it is, once it is seen to hold what `shape` asks for; a `Missing` where there is none."""
 
     def read() -> Any:
-        found = json.loads((root / name).read_text())
-        TypeAdapter(shape).validate_python(found, strict=True)
-        return found
+        value = json.loads((root / name).read_text())
+        TypeAdapter(shape).validate_python(value, strict=True)
+        return value
 
-    return here(root, name, stage, read)
+    return present(root, name, stage, read)
 
 
 def model(root: Path, name: str, stage: str, kind: type[M]) -> M | Missing:
     """A JSON document as a record."""
-    return here(root, name, stage, lambda: kind.model_validate_json((root / name).read_bytes()))
+    return present(root, name, stage, lambda: kind.model_validate_json((root / name).read_bytes()))
 
 
-def table(root: Path, name: str, stage: str, shape: type[BaseModel] | None = None) -> list[Row] | Missing:
+def table_of(root: Path, name: str, stage: str, shape: type[BaseModel] | None = None) -> list[JsonObject] | Missing:
     """A CSV table as rows of plain values, None where it is empty, once each is seen to hold what `shape` asks for."""
     fields = shape.model_fields if shape else {}
     words = {column: str for column, field in fields.items() if field.annotation is str}
 
-    def read() -> list[Row]:
+    def read() -> list[JsonObject]:
         text = (root / name).read_text()
         if not text.endswith("\n"):
             raise ValueError("its last line has no end")
         # A kind or an arm may be called "none" or "NA".
-        found = rows(pd.read_csv(io.StringIO(text), dtype=words, keep_default_na=False, na_values=[""]))  # type: ignore[arg-type]
+        table = rows(pd.read_csv(io.StringIO(text), dtype=words, keep_default_na=False, na_values=[""]))  # type: ignore[arg-type]
         if shape:
-            for row in found:
+            for row in table:
                 shape.model_validate(row, strict=True)
-        return found
+        return table
 
-    return here(root, name, stage, read)
+    return present(root, name, stage, read)
 
 
-def rows(frame: pd.DataFrame) -> list[Row]:
+def rows(frame: pd.DataFrame) -> list[JsonObject]:
     """A table as rows of plain values: NaN is None."""
     return [{str(key): plain(value) for key, value in row.items()} for row in frame.to_dict("records")]
 

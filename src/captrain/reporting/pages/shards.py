@@ -7,15 +7,35 @@ a shard. Text never becomes markup: `<` is escaped here, and pages set text alon
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TypedDict
 
 import pandas as pd
 
 from captrain.contract import calls_of
-from captrain.records import Message, Rollout
+from captrain.records import JsonObject, Message, Rollout
 from captrain.reporting.pages.data import Lack
 from captrain.reporting.pages.files import plain
-from captrain.reporting.show import divergence, shown_call
+from captrain.reporting.show import call_text, divergence
+
+
+class Mark(TypedDict):
+    """A message at which a rollout goes wrong: its index, the evidence, what is lacking there, in how many runs."""
+
+    at: int
+    why: str
+    capability: str
+    selected: bool
+    runs: str
+
+
+class ShownMessage(TypedDict):
+    """A message as pages show it."""
+
+    role: str
+    name: str
+    text: str
+    calls: list[str]
+
 
 SHARD = 240
 """Rollouts a shard, at least: it ends with a task."""
@@ -23,9 +43,9 @@ REQUEST = 200
 """Letters of a request that the table can be searched for."""
 
 
-def script(function: str, *arguments: Any) -> str:
+def script(function: str, *arguments: object) -> str:
     """A script file that calls a function with JSON, safe inside of HTML, too."""
-    inner = ",".join(json.dumps(one, separators=(",", ":"), allow_nan=False) for one in arguments)
+    inner = ",".join(json.dumps(argument, separators=(",", ":"), allow_nan=False) for argument in arguments)
     return f"{function}({escaped(inner)});\n"
 
 
@@ -34,63 +54,72 @@ def escaped(text: str) -> str:
     return text.replace("<", "\\u003c")
 
 
-def marks(rollout: Rollout, lacking: Sequence[Lack], selected: Collection[str]) -> list[dict[str, Any]]:
+def marks(rollout: Rollout, lacking: Sequence[Lack], selected: Collection[str]) -> list[Mark]:
     """Where a rollout that failed goes wrong: what the labels point at, and where its tool calls leave the
     reference's. First message first, and what rejected candidates lack last: it does not tell failed from passed."""
     if rollout.outcome != "failed":
         return []
     last = len(rollout.messages) - 1
-    found = [
+    points: list[Mark] = [
         {
-            "at": last if one.message is None else min(one.message, last),
-            "why": one.evidence,
-            "capability": one.capability,
-            "selected": one.capability in selected,
-            "runs": f"{one.lacking} of {one.runs}",
+            "at": last if lack.message is None else min(lack.message, last),
+            "why": lack.evidence,
+            "capability": lack.capability,
+            "selected": lack.capability in selected,
+            "runs": f"{lack.lacking} of {lack.runs}",
         }
-        for one in lacking
+        for lack in lacking
     ]
-    away = divergence(rollout.messages, rollout.reference) if rollout.reference else None
-    if away and away.first is not None:
-        own = [at for at, one in enumerate(rollout.messages) if one["role"] == "assistant" for _ in calls_of(one)]
-        at = own[away.first] if away.first < len(own) else last
-        mark = away.marks[away.first] if away.first < len(own) else None
-        missing = away.missing.get(away.first, [])
-        if mark and mark.verdict == "differs":
-            why = f"the reference calls {mark.expected} here"
-        elif missing:
-            why = f"the reference calls {missing[0]} before this"
-        else:
-            why = "the reference makes no such call"
-        found.append({"at": at, "why": why, "capability": "", "selected": True, "runs": ""})
-    return sorted(found, key=lambda one: (not one["selected"], one["at"], not one["capability"], one["capability"]))
+    points += _departure(rollout, last)
+    return sorted(
+        points, key=lambda mark: (not mark["selected"], mark["at"], not mark["capability"], mark["capability"])
+    )
 
 
-def shown(message: Message) -> dict[str, Any]:
+def _departure(rollout: Rollout, last: int) -> list[Mark]:
+    """Where the calls of a rollout leave the reference's; nowhere for one without reference or departure."""
+    path = divergence(rollout.messages, rollout.reference) if rollout.reference else None
+    if path is None or path.first is None:
+        return []
+    turns = [index for index, message in enumerate(rollout.messages) if message["role"] == "assistant"]
+    calls = [index for index in turns for _ in calls_of(rollout.messages[index])]
+    mark = path.marks[path.first] if path.first < len(calls) else None
+    missing = path.missing.get(path.first, [])
+    if mark and mark.verdict == "differs":
+        reason = f"the reference calls {mark.expected} here"
+    elif missing:
+        reason = f"the reference calls {missing[0]} before this"
+    else:
+        reason = "the reference makes no such call"
+    message = calls[path.first] if path.first < len(calls) else last
+    return [{"at": message, "why": reason, "capability": "", "selected": True, "runs": ""}]
+
+
+def message_on_page(message: Message) -> ShownMessage:
     """One message as pages show it: who speaks, the text, tool calls one line each."""
     content = message.get("content") or ""
     return {
         "role": message["role"],
         "name": message.get("name", ""),
         "text": content if isinstance(content, str) else json.dumps(content, ensure_ascii=False),
-        "calls": [shown_call(*call) for call in calls_of(message)] if message["role"] == "assistant" else [],
+        "calls": [call_text(*call) for call in calls_of(message)] if message["role"] == "assistant" else [],
     }
 
 
 def request(rollout: Rollout) -> str:
     """The beginning of what the user asks for first."""
-    first = next((one for one in rollout.messages if one["role"] == "user"), None)
-    return shown(first)["text"][:REQUEST] if first else ""
+    first = next((message for message in rollout.messages if message["role"] == "user"), None)
+    return message_on_page(first)["text"][:REQUEST] if first else ""
 
 
-def files(
+def shard_files(
     discovery: Sequence[Rollout],
     evaluation: Sequence[Rollout],
     outcomes: pd.DataFrame | None,
     lacking: Mapping[str, Sequence[Lack]],
     selected: Collection[str],
     names: Mapping[str, str],
-    routed: Mapping[str, str],
+    routes: Mapping[str, str],
 ) -> Iterator[tuple[str, str]]:
     """The files of data, name and text.
 
@@ -101,38 +130,44 @@ def files(
         lacking: rollout -> what it lacks.
         selected: ids of the capabilities that were selected.
         names: arm -> what it is called, where that is not its own name.
-        routed: task -> arm that TRACE's router chooses.
+        routes: task -> arm that TRACE's router chooses.
     """
     arms = [] if outcomes is None else [names.get(arm, arm) for arm in outcomes["arm"]]
     # Tasks in the order in which they were played first; within one, trials and arms side by side.
     order: dict[str, int] = {}
-    for one in (*discovery, *evaluation):
-        order.setdefault(one.task.id, len(order))
-    played = [*((one, "base") for one in discovery), *zip(evaluation, arms, strict=True)]
-    played.sort(key=lambda pair: (order[pair[0].task.id], pair[0].trial))
+    for rollout in (*discovery, *evaluation):
+        order.setdefault(rollout.task.id, len(order))
+    pairs = [*((rollout, "base") for rollout in discovery), *zip(evaluation, arms, strict=True)]
+    pairs.sort(key=lambda pair: (order[pair[0].task.id], pair[0].trial))
     tables = _Names(), _Names()
-    columns: dict[str, list[Any]] = {
+    columns: dict[str, list[object]] = {
         key: [] for key in ("id", "task", "arm", "trial", "outcome", "reward", "mark", "shard")
     }
     tasks: list[list[str]] = []
     shard, number, previous = _Shard(), 0, ""
-    for one, arm in played:
-        if len(shard.rollouts) >= SHARD and one.task.id != previous:
+    for rollout, arm in pairs:
+        if len(shard.rollouts) >= SHARD and rollout.task.id != previous:
             yield f"data/shard-{number:03d}.js", script("captrainShard", number, shard.data())
             shard, number = _Shard(), number + 1
-        if tables[0].index(one.task.id) == len(tasks):
-            kind = str(one.task.data.get("kind", ""))
-            tasks.append([one.task.id, kind, one.task.split, request(one), routed.get(one.task.id, "")])
-        found = marks(one, lacking.get(one.id, ()), selected)
-        failing = found[0]["at"] if found and found[0]["selected"] else -1
+        if tables[0].index(rollout.task.id) == len(tasks):
+            kind, task = str(rollout.task.data.get("kind", "")), rollout.task
+            tasks.append([task.id, kind, task.split, request(rollout), routes.get(task.id, "")])
+        points = marks(rollout, lacking.get(rollout.id, ()), selected)
+        failing = points[0]["at"] if points and points[0]["selected"] else -1
         values = (
-            one.id, tables[0].index(one.task.id), tables[1].index(arm), one.trial, one.outcome[0],
-            plain(one.score.reward) if one.score else None, failing, number,
-        )  # fmt: skip
+            rollout.id,
+            tables[0].index(rollout.task.id),
+            tables[1].index(arm),
+            rollout.trial,
+            rollout.outcome[0],
+            plain(rollout.score.reward) if rollout.score else None,
+            failing,
+            number,
+        )
         for column, value in zip(columns.values(), values, strict=True):
             column.append(value)
-        shard.add(one, found)
-        previous = one.task.id
+        shard.add(rollout, points)
+        previous = rollout.task.id
     if shard.rollouts:
         yield f"data/shard-{number:03d}.js", script("captrainShard", number, shard.data())
     yield "data/rows.js", script("captrainRows", {"arms": tables[1].names, "tasks": tasks, "columns": columns})
@@ -157,23 +192,23 @@ class _Shard:
 
     def __init__(self) -> None:
         self.messages = _Names()
-        self.rollouts: dict[str, dict[str, Any]] = {}
+        self.rollouts: dict[str, JsonObject] = {}
 
-    def add(self, one: Rollout, found: list[dict[str, Any]]) -> None:
-        self.rollouts[one.id] = {
-            "messages": [self._place(message) for message in one.messages],
-            "reference": [self._place(message) for message in one.reference],
-            "marks": found,
-            "parts": one.score.parts if one.score else {},
-            "error": one.error or "",
-            "retries": one.retries,
-            "policy": one.policy,
-            "adapter": one.adapter or "",
-            "tokens": [one.usage.prompt_tokens, one.usage.completion_tokens],
+    def add(self, rollout: Rollout, points: list[Mark]) -> None:
+        self.rollouts[rollout.id] = {
+            "messages": [self._place(message) for message in rollout.messages],
+            "reference": [self._place(message) for message in rollout.reference],
+            "marks": points,
+            "parts": rollout.score.parts if rollout.score else {},
+            "error": rollout.error or "",
+            "retries": rollout.retries,
+            "policy": rollout.policy,
+            "adapter": rollout.adapter or "",
+            "tokens": [rollout.usage.prompt_tokens, rollout.usage.completion_tokens],
         }
 
     def _place(self, message: Message) -> int:
-        return self.messages.index(json.dumps(shown(message), sort_keys=True))
+        return self.messages.index(json.dumps(message_on_page(message), sort_keys=True))
 
-    def data(self) -> dict[str, Any]:
-        return {"messages": [json.loads(one) for one in self.messages.names], "rollouts": self.rollouts}
+    def data(self) -> JsonObject:
+        return {"messages": [json.loads(text) for text in self.messages.names], "rollouts": self.rollouts}

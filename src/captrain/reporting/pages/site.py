@@ -10,17 +10,17 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import jinja2
 from markupsafe import Markup
 
 from captrain.errors import UserError
 from captrain.evaluation import label, otherwise
+from captrain.records import JsonObject
 from captrain.reporting.pages import data, shards
 from captrain.reporting.pages.files import Missing
 
-HERE = Path(__file__).parent
+FOLDER = Path(__file__).parent
 GENERATOR = '<meta name="generator" content="captrain report">'
 SCRIPTS = ("rollouts.js", "selection.js", "thresholds.js")
 PAGES = {
@@ -55,17 +55,17 @@ def build(root: Path, out: Path) -> list[Path]:
     aside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     shutil.rmtree(aside, ignore_errors=True)
     (aside / "data").mkdir(parents=True)
-    written = []
+    paths = []
     try:
         for name, content in _files(root):
             (aside / name).write_bytes(content.encode() if isinstance(content, str) else content)
-            written.append(out / name)
+            paths.append(out / name)
         if out.exists():
             shutil.rmtree(out)
         aside.rename(out)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    return written
+    return paths
 
 
 def _refuse_foreign(out: Path) -> None:
@@ -80,20 +80,20 @@ def _files(root: Path) -> Iterator[tuple[str, str | bytes]]:
     """Every file of the report, name and content; pages first."""
     discovery, evaluation = data.rollouts(root, "diagnosis"), data.rollouts(root, "evaluation")
     verdicts, outcomes = data.labels(root), data.outcomes(root, evaluation)
-    found = data.capabilities(root, discovery, verdicts, outcomes)
-    several = data.several(root)
+    candidates = data.capabilities(root, discovery, verdicts, outcomes)
+    runs = data.tables_of_runs(root)
     shared = {
         "generator": Markup(GENERATOR),
-        "style": Markup((HERE / "static/style.css").read_text()),
+        "style": Markup((FOLDER / "static/style.css").read_text()),
         "pages": PAGES,
-        "missing": [one for one in (discovery, verdicts, evaluation) if isinstance(one, Missing)],
-        "rollouts": any(isinstance(one, list) and one for one in (discovery, evaluation)),
+        "missing": [part for part in (discovery, verdicts, evaluation) if isinstance(part, Missing)],
+        "rollouts": any(isinstance(part, list) and part for part in (discovery, evaluation)),
     }
-    views: Mapping[str, dict[str, Any]] = {
+    views: Mapping[str, JsonObject] = {
         "index": data.overview(root),
         "rollouts": {},
         "thresholds": {"selection": data.selection(root)},
-        "several": several,
+        "several": runs,
         "published": data.literature(root),
         "ledger": data.ledger(root),
         "provenance": {"stages": data.provenance(root)},
@@ -101,25 +101,25 @@ def _files(root: Path) -> Iterator[tuple[str, str | bytes]]:
     pages = _environment()
     for name in PAGES:
         yield f"{name}.html", pages.get_template(f"{name}.html.j2").render(page=name, **shared, **views[name])
-    for one in found if isinstance(found, list) else ():
-        text = pages.get_template("capability.html.j2").render(page=one["id"], one=one, **shared)
-        yield f"{page_of(one['id'])}.html", text
+    for candidate in candidates if isinstance(candidates, list) else ():
+        text = pages.get_template("capability.html.j2").render(page=candidate["id"], one=candidate, **shared)
+        yield f"{page_of(candidate['id'])}.html", text
     for name in SCRIPTS:
-        yield name, (HERE / "static" / name).read_text()
-    for name in several["figures"]:
+        yield name, (FOLDER / "static" / name).read_text()
+    for name in runs["figures"]:
         yield f"{PREFIX}{name}", (root / "results/studies" / name).read_bytes()
-    lacking = {} if isinstance(verdicts, Missing) else data.lacks(verdicts)
+    lacking = {} if isinstance(verdicts, Missing) else data.majority_lacks(verdicts)
     routes = data.routes(root)
-    routed = [] if isinstance(routes, Missing) else routes
+    routing = [] if isinstance(routes, Missing) else routes
     whole = not isinstance(evaluation, Missing) and not isinstance(outcomes, Missing)
-    yield from shards.files(
+    yield from shards.shard_files(
         [] if isinstance(discovery, Missing) else discovery,
         evaluation if whole else [],  # type: ignore[arg-type]
         outcomes if whole else None,  # type: ignore[arg-type]
         lacking,
-        [one["id"] for one in found if one["selected"]] if isinstance(found, list) else [],
-        data.arm_names(root, outcomes, routed) if whole else {},  # type: ignore[arg-type]
-        {row["task"]: row["chosen"] for row in routed},
+        [row["id"] for row in candidates if row["selected"]] if isinstance(candidates, list) else [],
+        data.arm_names(root, outcomes, routing) if whole else {},  # type: ignore[arg-type]
+        {row["task"]: row["chosen"] for row in routing},
     )
 
 
@@ -130,7 +130,7 @@ def page_of(capability: str) -> str:
 
 def _environment() -> jinja2.Environment:
     pages = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(HERE / "templates"),
+        loader=jinja2.FileSystemLoader(FOLDER / "templates"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -148,16 +148,22 @@ def _environment() -> jinja2.Environment:
     }
     pages.tests["missing"] = lambda value: isinstance(value, Missing)
     pages.globals |= {
-        "page_of": page_of, "shown": shards.shown, "label": label, "otherwise": otherwise, "least": _least,
+        "page_of": page_of,
+        "shown": shards.message_on_page,
+        "label": label,
+        "otherwise": otherwise,
+        "least": _least,
         "prefix": PREFIX,
-    }  # fmt: skip
+    }
     return pages
 
 
-def _least(candidates: Sequence[Mapping[str, Any]]) -> float:
+def _least(candidates: Sequence[JsonObject]) -> float:
     """Where an axis of gaps begins: at 0, or so far below that all gaps and intervals are on it."""
-    gaps = [each["gap"] for one in candidates for each in one["per_run"]]
-    lowest = min((gap for gap in [*gaps, *(one["gap_low"] for one in candidates)] if gap is not None), default=0.0)
+    gaps = [run["gap"] for candidate in candidates for run in candidate["per_run"]]
+    lowest = min(
+        (gap for gap in [*gaps, *(candidate["gap_low"] for candidate in candidates)] if gap is not None), default=0.0
+    )
     return next(start for start in (0.0, -0.25, -0.5, -1.0) if start <= lowest)
 
 
@@ -179,17 +185,17 @@ def _p(value: float | None) -> str:
     return "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
-def _columns(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, bool, list[str]]]:
+def _columns(rows: Sequence[JsonObject]) -> list[tuple[str, bool, list[str]]]:
     """Columns that are not known beforehand and not empty: heading, whether it holds numbers, a text for each row."""
-    found = []
+    columns = []
     for name in rows[0]:
         values = [row[name] for row in rows if row[name] is not None]
         numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
         form = "{:,.0f}" if numeric and all(float(value).is_integer() for value in values) else "{:.3f}"
         texts = ["" if row[name] is None else form.format(row[name]) if numeric else str(row[name]) for row in rows]
         if values:
-            found.append((name.replace("_", " "), numeric, texts))
-    return found
+            columns.append((name.replace("_", " "), numeric, texts))
+    return columns
 
 
 def _size(value: int | None) -> str:
@@ -198,6 +204,6 @@ def _size(value: int | None) -> str:
     return f"{value / 1e6:.1f} MB" if value >= 1e6 else f"{value / 1e3:.1f} kB"
 
 
-def _island(value: Any) -> Markup:
+def _island(value: object) -> Markup:
     """JSON inside of a script element of data: nothing in it can end the element."""
     return Markup(shards.escaped(json.dumps(value, separators=(",", ":"), allow_nan=False)))
