@@ -16,7 +16,7 @@ def main() -> None:
     policy = Acting(run.exploring(), Path("artifacts/base"), run.machine)
     benchmark = load_benchmark(run.benchmark, run.machine)
     against = standard(benchmark, run.evaluation.tasks, run.environments)
-    synthesizer = build(run.synthesizer, asking=run.machine.asking)
+    synthesizer = build(run.synthesizer, access=run.machine.asking)
     rollouts = load(Path("artifacts/rollouts/discovery.jsonl"), Rollout)
     selected = load(Path("results/capabilities/capabilities.jsonl"), Capability)
     briefs = (brief(capability, benchmark.tools, rollouts) for capability in selected)

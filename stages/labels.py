@@ -15,7 +15,7 @@ def main() -> None:
     chosen = load_spec()
     rollouts = load(Path("artifacts/rollouts/discovery.jsonl"), Rollout)
     tools = load_benchmark(chosen.benchmark, chosen.machine).tools
-    analyst = build(chosen.analyst, asking=chosen.machine.asking)
+    analyst = build(chosen.analyst, access=chosen.machine.asking)
     candidates, labels = label_runs(analyst, rollouts, tools, chosen.labels.runs, chosen.seed)
     publish(Path("artifacts/labels/labels.jsonl"), labels)
     publish(Path("results/labels/candidates.jsonl"), candidates)

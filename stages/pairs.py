@@ -18,7 +18,7 @@ def main() -> None:
         selected = load(Path("results/capabilities/capabilities.jsonl"), Capability)
         rollouts = load(Path("artifacts/rollouts/discovery.jsonl"), Rollout)
         against = standard(load_benchmark(run.benchmark, run.machine), run.evaluation.tasks, run.environments)
-        asked = build(run.synthesizer, asking=run.machine.asking)
+        asked = build(run.synthesizer, access=run.machine.asking)
         made = synthesize_pairs(labels, selected, rollouts, run.pairs.count, asked, against, run.machine, run.seed)
     publish_pairs(made, Path("results/pairs"), Path("artifacts/pairs"))
     earned = sum(one["environment"] for one in made.account.values())

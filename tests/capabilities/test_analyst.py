@@ -33,7 +33,7 @@ from captrain.capabilities.programmatic import ProgrammaticAnalyst
 from captrain.capabilities.selection import select
 from captrain.capabilities.stability import stability
 from captrain.config import Component, Selection, compose_spec, publish_spec
-from captrain.config.machine import Asking
+from captrain.config.machine import ModelAccess
 from captrain.contract import Target, calls_of, tool_call
 from captrain.errors import UserError
 from captrain.records import Capability, Label, Message, Rollout, RolloutLabels, Task, Verdict, load, publish
@@ -147,8 +147,8 @@ def merged(user: str) -> dict[str, Any]:
     }
 
 
-def analyst(asking: Asking | None = None, **changes: Any) -> OpenAIAnalyst:
-    return OpenAIAnalyst(asking, **{"name": "judge", "temperature": 1.0, "max_tokens": 2000, **changes})
+def analyst(access: ModelAccess | None = None, **changes: Any) -> OpenAIAnalyst:
+    return OpenAIAnalyst(access, **{"name": "judge", "temperature": 1.0, "max_tokens": 2000, **changes})
 
 
 @pytest.fixture(autouse=True)
@@ -180,7 +180,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_what_the_runs_propose_is_merged_and_every_run_labels_all_of_it(served: Served) -> None:
     server, rollouts = served(), sample()
-    candidates, rows = label_runs(analyst(Asking()), rollouts, desk().tools, 3, seed=0)
+    candidates, rows = label_runs(analyst(ModelAccess()), rollouts, desk().tools, 3, seed=0)
     proposed = {line["name"] for body in server.requests if form_of(body) == "Merging" for line in proposals(body)}
     assert len(proposed) > len(candidates)
     assert {one.id for one in candidates} == {*CANONICAL}
@@ -214,7 +214,7 @@ def test_candidates_name_the_tools_that_their_evidence_is_about(served: Served) 
         return {"capabilities": [one, {**one, "name": "The same", "evidence": [{"rollout": 2, "message": 0}]}]}
 
     served(answer)
-    (proposed,) = analyst(Asking()).propose([rollouts], desk().tools)
+    (proposed,) = analyst(ModelAccess()).propose([rollouts], desk().tools)
     assert proposed == [
         Capability(id="one_skill", name="One skill", description="It is one.", details={"tools": [called]})
     ]
@@ -223,7 +223,7 @@ def test_candidates_name_the_tools_that_their_evidence_is_about(served: Served) 
 def test_discovery_shows_distinct_rollouts_of_both_outcomes_and_tells_which_they_are(served: Served) -> None:
     server, rollouts = served(), sample()
     drawn = [rollouts[i] for i in np.random.default_rng(0).integers(len(rollouts), size=40)]
-    analyst(Asking(), failed=3, passed=2).propose([drawn, drawn], desk().tools)
+    analyst(ModelAccess(), failed=3, passed=2).propose([drawn, drawn], desk().tools)
     first, second = (contents(body)[1] for body in server.requests if form_of(body) == "Discovery")
     shown = FENCED.findall(first)
     assert [(number, outcome) for _, number, outcome, _ in shown] == [
@@ -247,7 +247,7 @@ def test_a_labelling_question_tells_neither_outcome_nor_reference_nor_task_data(
         }
     )  # fmt: skip
     capability = Capability(id="a", name="A", description="Does a.", details={"x": "SENTINEL"}, examples=["SENTINEL"])
-    labels = analyst(Asking()).label([Asked(0, one, [capability]) for one in (rollout, hidden)], desk().tools)
+    labels = analyst(ModelAccess()).label([Asked(0, one, [capability]) for one in (rollout, hidden)], desk().tools)
     assert labels == [{"a": Label(verdict="NA")}] * 2
     # Rollouts that read alike are one question, whatever their outcomes are.
     (body,) = server.requests
@@ -257,7 +257,7 @@ def test_a_labelling_question_tells_neither_outcome_nor_reference_nor_task_data(
 
 def test_without_capabilities_nothing_is_asked(served: Served) -> None:
     server = served(lambda body: {"capabilities": []})
-    judge = analyst(Asking())
+    judge = analyst(ModelAccess())
     assert judge.propose([sample(), sample()], desk().tools) == [[], []]
     assert judge.label([Asked(0, one, []) for one in sample()], desk().tools) == [{}] * len(sample())
     assert {form_of(body) for body in server.requests} == {"Discovery"}
@@ -286,7 +286,7 @@ def test_labels_that_do_not_fit_the_question_are_asked_for_again(
     server = served(lambda body: {"labels": wrong if "refused" not in contents(body)[0] else [TWO, ONE]})
     rollout = sample()[0].model_copy(update={"messages": sample()[0].messages[:4]})
     capabilities = [Capability(id=slug, name=slug, description=slug) for slug in ("a", "b")]
-    (labels,) = analyst(Asking()).label([Asked(0, rollout, capabilities)], desk().tools)
+    (labels,) = analyst(ModelAccess()).label([Asked(0, rollout, capabilities)], desk().tools)
     assert labels == {"a": Label(verdict="LACKING", evidence="so", message=1), "b": Label(verdict="NA")}
     assert [*labels] == ["a", "b"]
     assert len(server.requests) == 2
@@ -322,7 +322,7 @@ def test_every_proposal_lands_in_exactly_one_group(served: Served, wrong: list[d
         return {"groups": wrong if "refused" not in contents(body)[0] else [group(1), OTHER]}
 
     server = served(answer)
-    (proposed,) = analyst(Asking()).propose([sample()], desk().tools)
+    (proposed,) = analyst(ModelAccess()).propose([sample()], desk().tools)
     assert [one.id for one in proposed] == ["some_skill", "other_skill"]
     assert told in contents(server.requests[-1])[0]
 
@@ -345,19 +345,19 @@ def test_proposals_point_at_messages_that_exist(served: Served, wrong: dict[str,
         return {"capabilities": [fine if "refused" in contents(body)[0] else {**fine, **wrong}]}
 
     server = served(answer)
-    (proposed,) = analyst(Asking()).propose([sample()], desk().tools)
+    (proposed,) = analyst(ModelAccess()).propose([sample()], desk().tools)
     assert [one.id for one in proposed] == ["some_skill"]
     assert told in contents(server.requests[1])[0]
 
 
 def test_no_label_is_lost_or_doubled_where_three_in_ten_requests_fail(served: Served, folder: Path) -> None:
-    asking = Asking(concurrency=32, timeout=1.0)
+    access = ModelAccess(concurrency=32, timeout=1.0)
     served()
-    expected = label_runs(analyst(asking), sample(), desk().tools, 4, seed=0)
+    expected = label_runs(analyst(access), sample(), desk().tools, 4, seed=0)
     questions = 4 + 1 + 4 * len(sample())
     (folder / ".cache").rename(folder / "calm")
     stormy = served(share=0.3, late=1.2)
-    judge = analyst(asking)
+    judge = analyst(access)
     assert label_runs(judge, sample(), desk().tools, 4, seed=0) == expected
     assert {*stormy.faults} == {*KINDS}
     assert sum(stormy.faults.values()) > 0.25 * questions
@@ -393,7 +393,7 @@ def test_a_rollout_that_instructs_the_analyst_stays_inside_its_fence(served: Ser
     tools = [{"type": "function", "function": {"name": "get_order", "description": text, "parameters": {}}}]
     answers = {"Labelling": {"labels": [judged("a", Label(verdict="NA"))]}, "Discovery": {"capabilities": []}}
     server = served(lambda body: answers[form_of(body)])
-    judge = analyst(Asking())
+    judge = analyst(ModelAccess())
     if form == "Labelling":
         judge.label([Asked(0, rollout, [Capability(id="a", name="A", description="Does a.")])], tools)
     else:
@@ -470,7 +470,7 @@ def test_long_rollouts_reach_the_model_shortened_and_labels_point_into_the_recor
         update={"messages": [{"role": "system", "content": "x" * 50000}, *sample()[0].messages]}
     )
     capability = Capability(id="a", name="A", description="Does a.")
-    (labels,) = analyst(Asking(), characters=3000).label([Asked(0, long, [capability])], desk().tools)
+    (labels,) = analyst(ModelAccess(), characters=3000).label([Asked(0, long, [capability])], desk().tools)
     user = contents(server.requests[0])[1]
     assert "characters left out" in user and len(user) < 5000
     assert labels["a"].message == 3
@@ -564,7 +564,7 @@ def noisy(body: Body) -> dict[str, Any]:
 
 def test_runs_differ_where_the_model_wavers_and_the_nearest_family_is_named(served: Served) -> None:
     served(noisy)
-    judge = analyst(Asking())
+    judge = analyst(ModelAccess())
     _, rows = label_runs(judge, sample(), desk().tools, 5, seed=0)
     account = agreement(judge, rows, sample(), desk().tools)
     assert 0.5 < account["overall"]["kappa"] < 0.99

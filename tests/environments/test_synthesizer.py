@@ -17,7 +17,7 @@ from captrain.benchmarks.base.demonstrations import demonstration
 from captrain.benchmarks.base.tokenizer import build_tokenizer
 from captrain.benchmarks.loading import load_benchmark
 from captrain.config import build, compose_spec
-from captrain.config.machine import Asking
+from captrain.config.machine import ModelAccess
 from captrain.contract import Target, load_file
 from captrain.environments.openai import OpenAISynthesizer, complaint, with_schemas
 from captrain.environments.passport import CHECKS
@@ -93,10 +93,10 @@ class Vouched(OpenAISynthesizer):
 
 
 def synthesizer(
-    asking: Asking | None = Asking(),  # noqa: B008
+    access: ModelAccess | None = ModelAccess(),  # noqa: B008
     kind: type[OpenAISynthesizer] = Vouched,
 ) -> OpenAISynthesizer:
-    return kind(asking, name="some/model", temperature=1.0, max_tokens=8000)
+    return kind(access, name="some/model", temperature=1.0, max_tokens=8000)
 
 
 def made(name: str, by: OpenAISynthesizer, policy: ScriptedPolicy = HALF) -> Synthesized:
@@ -179,7 +179,7 @@ def test_an_answer_that_is_no_environment_is_asked_for_again_and_costs_no_round(
     said = [body["messages"][0]["content"].partition("An earlier answer was refused: ")[2] for body in server.requests]
     assert said[0] == "" and "not Python" in said[1] and "not Python" in said[2]
     assert "class Environment has no broken" in said[3]
-    assert (by.spent.answers, by.spent.asked, by.spent.refused) == (1, 4, 3)
+    assert (by.usage.answers, by.usage.received, by.usage.rejected) == (1, 4, 3)
 
 
 def test_after_the_last_round_the_best_attempt_and_all_findings_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +228,7 @@ def test_what_was_answered_is_replayed_without_an_endpoint(monkeypatch: pytest.M
     monkeypatch.delenv("OPENAI_API_KEY")
     again = made(name, second := synthesizer(None))
     assert again.passed and again == before
-    assert second.spent.answers == first.spent.answers == 2 and second.spent.asked == 0
+    assert second.usage.answers == first.usage.answers == 2 and second.usage.received == 0
     with pytest.raises(UserError, match="are not in .cache/answers"):
         made("record_selection", synthesizer(None))
 
@@ -341,5 +341,5 @@ def test_recorded_answers_say_nothing_that_the_embedded_base_has_never_read(
 
 def test_the_configuration_offers_it() -> None:
     chosen = ["synthesizer=openai", "synthesizer.name=some/model"]
-    one = build(compose_spec("default", 0, chosen, HERE.parent / "conf").synthesizer, asking=None)
+    one = build(compose_spec("default", 0, chosen, HERE.parent / "conf").synthesizer, access=None)
     assert isinstance(one, OpenAISynthesizer) and not one.trusted

@@ -18,10 +18,10 @@ import pytest
 from support.answering import KINDS, SECRET, Answering, refuses, says
 from support.questions import Verdict, asker, question, verdict
 
-from captrain.config.machine import Asking
+from captrain.config.machine import ModelAccess
 from captrain.errors import InfrastructureError, UserError
-from captrain.models.answers import Asker, Question
-from captrain.models.endpoint import pause
+from captrain.models.answers import Question, StructuredAnswers
+from captrain.models.throttle import requested_pause
 
 
 @pytest.fixture
@@ -36,9 +36,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "answers"
 
 
-def offline(folder: Path, **settings: Any) -> Asker:
+def offline(folder: Path, **settings: Any) -> StructuredAnswers:
     given: dict[str, Any] = {"name": "some/model", "temperature": 0.7, "max_tokens": 64}
-    return Asker(None, answers=folder, **given | settings)
+    return StructuredAnswers(None, folder=folder, **given | settings)
 
 
 def numbers(answers: list[Verdict]) -> list[int]:
@@ -65,21 +65,21 @@ def test_answers_come_in_the_order_of_the_questions_and_at_once(server: Answerin
     gate = threading.Barrier(8, timeout=10)
     server.answer = lambda body: (gate.wait(), verdict(body))[1]
     order = [5, 3, 9, 1, 8, 2, 7, 4]
-    assert numbers(asker(folder, Asking(concurrency=8)).ask([question(n) for n in order], "labels")) == order
+    assert numbers(asker(folder, ModelAccess(concurrency=8)).ask([question(n) for n in order], "labels")) == order
 
 
 def test_no_more_than_concurrency_are_under_way(server: Answering, folder: Path) -> None:
     server.answer = lambda body: (time.sleep(0.02), verdict(body))[1]
-    asker(folder, Asking(concurrency=3)).ask([question(n) for n in range(12)], "labels")
+    asker(folder, ModelAccess(concurrency=3)).ask([question(n) for n in range(12)], "labels")
     assert server.most == 3
 
 
 def test_equal_questions_are_asked_once_and_other_draws_anew(server: Answering, folder: Path) -> None:
     one = asker(folder)
     assert numbers(one.ask([question(1), question(2), question(1), question(1)], "labels")) == [1, 2, 1, 1]
-    assert len(server.requests) == one.spent.answers == 2
+    assert len(server.requests) == one.usage.answers == 2
     one.ask([question(1, draw=draw) for draw in range(4)], "labels")
-    assert len(server.requests) == one.spent.answers == 5
+    assert len(server.requests) == one.usage.answers == 5
     assert len({body["seed"] for body in server.requests}) == 5
 
 
@@ -90,7 +90,7 @@ def test_what_decides_an_answer_is_its_identity_and_nothing_else_is(
     first = server.requests[0]["seed"]
     monkeypatch.setenv("USER_URL", server.url)
     monkeypatch.setenv("USER_KEY", "another")
-    same = Asking(endpoint="USER_URL", key="USER_KEY", concurrency=1, retries=0, timeout=9.0, tokens=10**6)
+    same = ModelAccess(endpoint="USER_URL", key="USER_KEY", concurrency=1, retries=0, timeout=9.0, tokens=10**6)
     asker(folder, same).ask([question(1)], "others")
     assert len(server.requests) == 1
 
@@ -114,14 +114,14 @@ def test_under_faults_of_five_kinds_no_answer_is_lost_and_none_is_doubled(
     questions = [question(number, draw=draw) for number in range(100) for draw in range(2)]
     expected = [Verdict.model_validate(verdict({"messages": [{"content": one.user}]})) for one in questions]
     server.share = 0.3
-    one = asker(folder, Asking(timeout=1.0))
+    one = asker(folder, ModelAccess(timeout=1.0))
     assert one.ask(questions, "labels") == expected
     assert set(server.faults) == {*KINDS} and min(server.faults.values()) >= 4
     failed = sum(server.faults.values())
     assert 0.25 < failed / len(server.requests) < 0.35
-    assert len(server.answered) == len(questions) == one.spent.answers == len([*folder.glob("*/*.json")])
+    assert len(server.answered) == len(questions) == one.usage.answers == len([*folder.glob("*/*.json")])
     assert len(server.requests) == len(questions) + failed
-    assert one.spent.refused == server.faults["cut"] + server.faults["wrong"] == one.spent.asked - len(questions)
+    assert one.usage.rejected == server.faults["cut"] + server.faults["wrong"] == one.usage.received - len(questions)
     assert set(Counter(body["messages"][-1]["content"] for body in server.answered).values()) == {2}
     assert one.ask(questions, "labels") == expected and len(server.requests) == len(questions) + failed
     told = "".join(capfd.readouterr()) + "".join(path.read_text() for path in folder.glob("*/*"))
@@ -133,7 +133,7 @@ def test_faults_are_the_same_in_any_order(monkeypatch: pytest.MonkeyPatch, tmp_p
     for concurrency, step in ((1, 1), (8, -1)):
         with Answering(verdict, share=0.3, kinds=("broken", "cut", "wrong")) as server:
             server.use(monkeypatch)
-            one = asker(tmp_path / f"{step}", Asking(concurrency=concurrency))
+            one = asker(tmp_path / f"{step}", ModelAccess(concurrency=concurrency))
             one.ask([question(number) for number in range(40)][::step], "labels")
             seen.append((server.faults, Counter(json.dumps(body, sort_keys=True) for body in server.requests)))
             assert sum(server.faults.values()) > 6
@@ -182,7 +182,7 @@ def test_a_complaint_of_the_check_is_told_and_asked_about_again_with_another_see
     first, second, third = server.requests
     assert "there is no number 99" in second["messages"][0]["content"] and second["seed"] != first["seed"]
     assert second["messages"][1:] == first["messages"][1:] and third == second
-    assert (one.spent.asked, one.spent.refused, one.spent.answers) == (3, 2, 1)
+    assert (one.usage.received, one.usage.rejected, one.usage.answers) == (3, 2, 1)
 
 
 def test_an_answer_that_never_becomes_valid_is_told_and_the_others_are_kept(server: Answering, folder: Path) -> None:
@@ -190,17 +190,17 @@ def test_an_answer_that_never_becomes_valid_is_told_and_the_others_are_kept(serv
         verdict(body) if "Question 3 " not in body["messages"][1]["content"] else {"verdict": "MAYBE"}
     )
     with pytest.raises(UserError, match=r"labels: question \w{16} is not answered after 3 attempts.*verdict: Input"):
-        asker(folder, Asking(retries=2, concurrency=1)).ask([question(n) for n in range(5)], "labels")
+        asker(folder, ModelAccess(retries=2, concurrency=1)).ask([question(n) for n in range(5)], "labels")
     assert numbers(offline(folder).ask([question(n) for n in range(3)], "labels")) == [0, 1, 2]
     server.answer = lambda body: says('{"verdict": "PRES', finish="length")
     with pytest.raises(UserError, match=r"cut off at max_tokens(.|\n)*raise max_tokens from 64"):
-        asker(folder, Asking(retries=0)).ask([question(3)], "labels")
+        asker(folder, ModelAccess(retries=0)).ask([question(3)], "labels")
 
 
 def test_a_fault_that_stays_ends_the_run_as_one_of_infrastructure(server: Answering, folder: Path) -> None:
     server.answer = lambda body: refuses(500, f"out of memory ({SECRET})")
     with pytest.raises(InfrastructureError, match=r"after 3 attempts.*500: out of memory \(\*\*\*\)"):
-        asker(folder, Asking(retries=2, concurrency=2)).ask([question(n) for n in range(2)], "labels")
+        asker(folder, ModelAccess(retries=2, concurrency=2)).ask([question(n) for n in range(2)], "labels")
     assert len(server.requests) <= 6
 
 
@@ -220,7 +220,7 @@ def test_what_only_the_user_can_mend_ends_the_run_at_once(
 ) -> None:
     server.answer = lambda body: verdict(body) if len(server.requests) <= 4 else answer
     with pytest.raises(UserError, match=says) as error:
-        asker(folder, Asking(concurrency=2)).ask([question(n) for n in range(40)], "labels")
+        asker(folder, ModelAccess(concurrency=2)).ask([question(n) for n in range(40)], "labels")
     assert len(server.requests) <= 8
     assert len([*folder.glob("*/*.json")]) == len(server.answered)
     assert SECRET not in "".join(traceback.format_exception(error.value))
@@ -249,7 +249,7 @@ def test_an_error_does_not_wait_for_requests_that_hang_and_keeps_those_that_end(
     server.answer = answer
     began = time.monotonic()
     with pytest.raises(UserError, match="refuses the key"):
-        asker(folder, Asking(concurrency=3)).ask([question(n) for n in range(9)], "labels")
+        asker(folder, ModelAccess(concurrency=3)).ask([question(n) for n in range(9)], "labels")
     assert time.monotonic() - began < 3
     assert numbers(offline(folder).ask([question(1)], "labels")) == [1]
     assert len(server.requests) == 3
@@ -264,9 +264,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path[:0] = [{tests!r}]
 import captrain.models.answers
 from support.questions import asker, question
-from captrain.config.machine import Asking
+from captrain.config.machine import ModelAccess
 captrain.models.answers.PAUSE = 0.01
-asker(Path(sys.argv[1]), Asking(concurrency=4)).ask([question(n) for n in range(60)], "labels")
+asker(Path(sys.argv[1]), ModelAccess(concurrency=4)).ask([question(n) for n in range(60)], "labels")
 """
 
 
@@ -305,7 +305,7 @@ def test_a_run_that_was_ended_goes_on_and_sends_no_answered_question_again(
     one = asker(folder)
     assert numbers(one.ask([question(n) for n in range(60)], "labels")) == [*range(60)]
     again = {verdict(body)["number"] for body in server.requests[before:]}
-    assert again == {*range(60)} - answered and len(server.requests) - before == 60 - len(kept) == one.spent.asked
+    assert again == {*range(60)} - answered and len(server.requests) - before == 60 - len(kept) == one.usage.received
 
 
 def test_two_processes_at_once_leave_whole_answers(server: Answering, folder: Path) -> None:
@@ -319,17 +319,17 @@ def test_it_is_replayed_without_key_and_endpoint_and_spends_the_same(
     server: Answering, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     questions = [question(n) for n in range(5)]
-    one = asker(folder, Asking(input_price=1.0, output_price=2.0))
+    one = asker(folder, ModelAccess(input_price=1.0, output_price=2.0))
     answers = one.ask(questions, "labels")
-    assert one.spent.tokens == one.spent.prompt_tokens + one.spent.completion_tokens > 0 == one.spent.refused
-    assert one.spent.money == pytest.approx((one.spent.prompt_tokens + 2 * one.spent.completion_tokens) / 1e6)
+    assert one.usage.tokens == one.usage.prompt_tokens + one.usage.completion_tokens > 0 == one.usage.rejected
+    assert one.usage.money == pytest.approx((one.usage.prompt_tokens + 2 * one.usage.completion_tokens) / 1e6)
     monkeypatch.delenv("OPENAI_BASE_URL")
     monkeypatch.delenv("OPENAI_API_KEY")
     for again in (offline(folder), asker(folder)):
         assert again.ask(questions, "labels") == answers
         for name in ("answers", "prompt_tokens", "completion_tokens"):
-            assert getattr(again.spent, name) == getattr(one.spent, name)
-        assert (again.spent.asked, again.spent.tokens) == (0, 0)
+            assert getattr(again.usage, name) == getattr(one.usage, name)
+        assert (again.usage.received, again.usage.tokens) == (0, 0)
     assert len(server.requests) == 5
     with pytest.raises(UserError, match=r"labels: 1 of 6 answers are not in .*answers"):
         offline(folder).ask([*questions, question(5)], "labels")
@@ -341,7 +341,7 @@ def test_an_answer_used_twice_is_counted_once(server: Answering, folder: Path) -
     one = asker(folder)
     one.ask([question(1)], "labels")
     one.ask([question(1), question(2)], "labels")
-    assert one.spent.answers == one.spent.asked == 2
+    assert one.usage.answers == one.usage.received == 2
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"text": "{}", "prompt_tokens": 1}', "\0\xff"])
@@ -369,12 +369,12 @@ def test_a_budget_that_is_reached_ends_the_run_and_keeps_what_is_answered(
 ) -> None:
     server.answer = lambda body: says(json.dumps(verdict(body)), tokens=(20, 5))
     questions = [question(n) for n in range(20)]
-    one = asker(folder, Asking(concurrency=1, **limits))
+    one = asker(folder, ModelAccess(concurrency=1, **limits))
     with pytest.raises(UserError, match=rf"labels: 4 of 20 questions are answered.*{setting} .*spent(.|\n)*raise"):
         one.ask(questions, "labels")
-    assert len(server.requests) == 4 and one.spent.tokens == 100
+    assert len(server.requests) == 4 and one.usage.tokens == 100
     with pytest.raises(UserError, match="8 of 20"):
-        asker(folder, Asking(concurrency=1, **limits)).ask(questions, "labels")
+        asker(folder, ModelAccess(concurrency=1, **limits)).ask(questions, "labels")
     assert numbers(asker(folder).ask(questions, "labels")) == [*range(20)] and len(server.requests) == 20
 
 
@@ -382,24 +382,24 @@ def test_what_is_under_way_when_the_budget_is_reached_is_kept(server: Answering,
     gate = threading.Barrier(4, timeout=10)
     server.answer = lambda body: (gate.wait(), says(json.dumps(verdict(body)), tokens=(20, 5)))[1]
     with pytest.raises(UserError, match="4 of 20 questions"):
-        asker(folder, Asking(concurrency=4, tokens=25)).ask([question(n) for n in range(20)], "labels")
+        asker(folder, ModelAccess(concurrency=4, tokens=25)).ask([question(n) for n in range(20)], "labels")
     assert len(server.requests) == len([*folder.glob("*/*.json")]) == 4
 
 
 def test_answers_that_were_refused_count_towards_the_budget(server: Answering, folder: Path) -> None:
     server.answer = lambda body: says("{}", tokens=(20, 5))
-    one = asker(folder, Asking(tokens=60, retries=9))
+    one = asker(folder, ModelAccess(tokens=60, retries=9))
     with pytest.raises(UserError, match="0 of 1 questions"):
         one.ask([question(1)], "labels")
-    assert len(server.requests) == 3 == one.spent.refused and one.spent.answers == 0
+    assert len(server.requests) == 3 == one.usage.rejected and one.usage.answers == 0
 
 
 def test_a_budget_that_cannot_be_held_is_refused(server: Answering, folder: Path) -> None:
     with pytest.raises(UserError, match=r"machine.asking.money = 2.0 cannot be held(.|\n)*input_price"):
-        asker(folder, Asking(money=2.0, input_price=1.0))
+        asker(folder, ModelAccess(money=2.0, input_price=1.0))
     server.answer = lambda body: says(json.dumps(verdict(body)), usage=False)
     with pytest.raises(UserError, match="does not say how many tokens"):
-        asker(folder, Asking(tokens=100)).ask([question(1)], "labels")
+        asker(folder, ModelAccess(tokens=100)).ask([question(1)], "labels")
     assert numbers(asker(folder).ask([question(1)], "labels")) == [1] and len(server.requests) == 1
 
 
@@ -421,13 +421,13 @@ def test_what_a_server_says_about_coming_back_holds_all_threads(server: Answerin
         return status, refused or says(json.dumps(verdict(body)))[1], headers
 
     server.answer = answer
-    one = asker(folder, Asking(concurrency=6))
+    one = asker(folder, ModelAccess(concurrency=6))
     held = threading.Thread(target=lambda: one.ask([question(0)], "first"))
     held.start()
     until = time.monotonic() + 5
-    while not one._held() and time.monotonic() < until:
+    while not one.throttle.remaining() and time.monotonic() < until:
         time.sleep(0.005)
-    assert one._held()
+    assert one.throttle.remaining()
     assert numbers(one.ask([question(n) for n in range(1, 7)], "labels")) == [*range(1, 7)]
     held.join(5)
     assert len(times) >= 7 and min(times[1:]) - times[0] > 0.55
@@ -435,24 +435,24 @@ def test_what_a_server_says_about_coming_back_holds_all_threads(server: Answerin
 
 def test_the_pause_of_a_server_is_read_in_its_forms() -> None:
     def reset(text: str, left: str = "0") -> float:
-        return pause({"x-ratelimit-remaining-tokens": left, "x-ratelimit-reset-tokens": text})
+        return requested_pause({"x-ratelimit-remaining-tokens": left, "x-ratelimit-reset-tokens": text})
 
     assert [reset(text) for text in ("1s", "6m0s", "120ms", "1h2m", "7.66s", "3")] == [1, 360, 0.12, 3720, 7.66, 3]
-    assert reset("6m0s", left="12") == pause({}) == pause({"retry-after": "soon"}) == reset("") == 0
+    assert reset("6m0s", left="12") == requested_pause({}) == requested_pause({"retry-after": "soon"}) == reset("") == 0
     soon = email.utils.formatdate(time.time() + 30, usegmt=True)
-    assert 28 < pause({"retry-after": soon}) <= 30
-    assert pause({"retry-after": email.utils.formatdate(time.time() - 30, usegmt=True)}) == 0
+    assert 28 < requested_pause({"retry-after": soon}) <= 30
+    assert requested_pause({"retry-after": email.utils.formatdate(time.time() - 30, usegmt=True)}) == 0
     both = {"retry-after": "2", "x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "5s"}
-    assert pause(both) == 5
+    assert requested_pause(both) == 5
 
 
 def test_a_pause_that_is_too_long_ends_the_run(
     server: Answering, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("captrain.models.answers.PATIENCE", 0.5)
+    monkeypatch.setattr("captrain.models.throttle.PATIENCE", 0.5)
     server.answer = lambda body: (*refuses(429, "come back tomorrow"), {"Retry-After": "2"})
     with pytest.raises(InfrastructureError, match="a pause of 2 s"):
-        asker(folder, Asking(retries=1)).ask([question(1)], "labels")
+        asker(folder, ModelAccess(retries=1)).ask([question(1)], "labels")
     assert len(server.requests) == 1
 
 
@@ -461,14 +461,14 @@ def test_pauses_between_attempts_grow(server: Answering, folder: Path, monkeypat
     times: list[float] = []
     server.answer = lambda body: (times.append(time.monotonic()), refuses(500, "no"))[1]
     with pytest.raises(InfrastructureError):
-        asker(folder, Asking(retries=3)).ask([question(1)], "labels")
+        asker(folder, ModelAccess(retries=3)).ask([question(1)], "labels")
     gaps = [after - before for before, after in zip(times, times[1:], strict=False)]
     assert all(0.05 * 2**at <= gap <= 0.1 * 2**at + 0.3 for at, gap in enumerate(gaps)) and len(gaps) == 3
 
 
 def test_the_bar_tells_tokens_and_cost(server: Answering, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     server.answer = lambda body: says(json.dumps(verdict(body)), tokens=(1_000_000, 0))
-    asker(folder, Asking(input_price=2.0, output_price=8.0)).ask([question(1)], "labels")
+    asker(folder, ModelAccess(input_price=2.0, output_price=8.0)).ask([question(1)], "labels")
     told = capfd.readouterr().err
     assert "labels" in told and "1000000 tokens, cost 2.0000" in told
 

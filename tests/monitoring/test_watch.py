@@ -9,13 +9,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 from rich.console import Console
+from support.answering import Answering
 
 from captrain.cli import app
+from captrain.config import ModelAccess
 from captrain.errors import InfrastructureError
 from captrain.execution import jobs
 from captrain.execution.jobs import State
 from captrain.ledger import LedgerEntry
+from captrain.models import Question, StructuredAnswers
 from captrain.monitoring import view, watch
 from captrain.monitoring.view import follow, lines, shown
 from captrain.monitoring.watch import Watch
@@ -260,10 +264,20 @@ def test_the_budget_of_a_baseline_is_what_trace_has_spent(root: Path, start: Sta
     assert next(one for one in out.splitlines() if one.startswith("│ adapters")).split("│")[3].strip() == "1,280"
 
 
-def test_answers_since_the_stage_began_are_counted(root: Path, start: Start) -> None:
-    for name in ("old", "new"):
-        publish_text(root / f".cache/answers/{name}.json", "{}")
-    os.utime(root / ".cache/answers/old.json", (1, 1))
+class Verdict(BaseModel):
+    number: int
+
+
+def test_answers_since_the_stage_began_are_counted(root: Path, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Answering(lambda body: {"number": 1}) as server:
+        server.use(monkeypatch)
+        model = StructuredAnswers(
+            ModelAccess(), name="m", temperature=0.0, max_tokens=99, folder=root / ".cache/answers"
+        )
+        model.ask([Question("", "old", Verdict)], "labels")
+        [old] = (path for path in (root / ".cache/answers").rglob("*") if path.is_file())
+        os.utime(old, (1, 1))
+        model.ask([Question("", "new", Verdict)], "labels")
     start(root, "stages/rollouts.py")
     assert Watch(root).look().facts == ["rollouts: 1 new answers of models, 2 on disk"]
 
@@ -326,10 +340,18 @@ def test_files_that_are_half_written_or_are_not_what_they_should_be_are_survived
     begun(root, time.time() + 1)
     begun(root, time.time() + 1, "bbbb")
     for name in (
-        ".cache/adapters/aaaa/checkpoints/checkpoint-4/history.json", ".cache/adapters/bbbb/result.json",
-        ".cache/answers/a.json", ".cache/rollouts/a.jsonl", ".cache/rollouts/a.lock", ".cache/times/rollouts/a.json",
-        ".dvc/tmp/rwlock", "dvc.lock", "log.txt", "results/rollouts/ledger.jsonl", "results/spec.yaml",
-    ):  # fmt: skip
+        ".cache/adapters/aaaa/checkpoints/checkpoint-4/history.json",
+        ".cache/adapters/bbbb/result.json",
+        ".cache/answers/aa/aaaa.json",
+        ".cache/rollouts/a.jsonl",
+        ".cache/rollouts/a.lock",
+        ".cache/times/rollouts/a.json",
+        ".dvc/tmp/rwlock",
+        "dvc.lock",
+        "log.txt",
+        "results/rollouts/ledger.jsonl",
+        "results/spec.yaml",
+    ):
         publish_text(root / name, text)
     watching._looked = watching._progress._asked = float("-inf")
     assert "rollouts runs since" in drawn(watching)

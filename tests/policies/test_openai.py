@@ -14,7 +14,7 @@ from captrain.benchmarks.loading import load_benchmark
 from captrain.config.components import Component
 from captrain.contract import Target, calls_of
 from captrain.errors import EnvironmentFault, UserError
-from captrain.models.endpoint import Said
+from captrain.models.endpoint import ReplyMessage
 from captrain.policies.openai import OpenAIPolicy, received, sent
 from captrain.policies.policy import Play
 from captrain.records import Message
@@ -131,9 +131,9 @@ def test_arguments_that_are_no_json_object_are_kept_as_text_and_end_nothing(serv
         assert isinstance(json.loads(again), dict)
 
 
-def written(arguments: Any) -> Said:
+def written(arguments: Any) -> ReplyMessage:
     """A message with one call."""
-    return Said.model_validate({"tool_calls": [{"function": {"name": "find", "arguments": arguments}}]})
+    return ReplyMessage.model_validate({"tool_calls": [{"function": {"name": "find", "arguments": arguments}}]})
 
 
 @pytest.mark.parametrize(("given", "arguments"), [("", {}), (None, {}), ({"name": "Zoë"}, {"name": "Zoë"})])

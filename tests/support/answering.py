@@ -4,7 +4,8 @@ The answers come from a function of the request's body, or from a folder of reco
 
     with Answering(lambda body: {"verdict": "NA"}) as server:       # a dict is sent as JSON text, a str as it is
         server.use(monkeypatch)                                     # sets endpoint and key, makes pauses short
-        Asker(Asking(), name="m", temperature=0.0, max_tokens=99, answers=tmp_path).ask(questions, "labels")
+        model = StructuredAnswers(ModelAccess(), name="m", temperature=0.0, max_tokens=99, folder=tmp_path)
+        model.ask(questions, "labels")
         assert len(server.requests) == len(questions)               # bodies of all requests, in order of arrival
 
     Answering(Path("tests/answers/environments"))                   # the file whose stem stands in the messages
@@ -12,9 +13,9 @@ The answers come from a function of the request's body, or from a folder of reco
     Answering(answer, share=1.0, kinds=("broken",))                 # each fails twice with 500, and then succeeds
 
 Whether a request fails follows from its body and from how often it came before: the same requests fail in the same
-way in any order. One that came `TIMES` times before succeeds, and an asker changes its request by what was wrong with
-an answer alone, so that 6 retries are always enough. For whatever else a server may say, the function returns
-(status, body) or (status, body, headers).
+way in any order. One that came `TIMES` times before succeeds, and `StructuredAnswers` changes a request by what was
+wrong with an answer alone, so that 6 retries are always enough. For whatever else a server may say, the function
+returns (status, body) or (status, body, headers).
 """
 
 import json

@@ -6,7 +6,7 @@ from typing import Any
 from support.letters import LETTERS
 
 from captrain.capabilities.analyst import Asked
-from captrain.config.machine import Asking
+from captrain.config.machine import ModelAccess
 from captrain.records import Label, digest
 
 _environment: dict[str, Any] = {"__name__": __name__}
@@ -22,7 +22,7 @@ class Analyst:
 
     deterministic = True
 
-    def __init__(self, asking: Asking | None = None) -> None:
+    def __init__(self, access: ModelAccess | None = None) -> None:
         pass
 
     def label(self, asked: Sequence[Asked], tools: list[dict[str, Any]]) -> list[dict[str, Label]]:

@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from captrain.config.machine import Asking
-from captrain.models.answers import Asker, Question
+from captrain.config.machine import ModelAccess
+from captrain.models.answers import Question, StructuredAnswers
 
 
 class Where(BaseModel):
@@ -33,6 +33,6 @@ def question(number: int, **more: Any) -> Question[Verdict]:
     return Question("Judge.", f"Question {number} please", Verdict, **more)
 
 
-def asker(folder: Path, asking: Asking | None = None, **settings: Any) -> Asker:
+def asker(folder: Path, access: ModelAccess | None = None, **settings: Any) -> StructuredAnswers:
     given: dict[str, Any] = {"name": "some/model", "temperature": 0.7, "max_tokens": 64}
-    return Asker(asking or Asking(timeout=5.0), answers=folder, **given | settings)
+    return StructuredAnswers(access or ModelAccess(timeout=5.0), folder=folder, **given | settings)

@@ -156,7 +156,7 @@ def run(spec: Spec, base: Path, results: Path, artifacts: Path) -> list[str]:
     rollouts = load(artifacts / "rollouts/discovery.jsonl", Rollout)
     workshop = Workshop(
         earned, {one.id: one for one in load(results / "labels/candidates.jsonl", Capability)}, rollouts,
-        build(spec.synthesizer, asking=spec.machine.asking), Acting(spec.exploring(), base, spec.machine),
+        build(spec.synthesizer, access=spec.machine.asking), Acting(spec.exploring(), base, spec.machine),
         standard(benchmark, spec.evaluation.tasks, spec.environments), spec.machine, spec.seed,
     )  # fmt: skip
     report = json.loads((results / "capabilities/selection.json").read_text())

@@ -16,9 +16,9 @@ from typing import Annotated, Any, Protocol
 from pydantic import BaseModel, ConfigDict, Field
 
 from captrain.capabilities import compact, fenced, line_of, rendered
-from captrain.config import Asking, Spec
+from captrain.config import ModelAccess, Spec
 from captrain.contract import calls_of
-from captrain.models import Asker, Question
+from captrain.models import Question, StructuredAnswers
 from captrain.records import Message, Rollout
 
 Lines = tuple[str, ...]
@@ -143,13 +143,13 @@ class Model:
     """Asks a language model.
 
     Args:
-        asking: how, and at what cost.
+        access: how, and at what cost.
         name: of the model, name or name@revision.
         tools: schemas of the agent's tools.
     """
 
-    def __init__(self, asking: Asking | None, name: str, tools: list[dict[str, Any]]) -> None:
-        self._asker = Asker(asking, name=name, temperature=TEMPERATURE, max_tokens=MAX_TOKENS)
+    def __init__(self, access: ModelAccess | None, name: str, tools: list[dict[str, Any]]) -> None:
+        self._answers = StructuredAnswers(access, name=name, temperature=TEMPERATURE, max_tokens=MAX_TOKENS)
         schemas = fenced("tools", "\n".join(line_of(tool["function"]) for tool in tools))
         prompt = files("captrain").joinpath("baselines/prompts/reflection.md").read_text()
         self._system = Template(prompt).substitute(tools=schemas, most=MOST)
@@ -157,9 +157,9 @@ class Model:
     @property
     def asked(self) -> dict[str, Any]:
         """See `Proposer.asked`."""
-        answers = self._asker.spent
+        answers = self._answers.usage
         counts = {name: getattr(answers, name) for name in ("answers", "prompt_tokens", "completion_tokens")}
-        return {"model": self._asker.name, **counts}
+        return {"model": self._answers.name, **counts}
 
     def propose(self, reflection: Reflection) -> Lines | None:
         """See `Proposer.propose`.
@@ -183,7 +183,7 @@ class Model:
             draw=reflection.step,
             check=lambda written: complaint(written.lines, reflection.lines),
         )
-        [written] = self._asker.ask([question], f"reflection {reflection.step}")
+        [written] = self._answers.ask([question], f"reflection {reflection.step}")
         return _bare(written.lines)
 
 

@@ -25,7 +25,7 @@ class Analyst(Protocol):
 
     It is told of all its work at once, so that one that waits for answers can wait for many of them together. An
     analyst that samples draws anew in each labelling run, and gives equal answers to equal questions of the same run.
-    Its constructor takes how models are asked (`asking: machine.Asking | None`) first.
+    Its constructor takes how models are asked (`access: machine.ModelAccess | None`) first.
     """
 
     deterministic: bool

@@ -24,9 +24,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from captrain.capabilities.analyst import Asked
 from captrain.capabilities.compaction import compact, fenced, line_of, rendered
-from captrain.config import Asking, Count
+from captrain.config import Count, ModelAccess
 from captrain.contract import calls_of
-from captrain.models import Asker, Question
+from captrain.models import Question, StructuredAnswers
 from captrain.records import Capability, Label, Rollout, Verdict
 
 SLUG = re.compile(r"[a-z][a-z0-9_]{1,59}")
@@ -108,7 +108,7 @@ class OpenAIAnalyst:
     """Asks a model what the agent lacks, and for every verdict.
 
     Args:
-        asking: where and how fast the model is asked; None allows only answers that are on disk.
+        access: where and how fast the model is asked; None allows only answers that are on disk.
         name: of the model, as the endpoint knows it; in name@revision the revision is identity alone.
         temperature: sampling temperature; at 0 the runs say little of how sure a label is.
         max_tokens: tokens in one answer.
@@ -121,24 +121,24 @@ class OpenAIAnalyst:
     deterministic = False
 
     def __init__(
-        self, asking: Asking | None = None, *, name: Annotated[str, Field(min_length=1)],
+        self, access: ModelAccess | None = None, *, name: Annotated[str, Field(min_length=1)],
         temperature: Annotated[float, Field(ge=0)], max_tokens: Count, failed: Count = 4, passed: Count = 4,
         proposals: Count = 8, characters: Count = 16000,
     ) -> None:  # fmt: skip
-        self._asker = Asker(asking, name=name, temperature=temperature, max_tokens=max_tokens)
+        self._answers = StructuredAnswers(access, name=name, temperature=temperature, max_tokens=max_tokens)
         self.failed, self.passed, self.proposals, self.characters = failed, passed, proposals, characters
 
     @property
     def asked(self) -> dict[str, int]:
         """What all answers took that were used so far, found on disk or asked for: the same when a run is replayed."""
-        spent = self._asker.spent
+        spent = self._answers.usage
         return {name: getattr(spent, name) for name in ("answers", "prompt_tokens", "completion_tokens")}
 
     def propose(self, samples: Sequence[Sequence[Rollout]], tools: list[dict[str, Any]]) -> list[list[Capability]]:
         """The merged proposals of all samples, the same for each. `details`: the tools that their evidence is about."""
         shown = [self._shown(sample) for sample in samples]
         questions = [self._discovery(run, rollouts, tools) for run, rollouts in enumerate(shown)]
-        found = self._asker.ask(questions, "discovery")
+        found = self._answers.ask(questions, "discovery")
         proposed = [
             Proposed(one.name, one.description, _tools_at(one.evidence, rollouts, tools))
             for rollouts, answer in zip(shown, found, strict=True)
@@ -164,7 +164,7 @@ class OpenAIAnalyst:
             for one in asked
             if one.capabilities
         ]
-        answers = iter(self._asker.ask(questions, "labels"))
+        answers = iter(self._answers.ask(questions, "labels"))
         return [_labels(one, next(answers)) if one.capabilities else {} for one in asked]
 
     def _shown(self, sample: Sequence[Rollout]) -> list[Rollout]:
@@ -200,7 +200,7 @@ class OpenAIAnalyst:
         ]
         check = partial(_wrong_groups, len(proposed))
         question = Question(_prompt("merging"), fenced("proposals", "\n".join(lines)), Merging, check=check)
-        (merging,) = self._asker.ask([question], "merging")
+        (merging,) = self._answers.ask([question], "merging")
         return [
             Capability(
                 id=slug_of(group.name),

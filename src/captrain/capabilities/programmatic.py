@@ -11,7 +11,7 @@ from typing import Any
 from captrain.capabilities.alignment import Story, Toolbox, leaves, reports_error, result_of
 from captrain.capabilities.analyst import Asked
 from captrain.capabilities.families import FAMILIES, Family, Values, information, reply_wording
-from captrain.config import Asking
+from captrain.config import ModelAccess
 from captrain.records import Capability, Label, Message, Rollout
 
 
@@ -19,12 +19,12 @@ class ProgrammaticAnalyst:
     """Proposes each family that a sample of rollouts gives cause for, and labels rollouts by the families' findings.
 
     Args:
-        asking: unused; every analyst is built with how models are asked.
+        access: unused; every analyst is built with how models are asked.
     """
 
     deterministic = True
 
-    def __init__(self, asking: Asking | None = None) -> None:
+    def __init__(self, access: ModelAccess | None = None) -> None:
         pass
 
     def propose(self, samples: Sequence[Sequence[Rollout]], tools: list[dict[str, Any]]) -> list[list[Capability]]:

@@ -12,9 +12,9 @@ from .components import takes as takes
 from .components import variable as variable
 from .machine import VLLM as VLLM
 from .machine import Accelerate as Accelerate
-from .machine import Asking as Asking
 from .machine import Installation as Installation
 from .machine import Machine as Machine
+from .machine import ModelAccess as ModelAccess
 from .machine import Slurm as Slurm
 from .spec import Adp as Adp
 from .spec import Base as Base

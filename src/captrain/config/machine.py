@@ -23,7 +23,7 @@ class Installation(Section):
     """Seconds for one request."""
 
 
-class Asking(Section):
+class ModelAccess(Section):
     """How a language model is asked by analysts and synthesizers, and what it may cost. Prices are money for a million
     tokens; the budgets are those of one run of one stage, answers found on disk not counted. null: no limit."""
 
@@ -117,7 +117,7 @@ class Machine(Section):
     workers: Count
     batch: Count
     benchmarks: dict[str, Installation] = {}
-    asking: Asking = Asking()
+    asking: ModelAccess = ModelAccess()
     vllm: VLLM = VLLM()
     accelerate: Accelerate = Accelerate()
     sandbox: Literal["strong", "strong, one layer", "basic"] = "strong"

@@ -16,11 +16,11 @@ from jinja2 import BaseLoader, Environment, StrictUndefined
 from pydantic import BaseModel, ConfigDict, Field
 
 from captrain.capabilities import compact, fenced, line_of, rendered
-from captrain.config import Asking, Count
+from captrain.config import Count, ModelAccess
 from captrain.environments.sandbox.host import MODULES
 from captrain.environments.synthesized import Attempt, Brief
 from captrain.ledger import guard_split
-from captrain.models import Asker, Question, Spent
+from captrain.models import AnswerUsage, Question, StructuredAnswers
 from captrain.records import Check
 
 REQUIRED = ("tasks", "open", "score", "reference", "broken")
@@ -43,7 +43,7 @@ class OpenAISynthesizer:
     """Asks a language model for environments.
 
     Args:
-        asking: the endpoint and its budget; None where nothing may be sent, and answers come from disk alone.
+        access: the endpoint and its budget; None where nothing may be sent, and answers come from disk alone.
         name: of the model, as the endpoint knows it.
         temperature: sampling temperature.
         max_tokens: tokens in one answer, which holds a whole file.
@@ -53,16 +53,16 @@ class OpenAISynthesizer:
     trusted = False
 
     def __init__(
-        self, asking: Asking | None = None, *, name: Annotated[str, Field(min_length=1)],
+        self, access: ModelAccess | None = None, *, name: Annotated[str, Field(min_length=1)],
         temperature: Annotated[float, Field(ge=0)], max_tokens: Count, characters: Count = 24000,
     ) -> None:  # fmt: skip
         self.name, self.characters = name, characters
-        self._asker = Asker(asking, name=name, temperature=temperature, max_tokens=max_tokens)
+        self._answers = StructuredAnswers(access, name=name, temperature=temperature, max_tokens=max_tokens)
 
     @property
-    def spent(self) -> Spent:
+    def usage(self) -> AnswerUsage:
         """Tokens of all answers that were used, and what of it was asked for now."""
-        return self._asker.spent
+        return self._answers.usage
 
     def synthesize(self, brief: Brief, attempts: Sequence[Attempt]) -> str:
         """See `Synthesizer.synthesize`.
@@ -76,11 +76,11 @@ class OpenAISynthesizer:
         question = Question(
             system=_prompt("synthesis.md", capability=brief.capability.id, modules=modules),
             user=self._brief(brief) + (self._repair(attempts) if attempts else ""),
-            answer=Written,
+            schema=Written,
             draw=len(attempts),
             check=lambda written: complaint(written.code),
         )
-        [written] = self._asker.ask([question], f"environment for {brief.capability.id}")
+        [written] = self._answers.ask([question], f"environment for {brief.capability.id}")
         return HEADER.format(name=self.name) + with_schemas(written.code, brief.tools)
 
     def _brief(self, brief: Brief) -> str:

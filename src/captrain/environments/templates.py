@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from itertools import combinations
 
-from captrain.config import Asking
+from captrain.config import ModelAccess
 from captrain.environments.passport import TRANSFER, failed_tool
 from captrain.environments.synthesized import Attempt, Brief
 from captrain.errors import UserError
@@ -51,12 +51,12 @@ class TemplateSynthesizer:
     """Writes environments from templates.
 
     Args:
-        asking: unused; every synthesizer is built with how a language model is asked.
+        access: unused; every synthesizer is built with how a language model is asked.
     """
 
     trusted = True
 
-    def __init__(self, asking: Asking | None = None) -> None:
+    def __init__(self, access: ModelAccess | None = None) -> None:
         pass
 
     def synthesize(self, brief: Brief, attempts: Sequence[Attempt]) -> str:

@@ -1,6 +1,8 @@
-from .answers import Asker as Asker
+from .answer_files import ANSWERS as ANSWERS
+from .answer_files import answer_times as answer_times
+from .answer_usage import AnswerUsage as AnswerUsage
 from .answers import Question as Question
-from .answers import Spent as Spent
+from .answers import StructuredAnswers as StructuredAnswers
 from .chat import Chat as Chat
 from .chat import guide as guide
 from .chat import tokens_of as tokens_of
@@ -11,10 +13,10 @@ from .composition import read as read
 from .composition import save as save
 from .composition import weights_of as weights_of
 from .endpoint import Completion as Completion
+from .endpoint import ContextLengthExceeded as ContextLengthExceeded
 from .endpoint import Endpoint as Endpoint
-from .endpoint import NoRoom as NoRoom
-from .endpoint import Passing as Passing
-from .endpoint import Said as Said
+from .endpoint import ReplyMessage as ReplyMessage
+from .endpoint import TransientFault as TransientFault
 from .lora import Adapter as Adapter
 from .lora import adapter_digest as adapter_digest
 from .lora import settle as settle

@@ -2,24 +2,26 @@
 
 Where the endpoint is and what opens it are read from the environment, by the names of two variables, when the first
 request is sent; they are no part of what a model is, and neither is written anywhere. A refusal is one of three: a
-fault that passes (`Passing`), a request that the model has no room for (`NoRoom`), or what only the user can mend
-(`UserError`). The policy `openai` and the asker of analysts and synthesizers stand on this.
+fault that passes (`TransientFault`), a request that has outgrown the model (`ContextLengthExceeded`), or what only the
+user can mend (`UserError`). The policy `openai` and the structured answers of analysts and synthesizers stand on this.
 """
 
 import os
 import re
-import time
 from collections.abc import Mapping
-from email.utils import parsedate_to_datetime
 from functools import cached_property
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AnyHttpUrl, BaseModel, Field, TypeAdapter, ValidationError
 
 from captrain.config import variable
 from captrain.errors import InfrastructureError, UserError
+from captrain.records import JsonObject
 
-NO_ROOM = re.compile(
+if TYPE_CHECKING:
+    import openai
+
+CONTEXT_EXCEEDED = re.compile(
     r"context[ _](length|size|window)|maximum model length|exceeds? the model|prompt is too long|longer than the model",
     re.IGNORECASE,
 )
@@ -30,68 +32,67 @@ NO_CREDIT = re.compile(
 )
 """How they say that nothing is left to spend, under the status of a passing fault. "Billing" alone is not among it:
 messages about limits that do pass point to the page where to pay for more."""
-PASSING = (408, 409, 425, 429)
+TRANSIENT = (408, 409, 425, 429)
 """Refusals that mean "not now"; so does every status from 500 on."""
-UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-TOLD = 500
+EXCERPT = 500
 """Characters of a server's message that are passed on."""
 
 
-class Passing(InfrastructureError):
+class TransientFault(InfrastructureError):
     """A fault of the server that passes: the same request may succeed later. `headers` are those of its refusal."""
 
-    def __init__(self, told: str, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(told)
+    def __init__(self, message: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
         self.headers = headers or {}
 
 
-class NoRoom(Exception):
+class ContextLengthExceeded(Exception):
     """The request has outgrown the model."""
 
 
-class Function(BaseModel):
+class ReplyFunction(BaseModel):
     """A call as the model wrote it."""
 
     name: str
-    arguments: str | dict[str, Any] | None = None
+    arguments: str | JsonObject | None = None
 
 
-class Call(BaseModel):
+class ReplyToolCall(BaseModel):
     """A tool call."""
 
-    function: Function
+    function: ReplyFunction
 
 
-class Said(BaseModel):
+class ReplyMessage(BaseModel):
     """The model's message."""
 
     content: str | None = None
     refusal: str | None = None
-    tool_calls: list[Call] | None = None
+    tool_calls: list[ReplyToolCall] | None = None
 
 
-class Token(BaseModel):
+class TokenLogprob(BaseModel):
     """A token that the model wrote."""
 
     logprob: float
 
 
-class Written(BaseModel):
+class ReplyLogprobs(BaseModel):
     """The tokens that the model wrote, in order."""
 
-    content: list[Token] | None = None
+    content: list[TokenLogprob] | None = None
 
 
-class Choice(BaseModel):
+class CompletionChoice(BaseModel):
     """An answer, of which one is asked for. `token_ids` are there where the server was asked for them and has them."""
 
-    message: Said
+    message: ReplyMessage
     finish_reason: str | None = None
-    logprobs: Written | None = None
+    logprobs: ReplyLogprobs | None = None
     token_ids: list[int] | None = None
 
 
-class Tokens(BaseModel):
+class CompletionUsage(BaseModel):
     """Tokens of one request."""
 
     prompt_tokens: int | None = None
@@ -101,10 +102,15 @@ class Tokens(BaseModel):
 class Completion(BaseModel):
     """What is read of a server's answer. The library itself takes anything for one."""
 
-    choices: Annotated[list[Choice], Field(min_length=1)]
-    usage: Tokens | None = None
+    choices: Annotated[list[CompletionChoice], Field(min_length=1)]
+    usage: CompletionUsage | None = None
     model: str | None = None
     prompt_token_ids: list[int] | None = None
+
+    @property
+    def tokens(self) -> tuple[int, int]:
+        """Tokens read and written; 0 where the server does not say."""
+        return (self.usage.prompt_tokens or 0, self.usage.completion_tokens or 0) if self.usage else (0, 0)
 
 
 class Endpoint:
@@ -131,8 +137,8 @@ class Endpoint:
             **request: messages and settings; `model` where it is another one of the same server.
 
         Raises:
-            Passing: a fault of the server or of the way to it, or an answer that holds no message.
-            NoRoom: the request has outgrown the model.
+            TransientFault: a fault of the server or of the way to it, or an answer that holds no message.
+            ContextLengthExceeded: the request has outgrown the model.
             UserError: a variable is not set, or the same request would be refused again.
         """
         import openai
@@ -145,14 +151,14 @@ class Endpoint:
         except openai.APIStatusError as error:
             raise self._refusal(error) from None
         except openai.APIConnectionError as error:
-            raise Passing(self._told(f"{error} {error.__cause__ or ''}")) from None
+            raise TransientFault(self._excerpt(f"{error} {error.__cause__ or ''}")) from None
         try:
             return Completion.model_validate_json(raw.content), raw.headers
         except ValidationError:
-            raise Passing(self._told(f"answered with no message: {raw.text}"), raw.headers) from None
+            raise TransientFault(self._excerpt(f"answered with no message: {raw.text}"), raw.headers) from None
 
     @cached_property
-    def client(self) -> Any:
+    def client(self) -> "openai.OpenAI":
         """The library's client, once the variables are known to be set.
 
         Raises:
@@ -181,69 +187,47 @@ class Endpoint:
             )
         return key
 
-    def _refusal(self, error: Any) -> Exception:
+    def _refusal(self, error: "openai.APIStatusError") -> Exception:
         status, body = error.status_code, error.body
         text = str(body["message"] if isinstance(body, dict) and "message" in body else body or error)
-        told = self._told(f"{status}: {text}")
+        message = self._excerpt(f"{status}: {text}")
         if status == 402 or (status == 429 and NO_CREDIT.search(f"{body} {text}")):
             return UserError(
-                f"the endpoint named by {self.endpoint} has no credit left for the key in {self.key} ({told})",
+                f"the endpoint named by {self.endpoint} has no credit left for the key in {self.key} ({message})",
                 f"add credit, or set {self.key} to a key that has some; what is whole is kept",
             )
-        if status in PASSING or status >= 500:
-            return Passing(told, error.response.headers)
-        if status not in (401, 403, 404) and NO_ROOM.search(text):
-            return NoRoom(told)
-        return self._mistake(status, told)
+        if status in TRANSIENT or status >= 500:
+            return TransientFault(message, error.response.headers)
+        if status not in (401, 403, 404) and CONTEXT_EXCEEDED.search(text):
+            return ContextLengthExceeded(message)
+        return self._mistake(status, message)
 
-    def _mistake(self, status: int, told: str) -> UserError:
+    def _mistake(self, status: int, message: str) -> UserError:
         """A refusal that stands until the user mends something."""
         if status in (401, 403):
             return UserError(
-                f"the endpoint named by {self.endpoint} refuses the key in {self.key} ({told})",
+                f"the endpoint named by {self.endpoint} refuses the key in {self.key} ({message})",
                 f"set {self.key} to a key that may use {self.name}",
             )
         if status == 404:
             return UserError(
-                f"the endpoint named by {self.endpoint} has no model {self.served} ({told})",
+                f"the endpoint named by {self.endpoint} has no model {self.served} ({message})",
                 f"set {self.endpoint} to the base URL, which ends in /v1 on most servers, or correct the model's name",
             )
         return UserError(
-            f"the endpoint named by {self.endpoint} refuses a request to {self.name} ({told})",
+            f"the endpoint named by {self.endpoint} refuses a request to {self.name} ({message})",
             "correct the settings of the model, or how it is served (tool calls need a tool parser, answers of a given "
             "form a server that takes response_format)",
         )
 
-    def _told(self, text: str) -> str:
+    def _excerpt(self, text: str) -> str:
         """What may be passed on of a server's message: one line, not too long, without the key."""
         line = " ".join(text.split()).replace(self._secret, "***")
-        return f"model server: {line if len(line) <= TOLD else line[:TOLD] + '...'}"
+        return f"model server: {line if len(line) <= EXCERPT else line[:EXCERPT] + '...'}"
 
 
-def _value(name: str, what: str, example: str) -> str:
+def _value(name: str, content: str, example: str) -> str:
     value = os.environ.get(name, "")
     if not value:
-        raise UserError(f"environment variable {name} is not set: it holds {what}", f"set it, {example}")
+        raise UserError(f"environment variable {name} is not set: it holds {content}", f"set it, {example}")
     return value
-
-
-def pause(headers: Mapping[str, str]) -> float:
-    """Seconds for which a server asks to be left alone: by Retry-After, or because nothing remains of its limits
-    until they are reset. 0 where it does not, or not in a form that is known."""
-    asked = [_until(headers.get("retry-after", ""))]
-    for kind in ("requests", "tokens"):
-        if headers.get(f"x-ratelimit-remaining-{kind}", "").strip() == "0":
-            asked.append(_until(headers.get(f"x-ratelimit-reset-{kind}", "")))
-    return max(asked)
-
-
-def _until(text: str) -> float:
-    """Seconds in "20", "6m0s" or "120ms", or until an HTTP date."""
-    if re.fullmatch(r"\d+(\.\d+)?", text.strip()):
-        return float(text)
-    if re.fullmatch(r"(\d+(\.\d+)?(ms|[smhd]))+", text.strip()):
-        return sum(float(number) * UNITS[unit] for number, unit in re.findall(r"([\d.]+)(ms|[smhd])", text))
-    try:
-        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
-    except (ValueError, OverflowError):
-        return 0.0

@@ -18,6 +18,7 @@ from pydantic import BaseModel, TypeAdapter
 from captrain.errors import InfrastructureError
 from captrain.execution import jobs
 from captrain.ledger import LedgerEntry, budget
+from captrain.models import ANSWERS, answer_times
 from captrain.monitoring.processes import UNREADABLE
 
 CACHE = Path(".cache")
@@ -169,7 +170,7 @@ class Progress:
         return _product(self._spec(), "adapters.rollouts") if stage in ("adapters", "controls") else None
 
     def _answered(self, stage: str, since: float) -> Iterator[tuple[str, float]]:
-        times = [path.stat().st_mtime for path in (self.root / CACHE / "answers").glob("*.json")]
+        times = answer_times(self.root / ANSWERS)
         if new := [at for at in times if at >= since - SLACK]:
             pace = self._pace(f"{stage}/answers", len(new), max(new), None)
             yield ", ".join([f"{len(new):,} new answers of models, {len(times):,} on disk", *pace]), max(new)

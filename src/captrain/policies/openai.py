@@ -18,7 +18,7 @@ from pydantic import Field
 
 from captrain.config import Rate, Variable
 from captrain.errors import EnvironmentFault, UserError
-from captrain.models import Completion, Endpoint, NoRoom, Passing, Said, guide
+from captrain.models import Completion, ContextLengthExceeded, Endpoint, ReplyMessage, TransientFault, guide
 from captrain.policies.policy import Play
 from captrain.records import Message, digest
 
@@ -102,9 +102,9 @@ class OpenAIPolicy:
                 play, messages=sent(play.messages), temperature=self.temperature, max_tokens=self.max_tokens,
                 seed=int(digest(play.key, play.turns)[:8], 16) >> 1, **tools,
             )  # fmt: skip
-        except NoRoom:
+        except ContextLengthExceeded:
             return None
-        except Passing as fault:
+        except TransientFault as fault:
             play.error = str(fault)
             return None
         if answer.usage is not None:
@@ -148,7 +148,7 @@ def _call(name: str, function: dict[str, Any]) -> dict[str, Any]:
     return {"id": name, "type": "function", "function": {"name": function["name"], "arguments": text}}
 
 
-def received(message: Said) -> Message:
+def received(message: ReplyMessage) -> Message:
     """A message of the model in the shape of `captrain.contract`: arguments as objects, no ids (a server draws them at
     random), no reasoning."""
     calls = [

@@ -28,7 +28,7 @@ from typing import Any
 
 from captrain.config import VLLM
 from captrain.errors import UserError
-from captrain.models import Endpoint, Passing
+from captrain.models import Endpoint, TransientFault
 
 LOGS = Path(".cache/servers")
 KEEPER = Path(__file__).with_name("keeper.py")
@@ -83,9 +83,9 @@ class Replica(Endpoint):
     def _secret(self) -> str:
         return "none-is-asked-for"
 
-    def _mistake(self, status: int, told: str) -> UserError:
+    def _mistake(self, status: int, message: str) -> UserError:
         return UserError(
-            f"{self._label} refuses a request to {self.name} ({told})",
+            f"{self._label} refuses a request to {self.name} ({message})",
             f"correct the settings of policy vllm or machine.vllm.arguments; {self.log} has what it said",
         )
 
@@ -164,7 +164,7 @@ class Replica(Endpoint):
             self._check(self.name, self.source)
             for name, folder in self.adapters.items():
                 self._load(name, folder)
-        except Passing as fault:
+        except TransientFault as fault:
             raise self._useless(f"fails at once ({fault})") from None
 
     def _environment(self) -> dict[str, str]:
@@ -177,7 +177,7 @@ class Replica(Endpoint):
         assert self._process is not None
         deadline = time.monotonic() + seconds
         while self._process.poll() is None and time.monotonic() < deadline:
-            with suppress(Passing):
+            with suppress(TransientFault):
                 self._control("/health", timeout=HEALTH)
                 return True
             time.sleep(POLL)
@@ -201,7 +201,7 @@ class Replica(Endpoint):
         """A request that is none for completions, GET without a body: the answer's text.
 
         Raises:
-            Passing: a fault of the server, or no answer.
+            TransientFault: a fault of the server, or no answer.
             UserError: it refuses the request.
         """
         data = None if body is None else json.dumps(body).encode()
@@ -212,10 +212,10 @@ class Replica(Endpoint):
             with opener.open(urllib.request.Request(url, data, kind), timeout=timeout) as answer:
                 return answer.read().decode()
         except urllib.error.HTTPError as error:
-            told = self._told(f"{error.code}: {error.read().decode(errors='replace')}")
-            raise (Passing(told) if error.code >= 500 else self._mistake(error.code, told)) from None
+            message = self._excerpt(f"{error.code}: {error.read().decode(errors='replace')}")
+            raise (TransientFault(message) if error.code >= 500 else self._mistake(error.code, message)) from None
         except (OSError, http.client.HTTPException) as error:
-            raise Passing(self._told(f"{type(error).__name__}: {error}")) from None
+            raise TransientFault(self._excerpt(f"{type(error).__name__}: {error}")) from None
 
     def _check(self, name: str, root: str) -> bool:
         """Whether the server has a model of this name.
@@ -249,11 +249,11 @@ class Replica(Endpoint):
         starts = self.starts
         try:
             self._load(name, folder)
-        except Passing:
+        except TransientFault:
             self.mend(starts)
             try:
                 self._load(name, folder)
-            except Passing as fault:
+            except TransientFault as fault:
                 raise UserError(
                     f"{self._label} does not take adapter {name} from {folder} ({fault})",
                     f"see {self.log}; a rank above 16 needs --max-lora-rank in machine.vllm.arguments",
@@ -265,7 +265,7 @@ class Replica(Endpoint):
         del self.adapters[name]
         try:
             self._control("/v1/unload_lora_adapter", {"lora_name": name})
-        except Passing as fault:
+        except TransientFault as fault:
             self.mend(starts)  # one that was started again has it no more
             if self.starts == starts:
                 raise UserError(
@@ -277,7 +277,7 @@ class Replica(Endpoint):
             return
         self._control("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
         if not self._check(name, str(folder)):
-            raise Passing(f"model server: it took adapter {name} and does not list it")
+            raise TransientFault(f"model server: it took adapter {name} and does not list it")
 
     def prompt(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[int]:
         """The tokens that the server would read of a dialogue."""

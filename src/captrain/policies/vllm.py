@@ -23,7 +23,7 @@ from pydantic import Field
 
 from captrain.config import Machine, Rate
 from captrain.errors import UserError
-from captrain.models import Completion, Passing, adapter_digest, model_of
+from captrain.models import Completion, TransientFault, adapter_digest, model_of
 from captrain.policies.local import with_hint
 from captrain.policies.openai import OpenAIPolicy, sent
 from captrain.policies.policy import Play
@@ -166,7 +166,7 @@ class VLLMPolicy(OpenAIPolicy):
             try:
                 answer, _ = replica.chat(model=model, logprobs=True, extra_body={"return_token_ids": True}, **request)
                 break
-            except Passing:
+            except TransientFault:
                 failed += 1
                 if failed > self.retries:
                     raise

@@ -105,7 +105,7 @@ class Ramp(GRPO):
         failed = [rollout for rollout in scored if rollout.outcome == "failed"]
         lacking: Mapping[str, frozenset[str]] = {}
         if failed:
-            self._analyst = self._analyst or build(job.analyst, asking=job.machine.asking)
+            self._analyst = self._analyst or build(job.analyst, access=job.machine.asking)
             asked = [Asked(0, rollout, job.capabilities) for rollout in failed]
             given = self._analyst.label(asked, on_target[0].target.tools)
             rows = [
