@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -33,93 +32,95 @@ from captrain.evaluation import (
     rates_over_seeds,
     versus,
 )
-from captrain.experiments import Point, points, rows_of, write
+from captrain.experiments import Point, point_rows, points, write_table
+from captrain.experiments.gathering import TableRow
 
 OVERRIDES = ["machine.workers=1"]
 """Points run side by side, each in one process; `machine` is no param, so no stage runs again for it."""
 
 
-def run_all(wanted: Sequence[Point], root: Path, jobs: int) -> list[Point]:
+def run_all(grid: Sequence[Point], root: Path, jobs: int) -> list[Point]:
     """Run all points, `jobs` at a time, with a line for each as it ends; returns those that failed."""
     start, failed = time.monotonic(), list[Point]()
     with ThreadPoolExecutor(jobs) as pool:
-        running = {pool.submit(points.run, point, root): point for point in wanted}
+        running = {pool.submit(points.run, point, root): point for point in grid}
         for number, future in enumerate(as_completed(running), start=1):
             point = running[future]
             try:
                 future.result()
-                ended = "is whole"
+                outcome = "is whole"
             except UserError as error:
                 failed.append(point)
-                ended = f"FAILED: {error}"
-            print(f"[{number}/{len(wanted)}, {time.monotonic() - start:.0f} s] {point.name} {ended}", flush=True)
+                outcome = f"FAILED: {error}"
+            print(f"[{number}/{len(grid)}, {time.monotonic() - start:.0f} s] {point.name} {outcome}", flush=True)
     return failed
 
 
-def gather(whole: Iterable[Point], root: Path) -> list[dict[str, Any]]:
+def gather(whole: Iterable[Point], root: Path) -> list[TableRow]:
     """One row for each point and method."""
-    return [row for point in whole for row in rows_of(point.choice, point.workspace(root) / "results")]
+    return [row for point in whole for row in point_rows(point, root)]
 
 
 def table(rates: Sequence[Row], differences: Sequence[Row]) -> Table:
     """Of the base, the baselines and TRACE: mean pass rate, and the difference to GRPO on the target."""
-    drawn = Table(title="Over seeds", title_justify="left")
+    summary = Table(title="Over seeds", title_justify="left")
     interval = f"{CONFIDENCE:.0%} interval"
     for name in ("experiment", "method", "seeds", "mean", interval, "to GRPO on target", interval, "reading"):
-        drawn.add_column(name, justify="left" if name in ("experiment", "method", "reading") else "right")
-    for experiment, some in grouped(rates, "experiment").items():
+        summary.add_column(name, justify="left" if name in ("experiment", "method", "reading") else "right")
+    for experiment, methods in grouped(rates, "experiment").items():
         to_grpo = versus(grouped(differences, "experiment").get(experiment, []), GRPO)
-        for row in some:
+        for row in methods:
             if row["method"] not in (BASE, *BASELINES, TRACE):
                 continue
             cells = [row["label"], str(row["seeds"]), f"{row['pass_rate']:.3f}", _interval(row["low"], row["high"])]
-            if one := to_grpo.get(row["method"]):
-                cells += [f"{one.mean:+.3f}", _interval(one.low, one.high, "+.3f"), one.reading]
-            drawn.add_row(experiment, *cells)
-    return drawn
+            if difference := to_grpo.get(row["method"]):
+                interval_text = _interval(difference.low, difference.high, "+.3f")
+                cells += [f"{difference.mean:+.3f}", interval_text, difference.reading]
+            summary.add_row(experiment, *cells)
+    return summary
 
 
 def _interval(low: float, high: float, form: str = ".3f") -> str:
     return "" if np.isnan(low) else f"{low:{form}} to {high:{form}}"
 
 
-def chosen(points: Sequence[Row]) -> list[str]:
+def selections(rows: Sequence[Row]) -> list[str]:
     """What was selected in how many points of each experiment, the most frequent first."""
     lines = []
-    for experiment, some in grouped(points, "experiment").items():
-        each = {row["seed"]: row["selected"] for row in some}
-        for selected, count in Counter(each.values()).most_common():
+    for experiment, members in grouped(rows, "experiment").items():
+        by_seed = {row["seed"]: row["selected"] for row in members}
+        for selected, count in Counter(by_seed.values()).most_common():
             names = selected.replace(" ", ", ") or "nothing"
-            lines.append(f"{experiment}: selected in {count} of {len(each)} points: {names}")
+            lines.append(f"{experiment}: selected in {count} of {len(by_seed)} points: {names}")
     return lines
 
 
 def main() -> int:
     """Run, gather, print; the exit status is 1 if a point failed."""
     root = Path.cwd()
-    known = sorted(path.stem for path in (root / "conf/experiment").glob("*.yaml"))
+    experiments = sorted(path.stem for path in (root / "conf/experiment").glob("*.yaml"))
     parser = argparse.ArgumentParser(description="Run the pipeline over seeds and experiments and gather the results.")
     parser.add_argument("--seeds", type=int, nargs="+", required=True)
-    parser.add_argument("--experiments", nargs="+", required=True, choices=known)
+    parser.add_argument("--experiments", nargs="+", required=True, choices=experiments)
     parser.add_argument("--overrides", nargs="*", default=[], help="of every point, such as methods=all")
     parser.add_argument("--jobs", type=int, default=2, help="points at a time, one thread each")
     options = parser.parse_args()
-    asked = dict.fromkeys((name, seed) for seed in options.seeds for name in options.experiments)
+    pairs = dict.fromkeys((name, seed) for seed in options.seeds for name in options.experiments)
     overrides = [*OVERRIDES, *options.overrides]
-    wanted = [Point(Choice(experiment=name, seed=seed, overrides=overrides)) for name, seed in asked]
-    print(f"{len(wanted)} points, {options.jobs} at a time; each writes {points.WORKSPACES}/<point>/{points.LOG}")
-    failed = run_all(wanted, root, options.jobs)
-    whole = [point for point in wanted if point not in failed]
+    grid = [Point(Choice(experiment=name, seed=seed, overrides=overrides)) for name, seed in pairs]
+    print(f"{len(grid)} points, {options.jobs} at a time; each writes {points.WORKSPACES}/<point>/{points.LOG}")
+    failed = run_all(grid, root, options.jobs)
+    whole = [point for point in grid if point not in failed]
     if whole:
-        gathered = gather(whole, root)
-        rates, differences = rates_over_seeds(gathered), differences_over_seeds(gathered)
-        for name, frame in (("points", gathered), ("summary", rates), ("differences", differences)):
-            write(frame, root / "results/replicates" / f"{name}.csv")
+        rows = gather(whole, root)
+        rates, differences = rates_over_seeds(rows), differences_over_seeds(rows)
+        for name, frame in (("points", rows), ("summary", rates), ("differences", differences)):
+            write_table(frame, root / "results/replicates" / f"{name}.csv")
         Console(width=None if os.isatty(1) else 140).print(table(rates, differences))
-        print(*chosen(gathered), sep="\n")
+        print(*selections(rows), sep="\n")
         print("every method and difference: results/replicates/; `make figures` draws them")
     if failed:
-        print(f"{len(failed)} of {len(wanted)} points failed and are left out; run the same again to go on from there")
+        print(f"{len(failed)} of {len(grid)} points failed and are left out; run the same again to go on from there")
     return 1 if failed else 0
 
 

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,15 @@ def test_a_derived_spec_reads_back_as_it_was(experiment: str, tmp_path: Path) ->
     again = tmp_path / "again.yaml"
     publish_spec(load_spec(path), again)
     assert again.read_bytes() == path.read_bytes()
+
+
+def test_threads_that_compose_at_once_each_get_their_own_selection() -> None:
+    def select(seed: int) -> tuple[int, int]:
+        composed = compose_spec("smoke" if seed % 2 else "default", seed, [f"evaluation.tasks={8 + seed}"], CONF)
+        return composed.seed, composed.evaluation.tasks
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(select, range(4))) == [(seed, 8 + seed) for seed in range(4)]
 
 
 def test_reading_a_derived_spec_needs_neither_hydra_nor_torch(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pandas as pd
@@ -12,7 +13,9 @@ import pytest
 from support.cluster.slurm import Cluster, running
 
 from captrain.config import Choice
-from captrain.experiments.points import Point
+from captrain.execution import exclusive
+from captrain.experiments import point_rows
+from captrain.experiments.points import LOCKS, Point, run
 from captrain.experiments.sweep import point_of
 from captrain.records import publish_text
 from captrain.reporting.studies import STUDIES
@@ -264,9 +267,37 @@ def test_a_points_settings_win_over_those_of_params_yaml() -> None:
     )  # fmt: skip
 
 
-def test_where_a_point_runs_is_no_part_of_its_name() -> None:
-    one, other, third = (
-        Point(Choice(experiment="default", seed=0, overrides=overrides))
-        for overrides in (["machine.workers=1"], [], ["seedless=1"])
-    )
-    assert one.name == other.name == "default-0" != third.name
+@pytest.mark.parametrize(
+    "override", ["machine.workers=1", "machine=slurm", "+machine.accelerate.rows=1", "++machine.workers=1"]
+)
+def test_where_a_point_runs_is_no_part_of_its_name(override: str) -> None:
+    def name(*overrides: str) -> str:
+        return Point(Choice(experiment="default", seed=0, overrides=[*overrides])).name
+
+    assert name(override) == name() == "default-0"
+    assert name("machines=1") != name() != name("selection.delta=0.1") == name("selection.delta=0.1", override)
+
+
+def test_a_second_sweep_of_a_name_is_refused_while_the_first_runs(project: Path) -> None:
+    with exclusive(project / LOCKS / "sweep-grid"):
+        status, said, ran = sweep(project, "-m", "selection.delta=0.1", "hydra.job.name=grid")
+    assert (status, ran) == (2, []) and "a sweep named grid runs here already" in said and "hydra.job.name=" in said
+
+
+@pytest.mark.slow
+def test_two_selections_of_one_point_compose_into_its_workspace_one_after_the_other(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = project / ".cache/ran.txt"
+    publish_text(ran, "")
+    monkeypatch.setenv("RAN", str(ran))
+    monkeypatch.setenv("MENDED", "")
+    selections = [Choice(experiment="default", seed=0, overrides=[f"machine.workers={count}"]) for count in (1, 2)]
+    with ThreadPoolExecutor() as pool:
+        first, second = pool.map(lambda choice: run(Point(choice), project), selections)
+    assert first == second and sorted(ran.read_text().splitlines()) == ["base 0 0.2 4", "evaluation 0 0.2 4"]
+    with ThreadPoolExecutor() as pool, exclusive(Point(selections[0]).lock(project)):
+        reading = pool.submit(point_rows, Point(selections[1]), project)
+        with pytest.raises(TimeoutError):
+            reading.result(0.3)  # whoever holds the lock may be at work there
+    assert [row["method"] for row in reading.result()] == ["base", "trace"]

@@ -17,7 +17,7 @@ from support.results import make_results
 
 from captrain.evaluation.comparison import differences_over_seeds, rates_over_seeds
 from captrain.evaluation.rows import label
-from captrain.experiments.gathering import write
+from captrain.experiments.gathering import write_table
 from captrain.reporting.published import published
 from captrain.reporting.studies import STUDIES, draw
 
@@ -47,18 +47,18 @@ def make_tables(results: Path) -> Path:
     whole = [
         {**row, "experiment": name} for name in ("default", "rare") for row in points(rates, range(3))
     ]  # fmt: skip
-    write(rates_over_seeds(whole), results / "replicates/summary.csv")
-    write(differences_over_seeds(whole), results / "replicates/differences.csv")
+    write_table(rates_over_seeds(whole), results / "replicates/summary.csv")
+    write_table(differences_over_seeds(whole), results / "replicates/differences.csv")
     by_rollouts = [row for n in (80, 640) for row in points(RATES, range(3), **{"adapters.rollouts": n})]
-    write(by_rollouts, results / "sweeps/rollouts.csv")
+    write_table(by_rollouts, results / "sweeps/rollouts.csv")
     by_count = [row for n in (1, 4) for row in points(RATES, range(3), **{"capabilities.count": n})]
-    write(by_count, results / "sweeps/capabilities.csv")
+    write_table(by_count, results / "sweeps/capabilities.csv")
     by_delta = [
         row
         for delta in (0.1, 0.5)
         for row in points(RATES, [0], **{"selection.delta": delta, "selection.coverage": 0.1})
     ]
-    write(by_delta, results / "sweeps/thresholds.csv")
+    write_table(by_delta, results / "sweeps/thresholds.csv")
     return results
 
 
@@ -105,12 +105,12 @@ def test_a_table_of_other_settings_or_methods_is_not_drawn_as_if_it_were_the_stu
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [row for clip in (0.1, 0.2) for row in points(RATES, [0], **{"adapters.rollouts": 80, "trainer.clip": clip})]
-    write(rows, tmp_path / "sweeps/rollouts.csv")
+    write_table(rows, tmp_path / "sweeps/rollouts.csv")
     fixed = points(RATES, range(3), **{"capabilities.count": 2, "trainer.clip": 0.2})
-    write(fixed, tmp_path / "sweeps/capabilities.csv")
+    write_table(fixed, tmp_path / "sweeps/capabilities.csv")
     plain = points(RATES, range(3))
-    write(rates_over_seeds(plain), tmp_path / "replicates/summary.csv")
-    write(differences_over_seeds(plain), tmp_path / "replicates/differences.csv")
+    write_table(rates_over_seeds(plain), tmp_path / "replicates/summary.csv")
+    write_table(differences_over_seeds(plain), tmp_path / "replicates/differences.csv")
     assert {path.stem for path in draw(tmp_path, tmp_path / "out")} == {"replicates", "scaling_capabilities"}
     said = capsys.readouterr().out
     assert "sweeps/rollouts.csv varies other settings" in said and "has no method merged:" in said

@@ -5,18 +5,22 @@ Nothing is known of types and ranges: that is the schema's (`captrain.config.spe
 """
 
 import re
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from captrain.config.components import REMEDY, alternatives
 from captrain.errors import UserError
+from captrain.records import JsonObject
+
+_HYDRA = threading.Lock()
+"""Hydra has one folder of configuration in a process: threads that compose wait for each other."""
 
 
-def composed(experiment: str, seed: int, overrides: Sequence[str], conf_dir: Path) -> dict[str, Any]:
-    """The composed configuration, unchecked but for the names of options and keys.
+def compose_data(experiment: str, seed: int, overrides: Sequence[str], conf_dir: Path) -> JsonObject:
+    """The composed configuration as plain data, unchecked but for the names of options and keys.
 
     Args:
         experiment: one of conf/experiment/.
@@ -29,14 +33,14 @@ def composed(experiment: str, seed: int, overrides: Sequence[str], conf_dir: Pat
     if experiment not in groups["experiment"]:
         raise UserError(f"unknown experiment {experiment!r}", alternatives(experiment, groups["experiment"]))
     pairs = [_parsed(override, groups) for override in overrides]
-    chosen = [f"experiment={experiment}", f"seed={seed}", *(text for text, key in pairs if key in groups)]
-    data = _merged(conf_dir, chosen)
+    choices = [f"experiment={experiment}", f"seed={seed}", *(text for text, key in pairs if key in groups)]
+    data = _merged(conf_dir, choices)
     if values := [(text, key) for text, key in pairs if key not in groups]:
-        known = _dotted(data)
+        settings = _dotted(data)
         for text, key in values:
-            if key not in known and not text.startswith("+"):
-                raise UserError(f"override {text!r}: there is no setting {key}", alternatives(key, known))
-        data = _merged(conf_dir, [*chosen, *(text for text, _ in values)])
+            if key not in settings and not text.startswith("+"):
+                raise UserError(f"override {text!r}: there is no setting {key}", alternatives(key, settings))
+        data = _merged(conf_dir, [*choices, *(text for text, _ in values)])
     return data
 
 
@@ -67,7 +71,7 @@ def _parsed(override: str, groups: Mapping[str, Sequence[str]]) -> tuple[str, st
     return override.strip(), key
 
 
-def _merged(conf_dir: Path, overrides: list[str]) -> dict[str, Any]:
+def _merged(conf_dir: Path, overrides: list[str]) -> JsonObject:
     # Needed by the compose stage only; every other stage imports this module with the schema.
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
@@ -76,17 +80,17 @@ def _merged(conf_dir: Path, overrides: list[str]) -> dict[str, Any]:
     from omegaconf.errors import OmegaConfBaseException
 
     try:
-        with initialize_config_dir(config_dir=str(conf_dir.resolve()), version_base="1.3"):
+        with _HYDRA, initialize_config_dir(config_dir=str(conf_dir.resolve()), version_base="1.3"):
             config = hydra_compose("config", overrides)
         data = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
-        said = " ".join(str(error).split())
-        raise UserError(f"the configuration in {conf_dir}/ does not compose: {said}", REMEDY) from None
+        message = " ".join(str(error).split())
+        raise UserError(f"the configuration in {conf_dir}/ does not compose: {message}", REMEDY) from None
     assert isinstance(data, dict)
     return {str(key): value for key, value in data.items()}
 
 
-def _dotted(data: Mapping[str, Any], prefix: str = "") -> list[str]:
+def _dotted(data: Mapping[str, object], prefix: str = "") -> list[str]:
     """All keys of a nested mapping, inner ones too, as a.b.c."""
     keys: list[str] = []
     for key, value in data.items():

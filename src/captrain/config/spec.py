@@ -27,7 +27,7 @@ from captrain.config.components import (
     check,
     said,
 )
-from captrain.config.compose import composed
+from captrain.config.compose import compose_data
 from captrain.config.machine import Machine
 from captrain.errors import UserError
 from captrain.records import publish_text
@@ -309,7 +309,7 @@ def compose_spec(experiment: str, seed: int, overrides: Sequence[str], conf_dir:
             out of range, settings that do not go together, or a component that does not exist or does not take
             its settings.
     """
-    spec = _validated(Spec, composed(experiment, seed, overrides, conf_dir), "", REMEDY)
+    spec = _validated(Spec, compose_data(experiment, seed, overrides, conf_dir), "", REMEDY)
     for name, section in spec:
         if isinstance(section, Component):
             check(name, section)

@@ -1,4 +1,4 @@
-from .gathering import rows_of as rows_of
-from .gathering import write as write
+from .gathering import point_rows as point_rows
+from .gathering import write_table as write_table
 from .points import WORKSPACES as WORKSPACES
 from .points import Point as Point

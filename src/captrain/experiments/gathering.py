@@ -7,17 +7,29 @@ table is read off each point's own results, so that gathering again costs second
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from captrain.config import Choice
 from captrain.evaluation import GRPO, Difference, read, versus
-from captrain.execution import times
+from captrain.execution import exclusive, times
+from captrain.experiments.points import Point
 from captrain.records import publish_text
 
+TableRow = dict[str, object]
 
-def rows_of(choice: Choice, results: Path) -> list[dict[str, Any]]:
+
+def point_rows(point: Point, root: Path) -> list[TableRow]:
+    """The rows of a whole point (see `rows_of`), read while nobody changes its workspace.
+
+    Raises:
+        UserError: the evaluation's tables are missing.
+    """
+    with exclusive(point.lock(root)):
+        return rows_of(point.choice, point.workspace(root) / "results")
+
+
+def rows_of(choice: Choice, results: Path) -> list[TableRow]:
     """What a whole point has come to, one row for each method of its evaluation.
 
     Args:
@@ -34,10 +46,10 @@ def rows_of(choice: Choice, results: Path) -> list[dict[str, Any]]:
         UserError: the evaluation's tables are missing.
     """
     main = read(results / "evaluation", "main")
-    selection = json.loads((results / "capabilities/selection.json").read_text())["candidates"]
+    candidates = json.loads((results / "capabilities/selection.json").read_text())["candidates"]
     advice = results / "capabilities/recommendation.json"
-    whole = {
-        "selected": " ".join(sorted(one["id"] for one in selection if one["selected"])),
+    diagnosis = {
+        "selected": " ".join(sorted(candidate["id"] for candidate in candidates if candidate["selected"])),
         "recommendation": json.loads(advice.read_text())["recommendation"] if advice.exists() else "",
     }
     seconds = _seconds(results)
@@ -48,34 +60,39 @@ def rows_of(choice: Choice, results: Path) -> list[dict[str, Any]]:
             "seed": choice.seed,
             **{name: row[name] for name in ("method", "label", "pass_rate", "low", "high", "rollouts_spent")},
             "cpu_s": seconds.get(row["method"]),
-            **_over(differences.get(row["method"])),
-            **whole,
+            **_over_grpo(differences.get(row["method"])),
+            **diagnosis,
         }
         for row in main.to_dict("records")
     ]
 
 
-def _over(one: Difference | None) -> dict[str, Any]:
-    if one is None:
-        return dict.fromkeys(("over_grpo", "over_low", "over_high", "reading"))
-    return {"over_grpo": one.mean, "over_low": one.low, "over_high": one.high, "reading": one.reading}
+def _over_grpo(difference: Difference | None) -> TableRow:
+    if difference is None:
+        return {name: None for name in ("over_grpo", "over_low", "over_high", "reading")}
+    return {
+        "over_grpo": difference.mean,
+        "over_low": difference.low,
+        "over_high": difference.high,
+        "reading": difference.reading,
+    }
 
 
 def _seconds(results: Path) -> dict[str, float]:
     """CPU seconds of the methods whose stages all ran beside these results."""
-    took = times(results.parent)
+    durations = times(results.parent)
     stages = {
         row["method"]: row["stages"].split()
         for row in read(results / "evaluation", "spent").to_dict("records")
         if isinstance(row["stages"], str)
     }
     return {
-        method: round(sum(took[stage].cpu_s for stage in its), 1)
-        for method, its in stages.items()
-        if all(stage in took for stage in its)
+        method: round(sum(durations[stage].cpu_s for stage in names), 1)
+        for method, names in stages.items()
+        if all(stage in durations for stage in names)
     }
 
 
-def write(rows: Sequence[Mapping[Any, Any]], path: Path) -> None:
+def write_table(rows: Sequence[Mapping[str, object]], path: Path) -> None:
     """Publish a table as CSV, numbers rounded, so that equal results give equal bytes."""
     publish_text(path, pd.DataFrame(rows).to_csv(index=False, float_format="%.6f", lineterminator="\n"))

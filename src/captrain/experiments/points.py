@@ -7,27 +7,33 @@ outputs, so that of two points that need the same cold stage one runs it and the
 that failed or was cut off goes on from its last whole stage when it is run again.
 """
 
-import fcntl
 import os
 import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import yaml
 
 from captrain.config import Choice
 from captrain.errors import UserError
+from captrain.execution import exclusive
 from captrain.records import digest, publish_text
+
+if TYPE_CHECKING:
+    from dvc.stage import PipelineStage
 
 WORKSPACES = Path(".cache/points")
 LOCKS = Path(".cache/locks")
-EXECUTION = ("machine=", "machine.")
-"""Overrides with these beginnings say where and how fast: they name no other point."""
 LOCAL = "[core]\n    no_scm = true\n[cache]\n    dir = {cache}\n"
 LOG = "log.txt"
+
+
+def is_execution(override: str) -> bool:
+    """Whether an override says only where and how fast: such a one names no other point."""
+    return override.lstrip("+").startswith(("machine=", "machine."))
 
 
 @dataclass(frozen=True)
@@ -39,24 +45,26 @@ class Point:
     @property
     def name(self) -> str:
         """Names the workspace: the experiment, the seed, and a digest where settings are overridden."""
-        chosen = [one for one in self.choice.overrides if not one.startswith(EXECUTION)]
-        return "-".join([self.choice.experiment, str(self.choice.seed), *([digest(chosen)[:8]] if chosen else [])])
+        settings = [override for override in self.choice.overrides if not is_execution(override)]
+        return "-".join([self.choice.experiment, str(self.choice.seed), *([digest(settings)[:8]] if settings else [])])
 
     def workspace(self, root: Path) -> Path:
         """Where it runs."""
         return root / WORKSPACES / self.name
 
+    def lock(self, root: Path) -> Path:
+        """Held by whoever changes or reads the workspace, so that no two selections compose into it at once."""
+        return root / LOCKS / f"point-{self.name}"
+
 
 def prepare(point: Point, root: Path) -> Path:
-    """Make the workspace, or bring its code up to date; what ran there stays."""
+    """Make the workspace, or bring its code up to date; what ran there stays. The caller holds the point's lock."""
     workspace = point.workspace(root)
     for name in ("conf", "src", "stages"):  # a file that is gone here must not stay there
         shutil.rmtree(workspace / name, ignore_errors=True)
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=root, capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
-    for name in filter(None, listed.split("\0")):
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listing = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, listing.split("\0")):
         # Results are the point's own: with those of another run it would look as if it had run.
         if name.startswith(("results/", ".cache/")) or name == "dvc.lock" or not (root / name).is_file():
             continue
@@ -79,10 +87,8 @@ def run(point: Point, root: Path) -> Path:
     Raises:
         UserError: a stage failed; says with which message.
     """
-    (root / LOCKS).mkdir(parents=True, exist_ok=True)
-    with open(root / LOCKS / f"point-{point.name}", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        return _run(point, root, lock.fileno())
+    with exclusive(point.lock(root)) as lock:
+        return _run(point, root, lock)
 
 
 def _run(point: Point, root: Path, lock: int) -> Path:
@@ -94,10 +100,11 @@ def _run(point: Point, root: Path, lock: int) -> Path:
     env |= {"PYTHONPATH": str(workspace / "src"), "PATH": f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"}
     log = workspace / LOG
     with log.open("w") as file:
+        command = [sys.executable, "-m", "captrain.experiments.points", str(root / LOCKS)]
+        # The child has the lock, too: killed is only who waits for it, and it goes on in the workspace.
         status = subprocess.run(
-            [sys.executable, "-m", "captrain.experiments.points", str(root / LOCKS)],
-            cwd=workspace, env=env, stdout=file, stderr=subprocess.STDOUT, pass_fds=(lock,),
-        ).returncode  # fmt: skip
+            command, cwd=workspace, env=env, stdout=file, stderr=subprocess.STDOUT, pass_fds=(lock,)
+        ).returncode
     if status:
         raise UserError(
             f"point {point.name} failed: {reason(log)}", f"see {log.relative_to(root)}; run the same again to go on"
@@ -108,8 +115,8 @@ def _run(point: Point, root: Path, lock: int) -> Path:
 def reason(log: Path) -> str:
     """Why a run failed: its error message, or else its last line."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    said = [line for line in lines if line.startswith("error: ")]
-    return (said or lines or ["it said nothing"])[-1]
+    errors = [line for line in lines if line.startswith("error: ")]
+    return (errors or lines or ["it said nothing"])[-1]
 
 
 def reproduce(locks: Path) -> None:
@@ -121,18 +128,18 @@ def reproduce(locks: Path) -> None:
     with Repo() as repo:
         # Edges lead from a stage to what it needs.
         for stage in networkx.dfs_postorder_nodes(repo.index.graph):
-            with open(locks / f"{stage.name}-{needs(stage)}", "w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
+            with exclusive(locks / f"{stage.name}-{needs(stage)}"):
                 try:
                     repo.reproduce(stage.addressing, single_item=True)
                 except ReproductionError as error:
                     raise SystemExit(f"stage {stage.name} failed: {error.__cause__ or error}") from None
 
 
-def needs(stage: Any) -> str:
+def needs(stage: "PipelineStage") -> str:
     """Digest of all that decides a stage's outputs: its command, its params, and the content of what it reads."""
     stage.save_deps()
-    return digest(stage.cmd, sorted([str(dep.def_path), digest(dep.hash_info.value)] for dep in stage.deps))
+    contents = [[str(dep.def_path), digest(dep.hash_info.value if dep.hash_info else None)] for dep in stage.deps]
+    return digest(stage.cmd, sorted(contents))
 
 
 if __name__ == "__main__":

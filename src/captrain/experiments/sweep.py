@@ -14,18 +14,17 @@ same again costs seconds.
 
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from captrain.config import Choice, alternatives, load_choice
 from captrain.errors import UserError
-from captrain.execution import entry_point
+from captrain.execution import entry_point, exclusive
 from captrain.experiments import points
-from captrain.experiments.gathering import rows_of, write
-from captrain.experiments.points import Point
+from captrain.experiments.gathering import TableRow, point_rows, write_table
+from captrain.experiments.points import LOCKS, Point, is_execution
 from captrain.records import publish_text
 
 JOBS = Path(".cache/sweeps")
@@ -38,21 +37,22 @@ STUDY = "+study"
 def settings_of(overrides: Sequence[str]) -> dict[str, str]:
     """The settings of a Hydra job, without the study that asks for them: a point is named by its settings alone, so
     that studies share their points."""
-    given = dict(override.split("=", 1) for override in overrides)
-    given.pop(STUDY, None)
-    return given
+    settings = dict(override.split("=", 1) for override in overrides)
+    settings.pop(STUDY, None)
+    return settings
 
 
-def point_of(base: Choice, settings: Sequence[str]) -> Point:
+def point_of(base: Choice, overrides: Sequence[str]) -> Point:
     """The point that a Hydra job stands for: its settings win over those of params.yaml."""
-    given = settings_of(settings)
-    experiment, seed = given.pop("experiment", base.experiment), int(given.pop("seed", base.seed))
-    kept = [one for one in base.overrides if one.lstrip("+").split("=", 1)[0] not in {key.lstrip("+") for key in given}]
-    overrides = [*kept, *(f"{key}={value}" for key, value in given.items())]
-    return Point(Choice(experiment=experiment, seed=seed, overrides=overrides))
+    settings = settings_of(overrides)
+    experiment, seed = settings.pop("experiment", base.experiment), int(settings.pop("seed", base.seed))
+    keys = {key.lstrip("+") for key in settings}
+    inherited = [override for override in base.overrides if override.lstrip("+").split("=", 1)[0] not in keys]
+    changes = [f"{key}={value}" for key, value in settings.items()]
+    return Point(Choice(experiment=experiment, seed=seed, overrides=[*inherited, *changes]))
 
 
-def job(config: Any) -> None:
+def job(config: Mapping[str, object]) -> None:
     """One job of the sweep, wherever the launcher runs it: bring its point up to date, and note how that ended.
 
     A point that fails is noted and not raised, so that the others go on under every launcher.
@@ -72,37 +72,37 @@ def job(config: Any) -> None:
         print(f"{point.name} is whole", flush=True)
 
 
-def gather(jobs: Path, root: Path) -> tuple[list[dict[str, Any]], list[str]]:
+def gather(jobs: Path, root: Path) -> tuple[list[TableRow], list[str]]:
     """One row for each method of each job whose point is whole (see `gathering.rows_of`), the point's settings first;
     and what befell the other jobs."""
-    base, rows, failures = load_choice(root / "params.yaml"), list[dict[str, Any]](), list[str]()
+    base, rows, failures = load_choice(root / "params.yaml"), list[TableRow](), list[str]()
     folders = sorted((path for path in jobs.glob("*") if path.name.isdigit()), key=lambda path: int(path.name))
     for folder in folders:
-        settings = yaml.safe_load((folder / ".hydra/overrides.yaml").read_text())
-        point = point_of(base, settings)
+        overrides = yaml.safe_load((folder / ".hydra/overrides.yaml").read_text())
+        point = point_of(base, overrides)
         # By its name, because a job of an earlier sweep may still be out and write here.
         if not (folder / WHOLE).exists() or (folder / WHOLE).read_text() != point.name:
             failure = folder / FAILURE
             failures.append(failure.read_text() if failure.exists() else f"point {point.name} did not come to its end")
             continue
-        given = {key.lstrip("+"): value for key, value in settings_of(settings).items()}
-        swept = {key: value for key, value in given.items() if not f"{key}=".startswith(points.EXECUTION)}
-        whole = {"experiment": point.choice.experiment, "seed": point.choice.seed, **swept, "point": point.name}
-        rows += [{**whole, **row} for row in rows_of(point.choice, point.workspace(root) / "results")]
+        settings = {key.lstrip("+"): value for key, value in settings_of(overrides).items()}
+        varied = {key: value for key, value in settings.items() if not is_execution(f"{key}=")}
+        selection = {"experiment": point.choice.experiment, "seed": point.choice.seed, **varied, "point": point.name}
+        rows += [{**selection, **row} for row in point_rows(point, root)]
     return rows, failures
 
 
-def named(arguments: Sequence[str], conf: Path) -> str:
+def sweep_name(arguments: Sequence[str], conf: Path) -> str:
     """What the sweep is called: `hydra.job.name`, or else its study.
 
     Raises:
         UserError: there is no such study.
     """
-    given = {key: value for key, _, value in (one.partition("=") for one in arguments)}
-    known = sorted(path.stem for path in (conf / "study").glob("*.yaml"))
-    if STUDY in given and given[STUDY] not in known:
-        raise UserError(f"there is no study {given[STUDY]!r}", alternatives(given[STUDY], known))
-    return given.get("hydra.job.name") or given.get(STUDY) or "sweep"
+    settings = {key: value for key, _, value in (argument.partition("=") for argument in arguments)}
+    studies = sorted(path.stem for path in (conf / "study").glob("*.yaml"))
+    if STUDY in settings and settings[STUDY] not in studies:
+        raise UserError(f"there is no study {settings[STUDY]!r}", alternatives(settings[STUDY], studies))
+    return settings.get("hydra.job.name") or settings.get(STUDY) or "sweep"
 
 
 @entry_point
@@ -110,30 +110,43 @@ def main() -> None:
     """Entry point of the `captrain-sweep` command; exit status 1 if a point failed.
 
     Raises:
-        UserError: it was not started in the root of a repository, or without -m, or there is no such study.
+        UserError: it was not started in the root of a repository, or without -m, or there is no such study, or a
+            sweep of this name runs.
     """
-    import hydra
-
     root = Path.cwd()
     if not (root / "dvc.yaml").exists():
         raise UserError(f"there is no dvc.yaml in {root.name}/", "run captrain-sweep in the root of the repository")
     if not {"-m", "--multirun"} & set(sys.argv):
         raise UserError("captrain-sweep runs a grid of points", "give -m, or use `dvc repro` for a single one")
-    name = named(sys.argv[1:], root / "conf")
+    name = sweep_name(sys.argv[1:], root / "conf")
+    try:
+        # Its folders and its table go by the name: of two sweeps the second would take the first one's away.
+        with exclusive(root / LOCKS / f"sweep-{name}", wait=False):
+            _sweep(name, root)
+    except BlockingIOError:
+        raise UserError(
+            f"a sweep named {name} runs here already", "wait for its end, or give hydra.job.name=<another name>"
+        ) from None
+
+
+def _sweep(name: str, root: Path) -> None:
+    """Run the points and write their table; exits with 1 if a point failed."""
+    import hydra
+
     jobs = root / JOBS / name
     shutil.rmtree(jobs, ignore_errors=True)
-    places = [f"hydra.sweep.dir={jobs}", "hydra.sweep.subdir=${hydra.job.num}", "hydra.job.chdir=false"]
-    sys.argv += [*places, f"hydra.job.name={name}"]
+    folders = [f"hydra.sweep.dir={jobs}", "hydra.sweep.subdir=${hydra.job.num}", "hydra.job.chdir=false"]
+    sys.argv += [*folders, f"hydra.job.name={name}"]
     status = None
     try:
         hydra.main(version_base="1.3", config_path=str(root / "conf"), config_name="config")(job)()
-    except SystemExit as ended:  # a job of a cluster that died has said nothing, and others may be whole
-        status = ended.code
+    except SystemExit as end:  # a job of a cluster that died has said nothing, and others may be whole
+        status = end.code
     rows, failures = gather(jobs, root)
     whole = len({row["point"] for row in rows})
     if whole:
         path = root / "results/sweeps" / f"{name}.csv"
-        write(rows, path)
+        write_table(rows, path)
         print(f"{whole} points in {path.relative_to(root)}")
     for failure in failures:
         print(failure)
