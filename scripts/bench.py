@@ -167,7 +167,7 @@ def measure(spec: Spec, model: Path) -> list[Measured]:
     known = [t for t in target.tasks("training", 4 * TASKS) if not (t.data["anonymous"] or t.data["human"])]
     tasks, others = known[:TASKS], known[TASKS : 2 * TASKS]
     policies: dict[str, LocalPolicy] = {
-        name: build(spec.policy, model=model, precision=name) for name in ("float64", "float32")
+        name: build(spec.policy, LocalPolicy, model=model, precision=name) for name in ("float64", "float32")
     }
     found: list[Measured] = []
     for batch in BATCHES:

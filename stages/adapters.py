@@ -4,14 +4,14 @@ from pathlib import Path
 
 from captrain.config import build, load_spec
 from captrain.execution import entry_point, launch
-from captrain.training import publish_adapters, train
+from captrain.training import GRPO, publish_adapters, train
 
 
 @entry_point
 def main() -> None:
     """Environments, base -> artifacts/adapters, results/adapters."""
     spec = load_spec()
-    jobs = build(spec.trainer).jobs(spec, Path())
+    jobs = build(spec.trainer, GRPO).jobs(spec, Path())
     publish_adapters(launch.run(train, jobs, spec.machine, "adapters"), "adapters", "trace")
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from captrain.benchmarks import load_benchmark
 from captrain.config import build, load_spec
-from captrain.environments import brief, publish_all, standard, synthesize
+from captrain.environments import Synthesizer, brief, publish_all, standard, synthesize
 from captrain.execution import entry_point
 from captrain.records import Capability, Rollout, load
 from captrain.rollouts import Acting
@@ -16,7 +16,7 @@ def main() -> None:
     policy = Acting(run.exploring(), Path("artifacts/base"), run.machine)
     benchmark = load_benchmark(run.benchmark, run.machine)
     against = standard(benchmark, run.evaluation.tasks, run.environments)
-    synthesizer = build(run.synthesizer, access=run.machine.asking)
+    synthesizer = build(run.synthesizer, Synthesizer, access=run.machine.asking)
     rollouts = load(Path("artifacts/rollouts/discovery.jsonl"), Rollout)
     selected = load(Path("results/capabilities/capabilities.jsonl"), Capability)
     briefs = (brief(capability, benchmark.tools, rollouts) for capability in selected)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from captrain.benchmarks import load_benchmark
-from captrain.capabilities import label_runs
+from captrain.capabilities import Analyst, label_runs
 from captrain.capabilities.agreement import agreement
 from captrain.config import build, load_spec
 from captrain.execution import entry_point
@@ -15,13 +15,13 @@ def main() -> None:
     chosen = load_spec()
     rollouts = load(Path("artifacts/rollouts/discovery.jsonl"), Rollout)
     tools = load_benchmark(chosen.benchmark, chosen.machine).tools
-    analyst = build(chosen.analyst, access=chosen.machine.asking)
+    analyst = build(chosen.analyst, Analyst, access=chosen.machine.asking)
     candidates, labels = label_runs(analyst, rollouts, tools, chosen.labels.runs, chosen.seed)
     publish(Path("artifacts/labels/labels.jsonl"), labels)
     publish(Path("results/labels/candidates.jsonl"), candidates)
     publish_json(Path("results/labels/agreement.json"), agreement(analyst, labels, rollouts, tools))
-    if hasattr(analyst, "asked"):
-        publish_json(Path("results/labels/asked.json"), analyst.asked)
+    if (account := getattr(analyst, "asked", None)) is not None:
+        publish_json(Path("results/labels/asked.json"), account)
     faults = len(rollouts) - len({row.rollout for row in labels})
     print(f"{len(rollouts)} rollouts, {faults} of them faults and left out; {len(candidates)} candidate capabilities")
 

@@ -235,9 +235,7 @@ class TestExport:
 
 @pytest.fixture(scope="module")
 def policy(tiny: Path) -> Learner:
-    found: Any = load_policy(composed().policy, tiny, composed().machine, batch=64)
-    assert isinstance(found, Learner)
-    return found
+    return load_policy(composed().policy, tiny, composed().machine, Learner, batch=64)
 
 
 class TestDemonstrations:

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.letters import LETTERS
@@ -17,6 +16,7 @@ from captrain.models.lora import Adapter, adapter_digest
 from captrain.policies.policy import load_policy
 from captrain.records import Task, load, publish_json
 from captrain.rollouts.collection import collect, pass_rate
+from captrain.training.jobs import Learner
 from captrain.training.sft import LONG, Taught
 
 # Pays for the very word of its solutions.
@@ -77,7 +77,7 @@ def test_solutions_of_all_environments_alike_teach_what_these_pay_for(home: Path
     ]  # fmt: skip
     assert one.demonstrations == 41 and one.left_out == {} and one.losses[-1] < one.losses[0]
     target: Target = load_file(home / "results/environments/alpha.py")
-    policy: Any = load_policy(chosen().policy, tiny, chosen().machine)
+    policy = load_policy(chosen().policy, tiny, chosen().machine, Learner)
     with inside(home):
         rates = [
             pass_rate(collect(policy, target, target.tasks("test", 30), purpose="evaluation", seed=0, adapter=acting,

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 import yaml
@@ -228,7 +228,7 @@ def test_a_damaged_derived_spec_names_the_file_and_the_remedy(tmp_path: Path) ->
 
 def test_a_component_is_built_from_its_settings_and_what_the_caller_adds() -> None:
     component = Component.model_validate({"_target_": "builtins.dict", "a": 1, "b": [2]})
-    assert build(component, b=3, run="x") == {"a": 1, "b": 3, "run": "x"}
+    assert build(component, dict, b=3, run="x") == {"a": 1, "b": 3, "run": "x"}
 
 
 class Inner:
@@ -256,10 +256,36 @@ def inner(name: str = "Inner", **settings: Any) -> dict[str, Any]:
 def test_a_setting_may_be_a_component_which_is_checked_and_built_with_its_own_settings() -> None:
     component = outer(user=inner(heat=0.5))
     check("benchmark", component)
-    built = build(component, machine="here")
+    built = build(component, Outer, machine="here")
     assert isinstance(built.user, Inner) and built.user.heat == 0.5 and built.machine == "here"
     check("benchmark", outer(user=None))
-    assert build(outer(user=None)).user is None
+    assert build(outer(user=None), Outer).user is None
+
+
+class Served(Protocol):
+    machine: object
+
+    def answer(self) -> str: ...
+
+
+class Lazy:
+    """Its member is there, and costs a server when it is read."""
+
+    def __init__(self, *, calls: int = 0) -> None:
+        self.answer = str
+
+    @property
+    def machine(self) -> object:
+        raise AssertionError("it was read")
+
+
+def test_what_was_built_is_of_the_kind_that_was_asked_for_or_the_setting_is_named() -> None:
+    lazy = Component.model_validate({"_target_": f"{__name__}.Lazy"})
+    assert isinstance(build(lazy, Served), Lazy)
+    with pytest.raises(UserError, match=rf"_target_ = {__name__}.Outer is no Served: it has no answer"):
+        build(outer(), Served)
+    with pytest.raises(UserError, match=rf"_target_ = {__name__}.Outer is no Inner(.|\n)*params.yaml"):
+        build(outer(), Inner)
 
 
 @pytest.mark.parametrize(

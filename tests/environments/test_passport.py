@@ -18,7 +18,7 @@ from captrain.config import compose_spec
 from captrain.contract import Target, load_file, tool_call
 from captrain.environments.leakage import HeldOut, runs_of
 from captrain.environments.passport import CHECKS, calibrate, failed_tool, inspect, structure
-from captrain.environments.probes import distance, random_agent, call_texts, steps
+from captrain.environments.probes import call_texts, distance, random_agent, steps
 from captrain.environments.sandbox.confined import active, confined
 from captrain.environments.subject import Standard, standard
 from captrain.environments.synthesized import Attempt, Brief

@@ -341,5 +341,6 @@ def test_recorded_answers_say_nothing_that_the_embedded_base_has_never_read(
 
 def test_the_configuration_offers_it() -> None:
     chosen = ["synthesizer=openai", "synthesizer.name=some/model"]
-    one = build(compose_spec("default", 0, chosen, HERE.parent / "conf").synthesizer, access=None)
-    assert isinstance(one, OpenAISynthesizer) and not one.trusted
+    configured = compose_spec("default", 0, chosen, HERE.parent / "conf").synthesizer
+    one = build(configured, OpenAISynthesizer, access=None)
+    assert not one.trusted

@@ -22,7 +22,7 @@ def machine(**changes: Any) -> Machine:
 
 def policy(model: Path, on: Machine | None = None, **settings: Any) -> VLLMPolicy:
     given = {"_target_": "captrain.policies.vllm.VLLMPolicy", **SETTINGS, **settings}
-    return load_policy(Component.model_validate(given), model, on or machine())
+    return load_policy(Component.model_validate(given), model, on or machine(), VLLMPolicy)
 
 
 def servers() -> list[int]:

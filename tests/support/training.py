@@ -128,12 +128,14 @@ def kill(folder: Path, name: str, **environment: str) -> None:
 def trainer_of(one: Job) -> Any:
     """TRL's trainer for a job, before its first step."""
     from captrain.config import build
+    from captrain.policies import LocalPolicy
+    from captrain.training import recipe
     from captrain.training.grpo import make_trainer
 
-    policy, recipe, targets = build(one.policy, model=one.base), build(one.trainer), targets_of(one)
+    policy, trainer = build(one.policy, LocalPolicy, model=one.base), build(one.trainer, recipe.GRPO)
     environment = one.places[0].environment
     assert isinstance(environment, Synthesized)
-    return make_trainer(recipe, one, policy, targets, environment.folder / "checkpoints")
+    return make_trainer(trainer, one, policy, targets_of(one), environment.folder / "checkpoints")
 
 
 def targets_of(one: Job) -> list[Target]:

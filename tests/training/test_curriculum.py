@@ -17,9 +17,11 @@ from captrain.config import build, compose_spec, load_spec, publish_spec
 from captrain.config.components import Component
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
+from captrain.policies import LocalPolicy
 from captrain.records import Capability, Label, RolloutLabels, Score, load, publish
 from captrain.training.curriculum import Ramp, RampJob, shares, votes
 from captrain.training.jobs import Place, Synthesized
+from captrain.training.recipe import GRPO
 from captrain.training.training import train
 
 Letters = Callable[..., Path]
@@ -51,7 +53,9 @@ def trainer_of(one: RampJob, folder: Path) -> Any:
     """TRL's trainer for a job, before its first step."""
     from captrain.training.grpo import make_trainer
 
-    return make_trainer(build(one.trainer), one, build(one.policy, model=one.base), targets_of(one), folder)
+    return make_trainer(
+        build(one.trainer, GRPO), one, build(one.policy, LocalPolicy, model=one.base), targets_of(one), folder
+    )
 
 
 def test_a_set_of_lacking_capabilities_votes_for_its_own_environment_or_for_the_largest_within_it() -> None:
@@ -66,7 +70,7 @@ def test_a_set_of_lacking_capabilities_votes_for_its_own_environment_or_for_the_
 
 def test_the_share_of_groups_on_the_target_rises_from_start_by_slope(tiny: Path, letters: Letters) -> None:
     one = ramp_job(tiny, letters, rollouts=4 * 4000, needs=("alpha", "alpha", "alpha", "beta"))
-    ramp: Ramp = build(one.trainer)
+    ramp = build(one.trainer, Ramp)
     drawn = [ramp.place(one, group, []) for group in range(4000)]
     first, last = drawn[:400], drawn[-400:]
     assert first.count(0) / 400 == pytest.approx(0.335, abs=0.06) and last.count(0) / 400 > 0.93
@@ -79,7 +83,7 @@ def test_the_last_rollouts_on_the_target_decide_and_those_of_the_diagnosis_leave
     tiny: Path, letters: Letters
 ) -> None:
     one = ramp_job(tiny, letters, rollouts=4 * 4000, needs=("alpha",) * 20, trainer={"start": 0.0, "slope": 0.0})
-    ramp: Ramp = build(one.trainer)
+    ramp = build(one.trainer, Ramp)
 
     def drawn(*steps: list[str | None]) -> set[int]:
         return {ramp.place(one, group, [{"needs": step} for step in steps]) for group in range(200)}
@@ -94,7 +98,7 @@ def test_the_last_rollouts_on_the_target_decide_and_those_of_the_diagnosis_leave
 
 def test_the_target_pays_for_success_alone_and_environments_pay_as_they_do(tiny: Path, letters: Letters) -> None:
     one = ramp_job(tiny, letters)
-    ramp: Ramp = build(one.trainer)
+    ramp = build(one.trainer, Ramp)
     almost, whole = Score(reward=0.4, success=False), Score(reward=0.6, success=True)
     assert [ramp.reward(one, 0, score) for score in (almost, whole)] == [0.0, 1.0]
     assert [ramp.reward(one, 2, score) for score in (almost, whole)] == [0.4, 0.6]
@@ -132,7 +136,7 @@ def test_advantages_are_divided_by_a_constant_and_rollouts_on_the_target_are_lab
 
 
 def _target_rewards(one: RampJob, rewards: Any) -> list[list[float]]:
-    ramp: Ramp = build(one.trainer)
+    ramp = build(one.trainer, Ramp)
     return [rewards[group].tolist() for group in range(8) if ramp.place(one, group, []) == 0]
 
 
@@ -203,7 +207,7 @@ def test_without_pairs_single_environments_do_and_without_any_there_is_no_job(ti
     assert [place.name for place in one.places] == ["target", "alpha", "beta"]
     for path in (folder / "results/environments").iterdir():
         path.unlink()
-    assert ramped(chosen, folder, SPENT) == [] == build(one.trainer).jobs(chosen, folder)
+    assert ramped(chosen, folder, SPENT) == [] == build(one.trainer, GRPO).jobs(chosen, folder)
 
 
 def test_a_ramp_killed_on_the_way_resumes_to_the_identical_adapter(
@@ -224,7 +228,7 @@ def test_a_ramp_killed_on_the_way_resumes_to_the_identical_adapter(
     [result] = killed.glob(".cache/adapters/*/result.json")
     history = json.loads(result.read_text())["history"]
     chosen = load_spec(killed / "results/spec.yaml")
-    ramp: Ramp = build(chosen.trainer)
+    ramp = build(chosen.trainer, Ramp)
     [one] = ramp.jobs(chosen, killed)
 
     def drawn(history: list[dict[str, Any]]) -> list[Counter[str]]:

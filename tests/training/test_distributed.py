@@ -25,8 +25,9 @@ from captrain.models.lora import adapter_digest
 from captrain.policies.policy import Play, load_policy
 from captrain.policies.vllm import _fleets
 from captrain.training import collectives
-from captrain.training.jobs import Job, Trained
+from captrain.training.jobs import Job, Learner, Trained
 from captrain.training.processes import configuration
+from captrain.training.recipe import GRPO
 from captrain.training.training import train
 
 HINT = '    def hint(self, task):\n        return "Say letters."\n\n    def tasks'
@@ -107,7 +108,7 @@ def same_work(several: Trained, one: Trained, job: Job) -> None:
     added, expected = (torch.cat([w.flatten() for w in adaptation(x.folder).values()]) for x in (several, one))
     assert torch.cosine_similarity(added, expected, dim=0) > 0.95 and added.norm() > 0
     # It acts: the policy loads it, and says other things than the base does.
-    policy, [place] = load_policy(job.policy, job.base, job.machine), job.places
+    policy, [place] = load_policy(job.policy, job.base, job.machine, Learner), job.places
     target = place.target(job.machine)
     [task] = target.tasks("training", 1)
     plays = [Play("k", target.open(task, "k"), folder) for folder in ("", str(several.folder))]
@@ -240,7 +241,7 @@ def test_settings_that_do_not_go_together_are_refused(overrides: list[str], said
 def test_the_paper_s_settings_train_attention_over_gpus(experiment: str) -> None:
     chosen = compose_spec(experiment, 42, ["machine=fsdp"], ROOT / "conf")
     assert chosen.machine.accelerate.strategy == "fsdp" and chosen.machine.accelerate.precision == "bfloat16"
-    assert build(chosen.trainer).targets == ["q_proj", "k_proj", "v_proj", "o_proj"]
+    assert build(chosen.trainer, GRPO).targets == ["q_proj", "k_proj", "v_proj", "o_proj"]
 
 
 def test_groups_that_do_not_divide_are_refused_before_anything_starts(

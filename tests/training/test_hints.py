@@ -88,7 +88,7 @@ def test_what_is_trained_on_and_scored_holds_no_hint_and_what_was_read_is_counte
         Target, "score", lambda self, task, messages: (scored.append(str(messages)), score(self, task, messages))[1]
     )
     one = job(tiny, hinting, trainer=HALF, skip=0)
-    policy: LocalPolicy = build(one.policy, model=tiny)
+    policy = build(one.policy, LocalPolicy, model=tiny)
     trainer, chat, [target] = trainer_of(one), policy.chat([]), targets_of(one)
     batch = batch_of(trainer, 2)
     tasks = [task for task in target.tasks("training", 2) for _ in range(4)]
@@ -113,7 +113,7 @@ def test_without_a_system_prompt_the_first_message_ends_in_the_hint(
 ) -> None:
     hinting.write_text(hinting.read_text().replace('{"role": "system", "content": "Talk."}, ', ""))
     one = job(tiny, hinting, trainer={"hints": 1.0}, skip=0)
-    chat = build(one.policy, model=tiny).chat([])
+    chat = build(one.policy, LocalPolicy, model=tiny).chat([])
     batch = batch_of(trainer_of(one), 2)
     said = [{"role": "user", "content": f"Say 1.\n\n{HINT}"}]
     assert read[4].ids[: read[4].mask.index(1)] == chat.prompt(said)
@@ -262,7 +262,7 @@ def test_a_reward_that_is_out_of_reach_without_the_hint_is_learnt_with_it(obedie
         assert sum(step["unhinted_passed"] for step in late) > 0.8 * sum(step["unhinted"] for step in late) > 0
         # By itself, and not only while it is trained.
         one = job(obedient, path, policy={"temperature": 0.0})
-        policy: LocalPolicy = build(one.policy, model=obedient)
+        policy = build(one.policy, LocalPolicy, model=obedient)
         [task] = load_file(path).tasks("test", 1)
         for adapter, answer in (("", "no"), (str(helped.folder), "yes")):
             [play] = policy.play([Play("key", load_file(path).open(task), adapter)])

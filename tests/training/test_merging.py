@@ -23,6 +23,7 @@ from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
 from captrain.models.composition import read
 from captrain.models.lora import Adapter, adapter_digest
+from captrain.policies import LocalPolicy
 from captrain.records import Passport, Task, digest, file_digest, load, publish_json
 from captrain.rollouts.collection import collect
 from captrain.training.distillation import Distillation, Specialist, distil, divergence
@@ -288,7 +289,7 @@ def test_the_loss_is_the_mean_over_the_tokens_that_the_student_wrote_itself(
     one = job(tiny, inside, {"first": teachers["first"]}, rollouts=8, policy={"temperature": 0.7})
     (place,) = (specialist.place for specialist in one.specialists)
     target = place.target(one.machine)
-    acting = build(one.policy, model=tiny)
+    acting = build(one.policy, LocalPolicy, model=tiny)
     played = collect(acting, target, target.tasks("training", 5)[3:], purpose="training", seed=0, trials=4, quiet=True)
     model: Any = PeftModel.from_pretrained(
         AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float64), teachers["first"].folder

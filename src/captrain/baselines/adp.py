@@ -127,7 +127,7 @@ def teach(lesson: Lesson) -> Taught:
         UserError: the base cannot be trained, or the trajectories cannot be used.
     """
     spec, base, asked = lesson.spec, lesson.base, lesson.spec.baselines.adp
-    policy = learner("adp", spec, base)
+    policy = learner(spec.policy, base, spec.machine, "adp", "set baselines.adp.run to false")
     source = Path(asked.source) if asked.source else WORKSPACES / f"generic-{spec.seed}-{asked.demonstrations}.jsonl"
     if not asked.source:
         write_generic(source, asked.demonstrations, spec.seed)

@@ -39,7 +39,7 @@ from captrain.models import weights_of
 from captrain.policies import Policy
 from captrain.records import Capability, Passport, Rollout, Task, load, publish, publish_json, publish_text
 from captrain.rollouts import Acting
-from captrain.routing import EXAMPLES, Known, able, examples, members, openings
+from captrain.routing import EXAMPLES, Known, Router, able, examples, members, openings
 from captrain.routing.gains import gains
 from captrain.training import Trained, capability_jobs, publish_adapters, train
 
@@ -156,7 +156,7 @@ def run(spec: Spec, base: Path, results: Path, artifacts: Path) -> list[str]:
     rollouts = load(artifacts / "rollouts/discovery.jsonl", Rollout)
     workshop = Workshop(
         earned, {one.id: one for one in load(results / "labels/candidates.jsonl", Capability)}, rollouts,
-        build(spec.synthesizer, access=spec.machine.asking), Acting(spec.exploring(), base, spec.machine),
+        build(spec.synthesizer, Synthesizer, access=spec.machine.asking), Acting(spec.exploring(), base, spec.machine),
         standard(benchmark, spec.evaluation.tasks, spec.environments), spec.machine, spec.seed,
     )  # fmt: skip
     report = json.loads((results / "capabilities/selection.json").read_text())
@@ -222,7 +222,7 @@ def control_routes(
     Returns:
         Columns task and "control:<name>" for each control, with names of arms; one row a task.
     """
-    router: Any = build(component, model=model)
+    router = build(component, Router, model=model)
     texts = openings(benchmark, tasks)
     table = pd.DataFrame({"task": [task.id for task in tasks]})
     for control, names in chosen.items():

@@ -54,7 +54,7 @@ def teach(lesson: Lesson) -> Taught:
         EnvironmentFault: an environment broke its contract.
     """
     spec, asked = lesson.spec, lesson.spec.baselines.references
-    policy = learner("references", spec, lesson.base)
+    policy = learner(spec.policy, lesson.base, spec.machine, "references", "set baselines.references.run to false")
     rows: list[Row] = []
     left_out: Counter[str] = Counter()
     card = ""

@@ -16,7 +16,7 @@ def load_benchmark(component: Component, machine: Machine | None = None) -> Targ
         machine: where installations of benchmarks lie; given to those benchmarks alone that take it.
     """
     runtime = {"machine": machine} if takes(component, "machine") else {}
-    environment: Environment = build(component, **runtime)
+    environment = build(component, Environment, **runtime)
     source = Path(inspect.getfile(type(environment)))
     # A simulated user tells of itself in `about`, by its digest: where it is served is no part of the identity.
     settings = {name: value for name, value in component.settings().items() if nested(name, value) is None}

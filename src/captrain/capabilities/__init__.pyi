@@ -1,3 +1,4 @@
+from .analyst import Analyst as Analyst
 from .analyst import Asked as Asked
 from .compaction import compact as compact
 from .compaction import fenced as fenced

@@ -16,7 +16,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Protocol, TypeGuard, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError
@@ -25,6 +25,8 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from captrain.errors import UserError
 
 REMEDY = "correct it in params.yaml (overrides) or in conf/"
+
+Kind = TypeVar("Kind")
 
 
 def _ordered(interval: tuple[float, float]) -> tuple[float, float]:
@@ -69,16 +71,51 @@ class Component(Section):
         return self.model_dump(mode="json", exclude={"target"})
 
 
-def build(component: Component, **extra: Any) -> Any:
-    """Build a component, the components among its settings first, from its settings and the runtime arguments
-    `extra`, which win over settings.
+def build(component: Component, kind: type[Kind], /, **runtime: object) -> Kind:
+    """Build a component, the components among its settings first.
+
+    Args:
+        component: what to build, from its settings.
+        kind: the class or the protocol that it must be of.
+        **runtime: further arguments of its constructor, which win over settings.
 
     Raises:
-        UserError: an import path does not exist.
+        UserError: an import path does not exist, or what it names makes something of another kind.
     """
     settings = component.settings()
-    inner = {name: build(one) for name, value in settings.items() if (one := nested(name, value)) is not None}
-    return _imported(component.target)(**{**settings, **inner, **extra})
+    inner = {name: build(part, object) for name, value in settings.items() if (part := nested(name, value)) is not None}
+    built = _imported(component.target)(**{**settings, **inner, **runtime})
+    if not fulfils(built, kind):
+        missing = [name for name in members(kind) if not _has(built, name)]
+        reason = f": it has no {', '.join(missing)}" if missing else ""
+        raise UserError(f"_target_ = {component.target} is no {kind.__name__}{reason}", REMEDY)
+    return built
+
+
+def fulfils(value: object, kind: type[Kind]) -> TypeGuard[Kind]:
+    """Whether a value is of a class, or has all members of a protocol. Their types are not checked.
+
+    Members are looked up and not evaluated, as `isinstance` would in Python 3.11: a property may start a server.
+    """
+    names = members(kind)
+    return all(_has(value, name) for name in names) if names else isinstance(value, kind)
+
+
+def members(kind: type) -> list[str]:
+    """The public members of a protocol and of those that it extends, sorted; none for any other class."""
+    if Protocol not in kind.__bases__:
+        return []
+    bases = [base for base in kind.__mro__ if Protocol in base.__bases__]
+    names = {name for base in bases for name in (*vars(base), *vars(base).get("__annotations__", {}))}
+    return sorted(name for name in names if not name.startswith("_"))
+
+
+def _has(value: object, name: str) -> bool:
+    try:
+        inspect.getattr_static(value, name)
+    except AttributeError:
+        return False
+    return True
 
 
 def nested(key: str, value: Any) -> Component | None:

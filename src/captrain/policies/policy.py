@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from captrain.config import Component, Machine, build, takes
 from captrain.errors import InfrastructureError
@@ -94,13 +94,25 @@ class Policy(Protocol):
         ...
 
 
-def load_policy(component: Component, model: Path, machine: Machine, **runtime: Any) -> Any:
+PolicyKind = TypeVar("PolicyKind", bound=Policy)
+
+
+def load_policy(
+    component: Component, model: Path, machine: Machine, kind: type[PolicyKind] = Policy, *, batch: int | None = None
+) -> PolicyKind:
     """Build the configured policy.
 
     Args:
         component: the `policy` section.
         model: folder that the base stage has left.
         machine: where it acts; given to those policies alone that start servers.
-        **runtime: further runtime arguments, such as batch.
+        kind: what is needed of it.
+        batch: plays at once; None: as many as the policy takes by itself.
+
+    Raises:
+        UserError: it is of another kind, or cannot be built.
     """
-    return build(component, model=model, **runtime, **({"machine": machine} if takes(component, "machine") else {}))
+    runtime: dict[str, object] = {} if batch is None else {"batch": batch}
+    if takes(component, "machine"):
+        runtime["machine"] = machine
+    return build(component, kind, model=model, **runtime)

@@ -1,6 +1,7 @@
 from .gains import able as able
 from .router import BASE as BASE
 from .router import EXAMPLES as EXAMPLES
+from .router import Router as Router
 from .router import examples as examples
 from .router import members as members
 from .router import openings as openings

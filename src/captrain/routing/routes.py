@@ -9,7 +9,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -24,7 +23,7 @@ from captrain.records import Capability, Rollout, Task, load, publish_json, publ
 from captrain.routing.bounds import placebo, random_routes
 from captrain.routing.gains import able, gains
 from captrain.routing.nearest import ClassifierRouter, RetrievalRouter, arm
-from captrain.routing.router import BASE, EXAMPLES, Example, examples, members, openings
+from captrain.routing.router import BASE, EXAMPLES, Example, Router, examples, members, openings
 from captrain.routing.sets import SetRouter
 from captrain.routing.turns import TurnRouter
 
@@ -132,7 +131,7 @@ def route_tasks(
     Raises:
         UserError: an adapter of no environment is not the only one.
     """
-    chosen: Any = build(component, model=model)
+    chosen = build(component, Router, model=model)
     adapters = able(gained, chosen.gate)
     table = pd.DataFrame({"task": [task.id for task in tasks], "kind": [task.data.get("kind", "") for task in tasks]})
     routed = gained.assign(routed=[name in adapters for name in gained["capability"]])
@@ -158,13 +157,13 @@ def route_tasks(
 
 
 def _compared(
-    chosen: Any, model: Path, known: Sequence[Example], texts: Sequence[str], adapters: int
+    chosen: Router, model: Path, known: Sequence[Example], texts: Sequence[str], adapters: int
 ) -> dict[str, list[str]]:  # fmt: skip
     """What each router would choose, with the configured one's settings; that one's own choices are `chosen`."""
     neighbours = getattr(chosen, "neighbours", NEIGHBOURS)
     p: float | None = getattr(chosen, "p", None)
     # Asking the base takes far longer than all else here, so that its shares are found once for all columns.
-    shares = {
+    shares: dict[type, list[dict[str, float]]] = {
         kind: kind(model, neighbours=neighbours).shares(known, texts) for kind in (RetrievalRouter, ClassifierRouter)
     }
     found = {

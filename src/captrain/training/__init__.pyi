@@ -3,14 +3,15 @@ from .jobs import Learner as Learner
 from .jobs import Place as Place
 from .jobs import Synthesized as Synthesized
 from .jobs import Trained as Trained
+from .jobs import learner as learner
 from .jobs import places_of as places_of
 from .merging import merge_all as merge_all
 from .merging import publish_merged as publish_merged
+from .recipe import GRPO as GRPO
 from .recipe import capability_jobs as capability_jobs
 from .sft import LONG as LONG
 from .sft import Row as Row
 from .sft import Taught as Taught
-from .sft import learner as learner
 from .sft import publish_taught as publish_taught
 from .sft import recipe_of as recipe_of
 from .sft import row_of as row_of

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from captrain.capabilities import Asked, fault_of, needs
+from captrain.capabilities import Analyst, Asked, fault_of, needs
 from captrain.config import Component, Count, Level, Rate, Share, Spec, build
 from captrain.execution import code_digest
 from captrain.records import Capability, Rollout, RolloutLabels, Score, digest, load
@@ -75,7 +75,7 @@ class Ramp(GRPO):
             learning_rate=learning_rate, clip=clip, checkpoint_every=checkpoint_every, hints=hints, targets=targets,
         )  # fmt: skip
         self.start, self.slope, self.window = start, slope, window
-        self._analyst: Any = None
+        self._analyst: Analyst | None = None
 
     def jobs(self, spec: Spec, project: Path = Path()) -> list[Job]:
         """One adapter, with as many rollouts as an adapter for each environment would have."""
@@ -105,7 +105,7 @@ class Ramp(GRPO):
         failed = [rollout for rollout in scored if rollout.outcome == "failed"]
         lacking: Mapping[str, frozenset[str]] = {}
         if failed:
-            self._analyst = self._analyst or build(job.analyst, access=job.machine.asking)
+            self._analyst = self._analyst or build(job.analyst, Analyst, access=job.machine.asking)
             asked = [Asked(0, rollout, job.capabilities) for rollout in failed]
             given = self._analyst.label(asked, on_target[0].target.tools)
             rows = [

@@ -26,10 +26,10 @@ from captrain.errors import UserError
 from captrain.execution import code_digest, launch
 from captrain.ledger import spent
 from captrain.models import Adapter, adapter_digest, model_of, settle
-from captrain.policies import load_policy
 from captrain.records import Rollout, Task, digest, publish_json, publish_text
 from captrain.rollouts import collect, pass_rate
-from captrain.training.jobs import Learner, Place, Trained, places_of
+from captrain.training.jobs import Learner, Place, Trained, learner, places_of
+from captrain.training.recipe import GRPO
 
 WORKSPACES = Path(".cache/distillation")
 
@@ -99,13 +99,10 @@ def distil(job: Distillation) -> Trained:
             file is missing, or a rollout ended in an infrastructure error.
         EnvironmentFault: an environment broke its contract.
     """
-    policy: Any = load_policy(job.policy, job.base, job.machine)
-    if not isinstance(policy, Learner):
-        raise UserError(
-            f"distillation samples through policies that act with adapters, and policy is {job.policy.target}",
-            "choose policy=local or policy=vllm, or leave distillation out of merging.methods",
-        )
-    recipe: Any = build(job.trainer)
+    policy = learner(
+        job.policy, job.base, job.machine, purpose=job.name, way_out="leave distillation out of merging.methods"
+    )
+    recipe = build(job.trainer, GRPO)
     if job.rollouts % recipe.step_rollouts:
         raise UserError(
             f"merging.rollouts = {job.rollouts} is not a multiple of the {recipe.step_rollouts} of a step",
@@ -139,7 +136,9 @@ def distil(job: Distillation) -> Trained:
 class _Student:
     """A distillation in progress: model, optimiser and history, which make up its checkpoint."""
 
-    def __init__(self, job: Distillation, recipe: Any, policy: Any, targets: list[Target], workspace: Path) -> None:
+    def __init__(
+        self, job: Distillation, recipe: GRPO, policy: Learner, targets: list[Target], workspace: Path
+    ) -> None:
         import torch
         from peft import LoraConfig, get_peft_model
         from transformers import AutoModelForCausalLM, set_seed
@@ -310,7 +309,7 @@ def _padded(rollouts: Sequence[Rollout], device: Any) -> tuple[Any, Any]:
     return torch.tensor(ids, device=device), torch.tensor(written, device=device).bool()
 
 
-def _card(job: Distillation, recipe: Any, targets: Sequence[Target], result: dict[str, Any]) -> str:
+def _card(job: Distillation, recipe: GRPO, targets: Sequence[Target], result: dict[str, Any]) -> str:
     """A model card in Markdown, from results only."""
     first, last = result["history"][0], result["history"][-1]
     far, near = first["divergence"], last["divergence"]

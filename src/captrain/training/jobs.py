@@ -2,14 +2,15 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from captrain.benchmarks import load_benchmark
-from captrain.config import Component, Machine
+from captrain.config import Component, Machine, fulfils
 from captrain.contract import Target
 from captrain.environments import load, passports
+from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
-from captrain.policies import Policy
+from captrain.policies import Policy, load_policy
 from captrain.records import Passport
 
 
@@ -79,7 +80,6 @@ class Job:
         return [self.name, self.rollouts, self.seed, [[place.name, place.skip] for place in self.places]]
 
 
-@runtime_checkable
 class Learner(Policy, Protocol):
     """A policy that GRPO samples through: it acts with any adapter of its model, gives hints, and shows the tokens that
     it read and wrote, with log-probabilities under the distribution that it drew from."""
@@ -88,6 +88,28 @@ class Learner(Policy, Protocol):
     room: int
     """Tokens of the longest dialogue."""
     tokenizer: Any
+
+
+def learner(component: Component, base: Path, machine: Machine, purpose: str, way_out: str = "") -> Learner:
+    """The policy that an adapter is trained through.
+
+    Args:
+        component: the `policy` section.
+        base: folder of the base model.
+        machine: where it acts.
+        purpose: what needs it, for messages.
+        way_out: how to do without, for messages.
+
+    Raises:
+        UserError: its weights are not at hand: an endpoint that somebody else runs cannot be trained through.
+    """
+    policy = load_policy(component, base, machine)
+    if not fulfils(policy, Learner):
+        raise UserError(
+            f"{purpose}: an adapter is trained for a model whose weights are at hand, and policy is {component.target}",
+            "choose policy=local or policy=vllm" + (f", or {way_out}" if way_out else ""),
+        )
+    return policy
 
 
 @dataclass(frozen=True)

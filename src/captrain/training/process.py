@@ -14,7 +14,7 @@ from typing import Any
 from captrain.errors import InfrastructureError, UserError
 from captrain.records import publish_json
 from captrain.training.collectives import rank
-from captrain.training.jobs import Job
+from captrain.training.jobs import Job, Learner
 
 
 def train(order: Path) -> None:
@@ -28,13 +28,14 @@ def train(order: Path) -> None:
     from captrain.config import build
     from captrain.policies import load_policy
     from captrain.training.grpo import fit
+    from captrain.training.recipe import GRPO
 
     job: Job = pickle.loads(order.read_bytes())
     if job.machine.accelerate.strategy == "fsdp":
         _shard_on_cpu()
-    policy = load_policy(job.policy, job.base, job.machine)
+    policy = load_policy(job.policy, job.base, job.machine, Learner)
     targets = [place.target(job.machine) for place in job.places]
-    result = fit(build(job.trainer), job, policy, targets, order.parent)
+    result = fit(build(job.trainer, GRPO), job, policy, targets, order.parent)
     if rank() == 0:
         publish_json(order.parent / "result.json", result)
     distributed.destroy_process_group()

@@ -18,9 +18,9 @@ from captrain.config import Adp, References, Spec, build
 from captrain.errors import UserError
 from captrain.execution import code_digest
 from captrain.models import Chat, adapter_digest, model_of, settle, tokens_of
-from captrain.policies import load_policy
 from captrain.records import Message, digest, publish, publish_json, publish_text
 from captrain.training.jobs import Learner
+from captrain.training.recipe import GRPO
 
 BATCH = 16
 """Sequences of one update."""
@@ -46,21 +46,6 @@ class Taught:
     losses: list[float]
 
 
-def learner(name: str, spec: Spec, base: Path) -> Learner:
-    """The policy whose tokens are trained on.
-
-    Raises:
-        UserError: its weights are not at hand.
-    """
-    policy: Any = load_policy(spec.policy, base, spec.machine)
-    if not isinstance(policy, Learner):
-        raise UserError(
-            f"{name}: an adapter is trained for a model whose weights are at hand, and policy is {spec.policy.target}",
-            f"choose policy=local or policy=vllm, or set baselines.{name}.run to false",
-        )
-    return policy
-
-
 def row_of(chat: Chat, messages: Sequence[Message], room: int) -> Row | None:
     """A dialogue in tokens; None if it is longer than the model reads."""
     opening = next(at for at, message in enumerate(messages) if message["role"] == "assistant")
@@ -73,7 +58,7 @@ def recipe_of(spec: Spec, asked: Adp | References) -> dict[str, Any]:
     return {
         "rank": spec.trainer.settings()["rank"], "alpha": spec.trainer.settings()["alpha"], "epochs": asked.epochs,
         "learning_rate": asked.learning_rate, "batch": BATCH, "seed": spec.seed,
-        "targets": build(spec.trainer).targets,
+        "targets": build(spec.trainer, GRPO).targets,
     }  # fmt: skip
 
 

@@ -5,16 +5,14 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from captrain.config import build
 from captrain.errors import UserError
 from captrain.execution import code_digest
 from captrain.models import adapter_digest
-from captrain.policies import load_policy
 from captrain.records import digest, publish, publish_json, publish_text
 from captrain.training import processes
-from captrain.training.jobs import Job, Learner, Trained
+from captrain.training.jobs import Job, Trained, learner
 from captrain.training.recipe import GRPO
 
 WORKSPACES = Path(".cache/adapters")
@@ -28,14 +26,9 @@ def train(job: Job) -> Trained:
         EnvironmentFault: the environment broke its contract.
         UserError: the processes of `machine.accelerate` cannot share the work, or died.
     """
-    policy: Any = load_policy(job.policy, job.base, job.machine)
-    if not isinstance(policy, Learner):
-        raise UserError(
-            f"{job.name}: GRPO samples through policies that act with adapters, and policy is {job.policy.target}",
-            "choose policy=local or policy=vllm; an endpoint that somebody else runs cannot be trained through",
-        )
+    policy = learner(job.policy, job.base, job.machine, purpose=job.name)
     targets = [place.target(job.machine) for place in job.places]
-    trainer: GRPO = build(job.trainer)
+    trainer = build(job.trainer, GRPO)
     name = digest(
         code_digest(train),
         policy.digest,
