@@ -13,6 +13,7 @@ export OMP_NUM_THREADS := 1
 export DVC_NO_ANALYTICS := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+export NO_MKDOCS_2_WARNING := 1
 
 # Of `make replicate`; JOBS also of `make studies`.
 SEEDS ?= 0 1 2 3 4
@@ -22,7 +23,7 @@ JOBS ?= 2
 # Of `make studies`.
 STUDIES ?= rollouts capabilities thresholds
 
-.PHONY: help venv repro figures verify test check bench replicate studies clean
+.PHONY: help venv repro figures verify test check docs bench replicate studies clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,10 +52,16 @@ verify: $(STAMP) ## say whether results/ was made by the code, spec and data of 
 test: $(STAMP) ## run all tests, two files at a time
 	@pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-check: $(STAMP) ## lint, formatting and types
+check: $(STAMP) ## lint, formatting, types, layers of imports, links of the pages
 	ruff check .
 	ruff format --check .
 	pyright
+	lint-imports
+	mkdocs build --strict --quiet
+
+docs: $(STAMP) ## build the pages of docs/ into .cache/site
+	@mkdocs build --strict --quiet
+	@echo .cache/site/index.html
 
 bench: $(STAMP) ## time the rollout engine beside stock generation
 	@python scripts/bench.py

@@ -1,30 +1,37 @@
-"""The README shows what the committed results say."""
+"""The README is short, shows what its commands print, and links to what is there."""
 
-import os
-import subprocess
-import sys
+import re
 from pathlib import Path
 
 import pytest
+from support.pages import ROOT, diagnosis_without_examples
 
-ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def test_the_table_in_the_readme_is_what_the_command_prints_from_the_committed_results() -> None:
-    if subprocess.run(["git", "diff", "--quiet", "HEAD", "--", "results"], cwd=ROOT, check=False).returncode:
-        pytest.skip("results/ is not what is committed: the README shows the committed run")
-    done = subprocess.run(
-        [Path(sys.executable).parent / "captrain", "results"],
-        cwd=ROOT,
-        env={**os.environ, "COLUMNS": "100"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    printed = [line.rstrip() for line in done.stdout.rstrip().splitlines()]
-    assert "\n".join(printed) in (ROOT / "README.md").read_text()
+def test_it_has_at_most_150_lines_and_its_first_screen_has_a_picture_and_the_commands() -> None:
+    lines = README.splitlines()
+    assert len(lines) <= 150
+    screen = "\n".join(lines[:40])
+    assert re.search(r"!\[[^]]+\]\(results/figures/\w+\.png\)", screen)
+    assert all(command in screen for command in ("make repro", "make test", "captrain diagnose docs/examples/"))
+
+
+def test_it_shows_what_diagnose_prints_for_the_file_that_ships(tmp_path: Path) -> None:
+    printed = diagnosis_without_examples(tmp_path / "out")
+    assert f"```text\n{printed}\n```" in README
+    assert f"```text\n{printed}\n```" in (ROOT / "docs/diagnose.md").read_text()
+    quoted = re.findall(r"^(?:- \*\*chat/|  > ).*$", (ROOT / "docs/diagnose.md").read_text(), re.MULTILINE)
+    report = (tmp_path / "out/report.md").read_text().splitlines()
+    assert quoted and all(line in report for line in quoted)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_to_a_file_leads_to_one(page: Path) -> None:
+    targets = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
+    assert [target for target in targets if not (page.parent / target).exists()] == []
 
 
 def test_no_marker_is_left_unfilled() -> None:
-    for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/decisions.md"):
-        assert "@@" not in (ROOT / name).read_text()
+    assert [page.name for page in PAGES if "@@" in page.read_text()] == []

@@ -104,9 +104,9 @@ def test_the_tokens_of_the_embedded_default_are_near_those_of_its_ledgers(spec: 
         assert work.use.output / work.rollouts == pytest.approx(written, rel=0.1)
 
 
-def test_the_speed_of_the_engine_is_that_of_the_table_in_the_readme() -> None:
+def test_the_speed_of_the_engine_is_that_of_the_table_on_its_page() -> None:
     rows = re.findall(
-        r"│ captrain, (float\d+) │ +(\d+) │(?:[^│]*│){5} +([\d.]+) │", (REPOSITORY / "README.md").read_text()
+        r"│ captrain, (float\d+) │ +(\d+) │(?:[^│]*│){5} +([\d.]+) │", (REPOSITORY / "docs/speed.md").read_text()
     )
     rates = {key: assumption.value for key, assumption in assumptions.ROLLOUT_RATES.items()}
     assert {(precision, int(batch)): float(rate) for precision, batch, rate in rows} == rates

@@ -1,0 +1,62 @@
+"""The pages of the repository as tests read them: their commands, and what a command on them prints."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^```(?:bash|sh|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+NOT_RUN = "# not run here: "
+"""Begins a line of a fence: what follows in that fence is not run, and why."""
+
+
+@dataclass(frozen=True)
+class PageCommand:
+    """A command line on a page. reason: why it is not run, as the page says; "" where it does not."""
+
+    page: str
+    line: str
+    reason: str = ""
+
+
+def commands_of(page: Path) -> list[PageCommand]:
+    """The commands in the shell fences of a page, without comments, in order."""
+    commands: list[PageCommand] = []
+    for fence in FENCE.findall(page.read_text()):
+        reason = ""
+        for line in fence.replace("\\\n", " ").splitlines():
+            if line.startswith(NOT_RUN):
+                reason = line.removeprefix(NOT_RUN)
+            words = shlex.split(line.removeprefix("$ "), comments=True)
+            if words:
+                commands.append(PageCommand(page.name, shlex.join(words), reason))
+    return commands
+
+
+def run_command(line: str, folder: Path, columns: int = 120) -> subprocess.CompletedProcess[str]:
+    """Run a command of a page in a folder, with the commands of this environment."""
+    words = shlex.split(line)
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT / "src"),
+        "COLUMNS": str(columns),
+        "DVC_NO_ANALYTICS": "1",
+    }
+    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def diagnosis_without_examples(out: Path) -> str:
+    """What `captrain diagnose` prints for the file that ships, without the last column and the line on the report."""
+    command = f"captrain diagnose docs/examples/servicedesk.jsonl --out {shlex.quote(str(out))}"
+    *printed, _ = run_command(command, ROOT, columns=200).stdout.splitlines()
+    top = next(line for line in printed if line.startswith("┏"))
+    width = top.rindex("┳")
+    corners = {"┏": "┓", "┡": "┩", "└": "┘", "┃": "┃", "│": "│"}
+    rows = [line for line in printed if not line.startswith("│  ")]
+    return "\n".join(line[:width] + corners[line[0]] if line[0] in corners else line.rstrip() for line in rows)

@@ -1,0 +1,168 @@
+"""The pages of docs/ and the README: every command on them works, and what they list is what there is.
+
+A command in a shell fence is run here, in a scratch copy of what is committed; or a test that is named here covers what
+it does; or the page itself says why it is not run. A new command that is none of these fails.
+"""
+
+import ast
+import re
+import shutil
+import subprocess
+import tomllib
+from functools import cache
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+from support.pages import PAGES, ROOT, PageCommand, commands_of, run_command
+from typer.core import TyperGroup
+
+from captrain.cli.app import app
+from captrain.config import compose_spec
+
+RUN = (
+    "captrain diagnose",
+    "captrain export",
+    "captrain plan",
+    "captrain power",
+    "captrain published",
+    "captrain report",
+    "captrain results",
+    "captrain show",
+    "captrain watch --once",
+    "dvc dag",
+    "dvc metrics show",
+    "lint-imports",
+)
+"""How the commands begin that are run here."""
+COVERED = {
+    "captrain jobs": "tests/execution/test_slurm.py::test_jobs_are_shown_with_what_they_do_say_and_wait_for",
+    "captrain serve": "tests/serving/test_server.py::"
+    "test_the_command_takes_vllms_arguments_says_when_it_is_ready_and_ends_after_what_it_has_begun",
+    "captrain status": "tests/cli/test_cli.py::test_status_of_a_finished_pipeline_has_nothing_to_do",
+    "captrain validate": "tests/environments/test_passport.py::"
+    "test_validate_prints_the_sandbox_and_every_check_and_writes_passport_and_page",
+    "captrain verify": "tests/cli/test_cli.py::test_verify_holds_for_what_was_run_and_committed",
+    "captrain-sweep -m +study=": "tests/experiments/test_sweep.py::"
+    "test_a_study_names_its_table_shares_points_and_yields_to_what_is_given",
+    "captrain-sweep -m selection": "tests/experiments/test_sweep.py::"
+    "test_points_share_what_did_not_change_fail_alone_and_rerun_alone",
+    "make figures": "tests/reporting/test_studies.py::test_all_figures_redraw_to_the_same_bytes_without_torch",
+    "make replicate": "tests/experiments/test_replicate.py::test_points_share_the_base_resume_and_survive_a_failure",
+    "make repro": "tests/test_pipeline.py::test_every_stage_leaves_its_results_and_the_table_prints",
+    "make studies": "tests/experiments/test_sweep.py::test_every_study_composes_and_varies_what_its_figure_asks_for",
+    "make test": "tests/test_docs.py::test_every_command_is_run_or_covered_or_said_not_to_be",
+    "pytest tests/": "tests/test_docs.py::test_every_command_is_run_or_covered_or_said_not_to_be",
+}
+"""How further commands begin, each with the test that covers what it does; tests are run by themselves."""
+COMMANDS = {command.line: command for page in PAGES for command in commands_of(page)}
+SELECTIONS = [
+    pytest.param(text, id=f"{page.stem}-{number}")
+    for page in PAGES
+    for number, text in enumerate(re.findall(r"^```yaml\n(# params\.yaml\n.*?)^```", page.read_text(), re.M | re.S))
+]
+INLINE = re.compile(r"`([^`\n]+)`")
+
+
+def is_run(command: PageCommand) -> bool:
+    return not command.reason and command.line.startswith(RUN)
+
+
+@cache
+def functions_of(path: str) -> set[str]:
+    return {node.name for node in ast.parse((ROOT / path).read_text()).body if isinstance(node, ast.FunctionDef)}
+
+
+def commands_offered() -> set[str]:
+    group = typer.main.get_command(app)
+    assert isinstance(group, TyperGroup)
+    return set(group.commands)
+
+
+def table_of(page: str, head: str) -> list[list[str]]:
+    """The rows of the first table of a page whose first line is this."""
+    text = (ROOT / "docs" / page).read_text()
+    table = text[text.index(head) :].split("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What is committed, and rollouts where the pipeline leaves them: those of the file that ships."""
+    root = tmp_path_factory.mktemp("project")
+    for name in ("conf", "docs", "results", "src", "stages"):
+        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("params.yaml", "dvc.yaml", "dvc.lock", "pyproject.toml"):
+        shutil.copy(ROOT / name, root)
+    (root / ".dvc").mkdir()
+    shutil.copy(ROOT / ".dvc/config", root / ".dvc")
+    subprocess.run(["git", "init", "-q"], cwd=root, check=True)
+    diagnosed = run_command("captrain diagnose docs/examples/servicedesk.jsonl --out out", root)
+    assert diagnosed.returncode == 0, diagnosed.stderr
+    (root / "artifacts/rollouts").mkdir(parents=True)
+    shutil.copy(root / "out/rollouts.jsonl", root / "artifacts/rollouts/discovery.jsonl")
+    return root
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+def test_every_command_is_run_or_covered_or_said_not_to_be(command: PageCommand) -> None:
+    tests = [test for prefix, test in COVERED.items() if command.line.startswith(prefix)]
+    kinds = [bool(command.reason), is_run(command), bool(tests)]
+    assert any(kinds), f"{command.page}: run it here, name its test, or say on the page why it is not run"
+    for path, _, name in (test.partition("::") for test in tests):
+        assert name in functions_of(path), f"{path} has no {name}"
+    if command.line.startswith("pytest "):
+        assert [path for path in command.line.split()[1:] if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("line", [line for line, command in COMMANDS.items() if is_run(command)])
+def test_a_command_on_a_page_does_what_it_says(line: str, project: Path) -> None:
+    done = run_command(line, project)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert done.stdout.strip()
+
+
+@pytest.mark.parametrize("text", SELECTIONS)
+def test_a_selection_on_a_page_composes(text: str) -> None:
+    chosen = yaml.safe_load(text)
+    compose_spec(chosen.get("experiment", "default"), chosen.get("seed", 0), chosen["overrides"], ROOT / "conf")
+
+
+def test_commands_and_targets_that_are_named_in_a_line_exist() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = [words for page in PAGES for text in INLINE.findall(page.read_text()) if len(words := text.split()) > 1]
+    assert {words[1] for words in named if words[0] == "captrain"} <= commands_offered()
+    assert {words[1] for words in named if words[0] == "make"} <= targets
+
+
+def test_the_page_of_commands_names_every_command_and_target() -> None:
+    text = (ROOT / "docs/commands.md").read_text()
+    targets = re.findall(r"^([a-z]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert [name for name in commands_offered() if f"`captrain {name}" not in text] == []
+    assert [name for name in targets if f"`make {name}`" not in text and name not in ("help", "venv")] == []
+
+
+def test_the_stages_on_the_page_are_those_of_the_pipeline() -> None:
+    listed = [name for cells in table_of("stages.md", "| stage |") for name in INLINE.findall(cells[0])]
+    assert sorted(listed) == sorted(yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"])
+
+
+def test_the_rooms_on_the_page_stand_in_the_layers_that_hold_imports() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
+    floors = [[room.strip() for room in layer.split("|")] for layer in layers]
+    expected = [(len(floors) - index, room) for index, rooms in enumerate(floors) for room in rooms]
+    listed = [(int(floor), re.sub(r"[`/]|\.py", "", room)) for floor, room, _ in table_of("house.md", "| floor |")]
+    assert listed == expected
+
+
+def test_the_pages_build_without_a_warning_and_a_reader_fetches_nothing(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    done = run_command(f"mkdocs build --strict --quiet --site-dir {site}", ROOT)
+    assert done.returncode == 0, done.stderr
+    pages = {page.name: page.read_text() for page in site.glob("*.html")}
+    assert {page.with_suffix(".html").name for page in (ROOT / "docs").glob("*.md")} <= set(pages)
+    for text in pages.values():
+        assert re.findall(r"<(?:script|img|link)[^>]+(?:src|href)=.?https?:", text) == []
+    assert (site / "results/figures/main.png").read_bytes() == (ROOT / "results/figures/main.png").read_bytes()
