@@ -4,8 +4,7 @@ from pathlib import Path
 
 import rich
 
-from captrain.capabilities import recommended, said, select, table
-from captrain.capabilities.stability import stability
+from captrain.capabilities import recommend_recipe, recommendation_sentence, select, selection_table, stability_table
 from captrain.config import load_spec
 from captrain.execution import entry_point
 from captrain.records import Capability, RolloutLabels, load, publish, publish_json, publish_text
@@ -16,13 +15,13 @@ def main() -> None:
     chosen, folder = load_spec(), Path("results/capabilities")
     labels = load(Path("artifacts/labels/labels.jsonl"), RolloutLabels)
     candidates = load(Path("results/labels/candidates.jsonl"), Capability)
-    given = labels, candidates, chosen.selection
-    selected = select(*given, chosen.capabilities.count, chosen.seed)
+    selected = select(labels, candidates, chosen.selection, chosen.capabilities.count, chosen.seed)
     publish_json(folder / "selection.json", selected.report)
     publish(folder / "capabilities.jsonl", selected.capabilities)
-    publish_text(folder / "stability.csv", stability(*given).to_csv(index=False, float_format="%.6f"))
-    publish_json(folder / "recommendation.json", advice := recommended(labels, [c.id for c in selected.capabilities]))
-    rich.print(table(selected.report), said(advice))
+    publish_text(folder / "stability.csv", stability_table(selected.report).to_csv(index=False, float_format="%.6f"))
+    advice = recommend_recipe(labels, [capability.id for capability in selected.capabilities])
+    publish_json(folder / "recommendation.json", advice)
+    rich.print(selection_table(selected.report), recommendation_sentence(advice))
 
 
 if __name__ == "__main__":

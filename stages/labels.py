@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from captrain.benchmarks import load_benchmark
-from captrain.capabilities import Analyst, label_runs
-from captrain.capabilities.agreement import agreement
+from captrain.capabilities import Analyst, label_runs, measure_agreement
 from captrain.config import build, load_spec
 from captrain.execution import entry_point
 from captrain.records import Rollout, load, publish, publish_json
@@ -19,7 +18,7 @@ def main() -> None:
     candidates, labels = label_runs(analyst, rollouts, tools, chosen.labels.runs, chosen.seed)
     publish(Path("artifacts/labels/labels.jsonl"), labels)
     publish(Path("results/labels/candidates.jsonl"), candidates)
-    publish_json(Path("results/labels/agreement.json"), agreement(analyst, labels, rollouts, tools))
+    publish_json(Path("results/labels/agreement.json"), measure_agreement(analyst, labels, rollouts, tools))
     if (account := getattr(analyst, "asked", None)) is not None:
         publish_json(Path("results/labels/asked.json"), account)
     faults = len(rollouts) - len({row.rollout for row in labels})

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 
 from captrain.capabilities.alignment import Toolbox, kind_of, same
-from captrain.capabilities.analyst import Asked
+from captrain.capabilities.analyst import LabelRequest
 from captrain.capabilities.families import FAMILIES
 from captrain.capabilities.faults import fault_of
 from captrain.capabilities.programmatic import ProgrammaticAnalyst
@@ -83,7 +83,7 @@ def rollout(
 
 
 def labels(one: Rollout, tools: list[dict[str, Any]] = TOOLS) -> dict[str, Label]:
-    (labelled,) = ProgrammaticAnalyst().label([Asked(0, one, CANDIDATES)], tools)
+    (labelled,) = ProgrammaticAnalyst().label([LabelRequest(0, one, CANDIDATES)], tools)
     return labelled
 
 

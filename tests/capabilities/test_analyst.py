@@ -24,14 +24,14 @@ from support.answering import KINDS, Answering, Body
 
 from captrain.benchmarks.base.demonstrations import SHORTCUTS, take_shortcuts
 from captrain.benchmarks.loading import load_benchmark
-from captrain.capabilities.agreement import against_programmatic, agreement, fleiss_kappa, krippendorff_alpha
-from captrain.capabilities.analyst import Asked
+from captrain.capabilities.agreement import against_programmatic, fleiss_kappa, krippendorff_alpha, measure_agreement
+from captrain.capabilities.analyst import LabelRequest
 from captrain.capabilities.compaction import LEAST, compact, fenced, rendered
 from captrain.capabilities.labelling import label_runs
 from captrain.capabilities.openai import OpenAIAnalyst
 from captrain.capabilities.programmatic import ProgrammaticAnalyst
 from captrain.capabilities.selection import select
-from captrain.capabilities.stability import stability
+from captrain.capabilities.stability import stability_table
 from captrain.config import Component, Selection, compose_spec, publish_spec
 from captrain.config.machine import ModelAccess
 from captrain.contract import Target, calls_of, tool_call
@@ -82,7 +82,7 @@ def findings() -> dict[str, dict[str, Label]]:
     """The programmatic labels of the families that the model knows, by what it reads of a rollout."""
     families = [Capability(id=slug, name=slug, description=slug) for slug in NAMES]
     rollouts = sample()
-    labels = ProgrammaticAnalyst().label([Asked(0, one, families) for one in rollouts], desk().tools)
+    labels = ProgrammaticAnalyst().label([LabelRequest(0, one, families) for one in rollouts], desk().tools)
     return {rendered(one.messages): given for one, given in zip(rollouts, labels, strict=True)}
 
 
@@ -247,7 +247,10 @@ def test_a_labelling_question_tells_neither_outcome_nor_reference_nor_task_data(
         }
     )  # fmt: skip
     capability = Capability(id="a", name="A", description="Does a.", details={"x": "SENTINEL"}, examples=["SENTINEL"])
-    labels = analyst(ModelAccess()).label([Asked(0, one, [capability]) for one in (rollout, hidden)], desk().tools)
+    requests = [LabelRequest(0, one, [capability]) for one in (rollout, hidden)]
+    labels = analyst(ModelAccess()).label(requests, desk().tools)
+        [LabelRequest(0, one, [capability]) for one in (rollout, hidden)], desk().tools
+    )
     assert labels == [{"a": Label(verdict="NA")}] * 2
     # Rollouts that read alike are one question, whatever their outcomes are.
     (body,) = server.requests
@@ -259,7 +262,7 @@ def test_without_capabilities_nothing_is_asked(served: Served) -> None:
     server = served(lambda body: {"capabilities": []})
     judge = analyst(ModelAccess())
     assert judge.propose([sample(), sample()], desk().tools) == [[], []]
-    assert judge.label([Asked(0, one, []) for one in sample()], desk().tools) == [{}] * len(sample())
+    assert judge.label([LabelRequest(0, one, []) for one in sample()], desk().tools) == [{}] * len(sample())
     assert {form_of(body) for body in server.requests} == {"Discovery"}
 
 
@@ -286,7 +289,7 @@ def test_labels_that_do_not_fit_the_question_are_asked_for_again(
     server = served(lambda body: {"labels": wrong if "refused" not in contents(body)[0] else [TWO, ONE]})
     rollout = sample()[0].model_copy(update={"messages": sample()[0].messages[:4]})
     capabilities = [Capability(id=slug, name=slug, description=slug) for slug in ("a", "b")]
-    (labels,) = analyst(ModelAccess()).label([Asked(0, rollout, capabilities)], desk().tools)
+    (labels,) = analyst(ModelAccess()).label([LabelRequest(0, rollout, capabilities)], desk().tools)
     assert labels == {"a": Label(verdict="LACKING", evidence="so", message=1), "b": Label(verdict="NA")}
     assert [*labels] == ["a", "b"]
     assert len(server.requests) == 2
@@ -395,7 +398,7 @@ def test_a_rollout_that_instructs_the_analyst_stays_inside_its_fence(served: Ser
     server = served(lambda body: answers[form_of(body)])
     judge = analyst(ModelAccess())
     if form == "Labelling":
-        judge.label([Asked(0, rollout, [Capability(id="a", name="A", description="Does a.")])], tools)
+        judge.label([LabelRequest(0, rollout, [Capability(id="a", name="A", description="Does a.")])], tools)
     else:
         judge.propose([[rollout]], tools)
     system, user = contents(server.requests[0])
@@ -470,7 +473,7 @@ def test_long_rollouts_reach_the_model_shortened_and_labels_point_into_the_recor
         update={"messages": [{"role": "system", "content": "x" * 50000}, *sample()[0].messages]}
     )
     capability = Capability(id="a", name="A", description="Does a.")
-    (labels,) = analyst(ModelAccess(), characters=3000).label([Asked(0, long, [capability])], desk().tools)
+    (labels,) = analyst(ModelAccess(), characters=3000).label([LabelRequest(0, long, [capability])], desk().tools)
     user = contents(server.requests[0])[1]
     assert "characters left out" in user and len(user) < 5000
     assert labels["a"].message == 3
@@ -528,7 +531,7 @@ def labels_of(runs: Sequence[dict[str, str]]) -> list[RolloutLabels]:
 
 def test_agreement_is_told_for_each_capability_and_over_all() -> None:
     rows = labels_of([{"a": "LLPP", "b": "----"}, {"a": "LLPP", "b": "----"}, {"a": "LLPL", "b": "----"}])
-    account = agreement(analyst(), rows, [], [])
+    account = measure_agreement(analyst(), rows, [], [])
     assert (account["deterministic"], account["runs"]) == (False, 3)
     assert account["capabilities"]["b"] == {"pairs": 4, "unanimous": 1.0, "kappa": None, "alpha": None}
     # Observed (1 + 1 + 1 + 1/3) / 4, expected (7/12)^2 + (5/12)^2.
@@ -544,13 +547,13 @@ NOTHING = {"best": None, "kappa": None, "counts": None, "families": {}}
 
 
 def test_a_single_run_has_no_agreement() -> None:
-    account = agreement(analyst(), labels_of([{"a": "LP-L"}]), [], [])
+    account = measure_agreement(analyst(), labels_of([{"a": "LP-L"}]), [], [])
     assert account["overall"] == {"pairs": 0, "unanimous": None, "kappa": None, "alpha": None}
 
 
 def test_a_deterministic_analyst_claims_no_kappa() -> None:
     _, rows = label_runs(ProgrammaticAnalyst(), sample(), desk().tools, 3, seed=0)
-    assert agreement(ProgrammaticAnalyst(), rows, sample(), desk().tools) == {"deterministic": True, "runs": 3}
+    assert measure_agreement(ProgrammaticAnalyst(), rows, sample(), desk().tools) == {"deterministic": True, "runs": 3}
 
 
 def noisy(body: Body) -> dict[str, Any]:
@@ -566,7 +569,7 @@ def test_runs_differ_where_the_model_wavers_and_the_nearest_family_is_named(serv
     served(noisy)
     judge = analyst(ModelAccess())
     _, rows = label_runs(judge, sample(), desk().tools, 5, seed=0)
-    account = agreement(judge, rows, sample(), desk().tools)
+    account = measure_agreement(judge, rows, sample(), desk().tools)
     assert 0.5 < account["overall"]["kappa"] < 0.99
     assert account["overall"]["alpha"] == pytest.approx(account["overall"]["kappa"], abs=0.01)
     assert account["overall"]["pairs"] == 4 * len(sample())
@@ -590,7 +593,7 @@ def test_rollouts_without_reference_are_not_compared(served: Served) -> None:
 
 def test_stability_is_what_selection_says_of_each_run(served: Served) -> None:
     candidates, rows = label_runs(ProgrammaticAnalyst(), sample(), desk().tools, 6, seed=0)
-    table = stability(rows, candidates, THRESHOLDS)
+    table = stability_table(select(rows, candidates, THRESHOLDS, 4, seed=0).report)
     assert [*table.columns] == ["run", "capability", "gap", "coverage", "kept"]
     assert len(table) == 6 * len(candidates)
     for row in select(rows, candidates, THRESHOLDS, 4, seed=0).report["candidates"]:

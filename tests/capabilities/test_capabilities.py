@@ -16,15 +16,27 @@ import pytest
 from captrain.benchmarks.base.demonstrations import SHORTCUTS, take_shortcuts
 from captrain.benchmarks.loading import load_benchmark
 from captrain.capabilities.alignment import kind_of
-from captrain.capabilities.analyst import Asked
+from captrain.capabilities.analyst import LabelRequest
 from captrain.capabilities.families import FAMILIES
 from captrain.capabilities.labelling import label_runs
 from captrain.capabilities.programmatic import ProgrammaticAnalyst
+from captrain.capabilities.rule import CandidateAccount
 from captrain.capabilities.selection import Selection, select
 from captrain.config import Component, compose_spec, publish_spec, spec
 from captrain.contract import Target, tool_call
 from captrain.errors import UserError
-from captrain.records import Capability, Label, Message, Rollout, RolloutLabels, Task, Verdict, load, publish
+from captrain.records import (
+    Capability,
+    JsonObject,
+    Label,
+    Message,
+    Rollout,
+    RolloutLabels,
+    Task,
+    Verdict,
+    load,
+    publish,
+)
 
 ROOT = Path(__file__).parents[2]
 FAMILY_OF = {
@@ -70,7 +82,7 @@ def sample(mix: str, seed: int, count: int = 240) -> tuple[Target, list[Rollout]
 
 
 def labelled(rollout: Rollout, target: Target) -> dict[str, Label]:
-    (labels,) = ProgrammaticAnalyst().label([Asked(0, rollout, CANDIDATES)], target.tools)
+    (labels,) = ProgrammaticAnalyst().label([LabelRequest(0, rollout, CANDIDATES)], target.tools)
     return labels
 
 
@@ -436,10 +448,10 @@ class WaveringAnalyst:
         slugs = [(["a"], ["a", "b"])[run % 2] for run in range(len(samples))]
         return [[Capability(id=slug, name=slug, description=slug) for slug in some] for some in slugs]
 
-    def label(self, asked: Sequence[Asked], tools: list[dict[str, Any]]) -> list[dict[str, Label]]:
+    def label(self, asked: Sequence[LabelRequest], tools: list[dict[str, Any]]) -> list[dict[str, Label]]:
         return [self._label(one) for one in asked]
 
-    def _label(self, one: Asked) -> dict[str, Label]:
+    def _label(self, one: LabelRequest) -> dict[str, Label]:
         verdict: Verdict = "LACKING" if one.rollout.outcome == "failed" and one.run % 2 == 0 else "PRESENT"
         return {capability.id: Label(verdict=verdict, evidence="so") for capability in one.capabilities}
 
@@ -472,9 +484,9 @@ def labels_of(
     return rows, candidates
 
 
-def rows_of(capabilities: Mapping[str, tuple[str, str]], count: int = 4, **changes: Any) -> dict[str, dict[str, Any]]:
+def rows_of(capabilities: Mapping[str, tuple[str, str]], count: int = 4, **changes: object) -> dict[str, JsonObject]:
     found = select(*labels_of(capabilities), THRESHOLDS.model_copy(update=changes), count, seed=0)
-    return {row["id"]: row for row in found.report["candidates"]}
+    return {row["id"]: {**row} for row in found.report["candidates"]}
 
 
 def test_gap_and_coverage_are_the_papers() -> None:
@@ -597,7 +609,7 @@ def test_a_run_whose_gap_is_undefined_has_no_say_unless_half_of_the_runs_are_suc
     rows, candidates = labels_of({"a": ("L" * 20 + "-" * 20, "P" + "-" * 39)})
     exercised = next(row.rollout for row in rows if row.outcome == "passed" and row.labels["a"].verdict == "PRESENT")
 
-    def undefined_in(runs: int) -> dict[str, Any]:
+    def undefined_in(runs: int) -> CandidateAccount:
         drawn = [
             row.model_copy(update={"count": 0 if row.rollout == exercised and row.run < runs else 1}) for row in rows
         ]

@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from support.results import make_results
 
+from captrain.capabilities.rule import replay
 from captrain.capabilities.selection import select
-from captrain.capabilities.thresholds import replayed
 from captrain.config import Selection
 from captrain.errors import UserError
 from captrain.records import Capability, Label, RolloutLabels, publish_json, publish_text
@@ -171,6 +171,6 @@ def test_thresholds_replay_as_the_selection_itself_selects() -> None:
     for delta in (0.0, 0.1, 0.2, 0.4, 0.6, 0.8):
         for coverage in (0.0, 0.1, 0.2, 0.4, 0.6):
             exact = select(labels, candidates, Selection(delta=delta, coverage=coverage, **limits), 3, 0)
-            assert replayed(account, delta, coverage) == [one.id for one in exact.capabilities], (delta, coverage)
+            assert replay(account, delta, coverage) == [one.id for one in exact.capabilities], (delta, coverage)
             found.add(len(exact.capabilities))
     assert found == {0, 1, 2, 3}

@@ -516,34 +516,6 @@ def test_a_folder_that_is_no_report_is_not_replaced(project: Path, report: Path,
     assert not stale.exists()
 
 
-def test_the_rule_in_the_page_selects_as_the_stage_does(tmp_path: Path) -> None:
-    node = shutil.which("node")
-    if node is None:
-        pytest.skip("there is no node")
-    cases, expected = [], []
-    for seed in range(4):
-        rollouts = [played(f"d{i:03d}", "discovery", i, 0, i % 5 > 2) for i in range(40)]
-        labels = labelled(rollouts, runs=6, seed=seed)
-        report = select(labels, CANDIDATES, LIMITS, 2, 0).report
-        for delta, coverage, agreement in [(0.2, 0.1, 3), (0.0, 0.0, 1), (0.3, 0.3, 5), (0.55, 0.2, 6), (1.0, 0.9, 2)]:
-            changed = LIMITS.model_copy(update={"delta": delta, "coverage": coverage, "agreement": agreement})
-            again = select(labels, CANDIDATES, changed, 2, 0)
-            cases.append([report, {**report["thresholds"], **again.report["thresholds"]}])
-            expected.append(
-                [[one["id"], one["runs_retained"], one["selected"]] for one in again.report["candidates"]]
-            )  # fmt: skip
-    code = (STATIC / "selection.js").read_text() + (
-        "const cases = JSON.parse(require('fs').readFileSync(0, 'utf8'));"
-        "const rows = cases.map(([report, limits]) => captrainSelect(report, limits)"
-        ".map((one) => [one.id, one.retained, one.selected]));"
-        "process.stdout.write(JSON.stringify(rows));"
-    )
-    done = subprocess.run([node, "-e", code], input=json.dumps(cases), capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout) == expected
-    picked = {tuple(row[0] for row in rows if row[2]) for rows in expected}
-    assert len(picked) > 2  # the thresholds matter, or nothing was compared
-
-
 class Gone(Exception):
     """The browser could not answer: as a rule, because the page was left meanwhile."""
 

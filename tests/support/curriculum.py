@@ -5,7 +5,7 @@ from typing import Any
 
 from support.letters import LETTERS
 
-from captrain.capabilities.analyst import Asked
+from captrain.capabilities.analyst import LabelRequest
 from captrain.config.machine import ModelAccess
 from captrain.records import Label, digest
 
@@ -25,7 +25,7 @@ class Analyst:
     def __init__(self, access: ModelAccess | None = None) -> None:
         pass
 
-    def label(self, asked: Sequence[Asked], tools: list[dict[str, Any]]) -> list[dict[str, Label]]:
+    def label(self, asked: Sequence[LabelRequest], tools: list[dict[str, Any]]) -> list[dict[str, Label]]:
         """See `captrain.capabilities.analyst.Analyst`."""
         return [
             {one.id: Label(verdict=verdict(asked_.rollout.id, one.id)) for one in asked_.capabilities}

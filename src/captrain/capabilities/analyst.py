@@ -12,7 +12,7 @@ from captrain.records import Capability, Label, Rollout
 
 
 @dataclass(frozen=True)
-class Asked:
+class LabelRequest:
     """One rollout to be labelled with capabilities in one labelling run."""
 
     run: int
@@ -43,6 +43,6 @@ class Analyst(Protocol):
         """
         ...
 
-    def label(self, asked: Sequence[Asked], tools: list[dict[str, Any]]) -> list[dict[str, Label]]:
+    def label(self, asked: Sequence[LabelRequest], tools: list[dict[str, Any]]) -> list[dict[str, Label]]:
         """For each that is asked, in order: a label for each of its capabilities, by id."""
         ...

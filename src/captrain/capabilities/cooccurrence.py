@@ -2,15 +2,16 @@
 
 One adapter a task is enough where a task demands one capability; where failed tasks demand two at once, it is not. So
 cached labels answer three questions, without a rollout: which capabilities each failed rollout lacks, which pairs are
-lacking together most often, and which recipe the share of compound failures speaks for. With several labelling runs, a
-verdict counts where more than half of the runs gave it that were asked.
+lacking together most often, and which recipe the share of compound failures speaks for. Of several labelling runs the
+majority counts (`captrain.capabilities.verdicts`).
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from itertools import combinations
-from typing import Any
+from typing import TypedDict
 
+from captrain.capabilities.verdicts import majority_verdicts
 from captrain.errors import UserError
 from captrain.records import RolloutLabels, Verdict
 
@@ -22,81 +23,92 @@ Sets = Mapping[str, frozenset[str]]
 
 def needs(labels: Sequence[RolloutLabels], selected: Collection[str]) -> dict[str, frozenset[str]]:
     """The selected capabilities that each failed rollout lacks, the empty set included, in the order of the labels."""
-    return _held(labels, selected, ("LACKING",))
+    return _of_failed(labels, selected, ("LACKING",))
 
 
 def demands(labels: Sequence[RolloutLabels], selected: Collection[str]) -> dict[str, frozenset[str]]:
     """The selected capabilities that the task of each failed rollout demands: those it lacks, and those it shows."""
-    return _held(labels, selected, ("LACKING", "PRESENT"))
+    return _of_failed(labels, selected, ("LACKING", "PRESENT"))
 
 
-def _held(
+def _of_failed(
     labels: Sequence[RolloutLabels], selected: Collection[str], verdicts: Collection[Verdict]
 ) -> dict[str, frozenset[str]]:
-    """The capabilities with one of the verdicts in more than half of the runs that labelled them."""
-    found: dict[str, defaultdict[str, list[bool]]] = {}
-    for row in labels:
-        if row.outcome == "failed":
-            runs = found.setdefault(row.rollout, defaultdict(list))
-            for name, label in row.labels.items():
-                if name in selected:
-                    runs[name].append(label.verdict in verdicts)
-    return {
-        rollout: frozenset(name for name, said in runs.items() if 2 * sum(said) > len(said))
-        for rollout, runs in found.items()
-    }
+    """By failed rollout: the selected capabilities that most runs gave one of the verdicts."""
+    sets = majority_verdicts((row for row in labels if row.outcome == "failed"), verdicts)
+    return {rollout: capabilities.intersection(selected) for rollout, capabilities in sets.items()}
 
 
-def together(needs: Sets) -> Counter[tuple[str, str]]:
+def count_pairs(sets: Sets) -> Counter[tuple[str, str]]:
     """In how many rollouts each pair of capabilities occurs together; the names of a pair in their order."""
-    return Counter(pair for held in needs.values() for pair in combinations(sorted(held), 2))
+    return Counter(pair for capabilities in sets.values() for pair in combinations(sorted(capabilities), 2))
 
 
-def pairs(needs: Sets, count: int) -> list[tuple[str, str]]:
+def frequent_pairs(needs: Sets, count: int) -> list[tuple[str, str]]:
     """At most `count` pairs of capabilities that failed rollouts lack together, most frequent first, ties by name."""
-    found = together(needs)
-    return sorted(found, key=lambda pair: (-found[pair], pair))[:count]
+    counts = count_pairs(needs)
+    return sorted(counts, key=lambda pair: (-counts[pair], pair))[:count]
 
 
-def recommended(labels: Sequence[RolloutLabels], selected: Collection[str]) -> dict[str, Any]:
-    """Which recipe the labels speak for, and the numbers behind it.
+class PairCounts(TypedDict):
+    """In how many failed rollouts two capabilities are demanded, and lacking, together."""
+
+    demanded: int
+    lacking: int
+
+
+class Recommendation(TypedDict):
+    """results/capabilities/recommendation.json: which recipe the labels speak for, and the numbers behind it.
+
+    `failed`: failed rollouts, `compound`: those of them that demand two capabilities or more, and their share;
+    `demanding` and `lacking`: number of capabilities -> failed rollouts.
+    """
+
+    recommendation: str
+    rule: str
+    threshold: float
+    failed: int
+    compound: int
+    share: float
+    demanding: dict[str, int]
+    lacking: dict[str, int]
+    pairs: dict[str, PairCounts]
+
+
+def recommend_recipe(labels: Sequence[RolloutLabels], selected: Collection[str]) -> Recommendation:
+    """Which recipe the labels speak for: "specialists" or "ramp".
 
     A rule of thumb from runs of the embedded desk: where fewer than a quarter of the failures demand two or more
     capabilities, an adapter for each and a router that composes them; otherwise one adapter on a ramp. What a task
     demands counts, not only what its rollout lacked: a capability shown alone may still be lost beside another.
 
-    Returns:
-        recommendation ("specialists" or "ramp"), rule, threshold, failed (rollouts), compound (those that demand two
-        or more), share; `demanding` and `lacking`, number of capabilities -> failed rollouts; and `pairs`: pair ->
-        how often it is demanded and lacking together.
-
     Raises:
         UserError: there are no labels of failed rollouts.
     """
-    asked, lacking = demands(labels, selected), needs(labels, selected)
-    if not asked:
+    demanded, lacking = demands(labels, selected), needs(labels, selected)
+    if not demanded:
         raise UserError("there are no labels of failed rollouts", "run `dvc repro labels` to make them again")
-    compound = sum(len(held) > 1 for held in asked.values())
-    share = compound / len(asked)
-    both, missed = together(asked), together(lacking)
-    return {
-        "recommendation": "specialists" if share < FEW else "ramp",
-        "rule": f"specialists where less than {FEW:.0%} of the failed rollouts demand two or more of the selected "
+    compound = sum(len(capabilities) > 1 for capabilities in demanded.values())
+    share = compound / len(demanded)
+    pairs_demanded, pairs_lacking = count_pairs(demanded), count_pairs(lacking)
+    order = sorted(pairs_demanded, key=lambda pair: (-pairs_lacking[pair], -pairs_demanded[pair], pair))
+    return Recommendation(
+        recommendation="specialists" if share < FEW else "ramp",
+        rule=f"specialists where less than {FEW:.0%} of the failed rollouts demand two or more of the selected "
         "capabilities, otherwise ramp",
-        "threshold": FEW,
-        "failed": len(asked),
-        "compound": compound,
-        "share": round(share, 6),
-        "demanding": _sizes(asked),
-        "lacking": _sizes(lacking),
-        "pairs": {
-            "+".join(pair): {"demanded": both[pair], "lacking": missed[pair]}
-            for pair in sorted(both, key=lambda pair: (-missed[pair], -both[pair], pair))
+        threshold=FEW,
+        failed=len(demanded),
+        compound=compound,
+        share=round(share, 6),
+        demanding=_sizes(demanded),
+        lacking=_sizes(lacking),
+        pairs={
+            "+".join(pair): PairCounts(demanded=pairs_demanded[pair], lacking=pairs_lacking[pair]) for pair in order
         },
-    }  # fmt: skip
+    )
 
 
-def said(advice: Mapping[str, Any]) -> str:
+def recommendation_sentence(advice: Recommendation) -> str:
     """The recommendation in one sentence."""
     share, failed, recipe = advice["share"], advice["failed"], advice["recommendation"]
     return f"{share:.0%} of {failed} failures demand two capabilities or more: recommended is {recipe}"
@@ -104,4 +116,5 @@ def said(advice: Mapping[str, Any]) -> str:
 
 def _sizes(sets: Sets) -> dict[str, int]:
     """Number of capabilities -> rollouts with so many."""
-    return {str(size): count for size, count in sorted(Counter(len(held) for held in sets.values()).items())}
+    sizes = Counter(len(capabilities) for capabilities in sets.values())
+    return {str(size): count for size, count in sorted(sizes.items())}

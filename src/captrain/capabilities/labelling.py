@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from captrain.capabilities.analyst import Analyst, Asked
+from captrain.capabilities.analyst import Analyst, LabelRequest
 from captrain.capabilities.faults import fault_of
 from captrain.errors import UserError
 from captrain.ledger import guard_split
@@ -49,7 +49,7 @@ def label_runs(
     for run, proposal in enumerate(proposals):
         proposed = {candidate.id for candidate in proposal}
         candidates = [candidate for candidate in pool.values() if candidate.id in proposed]
-        asked += [Asked(run, rollout, candidates) for rollout in scored]
+        asked += [LabelRequest(run, rollout, candidates) for rollout in scored]
     labels = _labels(analyst, asked, [*pool.values()], tools)
     counts = [count for draw in drawn for count in np.bincount(draw, minlength=len(scored))]
     rows = [
@@ -91,17 +91,17 @@ def _united(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, An
 
 
 def _labels(
-    analyst: Analyst, asked: Sequence[Asked], pool: Sequence[Capability], tools: list[dict[str, Any]]
+    analyst: Analyst, asked: Sequence[LabelRequest], pool: Sequence[Capability], tools: list[dict[str, Any]]
 ) -> list[dict[str, Label]]:
     if not analyst.deterministic:
         return analyst.label(asked, tools)
     rollouts = {one.rollout.id: one.rollout for one in asked}
-    once = [Asked(0, rollout, pool) for rollout in rollouts.values()]
+    once = [LabelRequest(0, rollout, pool) for rollout in rollouts.values()]
     labels = dict(zip(rollouts, analyst.label(once, tools), strict=True))
     return [labels[one.rollout.id] for one in asked]
 
 
-def _row(one: Asked, count: int, labels: dict[str, Label]) -> RolloutLabels:
+def _row(one: LabelRequest, count: int, labels: dict[str, Label]) -> RolloutLabels:
     rollout = one.rollout
     assert rollout.outcome != "error"
     return RolloutLabels(run=one.run, rollout=rollout.id, outcome=rollout.outcome, count=count, labels=labels)

@@ -22,7 +22,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from captrain.capabilities.analyst import Asked
+from captrain.capabilities.analyst import LabelRequest
 from captrain.capabilities.compaction import compact, fenced, line_of, rendered
 from captrain.config import Count, ModelAccess
 from captrain.contract import calls_of
@@ -147,7 +147,7 @@ class OpenAIAnalyst:
         pool = self._merged(proposed)
         return [pool for _ in samples]
 
-    def label(self, asked: Sequence[Asked], tools: list[dict[str, Any]]) -> list[dict[str, Label]]:
+    def label(self, asked: Sequence[LabelRequest], tools: list[dict[str, Any]]) -> list[dict[str, Label]]:
         """See `Analyst.label`: one question for each rollout in each run, over all its capabilities."""
         texts = {one.rollout.id: one.rollout for one in asked}
         texts = {name: fenced("rollout", self._read(rollout)) for name, rollout in texts.items()}
@@ -248,7 +248,7 @@ def _tools_at(places: Sequence[Place], rollouts: Sequence[Rollout], tools: list[
     return frozenset(named & {tool["function"]["name"] for tool in tools})
 
 
-def _labels(one: Asked, answer: Labelling) -> dict[str, Label]:
+def _labels(one: LabelRequest, answer: Labelling) -> dict[str, Label]:
     given = {label.capability: label for label in answer.labels}
     return {
         slug: Label(verdict=given[slug].verdict, evidence=given[slug].evidence.strip(), message=given[slug].message)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from captrain.capabilities.alignment import Story, Toolbox, leaves, reports_error, result_of
-from captrain.capabilities.analyst import Asked
+from captrain.capabilities.analyst import LabelRequest
 from captrain.capabilities.families import FAMILIES, Family, Values, information, reply_wording
 from captrain.config import ModelAccess
 from captrain.records import Capability, Label, Message, Rollout
@@ -48,7 +48,7 @@ class ProgrammaticAnalyst:
                 proposed.append(Capability(id=slug, name=family.name, description=family.description, details=details))
         return proposed
 
-    def label(self, asked: Sequence[Asked], tools: list[dict[str, Any]]) -> list[dict[str, Label]]:
+    def label(self, asked: Sequence[LabelRequest], tools: list[dict[str, Any]]) -> list[dict[str, Label]]:
         """LACKING at the first occasion that went wrong, PRESENT when none did, NA without an occasion."""
         toolbox = Toolbox(tools)
         return [_labelled(Story(one.rollout, toolbox), one.capabilities) for one in asked]

@@ -1,34 +1,33 @@
-"""Which candidates are selected: contrast between failed and passed rollouts, from cached labels alone.
+"""The contrast between failed and passed rollouts, from cached labels alone, and the selection made of it.
 
 Source: TRACE, capability selection. Per run, ER-(c) = LACKING / (LACKING + PRESENT) among failed rollouts, ER+(c) the
-same among passed ones, gap = ER- - ER+, coverage = LACKING among failed / all failed; a candidate is retained when
-gap and coverage reach their thresholds in enough runs. We add: a rate without a denominator is undefined, never 0, and
-a run whose gap is undefined neither retains nor rejects (unless half of the runs are such); and the lower bound of a
-bootstrap interval of the gap over rollouts must exceed a floor, because a gap of few rollouts may be luck. Pure
-arithmetic on labels: thresholds replay in seconds.
+same among passed ones, gap = ER- - ER+, coverage = LACKING among failed / all failed. We add: a rate without a
+denominator is undefined, never 0; and a bootstrap interval of the gap over rollouts, because a gap of few rollouts may
+be luck. What follows from these numbers is decided by `captrain.capabilities.rule`. Pure arithmetic on labels:
+thresholds replay in seconds.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
+from captrain.capabilities.rule import CandidateAccount, Contrast, Decision, Limits, RunRates, SelectionAccount, decide
 from captrain.config import spec
 from captrain.errors import UserError
 from captrain.records import Capability, RolloutLabels
 
 Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
 class Selection:
     """What was selected (in rank order, best first) and the account of it, JSON through and through."""
 
-    report: dict[str, Any]
+    report: SelectionAccount
     capabilities: list[Capability]
 
 
@@ -55,38 +54,28 @@ class Verdicts:
     lacking: Floats
     present: Floats
     counts: Floats
-    proposed: NDArray[np.bool_]
+    proposed: Flags
     failed: Floats
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """One candidate: rates per run and pooled over all rollouts, interval of the gap, and what it falls short in."""
+    """One candidate: rates per run and pooled over all rollouts, in which runs it was proposed, and the bootstrap
+    interval of the pooled gap, NaN where the gap is undefined in most resamples."""
 
     runs: Rates
     pooled: Rates
+    proposed: Flags
     low: float
     high: float
     undefined: int
-    retained: int
-    shortfalls: list[str]
-
-    @property
-    def score(self) -> float:
-        """What candidates are ranked by: coverage x gap, the share of failures that the contrast explains."""
-        score = float(self.pooled.coverage[0] * self.pooled.gap[0])
-        return -np.inf if np.isnan(score) else score
 
 
 def select(
     labels: Sequence[RolloutLabels], candidates: Sequence[Capability], selection: spec.Selection, count: int, seed: int
 ) -> Selection:
-    """Select at most `count` of the candidates.
-
-    A candidate is retained when gap >= delta and coverage >= coverage in at least `agreement` runs (in the same share
-    of the runs whose gap is defined, as long as that is more than half of them), and the lower
-    bound of the pooled gap exceeds `floor`. Retained candidates are ranked by pooled coverage x gap, ties by id; the
-    report lists them first, then the others in the same order.
+    """Select at most `count` of the candidates by the rule of `captrain.capabilities.rule`; the report lists all of
+    them in rank order.
 
     Raises:
         UserError: there are no labels.
@@ -98,28 +87,35 @@ def select(
     rollouts = len(verdicts.failed)
     weights = np.random.default_rng(seed).multinomial(rollouts, [1 / rollouts] * rollouts, size=selection.resamples)
     estimates = {
-        candidate.id: _estimate(verdicts, row, weights.astype(float), selection)
+        candidate.id: _estimate(verdicts, row, weights.astype(float), selection.confidence)
         for row, candidate in enumerate(candidates)
     }
-    order = {slug: (bool(one.shortfalls), -one.score, slug) for slug, one in estimates.items()}
-    ranked = sorted(candidates, key=lambda candidate: order[candidate.id])
-    retained = [candidate for candidate in ranked if not estimates[candidate.id].shortfalls]
+    limits = Limits(
+        delta=selection.delta,
+        coverage=selection.coverage,
+        agreement=selection.agreement,
+        confidence=selection.confidence,
+        floor=selection.floor,
+        count=count,
+    )
+    capabilities = {candidate.id: candidate for candidate in candidates}
+    decisions = decide([_contrast(slug, estimate) for slug, estimate in estimates.items()], limits)
     failed = int(verdicts.failed.sum())
-    report = {
-        "thresholds": {**selection.model_dump(exclude={"resamples"}), "count": count},
-        "rollouts": {"passed": rollouts - failed, "failed": failed},
-        "candidates": [
-            _account(candidate, estimates[candidate.id], selection, rank, count)
-            for rank, candidate in enumerate(ranked, start=1)
+    report = SelectionAccount(
+        thresholds=limits,
+        rollouts={"passed": rollouts - failed, "failed": failed},
+        candidates=[
+            _account(capabilities[decision.id], estimates[decision.id], decision, limits, selection.resamples)
+            for decision in decisions
         ],
-    }
-    return Selection(report, retained[:count])
+    )
+    return Selection(report, [capabilities[decision.id] for decision in decisions if decision.selected])
 
 
 def _arrays(labels: Sequence[RolloutLabels], candidates: Sequence[Capability]) -> Verdicts:
-    rollouts = {name: at for at, name in enumerate(dict.fromkeys(row.rollout for row in labels))}
-    runs = {run: at for at, run in enumerate(sorted({row.run for row in labels}))}
-    slugs = {candidate.id: at for at, candidate in enumerate(candidates)}
+    rollouts = {name: index for index, name in enumerate(dict.fromkeys(row.rollout for row in labels))}
+    runs = {run: index for index, run in enumerate(sorted({row.run for row in labels}))}
+    slugs = {candidate.id: index for index, candidate in enumerate(candidates)}
     shape = len(slugs), len(runs), len(rollouts)
     lacking, present, counts = np.zeros(shape), np.zeros(shape), np.zeros(shape[1:])
     proposed, failed = np.zeros(shape[:2], bool), np.zeros(shape[2])
@@ -153,7 +149,7 @@ def _share(part: Floats, whole: Floats) -> Floats:
     return np.divide(part, whole, out=np.full(len(whole), np.nan), where=whole > 0)
 
 
-def _estimate(verdicts: Verdicts, row: int, weights: Floats, selection: spec.Selection) -> Estimate:
+def _estimate(verdicts: Verdicts, row: int, weights: Floats, confidence: float) -> Estimate:
     lacking, present, proposed = verdicts.lacking[row], verdicts.present[row], verdicts.proposed[row]
     runs = _rates(lacking, present, verdicts.failed, verdicts.counts * proposed[:, None])
     # Where runs disagree on a rollout it counts in parts, one rollout in all.
@@ -164,86 +160,97 @@ def _estimate(verdicts: Verdicts, row: int, weights: Floats, selection: spec.Sel
     defined = gaps[~np.isnan(gaps)]
     low = high = np.nan
     if 2 * len(defined) >= len(gaps):
-        low, high = np.percentile(defined, [50 * (1 - selection.confidence), 50 * (1 + selection.confidence)])
-    # Rounded before comparison, so that 0.5 - 0.3 reaches a threshold of 0.2.
-    wide, broad = runs.gap.round(9) >= selection.delta, runs.coverage.round(9) >= selection.coverage
-    retained = int((wide & broad).sum())
-    shortfalls = []
-    speaking = int((~np.isnan(runs.gap) | ~proposed).sum())
-    # A run whose resample left the gap undefined has no say; when half of the runs have none, all are asked for.
-    needed = selection.agreement
-    if 2 * speaking > len(wide):
-        needed = math.ceil(selection.agreement * speaking / len(wide))
-    if retained < needed:
-        why = _why_not(runs, proposed, wide, broad, selection)
-        shortfalls.append(f"retained in {retained} of {len(wide)} runs, {needed} needed ({why})")
-    if np.isnan(low):
-        shortfalls.append(f"gap undefined in {len(gaps) - len(defined)} of {len(gaps)} resamples")
-    elif low <= selection.floor:
-        shortfalls.append(f"lower bound of the gap {low:.3f} is not above {selection.floor:g}")
-    return Estimate(runs, pooled, float(low), float(high), len(gaps) - len(defined), retained, shortfalls)
+        low, high = np.percentile(defined, [50 * (1 - confidence), 50 * (1 + confidence)])
+    return Estimate(runs, pooled, proposed, float(low), float(high), len(gaps) - len(defined))
 
 
-def _why_not(
-    runs: Rates, proposed: NDArray[np.bool_], wide: NDArray[np.bool_], broad: NDArray[np.bool_], limits: spec.Selection
-) -> str:
-    """In how many runs each condition failed; conditions overlap."""
-    cases = {
-        "not proposed": ~proposed,
-        "undefined: no failed rollout exercised it": proposed & np.isnan(runs.er_failed),
-        "undefined: no passed rollout exercised it": proposed & np.isnan(runs.er_passed),
-        f"gap below {limits.delta:g}": ~np.isnan(runs.gap) & ~wide,
-        f"coverage below {limits.coverage:g}": ~np.isnan(runs.coverage) & ~broad,
-    }
-    return ", ".join(f"{case} in {int(where.sum())}" for case, where in cases.items() if where.any())
-
-
-def _account(candidate: Capability, one: Estimate, selection: spec.Selection, rank: int, count: int) -> dict[str, Any]:
-    selected = not one.shortfalls and rank <= count
-    if selected:
-        reason = f"retained in {one.retained} of {len(one.runs.gap)} runs, lower bound of the gap {one.low:.3f}"
-    else:
-        reason = "; ".join(one.shortfalls) or f"retained, but it ranks {rank} and {count} are kept"
-    return {
-        "id": candidate.id,
-        "name": candidate.name,
-        "description": candidate.description,
-        "gap": _number(one.pooled.gap[0]),
-        "gap_low": _number(one.low),
-        "gap_high": _number(one.high),
-        "resamples_undefined": one.undefined,
-        "coverage": _number(one.pooled.coverage[0]),
-        "er_failed": _number(one.pooled.er_failed[0]),
-        "er_passed": _number(one.pooled.er_passed[0]),
-        "runs_retained": one.retained,
-        "runs": len(one.runs.gap),
-        "per_run": [
-            {"gap": _number(gap), "coverage": _number(coverage)}
-            for gap, coverage in zip(one.runs.gap, one.runs.coverage, strict=True)
+def _contrast(slug: str, estimate: Estimate) -> Contrast:
+    """What the rule sees of a candidate: rounded, so that 0.5 - 0.3 reaches a threshold of 0.2."""
+    return Contrast(
+        id=slug,
+        gap=_number(estimate.pooled.gap[0]),
+        gap_low=_number(estimate.low),
+        coverage=_number(estimate.pooled.coverage[0]),
+        per_run=[
+            RunRates(gap=_number(gap), coverage=_number(coverage))
+            for gap, coverage in zip(estimate.runs.gap, estimate.runs.coverage, strict=True)
         ],
-        "selected": selected,
-        "reason": reason,
+    )
+
+
+def _account(
+    candidate: Capability, estimate: Estimate, decision: Decision, limits: Limits, resamples: int
+) -> CandidateAccount:
+    contrast = _contrast(candidate.id, estimate)
+    return CandidateAccount(
+        id=candidate.id,
+        name=candidate.name,
+        description=candidate.description,
+        gap=contrast["gap"],
+        gap_low=contrast["gap_low"],
+        gap_high=_number(estimate.high),
+        resamples_undefined=estimate.undefined,
+        coverage=contrast["coverage"],
+        er_failed=_number(estimate.pooled.er_failed[0]),
+        er_passed=_number(estimate.pooled.er_passed[0]),
+        runs_retained=decision.retained,
+        runs=len(contrast["per_run"]),
+        per_run=contrast["per_run"],
+        selected=decision.selected,
+        reason=_reason(contrast, estimate, decision, limits, resamples),
+    )
+
+
+def _reason(contrast: Contrast, estimate: Estimate, decision: Decision, limits: Limits, resamples: int) -> str:
+    """Why the candidate is selected, or all that it falls short in."""
+    retained = f"retained in {decision.retained} of {len(contrast['per_run'])} runs"
+    if decision.selected:
+        return f"{retained}, lower bound of the gap {estimate.low:.3f}"
+    shortfalls = []
+    if decision.retained < decision.needed:
+        shortfalls.append(f"{retained}, {decision.needed} needed ({_shortfalls_of_runs(contrast, estimate, limits)})")
+    if np.isnan(estimate.low):
+        shortfalls.append(f"gap undefined in {estimate.undefined} of {resamples} resamples")
+    elif not decision.bounded:
+        shortfalls.append(f"lower bound of the gap {estimate.low:.3f} is not above {limits['floor']:g}")
+    return "; ".join(shortfalls) or f"retained, but it ranks {decision.rank} and {limits['count']} are kept"
+
+
+def _shortfalls_of_runs(contrast: Contrast, estimate: Estimate, limits: Limits) -> str:
+    """In how many runs each condition failed; conditions overlap."""
+    gaps = [run["gap"] for run in contrast["per_run"]]
+    coverages = [run["coverage"] for run in contrast["per_run"]]
+    cases = {
+        "not proposed": int((~estimate.proposed).sum()),
+        "undefined: no failed rollout exercised it": int((estimate.proposed & np.isnan(estimate.runs.er_failed)).sum()),
+        "undefined: no passed rollout exercised it": int((estimate.proposed & np.isnan(estimate.runs.er_passed)).sum()),
+        f"gap below {limits['delta']:g}": sum(gap is not None and gap < limits["delta"] for gap in gaps),
+        f"coverage below {limits['coverage']:g}": sum(
+            coverage is not None and coverage < limits["coverage"] for coverage in coverages
+        ),
     }
+    return ", ".join(f"{case} in {runs}" for case, runs in cases.items() if runs)
 
 
 def _number(value: float) -> float | None:
     return None if np.isnan(value) else round(float(value), 6)
 
 
-def table(report: dict[str, Any]) -> Table:
+def selection_table(report: SelectionAccount) -> Table:
     """The account as a table, undefined numbers as a dash."""
     counts = report["rollouts"]
-    rows = Table(title=f"Candidates on {counts['passed']} passed and {counts['failed']} failed rollouts")
+    table = Table(title=f"Candidates on {counts['passed']} passed and {counts['failed']} failed rollouts")
     for name in ("capability", "gap", "interval", "coverage", "runs", "verdict"):
-        rows.add_column(name)
+        table.add_column(name)
     for row in report["candidates"]:
-        gap, low, high, coverage = (_shown(row[name]) for name in ("gap", "gap_low", "gap_high", "coverage"))
+        interval = f"{_cell(row['gap_low'])} to {_cell(row['gap_high'])}"
         verdict = "selected" if row["selected"] else row["reason"]
-        rows.add_row(row["id"], gap, f"{low} to {high}", coverage, f"{row['runs_retained']}/{row['runs']}", verdict)
+        runs = f"{row['runs_retained']}/{row['runs']}"
+        table.add_row(row["id"], _cell(row["gap"]), interval, _cell(row["coverage"]), runs, verdict)
     if not any(row["selected"] for row in report["candidates"]):
-        rows.caption = "no capability was selected"
-    return rows
+        table.caption = "no capability was selected"
+    return table
 
 
-def _shown(value: float | None) -> str:
+def _cell(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.table import Table
 
-from captrain.capabilities import ProgrammaticAnalyst, fault_of, label_runs, select
+from captrain.capabilities import ProgrammaticAnalyst, SelectionAccount, fault_of, label_runs, select
 from captrain.config import Selection
 from captrain.contract import calls_of
 from captrain.evaluation import Bootstrap, mean, summarise
@@ -57,7 +56,7 @@ class Diagnosis:
     contrasted: list[Rollout]
     candidates: list[Capability]
     labels: list[RolloutLabels]
-    report: dict[str, Any] | None
+    report: SelectionAccount | None
     shortage: str
 
     def count(self, outcome: str) -> int:
@@ -141,7 +140,7 @@ def _rows(diagnosis: Diagnosis) -> list[dict[str, str]]:
     examples = {candidate.id: candidate.examples for candidate in diagnosis.candidates}
     names = {rollout.id: _name(rollout) for rollout in diagnosis.contrasted}
     rows = []
-    for one in (diagnosis.report or {"candidates": []})["candidates"]:
+    for one in diagnosis.report["candidates"] if diagnosis.report else []:
         verdict = "selected" if one["selected"] else one["reason"]
         rows.append(
             {
@@ -321,7 +320,7 @@ def _sources(diagnosis: Diagnosis) -> str:
     return "\n\n".join(["## What was read", "\n".join(lines)])
 
 
-def _plain(value: Any) -> str:
+def _plain(value: object) -> str:
     if isinstance(value, dict):
         return "(" + ", ".join(f"{key} {_plain(one)}" for key, one in value.items() if one is not None) + ")"
     return str(value)

@@ -70,8 +70,8 @@ def synthesize_pairs(
     """
     known: Mapping[str, Capability] = {capability.id: capability for capability in selected}
     needs = cooccurrence.needs(labels, known)
-    frequent, found = cooccurrence.together(needs), Pairs([], {})
-    for place, pair in enumerate(cooccurrence.pairs(needs, len(frequent)), start=1):
+    frequent, found = cooccurrence.count_pairs(needs), Pairs([], {})
+    for place, pair in enumerate(cooccurrence.frequent_pairs(needs, len(frequent)), start=1):
         said = f"it ranks {place}, and {count} are wanted"
         if place <= count:
             wanted = brief(combined(known[pair[0]], known[pair[1]], needs), against.tools, rollouts)

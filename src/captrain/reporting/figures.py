@@ -7,7 +7,7 @@ of several runs are in `captrain.reporting.studies`, the style of both in `captr
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from captrain.capabilities import replayed
+from captrain.capabilities import SelectionAccount, replay
 from captrain.errors import UserError
 from captrain.evaluation import TRACE, label, versus
 from captrain.reporting.published import published, reference
@@ -115,11 +115,11 @@ def _rows(results: Path, against: str, wanted: Sequence[str] | None) -> list[Lin
     return [found[name] for name in ordered(found, wanted)]
 
 
-def _selection(results: Path) -> dict[str, Any]:
+def _selection(results: Path) -> SelectionAccount:
     return json.loads((results / "capabilities/selection.json").read_text())
 
 
-def capabilities(selection: dict[str, Any]) -> Figure:
+def capabilities(selection: Mapping[str, Any]) -> Figure:
     """Gap against coverage of every candidate, with interval bars and the thresholds of the selection."""
     thresholds, candidates = selection["thresholds"], selection["candidates"]
     shown = [one for one in candidates if one["gap"] is not None and one["coverage"] is not None]
@@ -227,7 +227,7 @@ def thresholds(results: Path) -> Figure:
     selection = _selection(results)
     limits, candidates = selection["thresholds"], selection["candidates"]
     deltas, coverages = [one / 10 for one in range(1, 10)], [one / 20 for one in range(1, 9)]
-    cells = {(d, c): replayed(selection, d, c) for d in deltas for c in coverages}
+    cells = {(d, c): replay(selection, d, c) for d in deltas for c in coverages}
     numbers = {one["id"]: place for place, one in enumerate(candidates, start=1)}
     occurring = [one for one in candidates if any(one["id"] in cell for cell in cells.values())]
     figure = Figure(figsize=(6.4, 4.4), layout="constrained")

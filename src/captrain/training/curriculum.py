@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from captrain.capabilities import Analyst, Asked, fault_of, needs
+from captrain.capabilities import Analyst, LabelRequest, fault_of, needs
 from captrain.config import Component, Count, Level, Rate, Share, Spec, build
 from captrain.execution import code_digest
 from captrain.records import Capability, Rollout, RolloutLabels, Score, digest, load
@@ -106,7 +106,7 @@ class Ramp(GRPO):
         lacking: Mapping[str, frozenset[str]] = {}
         if failed:
             self._analyst = self._analyst or build(job.analyst, Analyst, access=job.machine.asking)
-            asked = [Asked(0, rollout, job.capabilities) for rollout in failed]
+            asked = [LabelRequest(0, rollout, job.capabilities) for rollout in failed]
             given = self._analyst.label(asked, on_target[0].target.tools)
             rows = [
                 RolloutLabels(run=0, rollout=rollout.id, outcome="failed", count=1, labels=labels)

@@ -11,7 +11,7 @@ import pandas as pd
 import yaml
 from pydantic import TypeAdapter
 
-from captrain.capabilities import demands
+from captrain.capabilities import demands, is_majority, labels_of_rollouts
 from captrain.errors import UserError
 from captrain.evaluation import STAGES, Bootstrap, tables
 from captrain.records import Capability, Passport, Rollout, RolloutLabels, load
@@ -119,19 +119,14 @@ def labels(root: Path) -> list[RolloutLabels] | Missing:
 
 def majority_lacks(labels: Sequence[RolloutLabels]) -> dict[str, list[Lack]]:
     """What each failed rollout lacks in more than half of the runs that labelled it."""
-    verdicts_of: defaultdict[tuple[str, str], list[Any]] = defaultdict(list)
-    for row in labels:
-        if row.outcome == "failed":
-            for name, label in row.labels.items():
-                verdicts_of[row.rollout, name].append(label)
     lacking: defaultdict[str, list[Lack]] = defaultdict(list)
-    for (rollout, name), verdicts in verdicts_of.items():
-        against = [verdict for verdict in verdicts if verdict.verdict == "LACKING"]
-        if 2 * len(against) > len(verdicts):
-            ((evidence, message), _), *_ = Counter(
-                (verdict.evidence, verdict.message) for verdict in against
-            ).most_common(1)
-            lacking[rollout].append(Lack(name, len(against), len(verdicts), evidence, message))
+    for rollout, capabilities in labels_of_rollouts(row for row in labels if row.outcome == "failed").items():
+        for name, runs in capabilities.items():
+            if is_majority([label.verdict == "LACKING" for label in runs]):
+                against = [label for label in runs if label.verdict == "LACKING"]
+                reasons = Counter((label.evidence, label.message) for label in against)
+                ((evidence, message), _), *_ = reasons.most_common(1)
+                lacking[rollout].append(Lack(name, len(against), len(runs), evidence, message))
     return dict(lacking)
 
 
@@ -270,7 +265,7 @@ def _own_kinds(
     for rollout in discovery:
         if rollout.id in demanded:
             demands_of[str(rollout.task.data.get("kind", ""))].append(name in demanded[rollout.id])
-    return {kind for kind, flags in demands_of.items() if 2 * sum(flags) > len(flags)}
+    return {kind for kind, flags in demands_of.items() if is_majority(flags)}
 
 
 def provenance(root: Path) -> list[JsonObject] | Missing:

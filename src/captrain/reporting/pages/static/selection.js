@@ -1,18 +1,16 @@
 "use strict";
-/* The rule of captrain.capabilities.selection over the per-run numbers that a selection reports. A gap or coverage that
+/* The rule of captrain.capabilities.rule over the per-run numbers that a selection reports. A gap or coverage that
    is undefined is null. Returns one account a candidate, in rank order: id, retained runs, runs needed, shortfall,
    selected. */
 function captrainSelect(report, limits) {
   const candidates = report.candidates;
   const runs = candidates.length ? candidates[0].per_run.length : 0;
-  // Coverage is undefined for all candidates of a run that drew no failed rollout, else for those not proposed in it.
-  const drew = [];
-  for (let run = 0; run < runs; run++) drew.push(candidates.some((one) => one.per_run[run].coverage !== null));
   const accounts = candidates.map((one) => {
     let retained = 0, speaking = 0;
-    one.per_run.forEach((each, run) => {
+    one.per_run.forEach((each) => {
       if (each.gap !== null && each.coverage !== null && each.gap >= limits.delta && each.coverage >= limits.coverage) retained++;
-      if (each.gap !== null || (each.coverage === null && drew[run])) speaking++;
+      // A run without a coverage (it did not propose the candidate, or drew no failed rollout) speaks against it.
+      if (each.gap !== null || each.coverage === null) speaking++;
     });
     // A run whose gap is undefined has no say; when half of the runs have none, all are asked for.
     const needed = 2 * speaking > runs ? Math.ceil(limits.agreement * speaking / runs) : limits.agreement;

@@ -1,0 +1,147 @@
+"""The selection rule, the one place where it is decided which candidates are selected.
+
+Source: TRACE, capability selection: a candidate is retained in a labelling run when its gap and its coverage reach
+their thresholds there, and selected when enough runs retain it. Two additions: a run that leaves the gap undefined has
+no say, unless half of the runs are such; and the lower bound of the pooled gap must exceed a floor.
+
+The rule works on the account of a selection (results/capabilities/selection.json) and on nothing else, that is on
+numbers rounded as they are written there. So the selection itself, its replay under other thresholds, the table of
+stability and the report's sliders (reporting/pages/static/selection.js, held to `decide` by a test) cannot disagree.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypedDict
+
+
+class RunRates(TypedDict):
+    """Gap and coverage of a candidate in one labelling run, null where undefined. The coverage is undefined where the
+    run did not propose the candidate or drew no failed rollout."""
+
+    gap: float | None
+    coverage: float | None
+
+
+class Contrast(TypedDict):
+    """What the rule needs of a candidate: pooled gap, its lower bound, pooled coverage, and the rates of each run."""
+
+    id: str
+    gap: float | None
+    gap_low: float | None
+    coverage: float | None
+    per_run: list[RunRates]
+
+
+class CandidateAccount(Contrast):
+    """A candidate in the account of a selection."""
+
+    name: str
+    description: str
+    gap_high: float | None
+    resamples_undefined: int
+    er_failed: float | None
+    er_passed: float | None
+    runs_retained: int
+    runs: int
+    selected: bool
+    reason: str
+
+
+class Limits(TypedDict):
+    """The settings that a selection was made by. `agreement`: of how many runs; `count`: selected at most."""
+
+    delta: float
+    coverage: float
+    agreement: int
+    confidence: float
+    floor: float
+    count: int
+
+
+class SelectionAccount(TypedDict):
+    """The account of a selection; candidates are in rank order, best first. `rollouts`: how many passed and failed."""
+
+    thresholds: Limits
+    rollouts: Mapping[str, int]
+    candidates: list[CandidateAccount]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What the rule says of one candidate: in how many runs it is retained and in how many it must be, whether the
+    lower bound of its gap exceeds the floor, and its rank among all candidates, from 1."""
+
+    id: str
+    retained: int
+    needed: int
+    bounded: bool
+    rank: int
+    selected: bool
+
+
+def decide(candidates: Sequence[Contrast], limits: Limits) -> list[Decision]:
+    """Decide on all candidates.
+
+    Returns:
+        Decisions in rank order: candidates that meet the rule first, then by pooled coverage x gap (the share of
+        failures that the contrast explains), ties by id. Of those that meet it, the first `count` are selected.
+    """
+    met = {candidate["id"]: _meets(candidate, limits) for candidate in candidates}
+    ranked = sorted(candidates, key=lambda candidate: (not met[candidate["id"]], -_score(candidate), candidate["id"]))
+    return [
+        Decision(
+            id=candidate["id"],
+            retained=runs_retained(candidate, limits),
+            needed=_runs_needed(candidate, limits),
+            bounded=_is_bounded(candidate, limits),
+            rank=rank,
+            selected=met[candidate["id"]] and rank <= limits["count"],
+        )
+        for rank, candidate in enumerate(ranked, start=1)
+    ]
+
+
+def replay(account: SelectionAccount, delta: float, coverage: float) -> list[str]:
+    """The capabilities that would have been selected under other thresholds, in rank order: no labels, no bootstrap.
+
+    Args:
+        account: of a selection; its agreement, floor and count stay.
+        delta: least gap.
+        coverage: least coverage.
+    """
+    limits: Limits = {**account["thresholds"], "delta": delta, "coverage": coverage}
+    return [decision.id for decision in decide(account["candidates"], limits) if decision.selected]
+
+
+def is_retained(run: RunRates, limits: Limits) -> bool:
+    """Whether a run retains a candidate: its gap and its coverage are defined and reach their thresholds."""
+    gap, coverage = run["gap"], run["coverage"]
+    return gap is not None and coverage is not None and gap >= limits["delta"] and coverage >= limits["coverage"]
+
+
+def runs_retained(candidate: Contrast, limits: Limits) -> int:
+    """How many runs retain a candidate."""
+    return sum(is_retained(run, limits) for run in candidate["per_run"])
+
+
+def _runs_needed(candidate: Contrast, limits: Limits) -> int:
+    """In how many runs a candidate must be retained: as configured, or the same share of the runs that have a say, if
+    these are more than half. A run without a coverage speaks against the candidate; one with a coverage and no gap has
+    no say, as its resample has nothing to contrast."""
+    runs = candidate["per_run"]
+    voting = sum(run["gap"] is not None or run["coverage"] is None for run in runs)
+    return math.ceil(limits["agreement"] * voting / len(runs)) if 2 * voting > len(runs) else limits["agreement"]
+
+
+def _is_bounded(candidate: Contrast, limits: Limits) -> bool:
+    return candidate["gap_low"] is not None and candidate["gap_low"] > limits["floor"]
+
+
+def _meets(candidate: Contrast, limits: Limits) -> bool:
+    return runs_retained(candidate, limits) >= _runs_needed(candidate, limits) and _is_bounded(candidate, limits)
+
+
+def _score(candidate: Contrast) -> float:
+    gap, coverage = candidate["gap"], candidate["coverage"]
+    return -math.inf if gap is None or coverage is None else coverage * gap

