@@ -249,8 +249,6 @@ def test_a_labelling_question_tells_neither_outcome_nor_reference_nor_task_data(
     capability = Capability(id="a", name="A", description="Does a.", details={"x": "SENTINEL"}, examples=["SENTINEL"])
     requests = [LabelRequest(0, one, [capability]) for one in (rollout, hidden)]
     labels = analyst(ModelAccess()).label(requests, desk().tools)
-        [LabelRequest(0, one, [capability]) for one in (rollout, hidden)], desk().tools
-    )
     assert labels == [{"a": Label(verdict="NA")}] * 2
     # Rollouts that read alike are one question, whatever their outcomes are.
     (body,) = server.requests
