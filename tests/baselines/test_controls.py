@@ -27,7 +27,7 @@ from captrain.policies.scripted import ScriptedPolicy
 from captrain.records import Capability, Rollout, load, publish, publish_json, publish_text
 from captrain.rollouts.collection import collect
 from captrain.routing.gains import COLUMNS
-from captrain.routing.routes import Known, route_tasks
+from captrain.routing.routes import RoutingEvidence, route_tasks
 from captrain.training.recipe import capability_jobs
 
 ROOT = Path(__file__).parents[2]
@@ -192,7 +192,7 @@ def test_with_trace_s_own_capabilities_a_control_is_routed_as_trace(
     environments: dict[str, Target], rollouts: list[Rollout], tmp_path: Path, router: str, tiny: Path
 ) -> None:
     component = compose_spec("smoke", 0, [f"router={router}"], ROOT / "conf").router
-    known = Known({name: environments[name] for name in FAMILIES}, {}, {}, rollouts)
+    known = RoutingEvidence({name: environments[name] for name in FAMILIES}, {}, {}, rollouts)
     tasks = BENCHMARK.tasks("test", 20)
     # One of them has gained nothing: TRACE's router does not use it, and no control's does.
     gains = gained(**dict.fromkeys(FAMILIES[:3], 0.2), **{FAMILIES[3]: 0.0})

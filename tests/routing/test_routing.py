@@ -23,10 +23,13 @@ from captrain.policies.scripted import ScriptedPolicy, by_the_book
 from captrain.records import Capability, Message, Passport, Rollout, publish, publish_json
 from captrain.rollouts.collection import collect
 from captrain.routing.bounds import placebo, random_routes
-from captrain.routing.gains import able, gains
-from captrain.routing.nearest import ClassifierRouter, Neighbours, RetrievalRouter
-from captrain.routing.router import BASE, Example, arm_of, examples, members, opening, openings
-from captrain.routing.routes import Known, Routes, route_tasks
+from captrain.routing.classifier import ClassifierRouter
+from captrain.routing.compositions import BASE, members, route_of
+from captrain.routing.gains import adapter_gains, routable
+from captrain.routing.neighbours import Neighbours
+from captrain.routing.retrieval import RetrievalRouter
+from captrain.routing.router import Example, examples, opening, openings
+from captrain.routing.routes import Routes, RoutingEvidence, route_tasks
 from captrain.routing.sets import SetModel, SetRouter, words
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -57,7 +60,7 @@ def pair_examples(count: int = 60) -> list[Example]:
         for at in range(count):
             rng = random.Random(f"{pair}{at}")
             data = make_data(rng, "pair", operations(rng), eligible=0.3)
-            found.append(Example(opening(DeskEpisode(data).messages), arm_of(frozenset(pair))))
+            found.append(Example(opening(DeskEpisode(data).messages), route_of(frozenset(pair))))
     return found
 
 
@@ -201,7 +204,7 @@ def routed(
     composed = compose_spec("smoke", 0, ["router.gate=true", *overrides], CONF)
     tasks = desk().tasks("test", count)
     return route_tasks(
-        composed.router, tiny, Known(targets, {}, {}, rollouts),
+        composed.router, tiny, RoutingEvidence(targets, {}, {}, rollouts),
         known_gains(names=[*targets]) if gained is None else gained, desk(), tasks, controls,
     )  # fmt: skip
 
@@ -346,7 +349,7 @@ class TestSets:
     def test_a_task_that_speaks_for_no_set_gets_the_likeliest_unless_none_is_likelier(self) -> None:
         weights = {"odd": (-2.0, -1.0, -0.5), "easy": (2.0, -1.0, -2.0)}
         model = SetModel({BASE: 0.0, "a": 0.0, "b": 0.0}, weights)
-        assert model.arm(words("odd"), 2) == "b" and model.arm(words("easy"), 2) == BASE
+        assert model.route(words("odd"), 2) == "b" and model.route(words("easy"), 2) == BASE
 
 
 class TestTopP:
@@ -391,7 +394,7 @@ class TestGains:
         failed = [one for one in rollouts if one.outcome == "failed"][:14]
         error = rollouts[0].model_copy(update={"outcome": "error", "score": None})
         history = grown(0.1, 0.9, 0.2, 0.3, 0.1, 0.2, 0.6, 0.8)
-        [row] = gains(["a"], {"a": [*some, *failed, error]}, history).to_dict("records")
+        [row] = adapter_gains(["a"], {"a": [*some, *failed, error]}, history).to_dict("records")
         assert (row["base_rollouts"], row["last_rollouts"]) == (19, 80)
         assert row["base"] == pytest.approx(5 / 19) and row["last"] == pytest.approx(0.7)
         assert row["gain"] == pytest.approx(0.7 - 5 / 19)
@@ -406,8 +409,8 @@ class TestGains:
         half += [one for one in rollouts if one.outcome == "failed"][:4]
         history = pd.concat([grown(0.9, 0.4, name="worse"), grown(0.1, 0.5, name="level"), grown(0.1, 0.6)])
         names = ["worse", "level", "a", "ramp"]
-        found = gains(names, dict.fromkeys(names[:3], half), history)
-        assert able(found, gate=True) == ["a", "ramp"] and able(found, gate=False) == names
+        found = adapter_gains(names, dict.fromkeys(names[:3], half), history)
+        assert routable(found, gate=True) == ["a", "ramp"] and routable(found, gate=False) == names
         assert list(found["capability"]) == names and pd.isna(found["gain"].iloc[3])
 
 

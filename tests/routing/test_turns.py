@@ -18,7 +18,7 @@ from captrain.policies.scripted import ScriptedPolicy
 from captrain.policies.turns import TurnPolicy
 from captrain.records import Capability, Message, Rollout, digest
 from captrain.rollouts.collection import collect
-from captrain.routing.router import BASE, members
+from captrain.routing.compositions import BASE, members
 from captrain.routing.turns import TurnRouter, before_turns, features
 from captrain.training.recipe import LINEAR
 
@@ -204,7 +204,7 @@ def router(targets: Mapping[str, Target], desk: Target, tmp_path_factory: pytest
         )
         for name in FAMILIES
     }  # fmt: skip
-    return TurnRouter.fitted(targets, calibration, passed, count=40)
+    return TurnRouter.fit(targets, calibration, passed, count=40)
 
 
 class TestRouter:

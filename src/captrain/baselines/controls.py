@@ -35,12 +35,19 @@ from captrain.environments import (
 from captrain.environments import load as load_environment
 from captrain.execution import launch
 from captrain.ledger import LedgerEntry
-from captrain.models import weights_of
 from captrain.policies import Policy
 from captrain.records import Capability, Passport, Rollout, Task, load, publish, publish_json, publish_text
 from captrain.rollouts import Acting
-from captrain.routing import EXAMPLES, Known, Router, able, examples, members, openings
-from captrain.routing.gains import gains
+from captrain.routing import (
+    OPENINGS,
+    Router,
+    RoutingEvidence,
+    adapter_gains,
+    composition_weights,
+    examples,
+    openings,
+    routable,
+)
 from captrain.training import Trained, capability_jobs, publish_adapters, train
 
 STAGE = "controls"
@@ -170,7 +177,7 @@ def run(spec: Spec, base: Path, results: Path, artifacts: Path) -> list[str]:
     places |= {name: (folder, one) for name, one in further.items()}
     known = _known(report, places, results, artifacts, rollouts, spec.machine)
     history = pd.concat([pd.read_csv(results / stage / "history.csv") for stage in ("adapters", STAGE)])
-    gained = gains([*known.targets], known.calibration, history)
+    gained = adapter_gains([*known.targets], known.calibration, history)
     tasks = benchmark.tasks("test", spec.evaluation.tasks)
     publish_routes(control_routes(spec.router, base, known, gained, chosen, benchmark, tasks), gained, folder)
     return [f"no control takes {name}: {why}" for name, why in workshop.lacking.items()]
@@ -179,7 +186,7 @@ def run(spec: Spec, base: Path, results: Path, artifacts: Path) -> list[str]:
 def _known(
     report: Mapping[str, Any], places: Mapping[str, tuple[Path, Passport]], results: Path, artifacts: Path,
     rollouts: Sequence[Rollout], machine: Machine,
-) -> Known:  # fmt: skip
+) -> RoutingEvidence:  # fmt: skip
     """What routers may know of all adapters there are, TRACE's and the controls', in the order of TRACE's ranking."""
     ranked = [row["id"] for row in report["candidates"] if row["id"] in places]
     targets = {name: load_environment(*places[name], machine) for name in ranked}
@@ -187,7 +194,7 @@ def _known(
     played = [
         one for stage in ("environments", STAGE) for one in load(artifacts / stage / "calibration.jsonl", Rollout)
     ]  # fmt: skip
-    return Known(
+    return RoutingEvidence(
         targets=targets,
         pairs={name: load_environment(results / "pairs", passport, machine) for name, passport in pairs.items()},
         calibration={name: [one for one in played if one.environment == targets[name].name] for name in ranked},
@@ -205,16 +212,21 @@ def publish_controls(
 
 
 def control_routes(
-    component: Component, model: Path, known: Known, gained: pd.DataFrame, chosen: Mapping[str, Sequence[str]],
-    benchmark: Target, tasks: Sequence[Task],
-) -> pd.DataFrame:  # fmt: skip
+    component: Component,
+    model: Path,
+    known: RoutingEvidence,
+    gained: pd.DataFrame,
+    chosen: Mapping[str, Sequence[str]],
+    benchmark: Target,
+    tasks: Sequence[Task],
+) -> pd.DataFrame:
     """The route of every task among each control's capabilities, by the configured router as TRACE uses it.
 
     Args:
         component: the router.
         model: folder of the base model.
         known: what routers may know of all adapters.
-        gained: what they gained (see `captrain.routing.gains.gains`).
+        gained: what they gained (see `captrain.routing.gains.adapter_gains`).
         chosen: control -> its capabilities.
         benchmark: where the tasks are from.
         tasks: to be routed.
@@ -226,15 +238,16 @@ def control_routes(
     texts = openings(benchmark, tasks)
     table = pd.DataFrame({"task": [task.id for task in tasks]})
     for control, names in chosen.items():
-        own = known.narrowed([name for name in able(gained, router.gate) if name in names])
-        openers = examples({**own.targets, **own.pairs}, EXAMPLES, own.rollouts)
+        own = known.limited_to([name for name in routable(gained, router.gate) if name in names])
+        openers = examples(own.environments, OPENINGS, own.rollouts)
         table[f"control:{control}"] = router.route(openers, texts)
     return table
 
 
 def publish_routes(table: pd.DataFrame, gained: pd.DataFrame, folder: Path) -> None:
     """Write routes.csv, compositions.json and gains.csv, as `captrain.routing.routes` does for TRACE."""
-    arms = sorted({str(arm) for arm in table.drop(columns="task").to_numpy().ravel()})
     publish_text(folder / "routes.csv", table.to_csv(index=False))
-    publish_json(folder / "compositions.json", {arm: weights_of(arm) for arm in arms if len(members(arm)) > 1})
+    publish_json(
+        folder / "compositions.json", composition_weights(map(str, table.drop(columns="task").to_numpy().ravel()))
+    )
     publish_text(folder / "gains.csv", gained.to_csv(index=False, float_format="%.6f"))

@@ -6,9 +6,8 @@ Both act with the adapters of the method, so that a difference to them is the ro
 import random
 from collections.abc import Sequence
 
-from captrain.models import name_of, weights_of
 from captrain.records import Task
-from captrain.routing.router import BASE
+from captrain.routing.compositions import exchanged
 
 
 def random_routes(tasks: Sequence[Task], routes: Sequence[str], seed: int) -> list[str]:
@@ -27,8 +26,5 @@ def placebo(routes: Sequence[str], capabilities: Sequence[str]) -> list[str]:
     """
     if len(capabilities) < 2:
         raise ValueError("a placebo needs two capabilities")
-    other = dict(zip(capabilities, [*capabilities[1:], capabilities[0]], strict=True))
-    return [
-        BASE if route == BASE else name_of({other[name]: weight for name, weight in weights_of(route).items()})
-        for route in routes
-    ]
+    following = dict(zip(capabilities, [*capabilities[1:], capabilities[0]], strict=True))
+    return [exchanged(route, following) for route in routes]

@@ -23,9 +23,9 @@ CONFIDENCE = 0.95
 COLUMNS = ["capability", "base", "base_rollouts", "last", "last_rollouts", "gain", "low", "high"]
 
 
-def gains(
+def adapter_gains(
     adapters: Sequence[str], calibration: Mapping[str, Sequence[Rollout]], history: pd.DataFrame
-) -> pd.DataFrame:  # fmt: skip
+) -> pd.DataFrame:
     """The gain of each adapter.
 
     Args:
@@ -44,7 +44,7 @@ def gains(
 def _gain(name: str, calibration: Sequence[Rollout], history: pd.DataFrame) -> tuple[object, ...]:
     from statsmodels.stats.proportion import confint_proportions_2indep
 
-    scored = [one.outcome == "passed" for one in calibration if one.outcome != "error"]
+    scored = [rollout.outcome == "passed" for rollout in calibration if rollout.outcome != "error"]
     sizes = np.diff(history["rollouts"].to_numpy(dtype=float), prepend=0.0)
     last_steps = slice(-max(1, round(LAST * len(sizes))), None)
     before, passed_before = len(scored), sum(scored)
@@ -60,7 +60,7 @@ def _gain(name: str, calibration: Sequence[Rollout], history: pd.DataFrame) -> t
     return name, base, before, last, after, last - base, float(low), float(high)
 
 
-def able(gains: pd.DataFrame, gate: bool) -> list[str]:
+def routable(gains: pd.DataFrame, gate: bool) -> list[str]:
     """The adapters that may be routed to: with a gate, not those that are known to have gained nothing."""
     closed = gains["gain"].to_numpy(dtype=float) <= 0 if gate else np.zeros(len(gains), dtype=bool)
     return [str(name) for name in gains["capability"].to_numpy()[~closed]]

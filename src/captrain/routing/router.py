@@ -4,8 +4,7 @@ A router sees the opening of a test task and examples of known route: openings o
 each pair's (training split), and openings of the discovery tasks that the base passed, whose route is the base. It
 never sees a test outcome, and opening a task costs no rollout. Paper section 3.4.
 
-A route is the name of an arm: "base", a capability, or a composition of capabilities as `captrain.models` names
-them: "a+b" for the sum of two adapters, "0.6*a+0.4*b" for a weighted one.
+A route is the name of an arm: "base", a capability, or a composition (see `captrain.routing.compositions`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,11 +12,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from captrain.contract import Target
-from captrain.models import name_of, weights_of
 from captrain.records import Message, Rollout, Task
+from captrain.routing.compositions import BASE
 
-BASE = "base"
-EXAMPLES = 100
+OPENINGS = 100
 """Openings of each environment that a router knows."""
 
 
@@ -40,48 +38,39 @@ class Router(Protocol):
         ...
 
 
-def members(route: str) -> frozenset[str]:
-    """The capabilities whose adapters act on a route; none for the base."""
-    return frozenset() if route == BASE else frozenset(weights_of(route))
-
-
-def arm_of(capabilities: frozenset[str]) -> str:
-    """The route on which the adapters of these capabilities act, each at weight 1."""
-    return name_of(dict.fromkeys(sorted(capabilities), 1.0)) if capabilities else BASE
-
-
 def opening(messages: Sequence[Message]) -> str:
     """What the user says before the agent's first turn; an assistant's greeting before that is no turn."""
-    said = []
+    texts = []
     for message in messages:
-        if message["role"] == "assistant" and said:
+        if message["role"] == "assistant" and texts:
             break
         if message["role"] == "user":
-            said.append(message["content"])
-    return " ".join(said)
+            texts.append(message["content"])
+    return " ".join(texts)
 
 
-def examples(targets: Mapping[str, Target], count: int, passed: Sequence[Rollout]) -> list[Example]:
+def examples(targets: Mapping[str, Target], count: int, rollouts: Sequence[Rollout]) -> list[Example]:
     """Examples of every route: `count` openings of each environment, and those of passed base rollouts.
 
     Args:
         targets: capability, or pair "a+b", -> its environment.
         count: openings per environment; opening a task costs no rollout.
-        passed: rollouts of the base on the discovery split, of which the passed ones are used.
+        rollouts: of the base on the discovery split, of which the passed ones are used.
     """
-    found = [
+    synthesized = [
         Example(text, route)
         for route, target in targets.items()
         for text in openings(target, target.tasks("training", count))
     ]
-    return found + [Example(opening(r.messages), BASE) for r in passed if r.outcome == "passed"]
+    passed = [Example(opening(rollout.messages), BASE) for rollout in rollouts if rollout.outcome == "passed"]
+    return synthesized + passed
 
 
 def openings(benchmark: Target, tasks: Sequence[Task]) -> list[str]:
     """The openings of tasks."""
-    found = []
+    texts = []
     for task in tasks:
         episode = benchmark.open(task)
-        found.append(opening(episode.messages))
+        texts.append(opening(episode.messages))
         episode.close()
-    return found
+    return texts

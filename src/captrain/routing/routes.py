@@ -18,12 +18,13 @@ from captrain.contract import Target
 from captrain.environments import load as load_environment
 from captrain.environments import passports
 from captrain.errors import UserError
-from captrain.models import weights_of
 from captrain.records import Capability, Rollout, Task, load, publish_json, publish_text
 from captrain.routing.bounds import placebo, random_routes
-from captrain.routing.gains import able, gains
-from captrain.routing.nearest import ClassifierRouter, RetrievalRouter, arm
-from captrain.routing.router import BASE, EXAMPLES, Example, Router, examples, members, openings
+from captrain.routing.classifier import ClassifierRouter
+from captrain.routing.compositions import BASE, composition_weights, members, route_of_shares
+from captrain.routing.gains import adapter_gains, routable
+from captrain.routing.retrieval import RetrievalRouter
+from captrain.routing.router import OPENINGS, Example, Router, examples, openings
 from captrain.routing.sets import SetRouter
 from captrain.routing.turns import TurnRouter
 
@@ -38,7 +39,7 @@ FIRST_COLUMNS = ("task", "kind")
 
 
 @dataclass(frozen=True)
-class Known:
+class RoutingEvidence:
     """What routers may know of the run so far.
 
     Args:
@@ -53,14 +54,19 @@ class Known:
     calibration: Mapping[str, Sequence[Rollout]]
     rollouts: Sequence[Rollout]
 
-    def narrowed(self, names: Sequence[str]) -> "Known":
-        """What is left where these capabilities alone may be routed to."""
+    def limited_to(self, names: Sequence[str]) -> "RoutingEvidence":
+        """The same where these capabilities alone may be routed to."""
         return replace(
             self,
             targets={name: target for name, target in self.targets.items() if name in names},
             pairs={pair: target for pair, target in self.pairs.items() if members(pair) <= {*names}},
-            calibration={name: some for name, some in self.calibration.items() if name in names},
+            calibration={name: rollouts for name, rollouts in self.calibration.items() if name in names},
         )
+
+    @property
+    def environments(self) -> dict[str, Target]:
+        """Capability, or pair "a+b", -> its environment."""
+        return {**self.targets, **self.pairs}
 
 
 @dataclass(frozen=True)
@@ -80,8 +86,7 @@ class Routes:
     @property
     def compositions(self) -> dict[str, dict[str, float]]:
         """Arm -> weight of each capability, for every arm in the table of more than one."""
-        arms = sorted({str(arm) for arm in self.table.drop(columns=[*FIRST_COLUMNS]).to_numpy().ravel()})
-        return {arm: weights_of(arm) for arm in arms if weights_of(arm) != {arm: 1.0}}
+        return composition_weights(map(str, self.table.drop(columns=[*FIRST_COLUMNS]).to_numpy().ravel()))
 
 
 def route_all(spec: Spec, base: Path, results: Path, artifacts: Path) -> Routes:
@@ -91,22 +96,25 @@ def route_all(spec: Spec, base: Path, results: Path, artifacts: Path) -> Routes:
         UserError: an input is missing or damaged, or adapters of environments and others lie side by side.
     """
     index = json.loads((results / "adapters/index.json").read_text())
-    earned = passports(results / "environments")
-    ranked = [one.id for one in load(results / "capabilities/capabilities.jsonl", Capability) if one.id in earned]
-    adapters = [name for name in ranked if name in index] + sorted(set(index) - set(ranked))
+    passed = passports(results / "environments")
+    capabilities = load(results / "capabilities/capabilities.jsonl", Capability)
+    ranking = [capability.id for capability in capabilities if capability.id in passed]
+    adapters = [name for name in ranking if name in index] + sorted(set(index) - set(ranking))
     targets = _targets(results / "environments", spec.machine)
-    played = load(artifacts / "environments/calibration.jsonl", Rollout)
-    known = Known(
-        targets={name: targets[name] for name in ranked},
+    rollouts = load(artifacts / "environments/calibration.jsonl", Rollout)
+    evidence = RoutingEvidence(
+        targets={name: targets[name] for name in ranking},
         pairs=_targets(results / "pairs", spec.machine),
-        calibration={name: [one for one in played if one.environment == targets[name].name] for name in ranked},
+        calibration={
+            name: [rollout for rollout in rollouts if rollout.environment == targets[name].name] for name in ranking
+        },
         rollouts=load(artifacts / "rollouts/discovery.jsonl", Rollout),
     )
-    found = gains(adapters, known.calibration, pd.read_csv(results / "adapters/history.csv"))
+    gains = adapter_gains(adapters, evidence.calibration, pd.read_csv(results / "adapters/history.csv"))
     benchmark = load_benchmark(spec.benchmark, spec.machine)
     tasks = benchmark.tasks("test", spec.evaluation.tasks)
     seed = spec.seed if spec.controls.run else None
-    return route_tasks(spec.router, base, known, found, benchmark, tasks, seed)
+    return route_tasks(spec.router, base, evidence, gains, benchmark, tasks, seed)
 
 
 def _targets(folder: Path, machine: Machine) -> dict[str, Target]:
@@ -114,16 +122,21 @@ def _targets(folder: Path, machine: Machine) -> dict[str, Target]:
 
 
 def route_tasks(
-    component: Component, model: Path, known: Known, gained: pd.DataFrame, benchmark: Target, tasks: Sequence[Task],
+    component: Component,
+    model: Path,
+    evidence: RoutingEvidence,
+    gains: pd.DataFrame,
+    benchmark: Target,
+    tasks: Sequence[Task],
     controls: int | None = None,
-) -> Routes:  # fmt: skip
+) -> Routes:
     """The route of every task by each router.
 
     Args:
         component: the configured router, whose choices are the column `chosen`.
         model: folder of the base model.
-        known: what routers may know.
-        gained: see `captrain.routing.gains.gains`; its rows are the adapters that there are.
+        evidence: what routers may know.
+        gains: see `captrain.routing.gains.adapter_gains`; its rows are the adapters that there are.
         benchmark: where the tasks are from.
         tasks: to be routed.
         controls: seed of the routers that know nothing; None leaves them out.
@@ -131,57 +144,57 @@ def route_tasks(
     Raises:
         UserError: an adapter of no environment is not the only one.
     """
-    chosen = build(component, Router, model=model)
-    adapters = able(gained, chosen.gate)
+    router = build(component, Router, model=model)
+    adapters = routable(gains, router.gate)
     table = pd.DataFrame({"task": [task.id for task in tasks], "kind": [task.data.get("kind", "") for task in tasks]})
-    routed = gained.assign(routed=[name in adapters for name in gained["capability"]])
-    if others := [name for name in adapters if name not in known.targets]:
+    turns = None
+    if foreign := [name for name in adapters if name not in evidence.targets]:
         if len(adapters) > 1:
             raise UserError(
-                f"adapter {others[0]} belongs to no environment, and {len(adapters) - 1} others lie beside it",
+                f"adapter {foreign[0]} belongs to no environment, and {len(adapters) - 1} others lie beside it",
                 "run `dvc repro -f adapters`: one trainer leaves all adapters of a run",
             )
-        table["chosen"], turns = others[0], None
+        table["chosen"] = foreign[0]
     else:
-        known = known.narrowed(adapters)
+        evidence = evidence.limited_to(adapters)
         texts = openings(benchmark, tasks)
-        openers = examples({**known.targets, **known.pairs}, EXAMPLES, known.rollouts)
-        for name, routes in _compared(chosen, model, openers, texts, len(adapters)).items():
+        solved = examples(evidence.environments, OPENINGS, evidence.rollouts)
+        for name, routes in _columns(router, model, solved, texts, len(adapters)).items():
             table[name] = routes
-        turns = _turns(known)
+        turns = _turn_router(evidence)
     if controls is not None:
         table["control:random_router"] = random_routes(tasks, [BASE, *adapters], controls)
         if len(adapters) > 1:
             table["control:placebo"] = placebo(table["chosen"].tolist(), adapters)
-    return Routes(table, routed, turns)
+    return Routes(table, gains.assign(routed=[name in adapters for name in gains["capability"]]), turns)
 
 
-def _compared(
-    chosen: Router, model: Path, known: Sequence[Example], texts: Sequence[str], adapters: int
-) -> dict[str, list[str]]:  # fmt: skip
+def _columns(
+    router: Router, model: Path, solved: Sequence[Example], texts: Sequence[str], adapters: int
+) -> dict[str, list[str]]:
     """What each router would choose, with the configured one's settings; that one's own choices are `chosen`."""
-    neighbours = getattr(chosen, "neighbours", NEIGHBOURS)
-    p: float | None = getattr(chosen, "p", None)
+    neighbours = getattr(router, "neighbours", NEIGHBOURS)
+    p: float | None = getattr(router, "p", None)
     # Asking the base takes far longer than all else here, so that its shares are found once for all columns.
     shares: dict[type, list[dict[str, float]]] = {
-        kind: kind(model, neighbours=neighbours).shares(known, texts) for kind in (RetrievalRouter, ClassifierRouter)
+        kind: kind(model, neighbours=neighbours).shares(solved, texts) for kind in (RetrievalRouter, ClassifierRouter)
     }
-    found = {
-        "retrieval": [arm(one, None) for one in shares[RetrievalRouter]],
-        "classifier": [arm(one, None) for one in shares[ClassifierRouter]],
+    columns = {
+        "retrieval": [route_of_shares(row, None) for row in shares[RetrievalRouter]],
+        "classifier": [route_of_shares(row, None) for row in shares[ClassifierRouter]],
     }
     if adapters > 1:
-        found["sets"] = SetRouter(most=getattr(chosen, "most", MOST)).route(known, texts)
-        found["top_p"] = RetrievalRouter(neighbours=max(neighbours, WIDE), p=p or TOP_P).route(known, texts)
-    if type(chosen) in shares:
-        return found | {"chosen": [arm(one, p) for one in shares[type(chosen)]]}
-    return found | {"chosen": chosen.route(known, texts)}
+        columns["sets"] = SetRouter(most=getattr(router, "most", MOST)).route(solved, texts)
+        columns["top_p"] = RetrievalRouter(neighbours=max(neighbours, WIDE), p=p or TOP_P).route(solved, texts)
+    if type(router) in shares:
+        return columns | {"chosen": [route_of_shares(row, p) for row in shares[type(router)]]}
+    return columns | {"chosen": router.route(solved, texts)}
 
 
-def _turns(known: Known) -> TurnRouter | None:
-    if len(known.targets) < 2:
+def _turn_router(evidence: RoutingEvidence) -> TurnRouter | None:
+    if len(evidence.targets) < 2:
         return None
-    return TurnRouter.fitted({**known.targets, **known.pairs}, known.calibration, known.rollouts)
+    return TurnRouter.fit(evidence.environments, evidence.calibration, evidence.rollouts)
 
 
 def publish_routes(routes: Routes, folder: Path) -> None:

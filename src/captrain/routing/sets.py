@@ -17,7 +17,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from captrain.routing.router import BASE, Example, arm_of, members
+from captrain.routing.compositions import BASE, members, route_of
+from captrain.routing.router import Example
 
 WORD = re.compile(r"[A-Za-z][A-Za-z'-]+")
 SURE = 20.0
@@ -28,8 +29,8 @@ DIGITS = 6
 
 def words(text: str) -> list[str]:
     """Words and pairs of neighbouring words, in lower case; numbers are left out: they name, they do not ask."""
-    found = [word.lower() for word in WORD.findall(text)]
-    return found + [f"{first} {second}" for first, second in zip(found, found[1:], strict=False)]
+    single = [word.lower() for word in WORD.findall(text)]
+    return single + [f"{first} {second}" for first, second in zip(single, single[1:], strict=False)]
 
 
 class SetModel:
@@ -44,18 +45,18 @@ class SetModel:
         self.bias, self.weights = dict(bias), {name: tuple(row) for name, row in weights.items()}
 
     @classmethod
-    def fitted(cls, known: Sequence[tuple[Sequence[str], frozenset[str]]]) -> "SetModel":
+    def fit(cls, examples: Sequence[tuple[Sequence[str], frozenset[str]]]) -> "SetModel":
         """Fit to (features, the capabilities needed); deterministic."""
         from sklearn.feature_extraction.text import CountVectorizer
         from sklearn.linear_model import LogisticRegression
 
-        needs = [needed or {BASE} for _, needed in known]
+        labels = [capabilities or {BASE} for _, capabilities in examples]
         analyzer: Any = list
         vectorizer = CountVectorizer(analyzer=analyzer, binary=True)
-        matrix: Any = vectorizer.fit_transform([features for features, _ in known])
+        matrix: Any = vectorizer.fit_transform([features for features, _ in examples])
         bias, columns = dict[str, float](), []
-        for name in [BASE, *sorted(set[str]().union(*needs) - {BASE})]:
-            answers = [name in needed for needed in needs]
+        for name in [BASE, *sorted(set[str]().union(*labels) - {BASE})]:
+            answers = [name in capabilities for capabilities in labels]
             if len(set(answers)) == 1:
                 bias[name] = SURE if answers[0] else -SURE
                 columns.append([0.0] * matrix.shape[1])
@@ -69,17 +70,17 @@ class SetModel:
     def probabilities(self, features: Sequence[str]) -> dict[str, float]:
         """The probability that each capability is needed, and that none is."""
         rows = [self.weights[feature] for feature in sorted(set(features)) if feature in self.weights]
-        odds = [math.fsum([bias, *(row[at] for row in rows)]) for at, bias in enumerate(self.bias.values())]
+        odds = [math.fsum([bias, *(row[index] for row in rows)]) for index, bias in enumerate(self.bias.values())]
         return {name: 1 / (1 + math.exp(-odd)) for name, odd in zip(self.bias, odds, strict=True)}
 
-    def arm(self, features: Sequence[str], most: int) -> str:
+    def route(self, features: Sequence[str], most: int) -> str:
         """The route of the capabilities that are needed more likely than not, the `most` likeliest of them. Where there
         is none, and it is not likely either that none is needed, the likeliest."""
-        found = {name: round(value, 9) for name, value in self.probabilities(features).items()}
-        none = found.pop(BASE)
-        ranked = sorted(found, key=lambda name: (-found[name], name))
-        likely = [name for name in ranked if found[name] > 0.5]
-        return arm_of(frozenset(likely[:most] or (ranked[:1] if none <= 0.5 else [])))
+        chances = {name: round(value, 9) for name, value in self.probabilities(features).items()}
+        chance_of_base = chances.pop(BASE)
+        ranking = sorted(chances, key=lambda name: (-chances[name], name))
+        likely = [name for name in ranking if chances[name] > 0.5]
+        return route_of(frozenset(likely[:most] or (ranking[:1] if chance_of_base <= 0.5 else [])))
 
 
 class SetRouter:
@@ -99,5 +100,5 @@ class SetRouter:
         """See `Router.route`."""
         if not examples:
             return [BASE] * len(openings)
-        model = SetModel.fitted([(words(example.text), members(example.route)) for example in examples])
-        return [model.arm(words(text), self.most) for text in openings]
+        model = SetModel.fit([(words(example.text), members(example.route)) for example in examples])
+        return [model.route(words(text), self.most) for text in openings]

@@ -18,7 +18,8 @@ from pathlib import Path
 from captrain.contract import Target, calls_of
 from captrain.errors import UserError
 from captrain.records import Message, Rollout, digest, publish_json
-from captrain.routing.router import BASE, EXAMPLES, arm_of, members, opening
+from captrain.routing.compositions import BASE, members, route_of
+from captrain.routing.router import OPENINGS, opening
 from captrain.routing.sets import SetModel, words
 
 
@@ -34,32 +35,34 @@ class TurnRouter:
         self.model, self.most = model, most
 
     @classmethod
-    def fitted(
-        cls, targets: Mapping[str, Target], calibration: Mapping[str, Sequence[Rollout]], passed: Sequence[Rollout],
-        most: int = 2, count: int = EXAMPLES,
-    ) -> "TurnRouter":  # fmt: skip
+    def fit(
+        cls,
+        targets: Mapping[str, Target],
+        calibration: Mapping[str, Sequence[Rollout]],
+        discovery: Sequence[Rollout],
+        most: int = 2,
+        count: int = OPENINGS,
+    ) -> "TurnRouter":
         """Fit to what is known before any test task; costs no rollout.
 
         Args:
             targets: capability, or pair "a+b", -> its environment.
             calibration: rollouts of the base in each capability's environment.
-            passed: rollouts of the base on the discovery split, of which the passed ones are used.
+            discovery: rollouts of the base on the discovery split, of which the passed ones are used.
             most: see the class.
             count: solutions of each environment.
         """
-        played = [(route, rollout.messages) for route, some in calibration.items() for rollout in some]
-        solved = [
+        dialogues = [(route, rollout.messages) for route, rollouts in calibration.items() for rollout in rollouts]
+        dialogues += [
             (route, target.play(task, target.reference(task)))
             for route, target in targets.items()
             for task in target.tasks("training", count)
         ]
-        needless = [(BASE, rollout.messages) for rollout in passed if rollout.outcome == "passed"]
-        known = [
-            (features(seen), members(route))
-            for route, messages in [*played, *solved, *needless]
-            for seen in before_turns(messages)
+        dialogues += [(BASE, rollout.messages) for rollout in discovery if rollout.outcome == "passed"]
+        turns = [
+            (features(messages), members(route)) for route, dialogue in dialogues for messages in before_turns(dialogue)
         ]
-        return cls(SetModel.fitted(known), most)
+        return cls(SetModel.fit(turns), most)
 
     @classmethod
     def read(cls, path: Path) -> "TurnRouter":
@@ -88,25 +91,25 @@ class TurnRouter:
     @property
     def arms(self) -> list[str]:
         """All that it can choose, the base first."""
-        names, sizes = [name for name in self.model.bias if name != BASE], range(1, self.most + 1)
-        return [BASE, *(arm_of(frozenset(some)) for size in sizes for some in combinations(names, size))]
+        capabilities, sizes = [name for name in self.model.bias if name != BASE], range(1, self.most + 1)
+        return [BASE, *(route_of(frozenset(names)) for size in sizes for names in combinations(capabilities, size))]
 
     def choose(self, messages: Sequence[Message]) -> str:
         """The arm that takes the next turn of this dialogue."""
-        return self.model.arm(features(messages), self.most)
+        return self.model.route(features(messages), self.most)
 
 
 def features(messages: Sequence[Message]) -> list[str]:
     """What is known before a turn: the words of the opening, the tools called so far, the last action."""
-    said = [message for message in messages if message["role"] == "assistant"]
-    called = [[name for name, _ in calls_of(message)] for message in said]
-    last = "+".join(called[-1]) or "words" if called else "nothing"
+    turns = [message for message in messages if message["role"] == "assistant"]
+    calls = [[name for name, _ in calls_of(message)] for message in turns]
+    last = "+".join(calls[-1]) or "words" if calls else "nothing"
     # With a sign that no word holds, so that a tool's name is never taken for a word of the opening.
-    return [*words(opening(messages)), *(f"called:{name}" for names in called for name in names), f"last:{last}"]
+    return [*words(opening(messages)), *(f"called:{name}" for names in calls for name in names), f"last:{last}"]
 
 
 def before_turns(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
     """What each turn of the assistant was an answer to."""
-    for at, message in enumerate(messages):
+    for index, message in enumerate(messages):
         if message["role"] == "assistant":
-            yield messages[:at]
+            yield messages[:index]

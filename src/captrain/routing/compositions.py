@@ -1,0 +1,50 @@
+"""Routes of several capabilities: which adapters act on a route, and the route of a set or of shares.
+
+A route is the name of an arm: "base", a capability, or a composition of capabilities as `captrain.models` names them:
+"a+b" for the sum of two adapters, "0.6*a+0.4*b" for a weighted one.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from captrain.models import name_of, normalised, weights_of
+
+BASE = "base"
+"""The route on which no adapter acts."""
+
+
+def members(route: str) -> frozenset[str]:
+    """The capabilities whose adapters act on a route; none for the base."""
+    return frozenset() if route == BASE else frozenset(weights_of(route))
+
+
+def route_of(capabilities: frozenset[str]) -> str:
+    """The route on which the adapters of these capabilities act, each at weight 1."""
+    return name_of(dict.fromkeys(sorted(capabilities), 1.0)) if capabilities else BASE
+
+
+def route_of_shares(shares: Mapping[str, float], p: float | None) -> str:
+    """The route of an opening, by the share of each route: the largest or, with `p`, the composition that reaches it.
+
+    The base's own share has no part in a composition: the others' are what they are among themselves, in tenths.
+    """
+    ranking = sorted(shares, key=lambda route: -round(shares[route], 9))
+    if p is None or ranking[0] == BASE:
+        return ranking[0]
+    candidates = [route for route in ranking if route != BASE]
+    total, mass, composed = sum(shares[route] for route in candidates), 0.0, list[str]()
+    while mass < p * total - 1e-9:
+        composed.append(candidates[len(composed)])
+        mass += shares[composed[-1]]
+    return name_of(normalised({route: shares[route] for route in composed}))
+
+
+def exchanged(route: str, exchange: Mapping[str, str]) -> str:
+    """The same route with each capability exchanged for another, at its weight; the base stays the base."""
+    if route == BASE:
+        return BASE
+    return name_of({exchange[name]: weight for name, weight in weights_of(route).items()})
+
+
+def composition_weights(routes: Iterable[str]) -> dict[str, dict[str, float]]:
+    """Route -> weight of each capability, in the order of their names, for every route of more than one."""
+    return {route: weights_of(route) for route in sorted(set(routes)) if len(members(route)) > 1}
