@@ -5,6 +5,7 @@ it does; or the page itself says why it is not run. A new command that is none o
 """
 
 import ast
+import csv
 import re
 import shutil
 import subprocess
@@ -136,6 +137,16 @@ def test_commands_and_targets_that_are_named_in_a_line_exist() -> None:
     assert {words[1] for words in named if words[0] == "make"} <= targets
 
 
+def test_choices_that_are_named_in_a_line_are_files_of_conf() -> None:
+    groups = {folder.name for folder in (ROOT / "conf").iterdir() if folder.is_dir()}
+    named = {text for page in PAGES for text in INLINE.findall(page.read_text())}
+    choices = {match.groups() for text in named for match in re.finditer(r"(?<![\w.])([a-z]+)[=:] ?([a-z]\w+)", text)}
+    lacking = [
+        pair for pair in choices if pair[0] in groups and not (ROOT / "conf" / f"{pair[0]}/{pair[1]}.yaml").exists()
+    ]
+    assert lacking == []
+
+
 def test_the_page_of_commands_names_every_command_and_target() -> None:
     text = (ROOT / "docs/commands.md").read_text()
     targets = re.findall(r"^([a-z]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE)
@@ -166,3 +177,14 @@ def test_the_pages_build_without_a_warning_and_a_reader_fetches_nothing(tmp_path
     for text in pages.values():
         assert re.findall(r"<(?:script|img|link)[^>]+(?:src|href)=.?https?:", text) == []
     assert (site / "results/figures/main.png").read_bytes() == (ROOT / "results/figures/main.png").read_bytes()
+
+
+def test_the_differences_on_the_page_of_findings_are_those_of_the_table() -> None:
+    with (ROOT / "results/replicates/differences.csv").open(newline="") as file:
+        rows = [[float(row[name]) for name in ("difference", "low", "high")] for row in csv.DictReader(file)]
+    recorded = {tuple(f"{value:.3f}" for value in row) for row in rows}
+    recorded |= {tuple(f"{-value:.3f}" for value in (difference, high, low)) for difference, low, high in rows}
+    text = " ".join((ROOT / "docs/results.md").read_text().split())
+    stated = re.findall(r"(\.\d{3})(?: \(|, )(\.\d{3}) to (\.\d{3})", text)
+    assert stated
+    assert [triple for triple in stated if tuple(f"0{value}" for value in triple) not in recorded] == []
