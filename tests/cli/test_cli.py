@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from captrain.cli import app
 from captrain.contract import tool_call
@@ -410,6 +411,20 @@ def test_verify_fails_when_a_stage_read_another_output_than_was_made(pipeline: P
     commit(pipeline)
     status, out, _ = captrain(pipeline, "verify")
     assert status == 1 and "read read another artifacts/data than its stage made last" in out
+
+
+def test_verify_says_of_a_stage_that_went_only_that_its_record_is_to_go(pipeline: Path, captrain: Captrain) -> None:
+    lock = yaml.safe_load((pipeline / "dvc.lock").read_text())
+    lock["stages"]["gone"] = {
+        "cmd": "python gone.py",
+        "deps": [{"path": "artifacts/data", "md5": "0" * 32 + ".dir"}, {"path": "results/read.json", "md5": "0" * 32}],
+        "outs": [{"path": "results/gone.json", "md5": "0" * 32}],
+    }
+    publish_text(pipeline / "dvc.lock", yaml.safe_dump(lock))
+    commit(pipeline)
+    status, out, _ = captrain(pipeline, "verify")
+    [fault] = [line for line in out.splitlines() if line.startswith("FAILS")]
+    assert status == 1 and "records stage gone, which dvc.yaml has no more: delete the entry `gone:`" in fault
 
 
 def test_verify_fails_when_what_a_stage_reads_is_not_in_git(pipeline: Path, captrain: Captrain) -> None:

@@ -16,14 +16,20 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import yaml
 
 from captrain.config import compose_spec, load_choice, load_spec
 from captrain.errors import UserError
 from captrain.monitoring import processes
-from captrain.monitoring.versions import difference, flat
+from captrain.monitoring.versions import MISSING, difference, value_changes
+from captrain.records import JsonObject
+
+if TYPE_CHECKING:
+    from dvc.output import Output
+    from dvc.repo import Repo
+    from dvc.stage import Stage
 
 Kind = Literal["never run", "changed", "altered", "uncached", "missing", "absent", "cached", "absent input"]
 State = Literal["fresh", "cached", "waiting", "missing", "stale", "never run", "running", "changing"]
@@ -66,7 +72,7 @@ class Verification:
 
 
 @contextmanager
-def _pipeline(root: Path) -> Iterator[Any]:
+def _pipeline(root: Path) -> "Iterator[Repo]":
     """The DVC repository at `root`, not locked, and DVC silent."""
     from dvc.exceptions import DvcException  # a second to import
     from dvc.repo import Repo
@@ -83,25 +89,25 @@ def _pipeline(root: Path) -> Iterator[Any]:
         ) from error
 
 
-def _path(entry: Any, root: Path) -> str:
+def _path(entry: "Output", root: Path) -> str:
     """Path of an input or output relative to the root, with forward slashes."""
     path = Path(entry.fs_path)
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
 
 
-def _stages(repo: Any) -> dict[str, Any]:
+def _stages(repo: "Repo") -> "dict[str, Stage]":
     """Stages by name, each after those it depends on."""
     import networkx
 
     return {_name(stage): stage for stage in networkx.dfs_postorder_nodes(repo.index.graph)}
 
 
-def _name(stage: Any) -> str:
+def _name(stage: "Stage") -> str:
     """Name of a stage of dvc.yaml; file name of data added with `dvc add`."""
     return getattr(stage, "name", None) or Path(stage.path).name
 
 
-def _changes(stage: Any, outputs: set[str], root: Path) -> list[Change]:
+def _changes(stage: "Stage", outputs: set[str], root: Path) -> list[Change]:
     """All differences of one stage; `outputs` are the outputs of all stages."""
     if not any(entry.hash_info for entry in (*stage.deps, *stage.outs)):
         return [Change("never run", "dvc.lock has no record of it")]
@@ -117,42 +123,41 @@ def _changes(stage: Any, outputs: set[str], root: Path) -> list[Change]:
     return changes
 
 
-def _input_changes(dep: Any, path: str, outputs: set[str]) -> list[Change]:
+def _input_changes(dep: "Output", path: str, outputs: set[str]) -> list[Change]:
     from dvc.dependency.param import ParamsDependency
 
     status = dep.workspace_status()
     if not status:
         return []
     if isinstance(dep, ParamsDependency) and dep.exists:
-        recorded, present = flat(dep.hash_info.value or {}), flat(dep.read_params())
-        keys = [key for key in sorted({*recorded, *present}) if recorded.get(key) != present.get(key)]
+        recorded = dep.hash_info.value if dep.hash_info else None
         return [
-            Change("changed", f"parameter {key} ({path}): {_value(recorded, key)} -> {_value(present, key)}")
-            for key in keys
+            Change("changed", f"parameter {key} ({path}): {_text(before)} -> {_text(now)}")
+            for key, (before, now) in value_changes(recorded or {}, dep.read_params()).items()
         ]
-    what = "code" if path.endswith(".py") or path.startswith(("src/", "stages/")) else "input"
+    sort = "code" if path.endswith(".py") or path.startswith(("src/", "stages/")) else "input"
     if dep.exists:
-        return [Change("changed", f"{what} changed: {path}")]
+        return [Change("changed", f"{sort} changed: {path}")]
     if any(path == out or path.startswith(f"{out}/") for out in outputs):
         return [Change("absent input", f"input {path} is not here")]
-    return [Change("changed", f"{what} is missing: {path}")]
+    return [Change("changed", f"{sort} is missing: {path}")]
 
 
-def _output_changes(out: Any, path: str) -> list[Change]:
-    lost = out.use_cache and bool(out.hash_info) and out.changed_cache()
+def _output_changes(out: "Output", path: str) -> list[Change]:
+    uncached = out.use_cache and bool(out.hash_info) and out.changed_cache()
     if not out.exists:
         if not out.use_cache:
             return [Change("missing", f"output {path} is missing")]
-        if lost or not out.hash_info:
+        if uncached or not out.hash_info:
             return [Change("absent", f"output {path} is neither here nor in DVC's cache", path)]
         return [Change("cached", f"output {path} is in DVC's cache only; `dvc checkout` puts it in place", path)]
     if out.workspace_status():
         return [Change("altered", f"output {path} was altered after the stage made it")]
-    return [Change("uncached", f"output {path} is here but no longer in DVC's cache")] if lost else []
+    return [Change("uncached", f"output {path} is here but no longer in DVC's cache")] if uncached else []
 
 
-def _value(values: Mapping[str, Any], key: str) -> str:
-    return json.dumps(values[key], default=str) if key in values else "(none)"
+def _text(value: object) -> str:
+    return "(none)" if value is MISSING else json.dumps(value, default=str)
 
 
 def stage_states(root: Path, running: Collection[str] = ()) -> list[StageState]:
@@ -202,15 +207,16 @@ def _look(root: Path, running: Collection[str]) -> list[StageState]:
             try:
                 changes = _changes(stage, outputs, root)
             except (DvcException, OSError) as error:
-                said = " ".join(str(error).split()).replace(f"{root}/", "")
-                states[name] = StageState(name, "changing", (f"its files changed while they were looked at: {said}",))
+                message = " ".join(str(error).split()).replace(f"{root}/", "")
+                reason = f"its files changed while they were looked at: {message}"
+                states[name] = StageState(name, "changing", (reason,))
                 continue
             kinds = {change.kind for change in changes}
-            before = [_name(other) for other in networkx.descendants(repo.index.graph, stage)]
+            earlier = [_name(source) for source in networkx.descendants(repo.index.graph, stage)]
             ahead = [
-                f"{other} ({states[other].state})"
-                for other in stages
-                if other in before and states[other].state not in ("fresh", "cached", "waiting")
+                f"{source} ({states[source].state})"
+                for source in stages
+                if source in earlier and states[source].state not in ("fresh", "cached", "waiting")
             ]
             reasons = tuple(change.text for change in changes)
             state = _state(kinds, bool(ahead))
@@ -239,7 +245,7 @@ def verify(root: Path) -> Verification:
         UserError: there is no pipeline, no dvc.lock, or no git commit to compare with; a stage runs, or one ended
             meanwhile.
     """
-    found = Verification()
+    verification = Verification()
     root = root.resolve()
     before = _recorded(root)
     _refuse_running(root)
@@ -248,19 +254,19 @@ def verify(root: Path) -> Verification:
             raise UserError("dvc.lock is missing: no stage was ever run here", "run `dvc repro`")
         stages = _stages(repo)
         outputs = {_path(out, root): out for stage in stages.values() for out in stage.outs}
-        _verify_stages(stages, set(outputs), root, found)
-        _verify_lock(repo, root, found)
+        _verify_stages(stages, set(outputs), root, verification)
+        _verify_lock(repo, stages, root, verification)
         tracked = {_path(dep, root) for stage in stages.values() for dep in stage.deps}
         tracked -= {path for path in tracked if any(path == out or path.startswith(f"{out}/") for out in outputs)}
         tracked |= {path for path, out in outputs.items() if not out.use_cache}
         tracked |= {Path(stage.path).relative_to(root).as_posix() for stage in stages.values()} | {"dvc.lock"}
     if SPEC in outputs:
-        _verify_spec(root, found)
-    _verify_committed(root, sorted(path for path in tracked if not Path(path).is_absolute()), found)
+        _verify_spec(root, verification)
+    _verify_committed(root, sorted(path for path in tracked if not Path(path).is_absolute()), verification)
     _refuse_running(root)
     if _recorded(root) != before:
         raise UserError("dvc.lock was written while it was verified", "wait for the end of `dvc repro`")
-    return found
+    return verification
 
 
 def _refuse_running(root: Path) -> None:
@@ -270,63 +276,74 @@ def _refuse_running(root: Path) -> None:
         raise UserError(f"{', '.join(running)} runs now: its results are not whole", "wait for the end of `dvc repro`")
 
 
-def _verify_stages(stages: Mapping[str, Any], outputs: set[str], root: Path, found: Verification) -> None:
+def _verify_stages(stages: "Mapping[str, Stage]", outputs: set[str], root: Path, verification: Verification) -> None:
     """dvc.lock against what is here."""
     sound = 0
     for name, stage in stages.items():
         changes = _changes(stage, outputs, root)
         faults = [change for change in changes if change.kind in ("never run", "changed", "altered", "missing")]
-        found.problems += [f"{name}: {change.text}" for change in faults]
+        verification.problems += [f"{name}: {change.text}" for change in faults]
         absent = [change.path for change in changes if change.kind in ("absent", "cached")]
-        found.unchecked += [f"{path}, output of {name}: not here, not checked" for path in absent]
+        verification.unchecked += [f"{path}, output of {name}: not here, not checked" for path in absent]
         sound += not faults
-    found.holds.append(f"{sound} of {len(stages)} stages: code, parameters and results here are those of dvc.lock")
+    verification.holds.append(
+        f"{sound} of {len(stages)} stages: code, parameters and results here are those of dvc.lock"
+    )
 
 
-def _verify_lock(repo: Any, root: Path, found: Verification) -> None:
+def _verify_lock(repo: "Repo", stages: Collection[str], root: Path, verification: Verification) -> None:
     """dvc.lock against itself: what one stage made is what a later one read."""
-    entries = (yaml.safe_load((root / "dvc.lock").read_text()) or {}).get("stages", {})
-    made = {out["path"]: out.get("md5") for entry in entries.values() for out in entry.get("outs", [])}
+    recorded = (yaml.safe_load((root / "dvc.lock").read_text()) or {}).get("stages", {})
+    # What DVC records of a stage stays when the stage goes; nothing that is here came from it.
+    entries: dict[str, JsonObject] = {name: entry for name, entry in recorded.items() if name in stages}
+    verification.problems += [
+        f"dvc.lock records stage {name}, which dvc.yaml has no more: delete the entry `{name}:` from dvc.lock"
+        for name in recorded
+        if name not in stages
+    ]
+    output_hashes = {out["path"]: out.get("md5") for entry in entries.values() for out in entry.get("outs", [])}
     listings: dict[str, dict[str, str]] = {}
     links = 0
     for name, entry in entries.items():
         for dep in entry.get("deps", []):
             path, digest = dep["path"], dep.get("md5")
-            expected = made.get(path)
-            folder = next((out for out in made if path.startswith(f"{out}/")), None)
+            expected = output_hashes.get(path)
+            folder = next((out for out in output_hashes if path.startswith(f"{out}/")), None)
             if folder is not None:
-                listing = listings.setdefault(folder, _listing(repo, made[folder]))
+                listing = listings.setdefault(folder, _listing(repo, output_hashes[folder]))
                 expected = listing.get(path.removeprefix(f"{folder}/"))
             if expected is None:
                 continue
             links += 1
             if expected != digest:
-                found.problems.append(f"dvc.lock: {name} read another {path} than its stage made last")
-    found.holds.append(f"dvc.lock: {links} outputs were read by later stages; each hash was compared with its maker's")
+                verification.problems.append(f"dvc.lock: {name} read another {path} than its stage made last")
+    verification.holds.append(
+        f"dvc.lock: {links} outputs were read by later stages; each hash was compared with its maker's"
+    )
 
 
-def _listing(repo: Any, digest: str) -> dict[str, str]:
+def _listing(repo: "Repo", digest: str) -> dict[str, str]:
     """Hashes of the files of a recorded folder, as far as DVC's cache holds the listing."""
     path = Path(repo.cache.local.oid_to_path(digest))
-    return {one["relpath"]: one["md5"] for one in json.loads(path.read_text())} if path.exists() else {}
+    return {file["relpath"]: file["md5"] for file in json.loads(path.read_text())} if path.exists() else {}
 
 
-def _verify_spec(root: Path, found: Verification) -> None:
+def _verify_spec(root: Path, verification: Verification) -> None:
     """results/spec.yaml against params.yaml and conf/, composed again."""
     try:
         choice = load_choice(root / "params.yaml")
         composed = compose_spec(choice.experiment, choice.seed, choice.overrides, root / "conf")
         derived = load_spec(root / SPEC)
     except UserError as error:
-        found.problems.append(f"the configuration does not compose: {error.problem}")
+        verification.problems.append(f"the configuration does not compose: {error.problem}")
         return
-    here, there = (flat(one.model_dump(mode="json", by_alias=True)) for one in (derived, composed))
-    keys = [key for key in here | there if here.get(key) != there.get(key)]
-    found.problems += [
-        f"{SPEC}: {key} is {_value(here, key)}, but params.yaml and conf/ say {_value(there, key)}" for key in keys
+    changes = value_changes(*(spec.model_dump(mode="json", by_alias=True) for spec in (derived, composed)))
+    verification.problems += [
+        f"{SPEC}: {key} is {_text(actual)}, but params.yaml and conf/ say {_text(selected)}"
+        for key, (actual, selected) in changes.items()
     ]
-    if not keys:
-        found.holds.append(f"{SPEC} is what params.yaml and conf/ compose to")
+    if not changes:
+        verification.holds.append(f"{SPEC} is what params.yaml and conf/ compose to")
 
 
 def _git(root: Path, *arguments: str) -> str:
@@ -335,28 +352,29 @@ def _git(root: Path, *arguments: str) -> str:
     Raises:
         UserError: git refuses, for instance because nothing is committed yet.
     """
-    done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise UserError(f"git {arguments[0]} failed: {done.stderr.strip()}", "run in a git clone that has a commit")
-    return done.stdout
+    process = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False)
+    if process.returncode:
+        raise UserError(f"git {arguments[0]} failed: {process.stderr.strip()}", "run in a git clone that has a commit")
+    return process.stdout
 
 
-def _verify_committed(root: Path, paths: list[str], found: Verification) -> None:
+def _verify_committed(root: Path, paths: list[str], verification: Verification) -> None:
     """What is here against git's HEAD, for everything that makes results and for the results themselves."""
     head = _git(root, "rev-parse", "--short", "HEAD").strip()
     changed = [
         line for line in _git(root, "diff", "--name-only", "--relative", "-z", "HEAD", "--", *paths).split("\0") if line
     ]
-    others = _git(root, "ls-files", "--others", "--exclude-standard", "-z", "--", *paths)
-    known = _git(root, "ls-files", "-z", "--", *paths).split("\0")
-    unknown = [path for path in paths if not any(one == path or one.startswith(f"{path}/") for one in known)]
-    found.problems += [f"{path} differs from commit {head}{_how_much(root, path)}" for path in changed]
-    found.problems += [f"{path} is not committed" for path in sorted({*unknown, *filter(None, others.split("\0"))})]
-    if not (changed or others or unknown):
-        found.holds.append(f"git: {len(paths)} inputs and results are as committed in {head}")
+    untracked = _git(root, "ls-files", "--others", "--exclude-standard", "-z", "--", *paths)
+    files = _git(root, "ls-files", "-z", "--", *paths).split("\0")
+    unknown = [path for path in paths if not any(file == path or file.startswith(f"{path}/") for file in files)]
+    verification.problems += [f"{path} differs from commit {head}{_amount(root, path)}" for path in changed]
+    missing = sorted({*unknown, *filter(None, untracked.split("\0"))})
+    verification.problems += [f"{path} is not committed" for path in missing]
+    if not (changed or untracked or unknown):
+        verification.holds.append(f"git: {len(paths)} inputs and results are as committed in {head}")
 
 
-def _how_much(root: Path, path: str) -> str:
+def _amount(root: Path, path: str) -> str:
     """By how much the numbers of a changed table differ from the committed ones."""
     if not path.endswith((".csv", ".json", ".jsonl")):
         return ""

@@ -1,68 +1,76 @@
 """Two versions of a result or a document, and by how much they differ: what `captrain verify` says of a changed table.
 
-Everything is compared cell by cell, by its place, so that a number that moved is told from a row that was added.
+Every value has its place, so that a number that moved is told from a row that was added.
 """
 
 import csv
 import io
 import json
 import math
-from collections.abc import Mapping
-from typing import Any
+
+MISSING = object()
+"""Stands for a value in the version that lacks it."""
+
+
+def value_changes(old: object, new: object) -> dict[str, tuple[object, object]]:
+    """The values at which two JSON documents differ, old and new, by their dotted places in order. Lists are compared
+    by position, and numbers by value."""
+    from deepdiff import DeepDiff
+    from deepdiff.helper import notpresent
+
+    tree = DeepDiff(
+        old,
+        new,
+        view="tree",
+        ignore_numeric_type_changes=True,
+        ignore_nan_inequality=True,
+        zip_ordered_iterables=True,
+    )
+    levels = [level for kind in tree.values() for level in kind]
+    changes = {".".join(map(str, level.path(output_format="list"))): (level.t1, level.t2) for level in levels}
+    return {
+        place: (MISSING if before is notpresent else before, MISSING if after is notpresent else after)
+        for place, (before, after) in sorted(changes.items())
+    }
 
 
 def difference(old: str, new: str, suffix: str) -> str:
     """The largest absolute numeric difference of two versions of a .csv, .json or .jsonl file, and other changes."""
     try:
-        before, after = _cells(old, suffix), _cells(new, suffix)
+        changes = value_changes(_parsed(old, suffix), _parsed(new, suffix))
     except ValueError as error:
         return f"cannot be read ({error})"
-    largest, where, words = 0.0, "", 0
-    for key in before.keys() & after.keys():
-        one, two = _number(before[key]), _number(after[key])
-        if one is None or two is None:
-            words += before[key] != after[key]
-        elif (abs(one - two), key) > (largest, where):
-            largest, where = abs(one - two), key
-    parts = [f"largest difference {largest:.6g} at {where}" if largest else "no number differs"]
-    if words:
+    distances = {place: _distance(*pair) for place, pair in changes.items()}
+    sizes = [(size, place) for place, size in distances.items() if size is not None and math.isfinite(size)]
+    parts = [f"largest difference {size:.6g} at {place}" for size, place in sorted(sizes)[-1:]] or ["no number differs"]
+    extra = sum(MISSING in pair for pair in changes.values())
+    if words := len(changes) - len(sizes) - extra:
         parts.append(f"{words} values that are not numbers differ")
-    if extra := before.keys() ^ after.keys():
-        parts.append(f"{len(extra)} cells are in one version only")
+    if extra:
+        parts.append(f"{extra} cells are in one version only")
     return ", ".join(parts)
 
 
-def _cells(text: str, suffix: str) -> dict[str, Any]:
-    """Every value of a table or document by its place."""
+def _parsed(text: str, suffix: str) -> object:
+    """A table by its cells, or a document."""
     if suffix == ".csv":
         rows = enumerate(csv.DictReader(io.StringIO(text)), start=2)
-        return {f"line {line}, {name}": value for line, row in rows for name, value in row.items()}
+        return {f"line {line}, {name}": _number(cell) for line, row in rows for name, cell in row.items()}
     if suffix == ".jsonl":
-        return flat({f"line {line}": json.loads(one) for line, one in enumerate(text.splitlines(), start=1)})
-    return flat(json.loads(text))
+        return {f"line {number}": json.loads(line) for number, line in enumerate(text.splitlines(), start=1)}
+    return json.loads(text)
 
 
-def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
+def _number(cell: str) -> str | float:
+    """A cell of a table: a number, or else the word that it is."""
     try:
-        number = float(value)
-    except ValueError:
-        return None  # a word, compared as such
-    return number if math.isfinite(number) else None
+        return float(cell)
+    except (TypeError, ValueError):
+        return cell
 
 
-def flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Leaves of nested mappings and lists by dotted path; an empty mapping or list is a leaf."""
-    pairs: Any = None
-    if isinstance(value, Mapping):
-        pairs = value.items()
-    elif isinstance(value, list | tuple):
-        pairs = enumerate(value)
-    if not pairs:
-        return {prefix: value} if prefix else {}
-    return {
-        key: leaf
-        for name, inner in pairs
-        for key, leaf in flat(inner, f"{prefix}.{name}" if prefix else str(name)).items()
-    }
+def _distance(old: object, new: object) -> float | None:
+    """How far two numbers lie apart, None of anything else."""
+    if isinstance(old, bool) or isinstance(new, bool):
+        return None
+    return abs(old - new) if isinstance(old, int | float) and isinstance(new, int | float) else None
