@@ -20,13 +20,13 @@ from captrain.errors import UserError
 from captrain.interop.trajectories import (
     CODE,
     IMAGE,
-    NOTHING,
+    NO_ANSWER,
     UNPROMPTED,
     Inexpressible,
-    atif,
-    export,
+    atif_document,
     messages_of,
-    parse,
+    parse_trajectory,
+    rollout_as_atif,
 )
 from captrain.ledger import LedgerEntry
 from captrain.models.chat import parse_text
@@ -37,7 +37,7 @@ from captrain.rollouts.collection import collect, pass_rate
 from captrain.training.jobs import Learner
 from captrain.training.sft import LONG, Row, Taught, example
 
-from captrain.interop.trajectories import read, tools_of  # isort: skip
+from captrain.interop.trajectories import read_trajectories, tools_of  # isort: skip
 
 ROOT = Path(__file__).parents[2]
 SMALL = [
@@ -140,18 +140,18 @@ def human(count: int, split: str = "training") -> list[Task]:
 
 class TestReading:
     def test_v1_becomes_tool_native_messages(self, tmp_path: Path) -> None:
-        [found] = read(written(tmp_path / "a.jsonl", V1))
+        [found] = read_trajectories(written(tmp_path / "a.jsonl", V1))
         assert messages_of(found, []) == TOLD
 
     def test_version_1_x_links_answers_to_calls_and_merges_what_is_done_at_once(self, tmp_path: Path) -> None:
-        [found] = read(written(tmp_path / "a.jsonl", linked()))
+        [found] = read_trajectories(written(tmp_path / "a.jsonl", linked()))
         messages = messages_of(found, [])
         assert [call["function"]["name"] for call in messages[1]["tool_calls"]] == ["a", "b"]
         assert [(message["name"], message["content"]) for message in messages[2:4]] == [("b", "of b"), ("a", "of a")]
         assert messages[4] == {"role": "assistant", "content": "Gone."}
 
     def test_atif_becomes_the_same_kind_of_messages(self, tmp_path: Path) -> None:
-        [found] = read(written(tmp_path / "a.jsonl", ATIF))
+        [found] = read_trajectories(written(tmp_path / "a.jsonl", ATIF))
         assert messages_of(found, []) == ATIF_TOLD
         assert tools_of(found, ATIF_TOLD, desk.TOOLS) == [desk.TOOLS[0]]
 
@@ -161,25 +161,25 @@ class TestReading:
             ([V1["content"][0], IMAGE_SEEN, V1["content"][3]], IMAGE),
             ([V1["content"][0], {"class_": "web_observation", "url": "a.example"}, V1["content"][3]], IMAGE),
             ([V1["content"][0], RUN], CODE),
-            ([V1["content"][0]], NOTHING),
+            ([V1["content"][0]], NO_ANSWER),
             ([V1["content"][3]], UNPROMPTED),
         ],
     )
     def test_what_has_no_form_as_text_and_calls_is_said(self, content: list[dict[str, Any]], reason: str) -> None:
         with pytest.raises(Inexpressible, match=reason):
-            messages_of(parse(made(content)), desk.TOOLS)
+            messages_of(parse_trajectory(made(content)), desk.TOOLS)
 
     def test_an_image_in_atif_is_no_text(self) -> None:
         step = {"step_id": 1, "source": "user", "message": [{"type": "image", "source": {"path": "a.png"}}]}
         with pytest.raises(Inexpressible, match=IMAGE):
-            messages_of(parse({**ATIF, "steps": [step]}), [])
+            messages_of(parse_trajectory({**ATIF, "steps": [step]}), [])
 
     def test_code_is_a_call_where_a_tool_takes_it(self) -> None:
-        messages = messages_of(parse(made([V1["content"][0], RUN])), [RUNNER])
+        messages = messages_of(parse_trajectory(made([V1["content"][0], RUN])), [RUNNER])
         assert messages[1] == {**tool_call("run", {"code": "print(1)"}), "content": "I run it."}
 
     def test_tools_that_nobody_describes_are_told_by_their_calls(self) -> None:
-        shown = tools_of(parse(V1), TOLD, desk.TOOLS)
+        shown = tools_of(parse_trajectory(V1), TOLD, desk.TOOLS)
         assert [(tool["function"]["name"], tool["function"]["parameters"]["properties"]) for tool in shown] == [
             ("weather", {"city": {"type": "string"}}),
             ("visit", {"url": {"type": "string"}}),
@@ -202,11 +202,11 @@ class TestReading:
         path = tmp_path / "bad.jsonl"
         path.write_text(f"{json.dumps(V1)}\n\n{line}\n")
         with pytest.raises(UserError, match=r"bad\.jsonl, line 3 is not a trajectory"):
-            list(read(path))
+            list(read_trajectories(path))
 
     def test_a_missing_file_is_an_error(self, tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"no trajectories in .*none\.jsonl"):
-            list(read(tmp_path / "none.jsonl"))
+            list(read_trajectories(tmp_path / "none.jsonl"))
 
 
 class TestExport:
@@ -218,8 +218,8 @@ class TestExport:
                 id="r", environment="desk", task=task, trial=0, purpose="diagnosis", policy="p", messages=messages,
                 score=Score(reward=1.0, success=True), outcome="passed",
             )  # fmt: skip
-            told = json.loads(json.dumps(export(rollout, target.tools)))
-            found = parse(told)
+            told = json.loads(json.dumps(rollout_as_atif(rollout, target.tools)))
+            found = parse_trajectory(told)
             assert messages_of(found, []) == messages
             assert tools_of(found, messages, []) == target.tools
             assert told["extra"]["outcome"] == "passed" and told["extra"]["task"]["id"] == task.id
@@ -230,7 +230,7 @@ class TestExport:
         answers = [{"role": "tool", "name": name, "content": str(at)} for at, name in enumerate(("f", "f", "g"))]
         start: list[Message] = [{"role": "user", "content": "Go."}]
         messages = [*start, {"role": "assistant", "content": "So.", "tool_calls": calls}, *answers]
-        assert messages_of(parse(atif(messages, name="n", agent="a", extra={})), []) == messages
+        assert messages_of(parse_trajectory(atif_document(messages, name="n", agent="a", extra={})), []) == messages
 
 
 @pytest.fixture(scope="module")
@@ -242,7 +242,7 @@ class TestDemonstrations:
     def test_masks_are_token_exact(self, tmp_path: Path, policy: Any) -> None:
         target = Target(desk.ServiceDesk(), "desk", "")
         plays = [target.play(task, target.reference(task)) for task in target.tasks("training", 20)]
-        path = written(tmp_path / "a.jsonl", *(atif(play, name="n", agent="a", extra={}) for play in plays))
+        path = written(tmp_path / "a.jsonl", *(atif_document(play, name="n", agent="a", extra={}) for play in plays))
         found = demonstrations(path, 20, policy, desk.TOOLS)
         chat = policy.chat(desk.TOOLS)
         for row, play in zip(found.rows, plays, strict=True):
@@ -276,7 +276,7 @@ class TestDemonstrations:
         write_generic(tmp_path / "c.jsonl", 300, 1)
         text = (tmp_path / "a.jsonl").read_text()
         assert text == (tmp_path / "b.jsonl").read_text() != (tmp_path / "c.jsonl").read_text()
-        plays = [messages_of(found, []) for found in read(tmp_path / "a.jsonl")]
+        plays = [messages_of(found, []) for found in read_trajectories(tmp_path / "a.jsonl")]
         opened = [play[1]["content"] for play in plays]
         target = Target(desk.ServiceDesk(), "desk", "")
         for split in ("training", "test"):
@@ -294,7 +294,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = Target(desk.ServiceDesk(), "desk", "")
     plays = [target.play(task, target.reference(task)) for task in human(64)]
     path = tmp_path_factory.mktemp("source") / "human.jsonl"
-    return written(path, *(atif(play, name="n", agent="a", extra={}) for play in plays), made([V1["content"][0]]))
+    return written(
+        path, *(atif_document(play, name="n", agent="a", extra={}) for play in plays), made([V1["content"][0]])
+    )
 
 
 @pytest.fixture(scope="module")
@@ -354,7 +356,7 @@ class TestTraining:
             assert (row["rollouts"], row["demonstrations"]) == (0, 64)
             assert row["digest"] == adapter_digest(Path(row["path"])) == one.digest
             card = (Path(row["path"]) / "README.md").read_text()
-            assert "| demonstrations used | 64 |" in card and f"| left out: {NOTHING} | 1 |" in card
+            assert "| demonstrations used | 64 |" in card and f"| left out: {NO_ANSWER} | 1 |" in card
             assert len(Path("results/adp/history.csv").read_text().splitlines()) == 1 + len(one.losses)
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from captrain.contract import tool_call
 from captrain.errors import UserError
-from captrain.interop.export import NO_TIME, export
-from captrain.interop.logs.reading import read
+from captrain.interop.export import NO_TIME, export_rollouts
+from captrain.interop.logs.reading import read_logs
 from captrain.records import Message, Rollout, Score, Task, Usage, publish
 
 
@@ -64,7 +64,7 @@ def documents(path: Path) -> dict[str, object]:
 
 
 def test_a_log_holds_every_rollout_of_one_arm_as_a_sample_and_an_epoch(file: Path, tmp_path: Path) -> None:
-    written = export([file], "inspect", tmp_path / "logs")
+    written = export_rollouts([file], "inspect", tmp_path / "logs")
     assert [path.name for path in written] == ["desk_evaluation_p0_base.eval", "desk_evaluation_p0_feed.eval"]
     base, adapted = (documents(path) for path in written)
     samples = [name for name in base if name.startswith("samples/")]
@@ -78,14 +78,14 @@ def test_a_log_holds_every_rollout_of_one_arm_as_a_sample_and_an_epoch(file: Pat
 
 
 def test_an_infrastructure_error_is_an_error_without_scores(file: Path, tmp_path: Path) -> None:
-    log = documents(export([file], "inspect", tmp_path / "logs")[0])
+    log = documents(export_rollouts([file], "inspect", tmp_path / "logs")[0])
     sample: dict = log["samples/desk/test/00003_epoch_1.json"]  # type: ignore[assignment]
     assert sample["error"]["message"] == "the server went away" and "scores" not in sample
 
 
 def test_inspect_reads_a_log_back(file: Path, tmp_path: Path) -> None:
     log: Any = importlib.import_module("inspect_ai.log")
-    path = str(export([file], "inspect", tmp_path / "logs")[0])
+    path = str(export_rollouts([file], "inspect", tmp_path / "logs")[0])
     found = log.read_eval_log(path)
     assert (found.status, found.eval.model, len(found.samples)) == ("success", "captrain/p0", 7)
     assert found.results.scores[1].metrics["mean"].value == pytest.approx((4 * 0.25 + 2 * 1.0) / 6)
@@ -105,16 +105,16 @@ def test_arguments_that_are_no_object_become_a_parse_error(tmp_path: Path) -> No
         said("what?", "tool", tool_call_id="x1"),
     ]
     publish(tmp_path / "one.jsonl", [rollout("r", 0, 0, messages)])
-    log = documents(export([tmp_path / "one.jsonl"], "inspect", tmp_path / "logs")[0])
+    log = documents(export_rollouts([tmp_path / "one.jsonl"], "inspect", tmp_path / "logs")[0])
     sample: dict = log["samples/desk/test/00000_epoch_1.json"]  # type: ignore[assignment]
     (made,) = sample["messages"][1]["tool_calls"]
     assert made["arguments"] == {} and "[not json" in made["parse_error"]
-    (chats,) = export([tmp_path / "one.jsonl"], "openai", tmp_path / "chats.jsonl")
+    (chats,) = export_rollouts([tmp_path / "one.jsonl"], "openai", tmp_path / "chats.jsonl")
     assert json.loads(chats.read_text())["messages"][1]["tool_calls"][0]["function"]["arguments"] == "[not json"
 
 
 def test_chats_have_arguments_as_text_and_ids_on_calls_and_answers(file: Path, tmp_path: Path) -> None:
-    (out,) = export([file], "openai", tmp_path / "chats.jsonl")
+    (out,) = export_rollouts([file], "openai", tmp_path / "chats.jsonl")
     rows = [json.loads(line) for line in out.read_bytes().splitlines()]
     assert len(rows) == 8 and rows[6]["reward"] is None and rows[7]["model"] == "captrain/p0+feed"
     messages = rows[0]["messages"]
@@ -131,38 +131,38 @@ def test_answers_find_their_calls_by_id_or_by_tool_in_order(tmp_path: Path) -> N
         *(plain, said("1", "tool", name="g"), said("2", "tool", name="f"), said("3", "tool", name="f")),
     ]
     publish(tmp_path / "one.jsonl", [rollout("r", 0, 0, messages)])
-    (out,) = export([tmp_path / "one.jsonl"], "openai", tmp_path / "chats.jsonl")
+    (out,) = export_rollouts([tmp_path / "one.jsonl"], "openai", tmp_path / "chats.jsonl")
     answers = [m["tool_call_id"] for m in json.loads(out.read_text())["messages"] if m["role"] == "tool"]
     assert answers == ["a", "b", "call_3", "call_2", "call_4"]
 
 
 def test_exported_chats_are_read_back_by_our_own_reader(file: Path, tmp_path: Path) -> None:
-    (out,) = export([file], "openai", tmp_path / "chats.jsonl")
-    found = read([out])
+    (out,) = export_rollouts([file], "openai", tmp_path / "chats.jsonl")
+    found = read_logs([out])
     assert [one.score.reward for one in found.rollouts if one.score] == [0.25, 0.25, 1.0, 1.0, 0.25, 0.25, 0.25]
     assert found.rollouts[0].messages[2]["tool_calls"][0]["function"]["arguments"] == {"order": "#7"}
 
 
 @pytest.mark.parametrize("to", ["inspect", "openai"])
 def test_equal_rollouts_give_equal_bytes(to, file: Path, tmp_path: Path) -> None:
-    first, again = (export([file], to, tmp_path / name) for name in ("one", "two"))
+    first, again = (export_rollouts([file], to, tmp_path / name) for name in ("one", "two"))
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in again]
     assert not [path for path in tmp_path.rglob("*.tmp")]
 
 
 def test_a_rollout_that_comes_twice_is_written_once(file: Path, tmp_path: Path) -> None:
-    once, twice = (export(files, "openai", tmp_path / f"{len(files)}")[0] for files in ([file], [file, file]))
+    once, twice = (export_rollouts(files, "openai", tmp_path / f"{len(files)}")[0] for files in ([file], [file, file]))
     assert once.read_bytes() == twice.read_bytes()
 
 
 def test_a_result_that_answers_no_call_is_refused_with_its_rollout(tmp_path: Path) -> None:
     publish(tmp_path / "one.jsonl", [rollout("lost", 0, 0, [said("Hello", "user"), said("42", "tool", name="find")])])
     with pytest.raises(UserError, match="rollout lost, message 1"):
-        export([tmp_path / "one.jsonl"], "inspect", tmp_path / "logs")
+        export_rollouts([tmp_path / "one.jsonl"], "inspect", tmp_path / "logs")
     assert not [path for path in (tmp_path / "logs").iterdir()]
 
 
 def test_a_file_without_rollouts_is_refused(tmp_path: Path) -> None:
     (tmp_path / "none.jsonl").write_text("")
     with pytest.raises(UserError, match="no rollouts"):
-        export([tmp_path / "none.jsonl"], "openai", tmp_path / "chats.jsonl")
+        export_rollouts([tmp_path / "none.jsonl"], "openai", tmp_path / "chats.jsonl")

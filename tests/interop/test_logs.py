@@ -11,7 +11,7 @@ import pytest
 
 from captrain.contract import calls_of
 from captrain.errors import UserError
-from captrain.interop.logs.reading import Logs, read
+from captrain.interop.logs.reading import Logs, read_logs
 from captrain.interop.logs.source import DROPPED
 from captrain.records import Rollout
 
@@ -71,7 +71,7 @@ def assert_whole(path: Path, logs: Logs) -> None:
 
 
 def test_every_reward_and_message_of_a_tau2_file_is_kept() -> None:
-    logs = read([LIBRARY])
+    logs = read_logs([LIBRARY])
     assert_whole(LIBRARY, logs)
     assert [rollout.outcome for rollout in logs.rollouts].count("error") == 1
     assert {rollout.environment for rollout in logs.rollouts} == {"tau2/library"}
@@ -81,11 +81,11 @@ def test_every_reward_and_message_of_a_tau2_file_is_kept() -> None:
 def test_every_reward_and_message_of_the_shared_tau2_files_is_kept(name: str) -> None:
     if not (SHARED / name).exists():
         pytest.skip(f"the shared file {name} is not here")
-    assert_whole(SHARED / name, read([SHARED / name]))
+    assert_whole(SHARED / name, read_logs([SHARED / name]))
 
 
 def test_the_reference_is_the_embedded_task_with_what_must_be_told_at_its_end() -> None:
-    rollouts = {one.task.data["task"]: one for one in read([LIBRARY]).rollouts if one.trial == 0}
+    rollouts = {one.task.data["task"]: one for one in read_logs([LIBRARY]).rollouts if one.trial == 0}
     calls = [call for message in rollouts["renew"].reference for call in calls_of(message)]
     assert calls[-1] == ("renew_loan", {"loan_id": "L-4", "weeks": 2})
     assert rollouts["renew"].reference[-1]["informs"] == []
@@ -94,8 +94,8 @@ def test_the_reference_is_the_embedded_task_with_what_must_be_told_at_its_end() 
 
 
 def test_both_layouts_of_tau2_give_the_same_rollouts(tmp_path: Path) -> None:
-    other = read([split(tmp_path, library())])
-    assert bare(other.rollouts) == bare(read([LIBRARY]).rollouts)
+    other = read_logs([split(tmp_path, library())])
+    assert bare(other.rollouts) == bare(read_logs([LIBRARY]).rollouts)
     assert "1.0" in other.sources[0]["format"]
 
 
@@ -103,8 +103,8 @@ def test_a_simulation_file_that_the_index_names_and_that_is_missing_is_listed(tm
     folder = split(tmp_path, library())
     (folder / "simulations" / "s03.json").unlink()
     (folder / "simulations" / "s05.json").write_text("{")
-    logs = read([folder])
-    assert [(one.where, one.reason.split(":")[0]) for one in logs.skipped] == [
+    logs = read_logs([folder])
+    assert [(one.place, one.reason.split(":")[0]) for one in logs.skipped] == [
         ("simulations/s03.json", "the file is missing"),
         ("simulations/s05.json", "it is not JSON"),
     ]
@@ -118,7 +118,7 @@ def without(data: dict[str, Any], name: str) -> dict[str, Any]:
 def test_a_missing_termination_reason_is_no_error(tmp_path: Path) -> None:
     data = library()
     data["simulations"] = [without(one, "termination_reason") for one in data["simulations"]]
-    logs = read([written(tmp_path / "a.json", data)])
+    logs = read_logs([written(tmp_path / "a.json", data)])
     assert [rollout.outcome for rollout in logs.rollouts].count("error") == 0 and not logs.skipped
 
 
@@ -126,17 +126,17 @@ def test_a_missing_task_id_is_found_by_the_gold_actions_or_the_simulation_is_lis
     data = library()
     data["simulations"] = [without(one, "task_id") for one in data["simulations"]]
     data["simulations"][4]["reward_info"]["action_checks"] = None
-    logs = read([written(tmp_path / "a.json", data)])
-    assert [one.where for one in logs.skipped] == ["simulation 4"] and "names no task" in logs.skipped[0].reason
+    logs = read_logs([written(tmp_path / "a.json", data)])
+    assert [one.place for one in logs.skipped] == ["simulation 4"] and "names no task" in logs.skipped[0].reason
     names = [one["task_id"] for at, one in enumerate(library()["simulations"]) if at != 4]
     assert [rollout.task.data["task"] for rollout in logs.rollouts] == names
 
 
 def test_a_file_without_info_takes_its_domain_from_its_tasks(tmp_path: Path) -> None:
-    logs = read([written(tmp_path / "a.json", without(library(), "info"))])
+    logs = read_logs([written(tmp_path / "a.json", without(library(), "info"))])
     assert {rollout.environment for rollout in logs.rollouts} == {"tau2/library"}
     bare_file = without(without(library(), "info"), "tasks")
-    logs = read([written(tmp_path / "b.json", bare_file)])
+    logs = read_logs([written(tmp_path / "b.json", bare_file)])
     assert {(r.environment, len(r.reference)) for r in logs.rollouts} == {("tau2/unknown", 0)}
 
 
@@ -153,28 +153,28 @@ def test_what_cannot_be_read_is_listed_with_its_reason(
 ) -> None:
     data = library()
     change(data["simulations"][7])
-    logs = read([written(tmp_path / "a.json", data)])
-    assert [(one.source, one.where, one.reason) for one in logs.skipped] == [("a.json", "simulation 7", reason)]
+    logs = read_logs([written(tmp_path / "a.json", data)])
+    assert [(one.source, one.place, one.reason) for one in logs.skipped] == [("a.json", "simulation 7", reason)]
     assert len(logs.rollouts) == 11
 
 
 def test_a_broken_or_unknown_file_does_not_keep_the_others_from_being_read(tmp_path: Path) -> None:
     broken, unknown = tmp_path / "broken.json", written(tmp_path / "unknown.json", {"some": "thing"})
     broken.write_text(LIBRARY.read_text()[:1000])
-    logs = read([broken, unknown, LIBRARY])
+    logs = read_logs([broken, unknown, LIBRARY])
     assert len(logs.rollouts) == 12
     assert [(one.source, one.reason.split(":")[0]) for one in logs.skipped] == [
         ("broken.json", "it is not JSON"),
         ("unknown.json", "it is of no known format"),
     ]
     with pytest.raises(UserError, match=r"there is no rollout in broken\.json.*not JSON(.|\n)*result_summary"):
-        read([broken])
+        read_logs([broken])
     with pytest.raises(UserError, match=r"nowhere\.json does not exist"):
-        read([tmp_path / "nowhere.json"])
+        read_logs([tmp_path / "nowhere.json"])
 
 
 def test_a_file_given_twice_counts_once() -> None:
-    assert len(read([LIBRARY, LIBRARY]).rollouts) == 12
+    assert len(read_logs([LIBRARY, LIBRARY]).rollouts) == 12
 
 
 def test_credentials_do_not_come_along_wherever_they_stand(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_credentials_do_not_come_along_wherever_they_stand(tmp_path: Path) -> No
     ]
     chat = tmp_path / "chat.jsonl"
     chat.write_text("\n".join(map(json.dumps, rows)))
-    logs = read([written(tmp_path / "a.json", data), chat])
+    logs = read_logs([written(tmp_path / "a.json", data), chat])
     dumped = json.dumps([rollout.model_dump() for rollout in logs.rollouts]) + json.dumps([logs.sources, logs.tools])
     assert SECRET not in dumped and dumped.count(DROPPED) == 4
     assert logs.sources[0]["agent"] == {"model": "made-up-agent", "temperature": 0.0}
@@ -210,12 +210,12 @@ def test_counts_of_tokens_are_no_credentials(tmp_path: Path) -> None:
     chat = tmp_path / "chat.jsonl"
     call = {"function": {"name": "f", "arguments": {"prompt_tokens": 3, "max_tokens": 4, "tokenizer": "x"}}}
     chat.write_text(json.dumps({"messages": [{"role": "assistant", "tool_calls": [call]}], "reward": 0}))
-    (rollout,) = read([chat]).rollouts
+    (rollout,) = read_logs([chat]).rollouts
     assert calls_of(rollout.messages[0])[0][1] == {"prompt_tokens": 3, "max_tokens": 4, "tokenizer": "x"}
 
 
 def test_tools_are_inferred_from_the_calls_where_no_file_names_them() -> None:
-    tools = {tool["function"]["name"]: tool["function"]["parameters"] for tool in read([LIBRARY]).tools}
+    tools = {tool["function"]["name"]: tool["function"]["parameters"] for tool in read_logs([LIBRARY]).tools}
     assert set(tools) == {"get_member_details", "get_loan_details", "renew_loan", "return_loan", "get_fee"}
     assert tools["renew_loan"]["required"] == ["loan_id", "weeks"] == sorted(tools["renew_loan"]["properties"])
 
@@ -237,7 +237,7 @@ CHATS = [
 def test_chats_are_read_under_the_usual_names_of_their_columns(tmp_path: Path) -> None:
     path = tmp_path / "chat.jsonl"
     path.write_text("\n".join([*map(json.dumps, CHATS), "", "{broken", '{"messages": []}', '{"reward": 1}', "[]"]))
-    logs = read([path])
+    logs = read_logs([path])
     assert [(r.outcome, r.score.reward if r.score else None) for r in logs.rollouts] == [
         ("failed", 0.25),
         ("passed", 1.0),
@@ -246,7 +246,7 @@ def test_chats_are_read_under_the_usual_names_of_their_columns(tmp_path: Path) -
     assert [r.messages[0]["content"] for r in logs.rollouts] == ["Hi", "Hi", ""]
     assert calls_of(logs.rollouts[2].messages[0]) == [("f", {"x": 1})]
     assert logs.tools == [CHATS[2]["tools"][0]]
-    assert [(one.where, one.reason.split(":")[0]) for one in logs.skipped] == [
+    assert [(one.place, one.reason.split(":")[0]) for one in logs.skipped] == [
         ("line 5", "it is not JSON"),
         ("line 6", "there is no reward"),
         ("line 7", "there are no messages (a list named messages, conversation, trajectory)"),
@@ -304,14 +304,14 @@ def sandbox(folder: Path) -> Path:
 
 
 def test_a_toolsandbox_folder_gives_similarities_milestones_and_no_verdict_on_exceptions(tmp_path: Path) -> None:
-    logs = read([sandbox(tmp_path)])
+    logs = read_logs([sandbox(tmp_path)])
     rollouts = {rollout.task.data["task"]: rollout for rollout in logs.rollouts}
     assert {name: one.outcome for name, one in rollouts.items()} == {
         "lamp": "failed",
         "lamp_alt": "passed",
         "lamp_broken": "error",
     }
-    assert [(one.where, one.reason) for one in logs.skipped] == [
+    assert [(one.place, one.reason) for one in logs.skipped] == [
         ("scenario weather", "it needs an external key"),
         ("scenario gone", "trajectories/gone/conversation.json is missing"),
     ]
@@ -329,7 +329,7 @@ def test_a_folder_of_several_results_is_read_whole(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(LIBRARY.read_text())
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "chat.jsonl").write_text("\n".join(map(json.dumps, CHATS)))
-    assert len(read([tmp_path]).rollouts) == 15
+    assert len(read_logs([tmp_path]).rollouts) == 15
 
 
 def test_importing_needs_no_torch() -> None:

@@ -24,7 +24,7 @@ from captrain.benchmarks import servicedesk as desk
 from captrain.config import Spec
 from captrain.errors import UserError
 from captrain.execution import code_digest
-from captrain.interop import Inexpressible, atif, messages_of, read, tools_of
+from captrain.interop import Inexpressible, atif_document, messages_of, read_trajectories, tools_of
 from captrain.models import Chat
 from captrain.records import digest, file_digest, publish_text
 from captrain.training import LONG, Learner, Row, Taught, learner, recipe_of, row_of, taught
@@ -73,7 +73,9 @@ def write_generic(path: Path, count: int, seed: int) -> None:
         for action in take_shortcuts(data, taken, rng):
             replies, _ = episode.step(action)
             messages += [action, *replies]
-        lines.append(json.dumps(atif(messages, name=f"generic-{seed}-{at}", agent="demonstrator", extra={})) + "\n")
+        lines.append(
+            json.dumps(atif_document(messages, name=f"generic-{seed}-{at}", agent="demonstrator", extra={})) + "\n"
+        )
     publish_text(path, "".join(lines))
 
 
@@ -93,7 +95,7 @@ def demonstrations(path: Path, count: int, policy: Learner, tools: Sequence[dict
     rows: list[Row] = []
     left_out: Counter[str] = Counter()
     seen = 0
-    for trajectory in read(path):
+    for trajectory in read_trajectories(path):
         seen += 1
         try:
             messages = messages_of(trajectory, tools)

@@ -128,15 +128,15 @@ def diagnose(
 ) -> None:
     """Which capabilities the agent behind these logs lacks: a ranked table, report.md, figures, labels."""
     from captrain.config import Selection
-    from captrain.diagnosis import diagnosis
-    from captrain.interop.logs import reading as logs
+    from captrain.diagnosis import diagnose, diagnosis_summary, publish_diagnosis
+    from captrain.interop import read_logs
 
     selection = Selection(
         delta=delta, coverage=coverage, agreement=agreement, confidence=0.95, floor=0.0, resamples=1000
     )
-    found = diagnosis.diagnose(logs.read(files), selection, runs=10, count=count, seed=seed)
-    diagnosis.write(found, out)
-    _print(*diagnosis.shown(found), f"{out / 'report.md'} has the evidence")
+    diagnosis = diagnose(read_logs(files), selection, runs=10, count=count, seed=seed)
+    publish_diagnosis(diagnosis, out)
+    _print(*diagnosis_summary(diagnosis), f"{out / 'report.md'} has the evidence")
 
 
 @app.command()
@@ -200,9 +200,9 @@ def export(
     out: Annotated[Path, typer.Option(help="Folder of the logs, or file of the chats.")],
 ) -> None:
     """Rollouts for other tools: Inspect evaluation logs, or chat JSONL in OpenAI's format."""
-    from captrain.interop.export import export as exported
+    from captrain.interop import export_rollouts
 
-    written = exported(files, to, out)
+    written = export_rollouts(files, to, out)
     _print(*(str(path) for path in written))
 
 

@@ -10,25 +10,25 @@ import json
 import os
 import re
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, Protocol
 
 from captrain import __version__
 from captrain.contract import calls_of
 from captrain.errors import UserError
-from captrain.records import Message, Rollout, digest, load, publish_text
+from captrain.records import JsonObject, Message, Rollout, digest, load, publish_text
 
 Format = Literal["inspect", "openai"]
 NO_TIME = "1970-01-01T00:00:00+00:00"
-WRITTEN = (1980, 1, 1, 0, 0, 0)
+ENTRY_TIME = (1980, 1, 1, 0, 0, 0)
 """The earliest time that a zip can hold."""
 DETAILS = 1000
 """Characters of a text that Inspect keeps in its list of samples."""
 
 
-def export(files: Sequence[Path], to: Format, out: Path) -> list[Path]:
+def export_rollouts(files: Sequence[Path], to: Format, out: Path) -> list[Path]:
     """Write rollouts in another format.
 
     Args:
@@ -47,23 +47,26 @@ def export(files: Sequence[Path], to: Format, out: Path) -> list[Path]:
     if not rollouts:
         raise UserError(f"there are no rollouts in {', '.join(map(str, files))}", "give files that hold some")
     if to == "openai":
-        publish_text(out, "".join(_json(chat(rollout)) + "\n" for rollout in rollouts))
+        publish_text(out, "".join(_json(chat_row(rollout)) + "\n" for rollout in rollouts))
         return [out]
     logs: dict[tuple[str, str, str, str], list[Rollout]] = {}
     for rollout in rollouts:
         key = (rollout.environment, rollout.purpose, rollout.policy, rollout.adapter or "base")
         logs.setdefault(key, []).append(rollout)
     out.mkdir(parents=True, exist_ok=True)
-    return [_log(some, out / f"{re.sub(r'[^A-Za-z0-9_.+-]', '-', '_'.join(key))}.eval") for key, some in logs.items()]
+    return [
+        _publish_log(group, out / f"{re.sub(r'[^A-Za-z0-9_.+-]', '-', '_'.join(key))}.eval")
+        for key, group in logs.items()
+    ]
 
 
-def linked(messages: Sequence[Message], where: str) -> list[Message]:
+def linked_messages(messages: Sequence[Message], place: str) -> list[Message]:
     """Messages in OpenAI's format: arguments as JSON text, an id on every call, and on every tool message the id of the
     call it answers: the one it names, or else the oldest open call of its tool.
 
     Args:
         messages: as a rollout holds them.
-        where: for errors.
+        place: what an error calls them.
 
     Raises:
         UserError: a tool result answers no call.
@@ -72,35 +75,35 @@ def linked(messages: Sequence[Message], where: str) -> list[Message]:
     pending: list[tuple[str, str, str]] = []  # as the rollout names it, as it is named here, tool
     count = 0
     for index, message in enumerate(messages):
-        one: Message = {"role": message["role"], "content": message.get("content") or ""}
+        entry: Message = {"role": message["role"], "content": message.get("content") or ""}
         if message["role"] == "tool":
-            given, name = message.get("tool_call_id") or "", message.get("name") or ""
-            match = [call for call in pending if given and call[0] == given]
-            match = match or [call for call in pending if not given and name in ("", call[2])]
+            call_id, name = message.get("tool_call_id") or "", message.get("name") or ""
+            match = [call for call in pending if call_id and call[0] == call_id]
+            match = match or [call for call in pending if not call_id and name in ("", call[2])]
             if not match:
                 raise UserError(
-                    f"{where}, message {index} is the result of {given or name or 'a tool'}, which no open call asked "
-                    "for",
+                    f"{place}, message {index} is the result of {call_id or name or 'a tool'}, "
+                    "which no open call asked for",
                     "leave this rollout out: no other tool could read it",
                 )
             pending.remove(match[0])
-            one |= {"tool_call_id": match[0][1], "name": match[0][2]}
+            entry |= {"tool_call_id": match[0][1], "name": match[0][2]}
         elif calls := message.get("tool_calls"):
-            one["tool_calls"] = []
+            entry["tool_calls"] = []
             pending = []
             for call in calls:
                 function = call["function"]
                 arguments = function["arguments"]
                 text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
                 pending.append((call.get("id") or "", call.get("id") or f"call_{count}", function["name"]))
-                shown = {"name": function["name"], "arguments": text}
-                one["tool_calls"].append({"id": pending[-1][1], "type": "function", "function": shown})
+                call_text = {"name": function["name"], "arguments": text}
+                entry["tool_calls"].append({"id": pending[-1][1], "type": "function", "function": call_text})
                 count += 1
-        chat.append(one)
+        chat.append(entry)
     return chat
 
 
-def chat(rollout: Rollout) -> dict[str, Any]:
+def chat_row(rollout: Rollout) -> JsonObject:
     """One line of chat JSONL, as `captrain diagnose` reads it, too; the reward is None where infrastructure failed."""
     row = {
         "id": rollout.id,
@@ -109,10 +112,10 @@ def chat(rollout: Rollout) -> dict[str, Any]:
         "model": _model(rollout),
         "reward": rollout.score.reward if rollout.score else None,
         "success": rollout.score.success if rollout.score else None,
-        "messages": linked(rollout.messages, f"rollout {rollout.id}"),
+        "messages": linked_messages(rollout.messages, f"rollout {rollout.id}"),
     }
     return row | (
-        {"reference": linked(rollout.reference, f"the reference of {rollout.id}")} if rollout.reference else {}
+        {"reference": linked_messages(rollout.reference, f"the reference of {rollout.id}")} if rollout.reference else {}
     )
 
 
@@ -120,7 +123,7 @@ def _model(rollout: Rollout) -> str:
     return f"captrain/{rollout.policy}{f'+{rollout.adapter}' if rollout.adapter else ''}"
 
 
-def _log(rollouts: Sequence[Rollout], path: Path) -> Path:
+def _publish_log(rollouts: Sequence[Rollout], path: Path) -> Path:
     """One Inspect log. A sample is a task, an epoch one of its rollouts in the order given."""
     first, model = rollouts[0], _model(rollouts[0])
     epochs: dict[str, int] = {}
@@ -147,16 +150,24 @@ def _log(rollouts: Sequence[Rollout], path: Path) -> Path:
     return path
 
 
+class AddDocument(Protocol):
+    """Adds one JSON document to an archive."""
+
+    def __call__(self, name: str, document: object) -> None:
+        """Under this name."""
+        ...
+
+
 @contextmanager
-def _archive(path: Path) -> Iterator[Any]:
-    """A zip that appears when it is whole: a function that adds one JSON document by its name."""
+def _archive(path: Path) -> Iterator[AddDocument]:
+    """A zip that appears when it is whole."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with zipfile.ZipFile(aside, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
 
-            def add(name: str, document: Any) -> None:
+            def add(name: str, document: object) -> None:
                 # Without a ZipInfo of its own an entry would hold the time and the mode of this process.
-                entry = zipfile.ZipInfo(name, WRITTEN)
+                entry = zipfile.ZipInfo(name, ENTRY_TIME)
                 entry.compress_type = zipfile.ZIP_DEFLATED
                 archive.writestr(entry, _json(document))
 
@@ -166,12 +177,12 @@ def _archive(path: Path) -> Iterator[Any]:
         aside.unlink(missing_ok=True)
 
 
-def _json(value: Any) -> str:
+def _json(value: object) -> str:
     # ASCII, so that no reader takes a character of the text for the end of a line.
     return json.dumps(value, separators=(",", ":"))
 
 
-def _eval(rollouts: Sequence[Rollout], model: str) -> dict[str, Any]:
+def _eval(rollouts: Sequence[Rollout], model: str) -> JsonObject:
     """What was run; ids are digests of the rollouts."""
     first = rollouts[0]
     tasks = list(dict.fromkeys(rollout.task.id for rollout in rollouts))
@@ -184,17 +195,17 @@ def _eval(rollouts: Sequence[Rollout], model: str) -> dict[str, Any]:
         "task": f"{first.environment}/{first.purpose}",
         "dataset": {"name": f"{first.environment}/{first.task.split}", "samples": len(tasks), "sample_ids": tasks},
         "model": model,
-        "config": {"epochs": max(sum(one.task.id == tasks[0] for one in rollouts), 1)},
+        "config": {"epochs": max(sum(rollout.task.id == tasks[0] for rollout in rollouts), 1)},
         "packages": {"captrain": __version__},
         "metadata": {"policy": first.policy, "adapter": first.adapter or "", "times": "rollouts hold none"},
     }
 
 
-def _sample(rollout: Rollout, epoch: int, model: str) -> dict[str, Any]:
+def _sample(rollout: Rollout, epoch: int, model: str) -> JsonObject:
     """One sample: an error of infrastructure has no scores, as in Inspect."""
-    chat = linked(rollout.messages, f"rollout {rollout.id}")
+    chat = linked_messages(rollout.messages, f"rollout {rollout.id}")
     messages = [_inspect(message, f"{rollout.id}.{index}") for index, message in enumerate(chat)]
-    own = [message for message in messages if message["role"] == "assistant"]
+    answers = [message for message in messages if message["role"] == "assistant"]
     gold = [call for message in rollout.reference for call in calls_of(message)]
     sample = {
         "id": rollout.task.id,
@@ -204,8 +215,8 @@ def _sample(rollout: Rollout, epoch: int, model: str) -> dict[str, Any]:
         "messages": messages,
         "output": {
             "model": model,
-            "choices": [{"message": message, "stop_reason": "stop"} for message in own[-1:]],
-            "completion": own[-1]["content"] if own else "",
+            "choices": [{"message": message, "stop_reason": "stop"} for message in answers[-1:]],
+            "completion": answers[-1]["content"] if answers else "",
         },
         "metadata": {
             "rollout": rollout.id,
@@ -224,30 +235,30 @@ def _sample(rollout: Rollout, epoch: int, model: str) -> dict[str, Any]:
             "reward": {"value": rollout.score.reward, "metadata": rollout.score.parts},
         }
     else:
-        why = rollout.error or "an infrastructure error"
-        sample["error"] = {"message": why, "traceback": why, "traceback_ansi": why}
+        reason = rollout.error or "an infrastructure error"
+        sample["error"] = {"message": reason, "traceback": reason, "traceback_ansi": reason}
     return sample
 
 
 def _inspect(message: Message, name: str) -> Message:
     """A linked message in Inspect's format: arguments as an object, text that is none as a parse error."""
-    one: Message = {"id": name, "role": message["role"], "content": message["content"]}
+    entry: Message = {"id": name, "role": message["role"], "content": message["content"]}
     if message["role"] == "tool":
-        one |= {"tool_call_id": message["tool_call_id"], "function": message["name"]}
+        entry |= {"tool_call_id": message["tool_call_id"], "function": message["name"]}
     if calls := message.get("tool_calls"):
-        one["tool_calls"] = []
+        entry["tool_calls"] = []
         for call, (tool, arguments) in zip(calls, calls_of(message), strict=True):
-            shown = {"id": call["id"], "function": tool, "arguments": arguments, "type": "function"}
+            entry_call = {"id": call["id"], "function": tool, "arguments": arguments, "type": "function"}
             if set(arguments) == {""}:
-                shown |= {"arguments": {}, "parse_error": f"no JSON object: {call['function']['arguments']}"}
-            one["tool_calls"].append(shown)
-    return one
+                entry_call |= {"arguments": {}, "parse_error": f"no JSON object: {call['function']['arguments']}"}
+            entry["tool_calls"].append(entry_call)
+    return entry
 
 
-def _summary(sample: Mapping[str, Any]) -> dict[str, Any]:
+def _summary(sample: JsonObject) -> JsonObject:
     """A sample's row in Inspect's list, which may hold no more than a message's worth of it."""
-    kept = ("id", "epoch", "metadata", "scores", "model_usage", "uuid")
-    row = {name: sample[name] for name in kept if name in sample}
+    fields = ("id", "epoch", "metadata", "scores", "model_usage", "uuid")
+    row = {name: sample[name] for name in fields if name in sample}
     row |= {"input": sample["input"][:DETAILS], "target": ", ".join(sample["target"])[:DETAILS]}
     if "error" in sample:
         row["error"] = sample["error"]["message"][:DETAILS]
@@ -255,15 +266,15 @@ def _summary(sample: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _usage(rollouts: Sequence[Rollout]) -> dict[str, int]:
-    read = sum(rollout.usage.prompt_tokens for rollout in rollouts)
-    written = sum(rollout.usage.completion_tokens for rollout in rollouts)
-    return {"input_tokens": read, "output_tokens": written, "total_tokens": read + written}
+    prompt = sum(rollout.usage.prompt_tokens for rollout in rollouts)
+    completion = sum(rollout.usage.completion_tokens for rollout in rollouts)
+    return {"input_tokens": prompt, "output_tokens": completion, "total_tokens": prompt + completion}
 
 
-def _results(rollouts: Sequence[Rollout]) -> dict[str, Any]:
+def _results(rollouts: Sequence[Rollout]) -> JsonObject:
     """Pass rate and mean reward over the rollouts without error; no metric where there is none."""
     scores = [rollout.score for rollout in rollouts if rollout.score]
-    counted = {"scored_samples": len(scores), "unscored_samples": len(rollouts) - len(scores)}
+    counts = {"scored_samples": len(scores), "unscored_samples": len(rollouts) - len(scores)}
     values = {
         "success": ("accuracy", [float(score.success) for score in scores]),
         "reward": ("mean", [score.reward for score in scores]),
@@ -275,9 +286,9 @@ def _results(rollouts: Sequence[Rollout]) -> dict[str, Any]:
             {
                 "name": name,
                 "scorer": name,
-                **counted,
-                "metrics": {metric: {"name": metric, "value": sum(each) / len(each)}} if each else {},
+                **counts,
+                "metrics": {metric: {"name": metric, "value": sum(numbers) / len(numbers)}} if numbers else {},
             }
-            for name, (metric, each) in values.items()
+            for name, (metric, numbers) in values.items()
         ],
     }

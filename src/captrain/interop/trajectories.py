@@ -13,20 +13,20 @@ trajectory `Inexpressible`, with the reason, so that whoever reads a file can co
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from captrain import __version__
 from captrain.contract import calls_of
 from captrain.errors import UserError
-from captrain.records import Message, Rollout
+from captrain.records import JsonObject, Message, Rollout
 
 ATIF = "ATIF-v1.7"
 """The version that is written."""
 IMAGE = "an image"
 CODE = "code, and no tool of the target runs code"
-NOTHING = "nothing that an agent wrote"
+NO_ANSWER = "nothing that an agent wrote"
 UNPROMPTED = "it begins without a prompt"
 
 
@@ -43,7 +43,7 @@ class ApiAction(_Part):
 
     class_: Literal["api_action"]
     function: str
-    kwargs: dict[str, Any]
+    kwargs: JsonObject
     description: str | None = None
     tool_call_id: str | None = None
 
@@ -107,7 +107,7 @@ class Trajectory(_Part):
     schema_version: Annotated[str, Field(pattern=r"^1(\.\d+)*$")] = "1"
     id: str
     content: list[Entry]
-    details: dict[str, Any] = {}
+    details: JsonObject = {}
 
 
 class ContentPart(_Part):
@@ -122,7 +122,7 @@ class ToolCall(_Part):
 
     tool_call_id: str
     function_name: str
-    arguments: dict[str, Any] = {}
+    arguments: JsonObject = {}
 
 
 class Result(_Part):
@@ -153,7 +153,7 @@ class Agent(_Part):
 
     name: str
     version: str
-    tool_definitions: list[dict[str, Any]] | None = None
+    tool_definitions: list[JsonObject] | None = None
 
 
 class Atif(_Part):
@@ -163,10 +163,10 @@ class Atif(_Part):
     agent: Agent
     steps: Annotated[list[Step], Field(min_length=1)]
     session_id: str | None = None
-    extra: dict[str, Any] | None = None
+    extra: JsonObject | None = None
 
 
-def read(path: Path) -> Iterator[Trajectory | Atif]:
+def read_trajectories(path: Path) -> Iterator[Trajectory | Atif]:
     """The trajectories of a JSONL file, in order; blank lines are passed over.
 
     Raises:
@@ -180,11 +180,11 @@ def read(path: Path) -> Iterator[Trajectory | Atif]:
             if not line.strip():
                 continue
             try:
-                yield parse(json.loads(line))
+                yield parse_trajectory(json.loads(line))
             except ValidationError as error:
                 first = error.errors(include_url=False, include_input=False)[0]
-                where = ".".join(str(part) for part in first["loc"])
-                problem = f"{first['msg']}{f' at {where}' if where else ''}"
+                field = ".".join(str(part) for part in first["loc"])
+                problem = f"{first['msg']}{f' at {field}' if field else ''}"
             except (ValueError, RecursionError) as error:
                 problem = str(error)
             else:
@@ -192,7 +192,7 @@ def read(path: Path) -> Iterator[Trajectory | Atif]:
             raise UserError(f"{path}, line {number} is not a trajectory ({problem})", remedy)
 
 
-def parse(record: Any) -> Trajectory | Atif:
+def parse_trajectory(record: object) -> Trajectory | Atif:
     """One record, by what it says of itself.
 
     Raises:
@@ -203,7 +203,7 @@ def parse(record: Any) -> Trajectory | Atif:
     return (Atif if "steps" in record else Trajectory).model_validate(record)
 
 
-def messages_of(trajectory: Trajectory | Atif, tools: Sequence[dict[str, Any]]) -> list[Message]:
+def messages_of(trajectory: Trajectory | Atif, tools: Sequence[JsonObject]) -> list[Message]:
     """The trajectory as chat messages of ours.
 
     Args:
@@ -222,13 +222,13 @@ def messages_of(trajectory: Trajectory | Atif, tools: Sequence[dict[str, Any]]) 
         for entry in trajectory.content:
             teller.entry(entry)
     if not any(message["role"] == "assistant" for message in teller.messages):
-        raise Inexpressible(NOTHING)
+        raise Inexpressible(NO_ANSWER)
     if teller.messages[0]["role"] == "assistant":
         raise Inexpressible(UNPROMPTED)
     return teller.messages
 
 
-def code_tool(tools: Sequence[dict[str, Any]]) -> str:
+def code_tool(tools: Sequence[JsonObject]) -> str:
     """The first tool that takes code as text, "" for none."""
     for tool in tools:
         properties = tool["function"].get("parameters", {}).get("properties", {})
@@ -247,11 +247,11 @@ class _Teller:
     def __init__(self, runs_code: str) -> None:
         self.messages: list[Message] = []
         self._runs_code = runs_code
-        self._named: dict[str, str] = {}
+        self._tool_of_call: dict[str, str] = {}
         self._open: list[str] = []
         """Tools whose calls are not answered yet, oldest first."""
 
-    def entry(self, entry: Any) -> None:
+    def entry(self, entry: Entry) -> None:
         """An action or observation of v1 or 1.x."""
         match entry:
             case MessageAction():
@@ -263,10 +263,10 @@ class _Teller:
                     raise Inexpressible(CODE)
                 self._act(entry.description or "", (self._runs_code, {"code": entry.content}), entry.tool_call_id)
             case TextObservation():
-                self._read(entry.content, entry.tool_call_id, asked=entry.source == "environment")
+                self._read(entry.content, entry.tool_call_id, answers_call=entry.source == "environment")
             case WebObservation() if entry.axtree or entry.html:
                 page = entry.axtree or entry.html or ""
-                self._read(f"{entry.url}\n{page}" if entry.url else page, entry.tool_call_id, asked=True)
+                self._read(f"{entry.url}\n{page}" if entry.url else page, entry.tool_call_id, answers_call=True)
             case _:
                 raise Inexpressible(IMAGE)
 
@@ -282,11 +282,11 @@ class _Teller:
             self._open.clear()
             self.messages.append({"role": step.source, "content": text})
         for result in step.observation.results if step.observation else ():
-            self._read(_text(result.content), result.source_call_id, asked=True)
+            self._read(_text(result.content), result.source_call_id, answers_call=True)
         # What is read later than its own step answers no call of it.
         self._open.clear()
 
-    def _act(self, text: str, call: tuple[str, dict[str, Any]] | None = None, name: str | None = None) -> None:
+    def _act(self, text: str, call: tuple[str, JsonObject] | None = None, name: str | None = None) -> None:
         """Add to the assistant's message, which one observation ends."""
         if not self.messages or self.messages[-1]["role"] != "assistant":
             self.messages.append({"role": "assistant", "content": ""})
@@ -298,13 +298,13 @@ class _Teller:
             message.setdefault("tool_calls", []).append({"type": "function", "function": function})
             self._open.append(call[0])
             if name is not None:
-                self._named[name] = call[0]
+                self._tool_of_call[name] = call[0]
 
-    def _read(self, text: str, name: str | None, *, asked: bool) -> None:
-        """What answers the call of that id; or, if it is `asked` for, the oldest call that is not answered; or comes
-        unasked, and is the user's."""
-        tool = self._named.pop(name, None) if name is not None else None
-        if tool is None and asked and name is None and self._open:
+    def _read(self, text: str, name: str | None, *, answers_call: bool) -> None:
+        """What answers the call of that id, or without an id, if it `answers_call`, the oldest call that is not
+        answered; anything else is the user's."""
+        tool = self._tool_of_call.pop(name, None) if name is not None else None
+        if tool is None and answers_call and name is None and self._open:
             tool = self._open[0]
         if tool is None:
             self.messages.append({"role": "user", "content": text})
@@ -323,8 +323,8 @@ def _text(content: str | Sequence[ContentPart] | None) -> str:
 
 
 def tools_of(
-    trajectory: Trajectory | Atif, messages: Sequence[Message], tools: Sequence[dict[str, Any]]
-) -> list[dict[str, Any]]:
+    trajectory: Trajectory | Atif, messages: Sequence[Message], tools: Sequence[JsonObject]
+) -> list[JsonObject]:
     """The tools that the agent of a trajectory had: those that it names; else the target's, if it calls no other; else
     what its calls show of them.
 
@@ -338,23 +338,27 @@ def tools_of(
     calls = [call for message in messages if message["role"] == "assistant" for call in calls_of(message)]
     if {name for name, _ in calls} <= {tool["function"]["name"] for tool in tools}:
         return list(tools)
-    shown: dict[str, dict[str, Any]] = {}
-    for name, given in calls:
-        parameters = shown.setdefault(name, {"type": "object", "properties": {}})
-        parameters["properties"].update({key: {"type": _type(value)} for key, value in given.items()})
-    functions = [{"name": name, "description": "", "parameters": parameters} for name, parameters in shown.items()]
+    schemas: dict[str, JsonObject] = {}
+    for name, arguments in calls:
+        parameters = schemas.setdefault(name, {"type": "object", "properties": {}})
+        parameters["properties"].update({key: {"type": _type(value)} for key, value in arguments.items()})
+    functions = [{"name": name, "description": "", "parameters": parameters} for name, parameters in schemas.items()]
     return [{"type": "function", "function": function} for function in functions]
 
 
-def _type(value: Any) -> str:
+def _type(value: object) -> str:
     kinds = ((bool, "boolean"), (int, "integer"), (float, "number"), (str, "string"), (list, "array"), (dict, "object"))
     return next((name for kind, name in kinds if isinstance(value, kind)), "null")
 
 
-def atif(
-    messages: Sequence[Message], *, name: str, agent: str, extra: Mapping[str, Any],
-    tools: Sequence[dict[str, Any]] | None = None,
-) -> dict[str, Any]:  # fmt: skip
+def atif_document(
+    messages: Sequence[Message],
+    *,
+    name: str,
+    agent: str,
+    extra: Mapping[str, object],
+    tools: Sequence[JsonObject] | None = None,
+) -> JsonObject:
     """Messages as a trajectory in ATIF.
 
     Args:
@@ -364,29 +368,29 @@ def atif(
         extra: whatever else is to be known of it, JSON.
         tools: schemas of the tools that the agent had, where they are to be told.
     """
-    steps: list[dict[str, Any]] = []
-    waiting: list[str] = []
+    steps: list[JsonObject] = []
+    open_calls: list[str] = []
     for message in messages:
         role, text = message["role"], message.get("content") or ""
         if role == "tool":
-            result = {"source_call_id": waiting.pop(0)} if waiting else {}
+            result = {"source_call_id": open_calls.pop(0)} if open_calls else {}
             steps[-1].setdefault("observation", {"results": []})["results"].append({**result, "content": text})
             continue
         source = "agent" if role == "assistant" else role
-        step: dict[str, Any] = {"step_id": len(steps) + 1, "source": source, "message": text}
+        step: JsonObject = {"step_id": len(steps) + 1, "source": source, "message": text}
         calls = calls_of(message) if role == "assistant" else []
-        waiting = [f"call_{len(steps) + 1}_{at}" for at in range(len(calls))]
+        open_calls = [f"call_{len(steps) + 1}_{number}" for number in range(len(calls))]
         if calls:
             step["tool_calls"] = [
-                {"tool_call_id": given, "function_name": called, "arguments": arguments}
-                for given, (called, arguments) in zip(waiting, calls, strict=True)
+                {"tool_call_id": call_id, "function_name": tool, "arguments": arguments}
+                for call_id, (tool, arguments) in zip(open_calls, calls, strict=True)
             ]
         steps.append(step)
-    who = {"name": agent, "version": __version__, **({} if tools is None else {"tool_definitions": list(tools)})}
-    return {"schema_version": ATIF, "session_id": name, "agent": who, "steps": steps, "extra": dict(extra)}
+    actor = {"name": agent, "version": __version__, **({} if tools is None else {"tool_definitions": list(tools)})}
+    return {"schema_version": ATIF, "session_id": name, "agent": actor, "steps": steps, "extra": dict(extra)}
 
 
-def export(rollout: Rollout, tools: Sequence[dict[str, Any]] | None = None) -> dict[str, Any]:
+def rollout_as_atif(rollout: Rollout, tools: Sequence[JsonObject] | None = None) -> JsonObject:
     """A rollout as a trajectory in ATIF: `messages_of` gives its messages back, without ids of calls and with their
     arguments as objects. Task, outcome and score are `extra`; token ids stay in the record of ours.
 
@@ -394,6 +398,6 @@ def export(rollout: Rollout, tools: Sequence[dict[str, Any]] | None = None) -> d
         rollout: of any purpose.
         tools: schemas of the environment that it was played in.
     """
-    kept = {"id", "environment", "task", "trial", "purpose", "policy", "adapter", "score", "outcome"}
-    extra = rollout.model_dump(mode="json", include=kept)
-    return atif(rollout.messages, name=rollout.id, agent="captrain", extra=extra, tools=tools)
+    fields = {"id", "environment", "task", "trial", "purpose", "policy", "adapter", "score", "outcome"}
+    extra = rollout.model_dump(mode="json", include=fields)
+    return atif_document(rollout.messages, name=rollout.id, agent="captrain", extra=extra, tools=tools)

@@ -7,20 +7,19 @@ messages of a solution) are used where they are there; everything else is left o
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from captrain.interop.logs.source import Source, parsed, record, text_of
-from captrain.records import Message, Rollout
+from captrain.interop.logs.source import Source, parsed, record_of_entry, text_of
+from captrain.records import JsonObject, Message, Rollout
 
 MESSAGES = ("messages", "conversation", "trajectory")
 REWARD = ("reward", "score", "success")
 ROLES = {"system", "developer", "user", "assistant", "tool", "function"}
 
 
-def read(path: Path, text: bytes) -> Source:
+def read_chats(path: Path, text: bytes) -> Source:
     """One entry for each line that is not empty."""
     entries: list[tuple[str, Rollout | str]] = []
-    tools: dict[str, dict[str, Any]] = {}
+    tools: dict[str, JsonObject] = {}
     for number, line in enumerate(text.split(b"\n"), start=1):
         if not line.strip():
             continue
@@ -29,17 +28,17 @@ def read(path: Path, text: bytes) -> Source:
         except ValueError as error:
             entries.append((f"line {number}", f"it is not JSON: {error}"))
             continue
-        entries.append((f"line {number}", _imported(path, number, row)))
+        entries.append((f"line {number}", _rollout(path, number, row)))
         if isinstance(row, Mapping):
             tools |= {tool["function"]["name"]: tool for tool in row.get("tools") or [] if _is_schema(tool)}
     return Source({"format": "chat JSONL"}, entries, [*tools.values()])
 
 
-def _is_schema(tool: Any) -> bool:
+def _is_schema(tool: object) -> bool:
     return isinstance(tool, Mapping) and isinstance(tool.get("function"), Mapping) and "name" in tool["function"]
 
 
-def _imported(path: Path, number: int, row: Any) -> Rollout | str:
+def _rollout(path: Path, number: int, row: object) -> Rollout | str:
     if not isinstance(row, Mapping):
         return "it is no object"
     messages = next((row[name] for name in MESSAGES if isinstance(row.get(name), list)), None)
@@ -48,40 +47,41 @@ def _imported(path: Path, number: int, row: Any) -> Rollout | str:
     reward = next((row[name] for name in REWARD if row.get(name) is not None), None)
     reference = row.get("reference") if isinstance(row.get("reference"), list) else []
     try:
-        said, gold = [message(one) for one in messages], [message(one) for one in reference or []]
+        dialogue, solution = [chat_message(item) for item in messages], [chat_message(item) for item in reference or []]
     except ValueError as error:
         return str(error)
-    return record(
-        path, number,
+    return record_of_entry(
+        path,
+        number,
         environment="chat",
         task=str(row.get("task_id", number)),
         data={"kind": "chat"},
-        messages=said,
+        messages=dialogue,
         reward=float(reward) if isinstance(reward, bool) else reward,
         policy=str(row.get("model", "unknown")),
         trial=row["trial"] if isinstance(row.get("trial"), int) else 0,
-        reference=gold,
-    )  # fmt: skip
+        reference=solution,
+    )
 
 
-def message(one: Any) -> Message:
+def chat_message(item: object) -> Message:
     """A chat message with its known fields alone, arguments as objects.
 
     Raises:
         ValueError: it is no chat message.
     """
-    if not isinstance(one, Mapping) or one.get("role") not in ROLES:
+    if not isinstance(item, Mapping) or item.get("role") not in ROLES:
         raise ValueError(f"a message has no role of {', '.join(sorted(ROLES))}")
-    chat: Message = {
-        "role": "tool" if one["role"] == "function" else one["role"],
-        "content": text_of(one.get("content")),
+    message: Message = {
+        "role": "tool" if item["role"] == "function" else item["role"],
+        "content": text_of(item.get("content")),
     }
-    if chat["role"] == "tool":
-        chat["tool_call_id"] = str(one.get("tool_call_id") or "")
-    if calls := one.get("tool_calls"):
+    if message["role"] == "tool":
+        message["tool_call_id"] = str(item.get("tool_call_id") or "")
+    if calls := item.get("tool_calls"):
         if not all(isinstance(call, Mapping) and isinstance(call.get("function"), Mapping) for call in calls):
             raise ValueError("a tool call has no function")
-        chat["tool_calls"] = [
+        message["tool_calls"] = [
             {
                 "id": str(call.get("id") or ""),
                 "type": "function",
@@ -92,6 +92,6 @@ def message(one: Any) -> Message:
             }
             for call in calls
         ]
-    if isinstance(one.get("informs"), list):
-        chat["informs"] = [str(value) for value in one["informs"]]
-    return chat
+    if isinstance(item.get("informs"), list):
+        message["informs"] = [str(value) for value in item["informs"]]
+    return message

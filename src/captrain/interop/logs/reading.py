@@ -10,12 +10,11 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from captrain.contract import calls_of
 from captrain.errors import UserError
 from captrain.interop.logs.source import Source
-from captrain.records import Rollout
+from captrain.records import JsonObject, Rollout
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,7 @@ class Skipped:
     """What could not be read: the file, the place in it, and the reason."""
 
     source: str
-    where: str
+    place: str
     reason: str
 
 
@@ -37,12 +36,12 @@ class Logs:
     """
 
     rollouts: list[Rollout]
-    tools: list[dict[str, Any]]
+    tools: list[JsonObject]
     skipped: list[Skipped]
-    sources: list[dict[str, Any]]
+    sources: list[JsonObject]
 
 
-def read(paths: Sequence[Path]) -> Logs:
+def read_logs(paths: Sequence[Path]) -> Logs:
     """Read files and folders.
 
     Args:
@@ -54,8 +53,8 @@ def read(paths: Sequence[Path]) -> Logs:
     """
     rollouts: list[Rollout] = []
     skipped: list[Skipped] = []
-    sources: list[dict[str, Any]] = []
-    tools: dict[str, dict[str, Any]] = {}
+    sources: list[JsonObject] = []
+    tools: dict[str, JsonObject] = {}
     for path in _files(paths):
         try:
             source = _read(path)
@@ -63,16 +62,17 @@ def read(paths: Sequence[Path]) -> Logs:
             skipped.append(Skipped(path.name, "file", str(error)))
             sources.append({"file": path.name, "format": "unknown", "entries": 0, "imported": 0, "skipped": 1})
             continue
-        fresh = [one for _, one in source.entries if isinstance(one, Rollout)]
-        reasons = [Skipped(path.name, where, one) for where, one in source.entries if isinstance(one, str)]
+        fresh = [entry for _, entry in source.entries if isinstance(entry, Rollout)]
+        reasons = [Skipped(path.name, place, entry) for place, entry in source.entries if isinstance(entry, str)]
         counts = {"entries": len(source.entries), "imported": len(fresh), "skipped": len(reasons)}
         sources.append({"file": path.name, **source.about, **counts})
         rollouts += fresh
         skipped += reasons
         tools |= {tool["function"]["name"]: tool for tool in source.tools}
     if not rollouts:
-        said = "; ".join(f"{one.source}, {one.where}: {one.reason}" for one in skipped[:5]) or "the folders are empty"
-        raise UserError(f"there is no rollout in {', '.join(path.name for path in paths)}: {said}", REMEDY)
+        reasons = [f"{entry.source}, {entry.place}: {entry.reason}" for entry in skipped[:5]]
+        names = ", ".join(path.name for path in paths)
+        raise UserError(f"there is no rollout in {names}: {'; '.join(reasons) or 'the folders are empty'}", REMEDY)
     return Logs(_distinct(rollouts), [*(inferred_tools(rollouts) | tools).values()], skipped, sources)
 
 
@@ -98,7 +98,7 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
         elif (path / "results.json").exists():
             yield path / "results.json"
         else:
-            yield from sorted(one for one in path.rglob("*") if one.suffix in (".json", ".jsonl") and one.is_file())
+            yield from sorted(file for file in path.rglob("*") if file.suffix in (".json", ".jsonl") and file.is_file())
 
 
 def _read(path: Path) -> Source:
@@ -106,15 +106,15 @@ def _read(path: Path) -> Source:
 
     text = path.read_bytes()
     if path.suffix == ".jsonl":
-        return chat.read(path, text)
+        return chat.read_chats(path, text)
     try:
         data = json.loads(text)
     except ValueError as error:
         raise Unreadable(f"it is not JSON: {error}") from None
-    formats: tuple[tuple[str, Callable[[Path, Any], Source]], ...] = (
-        ("per_scenario_results", toolsandbox.read),
-        ("simulations", tau2.read),
-        ("simulation_index", tau2.read),
+    formats: tuple[tuple[str, Callable[[Path, JsonObject], Source]], ...] = (
+        ("per_scenario_results", toolsandbox.read_toolsandbox),
+        ("simulations", tau2.read_tau2),
+        ("simulation_index", tau2.read_tau2),
     )
     for key, reader in formats:
         if isinstance(data, dict) and key in data:
@@ -122,16 +122,16 @@ def _read(path: Path) -> Source:
     raise Unreadable("it is of no known format: neither tau2 nor ToolSandbox results")
 
 
-def inferred_tools(rollouts: Iterable[Rollout]) -> dict[str, dict[str, Any]]:
+def inferred_tools(rollouts: Iterable[Rollout]) -> dict[str, JsonObject]:
     """Schemas by tool name, from the calls that agents and references made: every argument seen, and as required those
     that every call has."""
-    seen: dict[str, list[set[str]]] = {}
+    arguments_of: dict[str, list[set[str]]] = {}
     for rollout in rollouts:
         for message in (*rollout.messages, *rollout.reference):
             for name, arguments in calls_of(message) if message["role"] == "assistant" else []:
-                seen.setdefault(name, []).append({str(key) for key in arguments if key != ""})
+                arguments_of.setdefault(name, []).append({str(key) for key in arguments if key != ""})
     tools = {}
-    for name, calls in sorted(seen.items()):
+    for name, calls in sorted(arguments_of.items()):
         properties = {argument: {} for argument in sorted(set.union(*calls))}
         parameters = {"type": "object", "properties": properties, "required": sorted(set.intersection(*calls))}
         tools[name] = {"type": "function", "function": {"name": name, "parameters": parameters}}

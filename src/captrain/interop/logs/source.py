@@ -5,9 +5,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from captrain.records import Message, Rollout, Score, Task, digest, file_digest
+from captrain.records import JsonObject, Message, Rollout, Score, Task, digest, file_digest
 
 CREDENTIAL = re.compile(
     r"(api|access|secret|private|auth|bearer|session|refresh)[-_ ]?(key|token)|^(key|token|secret|bearer|auth)$"
@@ -23,20 +22,30 @@ class Source:
     """One file as a format reads it: what is known of it, its entries (a rollout, or why there is none, each with its
     place), and the tools it names."""
 
-    about: dict[str, Any]
+    about: JsonObject
     entries: list[tuple[str, Rollout | str]]
-    tools: list[dict[str, Any]]
+    tools: list[JsonObject]
 
 
-def record(
-    path: Path, at: int, *, environment: str, task: str, data: Mapping[str, Any], messages: list[Message],
-    reward: Any, policy: str, trial: int = 0, parts: Mapping[str, float] | None = None,
-    reference: list[Message] | None = None, fault: str | None = None,
-) -> Rollout | str:  # fmt: skip
+def record_of_entry(
+    path: Path,
+    index: int,
+    *,
+    environment: str,
+    task: str,
+    data: JsonObject,
+    messages: list[Message],
+    reward: object,
+    policy: str,
+    trial: int = 0,
+    parts: Mapping[str, float] | None = None,
+    reference: list[Message] | None = None,
+    fault: str | None = None,
+) -> Rollout | str:
     """The record of one entry, or the reason why there is none.
 
     Args:
-        path: of the file; with the position `at` it gives the rollout its id.
+        path: of the file; with the entry's index it gives the rollout its id.
         reward: as the file has it; it must be a number in [0, 1].
         fault: what went wrong that is no verdict on the agent; the reward is then kept in the task's data.
     """
@@ -49,7 +58,7 @@ def record(
     passed = reward >= PERFECT
     more = {"recorded_reward": float(reward)} if fault else {}
     return Rollout(
-        id=digest(file_digest(path), at)[:12],
+        id=digest(file_digest(path), index)[:12],
         environment=environment,
         task=Task(id=f"{environment}/{task}", split="discovery", data={**data, "task": task, **more}),
         trial=trial,
@@ -63,14 +72,14 @@ def record(
     )
 
 
-def cleaned(value: Any) -> Any:
+def cleaned(value: object) -> object:
     """A JSON value with everything under a credential-like name replaced, at any depth."""
     if isinstance(value, dict):
-        return {k: DROPPED if CREDENTIAL.search(str(k)) else cleaned(one) for k, one in value.items()}
-    return [cleaned(one) for one in value] if isinstance(value, list) else value
+        return {k: DROPPED if CREDENTIAL.search(str(k)) else cleaned(item) for k, item in value.items()}
+    return [cleaned(item) for item in value] if isinstance(value, list) else value
 
 
-def parsed(arguments: Any) -> Any:
+def parsed(arguments: object) -> object:
     """Arguments of a call as an object, where they are one; text that is none stays text."""
     if isinstance(arguments, str):
         try:
@@ -80,16 +89,16 @@ def parsed(arguments: Any) -> Any:
     return cleaned(arguments)
 
 
-def text_of(content: Any) -> str:
+def text_of(content: object) -> str:
     """The text of a message: None is none, parts are joined."""
     if isinstance(content, list):
         return "".join(str(part.get("text", "")) if isinstance(part, dict) else str(part) for part in content)
     return "" if content is None else str(content)
 
 
-def models(source: Mapping[str, Any] | None) -> dict[str, Any]:
+def models(source: object) -> JsonObject:
     """Model, temperature and seed, of settings that may hold keys and hosts."""
     source = source if isinstance(source, Mapping) else {}
     settings = source.get("llm_args")
-    known = {name: settings.get(name) for name in ("temperature", "seed")} if isinstance(settings, Mapping) else {}
-    return {"model": source.get("llm"), **{name: value for name, value in known.items() if value is not None}}
+    sampling = {name: settings.get(name) for name in ("temperature", "seed")} if isinstance(settings, Mapping) else {}
+    return {"model": source.get("llm"), **{name: value for name, value in sampling.items() if value is not None}}

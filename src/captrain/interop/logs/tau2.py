@@ -7,27 +7,26 @@ was computed from, where they fit one embedded task only.
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from captrain.interop.logs.source import Source, cleaned, models, parsed, record, text_of
-from captrain.records import Message, Rollout
+from captrain.interop.logs.source import Source, cleaned, models, parsed, record_of_entry, text_of
+from captrain.records import JsonObject, Message, Rollout
 
 NO_VERDICT = ("user_error", "infrastructure_error", "unexpected_error", "timeout")
 """Terminations that say nothing of the agent."""
 
 
-def read(path: Path, data: Mapping[str, Any]) -> Source:
+def read_tau2(path: Path, data: JsonObject) -> Source:
     """The simulations of a result file, 0.x or 1.0."""
     info = data.get("info") if isinstance(data.get("info"), Mapping) else {}
     assert isinstance(info, Mapping)
-    tasks = {str(one["id"]): one for one in data.get("tasks") or [] if isinstance(one, Mapping) and "id" in one}
+    tasks = {str(task["id"]): task for task in data.get("tasks") or [] if isinstance(task, Mapping) and "id" in task}
     agent, user = models(info.get("agent_info")), models(info.get("user_info"))
     world = info.get("environment_info")
-    named = world.get("domain_name") if isinstance(world, Mapping) else None
-    domain = str(named or _domain(tasks) or "unknown")
+    domain_name = world.get("domain_name") if isinstance(world, Mapping) else None
+    domain = str(domain_name or _domain(tasks) or "unknown")
     entries: list[tuple[str, Rollout | str]] = []
-    for at, (where, simulation) in enumerate(_simulations(path, data)):
-        entries.append((where, _imported(path, at, simulation, tasks, domain, str(agent["model"] or "unknown"))))
+    for index, (place, simulation) in enumerate(_simulations(path, data)):
+        entries.append((place, _rollout(path, index, simulation, tasks, domain, str(agent["model"] or "unknown"))))
     split = "simulations" not in data or not data["simulations"]
     about = {
         "format": "tau2 1.0, a file for each simulation" if split and _folder(path).is_dir() else "tau2",
@@ -43,18 +42,18 @@ def _folder(path: Path) -> Path:
     return path.parent / "simulations"
 
 
-def _simulations(path: Path, data: Mapping[str, Any]) -> list[tuple[str, Any]]:
+def _simulations(path: Path, data: JsonObject) -> list[tuple[str, object]]:
     """Each simulation with its place: in the file, or in files of their own, in the order of the index."""
     inside = data.get("simulations")
     if isinstance(inside, list) and inside:
-        return [(f"simulation {at}", one) for at, one in enumerate(inside)]
+        return [(f"simulation {position}", simulation) for position, simulation in enumerate(inside)]
     index = [str(entry["id"]) for entry in data.get("simulation_index") or []]
-    files = {one.stem: one for one in sorted(_folder(path).glob("*.json"))}
+    files = {file.stem: file for file in sorted(_folder(path).glob("*.json"))}
     names = [*index, *(name for name in files if name not in index)]
     return [(f"simulations/{name}.json", _loaded(files.get(name))) for name in names]
 
 
-def _loaded(path: Path | None) -> Any:
+def _loaded(path: Path | None) -> object:
     if path is None:
         return "the file is missing"
     try:
@@ -63,7 +62,7 @@ def _loaded(path: Path | None) -> Any:
         return f"it is not JSON: {error}"
 
 
-def _domain(tasks: Mapping[str, Any]) -> str | None:
+def _domain(tasks: JsonObject) -> str | None:
     for task in tasks.values():
         scenario = task.get("user_scenario")
         instructions = scenario.get("instructions") if isinstance(scenario, Mapping) else None
@@ -72,13 +71,11 @@ def _domain(tasks: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _imported(
-    path: Path, at: int, simulation: Any, tasks: Mapping[str, Any], domain: str, policy: str
-) -> Rollout | str:
+def _rollout(path: Path, index: int, simulation: object, tasks: JsonObject, domain: str, policy: str) -> Rollout | str:
     if not isinstance(simulation, Mapping):
         return simulation if isinstance(simulation, str) else "it is no object"
     reward_info = simulation.get("reward_info")
-    reward_info = reward_info if isinstance(reward_info, Mapping) else {}
+    reward_info = reward_info if isinstance(reward_info, dict) else {}
     name = simulation.get("task_id")
     if name is None:
         name = _task_by_actions(reward_info, tasks)
@@ -86,55 +83,55 @@ def _imported(
             return "it names no task, and its gold actions do not tell which it is"
     reason = str(simulation.get("termination_reason") or "")
     breakdown = reward_info.get("reward_breakdown") or {}
-    return record(
-        path, at,
+    return record_of_entry(
+        path,
+        index,
         environment=f"tau2/{domain}",
         task=str(name),
         data={"kind": domain},
-        messages=[_message(one) for one in simulation.get("messages") or []],
+        messages=[_message(message) for message in simulation.get("messages") or []],
         reward=reward_info.get("reward"),
         policy=policy,
         trial=simulation.get("trial") or 0,
         parts={str(part).lower(): float(value) for part, value in breakdown.items()},
         reference=_reference(tasks[str(name)]) if str(name) in tasks else None,
         fault=f"the simulation ended with {reason}" if reason in NO_VERDICT else None,
-    )  # fmt: skip
+    )
 
 
-def _task_by_actions(reward_info: Mapping[str, Any], tasks: Mapping[str, Any]) -> str | None:
+def _task_by_actions(reward_info: JsonObject, tasks: JsonObject) -> str | None:
     """The one task whose gold actions are those that were checked."""
     checked = [check.get("action") or {} for check in reward_info.get("action_checks") or []]
-    wanted = [(one.get("name"), json.dumps(one.get("arguments"), sort_keys=True)) for one in checked]
-    found = [
-        name
-        for name, task in tasks.items()
-        if wanted
-        and wanted
-        == [(one["name"], json.dumps(one["arguments"], sort_keys=True)) for one in _criteria(task).get("actions") or []]
-    ]
-    return found[0] if len(found) == 1 else None
+    expected = [(action.get("name"), json.dumps(action.get("arguments"), sort_keys=True)) for action in checked]
+    names = [name for name, task in tasks.items() if expected and expected == _gold_actions(task)]
+    return names[0] if len(names) == 1 else None
 
 
-def _criteria(task: Mapping[str, Any]) -> Mapping[str, Any]:
+def _gold_actions(task: JsonObject) -> list[tuple[str, str]]:
+    actions = _criteria(task).get("actions") or []
+    return [(action["name"], json.dumps(action["arguments"], sort_keys=True)) for action in actions]
+
+
+def _criteria(task: JsonObject) -> JsonObject:
     return task.get("evaluation_criteria") or {}
 
 
-def _reference(task: Mapping[str, Any]) -> list[Message]:
+def _reference(task: JsonObject) -> list[Message]:
     """The gold actions of the agent, and at the end the values to be told, if any; arguments that alone are compared
     are named."""
     messages: list[Message] = []
     for action in _criteria(task).get("actions") or []:
         if action.get("requestor", "assistant") == "assistant":
             function = {"name": action["name"], "arguments": cleaned(action["arguments"])}
-            call: dict[str, Any] = {"type": "function", "function": function}
+            call: JsonObject = {"type": "function", "function": function}
             if action.get("compare_args") is not None:
                 call["compare"] = action["compare_args"]
             messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
-    told = [text_of(one) for one in _criteria(task).get("communicate_info") or []]
-    return [*messages, {"role": "assistant", "content": ", ".join(told), "informs": told}]
+    informs = [text_of(value) for value in _criteria(task).get("communicate_info") or []]
+    return [*messages, {"role": "assistant", "content": ", ".join(informs), "informs": informs}]
 
 
-def _message(message: Mapping[str, Any]) -> Message:
+def _message(message: JsonObject) -> Message:
     """One of tau2's messages as a chat message."""
     role = str(message.get("role"))
     if role == "tool":

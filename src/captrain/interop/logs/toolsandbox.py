@@ -8,27 +8,26 @@ service behind them is skipped.
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
-from captrain.interop.logs.chat import message
-from captrain.interop.logs.source import Source, record
-from captrain.records import Message, Rollout
+from captrain.interop.logs.chat import chat_message
+from captrain.interop.logs.source import Source, record_of_entry
+from captrain.records import JsonObject, Message, Rollout
 
 CATEGORIES = ("insufficient_information", "multiple_user_turn", "multiple_tool_call", "single_tool_call")
 NO_KEY = "RAPID_API_KEY"
 
 
-def read(path: Path, data: Mapping[str, Any]) -> Source:
+def read_toolsandbox(path: Path, data: JsonObject) -> Source:
     """The scenarios of a result folder."""
     entries: list[tuple[str, Rollout | str]] = []
-    for at, result in enumerate(data["per_scenario_results"]):
-        name = result.get("name") if isinstance(result, Mapping) else None
-        where = f"scenario {name}" if name else f"scenario {at}"
-        entries.append((where, _imported(path, at, result, str(name)) if name else "it has no name"))
+    for index, result in enumerate(data["per_scenario_results"]):
+        name = result.get("name") if isinstance(result, dict) else None
+        place = f"scenario {name}" if name else f"scenario {index}"
+        entries.append((place, _rollout(path, index, result, str(name)) if name else "it has no name"))
     return Source({"format": "ToolSandbox", "commit": data.get("git_sha")}, entries, [])
 
 
-def _imported(path: Path, at: int, result: Mapping[str, Any], name: str) -> Rollout | str:
+def _rollout(path: Path, index: int, result: JsonObject, name: str) -> Rollout | str:
     fault = None
     if result.get("exception_type"):
         if NO_KEY in str(result.get("traceback")):
@@ -43,22 +42,23 @@ def _imported(path: Path, at: int, result: Mapping[str, Any], name: str) -> Roll
     except (ValueError, TypeError) as error:
         return f"trajectories/{name}/conversation.json does not read: {error}"
     milestones, parts = _milestones(turns, result)
-    kinds = [str(one).lower() for one in result.get("categories") or []]
-    return record(
-        path, at,
+    kinds = [str(category).lower() for category in result.get("categories") or []]
+    return record_of_entry(
+        path,
+        index,
         environment="toolsandbox",
         task=name,
-        data={"kind": next((one for one in CATEGORIES if one in kinds), ""), "milestones": milestones},
+        data={"kind": next((kind for kind in CATEGORIES if kind in kinds), ""), "milestones": milestones},
         messages=messages,
         reward=result.get("similarity"),
         policy="unknown",
         parts=parts,
         fault=fault,
-    )  # fmt: skip
+    )
 
 
-def _message(turn: Mapping[str, Any]) -> Message:
-    chat = message(turn)
+def _message(turn: JsonObject) -> Message:
+    chat = chat_message(turn)
     if chat["role"] == "tool" and _raised(chat["content"]):
         chat["error"] = True
     return chat
@@ -70,29 +70,25 @@ def _raised(content: str) -> bool:
     return bool(colon) and name.isidentifier() and name.endswith(("Error", "Exception"))
 
 
-def _milestones(
-    turns: list[Mapping[str, Any]], result: Mapping[str, Any]
-) -> tuple[list[dict[str, Any]], dict[str, float]]:
+def _milestones(turns: list[JsonObject], result: JsonObject) -> tuple[list[JsonObject], dict[str, float]]:
     """What each milestone and minefield checks, and how far it was met: 1 is met, or for a minefield not entered.
 
     Scores are in the summary; descriptions stand in the conversation at the message that matched best, and are empty
     where none did.
     """
-    found: dict[tuple[str, int], Mapping[str, Any]] = {}
-    for kind, index, one in _matches(turns):
-        found[kind, index] = one
-    descriptions: list[dict[str, Any]] = []
+    milestones = {(kind, index): milestone for kind, index, milestone in _matches(turns)}
+    descriptions: list[JsonObject] = []
     parts: dict[str, float] = {}
     for kind in ("milestone", "minefield"):
         mapping = result.get(f"{kind}_mapping")
         for index, place in sorted((int(k), v) for k, v in mapping.items()) if isinstance(mapping, Mapping) else []:
             score = float(place[1])
-            descriptions.append(described(found.get((kind, index), {}), kind == "minefield"))
+            descriptions.append(milestone_checks(milestones.get((kind, index), {}), kind == "minefield"))
             parts[f"milestone {len(descriptions)}"] = 1 - score if kind == "minefield" else score
     return descriptions, parts
 
 
-def _matches(turns: list[Mapping[str, Any]]) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
+def _matches(turns: list[JsonObject]) -> Iterator[tuple[str, int, JsonObject]]:
     for turn in turns:
         details = turn.get(f"{turn.get('role')}_details")
         for kind in ("milestone", "minefield"):
@@ -100,22 +96,22 @@ def _matches(turns: list[Mapping[str, Any]]) -> Iterator[tuple[str, int, Mapping
                 yield kind, int(match[f"{kind}_index"]), match[kind]
 
 
-def described(milestone: Mapping[str, Any], mine: bool) -> dict[str, Any]:
+def milestone_checks(milestone: JsonObject, minefield: bool) -> JsonObject:
     """What a milestone checks, in plain values: a call, words to the user, or a state of the records."""
-    found: list[dict[str, Any]] = []
+    checks: list[JsonObject] = []
     for constraint in milestone.get("snapshot_constraints") or []:
         namespace = str(constraint.get("database_namespace"))
         for row in constraint.get("target_dataframe") or []:
             if row.get("tool_trace") is not None:
-                called = json.loads(row["tool_trace"])
-                called = called if isinstance(called, list) else [called]
-                found += [{"tool": one["tool_name"], "arguments": one["arguments"]} for one in called]
+                trace = json.loads(row["tool_trace"])
+                calls = trace if isinstance(trace, list) else [trace]
+                checks += [{"tool": call["tool_name"], "arguments": call["arguments"]} for call in calls]
             elif namespace == "SANDBOX":
-                found.append({"message": row.get("content")})
+                checks.append({"message": row.get("content")})
             else:
                 change = str(constraint.get("snapshot_constraint")).removesuffix("_similarity")
-                found.append({"namespace": namespace, "change": change, "values": row})
-    first: dict[str, Any] = dict(found[0]) if found else {"namespace": "state"}
-    if len(found) > 1:
-        first["also"] = found[1:]
-    return {**first, "minefield": True} if mine else first
+                checks.append({"namespace": namespace, "change": change, "values": row})
+    first: JsonObject = dict(checks[0]) if checks else {"namespace": "state"}
+    if len(checks) > 1:
+        first["also"] = checks[1:]
+    return {**first, "minefield": True} if minefield else first
