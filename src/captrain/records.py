@@ -8,6 +8,7 @@ file and the line. Nothing here holds a time or a duration: equal runs give equa
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -180,6 +181,16 @@ def publish_text(path: Path, text: str) -> None:
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     aside.write_text(text)
     aside.replace(path)
+
+
+def publish_folder(aside: Path, folder: Path) -> None:
+    """Rename a folder that was written aside; one that another process has put there first is as good."""
+    try:
+        aside.rename(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
+        shutil.rmtree(aside)
 
 
 def publish_json(path: Path, value: Any) -> None:

@@ -15,7 +15,7 @@ from captrain.benchmarks.loading import load_benchmark
 from captrain.config.components import Component
 from captrain.contract import tool_call
 from captrain.errors import UserError
-from captrain.models.chat import Chat, guide, parse_text, tokens_of
+from captrain.models.chat import Chat, dialogue_tokens, guide, parse_text
 from captrain.records import Message
 
 
@@ -89,7 +89,7 @@ def test_demonstrations_are_assembled_to_what_the_template_renders(chat: Chat) -
         opening, messages = demonstration(rng)
         holds(chat, [*opening, *messages])
         # What the base is trained on is what rollouts are made of.
-        assert tokens_of(chat, opening, messages) == pieces(chat, [*opening, *messages])
+        assert dialogue_tokens(chat, opening, messages) == pieces(chat, [*opening, *messages])
 
 
 @pytest.mark.parametrize("mix", ["mixed", "compound"])

@@ -10,7 +10,7 @@ from support.adapters import lora
 
 from captrain.contract import load_file
 from captrain.errors import UserError
-from captrain.models.composition import compose, name_of, normalised, read, weights_of
+from captrain.models.composition import compose, composition_name, lora_factors, normalised_weights, parse_composition
 from captrain.models.lora import Adapter, adapter_digest
 from captrain.policies.local import LocalPolicy
 from captrain.policies.policy import Play
@@ -28,7 +28,7 @@ def members(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
 
 def delta(adapter: Adapter) -> dict[str, Any]:
     """What an adapter adds to each module, in float64."""
-    return {name: up.double() @ down.double() for name, (up, down) in read(adapter).items()}
+    return {name: up.double() @ down.double() for name, (up, down) in lora_factors(adapter).items()}
 
 
 def furthest(found: dict[str, Any], expected: dict[str, Any]) -> float:
@@ -182,13 +182,13 @@ def test_what_cannot_be_added_is_refused(tiny: Path, members: dict[str, Adapter]
     ],
 )
 def test_a_vector_of_weights_and_its_name_say_the_same(weights: dict[str, float], name: str) -> None:
-    assert name_of(weights) == name and weights_of(name) == weights
+    assert composition_name(weights) == name and parse_composition(name) == weights
 
 
 def test_weights_finer_than_tenths_have_no_name() -> None:
     for weights in ({"a": 0.65}, {"a": 0.0}, {"a": -0.1}):
         with pytest.raises(ValueError, match="positive number of tenths"):
-            name_of(weights)
+            composition_name(weights)
 
 
 @pytest.mark.parametrize(
@@ -202,10 +202,10 @@ def test_weights_finer_than_tenths_have_no_name() -> None:
     ],
 )
 def test_normalised_weights_are_tenths_that_sum_to_one(weights: dict[str, float], shares: dict[str, float]) -> None:
-    assert normalised(weights) == shares and weights_of(name_of(shares)) == shares
+    assert normalised_weights(weights) == shares and parse_composition(composition_name(shares)) == shares
 
 
 def test_weights_that_are_no_shares_are_refused() -> None:
     for weights in ({"a": -1.0, "b": 3.0}, {"a": 0.0}):
         with pytest.raises(ValueError, match="must be positive"):
-            normalised(weights)
+            normalised_weights(weights)

@@ -17,7 +17,7 @@ from captrain.contract import Target, load_file
 from captrain.environments.synthesized import Brief
 from captrain.environments.templates import FAMILIES, TemplateSynthesizer
 from captrain.errors import UserError
-from captrain.models.composition import name_of, weights_of
+from captrain.models.composition import composition_name, parse_composition
 from captrain.policies.policy import Play
 from captrain.policies.scripted import ScriptedPolicy, by_the_book
 from captrain.records import Capability, Message, Passport, Rollout, publish, publish_json
@@ -243,7 +243,7 @@ def test_every_arm_of_several_capabilities_is_listed_with_its_weights(
     arms = {arm for column in routes.table.columns[2:] for arm in routes.table[column]}
     assert routes.compositions.keys() == arms - {BASE, *FAMILIES} and routes.compositions
     for arm, weights in routes.compositions.items():
-        assert weights == weights_of(arm) and {*weights} <= {*FAMILIES}
+        assert weights == parse_composition(arm) and {*weights} <= {*FAMILIES}
     assert {*routes.table["chosen"]} & routes.compositions.keys()
     assert {*routes.table["retrieval"]} <= {*FAMILIES, BASE}
 
@@ -379,7 +379,7 @@ class TestTopP:
         for shares, best, route in zip(router.shares(known, texts), router.route(known, texts), routes, strict=True):
             assert sum(shares.values()) == pytest.approx(1) and best == max(shares, key=lambda name: shares[name])
             able = {name: share for name, share in shares.items() if name != BASE}
-            weights = weights_of(route) if route != BASE else {}
+            weights = parse_composition(route) if route != BASE else {}
             assert (route == BASE) == (best == BASE)
             for name, weight in weights.items():
                 assert weight == pytest.approx(able[name] / sum(able.values()), abs=0.1)
@@ -472,7 +472,7 @@ class TestStage:
         columns = ["task", "kind", *COMPARED, "chosen", "control:random_router", "control:placebo"]
         assert list(table.columns) == columns
         both = table[table["kind"] == "pick+copy"]
-        assert len(both) and {*both["chosen"]} == {name_of({COPY: 1.0, PICK: 1.0})}
+        assert len(both) and {*both["chosen"]} == {composition_name({COPY: 1.0, PICK: 1.0})}
         assert not any(STEPS in members(arm) for column in columns[2:] for arm in table[column])
         gained = pd.read_csv(home / "results/routes/gains.csv")
         assert list(gained["capability"]) == [PICK, CHECK, COPY, STEPS]

@@ -21,7 +21,7 @@ from captrain.config.machine import Machine
 from captrain.contract import Target
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
-from captrain.models.composition import read
+from captrain.models.composition import lora_factors
 from captrain.models.lora import Adapter, adapter_digest
 from captrain.policies import LocalPolicy
 from captrain.records import Passport, Task, digest, file_digest, load, publish_json
@@ -65,7 +65,7 @@ def adapter(folder: Path, matrix: Any, scale: float = 1.0) -> Adapter:
 def made(method: str, *members: Adapter, density: float = 1.0, seed: int = 0) -> Any:
     """What a method's adapter adds to the one module."""
     named = {f"member_{at}": member for at, member in enumerate(members)}
-    up, down = read(added(merge(method, named, density=density, seed=seed)))[MODULE]
+    up, down = lora_factors(added(merge(method, named, density=density, seed=seed)))[MODULE]
     return up.double() @ down.double()
 
 
@@ -122,7 +122,7 @@ def test_svd_is_the_best_approximation_of_the_sum_at_the_rank_of_a_member(inside
     total = sum(up.double() @ down.double() for up, down in pairs)
     left, values, right = torch.linalg.svd(torch.as_tensor(total), full_matrices=False)
     one = merge("svd", members, density=0.5, seed=0)
-    up, down = read(added(one))[MODULE]
+    up, down = lora_factors(added(one))[MODULE]
     assert near(up.double() @ down.double(), (left[:, :2] * values[:2]) @ right[:2]) and rank(one.folder) == 2
     share = (values[:2].square().sum() / values.square().sum()).item()
     assert f"| {share:.4f} |" in (one.folder / "README.md").read_text() and share < 0.999
@@ -146,7 +146,7 @@ def test_identical_adapters_merge_to_themselves_at_their_own_rank(inside: Path, 
     up, down = torch.randn(7, 2), torch.randn(2, 5)
     members = {name: thin(inside / name, up, down) for name in ("a", "b", "c")}
     one = merge(method, members, density=1.0, seed=0)
-    found, across = read(added(one))[MODULE]
+    found, across = lora_factors(added(one))[MODULE]
     times = 3 if method in ("sum", "svd") else 1
     assert near(found.double() @ across.double(), times * (up @ down).double()) and rank(one.folder) == 2
 
@@ -178,7 +178,7 @@ def test_merges_of_updates_are_what_peft_makes_of_them(tiny: Path, inside: Path)
     asked = {"svd": {"svd_rank": 4}, "ties": {"combination_type": "ties_svd", "svd_rank": 8, "density": 0.5}}
     for method, arguments in asked.items():
         model.add_weighted_adapter(["a", "b"], [1.0, 1.0], method, **arguments)
-        ours = read(added(merge(method, members, density=0.5, seed=0)))
+        ours = lora_factors(added(merge(method, members, density=0.5, seed=0)))
         for name, module in model.base_model.model.named_modules():
             if f"base_model.model.{name}" in ours:
                 up, down = ours[f"base_model.model.{name}"]

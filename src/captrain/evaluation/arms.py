@@ -21,7 +21,7 @@ from captrain.errors import UserError
 from captrain.evaluation.rows import BASE, STAGES
 from captrain.execution import launch
 from captrain.ledger import LedgerEntry, spent
-from captrain.models import Adapter, adapter_digest, compose, weights_of
+from captrain.models import Adapter, adapter_digest, compose, parse_composition
 from captrain.policies import Policy, TurnPolicy, load_policy
 from captrain.records import Rollout
 from captrain.rollouts import collect, floor
@@ -160,7 +160,9 @@ def _turning(spec: Spec, results: Path, known: dict[str, Arm]) -> Iterator[Arm]:
     path = results / "routes/turns.json"
     if not path.exists() or not passports(results / "pairs") or spec.policy.target != LOCAL:
         return
-    named = {arm: None if arm == BASE else _adapter(weights_of(arm), known) for arm in TurnRouter.read(path).arms}
+    named = {
+        arm: None if arm == BASE else _adapter(parse_composition(arm), known) for arm in TurnRouter.read(path).arms
+    }
     yield Arm("turns", "turns", turns=Turns(path, tuple(named.items())))
 
 

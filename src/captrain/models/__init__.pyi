@@ -4,14 +4,14 @@ from .answer_usage import AnswerUsage as AnswerUsage
 from .answers import Question as Question
 from .answers import StructuredAnswers as StructuredAnswers
 from .chat import Chat as Chat
+from .chat import dialogue_tokens as dialogue_tokens
 from .chat import guide as guide
-from .chat import tokens_of as tokens_of
 from .composition import compose as compose
-from .composition import name_of as name_of
-from .composition import normalised as normalised
-from .composition import read as read
-from .composition import save as save
-from .composition import weights_of as weights_of
+from .composition import composition_name as composition_name
+from .composition import lora_factors as lora_factors
+from .composition import normalised_weights as normalised_weights
+from .composition import parse_composition as parse_composition
+from .composition import save_lora_factors as save_lora_factors
 from .endpoint import Completion as Completion
 from .endpoint import ContextLengthExceeded as ContextLengthExceeded
 from .endpoint import Endpoint as Endpoint
@@ -20,4 +20,5 @@ from .endpoint import TransientFault as TransientFault
 from .lora import Adapter as Adapter
 from .lora import adapter_digest as adapter_digest
 from .lora import settle as settle
-from .weights import model_of as model_of
+from .plain_lora import read_plain_lora as read_plain_lora
+from .weights import model_source as model_source

@@ -152,7 +152,7 @@ def guide(opening: list[Message], lines: list[str]) -> list[Message]:
     return [{**m, "content": m["content"] + extra} if m["role"] == "system" else m for m in opening]
 
 
-def tokens_of(chat: "Chat", opening: list[Any], messages: list[Any]) -> tuple[list[int], list[int]]:
+def dialogue_tokens(chat: "Chat", opening: list[Any], messages: list[Any]) -> tuple[list[int], list[int]]:
     """Ids and mask (1 = written by the agent) of a dialogue."""
     ids = chat.prompt(opening)
     mask = [0] * len(ids)

@@ -4,8 +4,8 @@ Concatenation does it: A stacked, B side by side with weight and scale multiplie
 equal to it. The result is one more plain PEFT folder, so that policies and servers know nothing of composition. Adding
 factors, as other combinations of PEFT do, is another function: (B_1 + B_2)(A_1 + A_2) has cross terms.
 
-Vectors of weights are named: "a+b" for weights of 1, "0.6*a+0.4*b" else. Names hold tenths; `normalised` makes weights
-such, so that few vectors are distinct and each is composed once.
+Vectors of weights are named: "a+b" for weights of 1, "0.6*a+0.4*b" else. Names hold tenths; `normalised_weights` makes
+them such, so that few vectors are distinct and each is composed once.
 """
 
 import json
@@ -13,19 +13,23 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 from captrain.errors import UserError
 from captrain.execution import code_digest
 from captrain.models.lora import Adapter, adapter_digest
-from captrain.records import digest
+from captrain.models.plain_lora import read_plain_lora
+from captrain.records import digest, publish_folder
 
-Factors = dict[str, tuple[Any, Any]]
+if TYPE_CHECKING:
+    import torch
+
+Factors: TypeAlias = "dict[str, tuple[torch.Tensor, torch.Tensor]]"
 """Of each changed module, by its PEFT name: up (out, rank) with all scales multiplied in, and down (rank, in)."""
 TENTHS = 10
 
 
-def normalised(weights: Mapping[str, float]) -> dict[str, float]:
+def normalised_weights(weights: Mapping[str, float]) -> dict[str, float]:
     """Weights as shares in tenths that sum to 1, by largest remainders (of equal ones the first name gets more);
     what gets no tenth is left out. For scores such as probabilities; a plain sum has weights of 1 and needs none.
 
@@ -43,7 +47,7 @@ def normalised(weights: Mapping[str, float]) -> dict[str, float]:
     return {name: count / TENTHS for name, count in tenths.items() if count}
 
 
-def name_of(weights: Mapping[str, float]) -> str:
+def composition_name(weights: Mapping[str, float]) -> str:
     """The name of a vector of weights, members in the order of their names; a member alone at 1 has its own.
 
     Raises:
@@ -52,11 +56,11 @@ def name_of(weights: Mapping[str, float]) -> str:
     for name, weight in weights.items():
         if weight <= 0 or abs(weight * TENTHS - round(weight * TENTHS)) > 1e-9:
             raise ValueError(f"weight {weight} of {name} is not a positive number of tenths")
-    shown = {name: round(weights[name], 1) for name in sorted(weights)}
-    return "+".join(name if weight == 1 else f"{weight}*{name}" for name, weight in shown.items())
+    rounded = {name: round(weights[name], 1) for name in sorted(weights)}
+    return "+".join(name if weight == 1 else f"{weight}*{name}" for name, weight in rounded.items())
 
 
-def weights_of(name: str) -> dict[str, float]:
+def parse_composition(name: str) -> dict[str, float]:
     """The vector of weights that has this name."""
     terms = (term.rpartition("*") for term in name.split("+"))
     return {member: float(weight or 1) for weight, _, member in terms}
@@ -74,27 +78,28 @@ def compose(members: Mapping[str, Adapter], weights: Mapping[str, float], folder
         UserError: a member is missing, damaged, or no plain LoRA adapter, or members do not go together.
         ValueError: no member has a weight.
     """
-    chosen = [(members[name], weight) for name, weight in weights.items() if weight]
-    acting = sorted(chosen, key=lambda pair: (pair[0].digest, pair[1]))
-    if not acting:
+    weighted = [(members[name], weight) for name, weight in weights.items() if weight]
+    weighted.sort(key=lambda pair: (pair[0].digest, pair[1]))
+    if not weighted:
         raise ValueError("a composition needs a member with a weight")
-    if len(acting) == 1 and acting[0][1] == 1:
-        return acting[0][0]
-    key = digest(code_digest(compose), [(member.digest, weight) for member, weight in acting])
-    if (kept := _kept(folder / key)) is None:
+    if len(weighted) == 1 and weighted[0][1] == 1:
+        return weighted[0][0]
+    key = digest(code_digest(compose), [(member.digest, weight) for member, weight in weighted])
+    composition = _existing(folder / key)
+    if composition is None:
         aside = folder / f".{key}.{os.getpid()}.tmp"
         shutil.rmtree(folder / key, ignore_errors=True)
         shutil.rmtree(aside, ignore_errors=True)
-        factors = concatenated([read(member) for member, _ in acting], [weight for _, weight in acting])
-        save(aside / "new", acting[0][0], factors)
+        factors = concatenated([lora_factors(member) for member, _ in weighted], [weight for _, weight in weighted])
+        save_lora_factors(aside / "new", weighted[0][0], factors)
         (aside / "new").rename(aside / adapter_digest(aside / "new"))
         publish_folder(aside, folder / key)
-        kept = _kept(folder / key)
-    assert kept is not None
-    return kept
+        composition = _existing(folder / key)
+    assert composition is not None
+    return composition
 
 
-def _kept(folder: Path) -> Adapter | None:
+def _existing(folder: Path) -> Adapter | None:
     """The composition in a folder, unless there is none or it was altered."""
     for path in folder.glob("*"):
         try:
@@ -104,34 +109,19 @@ def _kept(folder: Path) -> Adapter | None:
     return None
 
 
-def read(member: Adapter) -> Factors:
+def lora_factors(member: Adapter) -> Factors:
     """The factors of a plain LoRA adapter, in float32.
 
     Raises:
         UserError: it is missing, damaged, or scales its modules in another way than by alpha / r.
     """
-    from safetensors.torch import load_file
-
-    folder = Path(member.folder)
-    try:
-        config = json.loads((folder / "adapter_config.json").read_text())
-        tensors = load_file(folder / "adapter_model.safetensors")
-        scale = config["lora_alpha"] / config["r"]
-    except Exception as error:
-        raise UserError(
-            f"adapter {folder} does not load ({type(error).__name__}: {error})",
-            "a file in it is missing or was altered: delete the folder and run `dvc repro adapters`",
-        ) from error
-    special = [key for key in ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern") if config.get(key)]
-    names = [name.removesuffix(".lora_A.weight") for name in sorted(tensors) if name.endswith(".lora_A.weight")]
-    if special or 2 * len(names) != len(tensors):
-        raise UserError(
-            f"adapter {folder} is no plain LoRA adapter ({', '.join(special) or 'it has other tensors'})",
-            "compose and merge adapters of r, lora_alpha and target_modules alone",
-        )
+    lora = read_plain_lora(Path(member.folder))
     return {
-        name: (scale * tensors[f"{name}.lora_B.weight"].float(), tensors[f"{name}.lora_A.weight"].float())
-        for name in names
+        name: (
+            lora.scale * lora.tensors[f"{name}.lora_B.weight"].float(),
+            lora.tensors[f"{name}.lora_A.weight"].float(),
+        )
+        for name in lora.modules
     }
 
 
@@ -143,12 +133,12 @@ def concatenated(members: Sequence[Factors], weights: Sequence[float]) -> Factor
     """
     import torch
 
-    if any(_shapes(one) != _shapes(members[0]) for one in members):
+    if any(_shapes(member) != _shapes(members[0]) for member in members):
         raise UserError("adapters change different modules and cannot be added", "use adapters of one base and trainer")
     return {
         name: (
-            torch.cat([weight * one[name][0] for one, weight in zip(members, weights, strict=True)], 1),
-            torch.cat([one[name][1] for one in members]),
+            torch.cat([weight * member[name][0] for member, weight in zip(members, weights, strict=True)], 1),
+            torch.cat([member[name][1] for member in members]),
         )
         for name in members[0]
     }
@@ -158,7 +148,7 @@ def _shapes(member: Factors) -> dict[str, tuple[int, int]]:
     return {name: (len(up), down.shape[1]) for name, (up, down) in member.items()}
 
 
-def save(folder: Path, like: Adapter, factors: Factors) -> None:
+def save_lora_factors(folder: Path, like: Adapter, factors: Factors) -> None:
     """Write factors as a plain PEFT adapter in float32, scaled by 1; equal factors, equal bytes.
 
     Args:
@@ -180,13 +170,3 @@ def save(folder: Path, like: Adapter, factors: Factors) -> None:
     folder.mkdir(parents=True)
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=1, sort_keys=True) + "\n")
-
-
-def publish_folder(aside: Path, folder: Path) -> None:
-    """Rename a folder that was written aside; one that another process has put there first is as good."""
-    try:
-        aside.rename(folder)
-    except OSError:
-        if not folder.is_dir():
-            raise
-        shutil.rmtree(aside)

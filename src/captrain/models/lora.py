@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from captrain.errors import UserError
-from captrain.models.weights import model_of
+from captrain.models.weights import model_source
 from captrain.records import file_digest
 
 
@@ -29,10 +29,10 @@ def settle(folder: Path, base: Path, policy: str) -> None:
     """Make a saved adapter one that equal weights always give: the path of the base on this machine is no part of it,
     and key order and unset fields must not vary. A base that has a name is called by it, another by the `policy`'s
     digest."""
-    model = model_of(base)
+    model = model_source(base)
     path = folder / "adapter_config.json"
     config = json.loads(path.read_text())
-    config["base_model_name_or_path"] = model.source if model.named else f"captrain-base-{policy}"
+    config["base_model_name_or_path"] = model.source if model.in_hub else f"captrain-base-{policy}"
     config["target_modules"] = sorted(config["target_modules"])
     path.write_text(json.dumps(config, indent=1, sort_keys=True) + "\n")
     (folder / "README.md").unlink(missing_ok=True)

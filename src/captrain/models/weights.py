@@ -6,18 +6,18 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelSource:
     """Where weights come from: a folder, or a name in a model hub with its revision."""
 
     source: str
     revision: str | None = None
-    named: bool = False
+    in_hub: bool = False
 
 
-def model_of(folder: Path) -> Model:
+def model_source(folder: Path) -> ModelSource:
     """The model that the base stage has left in a folder: trained there, or the name of one."""
     pointer = folder / "model.json"
     if not pointer.exists():
-        return Model(str(folder))
+        return ModelSource(str(folder))
     name, _, revision = json.loads(pointer.read_text())["model"].partition("@")
-    return Model(name, revision or None, named=True)
+    return ModelSource(name, revision or None, in_hub=True)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from captrain.errors import UserError
-from captrain.models import Chat, guide
+from captrain.models import Chat, guide, read_plain_lora
 from captrain.policies.policy import Play
 from captrain.records import Message, digest, file_digest
 
@@ -204,34 +204,15 @@ def merged(state: dict[str, Any], adapter: str) -> dict[str, Any]:
     """
     if not adapter:
         return state
-    from safetensors.torch import load_file
-
+    lora = read_plain_lora(Path(adapter))
+    out = dict(state)
     try:
-        config = json.loads((Path(adapter) / "adapter_config.json").read_text())
-        weights = load_file(Path(adapter) / "adapter_model.safetensors")
-        scale = config["lora_alpha"] / config["r"]
-    except Exception as error:
-        raise UserError(
-            f"adapter {adapter} does not load ({type(error).__name__}: {error})",
-            "a file in it is missing or was altered: delete the folder and run `dvc repro adapters`",
-        ) from error
-    try:
-        return merge(state, weights, scale)
+        for name in lora.modules:
+            target = f"{name.removeprefix('base_model.model.')}.weight"
+            change = lora.tensors[f"{name}.lora_B.weight"] @ lora.tensors[f"{name}.lora_A.weight"]
+            out[target] = out[target] + lora.scale * change
     except KeyError as error:
         raise UserError(
             f"adapter {adapter} changes {error}, which the model lacks", "use it with its own base"
         ) from error
-
-
-def merge(state: dict[str, Any], weights: dict[str, Any], scale: float) -> dict[str, Any]:
-    """Base weights with LoRA weights (PEFT names) added: W + scale * B A, as new tensors.
-
-    Raises:
-        KeyError: the base lacks a weight that the adapter changes.
-    """
-    out = dict(state)
-    for name, down in weights.items():
-        if name.endswith(".lora_A.weight"):
-            target = name.removeprefix("base_model.model.").replace(".lora_A.weight", ".weight")
-            out[target] = out[target] + scale * (weights[name.replace(".lora_A.", ".lora_B.")] @ down)
     return out

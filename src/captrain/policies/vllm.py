@@ -23,7 +23,7 @@ from pydantic import Field
 
 from captrain.config import Machine, Rate
 from captrain.errors import UserError
-from captrain.models import Completion, TransientFault, adapter_digest, model_of
+from captrain.models import Completion, TransientFault, adapter_digest, model_source
 from captrain.policies.local import with_hint
 from captrain.policies.openai import OpenAIPolicy, sent
 from captrain.policies.policy import Play
@@ -65,8 +65,8 @@ class VLLMPolicy(OpenAIPolicy):
         max_tokens: Annotated[int, Field(ge=1)], guidance: Sequence[str] = (), tools: str = "hermes",
         retries: Annotated[int, Field(ge=0)] = 3, timeout: Rate = 600.0,
     ) -> None:  # fmt: skip
-        self.weights = model_of(model)
-        if self.weights.named:
+        self.weights = model_source(model)
+        if self.weights.in_hub:
             identity = f"{self.weights.source}@{self.weights.revision or ''}"
             name = self.weights.source
         elif (model / "config.json").exists():
@@ -125,7 +125,7 @@ class VLLMPolicy(OpenAIPolicy):
         if machine.gpus > 1:
             settings += ("--tensor-parallel-size", str(machine.gpus))
         # The path in full: servers and the check of what they serve compare it as text.
-        source = self.weights.source if self.weights.named else str(Path(self.weights.source).resolve())
+        source = self.weights.source if self.weights.in_hub else str(Path(self.weights.source).resolve())
         key = digest(machine, source, self.name, settings, self.timeout)
         with _fleets_lock:
             if key not in _fleets:

@@ -6,7 +6,7 @@ A route is the name of an arm: "base", a capability, or a composition of capabil
 
 from collections.abc import Iterable, Mapping
 
-from captrain.models import name_of, normalised, weights_of
+from captrain.models import composition_name, normalised_weights, parse_composition
 
 BASE = "base"
 """The route on which no adapter acts."""
@@ -14,12 +14,12 @@ BASE = "base"
 
 def members(route: str) -> frozenset[str]:
     """The capabilities whose adapters act on a route; none for the base."""
-    return frozenset() if route == BASE else frozenset(weights_of(route))
+    return frozenset() if route == BASE else frozenset(parse_composition(route))
 
 
 def route_of(capabilities: frozenset[str]) -> str:
     """The route on which the adapters of these capabilities act, each at weight 1."""
-    return name_of(dict.fromkeys(sorted(capabilities), 1.0)) if capabilities else BASE
+    return composition_name(dict.fromkeys(sorted(capabilities), 1.0)) if capabilities else BASE
 
 
 def route_of_shares(shares: Mapping[str, float], p: float | None) -> str:
@@ -35,16 +35,16 @@ def route_of_shares(shares: Mapping[str, float], p: float | None) -> str:
     while mass < p * total - 1e-9:
         composed.append(candidates[len(composed)])
         mass += shares[composed[-1]]
-    return name_of(normalised({route: shares[route] for route in composed}))
+    return composition_name(normalised_weights({route: shares[route] for route in composed}))
 
 
 def exchanged(route: str, exchange: Mapping[str, str]) -> str:
     """The same route with each capability exchanged for another, at its weight; the base stays the base."""
     if route == BASE:
         return BASE
-    return name_of({exchange[name]: weight for name, weight in weights_of(route).items()})
+    return composition_name({exchange[name]: weight for name, weight in parse_composition(route).items()})
 
 
 def composition_weights(routes: Iterable[str]) -> dict[str, dict[str, float]]:
     """Route -> weight of each capability, in the order of their names, for every route of more than one."""
-    return {route: weights_of(route) for route in sorted(set(routes)) if len(members(route)) > 1}
+    return {route: parse_composition(route) for route in sorted(set(routes)) if len(members(route)) > 1}

@@ -25,7 +25,7 @@ from captrain.contract import Target
 from captrain.errors import UserError
 from captrain.execution import code_digest, launch
 from captrain.ledger import spent
-from captrain.models import Adapter, adapter_digest, model_of, settle
+from captrain.models import Adapter, adapter_digest, model_source, settle
 from captrain.records import Rollout, Task, digest, publish_json, publish_text
 from captrain.rollouts import collect, pass_rate
 from captrain.training.jobs import Learner, Place, Trained, learner, places_of
@@ -155,7 +155,7 @@ class _Student:
             skip = one.place.skip
             self.tasks.append(target.tasks("training", skip + -(-groups // len(targets)))[skip:])
         set_seed(job.seed)
-        source = model_of(job.base)
+        source = model_source(job.base)
         base: Any = AutoModelForCausalLM.from_pretrained(source.source, revision=source.revision, dtype=torch.float32)
         lora = LoraConfig(
             r=recipe.rank, lora_alpha=recipe.alpha, lora_dropout=0.0, target_modules=recipe.targets, bias="none",

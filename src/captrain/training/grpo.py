@@ -40,7 +40,7 @@ from captrain.config import REMEDY, alternatives
 from captrain.contract import Target
 from captrain.errors import UserError
 from captrain.execution import launch
-from captrain.models import adapter_digest, model_of, settle
+from captrain.models import adapter_digest, model_source, settle
 from captrain.policies import Play
 from captrain.training import collectives
 from captrain.training.groups import Groups
@@ -200,7 +200,7 @@ def _configuration(recipe: GRPO, job: Job, policy: Learner, folder: Path, steps:
 
 
 def _base(recipe: GRPO, job: Job) -> Any:
-    model, precision = model_of(job.base), getattr(torch, job.machine.accelerate.precision)
+    model, precision = model_source(job.base), getattr(torch, job.machine.accelerate.precision)
     base = AutoModelForCausalLM.from_pretrained(model.source, revision=model.revision, dtype=precision)
     linear = {name.rpartition(".")[2] for name, part in base.named_modules() if isinstance(part, torch.nn.Linear)}
     if unknown := [name for name in recipe.targets if name.rpartition(".")[2] not in linear]:

@@ -29,7 +29,7 @@ from typing import Any
 from captrain.config import Spec
 from captrain.errors import UserError
 from captrain.execution import run
-from captrain.models import Adapter, adapter_digest, read, save
+from captrain.models import Adapter, adapter_digest, lora_factors, save_lora_factors
 from captrain.records import digest, publish, publish_json, publish_text
 from captrain.training.distillation import distil, distillation
 from captrain.training.jobs import Trained
@@ -103,7 +103,7 @@ def merge(method: str, members: Mapping[str, Adapter], *, density: float, seed: 
 
     torch.set_num_threads(1)
     names = sorted(members)
-    factors = [read(members[name]) for name in names]
+    factors = [lora_factors(members[name]) for name in names]
     if any(one.keys() != factors[0].keys() for one in factors):
         raise UserError("adapters change different modules and cannot be merged", "use adapters of one trainer")
     merged, whole, kept = {}, 0.0, 0.0
@@ -115,7 +115,7 @@ def merge(method: str, members: Mapping[str, Adapter], *, density: float, seed: 
         whole, kept = whole + everything, kept + remaining
     aside = WORKSPACES / f".{method}.{os.getpid()}.tmp"
     shutil.rmtree(aside, ignore_errors=True)
-    save(aside, members[names[0]], merged)
+    save_lora_factors(aside, members[names[0]], merged)
     content = adapter_digest(aside)
     rank = max(len(down) for _, down in merged.values())
     publish_text(

@@ -17,7 +17,7 @@ from typing import Any
 from captrain.config import Adp, References, Spec, build
 from captrain.errors import UserError
 from captrain.execution import code_digest
-from captrain.models import Chat, adapter_digest, model_of, settle, tokens_of
+from captrain.models import Chat, adapter_digest, dialogue_tokens, model_source, settle
 from captrain.records import Message, digest, publish, publish_json, publish_text
 from captrain.training.jobs import Learner
 from captrain.training.recipe import GRPO
@@ -49,7 +49,7 @@ class Taught:
 def row_of(chat: Chat, messages: Sequence[Message], room: int) -> Row | None:
     """A dialogue in tokens; None if it is longer than the model reads."""
     opening = next(at for at, message in enumerate(messages) if message["role"] == "assistant")
-    ids, mask = tokens_of(chat, [*messages[:opening]], [*messages[opening:]])
+    ids, mask = dialogue_tokens(chat, [*messages[:opening]], [*messages[opening:]])
     return Row(ids, mask) if len(ids) <= room else None
 
 
@@ -134,7 +134,7 @@ def fit(rows: Sequence[Row], recipe: dict[str, Any], base: Path, policy: Learner
         r=recipe["rank"], lora_alpha=recipe["alpha"], lora_dropout=0.0, target_modules=recipe["targets"], bias="none",
         task_type="CAUSAL_LM",
     )  # fmt: skip
-    model = model_of(base)
+    model = model_source(base)
     set_seed(recipe["seed"])
     trainer: Any = SFTTrainer(
         model=AutoModelForCausalLM.from_pretrained(model.source, revision=model.revision, dtype=torch.float32),

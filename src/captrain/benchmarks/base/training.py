@@ -14,7 +14,7 @@ from captrain.benchmarks import servicedesk as desk
 from captrain.benchmarks.base import demonstrations
 from captrain.benchmarks.base.tokenizer import build_tokenizer
 from captrain.config import Base
-from captrain.models import Chat, tokens_of
+from captrain.models import Chat, dialogue_tokens
 from captrain.records import file_digest, publish_json
 
 BUCKET = 16
@@ -42,7 +42,7 @@ def make_batches(chat: Chat, spec: Base, seed: int) -> list[list[tuple[list[int]
         if rng.random() < (0.5 if i < 0.3 * count else 0.1):
             rows.append(drill_tokens(chat, demonstrations.drill(rng)))
         else:
-            rows.append(tokens_of(chat, *demonstrations.demonstration(rng)))
+            rows.append(dialogue_tokens(chat, *demonstrations.demonstration(rng)))
     batches = []
     for start in range(0, count, spec.batch * BUCKET):
         rows_near = sorted(rows[start : start + spec.batch * BUCKET], key=lambda row: len(row[0]))
