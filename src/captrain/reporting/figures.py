@@ -10,7 +10,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -22,10 +21,11 @@ from matplotlib.ticker import MaxNLocator
 from captrain.capabilities import SelectionAccount, replay
 from captrain.errors import UserError
 from captrain.evaluation import TRACE, label, versus
+from captrain.records import JsonObject
 from captrain.reporting.published import published, reference
 from captrain.reporting.style import GREY, HEADLINE, MERGING, ROUTING, Line, compare, ordered, render, tint
 
-NEEDED = (
+REQUIRED = (
     "evaluation/main.csv",
     "evaluation/differences.csv",
     "evaluation/kinds.csv",
@@ -35,7 +35,7 @@ NEEDED = (
     "adapters/history.csv",
     "grpo_target/history.csv",
 )
-TRAINED = ("adapters", "grpo_target", "awm", "single", "mixed", "ramp")
+TRAINING_STAGES = ("adapters", "grpo_target", "awm", "single", "mixed", "ramp")
 """Stages that train by reinforcement."""
 SMOOTH = 5
 """Updates that a training curve is averaged over."""
@@ -64,7 +64,7 @@ def draw(results: Path, out: Path) -> list[Path]:
         "routing": routing,
         "merging": merging,
     }
-    for name in NEEDED:
+    for name in REQUIRED:
         if not (results / name).exists():
             raise UserError(f"{results / name} is missing", f"run `dvc repro {name.split('/')[0]}` to make it")
     if not _rows(results, TRACE, ("merged:",)):
@@ -89,55 +89,64 @@ def merging(results: Path) -> Figure:
     return _compared(results, "Merged adapters and TRACE, which routes (rollouts spent)", MERGING)
 
 
-def _compared(results: Path, title: str, wanted: Sequence[str] | None) -> Figure:
+def _compared(results: Path, title: str, order: Sequence[str] | None) -> Figure:
     confidence = json.loads((results / "evaluation/metrics.json").read_text())["confidence"]
-    rows, (name, known) = _rows(results, TRACE, wanted), reference(results)
-    note = f"Open diamonds: as published ({published().paper}; {name}); measured there, not here." if known else ""
+    rows, (name, publication) = _rows(results, TRACE, order), reference(results)
+    note = (
+        f"Open diamonds: as published ({published().paper}; {name}); measured there, not here." if publication else ""
+    )
     return compare({"": rows}, TRACE, title, f"pass rate, with {confidence:.0%} interval over test tasks", note)
 
 
-def _rows(results: Path, against: str, wanted: Sequence[str] | None) -> list[Line]:
+def _rows(results: Path, against: str, order: Sequence[str] | None) -> list[Line]:
     """The methods of the evaluation whose rate is defined, in the order of `wanted` (names or their beginnings), or
     all in the order of the table."""
     main = pd.read_csv(results / "evaluation/main.csv").dropna(subset=["pass_rate"])
     differences = versus(pd.read_csv(results / "evaluation/differences.csv").to_dict("records"), against)
-    _, known = reference(results)
-    found = {
+    _, publication = reference(results)
+    lines = {
         row["method"]: Line(
             row["method"],
             f"{row['label']} ({row['rollouts_spent']:,})",
             *(row["pass_rate"], row["low"], row["high"]),
             difference=differences.get(row["method"]),
-            published=known.get(row["method"]),
+            published=publication.get(row["method"]),
         )
         for row in main.to_dict("records")
     }
-    return [found[name] for name in ordered(found, wanted)]
+    return [lines[name] for name in ordered(lines, order)]
 
 
-def _selection(results: Path) -> SelectionAccount:
+def _selection(results: Path) -> JsonObject:
     return json.loads((results / "capabilities/selection.json").read_text())
 
 
-def capabilities(selection: Mapping[str, Any]) -> Figure:
+def capabilities(selection: JsonObject) -> Figure:
     """Gap against coverage of every candidate, with interval bars and the thresholds of the selection."""
     thresholds, candidates = selection["thresholds"], selection["candidates"]
-    shown = [one for one in candidates if one["gap"] is not None and one["coverage"] is not None]
-    undefined = len(candidates) - len(shown)
+    defined = [
+        candidate for candidate in candidates if candidate["gap"] is not None and candidate["coverage"] is not None
+    ]
+    undefined = len(candidates) - len(defined)
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
     axes = figure.subplots()
     colours = {True: sns.color_palette("deep")[2], False: "0.55"}
     for selected, name, marker in ((True, "selected", "o"), (False, "rejected", "X")):
-        points = [one for one in shown if one["selected"] is selected]
+        points = [candidate for candidate in defined if candidate["selected"] is selected]
         colour = colours[selected]
-        for one in points:
-            if one["gap_low"] is not None and one["gap_high"] is not None:
-                axes.plot([one["coverage"]] * 2, [one["gap_low"], one["gap_high"]], color=colour, linewidth=1.2)
-        places = [one["coverage"] for one in points], [one["gap"] for one in points]
+        for candidate in points:
+            if candidate["gap_low"] is not None and candidate["gap_high"] is not None:
+                axes.plot(
+                    [candidate["coverage"]] * 2,
+                    [candidate["gap_low"], candidate["gap_high"]],
+                    color=colour,
+                    linewidth=1.2,
+                )
+        places = [candidate["coverage"] for candidate in points], [candidate["gap"] for candidate in points]
         axes.scatter(*places, marker=marker, s=42, color=colour, zorder=5, label=f"{name} ({len(points)})")
     axes.axhline(thresholds["delta"], color="0.2", linestyle="--", linewidth=1)
     axes.axvline(thresholds["coverage"], color="0.2", linestyle="--", linewidth=1)
-    _name_points(figure, shown)
+    _name_points(figure, defined)
     axes.set_xlabel("coverage: share of failed rollouts that lack the capability")
     axes.set_ylabel("gap: error rate among failed minus among passed")
     note = f"; {undefined} with undefined gap not drawn" if undefined else ""
@@ -147,27 +156,27 @@ def capabilities(selection: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def _name_points(figure: Figure, points: list[dict[str, Any]]) -> None:
+def _name_points(figure: Figure, points: list[JsonObject]) -> None:
     """Write each name right of its point, or left of it in the right half, and nudge names of one side apart."""
     axes = figure.axes[0]
     axes.margins(0.12, 0.1)
-    left, right = axes.get_xlim()
+    left_edge, right_edge = axes.get_xlim()
     bottom, top = axes.get_ylim()
     step = 0.045 * (top - bottom)
-    used: dict[bool, float] = {True: -np.inf, False: -np.inf}
-    for one in sorted(points, key=lambda one: (one["gap"], one["id"])):
-        turned = one["coverage"] > (left + right) / 2
-        height = max(one["gap"], used[turned] + step)
-        used[turned] = height
+    heights: dict[bool, float] = {True: -np.inf, False: -np.inf}
+    for candidate in sorted(points, key=lambda candidate: (candidate["gap"], candidate["id"])):
+        leftward = candidate["coverage"] > (left_edge + right_edge) / 2
+        height = max(candidate["gap"], heights[leftward] + step)
+        heights[leftward] = height
         axes.annotate(
-            one["name"],
-            (one["coverage"], one["gap"]),
-            xytext=(one["coverage"] + (-1 if turned else 1) * 0.02 * (right - left), height),
-            ha="right" if turned else "left",
+            candidate["name"],
+            (candidate["coverage"], candidate["gap"]),
+            xytext=(candidate["coverage"] + (-1 if leftward else 1) * 0.02 * (right_edge - left_edge), height),
+            ha="right" if leftward else "left",
             va="center",
             fontsize=7.5,
             bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.8},
-            fontweight="bold" if one["selected"] else "normal",
+            fontweight="bold" if candidate["selected"] else "normal",
             arrowprops={"arrowstyle": "-", "color": "0.7", "linewidth": 0.5, "shrinkA": 0, "shrinkB": 2},
         )
 
@@ -181,19 +190,19 @@ def stability(results: Path) -> Figure:
     grid = figure.subplots(1, 4, width_ratios=(3, 3, 3, 3))
     for axes in grid[1:3]:
         axes.sharey(grid[0])
-    chosen = sns.color_palette("deep")[2]
-    for place, one in enumerate(candidates):
-        shade = chosen if one["selected"] else "0.6"
-        grid[0].barh(place, one["runs_retained"], color=shade, height=0.6)
-        own = runs[runs["capability"] == one["id"]]
+    selected_colour = sns.color_palette("deep")[2]
+    for place, candidate in enumerate(candidates):
+        shade = selected_colour if candidate["selected"] else "0.6"
+        grid[0].barh(place, candidate["runs_retained"], color=shade, height=0.6)
+        runs_of = runs[runs["capability"] == candidate["id"]]
         # Runs beside each other in their order, so that equal values do not hide each other.
-        heights = place + np.linspace(-0.28, 0.28, len(own)) if len(own) > 1 else [place] * len(own)
+        heights = place + np.linspace(-0.28, 0.28, len(runs_of)) if len(runs_of) > 1 else [place] * len(runs_of)
         for axes, column in zip(grid[1:3], ("coverage", "gap"), strict=True):
-            axes.scatter(own[column], heights, s=9, color=shade, linewidth=0)
+            axes.scatter(runs_of[column], heights, s=9, color=shade, linewidth=0)
     grid[0].axvline(limits["agreement"], color="0.2", linestyle="--", linewidth=1)
     grid[1].axvline(limits["coverage"], color="0.2", linestyle="--", linewidth=1)
     grid[2].axvline(limits["delta"], color="0.2", linestyle="--", linewidth=1)
-    grid[0].set_yticks(range(len(candidates)), [one["name"] for one in candidates])
+    grid[0].set_yticks(range(len(candidates)), [candidate["name"] for candidate in candidates])
     grid[0].set_ylim(max(len(candidates), 1) - 0.5, -0.5)
     for axes in grid[1:3]:
         axes.tick_params(labelleft=False)
@@ -205,20 +214,22 @@ def stability(results: Path) -> Figure:
     for axes in (grid[0], grid[3]):
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
     _published_selection(grid[3])
-    known = published()
-    note = f"Grey outlines: {known.paper}; {known.selection.source}: another model, other benchmarks."
+    publication = published()
+    note = f"Grey outlines: {publication.paper}; {publication.selection.source}: another model, other benchmarks."
     figure.supxlabel(note, fontsize=7.5, color=GREY)
     sns.despine(figure, left=True)
     return figure
 
 
 def _published_selection(axes: Axes) -> None:
-    known = published().selection
-    axes.barh(range(len(known.times)), list(known.times.values()), height=0.6, facecolor="none", edgecolor=GREY)
-    axes.axvline(known.needed, color=GREY, linestyle="--", linewidth=1)
-    axes.set_yticks(range(len(known.times)), list(known.times), color=GREY)
-    axes.set_ylim(len(known.times) - 0.5, -0.5)
-    axes.set_xlabel(f"runs of {known.runs} that retain it", color=GREY)
+    publication = published().selection
+    axes.barh(
+        range(len(publication.times)), list(publication.times.values()), height=0.6, facecolor="none", edgecolor=GREY
+    )
+    axes.axvline(publication.needed, color=GREY, linestyle="--", linewidth=1)
+    axes.set_yticks(range(len(publication.times)), list(publication.times), color=GREY)
+    axes.set_ylim(len(publication.times) - 0.5, -0.5)
+    axes.set_xlabel(f"runs of {publication.runs} that retain it", color=GREY)
     axes.set_title("As published", loc="left", color=GREY)
 
 
@@ -226,28 +237,31 @@ def thresholds(results: Path) -> Figure:
     """What would be selected over a grid of thresholds, replayed from the account of the selection."""
     selection = _selection(results)
     limits, candidates = selection["thresholds"], selection["candidates"]
-    deltas, coverages = [one / 10 for one in range(1, 10)], [one / 20 for one in range(1, 9)]
+    deltas, coverages = [step / 10 for step in range(1, 10)], [step / 20 for step in range(1, 9)]
     cells = {(d, c): replay(selection, d, c) for d in deltas for c in coverages}
-    numbers = {one["id"]: place for place, one in enumerate(candidates, start=1)}
-    occurring = [one for one in candidates if any(one["id"] in cell for cell in cells.values())]
+    numbers = {candidate["id"]: place for place, candidate in enumerate(candidates, start=1)}
+    occurring = [candidate for candidate in candidates if any(candidate["id"] in cell for cell in cells.values())]
     figure = Figure(figsize=(6.4, 4.4), layout="constrained")
     axes = figure.subplots()
     counts = np.array([[len(cells[d, c]) for d in deltas] for c in coverages])
     axes.imshow(counts, cmap=sns.light_palette("seagreen", as_cmap=True), origin="lower", aspect="auto", vmin=0)
     for (d, c), cell in cells.items():
-        said = " ".join(str(number) for number in sorted(numbers[slug] for slug in cell)) or "-"
-        own = (d, c) == (limits["delta"], limits["coverage"])
-        look = {"fontsize": 7.5, "fontweight": "bold" if own else "normal"}
+        text = " ".join(str(number) for number in sorted(numbers[slug] for slug in cell)) or "-"
+        configured = (d, c) == (limits["delta"], limits["coverage"])
+        look = {"fontsize": 7.5, "fontweight": "bold" if configured else "normal"}
         dark = len(cell) > 0.7 * max(counts.max(), 1)
         place = deltas.index(d), coverages.index(c)
-        axes.text(*place, said, ha="center", va="center", color="white" if dark else "0.2", **look)
-    axes.set_xticks(range(len(deltas)), [f"{one:g}" for one in deltas])
-    axes.set_yticks(range(len(coverages)), [f"{one:g}" for one in coverages])
+        axes.text(*place, text, ha="center", va="center", color="white" if dark else "0.2", **look)
+    axes.set_xticks(range(len(deltas)), [f"{delta:g}" for delta in deltas])
+    axes.set_yticks(range(len(coverages)), [f"{coverage:g}" for coverage in coverages])
     axes.grid(visible=False)
     axes.set_xlabel("delta: least gap")
     axes.set_ylabel("least coverage")
     axes.set_title("Selected capabilities by threshold (as configured: bold)", loc="left")
-    legend = "   ".join(f"{numbers[one['id']]} {one['name']}" for one in occurring) or "nothing is selected anywhere"
+    legend = (
+        "   ".join(f"{numbers[candidate['id']]} {candidate['name']}" for candidate in occurring)
+        or "nothing is selected anywhere"
+    )
     figure.supxlabel(legend, fontsize=7.5)
     return figure
 
@@ -255,15 +269,15 @@ def thresholds(results: Path) -> Figure:
 def training(results: Path) -> Figure:
     """Reward, success and the share of informative groups over rollouts spent, one line an adapter: TRACE's beside GRPO
     on the target, and beneath them the adapters of the other baselines that were trained."""
-    histories = {stage: results / stage / "history.csv" for stage in TRAINED}
+    histories = {stage: results / stage / "history.csv" for stage in TRAINING_STAGES}
     lines = {
         stage: list(pd.read_csv(path).groupby("adapter", sort=False))
         for stage, path in histories.items()
         if path.exists()
     }
-    own = [line for stage in ("adapters", "grpo_target") for line in lines[stage]]
-    others = [line for stage in TRAINED[2:] for line in lines.get(stage, [])]
-    rows = [some for some in (own, others) if some] or [own]
+    headline = [line for stage in ("adapters", "grpo_target") for line in lines[stage]]
+    further = [line for stage in TRAINING_STAGES[2:] for line in lines.get(stage, [])]
+    rows = [adapters for adapters in (headline, further) if adapters] or [headline]
     figure = Figure(figsize=(9.6, 0.4 + 3.0 * len(rows)), layout="constrained")
     grid = figure.subplots(len(rows), 3, sharex=True, sharey=True, squeeze=False)
     panels = {
@@ -271,16 +285,16 @@ def training(results: Path) -> Figure:
         "success": "success rate",
         "informative": "share of informative groups",
     }
-    for panels_of, some in zip(grid, rows, strict=True):
-        colours = sns.color_palette("colorblind", len(some))
+    for panels_of, adapters in zip(grid, rows, strict=True):
+        colours = sns.color_palette("colorblind", len(adapters))
         for axes, (column, title) in zip(panels_of, panels.items(), strict=True):
-            for (name, line), shade in zip(some, colours, strict=True):
+            for (name, line), shade in zip(adapters, colours, strict=True):
                 look = {"color": "0.15", "linestyle": "--"} if name == "grpo_target" else {"color": shade}
                 smooth = line[column].rolling(SMOOTH, min_periods=1).mean()
                 axes.plot(line["rollouts"], smooth, label=_adapter(str(name)), linewidth=1.4, **look)
             axes.set_title(title, loc="left")
             axes.set_ylim(-0.02, 1.02)
-        if some:
+        if adapters:
             panels_of[0].legend(fontsize=6.5, frameon=True)
     for axes in grid[-1]:
         axes.set_xlabel(f"rollouts spent; means of {SMOOTH} updates", fontsize=8)
@@ -289,7 +303,7 @@ def training(results: Path) -> Figure:
 
 
 def _adapter(name: str) -> str:
-    return label(name) if name in TRAINED else name.replace("_", " ")
+    return label(name) if name in TRAINING_STAGES else name.replace("_", " ")
 
 
 def kinds(results: Path) -> Figure:

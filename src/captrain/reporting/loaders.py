@@ -58,9 +58,9 @@ def load_labels(root: Root = ".") -> pd.DataFrame:
     {'LACKING': 1, 'NA': 1}
     """
     rows = [
-        (one.run, one.rollout, one.outcome, one.count, name, label.verdict, label.evidence, label.message)
-        for one in load(Path(root) / "artifacts/labels/labels.jsonl", RolloutLabels)
-        for name, label in one.labels.items()
+        (row.run, row.rollout, row.outcome, row.count, name, label.verdict, label.evidence, label.message)
+        for row in load(Path(root) / "artifacts/labels/labels.jsonl", RolloutLabels)
+        for name, label in row.labels.items()
     ]
     columns = ["run", "rollout", "outcome", "count", "capability", "verdict", "evidence", "message"]
     return pd.DataFrame(rows, columns=columns).astype({"message": "Int64"})
@@ -73,7 +73,7 @@ def load_selection(root: Root = ".") -> pd.DataFrame:
     >>> captrain.load_selection()[["id", "gap"]].values.tolist()
     [['record_selection', 0.5]]
     """
-    path = _there(root, "results/capabilities/selection.json", "capabilities")
+    path = _required(root, "results/capabilities/selection.json", "capabilities")
     return pd.DataFrame(json.loads(path.read_text())["candidates"]).drop(columns="per_run", errors="ignore")
 
 
@@ -92,9 +92,9 @@ def load_passports(root: Root = ".") -> dict[str, Passport]:
     >>> {name: passport.passed for name, passport in captrain.load_passports().items()}
     {'record_selection': True}
     """
-    folder = _there(root, "results/environments", "environments")
-    found = [Passport.model_validate_json(path.read_text()) for path in sorted(folder.glob("*.passport.json"))]
-    return {passport.capability: passport for passport in found}
+    folder = _required(root, "results/environments", "environments")
+    passports = [Passport.model_validate_json(path.read_text()) for path in sorted(folder.glob("*.passport.json"))]
+    return {passport.capability: passport for passport in passports}
 
 
 def load_adapters(root: Root = ".") -> pd.DataFrame:
@@ -114,7 +114,7 @@ def load_history(root: Root = ".") -> pd.DataFrame:
     [0.4, 0.6]
     """
     paths = {stage: Path(root) / "results" / stage / "history.csv" for stage in STAGES}
-    _there(root, "results/adapters/history.csv", "adapters")
+    _required(root, "results/adapters/history.csv", "adapters")
     return pd.concat(
         [
             _table(path).assign(stage=stage)
@@ -131,7 +131,7 @@ def load_routes(root: Root = ".") -> pd.DataFrame:
     >>> captrain.load_routes()["chosen"].tolist()
     ['record_selection']
     """
-    return _table(_there(root, "results/routes/routes.csv", "routes"))
+    return _table(_required(root, "results/routes/routes.csv", "routes"))
 
 
 def load_outcomes(root: Root = ".", rollouts: Sequence[Rollout] | None = None) -> pd.DataFrame:
@@ -150,17 +150,19 @@ def load_outcomes(root: Root = ".", rollouts: Sequence[Rollout] | None = None) -
     prompts = dict(zip(policies, ["base", *(name for name, row in entries if row.get("guidance"))], strict=False))
     rows = [
         {
-            "rollout": one.id,
-            "task": one.task.id,
-            "kind": str(one.task.data.get("kind", "")),
-            "arm": adapters.get(one.adapter, one.adapter) if one.adapter else prompts.get(one.policy, one.policy),
-            "trial": one.trial,
-            "outcome": one.outcome,
-            "reward": one.score.reward if one.score else None,
-            "prompt_tokens": one.usage.prompt_tokens,
-            "completion_tokens": one.usage.completion_tokens,
+            "rollout": record.id,
+            "task": record.task.id,
+            "kind": str(record.task.data.get("kind", "")),
+            "arm": adapters.get(record.adapter, record.adapter)
+            if record.adapter
+            else prompts.get(record.policy, record.policy),
+            "trial": record.trial,
+            "outcome": record.outcome,
+            "reward": record.score.reward if record.score else None,
+            "prompt_tokens": record.usage.prompt_tokens,
+            "completion_tokens": record.usage.completion_tokens,
         }
-        for one in rollouts
+        for record in rollouts
     ]
     return pd.DataFrame(rows).astype({"reward": float})
 
@@ -199,7 +201,7 @@ def load_ledger(root: Root = ".") -> pd.DataFrame:
     >>> int(captrain.load_ledger()["rollouts"].sum())
     320
     """
-    _there(root, "results/rollouts/ledger.jsonl", "rollouts")
+    _required(root, "results/rollouts/ledger.jsonl", "rollouts")
     paths = [Path(root) / "results" / stage / "ledger.jsonl" for stage in SPENDERS]
     entries = [entry for path in paths if path.exists() for entry in load(path, LedgerEntry)]
     return pd.DataFrame([entry.model_dump() for entry in entries])
@@ -215,7 +217,7 @@ def load_published(root: Root = ".") -> pd.DataFrame:
     return published.table(Path(root))
 
 
-def _there(root: Root, name: str, stage: str) -> Path:
+def _required(root: Root, name: str, stage: str) -> Path:
     path = Path(root) / name
     if not path.exists():
         raise UserError(f"{path} is missing", f"run `dvc repro {stage}` to make it")
@@ -229,6 +231,6 @@ def _table(path: Path) -> pd.DataFrame:
 
 def _indices(root: Root) -> dict[str, list[tuple[str, dict[str, Any]]]]:
     """Stage -> what it has left, by name, in the order of the stages."""
-    _there(root, "results/adapters/index.json", "adapters")
+    _required(root, "results/adapters/index.json", "adapters")
     paths = {stage: Path(root) / "results" / stage / "index.json" for stage in STAGES}
     return {stage: [*json.loads(path.read_text()).items()] for stage, path in paths.items() if path.exists()}

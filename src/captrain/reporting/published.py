@@ -48,7 +48,7 @@ class Rates(Record):
         """What a count of tasks prints as."""
         return round(100 * count / self.tasks[column], self.decimals) if self.unit == "percent" else count
 
-    def shown(self, value: float) -> str:
+    def formatted(self, value: float) -> str:
         """As it was printed."""
         return f"{value:.{self.decimals}f}"
 
@@ -75,7 +75,7 @@ class Selection(Record):
     times: dict[str, int]
 
 
-class Stated(Record):
+class StatedDifference(Record):
     """A difference that the text states, in the unit of the table."""
 
     table: str
@@ -103,7 +103,7 @@ class Published(Record):
     tables: dict[str, Rates]
     curves: dict[str, Curve]
     selection: Selection
-    stated: list[Stated]
+    stated: list[StatedDifference]
     training: Training
 
 
@@ -144,19 +144,21 @@ def table(root: Path) -> pd.DataFrame:
         What (a table, a curve or the selection), method (or candidate), at (a column or point), published, tasks (of
         the published number), ours (in the same unit), our_tasks; the last two are empty where it was not run here.
     """
-    known = published()
+    publication = published()
     rows = []
-    for name, rates in known.tables.items():
-        found = _ours(root, rates)
+    for name, rates in publication.tables.items():
+        measured = _measured(root, rates)
         for method, columns in rates.values.items():
             for column, value in columns.items():
-                ours, tasks = found.get((method, column), (None, None))
-                rows.append((name, method, column, value, rates.tasks[column], ours, tasks))
-    for name, curve in known.curves.items():
-        tasks = known.tables[curve.table].tasks[WHOLE]
+                value_here, tasks = measured.get((method, column), (None, None))
+                rows.append((name, method, column, value, rates.tasks[column], value_here, tasks))
+    for name, curve in publication.curves.items():
+        tasks = publication.tables[curve.table].tasks[WHOLE]
         for method, points in curve.lines.items():
             rows += [(name, method, str(point), value, tasks, None, None) for point, value in points.items()]
-    rows += [("selection", name, "runs", times, None, None, None) for name, times in known.selection.times.items()]
+    rows += [
+        ("selection", name, "runs", times, None, None, None) for name, times in publication.selection.times.items()
+    ]
     columns = ["what", "method", "at", "published", "tasks", "ours", "our_tasks"]
     numbers = {"published": float, "ours": float, "tasks": "Int64", "our_tasks": "Int64"}
     return pd.DataFrame(rows, columns=columns).astype(numbers)
@@ -181,42 +183,42 @@ def _same(results: Path, rates: Rates) -> bool:
     return same and model.split("/")[-1] == published().model.split("/")[-1]
 
 
-def _ours(root: Path, rates: Rates) -> dict[tuple[str, str], tuple[float, int]]:
+def _measured(root: Path, rates: Rates) -> dict[tuple[str, str], tuple[float, int]]:
     """(method, column) -> our number in the table's unit and its tasks; {} where another thing was measured."""
     if not _same(root / "results", rates):
         return {}
     folder = root / "results/evaluation"
     frames = [read(folder, "main").assign(kind=WHOLE), read(folder, "kinds")]
-    found = {}
+    measured = {}
     for row in pd.concat(frames).dropna(subset=["pass_rate"]).to_dict("records"):
         scale = {"percent": 100.0, "count": float(row["tasks"]), "mean": 1.0}[rates.unit]
         value = row["mean_reward"] if rates.unit == "mean" else row["pass_rate"]
-        found[str(row["method"]), str(row["kind"])] = (float(value * scale), int(row["tasks"]))
-    return found
+        measured[str(row["method"]), str(row["kind"])] = (float(value * scale), int(row["tasks"]))
+    return measured
 
 
 def shown(root: Path) -> list[Table]:
     """The tables with ours beside them, and the contradictions, to be printed; curves are left to `table`."""
-    known, rows = published(), table(root).to_dict("records")
-    drawn = []
-    for name, rates in known.tables.items():
-        made = Table(title=f"{rates.title}, as published", title_justify="left", caption_justify="left")
+    publication, rows = published(), table(root).to_dict("records")
+    tables = []
+    for name, rates in publication.tables.items():
+        rates_table = Table(title=f"{rates.title}, as published", title_justify="left", caption_justify="left")
         for heading in ("method", *(f"{column}, {tasks} tasks" for column, tasks in rates.tasks.items()), "ours"):
-            made.add_column(heading, justify="left" if heading == "method" else "right")
+            rates_table.add_column(heading, justify="left" if heading == "method" else "right")
         for method, values in rates.values.items():
-            ours = [
-                f"{row['at']} {rates.shown(row['ours'])} ({row['our_tasks']} tasks)"
+            cells_here = [
+                f"{row['at']} {rates.formatted(row['ours'])} ({row['our_tasks']} tasks)"
                 for row in rows
                 if (row["what"], row["method"]) == (name, method) and not pd.isna(row["ours"])
             ]
-            cells = [rates.shown(values[column]) for column in rates.tasks]
-            made.add_row(label(method), *cells, ", ".join(ours) or NOT_RUN)
-        made.caption = f"{known.paper}: {rates.source}"
-        drawn.append(made)
-    found = Table("where", "printed", "by computation", title="What does not agree", title_justify="left")
-    for one in contradictions():
-        found.add_row(one.where, one.printed, one.computed)
-    return [*drawn, found]
+            cells = [rates.formatted(values[column]) for column in rates.tasks]
+            rates_table.add_row(label(method), *cells, ", ".join(cells_here) or NOT_RUN)
+        rates_table.caption = f"{publication.paper}: {rates.source}"
+        tables.append(rates_table)
+    disagreements = Table("where", "printed", "by computation", title="What does not agree", title_justify="left")
+    for contradiction in contradictions():
+        disagreements.add_row(contradiction.where, contradiction.printed, contradiction.computed)
+    return [*tables, disagreements]
 
 
 def claims() -> list[Claim]:
@@ -237,38 +239,45 @@ def claims() -> list[Claim]:
 
 def contradictions() -> list[Contradiction]:
     """What cannot be, or does not agree, in the order of the file."""
-    known = published()
-    return [*_uncountable(known), *_parts(known), *_ends(known), *_differences(known), *_kept(known), *_budget(known)]
+    publication = published()
+    return [
+        *_uncountable(publication),
+        *_parts(publication),
+        *_ends(publication),
+        *_differences(publication),
+        *_retained(publication),
+        *_budget(publication),
+    ]
 
 
-def _uncountable(known: Published) -> Iterator[Contradiction]:
+def _uncountable(publication: Published) -> Iterator[Contradiction]:
     """Rates that no count of tasks prints as."""
     cells: dict[tuple[str, str, float], list[str]] = {}
-    for name, rates in known.tables.items():
+    for name, rates in publication.tables.items():
         for method, columns in rates.values.items():
             for column, value in columns.items():
                 cells.setdefault((name, column, value), []).append(f"{name}, {label(method)}, {column}")
-    for name, curve in known.curves.items():
+    for name, curve in publication.curves.items():
         for method, points in curve.lines.items():
             for point, value in points.items():
                 cells.setdefault((curve.table, WHOLE, value), []).append(f"{name}, {label(method)} at {point}")
     for (name, column, value), places in cells.items():
-        rates = known.tables[name]
+        rates = publication.tables[name]
         if rates.unit == "mean" or rates.trials != 1:
             continue
         near = rates.count(value, column)
         if value not in (rates.printed(near, column), *(rates.printed(near + step, column) for step in (-1, 1))):
             exact = value * rates.tasks[column] / 100
             options = " and ".join(
-                f"{count} of {rates.tasks[column]} print as {rates.shown(rates.printed(count, column))}"
+                f"{count} of {rates.tasks[column]} print as {rates.formatted(rates.printed(count, column))}"
                 for count in (int(exact), int(exact) + 1)
             )
-            yield Contradiction("; ".join(places), rates.shown(value), f"no count of tasks: {options}")
+            yield Contradiction("; ".join(places), rates.formatted(value), f"no count of tasks: {options}")
 
 
-def _parts(known: Published) -> Iterator[Contradiction]:
+def _parts(publication: Published) -> Iterator[Contradiction]:
     """Wholes that the mean of their parts, weighted by tasks, cannot round to."""
-    for name, rates in known.tables.items():
+    for name, rates in publication.tables.items():
         parts = [column for column in rates.tasks if column != WHOLE]
         if not parts or rates.unit == "count":
             continue
@@ -278,72 +287,72 @@ def _parts(known: Published) -> Iterator[Contradiction]:
             if abs(mean - values[WHOLE]) > 10.0**-rates.decimals:
                 yield Contradiction(
                     f"{name}, {label(method)}, {WHOLE}",
-                    rates.shown(values[WHOLE]),
+                    rates.formatted(values[WHOLE]),
                     f"the mean of {' and '.join(parts)}, weighted by tasks, is {mean:.{rates.decimals + 1}f}",
                 )
 
 
-def _ends(known: Published) -> Iterator[Contradiction]:
+def _ends(publication: Published) -> Iterator[Contradiction]:
     """Curves that do not start at the row that they start from, or do not come to their method's own row."""
-    for name, curve in known.curves.items():
-        rates = known.tables[curve.table]
+    for name, curve in publication.curves.items():
+        rates = publication.tables[curve.table]
         starts: dict[float, list[str]] = {}
         for method, points in curve.lines.items() if curve.start else ():
             starts.setdefault(points[min(points)], []).append(label(method))
         for value, methods in starts.items():
             row = rates.values[curve.start or ""]
             if value != row[WHOLE]:
-                same = "".join(f"; {rates.shown(value)} is {column}'s" for column in row if row[column] == value)
+                same = "".join(f"; {rates.formatted(value)} is {column}'s" for column in row if row[column] == value)
                 yield Contradiction(
                     f"{name}, first point of {', '.join(methods)}",
-                    rates.shown(value),
-                    f"{label(curve.start or '')}, {WHOLE}, of {curve.table} is {rates.shown(row[WHOLE])}{same}",
+                    rates.formatted(value),
+                    f"{label(curve.start or '')}, {WHOLE}, of {curve.table} is {rates.formatted(row[WHOLE])}{same}",
                 )
         for method, points in curve.lines.items():
             row = rates.values[method][WHOLE]
             if row not in points.values():
                 yield Contradiction(
                     f"{name}, {label(method)}",
-                    ", ".join(rates.shown(value) for value in points.values()),
-                    f"its row of {curve.table}, {rates.shown(row)}, is no point of the curve",
+                    ", ".join(rates.formatted(value) for value in points.values()),
+                    f"its row of {curve.table}, {rates.formatted(row)}, is no point of the curve",
                 )
 
 
-def _differences(known: Published) -> Iterator[Contradiction]:
+def _differences(publication: Published) -> Iterator[Contradiction]:
     """Stated differences that are not those of the counts of tasks."""
-    for one in known.stated:
-        rates = known.tables[one.table]
-        counts = [rates.count(rates.values[method][WHOLE], WHOLE) for method in (one.first, one.second)]
+    for statement in publication.stated:
+        rates = publication.tables[statement.table]
+        counts = [rates.count(rates.values[method][WHOLE], WHOLE) for method in (statement.first, statement.second)]
         difference = rates.printed(counts[0] - counts[1], WHOLE)
-        if difference != one.difference:
+        if difference != statement.difference:
             yield Contradiction(
-                f"text, {label(one.first)} over {label(one.second)} on {one.table}",
-                rates.shown(one.difference),
-                f"{counts[0] - counts[1]} of {rates.tasks[WHOLE]} tasks are {rates.shown(difference)}; what is printed "
-                "is the difference of rounded rates",
+                f"text, {label(statement.first)} over {label(statement.second)} on {statement.table}",
+                rates.formatted(statement.difference),
+                f"{counts[0] - counts[1]} of {rates.tasks[WHOLE]} tasks are {rates.formatted(difference)}; what is "
+                "printed is the difference of rounded rates",
             )
 
 
-def _kept(known: Published) -> Iterator[Contradiction]:
+def _retained(publication: Published) -> Iterator[Contradiction]:
     """Candidates retained more often than there were runs, or another number kept than the rule keeps."""
-    chosen = known.selection
-    for name, times in chosen.times.items():
-        if times > chosen.runs:
-            yield Contradiction(f"selection, {name}", str(times), f"there were {chosen.runs} runs")
-    kept = sum(times >= chosen.needed for times in chosen.times.values())
-    if kept != chosen.kept:
-        rule = f"{kept} were retained in {chosen.needed} of {chosen.runs} runs or more"
-        yield Contradiction("selection, capabilities kept", str(chosen.kept), rule)
+    selection = publication.selection
+    for name, times in selection.times.items():
+        if times > selection.runs:
+            yield Contradiction(f"selection, {name}", str(times), f"there were {selection.runs} runs")
+    retained = sum(times >= selection.needed for times in selection.times.values())
+    if retained != selection.kept:
+        rule = f"{retained} were retained in {selection.needed} of {selection.runs} runs or more"
+        yield Contradiction("selection, capabilities kept", str(selection.kept), rule)
 
 
-def _budget(known: Published) -> Iterator[Contradiction]:
+def _budget(publication: Published) -> Iterator[Contradiction]:
     """Training that does not fit into the rollouts that it is said to have used."""
-    said = known.training
-    least = said.adapters * said.group_size * said.groups_per_step[0] * said.steps[0]
-    if least > said.rollouts:
+    training = publication.training
+    least = training.adapters * training.group_size * training.groups_per_step[0] * training.steps[0]
+    if least > training.rollouts:
         yield Contradiction(
             "training on tau2-bench",
-            f"{said.rollouts:,} rollouts",
-            f"{said.adapters} adapters x {said.steps[0]} steps x {said.groups_per_step[0]} groups of "
-            f"{said.group_size}, the least stated, are {least:,}",
+            f"{training.rollouts:,} rollouts",
+            f"{training.adapters} adapters x {training.steps[0]} steps x {training.groups_per_step[0]} groups of "
+            f"{training.group_size}, the least stated, are {least:,}",
         )

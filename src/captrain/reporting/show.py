@@ -54,18 +54,18 @@ def call_text(name: str, arguments: dict[str, Any]) -> str:
 
 def calls(messages: Iterable[Message]) -> list[str]:
     """All tool calls of the assistant messages, in order, one line each."""
-    own = [message for message in messages if message["role"] == "assistant"]
-    return [call_text(name, arguments) for message in own for name, arguments in calls_of(message)]
+    turns = [message for message in messages if message["role"] == "assistant"]
+    return [call_text(name, arguments) for message in turns for name, arguments in calls_of(message)]
 
 
 def divergence(messages: Sequence[Message], reference: Sequence[Message]) -> Divergence:
     """Align the tool calls (name and arguments) of a rollout with its reference's: longest matching blocks."""
-    made, expected = calls(messages), calls(reference)
+    actual, expected = calls(messages), calls(reference)
     marks: list[Mark] = []
     missing: dict[int, list[str]] = {}
     first: int | None = None
-    for what, i, i_end, j, j_end in difflib.SequenceMatcher(None, expected, made, autojunk=False).get_opcodes():
-        if what == "equal":
+    for operation, i, i_end, j, j_end in difflib.SequenceMatcher(None, expected, actual, autojunk=False).get_opcodes():
+        if operation == "equal":
             marks += [Mark("same")] * (j_end - j)
             continue
         first = j if first is None else first
@@ -95,14 +95,14 @@ def all_rollouts(root: Path) -> list[Rollout]:
 T = TypeVar("T")
 
 
-def _pick(noun: str, given: str, known: Mapping[str, T]) -> T:
-    """The one asked for, or a refusal that names those close to it."""
-    if given in known:
-        return known[given]
-    near = difflib.get_close_matches(given, known, n=3, cutoff=0.5)
+def _pick(noun: str, name: str, candidates: Mapping[str, T]) -> T:
+    """The candidate of that name, or a refusal that names those close to it."""
+    if name in candidates:
+        return candidates[name]
+    near = difflib.get_close_matches(name, candidates, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     plural = f"{noun.removesuffix('y')}ies" if noun.endswith("y") else f"{noun}s"
-    raise UserError(f"there is no {noun} {given!r}", f"{hint}`captrain show {plural}` lists them")
+    raise UserError(f"there is no {noun} {name!r}", f"{hint}`captrain show {plural}` lists them")
 
 
 def _columns(title: str, *names: str) -> Table:
@@ -118,39 +118,40 @@ def _number(value: float | None) -> str:
 
 def rollouts(root: Path, outcome: str | None, limit: int) -> Table:
     """The first `limit` rollouts, of one outcome if given."""
-    found = [one for one in all_rollouts(root) if outcome is None or one.outcome == outcome]
+    matches = [match for match in all_rollouts(root) if outcome is None or match.outcome == outcome]
     table = _columns("rollouts", "id", "purpose", "task", "trial", "adapter", "outcome", "reward", "leaves reference")
-    for one in found[:limit]:
-        first = divergence(one.messages, one.reference).first
+    for match in matches[:limit]:
+        first = divergence(match.messages, match.reference).first
         table.add_row(
-            *(one.id, one.purpose, one.task.id, str(one.trial), one.adapter or "base"),
-            Text(one.outcome, COLOURS[one.outcome]),
-            f"{one.score.reward:.2f}" if one.score else "",
+            *(match.id, match.purpose, match.task.id, str(match.trial), match.adapter or "base"),
+            Text(match.outcome, COLOURS[match.outcome]),
+            f"{match.score.reward:.2f}" if match.score else "",
             "never" if first is None else f"at call {first + 1}",
         )
-    table.caption = f"{min(limit, len(found))} of {len(found)}; `captrain show rollouts ID` shows one"
+    table.caption = f"{min(limit, len(matches))} of {len(matches)}; `captrain show rollouts ID` shows one"
     return table
 
 
 def rollout(root: Path, name: str) -> RenderableType:
     """One rollout, its messages with the divergence from the reference marked."""
-    known = {one.id: one for one in all_rollouts(root)}
-    one = _pick("rollout", name, known)
+    by_id = {entry.id: entry for entry in all_rollouts(root)}
+    entry = _pick("rollout", name, by_id)
     facts = {
-        "task": f"{one.task.id} of {one.environment} ({one.task.split} split), trial {one.trial}, for {one.purpose}",
-        "adapter": one.adapter or "none: the base",
-        "policy": one.policy,
-        "tokens": f"{one.usage.prompt_tokens} read, {one.usage.completion_tokens} written",
+        "task": f"{entry.task.id} of {entry.environment} ({entry.task.split} split), trial {entry.trial}, "
+        f"for {entry.purpose}",
+        "adapter": entry.adapter or "none: the base",
+        "policy": entry.policy,
+        "tokens": f"{entry.usage.prompt_tokens} read, {entry.usage.completion_tokens} written",
     }
-    if one.score:
-        facts["reward"] = f"{one.score.reward:.3f}"
-        facts |= {f"  {part}": f"{value:.3f}" for part, value in one.score.parts.items()}
-    if one.error:
-        facts["error"] = one.error
-    if one.retries:
-        facts["retries"] = str(one.retries)
-    title = Text.assemble("rollout ", (name, "bold"), " ", (one.outcome, COLOURS[one.outcome]))
-    return Group(title, _facts(facts), Text(), *_dialogue(one))
+    if entry.score:
+        facts["reward"] = f"{entry.score.reward:.3f}"
+        facts |= {f"  {part}": f"{value:.3f}" for part, value in entry.score.parts.items()}
+    if entry.error:
+        facts["error"] = entry.error
+    if entry.retries:
+        facts["retries"] = str(entry.retries)
+    title = Text.assemble("rollout ", (name, "bold"), " ", (entry.outcome, COLOURS[entry.outcome]))
+    return Group(title, _facts(facts), Text(), *_dialogue(entry))
 
 
 def _facts(facts: dict[str, str]) -> Table:
@@ -160,31 +161,31 @@ def _facts(facts: dict[str, str]) -> Table:
     return table
 
 
-def _dialogue(one: Rollout) -> list[Text]:
+def _dialogue(rollout: Rollout) -> list[Text]:
     """Messages in order; calls that agree with the reference are marked =, others ≠, + (extra) and - (missing)."""
-    found = divergence(one.messages, one.reference)
+    divergences = divergence(rollout.messages, rollout.reference)
     lines: list[Text] = []
-    done = 0
-    for message in one.messages:
+    index = 0
+    for message in rollout.messages:
         role = message["role"]
         lines.append(Text(f"{role} {message['name']}" if message.get("name") else role, "bold cyan"))
         if message.get("content"):
             lines.append(Text(f"  {message['content']}", "dim" if role == "system" else ""))
         for name, arguments in calls_of(message) if role == "assistant" else ():
-            lines += _marked(done, call_text(name, arguments), found)
-            done += 1
-    if found.first == done:
+            lines += _marked(index, call_text(name, arguments), divergences)
+            index += 1
+    if divergences.first == index:
         lines.append(Text("▶ here the rollout leaves its reference", "bold yellow"))
-    lines += [Text(f"  - {call}   missing", "red") for call in found.missing.get(done, [])]
-    if found.first is None:
+    lines += [Text(f"  - {call}   missing", "red") for call in divergences.missing.get(index, [])]
+    if divergences.first is None:
         lines.append(Text("every tool call is the reference's", "green"))
     return lines
 
 
-def _marked(index: int, call: str, found: Divergence) -> list[Text]:
-    mark = found.marks[index]
-    lines = [Text("▶ here the rollout leaves its reference", "bold yellow")] if found.first == index else []
-    lines += [Text(f"  - {missing}   missing", "red") for missing in found.missing.get(index, [])]
+def _marked(index: int, call: str, divergences: Divergence) -> list[Text]:
+    mark = divergences.marks[index]
+    lines = [Text("▶ here the rollout leaves its reference", "bold yellow")] if divergences.first == index else []
+    lines += [Text(f"  - {missing}   missing", "red") for missing in divergences.missing.get(index, [])]
     if mark.verdict == "same":
         return [*lines, Text(f"  = {call}", "green")]
     if mark.verdict == "extra":
@@ -207,15 +208,15 @@ def capabilities(root: Path) -> Table:
     selection = _document(root / "results/capabilities/selection.json", "capabilities")
     names = ("id", "selected", "gap", "interval", "coverage", "runs", "reason")
     table = _columns("candidate capabilities", *names)
-    for one in selection["candidates"]:
+    for candidate in selection["candidates"]:
         table.add_row(
-            one["id"],
-            Text("yes", "green") if one["selected"] else Text("no", "red"),
-            _number(one["gap"]),
-            f"{_number(one['gap_low'])} to {_number(one['gap_high'])}",
-            _number(one["coverage"]),
-            f"{one['runs_retained']} of {one['runs']}",
-            Text(one["reason"]),
+            candidate["id"],
+            Text("yes", "green") if candidate["selected"] else Text("no", "red"),
+            _number(candidate["gap"]),
+            f"{_number(candidate['gap_low'])} to {_number(candidate['gap_high'])}",
+            _number(candidate["coverage"]),
+            f"{candidate['runs_retained']} of {candidate['runs']}",
+            Text(candidate["reason"]),
         )
     table.caption = "thresholds: " + ", ".join(f"{name} {value}" for name, value in selection["thresholds"].items())
     return table
@@ -224,15 +225,15 @@ def capabilities(root: Path) -> Table:
 def capability(root: Path, name: str) -> RenderableType:
     """One candidate: description, numbers of its selection and the reason, evidence."""
     selection = _document(root / "results/capabilities/selection.json", "capabilities")
-    known = {one["id"]: one for one in selection["candidates"]}
-    one = _pick("capability", name, known)
+    by_id = {candidate["id"]: candidate for candidate in selection["candidates"]}
+    candidate = _pick("capability", name, by_id)
     facts = {
-        "selected": f"{'yes' if one['selected'] else 'no'}: {one['reason']}",
-        "gap": f"{_number(one['gap'])} ({_number(one['gap_low'])} to {_number(one['gap_high'])})",
-        "error rate, failed": _number(one["er_failed"]),
-        "error rate, passed": _number(one["er_passed"]),
-        "coverage": _number(one["coverage"]),
-        "labelling runs": f"retained in {one['runs_retained']} of {one['runs']}",
+        "selected": f"{'yes' if candidate['selected'] else 'no'}: {candidate['reason']}",
+        "gap": f"{_number(candidate['gap'])} ({_number(candidate['gap_low'])} to {_number(candidate['gap_high'])})",
+        "error rate, failed": _number(candidate["er_failed"]),
+        "error rate, passed": _number(candidate["er_passed"]),
+        "coverage": _number(candidate["coverage"]),
+        "labelling runs": f"retained in {candidate['runs_retained']} of {candidate['runs']}",
         "thresholds": ", ".join(f"{key} {value}" for key, value in selection["thresholds"].items()),
     }
     records = root / "results/labels/candidates.jsonl"
@@ -240,7 +241,7 @@ def capability(root: Path, name: str) -> RenderableType:
         if record.id == name:
             facts["lacking in"] = ", ".join(record.examples) or "no example"
             facts |= {key: json.dumps(value, ensure_ascii=False) for key, value in record.details.items()}
-    return Group(Text(one["name"], "bold"), Text(one["description"]), _facts(facts))
+    return Group(Text(candidate["name"], "bold"), Text(candidate["description"]), _facts(facts))
 
 
 def _passports(root: Path) -> dict[str, dict[str, Any]]:
@@ -272,39 +273,39 @@ def environment(root: Path, name: str) -> RenderableType:
     table = _columns(f"passport of {name}", "check", "", "measured", "bound", "detail", "task")
     for check in passport["checks"]:
         measured = "" if check["measured"] is None else str(check["measured"])
-        said = (Text(check.get(key, "")) for key in ("detail", "task"))
-        table.add_row(check["name"], _verdict(check["passed"]), measured, str(check["bound"]), *said)
+        notes = (Text(check.get(key, "")) for key in ("detail", "task"))
+        table.add_row(check["name"], _verdict(check["passed"]), measured, str(check["bound"]), *notes)
     facts = {key: str(value) for key, value in passport.items() if key != "checks"}
     return Group(table, _facts({**facts, "file": f"results/environments/{name}.py"}))
 
 
 def _adapters(root: Path) -> dict[str, dict[str, Any]]:
     """The indices of adapters and, as far as they were trained, of all others."""
-    found = _document(root / "results/adapters/index.json", "adapters")
+    index = _document(root / "results/adapters/index.json", "adapters")
     for stage in STAGES:
         path = root / f"results/{stage}/index.json"
         more = _document(path, stage) if path.exists() else {}
-        found |= {name: one for name, one in more.items() if one["path"]}
-    return found
+        index |= {name: entry for name, entry in more.items() if entry["path"]}
+    return index
 
 
 def adapters(root: Path) -> Table:
     """Every adapter by its content hash."""
     table = _columns("adapters", "name", "content hash", "rollouts", "folder", "here")
-    for name, one in _adapters(root).items():
-        here = "yes" if (root / one["path"]).exists() else "no"
-        table.add_row(name, one["digest"], f"{one['rollouts']:,}", one["path"], here)
+    for name, entry in _adapters(root).items():
+        presence = "yes" if (root / entry["path"]).exists() else "no"
+        table.add_row(name, entry["digest"], f"{entry['rollouts']:,}", entry["path"], presence)
     return table
 
 
 def adapter(root: Path, name: str) -> RenderableType:
     """One adapter: its row of the index and its model card."""
-    known = _adapters(root)
-    one = _pick("adapter", name, known)
-    facts = _facts({key: value if isinstance(value, str) else json.dumps(value) for key, value in one.items()})
-    card = root / one["path"] / "README.md"
+    index = _adapters(root)
+    entry = _pick("adapter", name, index)
+    facts = _facts({key: value if isinstance(value, str) else json.dumps(value) for key, value in entry.items()})
+    card = root / entry["path"] / "README.md"
     if not card.exists():
-        note = f"its model card {one['path']}/README.md is not here: run `dvc pull`, or `dvc repro` to train it again"
+        note = f"its model card {entry['path']}/README.md is not here: run `dvc pull`, or `dvc repro` to train it again"
         return Group(Text(name, "bold"), facts, Text(note, "yellow"))
     text = card.read_text()
     front = text.split("---\n", 2)
@@ -318,9 +319,9 @@ def results(root: Path) -> RenderableType:
     from captrain.reporting.tables import table
 
     folder = root / "results/evaluation"
-    found = _discovery(root)
-    if found and not folder.exists():
-        return Group(found, Text("the test split has not been played: `dvc repro evaluation`"))
+    discovery = _discovery(root)
+    if discovery and not folder.exists():
+        return Group(discovery, Text("the test split has not been played: `dvc repro evaluation`"))
     final = table(folder)
     level = 1 - _document(folder / "metrics.json", "evaluation")["confidence"]
     paired = _columns("paired differences over tasks", "difference", "in pass rate", "interval", "p", "reading")
@@ -337,13 +338,13 @@ def results(root: Path) -> RenderableType:
         "reading: of the interval and, where there is a test, of p after Holm's correction for all tests here"
     )
     figures = sorted((root / "results/figures").glob("*.p*"))
-    where = (
+    figures_line = (
         f"figures: {', '.join(path.name for path in figures)} in results/figures/"
         if figures
         else ("figures: not drawn yet; run `dvc repro figures`")
     )
-    more = (_kinds(read(folder, "kinds").to_dict("records")), Text(), found, Text()) if found else ()
-    return Group(final, Text(), paired, Text(), *more, Text(where))
+    more = (_kinds(read(folder, "kinds").to_dict("records")), Text(), discovery, Text()) if discovery else ()
+    return Group(final, Text(), paired, Text(), *more, Text(figures_line))
 
 
 def spent(root: Path) -> RenderableType:
@@ -351,31 +352,31 @@ def spent(root: Path) -> RenderableType:
     from captrain.evaluation import SUMS, read
     from captrain.execution import times
 
-    took = times(root)
+    seconds_of = times(root)
     names = ("method", "rollouts", "constant groups", "errors", "tokens read", "written", "wall s", "CPU s", "stages")
-    drawn = _columns("what each method spent before the evaluation", *names)
+    table = _columns("what each method spent before the evaluation", *names)
     for row in read(root / "results/evaluation", "spent").to_dict("records"):
         stages = str(row["stages"]).split() if isinstance(row["stages"], str) else []
         numbers = [f"{row[name]:,}" for name in SUMS]
-        known = all(stage in took for stage in stages)
+        complete = all(stage in seconds_of for stage in stages)
         seconds = [
-            f"{sum(getattr(took[stage], what) for stage in stages):,.0f}" if stages and known else ""
-            for what in ("wall_s", "cpu_s")
+            f"{sum(getattr(seconds_of[stage], unit) for stage in stages):,.0f}" if stages and complete else ""
+            for unit in ("wall_s", "cpu_s")
         ]
-        drawn.add_row(row["label"], *numbers, *seconds, " ".join(stages))
-    drawn.caption = "seconds: those of whole stages, of the run that made these results; empty where they are not known"
-    return drawn
+        table.add_row(row["label"], *numbers, *seconds, " ".join(stages))
+    table.caption = "seconds: those of whole stages, of the run that made these results; empty where they are not known"
+    return table
 
 
 def _kinds(rows: Sequence[Mapping[Any, Any]]) -> Table:
     """Rates by kind of what was played: no bounds."""
-    drawn = _columns("test split by kind", "kind", "method", "tasks", "pass rate", "interval", "pass^k", "mean reward")
+    table = _columns("test split by kind", "kind", "method", "tasks", "pass rate", "interval", "pass^k", "mean reward")
     for row in rows:
         if row["mean_reward"] == row["mean_reward"] and not row["method"].startswith("router:"):
             numbers = (_number(row[name]) for name in ("pass_hat_k", "mean_reward"))
             interval = f"{row['low']:.3f} to {row['high']:.3f}"
-            drawn.add_row(row["kind"], row["label"], str(row["tasks"]), _number(row["pass_rate"]), interval, *numbers)
-    return drawn
+            table.add_row(row["kind"], row["label"], str(row["tasks"]), _number(row["pass_rate"]), interval, *numbers)
+    return table
 
 
 def _discovery(root: Path) -> RenderableType | None:
@@ -387,12 +388,14 @@ def _discovery(root: Path) -> RenderableType | None:
     if not about:
         return None
     names = ("kind", "rollouts", "pass rate", "mean reward", "doing nothing: pass rate", "mean reward")
-    drawn = _columns("discovery split, base", *names)
+    table = _columns("discovery split, base", *names)
     whole = {**summary, "rollouts": sum(kind["rollouts"] for kind in summary["kinds"].values())}
     for kind, row in {**summary["kinds"], "all": whole}.items():
-        rates = (_number(one[name]) for one in (row, row["floor"]) for name in ("pass_rate", "mean_reward"))
-        drawn.add_row(kind, str(row["rollouts"]), *rates)
+        rates = (_number(rates_row[name]) for rates_row in (row, row["floor"]) for name in ("pass_rate", "mean_reward"))
+        table.add_row(kind, str(row["rollouts"]), *rates)
     errors, closed = summary["outcomes"]["error"], len(about.get("not_runnable", {}))
-    said = [f"{name.replace('_', ' ')}: {json.dumps(value)}" for name, value in about.items() if name != "not_runnable"]
-    said.append(f"{errors} rollouts ended in errors of infrastructure; {closed} tasks are not runnable here")
-    return Group(drawn, Text("\n".join(said)))
+    lines = [
+        f"{name.replace('_', ' ')}: {json.dumps(value)}" for name, value in about.items() if name != "not_runnable"
+    ]
+    lines.append(f"{errors} rollouts ended in errors of infrastructure; {closed} tasks are not runnable here")
+    return Group(table, Text("\n".join(lines)))

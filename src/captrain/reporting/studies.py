@@ -78,9 +78,9 @@ def draw(results: Path, out: Path) -> list[Path]:
         paths = [results / table for table in study.tables]
         missing = [path for path in paths if not path.exists()]
         tables = [] if missing else [_read(path) for path in paths]
-        why = f"there is no {missing[0]}" if missing else _unfit(study, tables[0])
-        if why:
-            print(f"{name}: not drawn, for {why}; `{study.command}` makes what it needs")
+        reason = f"there is no {missing[0]}" if missing else _unfit(study, tables[0])
+        if reason:
+            print(f"{name}: not drawn, for {reason}; `{study.command}` makes what it needs")
         else:
             figures[name] = partial(study.draw, *tables)
     return render(figures, out) if figures else []
@@ -97,8 +97,8 @@ def _unfit(study: Study, rows: Sequence[Row]) -> str:
         return f"{study.tables[0]} has no method {study.methods[0]}..."
     if study.settings:
         columns = list(rows[0])
-        swept = {name for name in columns[: columns.index("point")] if len(grouped(rows, name)) > 1} - {"seed"}
-        if not {*study.settings} <= {*columns} or not swept <= {*study.settings}:
+        varying = {name for name in columns[: columns.index("point")] if len(grouped(rows, name)) > 1} - {"seed"}
+        if not {*study.settings} <= {*columns} or not varying <= {*study.settings}:
             return f"{study.tables[0]} varies other settings than {' and '.join(study.settings)} and the seed"
     return ""
 
@@ -119,27 +119,31 @@ def merging(rates: Sequence[Row], differences: Sequence[Row]) -> Figure:
 
 
 def _over_experiments(
-    rates: Sequence[Row], differences: Sequence[Row], wanted: Sequence[str], against: str, title: str
-) -> Figure:  # fmt: skip
+    rates: Sequence[Row], differences: Sequence[Row], order: Sequence[str], against: str, title: str
+) -> Figure:
     by_experiment = grouped(differences, "experiment")
     rows = {
-        experiment: _rows(some, by_experiment.get(experiment, []), wanted, against)
-        for experiment, some in grouped(rates, "experiment").items()
+        experiment: _rows(group, by_experiment.get(experiment, []), order, against)
+        for experiment, group in grouped(rates, "experiment").items()
     }
-    seeds = {experiment: max(row["seeds"] for row in some) for experiment, some in grouped(rates, "experiment").items()}
-    titled = {f"{one} ({seeds[one]} {'seed' if seeds[one] == 1 else 'seeds'})": some for one, some in rows.items()}
-    return compare(titled, against, title, f"pass rate: {OVER_SEEDS}")
+    seeds = {
+        experiment: max(row["seeds"] for row in group) for experiment, group in grouped(rates, "experiment").items()
+    }
+    by_title = {
+        f"{name} ({seeds[name]} {'seed' if seeds[name] == 1 else 'seeds'})": group for name, group in rows.items()
+    }
+    return compare(by_title, against, title, f"pass rate: {OVER_SEEDS}")
 
 
-def _rows(rates: Sequence[Row], differences: Sequence[Row], wanted: Sequence[str], against: str) -> list[Line]:
-    held, most = versus(differences, against), max(row["seeds"] for row in rates)
-    found = {}
+def _rows(rates: Sequence[Row], differences: Sequence[Row], order: Sequence[str], against: str) -> list[Line]:
+    differences_of, most = versus(differences, against), max(row["seeds"] for row in rates)
+    lines = {}
     for row in rates:
         name, seeds = row["method"], row["seeds"]
         # A mean over other seeds must not pass for one over the same.
-        shown = row["label"] if seeds == most else f"{row['label']} ({seeds} seed{'s' * (seeds > 1)} of {most})"
-        found[name] = Line(name, shown, row["pass_rate"], row["low"], row["high"], held.get(name))
-    return [found[name] for name in ordered(found, wanted)]
+        text = row["label"] if seeds == most else f"{row['label']} ({seeds} seed{'s' * (seeds > 1)} of {most})"
+        lines[name] = Line(name, text, row["pass_rate"], row["low"], row["high"], differences_of.get(name))
+    return [lines[name] for name in ordered(lines, order)]
 
 
 def rollouts(points: Sequence[Row]) -> Figure:
@@ -152,48 +156,50 @@ def capabilities(points: Sequence[Row]) -> Figure:
     return _scaling(points, "capabilities.count", "capabilities kept at most", ("tau2_capabilities",))
 
 
-def _scaling(points: Sequence[Row], setting: str, what: str, curves: Sequence[str]) -> Figure:
+def _scaling(points: Sequence[Row], setting: str, axis_label: str, curves: Sequence[str]) -> Figure:
     """Ours above and its differences beneath it, the published curves in a column of their own."""
-    shown = [row for row in points if row["method"] in HEADLINE]
-    totals = grouped((row for row in shown if row["method"] == TRACE), setting)
-    spent = {value: float(np.mean([row["rollouts_spent"] for row in totals[value]])) for value in sorted(totals)}
+    headline = [row for row in points if row["method"] in HEADLINE]
+    totals = grouped((row for row in headline if row["method"] == TRACE), setting)
+    totals_at = {value: float(np.mean([row["rollouts_spent"] for row in totals[value]])) for value in sorted(totals)}
     by_rollouts = setting == "adapters.rollouts"
-    places = spent if by_rollouts else {value: value for value in spent}
-    figure = Figure(figsize=(10.4, 3.8 + 0.24 * len(spent)), layout="constrained")
+    places = totals_at if by_rollouts else {value: value for value in totals_at}
+    figure = Figure(figsize=(10.4, 3.8 + 0.24 * len(totals_at)), layout="constrained")
     mosaic: Any = [["ours", curves[0]], ["held", curves[-1]]]
-    panels = figure.subplot_mosaic(mosaic, width_ratios=(3, 2), height_ratios=(8, 3 + len(spent)))
+    panels = figure.subplot_mosaic(mosaic, width_ratios=(3, 2), height_ratios=(8, 3 + len(totals_at)))
     top, bottom = panels["ours"], panels["held"]
-    _lines(top, shown, setting, places)
-    ticks = [f"{total:,.0f}" if by_rollouts else f"{value}\n({total:,.0f})" for value, total in spent.items()]
+    _lines(top, headline, setting, places)
+    ticks = [f"{total:,.0f}" if by_rollouts else f"{value}\n({total:,.0f})" for value, total in totals_at.items()]
     top.set_xticks(list(places.values()), ticks)
-    top.set_xlabel(what if by_rollouts else f"{what} (rollouts spent)")
+    top.set_xlabel(axis_label if by_rollouts else f"{axis_label} (rollouts spent)")
     top.set_ylabel("pass rate")
-    top.set_title(f"Measured here: {_over(shown)}", loc="left")
+    top.set_title(f"Measured here: {_over(headline)}", loc="left")
     top.legend(frameon=True, fontsize=7.5)
-    held = _held(shown, setting)
-    rule(bottom, [f"{spent[value]:,.0f} rollouts" for value in held])
-    draw_differences(bottom, dict(enumerate(held.values())), [tint(TRACE)] * len(held))
+    differences = _differences_at(headline, setting)
+    rule(bottom, [f"{totals_at[value]:,.0f} rollouts" for value in differences])
+    draw_differences(bottom, dict(enumerate(differences.values())), [tint(TRACE)] * len(differences))
     bottom.set_xlabel(f"{label(TRACE)} minus {label(GRPO)}, paired", fontsize=8)
     bottom.xaxis.set_major_locator(MaxNLocator(5))
     for name in curves:
         _published(panels[name], name)
-    known = published()
-    note = f"Grey: {known.paper}; {known.curves[curves[0]].source}: another model, other benchmarks."
+    publication = published()
+    note = f"Grey: {publication.paper}; {publication.curves[curves[0]].source}: another model, other benchmarks."
     figure.supxlabel(note, fontsize=7.5, color=GREY)
     sns.despine(figure, left=True)
     return figure
 
 
-def _held(points: Sequence[Row], setting: str) -> dict[Any, Difference]:
+def _differences_at(points: Sequence[Row], setting: str) -> dict[Any, Difference]:
     """TRACE's difference to GRPO on the target at each value of a setting: over seeds, or of one seed over tasks."""
     if _seeds(points) > 1:
         differences = grouped(differences_over_seeds(points, setting), setting)
-        found = {value: versus(differences[value], GRPO).get(TRACE) for value in sorted(differences)}
-        return {value: one for value, one in found.items() if one}
+        by_value = {value: versus(differences[value], GRPO).get(TRACE) for value in sorted(differences)}
+        return {value: difference for value, difference in by_value.items() if difference}
     rows = sorted((row for row in points if row["method"] == TRACE), key=lambda row: row[setting])
-    known = ("over_grpo", "over_low", "over_high", "reading")
+    columns = ("over_grpo", "over_low", "over_high", "reading")
     return {
-        row[setting]: Difference(*(row[name] for name in known)) for row in rows if row["over_grpo"] == row["over_grpo"]
+        row[setting]: Difference(*(row[name] for name in columns))
+        for row in rows
+        if row["over_grpo"] == row["over_grpo"]
     }
 
 
@@ -201,8 +207,8 @@ def _lines(axes: Axes, points: Sequence[Row], setting: str, places: Mapping[Any,
     """Pass rates of the headline methods at each value of a setting; of one seed, with its interval over tasks."""
     rates = grouped(rates_over_seeds(points, setting) if _seeds(points) > 1 else points, "method")
     methods, apart = ordered(rates, HEADLINE), 0.012 * (max(places.values()) - min(places.values()))
-    for at, method in enumerate(methods):
-        aside = apart * (at - (len(methods) - 1) / 2)  # or intervals would lie on each other
+    for place, method in enumerate(methods):
+        aside = apart * (place - (len(methods) - 1) / 2)  # or intervals would lie on each other
         rows = sorted(rates[method], key=lambda row: row[setting])
         means = [row["pass_rate"] for row in rows]
         error = [[row["pass_rate"] - row["low"] for row in rows], [row["high"] - row["pass_rate"] for row in rows]]
@@ -223,15 +229,22 @@ def _over(points: Sequence[Row]) -> str:
 
 def _published(axes: Axes, name: str) -> None:
     """A published curve, in its own unit: reference marks, nothing of which was measured here."""
-    known = published()
-    curve = known.curves[name]
+    publication = published()
+    curve = publication.curves[name]
     marks = {GRPO: "s", "gepa": "^", TRACE: "D"}
     for method, points in curve.lines.items():
         axes.plot(
-            list(points), list(points.values()), color=GREY, linestyle=":", linewidth=1, marker=marks[method],
-            markerfacecolor="none", markersize=5, label=label(method),
-        )  # fmt: skip
-    axes.set_title(f"As published: {known.tables[curve.table].title}", loc="left", fontsize=8, color=GREY)
+            list(points),
+            list(points.values()),
+            color=GREY,
+            linestyle=":",
+            linewidth=1,
+            marker=marks[method],
+            markerfacecolor="none",
+            markersize=5,
+            label=label(method),
+        )
+    axes.set_title(f"As published: {publication.tables[curve.table].title}", loc="left", fontsize=8, color=GREY)
     axes.set_xlabel(curve.over, fontsize=7.5, color=GREY)
     axes.tick_params(colors=GREY, labelsize=7)
     axes.legend(frameon=True, fontsize=7)
@@ -245,19 +258,19 @@ def thresholds(points: Sequence[Row]) -> Figure:
     figure = Figure(figsize=(1.2 + 2.9 * len(coverages), 4.6), layout="constrained")
     grid = figure.subplots(1, len(coverages), sharey=True, squeeze=False)[0]
     for axes, coverage in zip(grid, coverages, strict=True):
-        some = [row for row in points if row["selection.coverage"] == coverage and row["method"] in HEADLINE]
-        at = grouped(some, "selection.delta")
-        _lines(axes, some, "selection.delta", places)
-        for delta, one in _held(some, "selection.delta").items():
+        headline = [row for row in points if row["selection.coverage"] == coverage and row["method"] in HEADLINE]
+        by_delta = grouped(headline, "selection.delta")
+        _lines(axes, headline, "selection.delta", places)
+        for delta, difference in _differences_at(headline, "selection.delta").items():
             look = {"fontsize": 6.5, "rotation": 90, "ha": "right", "va": "bottom", "color": "0.35"}
             axes.text(
                 places[delta] - 0.04,
                 0.02,
-                one.reading.replace(" after", "\nafter"),
+                difference.reading.replace(" after", "\nafter"),
                 transform=axes.get_xaxis_transform(),
                 **look,
             )
-        ticks = [f"{delta:g}\n{_selected(at.get(delta, []))}" for delta in deltas]
+        ticks = [f"{delta:g}\n{_selected(by_delta.get(delta, []))}" for delta in deltas]
         axes.set_xticks(list(places.values()), ticks, fontsize=7.5)
         axes.set_title(f"least coverage {coverage:g}", loc="left", fontsize=9)
         axes.margins(x=0.12)
@@ -289,7 +302,9 @@ STUDIES: Mapping[str, Study] = {
         ("sweeps/capabilities.csv",), "captrain-sweep -m +study=capabilities", capabilities, ("capabilities.count",)
     ),
     "thresholds": Study(
-        ("sweeps/thresholds.csv",), "captrain-sweep -m +study=thresholds", thresholds,
+        ("sweeps/thresholds.csv",),
+        "captrain-sweep -m +study=thresholds",
+        thresholds,
         ("selection.coverage", "selection.delta"),
     ),
-}  # fmt: skip
+}

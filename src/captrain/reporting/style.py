@@ -7,7 +7,6 @@ figure where it stands there. Figures are made without pyplot: no display, no gl
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 import seaborn as sns
@@ -20,6 +19,7 @@ from captrain.evaluation import BASE, BEST_SINGLE, ORACLE, RANDOM, TRACE, Differ
 
 METADATA = {"pdf": {"CreationDate": None, "Creator": None, "Producer": None}, "png": {"Software": None}}
 CANVASES = {"png": FigureCanvasAgg, "pdf": FigureCanvasPdf}
+Colour = str | tuple[float, float, float]
 HEADLINE = (BASE, "grpo_target", "gepa", TRACE)
 ROUTING = (BASE, "control:placebo", "control:random_router", RANDOM, BEST_SINGLE, TRACE, "router:", ORACLE)
 """What choosing an adapter is held against, by name or its beginning, in the order of the figure."""
@@ -46,9 +46,9 @@ class Line:
 
 
 def render(figures: Mapping[str, Callable[[], Figure]], out: Path) -> list[Path]:
-    """Draw each figure in the one style and write it to `out` as PDF and PNG; returns the files written."""
+    """Draw each figure in the one style and write it to `out` as PDF and PNG; returns the paths of the files."""
     out.mkdir(parents=True, exist_ok=True)
-    written: list[Path] = []
+    paths: list[Path] = []
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # a matplotlibrc of the machine must not change a byte
         sns.set_theme(context="paper", style="whitegrid", font="DejaVu Sans")
@@ -60,37 +60,36 @@ def render(figures: Mapping[str, Callable[[], Figure]], out: Path) -> list[Path]
                 path = out / f"{name}.{kind}"
                 getattr(canvas(figure), f"print_{kind}")(path, metadata=METADATA[kind])
                 figure.set_layout_engine("none")
-                written.append(path)
-    return written
+                paths.append(path)
+    return paths
 
 
-def ordered(names: Iterable[str], wanted: Sequence[str] | None) -> list[str]:
-    """Those of the names that are `wanted`, by name or its beginning, in that order; all where None is given."""
-    if wanted is None:
+def ordered(names: Iterable[str], order: Sequence[str] | None) -> list[str]:
+    """The names that are in `order`, by name or its beginning, in that order; all where it is None."""
+    if order is None:
         return list(names)
-    return [
-        name for start in wanted for name in names if name == start or (start[-1] == ":" and name.startswith(start))
-    ]
+    return [name for start in order for name in names if name == start or (start[-1] == ":" and name.startswith(start))]
 
 
-def tint(method: str) -> Any:
-    """One for each of the headline methods, grey for the others."""
+def tint(method: str) -> Colour:
+    """A colour for each of the headline methods, grey for the others."""
     return sns.color_palette("deep")[HEADLINE.index(method)] if method in HEADLINE else "0.45"
 
 
-def draw_differences(axes: Axes, differences: Mapping[int, Difference], shades: Sequence[Any]) -> None:
+def draw_differences(axes: Axes, differences: Mapping[int, Difference], shades: Sequence[Colour]) -> None:
     """Draw differences at their heights, each with its interval, hollow unless it is distinguishable, and how it reads
     beside the panel."""
-    told = [one.reading == "distinguishable" for one in differences.values()]
-    means = [one.mean for one in differences.values()]
+    distinguishable = [difference.reading == "distinguishable" for difference in differences.values()]
+    means = [difference.mean for difference in differences.values()]
     heights = list(differences)
-    axes.hlines(heights, [one.low for one in differences.values()], [one.high for one in differences.values()], shades)
-    faces = [shade if full else "white" for shade, full in zip(shades, told, strict=True)]
+    lows, highs = zip(*((difference.low, difference.high) for difference in differences.values()), strict=True)
+    axes.hlines(heights, lows, highs, shades)
+    faces = [shade if full else "white" for shade, full in zip(shades, distinguishable, strict=True)]
     axes.scatter(means, heights, s=22, c=faces, edgecolors=shades, zorder=3)
     axes.axvline(0, color="0.2", linewidth=0.8)
-    for (height, one), full in zip(differences.items(), told, strict=True):
+    for (height, difference), full in zip(differences.items(), distinguishable, strict=True):
         look = {"fontsize": 7, "va": "center", "color": "0.2" if full else "0.45"}
-        axes.text(1.02, height, one.reading or "no interval", transform=axes.get_yaxis_transform(), **look)
+        axes.text(1.02, height, difference.reading or "no interval", transform=axes.get_yaxis_transform(), **look)
 
 
 def rule(axes: Axes, labels: Sequence[str]) -> None:
@@ -114,10 +113,10 @@ def compare(groups: Mapping[str, Sequence[Line]], against: str, title: str, rate
         note: beneath the figure.
     """
     longest = max((len(row.label) for rows in groups.values() for row in rows), default=0)
-    left, wide, gap, narrow, words = 0.25 + 0.068 * longest, 3.2, 0.15, 2.1, 2.05
+    margin, wide, gap, narrow, words = 0.25 + 0.068 * longest, 3.2, 0.15, 2.1, 2.05
     heads = {name: 0.32 if name else 0.08 for name in groups}
     bottom, top = 0.75 if note else 0.5, 0.3
-    width = left + wide + gap + narrow + words
+    width = margin + wide + gap + narrow + words
     height = bottom + top + sum(heads[name] + ROW * len(rows) for name, rows in groups.items())
     figure = Figure(figsize=(width, height))
     figure.text(0.01, 1 - 0.1 / height, title, ha="left", va="top", fontsize=10)
@@ -126,10 +125,10 @@ def compare(groups: Mapping[str, Sequence[Line]], against: str, title: str, rate
     for name, rows in groups.items():
         tall = ROW * len(rows)
         above -= heads[name] + tall
-        place, low, size = left / width, above / height, tall / height
+        place, low, size = margin / width, above / height, tall / height
         share = first or (None, None)
         rates = figure.add_axes((place, low, wide / width, size), sharex=share[0])
-        differences = figure.add_axes(((left + wide + gap) / width, low, narrow / width, size), sharex=share[1])
+        differences = figure.add_axes(((margin + wide + gap) / width, low, narrow / width, size), sharex=share[1])
         first = first or (rates, differences)
         _compare(rates, differences, rows)
         rates.set_title(name, loc="left", fontsize=9)
@@ -153,8 +152,8 @@ def _compare(rates: Axes, differences: Axes, rows: Sequence[Line]) -> None:
     rule(differences, [""] * len(rows))
     rates.hlines(range(len(rows)), [row.low for row in rows], [row.high for row in rows], shades)
     rates.scatter([row.rate for row in rows], range(len(rows)), s=26, c=shades, zorder=3)
-    known = [(row.published, place) for place, row in enumerate(rows) if row.published is not None]
-    if known:
-        rates.scatter(*zip(*known, strict=True), s=40, marker="D", facecolors="none", edgecolors=GREY)
-    held = {place: row.difference for place, row in enumerate(rows) if row.difference}
-    draw_differences(differences, held, [shades[place] for place in held])
+    publications = [(row.published, place) for place, row in enumerate(rows) if row.published is not None]
+    if publications:
+        rates.scatter(*zip(*publications, strict=True), s=40, marker="D", facecolors="none", edgecolors=GREY)
+    by_place = {place: row.difference for place, row in enumerate(rows) if row.difference}
+    draw_differences(differences, by_place, [shades[place] for place in by_place])

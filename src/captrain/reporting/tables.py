@@ -18,49 +18,49 @@ def table(folder: Path) -> Table:
     """
     main, ledger = read(folder, "main"), read(folder, "ledger")
     confidence = json.loads((folder / "metrics.json").read_text())["confidence"]
-    drawn = Table(title="Test split", caption=_caption(main, ledger), caption_justify="left", title_justify="left")
-    drawn.add_column("method")
+    final = Table(title="Test split", caption=_caption(main, ledger), caption_justify="left", title_justify="left")
+    final.add_column("method")
     scored = main.dropna(subset=["mean_reward"])
     # Where success alone is rewarded, the mean reward is the pass rate and says nothing more.
     graded = bool((scored["mean_reward"] - scored["pass_rate"]).abs().gt(1e-6).any())
     names = ["pass rate", f"{confidence:.0%} interval", "pass^k", *["mean reward"] * graded, "rollouts spent"]
     for name in names:
-        drawn.add_column(name, justify="right")
+        final.add_column(name, justify="right")
     for row in main.to_dict("records"):
         interval = "" if np.isnan(row["low"]) else f"{row['low']:.3f} to {row['high']:.3f}"
-        cells = [row["label"], _shown(row["pass_rate"]), interval, _shown(row["pass_hat_k"])]
-        cells += [_shown(row["mean_reward"])] * graded
+        cells = [row["label"], _number(row["pass_rate"]), interval, _number(row["pass_hat_k"])]
+        cells += [_number(row["mean_reward"])] * graded
         style = "bold" if row["method"] in (BASE, TRACE, *BASELINES) else "dim"
-        drawn.add_row(*cells, f"{row['rollouts_spent']:,}", style=style)
-    return drawn
+        final.add_row(*cells, f"{row['rollouts_spent']:,}", style=style)
+    return final
 
 
-def _shown(value: float) -> str:
+def _number(value: float) -> str:
     return "undefined" if np.isnan(value) else f"{value:.3f}"
 
 
 def _caption(main: pd.DataFrame, ledger: pd.DataFrame) -> str:
     """What was played and what is counted, from the numbers themselves."""
     rows = main.to_dict("records")
-    played = [row for row in rows if row["method"] in (BASE, TRACE, *BASELINES)]
-    errors, excluded = sum(row["errors"] for row in played), max(row["excluded"] for row in played)
+    methods = [row for row in rows if row["method"] in (BASE, TRACE, *BASELINES)]
+    errors, excluded = sum(row["errors"] for row in methods), max(row["excluded"] for row in methods)
     lines = [
-        f"{max(row['tasks'] for row in played)} tasks; intervals by bootstrap over tasks; {errors} errors of "
+        f"{max(row['tasks'] for row in methods)} tasks; intervals by bootstrap over tasks; {errors} errors of "
         f"infrastructure left out of the rates, {excluded} tasks excluded for them."
     ]
-    spent: dict[str, dict[str, int]] = {}
+    spending: dict[str, dict[str, int]] = {}
     for row in ledger.to_dict("records"):
-        purposes = spent.setdefault("evaluation" if row["purpose"] == "evaluation" else row["method"], {})
+        purposes = spending.setdefault("evaluation" if row["purpose"] == "evaluation" else row["method"], {})
         purposes[row["purpose"]] = purposes.get(row["purpose"], 0) + row["rollouts"]
         purposes["discarded"] = purposes.get("discarded", 0) + row["discarded"]
-    evaluation = spent.pop("evaluation", {}).get("evaluation", 0)
-    for method, purposes in spent.items():
+    evaluation = spending.pop("evaluation", {}).get("evaluation", 0)
+    for method, purposes in spending.items():
         discarded = purposes.pop("discarded")
         parts = " + ".join(f"{count:,} {purpose}" for purpose, count in purposes.items())
         lines.append(f"Spent by {label(method)}: {parts} (constant groups, {discarded:,} rollouts, included).")
     (total,) = {row["rollouts_spent"] for row in rows if row["method"] == TRACE}
-    other = [row for row in rows if row["method"] not in (IDLE, BASE) and row["rollouts_spent"] != total]
-    lines += [f"Another total than TRACE's: {row['label']} {otherwise(row['method'])}." for row in other]
+    differing = [row for row in rows if row["method"] not in (IDLE, BASE) and row["rollouts_spent"] != total]
+    lines += [f"Another total than TRACE's: {row['label']} {otherwise(row['method'])}." for row in differing]
     lines.append(f"Not counted: {evaluation:,} evaluation rollouts. Routers, merging and bounds use TRACE's adapters.")
     lines.append("The oracle's choice is made and scored on different trials.")
     return "\n".join(lines)
