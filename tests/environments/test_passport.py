@@ -18,7 +18,7 @@ from captrain.config import compose_spec
 from captrain.contract import Target, load_file, tool_call
 from captrain.environments.leakage import HeldOut, runs_of
 from captrain.environments.passport import CHECKS, calibrate, failed_tool, inspect, structure
-from captrain.environments.probes import call_texts, distance, random_agent, steps
+from captrain.environments.probes import distance, random_agent, shown_calls, steps
 from captrain.environments.sandbox.confined import active, confined
 from captrain.environments.subject import Standard, standard
 from captrain.environments.synthesized import Attempt, Brief
@@ -298,8 +298,8 @@ def test_a_structure_is_what_is_left_without_names_and_numbers() -> None:
     ],
 )
 def test_a_call_that_stands_in_a_text_is_read(text: str) -> None:
-    assert [*call_texts(text, BENCHMARK.tools)] == [tool_call("wrap_order", {"order_id": "#12"})]
-    assert [*call_texts("Deny it with deny_request. Order #12 is wrapped.", BENCHMARK.tools)] == []
+    assert [*shown_calls(text, BENCHMARK.tools)] == [tool_call("wrap_order", {"order_id": "#12"})]
+    assert [*shown_calls("Deny it with deny_request. Order #12 is wrapped.", BENCHMARK.tools)] == []
 
 
 def test_random_calls_take_their_arguments_from_enums_and_from_what_is_visible() -> None:

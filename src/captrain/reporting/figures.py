@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -117,11 +118,11 @@ def _rows(results: Path, against: str, order: Sequence[str] | None) -> list[Line
     return [lines[name] for name in ordered(lines, order)]
 
 
-def _selection(results: Path) -> JsonObject:
+def _selection(results: Path) -> SelectionAccount:
     return json.loads((results / "capabilities/selection.json").read_text())
 
 
-def capabilities(selection: JsonObject) -> Figure:
+def capabilities(selection: Mapping[str, Any]) -> Figure:
     """Gap against coverage of every candidate, with interval bars and the thresholds of the selection."""
     thresholds, candidates = selection["thresholds"], selection["candidates"]
     defined = [
@@ -156,7 +157,7 @@ def capabilities(selection: JsonObject) -> Figure:
     return figure
 
 
-def _name_points(figure: Figure, points: list[JsonObject]) -> None:
+def _name_points(figure: Figure, points: Sequence[JsonObject]) -> None:
     """Write each name right of its point, or left of it in the right half, and nudge names of one side apart."""
     axes = figure.axes[0]
     axes.margins(0.12, 0.1)
