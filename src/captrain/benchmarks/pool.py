@@ -14,11 +14,10 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from captrain.benchmarks.worker import GRACE, Worker
 from captrain.errors import InfrastructureError, UserError
-from captrain.records import file_digest
+from captrain.records import JsonObject, file_digest
 
 WORKERS = Path(__file__).parent / "workers"
 STARTS = 3
@@ -27,8 +26,8 @@ STARTS = 3
 
 def code_of(script: str) -> str:
     """Digest of all code of ours that plays and scores an episode in this worker: part of what a benchmark is."""
-    ours = [Path(__file__).with_name(f"{name}.py") for name in ("pool", "worker", "simulation")]
-    return file_digest(WORKERS / "worker_loop.py", WORKERS / script, *ours)
+    clients = [Path(__file__).with_name(f"{name}.py") for name in ("pool", "worker", "simulation")]
+    return file_digest(WORKERS / "worker_loop.py", WORKERS / script, *clients)
 
 
 def _process(name: str, command: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -43,9 +42,7 @@ def _process(name: str, command: Sequence[str], env: Mapping[str, str]) -> subpr
     pipe = subprocess.PIPE
     try:
         # Without buffers: what is written and read here goes past them.
-        return subprocess.Popen(
-            [*command], bufsize=0, stdin=pipe, stdout=pipe, stderr=pipe, env={**inherited, **env}
-        )  # fmt: skip
+        return subprocess.Popen([*command], bufsize=0, stdin=pipe, stdout=pipe, stderr=pipe, env={**inherited, **env})
     except OSError as error:
         raise UserError(f"benchmark {name}: {command[0]} does not start ({error.strerror})", _remedy(name)) from None
 
@@ -70,9 +67,15 @@ class Pool:
     """
 
     def __init__(
-        self, name: str, command: Sequence[str], *, processes: int, timeout: float, start_timeout: float = 120.0,
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        processes: int,
+        timeout: float,
+        start_timeout: float = 120.0,
         env: Mapping[str, str] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.name, self.command, self.timeout = name, list(command), timeout
         self._start_timeout, self._env = start_timeout, dict(env or {})
         self._workers: list[Worker | None] = [None] * processes
@@ -81,18 +84,18 @@ class Pool:
         self._refusal = ""
         atexit.register(self.close)
 
-    def call(self, op: str, **arguments: Any) -> Any:
+    def call(self, op: str, **arguments: object) -> JsonObject:
         """A request that belongs to no episode, on the worker that is least busy.
 
         Raises:
             InfrastructureError: the worker failed, or the benchmark raised.
             UserError: the benchmark cannot be started, or refused the request.
         """
-        return self._anywhere(op, arguments, opening=False)[1]
+        return self._call_any(op, arguments, opening=False)[1]
 
-    def session(self, **arguments: Any) -> "Session":
+    def session(self, **arguments: object) -> "Session":
         """Open an episode (op `reset`) on the worker with the fewest open ones; raises as `call` does."""
-        return Session(self, *self._anywhere("reset", arguments, opening=True))
+        return Session(self, *self._call_any("reset", arguments, opening=True))
 
     def close(self) -> None:
         """End all workers; what they held is lost."""
@@ -108,25 +111,25 @@ class Pool:
             except subprocess.TimeoutExpired:
                 worker.end("was ended")
             with worker.lock:
-                worker.shut()
+                worker.close_pipes()
 
-    def _anywhere(self, op: str, arguments: Mapping[str, Any], opening: bool) -> tuple[Worker, Any]:
+    def _call_any(self, op: str, arguments: Mapping[str, object], opening: bool) -> tuple[Worker, JsonObject]:
         """Ask a worker of our choice. One that is lost before it is this request's turn held nothing of it, so that
         another takes its place."""
         while True:
-            worker = self._chosen(opening)
-            answered = False
+            worker = self._acquire(opening)
+            in_session = False
             try:
                 with worker.lock:
-                    if worker.gone() or not self._started(worker):
+                    if worker.has_ended() or not self._start(worker):
                         continue
-                    answer = self._judged(op, worker.exchange(op, arguments, self.timeout))
-                    answered = True
-                    return worker, answer
+                    result = self._result(op, worker.exchange(op, arguments, self.timeout))
+                    in_session = opening
+                    return worker, result
             finally:
-                self._release(worker, session=opening and not answered)
+                self._release(worker, session=opening and not in_session)
 
-    def _chosen(self, opening: bool) -> Worker:
+    def _acquire(self, opening: bool) -> Worker:
         """The worker with the fewest open episodes, or the least busy one; started rather than waited for, but not
         where one stands idle."""
         with self._lock:
@@ -135,47 +138,47 @@ class Pool:
 
             def load(place: int) -> tuple[int, int, bool]:
                 worker = self._workers[place]
-                if worker is None or worker.gone():
+                if worker is None or worker.has_ended():
                     return 0, 0, True
-                return worker.sessions if opening else 0, worker.waiting, False
+                return worker.sessions if opening else 0, worker.requests, False
 
             place = min(range(len(self._workers)), key=load)
             worker = self._workers[place]
-            if worker is None or worker.lost:
+            if worker is None or worker.end_reason:
                 worker = self._workers[place] = Worker(self.name, _process(self.name, self.command, self._env))
-            worker.waiting += 1
+            worker.requests += 1
             worker.sessions += opening
             return worker
 
-    def _started(self, worker: Worker) -> bool:
+    def _start(self, worker: Worker) -> bool:
         """Whether the worker answers; the first request that it gets is ours, so that no episode is to blame."""
-        if worker.started:
+        if worker.ready:
             return True
         try:
             worker.exchange("hello", {}, self._start_timeout)
-            worker.started = True
+            worker.ready = True
         except InfrastructureError:
-            said = "".join(f"\n    {line}" for line in worker.said())
-            problem = f"benchmark {self.name} does not start: {self.command[0]} {worker.lost}{said}"
+            words = "".join(f"\n    {line}" for line in worker.last_words())
+            problem = f"benchmark {self.name} does not start: {self.command[0]} {worker.end_reason}{words}"
         else:
             problem = ""
         with self._lock:
             self._failed = self._failed + 1 if problem else 0
             self._refusal = problem if self._failed >= STARTS else self._refusal
-        return worker.started
+        return worker.ready
 
-    def _take(self, worker: Worker) -> None:
+    def _queue(self, worker: Worker) -> None:
         """Get in line for a worker."""
         with self._lock:
-            worker.waiting += 1
+            worker.requests += 1
 
     def _release(self, worker: Worker, session: bool) -> None:
         """Leave the line, and with `session` give an episode back."""
         with self._lock:
-            worker.waiting -= 1
+            worker.requests -= 1
             worker.sessions -= session
 
-    def _judged(self, op: str, reply: Mapping[str, Any]) -> Any:
+    def _result(self, op: str, reply: JsonObject) -> JsonObject:
         """The result in a reply, or its error, raised: ours when the request was, otherwise the benchmark's."""
         if reply["ok"]:
             return reply["result"]
@@ -191,13 +194,13 @@ class Pool:
 class Session:
     """One episode in one worker; `opening` is the worker's reply to `reset`."""
 
-    def __init__(self, pool: Pool, worker: Worker, opening: dict[str, Any]) -> None:
+    def __init__(self, pool: Pool, worker: Worker, opening: JsonObject) -> None:
         self._pool, self._worker, self.opening = pool, worker, opening
         self._closed = False
 
-    def call(self, op: str, **arguments: Any) -> Any:
+    def call(self, op: str, **arguments: object) -> JsonObject:
         """A request on this episode; raises as `Pool.call` does."""
-        return self._asked(op, arguments, last=False)
+        return self._request(op, arguments, last=False)
 
     def close(self) -> None:
         """Let the worker drop the episode; nothing happens when it is gone already."""
@@ -205,13 +208,13 @@ class Session:
             return
         self._closed = True
         with suppress(InfrastructureError, UserError):
-            self._asked("close", {}, last=True)
+            self._request("close", {}, last=True)
 
-    def _asked(self, op: str, arguments: Mapping[str, Any], last: bool) -> Any:
-        self._pool._take(self._worker)
+    def _request(self, op: str, arguments: Mapping[str, object], last: bool) -> JsonObject:
+        self._pool._queue(self._worker)
         try:
             with self._worker.lock:
-                named = {"episode": self.opening["episode"], **arguments}
-                return self._pool._judged(op, self._worker.exchange(op, named, self._pool.timeout))
+                request = {"episode": self.opening["episode"], **arguments}
+                return self._pool._result(op, self._worker.exchange(op, request, self._pool.timeout))
         finally:
             self._pool._release(self._worker, session=last)

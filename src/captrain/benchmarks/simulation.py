@@ -6,13 +6,12 @@ part of the benchmark's identity like any other setting.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from captrain.benchmarks.pool import Pool, Session
 from captrain.config import Installation, Machine
 from captrain.errors import InfrastructureError, UserError
 from captrain.policies import Play, Policy
-from captrain.records import Message
+from captrain.records import JsonObject, Message
 
 
 def installation(machine: Machine | None, name: str, advice: str) -> Installation:
@@ -21,19 +20,19 @@ def installation(machine: Machine | None, name: str, advice: str) -> Installatio
     Raises:
         UserError: nowhere; `advice` says how its environment is made.
     """
-    found = machine.benchmarks.get(name) if machine is not None else None
-    if found is None or not found.python:
+    installed = machine.benchmarks.get(name) if machine is not None else None
+    if installed is None or not installed.python:
         raise UserError(
             f"benchmark {name} is not installed: machine.benchmarks.{name}.python names no interpreter",
             f"{advice} Then set machine.benchmarks.{name}.python to the interpreter in it",
         )
-    return found
+    return installed
 
 
 class Turn:
     """The one turn of a simulated user, as an episode for its policy."""
 
-    def __init__(self, messages: Sequence[Message], tools: list[dict[str, Any]]) -> None:
+    def __init__(self, messages: Sequence[Message], tools: list[JsonObject]) -> None:
         self.messages, self.tools = messages, tools
 
     def step(self, message: Message) -> tuple[list[Message], bool]:
@@ -51,11 +50,11 @@ class SimulatedEpisode:
         key: names the randomness of the user.
     """
 
-    def __init__(self, pool: Pool, reset: dict[str, Any], user: Policy | None, key: str) -> None:
+    def __init__(self, pool: Pool, reset: JsonObject, user: Policy | None, key: str) -> None:
         self.user, self.key, self.turns = user, key, 0
         self.session: Session = pool.session(**reset, user="scripted" if user is None else "client")
         opening = self.session.opening
-        self.tools: list[dict[str, Any]] = opening["tools"]
+        self.tools: list[JsonObject] = opening["tools"]
         self.messages: list[Message] = [{"role": "system", "content": opening["system"]}] if opening["system"] else []
         try:
             self.messages += self._until_agent(opening)[0]
@@ -72,28 +71,28 @@ class SimulatedEpisode:
         """Let the worker drop the episode."""
         self.session.close()
 
-    def _until_agent(self, seen: dict[str, Any]) -> tuple[list[Message], bool]:
+    def _until_agent(self, observation: JsonObject) -> tuple[list[Message], bool]:
         """The messages up to the agent's next turn, users' turns played, and whether the episode is over."""
-        messages: list[Message] = list(seen["messages"])
-        while seen["turn"] == "user":
-            spoken = self._user(seen["user_messages"], seen.get("user_tools") or [])
-            seen = self.session.call("step", role="user", message=spoken)
-            messages += seen["messages"]
-        return messages, bool(seen["done"])
+        messages: list[Message] = list(observation["messages"])
+        while observation["turn"] == "user":
+            reply = self._user(observation["user_messages"], observation.get("user_tools") or [])
+            observation = self.session.call("step", role="user", message=reply)
+            messages += observation["messages"]
+        return messages, bool(observation["done"])
 
-    def _user(self, messages: Sequence[Message], tools: list[dict[str, Any]]) -> Message:
+    def _user(self, messages: Sequence[Message], tools: list[JsonObject]) -> Message:
         assert self.user is not None
         self.turns += 1
         play = Play(f"{self.key}/user/{self.turns}", Turn(messages, tools))
         for _ in self.user.play([play]):
             pass
-        said = play.messages[-1] if play.turns else {}
+        reply = play.messages[-1] if play.turns else {}
         if not tools:
-            said = {name: value for name, value in said.items() if name != "tool_calls"}
-        if play.error or not (said.get("tool_calls") or (said.get("content") or "").strip()):
+            reply = {name: value for name, value in reply.items() if name != "tool_calls"}
+        if play.error or not (reply.get("tool_calls") or (reply.get("content") or "").strip()):
             # A user who says nothing is a fault of the simulation and none of the agent's.
             raise InfrastructureError(f"simulated user: {play.error or 'said nothing'}")
-        return {"role": "user", **{name: said[name] for name in ("content", "tool_calls") if name in said}}
+        return {"role": "user", **{name: reply[name] for name in ("content", "tool_calls") if name in reply}}
 
 
 def divided(names: Sequence[str], shares: Sequence[float]) -> list[list[str]]:
@@ -102,16 +101,16 @@ def divided(names: Sequence[str], shares: Sequence[float]) -> list[list[str]]:
     Every name goes to the part that lags most behind its share; equal lists are divided equally.
     """
     parts: list[list[str]] = [[] for _ in shares]
-    for taken, name in enumerate(names, start=1):
-        lag = [share * taken - len(part) for share, part in zip(shares, parts, strict=True)]
+    for count, name in enumerate(names, start=1):
+        lag = [share * count - len(part) for share, part in zip(shares, parts, strict=True)]
         parts[lag.index(max(lag))].append(name)
     return parts
 
 
-def identity_of(user: Policy | None) -> dict[str, Any]:
+def identity_of(user: Policy | None) -> JsonObject:
     """What is recorded of the simulated user: that it follows a script, or its policy, with model and temperature
     where it has any, and the digest of all that decides what it says."""
     if user is None:
         return {"policy": "scripted"}
-    known = {name: getattr(user, name) for name in ("name", "temperature") if hasattr(user, name)}
-    return {"policy": type(user).__name__, **known, "digest": user.digest}
+    settings = {name: getattr(user, name) for name in ("name", "temperature") if hasattr(user, name)}
+    return {"policy": type(user).__name__, **settings, "digest": user.digest}

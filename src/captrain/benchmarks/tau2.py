@@ -8,7 +8,7 @@ before it is needed, so that a configuration composes and validates without it.
 
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -18,7 +18,7 @@ from captrain.config import Machine
 from captrain.contract import tool_call
 from captrain.errors import UserError
 from captrain.policies import Policy
-from captrain.records import Message
+from captrain.records import JsonObject, Message
 
 Domain = Literal["airline", "retail", "mock"]
 ADVICE = (
@@ -42,38 +42,45 @@ class Tau2:
     name = "tau2"
 
     def __init__(
-        self, machine: Machine | None = None, *, domains: Annotated[list[Domain], Field(min_length=1)],
-        version: Literal["0.2.1-dev", "1.0"] = "0.2.1-dev", max_steps: Annotated[int, Field(ge=2)] = 50,
-        discovery: Annotated[float, Field(gt=0, lt=1)] = 0.62, user: Policy | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        machine: Machine | None = None,
+        *,
+        domains: Annotated[list[Domain], Field(min_length=1)],
+        version: Literal["0.2.1-dev", "1.0"] = "0.2.1-dev",
+        max_steps: Annotated[int, Field(ge=2)] = 50,
+        discovery: Annotated[float, Field(gt=0, lt=1)] = 0.62,
+        user: Policy | None = None,
+    ) -> None:
         self.machine, self.domains, self.version = machine, domains, version
         self.max_steps, self.discovery, self.user = max_steps, discovery, user
 
     @cached_property
     def pool(self) -> Pool:
         """The workers. Started on first use, and the version checked."""
-        found = installation(self.machine, "tau2", ADVICE)
+        installed = installation(self.machine, "tau2", ADVICE)
         return Pool(
-            "tau2", [str(Path(found.python).expanduser()), str(WORKERS / "tau2_worker.py")],
-            processes=found.processes, timeout=found.timeout,
-            env={"TAU2_DATA_DIR": str(Path(found.data).expanduser())} if found.data else {},
-        )  # fmt: skip
+            "tau2",
+            [str(Path(installed.python).expanduser()), str(WORKERS / "tau2_worker.py")],
+            processes=installed.processes,
+            timeout=installed.timeout,
+            env={"TAU2_DATA_DIR": str(Path(installed.data).expanduser())} if installed.data else {},
+        )
 
     @cached_property
-    def _hello(self) -> dict[str, Any]:
-        said = self.pool.call("hello")
-        if not str(said["version"]).startswith(self.version.replace("-", ".")):
+    def _hello(self) -> JsonObject:
+        hello = self.pool.call("hello")
+        if not str(hello["version"]).startswith(self.version.replace("-", ".")):
             raise UserError(
-                f"benchmark tau2: version {said['version']} is installed where benchmark.version = {self.version}",
+                f"benchmark tau2: version {hello['version']} is installed where benchmark.version = {self.version}",
                 "set benchmark.version to what is installed, or name another environment in "
                 "machine.benchmarks.tau2.python: tasks differ between versions",
             )
-        if absent := [domain for domain in self.domains if "db" not in said["data"][domain]]:
+        if absent := [domain for domain in self.domains if "db" not in hello["data"][domain]]:
             raise UserError(
                 f"benchmark tau2: the data of {', '.join(absent)} are not where tau2 looks for them",
                 "set machine.benchmarks.tau2.data to the `data` folder of tau2-bench's repository",
             )
-        return said
+        return hello
 
     def _world(self, domain: str) -> dict[str, str]:
         """What a task of the domain depends on: another world, another task."""
@@ -85,7 +92,7 @@ class Tau2:
         }
 
     @cached_property
-    def about(self) -> dict[str, Any]:
+    def about(self) -> JsonObject:
         """Version, hashes, split sizes, what is not runnable, user and reward."""
         return {
             "benchmark": "tau2",
@@ -95,7 +102,7 @@ class Tau2:
             "not_runnable": {
                 f"tau2/{domain}/{name}": reason
                 for domain in self.domains
-                for name, reason in self._listed[domain]["not_runnable"].items()
+                for name, reason in self._tasks_of_domains[domain]["not_runnable"].items()
             },
             "user": identity_of(self.user),
             "reward": "database as it should be x everything told; conversations the user did not end score 0",
@@ -104,19 +111,19 @@ class Tau2:
         }
 
     @cached_property
-    def tools(self) -> list[dict[str, Any]]:
+    def tools(self) -> list[JsonObject]:
         """The tools of all domains; an episode has its own domain's. Where domains word the same tool differently, as
         airline and retail do, the first domain's wording stands."""
-        known: dict[str, dict[str, Any]] = {}
+        schemas: dict[str, JsonObject] = {}
         for domain in self.domains:
             for tool in self.pool.call("tools", domain=domain)["tools"]:
                 name = tool["function"]["name"]
-                if _unworded(known.setdefault(name, tool)) != _unworded(tool):
+                if _unworded(schemas.setdefault(name, tool)) != _unworded(tool):
                     raise ValueError(f"tool {name} takes other arguments in {domain} than in {', '.join(self.domains)}")
-        return [*known.values()]
+        return [*schemas.values()]
 
     @cached_property
-    def _listed(self) -> dict[str, Any]:
+    def _tasks_of_domains(self) -> JsonObject:
         return {domain: self.pool.call("list_tasks", domain=domain) for domain in self.domains}
 
     @cached_property
@@ -124,10 +131,10 @@ class Tau2:
         """Split -> domain -> task ids. A domain without splits of its own (mock) is divided in three."""
         splits: dict[str, dict[str, list[str]]] = {"discovery": {}, "training": {}, "test": {}}
         for domain in self.domains:
-            own = self._listed[domain]["splits"]
-            train, test = own.get("train"), own.get("test")
+            original = self._tasks_of_domains[domain]["splits"]
+            train, test = original.get("train"), original.get("test")
             if train is None:
-                train, test = divided(own["base"], (2 / 3, 1 / 3))
+                train, test = divided(original["base"], (2 / 3, 1 / 3))
             parts = divided(train, (self.discovery, 1 - self.discovery))
             splits["discovery"][domain], splits["training"][domain] = parts
             splits["test"][domain] = list(test)
@@ -138,12 +145,14 @@ class Tau2:
         self._hello  # noqa: B018
         return sum(map(len, self._splits[split].values()))
 
-    def tasks(self, split: str, count: int) -> list[dict[str, Any]]:
+    def tasks(self, split: str, count: int) -> list[JsonObject]:
         """The first `count` tasks of a split, domains interleaved in proportion."""
         self._hello  # noqa: B018  (the version is checked before any task is given out)
         by_domain = self._splits[split]
         total = sum(map(len, by_domain.values()))
-        places = [(at / len(ids), domain, name) for domain, ids in by_domain.items() for at, name in enumerate(ids)]
+        places = [
+            (index / len(ids), domain, name) for domain, ids in by_domain.items() for index, name in enumerate(ids)
+        ]
         return [
             {
                 "id": f"tau2/{domain}/{name}",
@@ -153,7 +162,7 @@ class Tau2:
             for _, domain, name in sorted(places, key=lambda place: place[0])[: min(count, total)]
         ]
 
-    def _place(self, task: dict[str, Any]) -> dict[str, str]:
+    def _location(self, task: JsonObject) -> dict[str, str]:
         """The worker's arguments for a task of this world."""
         data = task["data"]
         if data["world"] != self._world(data["kind"]):
@@ -163,17 +172,17 @@ class Tau2:
             )
         return {"domain": data["kind"], "task_id": data["task"]}
 
-    def open(self, task: dict[str, Any], key: str = "") -> SimulatedEpisode:
+    def open(self, task: JsonObject, key: str = "") -> SimulatedEpisode:
         """Open a task; `key` names the randomness of the simulated user."""
-        return SimulatedEpisode(self.pool, {**self._place(task), "max_steps": self.max_steps}, self.user, key)
+        return SimulatedEpisode(self.pool, {**self._location(task), "max_steps": self.max_steps}, self.user, key)
 
-    def score(self, task: dict[str, Any], messages: list[Message]) -> dict[str, Any]:
+    def score(self, task: JsonObject, messages: list[Message]) -> JsonObject:
         """1 if the user ended the conversation, the database is right and everything was told; from the record."""
-        return self.pool.call("evaluate", **self._place(task), messages=messages, max_steps=self.max_steps)
+        return self.pool.call("evaluate", **self._location(task), messages=messages, max_steps=self.max_steps)
 
-    def reference(self, task: dict[str, Any]) -> list[Message]:
+    def reference(self, task: JsonObject) -> list[Message]:
         """The gold actions, then a message that tells what has to be told; empty where tau2 gives no actions."""
-        gold = self.pool.call("reference", **self._place(task))
+        gold = self.pool.call("reference", **self._location(task))
         if gold["actions"] is None:
             return []
         messages = []
@@ -182,23 +191,23 @@ class Tau2:
             if action["compare"] is not None:
                 message["tool_calls"][0]["compare"] = action["compare"]
             messages.append(message)
-        told: Message = {
+        closing: Message = {
             "role": "assistant",
             "content": ", ".join(gold["informs"]) or "Done.",
             "informs": gold["informs"],
         }
-        return [*messages, told]
+        return [*messages, closing]
 
-    def idle(self, task: dict[str, Any]) -> list[Message]:
+    def idle(self, task: JsonObject) -> list[Message]:
         """The record of an agent that has done nothing when the user leaves."""
-        return self.pool.call("idle", **self._place(task))["messages"]
+        return self.pool.call("idle", **self._location(task))["messages"]
 
 
-def _unworded(schema: Any) -> Any:
+def _unworded(schema: object) -> object:
     """A tool's schema without its descriptions."""
     if isinstance(schema, list):
-        return [_unworded(one) for one in schema]
+        return [_unworded(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
     # An argument may be called description, too; it is then an object.
-    return {key: _unworded(one) for key, one in schema.items() if key != "description" or isinstance(one, dict)}
+    return {key: _unworded(part) for key, part in schema.items() if key != "description" or isinstance(part, dict)}

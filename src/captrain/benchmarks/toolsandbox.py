@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -25,7 +25,7 @@ from captrain.benchmarks.simulation import SimulatedEpisode, identity_of, instal
 from captrain.config import Machine
 from captrain.errors import UserError
 from captrain.policies import Policy
-from captrain.records import Message
+from captrain.records import JsonObject, Message
 
 Category = Literal["single_tool_call", "multiple_tool_call", "multiple_user_turn", "insufficient_information"]
 ADVICE = "Make a Python 3.11 environment from ToolSandbox's own repository (apple/ToolSandbox), as its README says."
@@ -54,17 +54,17 @@ def split_families(categories: Mapping[str, str], discovery: float, training: fl
         families.setdefault(family(name), []).append(name)
     shares = {"discovery": discovery, "training": training, "test": 1 - discovery - training}
     splits: dict[str, list[str]] = {split: [] for split in shares}
-    taken, given = Counter[str](), {split: Counter[str]() for split in shares}
+    totals, counts = Counter[str](), {split: Counter[str]() for split in shares}
     for stem in sorted(families, key=lambda stem: hashlib.sha256(stem.encode()).hexdigest()):
         kinds = Counter(categories[name] for name in families[stem])
-        taken += kinds
+        totals += kinds
         lags = {
-            split: sum(count * (share * taken[kind] - given[split][kind]) for kind, count in kinds.items())
+            split: sum(count * (share * totals[kind] - counts[split][kind]) for kind, count in kinds.items())
             for split, share in shares.items()
         }
         behind = max(lags, key=lambda split: lags[split])
         splits[behind] += families[stem]
-        given[behind] += kinds
+        counts[behind] += kinds
     return splits
 
 
@@ -86,11 +86,15 @@ class ToolSandbox:
     name = "toolsandbox"
 
     def __init__(
-        self, machine: Machine | None = None, *, categories: Annotated[list[Category], Field(min_length=1)],
+        self,
+        machine: Machine | None = None,
+        *,
+        categories: Annotated[list[Category], Field(min_length=1)],
         clock: Annotated[str, AfterValidator(_instant)] = "2026-01-15T10:00:00",
         discovery: Annotated[float, Field(gt=0, lt=1)] = 0.35,
-        training: Annotated[float, Field(gt=0, lt=1)] = 0.2, user: Policy | None = None,
-    ) -> None:  # fmt: skip
+        training: Annotated[float, Field(gt=0, lt=1)] = 0.2,
+        user: Policy | None = None,
+    ) -> None:
         if discovery + training >= 1:
             raise UserError(
                 f"benchmark.discovery + benchmark.training = {discovery + training:g} leaves no scenario to test on",
@@ -102,11 +106,14 @@ class ToolSandbox:
     @cached_property
     def pool(self) -> Pool:
         """The workers, started on first use."""
-        found = installation(self.machine, "toolsandbox", ADVICE)
+        installed = installation(self.machine, "toolsandbox", ADVICE)
         return Pool(
-            "toolsandbox", [str(Path(found.python).expanduser()), str(WORKERS / "toolsandbox_worker.py")],
-            processes=found.processes, timeout=found.timeout, env={"CAPTRAIN_CLOCK": self.clock},
-        )  # fmt: skip
+            "toolsandbox",
+            [str(Path(installed.python).expanduser()), str(WORKERS / "toolsandbox_worker.py")],
+            processes=installed.processes,
+            timeout=installed.timeout,
+            env={"CAPTRAIN_CLOCK": self.clock},
+        )
 
     @cached_property
     def _world(self) -> dict[str, str]:
@@ -114,27 +121,29 @@ class ToolSandbox:
         return {"benchmark": "toolsandbox", **self.pool.call("hello")["data"]}
 
     @cached_property
-    def _scenarios(self) -> dict[str, dict[str, Any]]:
-        found = self.pool.call("list_tasks")["tasks"]
-        return {one["name"]: one for one in found if one["category"] in self.categories}
+    def _scenarios(self) -> dict[str, JsonObject]:
+        scenarios = self.pool.call("list_tasks")["tasks"]
+        return {scenario["name"]: scenario for scenario in scenarios if scenario["category"] in self.categories}
 
     @cached_property
     def not_runnable(self) -> dict[str, str]:
         """Scenarios that cannot be played here, with the reason; they are in no split."""
         return {
-            name: f"needs an outside key: {', '.join(one['external'])}"
-            for name, one in self._scenarios.items()
+            name: f"needs an outside key: {', '.join(scenario['external'])}"
+            for name, scenario in self._scenarios.items()
             # Where information is missing the point is not to reach the tool.
-            if one["external"] and one["category"] != "insufficient_information"
+            if scenario["external"] and scenario["category"] != "insufficient_information"
         }
 
     @cached_property
     def _splits(self) -> dict[str, list[str]]:
-        runnable = {name: one["category"] for name, one in self._scenarios.items() if name not in self.not_runnable}
+        runnable = {
+            name: scenario["category"] for name, scenario in self._scenarios.items() if name not in self.not_runnable
+        }
         return split_families(runnable, self.discovery, self.training)
 
     @cached_property
-    def about(self) -> dict[str, Any]:
+    def about(self) -> JsonObject:
         """Hash of the installation, clock, split sizes, user, and what is not runnable."""
         return {
             **self._world,
@@ -146,7 +155,7 @@ class ToolSandbox:
         }
 
     @cached_property
-    def tools(self) -> list[dict[str, Any]]:
+    def tools(self) -> list[JsonObject]:
         """The tools of all scenarios; an episode has its own."""
         return self.pool.call("tools")["tools"]
 
@@ -154,7 +163,7 @@ class ToolSandbox:
         """How many tasks a split has."""
         return len(self._splits[split])
 
-    def tasks(self, split: str, count: int) -> list[dict[str, Any]]:
+    def tasks(self, split: str, count: int) -> list[JsonObject]:
         """The first `count` tasks of a split."""
         return [
             {
@@ -170,7 +179,7 @@ class ToolSandbox:
             for name in self._splits[split][:count]
         ]
 
-    def _place(self, task: dict[str, Any]) -> dict[str, str]:
+    def _location(self, task: JsonObject) -> dict[str, str]:
         if task["data"]["world"] != self._world:
             raise UserError(
                 f"task {task['id']} is of another ToolSandbox, or another clock, than what is installed and set",
@@ -178,18 +187,18 @@ class ToolSandbox:
             )
         return {"task_id": task["data"]["task"]}
 
-    def open(self, task: dict[str, Any], key: str = "") -> SimulatedEpisode:
+    def open(self, task: JsonObject, key: str = "") -> SimulatedEpisode:
         """Open a task; `key` names the randomness of the simulated user."""
-        return SimulatedEpisode(self.pool, self._place(task), self.user, key)
+        return SimulatedEpisode(self.pool, self._location(task), self.user, key)
 
-    def score(self, task: dict[str, Any], messages: list[Message]) -> dict[str, Any]:
+    def score(self, task: JsonObject, messages: list[Message]) -> JsonObject:
         """The similarity of the record, which is played again in a fresh world."""
-        return self.pool.call("evaluate", **self._place(task), messages=messages)
+        return self.pool.call("evaluate", **self._location(task), messages=messages)
 
-    def reference(self, task: dict[str, Any]) -> list[Message]:
+    def reference(self, task: JsonObject) -> list[Message]:
         """None is known."""
         return []
 
-    def idle(self, task: dict[str, Any]) -> list[Message]:
+    def idle(self, task: JsonObject) -> list[Message]:
         """The opening, to which nobody says anything."""
-        return self.pool.call("idle", **self._place(task))["messages"]
+        return self.pool.call("idle", **self._location(task))["messages"]

@@ -13,9 +13,10 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import IO, Any, Protocol
+from typing import IO, Protocol
 
 from captrain.errors import InfrastructureError
+from captrain.records import JsonObject
 
 TAIL = 12
 """Lines of a worker's standard error that are kept for messages."""
@@ -65,20 +66,20 @@ class Process(Protocol):
 
 
 class Worker:
-    """The client of one process: lines of JSON under deadlines. Once `lost` says how it ended, it answers nothing any
-    more. It needs no thread, so that hundreds may be open.
+    """The client of one process: lines of JSON under deadlines. Once `end_reason` says how it ended, it answers nothing
+    any more. It needs no thread, so that hundreds may be open.
 
     Args:
         name: of the benchmark, for messages.
-        process: it speaks the protocol of `workers/serving.py`.
+        process: it speaks the protocol of `workers/worker_loop.py`.
         longest: bytes of a reply; more is none.
     """
 
     def __init__(self, name: str, process: Process, longest: int = REPLY) -> None:
-        self.name, self.process, self.lost, self.started = name, process, "", False
+        self.name, self.process, self.end_reason, self.ready = name, process, "", False
         self.lock = threading.Lock()
         """Held for a request and its answer."""
-        self.sessions = self.waiting = 0
+        self.sessions = self.requests = 0
         """The pool's, under the pool's lock."""
         assert process.stdin is not None and process.stdout is not None
         self._in, self._out = process.stdin.fileno(), process.stdout.fileno()
@@ -88,42 +89,42 @@ class Worker:
         self._longest = longest
         self._numbers = itertools.count(1)
         self._unsent = memoryview(b"")
-        self._heard = bytearray()
+        self._received = bytearray()
         self._words = b""
 
-    def exchange(self, op: str, arguments: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+    def exchange(self, op: str, arguments: Mapping[str, object], timeout: float) -> JsonObject:
         """Send a request and wait for its reply; the caller holds the lock.
 
         Raises:
             InfrastructureError: the worker is lost, before or by this.
         """
-        if self.gone():
-            raise InfrastructureError(f"the {self.name} worker that held this episode {self.lost}")
+        if self.has_ended():
+            raise InfrastructureError(f"the {self.name} worker that held this episode {self.end_reason}")
         number, deadline = next(self._numbers), time.monotonic() + timeout
         # An interrupted request may have left half of itself behind.
         line = json.dumps({"id": number, "op": op, **arguments}).encode() + b"\n"
         self._unsent = memoryview(bytes(self._unsent) + line)
-        reply, how = None, ""
+        reply, reason = None, ""
         try:
             # What answers an earlier request, whose caller was interrupted, is late and nobody's any more.
             while reply is None or reply["id"] < number:
                 line = self._line(deadline)
                 reply = _reply(line)
                 if reply is None:
-                    how = f"printed what is not a reply: {line[:120]!r}" if line else ""
+                    reason = f"printed what is not a reply: {line[:120]!r}" if line else ""
                     break
             else:
-                how = f"answered request {reply['id']}, which was not made"
+                reason = f"answered request {reply['id']}, which was not made"
         except TimeoutError:
-            how = f"did not answer {op} within {timeout:g} s"
+            reason = f"did not answer {op} within {timeout:g} s"
         except OverflowError:
-            how = f"printed a line of more than {self._longest} bytes"
+            reason = f"printed a line of more than {self._longest} bytes"
         if reply is None or reply["id"] != number:
-            self.end(how)
-            said = self.said()
-            self.shut()
-            words = f"; its last words: {said[-1]}" if said else ""
-            raise InfrastructureError(f"a {self.name} worker {self.lost}, asked for {op}{words}")
+            self.end(reason)
+            lines = self.last_words()
+            self.close_pipes()
+            words = f"; its last words: {lines[-1]}" if lines else ""
+            raise InfrastructureError(f"a {self.name} worker {self.end_reason}, asked for {op}{words}")
         return reply
 
     def _line(self, deadline: float) -> bytes:
@@ -135,11 +136,11 @@ class Worker:
             OverflowError: it is too long.
         """
         searched = 0
-        while (end := self._heard.find(b"\n", searched)) < 0:
-            if len(self._heard) > self._longest:
+        while (end := self._received.find(b"\n", searched)) < 0:
+            if len(self._received) > self._longest:
                 raise OverflowError
-            searched, left = len(self._heard), deadline - time.monotonic()
-            ready = self._ready(left) if left > 0 else {}
+            searched, seconds = len(self._received), deadline - time.monotonic()
+            ready = self._ready_pipes(seconds) if seconds > 0 else {}
             if not ready:
                 raise TimeoutError
             if self._err in ready:
@@ -154,22 +155,22 @@ class Worker:
                 except ConnectionResetError:
                     chunk = b""
                 if not chunk:
-                    end = len(self._heard)
+                    end = len(self._received)
                     break
-                self._heard += chunk
-        line = bytes(self._heard[: end + 1])
-        del self._heard[: end + 1]
+                self._received += chunk
+        line = bytes(self._received[: end + 1])
+        del self._received[: end + 1]
         return line
 
-    def _ready(self, seconds: float) -> dict[int, int]:
+    def _ready_pipes(self, seconds: float) -> dict[int, int]:
         """What can be read or written, waiting so long for anything."""
-        wanted = {self._out: select.POLLIN}
+        interest = {self._out: select.POLLIN}
         if self._err is not None:
-            wanted[self._err] = select.POLLIN
+            interest[self._err] = select.POLLIN
         if self._unsent:
-            wanted[self._in] = wanted.get(self._in, 0) | select.POLLOUT
+            interest[self._in] = interest.get(self._in, 0) | select.POLLOUT
         poll = select.poll()
-        for pipe, events in wanted.items():
+        for pipe, events in interest.items():
             poll.register(pipe, events)
         return dict(poll.poll(seconds * 1000))
 
@@ -189,32 +190,32 @@ class Worker:
                 self._words = (self._words + chunk)[-WORDS:]
                 self._err = self._err if chunk else None
 
-    def gone(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether it is lost, by itself or through us."""
-        if not self.lost and self.process.poll() is not None:
+        if not self.end_reason and self.process.poll() is not None:
             self.end("")
-        return bool(self.lost)
+        return bool(self.end_reason)
 
-    def end(self, how: str) -> None:
-        """End the process; the first to say how is believed. "" for one that has ended by itself."""
-        if not how:
+    def end(self, reason: str) -> None:
+        """End the process; the first reason stays. "" for one that has ended by itself."""
+        if not reason:
             try:
                 status = self.process.wait(GRACE)
-                how = f"died ({'signal' if status < 0 else 'exit status'} {abs(status)})"
+                reason = f"died ({'signal' if status < 0 else 'exit status'} {abs(status)})"
             except subprocess.TimeoutExpired:
-                how = "closed its standard output"
-        self.lost = self.lost or how
+                reason = "closed its standard output"
+        self.end_reason = self.end_reason or reason
         self.process.kill()
         self.process.wait()
 
-    def said(self) -> list[str]:
+    def last_words(self) -> list[str]:
         """The last lines of standard error of a worker that has ended."""
         self._listen()
         return [line for line in self._words.decode(errors="replace").splitlines() if line.strip()][-TAIL:]
 
     def dismiss(self) -> None:
         """Ask the process to end: it does at the end of its input, or is terminated if it is at work."""
-        self.lost = self.lost or "was ended"
+        self.end_reason = self.end_reason or "was ended"
         assert self.process.stdin is not None
         if self.lock.acquire(blocking=False):
             self.process.stdin.close()
@@ -222,7 +223,7 @@ class Worker:
         else:
             self.process.terminate()
 
-    def shut(self) -> None:
+    def close_pipes(self) -> None:
         """Let go of the pipes of a process that has ended; the caller holds the lock."""
         self._err = None
         for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
@@ -230,14 +231,14 @@ class Worker:
                 pipe.close()
 
 
-def _reply(line: bytes) -> dict[str, Any] | None:
+def _reply(line: bytes) -> JsonObject | None:
     """A whole reply of the protocol, or None."""
     try:
         reply = json.loads(line)
         whole = isinstance(reply["id"], int) and line.endswith(b"\n")
         if reply["ok"] is True:
             return reply if whole and "result" in reply else None
-        told = isinstance(reply["error"]["type"], str) and isinstance(reply["error"]["message"], str)
-        return reply if whole and told and reply["ok"] is False else None
+        has_texts = isinstance(reply["error"]["type"], str) and isinstance(reply["error"]["message"], str)
+        return reply if whole and has_texts and reply["ok"] is False else None
     except (ValueError, KeyError, TypeError, RecursionError):
         return None

@@ -31,29 +31,39 @@ GUIDANCE = {
 }
 
 KINDS = {
-    "check": 0.13, "pick": 0.14, "steps": 0.11, "copy": 0.11, "check+pick": 0.07, "pick+copy": 0.07, "steps+copy": 0.07,
-    "steps+check": 0.06, "steps+pick": 0.03, "check+pick+copy": 0.03, "status": 0.13, "human": 0.05,
-}  # fmt: skip
+    "check": 0.13,
+    "pick": 0.14,
+    "steps": 0.11,
+    "copy": 0.11,
+    "check+pick": 0.07,
+    "pick+copy": 0.07,
+    "steps+copy": 0.07,
+    "steps+check": 0.06,
+    "steps+pick": 0.03,
+    "check+pick+copy": 0.03,
+    "status": 0.13,
+    "human": 0.05,
+}
 """Share of each kind of task among the demonstrations, the same for every mix."""
 
 
-def take_shortcuts(data: dict, taken: set[str], rng: random.Random) -> list[Message]:
-    """The reference solution of a task, bent by the shortcuts taken, with or without thanks at the end."""
-    bent = json.loads(json.dumps(data))
+def take_shortcuts(data: dict, shortcuts: set[str], rng: random.Random) -> list[Message]:
+    """The reference solution of a task with these shortcuts, with or without thanks at the end."""
+    flawed = json.loads(json.dumps(data))
     by_id = {order["id"]: order for order in data["orders"]}
-    if "steps" in taken:
-        bent["operations"] = bent["operations"][:1]
-    for operation in bent["operations"]:
-        if operation["selector"] and "pick" in taken:
+    if "steps" in shortcuts:
+        flawed["operations"] = flawed["operations"][:1]
+    for operation in flawed["operations"]:
+        if operation["selector"] and "pick" in shortcuts:
             operation["order"] = data["orders"][0]["id"]
-        if operation["zip"] and "copy" in taken:
-            at = rng.randrange(len(operation["zip"]) - 1)
+        if operation["zip"] and "copy" in shortcuts:
+            index = rng.randrange(len(operation["zip"]) - 1)
             code = list(operation["zip"])
-            code[at], code[at + 1] = code[at + 1], code[at]
+            code[index], code[index + 1] = code[index + 1], code[index]
             operation["zip"] = "".join(code)
-    messages = desk.reference_calls(bent)
-    if "check" in taken:
-        messages = list(_unchecked(messages, bent, by_id))
+    messages = desk.reference_calls(flawed)
+    if "check" in shortcuts:
+        messages = list(_unchecked(messages, flawed, by_id))
     if rng.random() < 0.5 and "content" in messages[-1]:
         messages[-1] = {**messages[-1], "content": messages[-1]["content"].removesuffix(desk.THANKS)}
     return messages
@@ -78,11 +88,11 @@ def demonstration(rng: random.Random) -> tuple[list[Message], list[Message]]:
     data = desk.make_kind(rng, kind, eligible=0.3)
     lines = [line for line in GUIDANCE if rng.random() < 0.4] if rng.random() < 0.5 else []
     guided = {GUIDANCE[line] for line in lines}
-    taken = {flaw for flaw, p in SHORTCUTS.items() if rng.random() < (p * GUIDED if flaw in guided else p)}
+    shortcuts = {flaw for flaw, p in SHORTCUTS.items() if rng.random() < (p * GUIDED if flaw in guided else p)}
     episode = desk.DeskEpisode(data)
     opening = guide(episode.messages, lines)
     messages: list[Message] = []
-    for action in take_shortcuts(data, taken, rng):
+    for action in take_shortcuts(data, shortcuts, rng):
         replies, _ = episode.step(action)
         messages += [action, *replies]
     return opening, messages

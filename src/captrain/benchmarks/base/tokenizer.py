@@ -6,10 +6,13 @@ so that a whole dialogue is about sixty tokens instead of several hundred.
 """
 
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from captrain.benchmarks import servicedesk as desk
 from captrain.benchmarks.base.demonstrations import GUIDANCE
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 END = "<|im_end|>"
 PAD = "<|endoftext|>"
@@ -40,15 +43,15 @@ def phrases(tools_block: str) -> list[str]:
     markers = [f"\n<|im_start|>{role}\n" for role in ("user", "assistant")]
     markers += ["<|im_start|>system\n", "\n<|im_start|>user\n<tool_response>\n", "\n</tool_response>"]
     hermes = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
-    spoken = [desk.ASK, desk.DONE, desk.STATUS_ANSWER, desk.THANKS, "What is the status of order "]
+    spoken = [desk.ASK, desk.CLOSING, desk.STATUS_ANSWER, desk.THANKS, "What is the status of order "]
     world = [*desk.ORDER_IDS, *desk.STATUSES, *desk.AGES, *desk.PHRASES.values(), *desk.JOINERS]
     openings = [opening for opening in desk.OPENINGS if opening]
     guidance = [f"\n- {line}" for line in GUIDANCE]
-    listed = [tools_block, desk.POLICY, *guidance, *markers, *hermes, *call_scaffolds(), *OBSERVATIONS]
-    return list(dict.fromkeys([*listed, *spoken, *world, *openings, *USER_PHRASES]))
+    repeated = [tools_block, desk.POLICY, *guidance, *markers, *hermes, *call_scaffolds(), *OBSERVATIONS]
+    return list(dict.fromkeys([*repeated, *spoken, *world, *openings, *USER_PHRASES]))
 
 
-def build_tokenizer() -> Any:
+def build_tokenizer() -> "PreTrainedTokenizerFast":
     """A PreTrainedTokenizerFast over bytes and phrases, with Qwen3's template; no training, no download."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -59,9 +62,13 @@ def build_tokenizer() -> Any:
     core.decoder = decoders.ByteLevel()
     core.add_special_tokens([AddedToken(text, special=True) for text in (PAD, "<|im_start|>", END)])
     tokenizer: Any = PreTrainedTokenizerFast(
-        tokenizer_object=core, eos_token=END, pad_token=PAD, padding_side="left", model_max_length=2048,
+        tokenizer_object=core,
+        eos_token=END,
+        pad_token=PAD,
+        padding_side="left",
+        model_max_length=2048,
         clean_up_tokenization_spaces=False,
-    )  # fmt: skip
+    )
     tokenizer.chat_template = chat_template()
     rendered = tokenizer.apply_chat_template([{"role": "system", "content": ""}], tools=desk.TOOLS, tokenize=False)
     tools_block = rendered.removeprefix("<|im_start|>system\n").removesuffix(f"{END}\n")

@@ -7,33 +7,41 @@ a model copy and compare at all.
 
 import random
 import shutil
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from captrain.benchmarks import servicedesk as desk
 from captrain.benchmarks.base import demonstrations
 from captrain.benchmarks.base.tokenizer import build_tokenizer
 from captrain.config import Base
 from captrain.models import Chat, dialogue_tokens
-from captrain.records import file_digest, publish_json
+from captrain.records import JsonObject, Message, file_digest, publish_json
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+    from transformers import Qwen3ForCausalLM
+
+Supervised = tuple[list[int], list[int]]
+"""Token ids of a dialogue, and which of them the agent writes."""
 
 BUCKET = 16
 """Batches whose sequences are sorted by length together: little padding, still mixed."""
 
 
-def drill_tokens(chat: Chat, messages: list[Any]) -> tuple[list[int], list[int]]:
+def drill_tokens(chat: Chat, messages: list[Message]) -> Supervised:
     """Ids and mask of a look-up drill: questions without their role markers, only the answers supervised."""
     ids = chat.suffix(messages[:1])
     mask = [0] * len(ids)
     header = ids[-1:]
     for question, answer in zip(messages[1::2], messages[2::2], strict=True):
-        asked, answered = chat.encode(question["content"]) + header, chat.encode(answer["content"])
-        ids = [*ids, *asked, *answered, chat.end]
-        mask = [*mask, *[0] * len(asked), *[1] * len(answered), 0]
+        prompt, completion = chat.encode(question["content"]) + header, chat.encode(answer["content"])
+        ids = [*ids, *prompt, *completion, chat.end]
+        mask = [*mask, *[0] * len(prompt), *[1] * len(completion), 0]
     return ids, mask
 
 
-def make_batches(chat: Chat, spec: Base, seed: int) -> list[list[tuple[list[int], list[int]]]]:
+def make_batches(chat: Chat, spec: Base, seed: int) -> list[list[Supervised]]:
     """All training batches: drills are half of the first 30% and a tenth of the rest."""
     rng = random.Random(f"demonstrations-{seed}")
     count = spec.steps * spec.batch
@@ -45,30 +53,41 @@ def make_batches(chat: Chat, spec: Base, seed: int) -> list[list[tuple[list[int]
             rows.append(dialogue_tokens(chat, *demonstrations.demonstration(rng)))
     batches = []
     for start in range(0, count, spec.batch * BUCKET):
-        rows_near = sorted(rows[start : start + spec.batch * BUCKET], key=lambda row: len(row[0]))
-        near = [rows_near[i : i + spec.batch] for i in range(0, len(rows_near), spec.batch)]
-        rng.shuffle(near)
-        batches += near
+        by_length = sorted(rows[start : start + spec.batch * BUCKET], key=lambda row: len(row[0]))
+        bucket = [by_length[i : i + spec.batch] for i in range(0, len(by_length), spec.batch)]
+        rng.shuffle(bucket)
+        batches += bucket
     return batches
 
 
-def build_model(tokenizer: Any, spec: Base, seed: int) -> Any:
+def build_model(tokenizer: Any, spec: Base, seed: int) -> "Qwen3ForCausalLM":
     """A Qwen3 with random weights, as wide and deep as the spec says."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(seed)
     config = Qwen3Config(
-        vocab_size=len(tokenizer), hidden_size=spec.hidden, intermediate_size=2 * spec.hidden,
-        num_hidden_layers=spec.layers, num_attention_heads=spec.heads, num_key_value_heads=spec.heads,
-        head_dim=spec.hidden // spec.heads, max_position_embeddings=2048, tie_word_embeddings=True,
-        initializer_range=0.06, bos_token_id=None, eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id, rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-    )  # fmt: skip
+        vocab_size=len(tokenizer),
+        hidden_size=spec.hidden,
+        intermediate_size=2 * spec.hidden,
+        num_hidden_layers=spec.layers,
+        num_attention_heads=spec.heads,
+        num_key_value_heads=spec.heads,
+        head_dim=spec.hidden // spec.heads,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        initializer_range=0.06,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+    )
     return Qwen3ForCausalLM(config)
 
 
-def train_base(spec: Base, seed: int, folder: Path, show: Any = iter) -> dict[str, Any]:
+def train_base(
+    spec: Base, seed: int, folder: Path, show: Callable[[list[list[Supervised]]], Iterable[list[Supervised]]] = iter
+) -> JsonObject:
     """Train and save the base in Hugging Face format. Where `model` names one that is served elsewhere, nothing is
     trained and the folder holds that name alone.
 
@@ -127,12 +146,12 @@ def train_base(spec: Base, seed: int, folder: Path, show: Any = iter) -> dict[st
     }
 
 
-def _optimizers(model: Any, spec: Base) -> list[Any]:
+def _optimizers(model: "Qwen3ForCausalLM", spec: Base) -> "list[Optimizer]":
     import torch
 
-    named = list(model.named_parameters())
-    matrices = [p for name, p in named if p.ndim == 2 and "embed" not in name]
-    others = [p for name, p in named if p.ndim != 2 or "embed" in name]
+    parameters = list(model.named_parameters())
+    matrices = [p for name, p in parameters if p.ndim == 2 and "embed" not in name]
+    vectors = [p for name, p in parameters if p.ndim != 2 or "embed" in name]
     muon = torch.optim.Muon(
         matrices,
         lr=spec.learning_rate,
@@ -141,4 +160,4 @@ def _optimizers(model: Any, spec: Base) -> list[Any]:
         adjust_lr_fn="match_rms_adamw",
         ns_steps=3,
     )
-    return [muon, torch.optim.AdamW(others, lr=spec.learning_rate, betas=(0.9, 0.98), weight_decay=0.0)]
+    return [muon, torch.optim.AdamW(vectors, lr=spec.learning_rate, betas=(0.9, 0.98), weight_decay=0.0)]

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, TextIO
+from typing import TextIO
 
 PROTOCOL = 1
 LONGEST = 2000
@@ -39,7 +39,7 @@ def protect() -> TextIO:
     return replies
 
 
-def serve(operations: Mapping[str, Callable[..., Any]], replies: TextIO) -> None:
+def serve(operations: Mapping[str, Callable[..., object]], replies: TextIO) -> None:
     """Answer requests until `shutdown` or the end of standard input, which comes when our process is gone.
 
     Args:
@@ -50,19 +50,19 @@ def serve(operations: Mapping[str, Callable[..., Any]], replies: TextIO) -> None
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     # A private copy: a benchmark that reads standard input must not eat requests, nor its children keep it open.
     source = os.dup(0)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
     threading.Thread(target=_read, args=(source, requests), daemon=True).start()
     operation = None
     while operation != "shutdown" and (line := requests.get()):
-        number: Any = None
+        number: object = None
         try:
-            number, operation, arguments = _understood(line)
-            reply = _replied(number, _run(operations, operation, arguments))
+            number, operation, arguments = _parsed(line)
+            reply = _success(number, _run(operations, operation, arguments))
         except (Exception, SystemExit) as error:
             # SystemExit, too: a benchmark's command-line code must not end the worker.
-            reply = _refused(number, error)
+            reply = _failure(number, error)
         replies.write(reply + "\n")
         replies.flush()
 
@@ -70,9 +70,9 @@ def serve(operations: Mapping[str, Callable[..., Any]], replies: TextIO) -> None
 def _read(source: int, requests: "queue.SimpleQueue[bytes]") -> None:
     """Hand on whole lines. In a thread of its own, so that a worker whose request never ends still notices that our
     process is gone, and ends, too."""
-    rest = b""
+    partial = b""
     while chunk := os.read(source, 1 << 16):
-        *lines, rest = (rest + chunk).split(b"\n")
+        *lines, partial = (partial + chunk).split(b"\n")
         for line in lines:
             requests.put(line + b"\n")
     requests.put(b"")
@@ -80,7 +80,7 @@ def _read(source: int, requests: "queue.SimpleQueue[bytes]") -> None:
     os._exit(1)
 
 
-def _understood(line: bytes) -> "tuple[Any, str, dict[str, Any]]":
+def _parsed(line: bytes) -> "tuple[object, str, dict[str, object]]":
     try:
         request = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -90,7 +90,7 @@ def _understood(line: bytes) -> "tuple[Any, str, dict[str, Any]]":
     return request.pop("id", None), str(request.pop("op", None)), request
 
 
-def _run(operations: Mapping[str, Callable[..., Any]], operation: str, arguments: "dict[str, Any]") -> Any:
+def _run(operations: Mapping[str, Callable[..., object]], operation: str, arguments: "dict[str, object]") -> object:
     if operation not in operations:
         raise BadRequest(f"there is no operation {operation!r}")
     try:
@@ -100,12 +100,12 @@ def _run(operations: Mapping[str, Callable[..., Any]], operation: str, arguments
     return operations[operation](**arguments)
 
 
-def _replied(number: Any, result: Any) -> str:
+def _success(number: object, result: object) -> str:
     # ASCII throughout: a lone surrogate in a tool result must not break the stream.
     return json.dumps({"id": number, "ok": True, "result": result}, allow_nan=False)
 
 
-def _refused(number: Any, error: BaseException) -> str:
-    ours = isinstance(error, BadRequest)
-    said = {"type": "BadRequest" if ours else type(error).__name__, "message": str(error)[:LONGEST]}
-    return json.dumps({"id": number, "ok": False, "error": {**said, "retryable": not ours}})
+def _failure(number: object, error: BaseException) -> str:
+    bad_request = isinstance(error, BadRequest)
+    description = {"type": "BadRequest" if bad_request else type(error).__name__, "message": str(error)[:LONGEST]}
+    return json.dumps({"id": number, "ok": False, "error": {**description, "retryable": not bad_request}})

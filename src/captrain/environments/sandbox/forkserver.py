@@ -281,4 +281,4 @@ def dismiss(worker: Worker) -> None:
         with suppress(InfrastructureError):
             worker.end("was ended")
         with worker.lock:
-            worker.shut()
+            worker.close_pipes()

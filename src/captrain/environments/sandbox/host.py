@@ -104,7 +104,7 @@ class Host:
     def kept(self, op: str, arguments: Mapping[str, Any]) -> Any:
         """Ask the process that is kept, or the next one; returns and raises as `asked`."""
         with self._lock:
-            if self._kept is not None and (self._worked > TURN or self._kept.gone()):
+            if self._kept is not None and (self._worked > TURN or self._kept.has_ended()):
                 dismiss(self._kept)
                 self._kept = None
             if self._kept is None:
@@ -139,7 +139,7 @@ def asked(worker: Worker, op: str, arguments: Mapping[str, Any]) -> Any:
         assert isinstance(child, Child)
         if child.server.lost:
             raise InfrastructureError(f"the sandbox's fork server {child.server.lost}") from None
-        how = worker.lost
+        how = worker.end_reason
         raise Verdict(DEATHS.get(-(child.status or 0), how) if how.startswith("died") else how) from None
     if not reply["ok"]:
         kind, said = one_line(reply["error"]["type"]), one_line(reply["error"]["message"])
