@@ -21,14 +21,12 @@ from rich.table import Table
 from captrain.config import Choice
 from captrain.errors import UserError
 from captrain.evaluation import (
-    BASE,
-    BASELINES,
     CONFIDENCE,
     GRPO,
-    TRACE,
     Row,
     differences_over_seeds,
     grouped,
+    headline_methods,
     rates_over_seeds,
     versus,
 )
@@ -70,7 +68,7 @@ def table(rates: Sequence[Row], differences: Sequence[Row]) -> Table:
     for experiment, methods in grouped(rates, "experiment").items():
         to_grpo = versus(grouped(differences, "experiment").get(experiment, []), GRPO)
         for row in methods:
-            if row["method"] not in (BASE, *BASELINES, TRACE):
+            if row["method"] not in headline_methods():
                 continue
             cells = [row["label"], str(row["seeds"]), f"{row['pass_rate']:.3f}", _interval(row["low"], row["high"])]
             if difference := to_grpo.get(row["method"]):

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from captrain.baselines import publish_controls, run
+from captrain.baselines import publish_controls, run_controls
 from captrain.config import load_spec
 from captrain.execution import entry_point
 
@@ -12,7 +12,7 @@ def main() -> None:
     """Selection, environments, base -> artifacts/controls, results/controls."""
     spec, results, said = load_spec(), Path("results"), ["no controls: controls.run is false"]
     if spec.controls.run:
-        said = run(spec, Path("artifacts/base"), results, Path("artifacts"))
+        said = run_controls(spec, Path("artifacts/base"), results, Path("artifacts"))
     else:
         publish_controls({}, [], [], results / "controls")
     for line in said:

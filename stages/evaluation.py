@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
+from captrain.baselines import spending_stages
 from captrain.config import load_spec
 from captrain.environments import passports
-from captrain.evaluation import STAGES, all_routes, controls_of, evaluate, play_arms, write
+from captrain.evaluation import all_routes, controls_of, evaluate, play_arms, write
 from captrain.execution import entry_point
 from captrain.ledger import LedgerEntry
 from captrain.records import Capability, load, publish
@@ -16,7 +17,7 @@ def main() -> None:
     spec, results = load_spec(), Path("results")
     rollouts, outcomes, spent = play_arms(spec, Path("artifacts/base"), results)
     publish(Path("artifacts/evaluation/rollouts.jsonl"), rollouts)
-    ledgers = [results / stage / "ledger.jsonl" for stage in ("rollouts", "environments", *STAGES)]
+    ledgers = [results / stage / "ledger.jsonl" for stage in spending_stages()]
     ledger = [entry for path in ledgers for entry in load(path, LedgerEntry)] + spent
     earned, every = passports(results / "environments"), load(results / "capabilities/capabilities.jsonl", Capability)
     rows = {"ranked": [one.id for one in every if one.id in earned], "controls": controls_of(results / "controls")}

@@ -18,7 +18,18 @@ from captrain.records import Rollout, load
 ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
 STAGES = [*yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]]
-TRAINING = ["adapters", "grpo_target", "adp", "awm", "single", "mixed", "ramp", "references", "merging", "controls"]
+TRAINING = [
+    "adapters",
+    "grpo_target",
+    "adp",
+    "awm",
+    "single",
+    "mixed",
+    "curriculum",
+    "reference_sft",
+    "merging",
+    "controls",
+]
 
 
 class Project:

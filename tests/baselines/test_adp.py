@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from captrain.baselines.adp import Lesson, demonstrations, teach, write_generic
+from captrain.baselines.adp import TrajectoryLesson, demonstrations, teach_trajectories, write_generic
 from captrain.benchmarks import servicedesk as desk
 from captrain.config import Spec, compose_spec, publish_spec
 from captrain.contract import Target, tool_call
@@ -263,7 +263,7 @@ class TestDemonstrations:
         long = made([V1["content"][0], {"class_": "message_action", "content": "ö" * 3000}])
         path = written(tmp_path / "a.jsonl", made([V1["content"][0], RUN]), long, V1, made([RUN]), ATIF, ATIF)
         found = demonstrations(path, 2, policy, desk.TOOLS)
-        assert (len(found.rows), found.read) == (2, 5)
+        assert (len(found.rows), found.trajectories) == (2, 5)
         assert found.left_out == {CODE: 2, LONG: 1}
 
     def test_a_file_of_nothing_usable_says_why(self, tmp_path: Path, policy: Learner) -> None:
@@ -302,7 +302,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def taught(tiny: Path, source: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Taught]:
     with inside(tmp_path_factory.mktemp("taught")) as home:
-        return home, teach(Lesson(composed(f"baselines.adp.source={source}"), tiny))
+        return home, teach_trajectories(TrajectoryLesson(composed(f"baselines.adp.source={source}"), tiny))
 
 
 class TestTraining:
@@ -324,23 +324,23 @@ class TestTraining:
     ) -> None:
         home, one = taught
         with inside(tmp_path / "again"):
-            again = teach(Lesson(composed(f"baselines.adp.source={source}"), tiny))
-            other = teach(Lesson(composed(f"baselines.adp.source={source}", seed=1), tiny))
+            again = teach_trajectories(TrajectoryLesson(composed(f"baselines.adp.source={source}"), tiny))
+            other = teach_trajectories(TrajectoryLesson(composed(f"baselines.adp.source={source}", seed=1), tiny))
         assert again.digest == one.digest != other.digest
         assert again.losses == one.losses
         before = (home / one.folder / "adapter_model.safetensors").stat().st_mtime_ns
         with inside(home):
-            assert teach(Lesson(composed(f"baselines.adp.source={source}"), tiny)) == one
+            assert teach_trajectories(TrajectoryLesson(composed(f"baselines.adp.source={source}"), tiny)) == one
         assert (home / one.folder / "adapter_model.safetensors").stat().st_mtime_ns == before
 
     def test_an_altered_adapter_is_refused_and_made_again(self, tiny: Path, source: Path, tmp_path: Path) -> None:
         asked = composed(f"baselines.adp.source={source}", "baselines.adp.demonstrations=8")
         with inside(tmp_path):
-            one = teach(Lesson(asked, tiny))
+            one = teach_trajectories(TrajectoryLesson(asked, tiny))
             (one.folder / "adapter_config.json").write_text("{}")
             with pytest.raises(UserError, match="altered after training"):
-                teach(Lesson(asked, tiny))
-            assert teach(Lesson(asked, tiny)).digest == one.digest
+                teach_trajectories(TrajectoryLesson(asked, tiny))
+            assert teach_trajectories(TrajectoryLesson(asked, tiny)).digest == one.digest
 
     def test_the_stage_leaves_an_adapter_that_cost_no_rollout(
         self, tiny: Path, taught: tuple[Path, Taught], source: Path

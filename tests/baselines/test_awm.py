@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from captrain.baselines import awm, scenarios
-from captrain.baselines.awm import narrowed, places
-from captrain.baselines.scenarios import published, text_of
+from captrain.baselines.awm import narrowed, untargeted_environments
+from captrain.baselines.scenarios import published_scenarios, text_of
 from captrain.benchmarks import servicedesk as desk
 from captrain.config import Spec, compose_spec, publish_spec
 from captrain.contract import load_file, tool_call
@@ -173,7 +173,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Environments of our own, made where there are no results of any diagnosis."""
     folder = tmp_path_factory.mktemp("drawn")
     with inside(folder):
-        assert [place.skip for place in places(composed(), folder / "awm")] == [0, 0]
+        assert [place.skip for place in untargeted_environments(composed(), folder / "awm")] == [0, 0]
     return folder / "awm"
 
 
@@ -184,7 +184,7 @@ class TestOwn:
         (tmp_path / "results/capabilities/capabilities.jsonl").write_text('{"id": "multi_step_completion"}\n')
         other = composed("selection.delta=0.9", "capabilities.count=1", "labels.runs=9", "rollouts.tasks=40")
         with inside(tmp_path):
-            places(other, tmp_path / "awm")
+            untargeted_environments(other, tmp_path / "awm")
         assert {path.name: path.read_bytes() for path in drawn.iterdir()} == {
             path.name: path.read_bytes() for path in (tmp_path / "awm").iterdir()
         }
@@ -219,14 +219,14 @@ class TestOwn:
     def test_bounds_that_none_can_meet_are_an_error(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(awm, "DRAWS", 1)
         with pytest.raises(UserError, match="of 2 untargeted environments 0 earned a passport"):
-            places(composed("environments.structures=26"), tmp_path)
+            untargeted_environments(composed("environments.structures=26"), tmp_path)
         assert not [*tmp_path.glob("*.passport.json")]
 
 
 class TestPublished:
     def test_a_scenario_plays_in_the_sandbox_and_its_verifier_scores(self, tmp_path: Path) -> None:
         asked = composed("baselines.awm.environments=1", f"baselines.awm.source={layout(tmp_path / 'source')}")
-        [place] = places(asked, tmp_path / "awm")
+        [place] = untargeted_environments(asked, tmp_path / "awm")
         target = place.target(asked.machine)
         [tool] = [tool["function"] for tool in target.tools if tool["function"]["name"] == "add_book"]
         assert tool["parameters"]["required"] == ["shelf", "title"]
@@ -240,25 +240,27 @@ class TestPublished:
 
     def test_tasks_that_are_done_on_the_untouched_database_are_left_out(self, tmp_path: Path) -> None:
         asked = composed("baselines.awm.environments=1")
-        [passport] = published(layout(tmp_path / "source"), asked, tmp_path / "awm")
+        [passport] = published_scenarios(layout(tmp_path / "source"), asked, tmp_path / "awm")
         checks = {check.name: check for check in passport.checks}
         assert checks["tasks"].measured == 1 and checks["tasks"].detail.startswith("2 left out")
         assert checks["statements that the schema refuses"].measured == 1
         text = (tmp_path / "awm/small_library.py").read_text()
         assert "Walden" in text and "Count." not in text and "nowhere" not in text.replace("INTO nowhere", "")
         with pytest.raises(UserError, match=r"0 scenarios .*small_library: tasks is 0\.0"):
-            published(layout(tmp_path / "none", verifiers=(ALWAYS, ALWAYS)), asked, tmp_path / "rejected")
+            published_scenarios(layout(tmp_path / "none", verifiers=(ALWAYS, ALWAYS)), asked, tmp_path / "rejected")
         assert not [*(tmp_path / "rejected").iterdir()]
 
     def test_an_application_that_draws_at_random_is_refused(self, tmp_path: Path) -> None:
         code = APPLICATION.replace("status = 200", "status = 200; found.append(os.urandom(8).hex())")
         with pytest.raises(UserError, match="random calls meet other observations"):
-            published(layout(tmp_path / "source", code), composed("baselines.awm.environments=1"), tmp_path / "awm")
+            published_scenarios(
+                layout(tmp_path / "source", code), composed("baselines.awm.environments=1"), tmp_path / "awm"
+            )
 
     def test_the_framework_runs_in_the_sandbox(self, tmp_path: Path) -> None:
         source = layout(tmp_path / "source", FRAMEWORK)
         asked = composed("baselines.awm.environments=1", f"baselines.awm.source={source}")
-        [place] = places(asked, tmp_path / "awm")
+        [place] = untargeted_environments(asked, tmp_path / "awm")
         target = place.target(asked.machine)
         task = target.tasks("training", 1)[0]
         assert target.score(task, target.play(task, SOLUTION)).success and not target.floor(task).success
@@ -266,7 +268,7 @@ class TestPublished:
     def test_what_the_sandbox_lacks_is_named(self, tmp_path: Path) -> None:
         code = FRAMEWORK.replace("import sqlite3", "import sqlite3\nfrom flask import Flask")
         with pytest.raises(UserError, match="small_library imports flask, which the sandbox does not have"):
-            published(layout(tmp_path / "source", code), composed(), tmp_path / "awm")
+            published_scenarios(layout(tmp_path / "source", code), composed(), tmp_path / "awm")
 
 
 class TestLayout:

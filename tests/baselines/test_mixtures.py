@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from support.training import ROOT, inside, job, kill, passport, project, published, stage
 
-from captrain.baselines.grpo_target import grpo_target
-from captrain.baselines.mixtures import mixed, remaining, single, untargeted
+from captrain.baselines.grpo_target import target_jobs
+from captrain.baselines.mixed import mixed_jobs
+from captrain.baselines.single import single_jobs
+from captrain.baselines.training import baseline_job, training_budget
 from captrain.config import Spec, compose_spec
 from captrain.contract import Target
 from captrain.errors import UserError
@@ -162,56 +164,59 @@ def test_a_place_with_too_few_tasks_is_refused_before_anything_is_played(both: J
 
 
 def test_single_spends_all_but_diagnosis_and_its_own_calibration_on_the_first_capability(
-    letters: Letters, tiny: Path, tmp_path: Path
-) -> None:
-    folder = earned(letters, tmp_path, "alpha", "beta")
-    [one] = single(chosen(), tiny, folder, RANKED, TRACE)
+    letters: Letters, tmp_path: Path
+) -> None:  # fmt: skip
+    project = earned(letters, tmp_path, "alpha", "beta")
+
+    def jobs(ranked: list[Capability]) -> list[Job]:
+        publish(project / "results/capabilities/capabilities.jsonl", ranked)
+        return single_jobs(chosen(), project, TRACE)
+
+    [one] = jobs(RANKED)
     assert ([place.name for place in one.places], one.places[0].skip, one.name) == (["beta"], 3, "single")
-    assert one.rollouts == 129 - 24 - 9
-    [other] = single(chosen(), tiny, folder, RANKED[2:], TRACE)
+    assert (one.rollouts, one.base) == (129 - 24 - 9, project / "artifacts/base")
+    [other] = jobs(RANKED[2:])
     assert ([place.name for place in other.places], other.rollouts) == (["alpha"], 129 - 24 - 16)
-    assert single(chosen(), tiny, folder, RANKED[:1], TRACE) == []
+    assert jobs(RANKED[:1]) == []
 
 
-def test_mixed_spends_all_but_diagnosis_and_calibration_on_all_environments(
-    letters: Letters, tiny: Path, tmp_path: Path
-) -> None:
-    folder = earned(letters, tmp_path, "beta", "alpha")
-    [one] = mixed(chosen(), tiny, folder, TRACE)
+def test_mixed_spends_all_but_diagnosis_and_calibration_on_all_environments(letters: Letters, tmp_path: Path) -> None:
+    project = earned(letters, tmp_path, "beta", "alpha")
+    [one] = mixed_jobs(chosen(), project, TRACE)
     assert [(place.name, place.skip) for place in one.places] == [("alpha", 3), ("beta", 3)]
-    assert one.rollouts == remaining(TRACE) == 80 and one.trainer.settings() == chosen().trainer.settings()
-    assert mixed(chosen(), tiny, tmp_path / "nowhere", TRACE) == []
+    assert one.rollouts == training_budget(TRACE) == 80 and one.trainer.settings() == chosen().trainer.settings()
+    assert mixed_jobs(chosen(), tmp_path / "nowhere", TRACE) == []
     with pytest.raises(UserError, match="baselines.mixed: after diagnosis and calibration 0 rollouts are left"):
-        mixed(chosen(), tiny, folder, TRACE[:4])
+        mixed_jobs(chosen(), project, TRACE[:4])
 
 
-def test_untargeted_training_spends_the_whole_total(letters: Letters, tiny: Path, tmp_path: Path) -> None:
-    one = untargeted(chosen(), tiny, places(letters, tmp_path), 129)
+def test_untargeted_training_spends_the_whole_total(letters: Letters, tmp_path: Path) -> None:
+    one = baseline_job("awm", chosen(), tmp_path, places(letters, tmp_path), 129)
     assert (one.name, one.rollouts, [place.name for place in one.places]) == ("awm", 129, ["alpha", "beta"])
 
 
-def test_baselines_train_by_plain_grpo_whatever_trains_trace(letters: Letters, tiny: Path, tmp_path: Path) -> None:
-    ramp, plain = chosen("trainer=ramp", "trainer.rank=8"), chosen("trainer.rank=8", "trainer.learning_rate=0.0015")
-    folder = earned(letters, tmp_path, "alpha")
-    for one, other in (
-        (grpo_target(ramp, tiny, TRACE), grpo_target(plain, tiny, TRACE)),
-        (mixed(ramp, tiny, folder, TRACE)[0], mixed(plain, tiny, folder, TRACE)[0]),
-    ):
+def test_baselines_train_by_plain_grpo_whatever_trains_trace(letters: Letters, tmp_path: Path) -> None:
+    ramp, plain = (
+        chosen("trainer=curriculum", "trainer.rank=8"), chosen("trainer.rank=8", "trainer.learning_rate=0.0015")
+    )  # fmt: skip
+    project = earned(letters, tmp_path, "alpha")
+    for jobs in (target_jobs, mixed_jobs):
+        [one], [other] = jobs(ramp, project, TRACE), jobs(plain, project, TRACE)
         assert one.trainer == other.trainer and one.trainer.target == "captrain.training.recipe.GRPO"
 
 
 def earned(letters: Letters, tmp_path: Path, *names: str) -> Path:
-    """Environments with passports."""
-    folder = tmp_path / "environments"
-    folder.mkdir(exist_ok=True)
+    """A project whose environments have passports."""
+    folder = tmp_path / "results/environments"
+    folder.mkdir(parents=True, exist_ok=True)
     for name in names:
         path = letters(name, folder=folder)
         path.with_suffix(".passport.json").write_text(passport(path).model_dump_json())
-    return folder
+    return tmp_path
 
 
 def test_stages_that_are_not_wanted_leave_empty_files_and_load_nothing(tiny: Path, tmp_path: Path) -> None:
-    names = ("grpo_target", "single", "mixed", "ramp")
+    names = ("grpo_target", "single", "mixed", "curriculum")
     folder = project(tmp_path / "project", tiny, more=[f"baselines.{name}.run=false" for name in names])
     code = "import runpy, sys\nfor name in sys.argv[1:]: runpy.run_path(f'stages/{name}.py', run_name='__main__')\n"
     done = subprocess.run(
@@ -219,7 +224,7 @@ def test_stages_that_are_not_wanted_leave_empty_files_and_load_nothing(tiny: Pat
         capture_output=True,
     )  # fmt: skip
     *said, loaded = done.stdout.splitlines()
-    assert said == [f"{name} is no part of this experiment (baselines.{name}.run)" for name in names]
+    assert said == [f"{name} is not run: baselines.{name}.run is false" for name in names]
     assert loaded == "False"
     for name in names:
         assert json.loads((folder / f"results/{name}/index.json").read_text()) == {}

@@ -7,7 +7,7 @@ import pytest
 from support.letters import LETTERS
 from support.training import ROOT, inside, passport, project, stage
 
-from captrain.baselines.reference_sft import WRONG, lessons, teach
+from captrain.baselines.reference_sft import WRONG, solution_lessons, teach_solutions
 from captrain.config import Spec, compose_spec
 from captrain.contract import Target, load_file
 from captrain.errors import UserError
@@ -28,8 +28,8 @@ SMALL = [
     # A model this small, with random weights, is never sure: sampled cold, it shows what it has learnt.
     "policy.temperature=0.1",
     "policy.max_turns=3", "policy.max_tokens=8", "policy.precision=float32", "trainer.rank=8", "trainer.alpha=16",
-    "baselines.references.run=true", "baselines.references.demonstrations=41", "baselines.references.epochs=6",
-    "baselines.references.learning_rate=2e-2", "machine.workers=1", "machine.batch=1",
+    "baselines.reference_sft.run=true", "baselines.reference_sft.demonstrations=41", "baselines.reference_sft.epochs=6",
+    "baselines.reference_sft.learning_rate=2e-2", "machine.workers=1", "machine.batch=1",
 ]  # fmt: skip
 
 
@@ -51,8 +51,8 @@ def taught(folder: Path, base: Path, *overrides: str) -> Taught:
     if not (folder / "artifacts/base").exists():
         (folder / "artifacts/base").symlink_to(base)
     with inside(folder):
-        [lesson] = lessons(chosen(*overrides))
-        return teach(lesson)
+        [lesson] = solution_lessons(chosen(*overrides))
+        return teach_solutions(lesson)
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ def test_solutions_are_of_training_tasks_that_calibration_has_not_played(
 ) -> None:
     for name in ("alpha", "alpha+beta"):
         written(tmp_path, name)
-    taught(tmp_path, tiny, "baselines.references.demonstrations=5")
+    taught(tmp_path, tiny, "baselines.reference_sft.demonstrations=5")
     assert [task.id for task in opened] == [
         *(f"alpha/training/{at}" for at in (3, 4, 5)), *(f"alpha+beta/training/{at}" for at in (0, 1)),
     ]  # fmt: skip
@@ -105,12 +105,12 @@ def test_what_is_no_solution_or_cannot_be_read_is_left_out_and_counted(tiny: Pat
     written(tmp_path, "beta", ('"content": "yes"', '"content": "yes" * (1 + 4000 * (task["data"]["i"] == 4))'))
     few = "class Environment:\n    def size(self, split):\n        return 5\n"
     written(tmp_path, "gamma", ("class Environment:\n", few))
-    found = taught(tmp_path, tiny, "baselines.references.demonstrations=30")
+    found = taught(tmp_path, tiny, "baselines.reference_sft.demonstrations=30")
     assert (found.demonstrations, found.left_out) == (5 + 9 + 2, {LONG: 1, WRONG: 5})
     for name in ("alpha", "beta", "gamma"):
         written(tmp_path, name, ('"content": "yes"', '"content": ""'))
     with pytest.raises(UserError, match=f"no solution of the environments can be trained on .{WRONG}: 30."):
-        taught(tmp_path, tiny, "baselines.references.demonstrations=30")
+        taught(tmp_path, tiny, "baselines.reference_sft.demonstrations=30")
 
 
 def test_equal_seeds_give_equal_bytes_and_others_do_not(home: Path, tiny: Path, one: Taught, tmp_path: Path) -> None:
@@ -118,20 +118,20 @@ def test_equal_seeds_give_equal_bytes_and_others_do_not(home: Path, tiny: Path, 
         written(tmp_path, name, EXACT)
     assert taught(tmp_path, tiny).digest == one.digest
     with inside(tmp_path):
-        [lesson] = lessons(compose_spec("smoke", 1, SMALL, ROOT / "conf"))
-        assert teach(lesson).digest != one.digest
+        [lesson] = solution_lessons(compose_spec("smoke", 1, SMALL, ROOT / "conf"))
+        assert teach_solutions(lesson).digest != one.digest
 
 
 def test_the_stage_leaves_an_adapter_that_cost_no_rollout_or_nothing(
     tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = project(tmp_path / "project", tiny, "alpha", "beta", more=SMALL)
-    assert stage(folder, "references") == 0
-    assert "references: 41 solutions, left out 0" in capsys.readouterr().out
-    row = json.loads((folder / "results/references/index.json").read_text())["references"]
+    assert stage(folder, "reference_sft") == 0
+    assert "reference_sft: 41 demonstrations, left out 0" in capsys.readouterr().out
+    row = json.loads((folder / "results/reference_sft/index.json").read_text())["reference_sft"]
     assert (row["rollouts"], row["demonstrations"]) == (0, 41)
     assert row["digest"] == adapter_digest(folder / row["path"])
-    assert load(folder / "results/references/ledger.jsonl", LedgerEntry) == []
+    assert load(folder / "results/reference_sft/ledger.jsonl", LedgerEntry) == []
     without = project(tmp_path / "without", tiny, more=SMALL)
-    assert stage(without, "references") == 0
-    assert json.loads((without / "results/references/index.json").read_text()) == {}
+    assert stage(without, "reference_sft") == 0
+    assert json.loads((without / "results/reference_sft/index.json").read_text()) == {}

@@ -13,7 +13,7 @@ from rich.console import Console
 from scipy.stats import binomtest
 
 from captrain.errors import UserError
-from captrain.evaluation.rows import otherwise
+from captrain.evaluation.rows import unequal_total
 from captrain.evaluation.statistics import Bootstrap, best_single, oracle, sign_test, summarise
 from captrain.evaluation.tables import Evaluation, evaluate, write
 from captrain.ledger import LedgerEntry
@@ -182,7 +182,7 @@ def test_every_stage_that_leaves_something_to_act_with_is_a_row_charged_for_what
         charged("mixed", 60), charged("merging", 30, "distillation"),
     ]  # fmt: skip
     stages = {"gepa/gepa": "PP,PP,PP,PP", "adp/adp": "FF,FF,FF,FF", "single/single": "PP,FF,FF,FF"}
-    stages |= {"references/references": "PP,PP,FF,FF"}
+    stages |= {"reference_sft/reference_sft": "PP,PP,FF,FF"}
     stages |= {"mixed/mixed": "PP,PP,PP,FF", "merging/sum": "PF,PF,FF,FF", "merging/distillation": "PP,PP,FF,PF"}
     result = run(many(stages), routes_of(["base"] * 4), ledger)
     main = result.main
@@ -195,11 +195,13 @@ def test_every_stage_that_leaves_something_to_act_with_is_a_row_charged_for_what
     )
     assert (spent["adp"], spent["merged:distillation"]) == (0, 150)
     # Diagnosis and calibration, and the time of what has no entry of its own.
-    assert spent["references"] == 60 and otherwise("references") == "trains on the environments' own solutions"
-    assert row(result.spent, method="references")["stages"] == "rollouts environments references"
+    assert (
+        spent["reference_sft"] == 60 and unequal_total("reference_sft") == "trains on the environments' own solutions"
+    )
+    assert row(result.spent, method="reference_sft")["stages"] == "rollouts environments reference_sft"
     assert row(result.spent, method="adp")["stages"] == "adp"
     compared = {*zip(result.differences["first"], result.differences["second"], strict=True)}
-    assert {("references", "base"), ("references", "grpo_target"), ("references", "adp")} < compared
+    assert {("reference_sft", "base"), ("reference_sft", "grpo_target"), ("reference_sft", "adp")} < compared
 
 
 def test_what_each_method_spent_is_told_with_the_stages_it_rests_on() -> None:

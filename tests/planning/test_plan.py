@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from captrain.baselines import TRACE_STAGES, baselines
 from captrain.config import Spec
 from captrain.errors import UserError
-from captrain.evaluation.rows import BASELINES
 from captrain.ledger import LedgerEntry
 from captrain.planning import assumptions, estimate, plan
 from captrain.records import load
 
 REPOSITORY = Path(__file__).parents[2]
-LEDGERS = [REPOSITORY / f"results/{stage}/ledger.jsonl" for stage in estimate.TRACE]
+LEDGERS = [REPOSITORY / f"results/{stage}/ledger.jsonl" for stage in TRACE_STAGES]
 PAPER = ("experiment=paper_tau2", "seed=42")
 CALLS = "machine.asking.input_price=2.0", "machine.asking.output_price=10.0"
 SMALL = (*PAPER, "adapters.rollouts=128", "capabilities.count=1", "rollouts.tasks=32", "environments.rounds=1")
@@ -55,7 +55,7 @@ def printed(made: plan.Plan) -> str:
 
 def test_the_rollouts_of_the_embedded_default_are_those_of_its_ledgers(spec: Compose) -> None:
     default = spec("selection.delta=0.2")
-    ledgers = {stage: REPOSITORY / f"results/{stage}/ledger.jsonl" for stage in (*estimate.TRACE, *BASELINES)}
+    ledgers = {stage: REPOSITORY / f"results/{stage}/ledger.jsonl" for stage in (*TRACE_STAGES, *baselines())}
     spent = {stage: load(path, LedgerEntry) for stage, path in ledgers.items() if path.exists()}
     real = {stage: sum(entry.rollouts for entry in entries) for stage, entries in spent.items() if entries}
     # How many attempts were needed is the one thing that no plan can know.
@@ -72,12 +72,12 @@ def test_every_method_spends_what_trace_spends_and_pays_for_what_it_uses_of_it(s
     chosen = spec("experiment=all_methods", "selection.delta=0.2")
     for works in (planned(chosen).low, planned(chosen).high):
         of = {stage: work.rollouts for stage, work in stages(works).items()}
-        trace = sum(of[stage] for stage in estimate.TRACE)
+        trace = sum(of[stage] for stage in TRACE_STAGES)
         assert of["grpo_target"] == of["gepa"] == of["awm"] == trace
-        shared = {"mixed": of["rollouts"] + of["environments"], "ramp": of["rollouts"] + of["environments"],
+        shared = {"mixed": of["rollouts"] + of["environments"], "curriculum": of["rollouts"] + of["environments"],
                   "single": of["rollouts"] + of["environments"] / chosen.capabilities.count}  # fmt: skip
         assert all(of[name] + spent == trace for name, spent in shared.items())
-        assert of["adp"] == of["references"] == 0 and of["merging"] == chosen.merging.rollouts
+        assert of["adp"] == of["reference_sft"] == 0 and of["merging"] == chosen.merging.rollouts
     low, high = stages(planned(chosen).low), stages(planned(chosen).high)
     # base, 4 adapters, 8 baselines, 7 merged; at most 12 capabilities of controls, and compositions in 3 columns.
     tests = chosen.evaluation.tasks * chosen.evaluation.trials
@@ -86,7 +86,7 @@ def test_every_method_spends_what_trace_spends_and_pays_for_what_it_uses_of_it(s
 
 
 def test_what_does_not_run_costs_nothing(spec: Compose) -> None:
-    nothing = [f"baselines.{name}.run=false" for name in BASELINES]
+    nothing = [f"baselines.{name}.run=false" for name in baselines()]
     works = stages(planned(spec(*nothing)).low)
     assert list(works) == ["base", "rollouts", "environments", "adapters", "evaluation", "total"]
     assert works["evaluation"].rollouts == 5 * 400 * 4

@@ -49,7 +49,7 @@ CANDIDATES = [Capability(id=slug, name=name, description=f"{name}, always.") for
 MAIN = """method,label,pass_rate,low,high,pass_hat_k,mean_reward,tasks,excluded,trials,errors,rollouts_spent
 base,base,0.374,0.332,0.416,0.26,0.374,6,0,12,0,0
 trace,TRACE,0.577,0.533,0.619,0.44,0.577,6,0,12,0,3200
-references,"TRACE, references",0.7,0.6,0.8,0.5,0.7,6,0,12,0,640
+reference_sft,"TRACE, reference SFT",0.7,0.6,0.8,0.5,0.7,6,0,12,0,640
 bound:oracle,bound: oracle router,0.6,0.5,0.7,,,6,0,12,0,3200
 """
 DIFFERENCES = """first,second,difference,low,high,better,worse,p,distinguishable,effect,p_holm
@@ -149,7 +149,7 @@ def made(root: Path) -> Path:
     publish(results / "labels/candidates.jsonl", CANDIDATES)
     publish(results / "capabilities/capabilities.jsonl", chosen.capabilities)
     publish_json(results / "capabilities/selection.json", chosen.report)
-    advice = {"recommendation": "ramp", "rule": "of compounds", "failed": 18, "compound": 9, "share": 0.5}
+    advice = {"recommendation": "curriculum", "rule": "of compounds", "failed": 18, "compound": 9, "share": 0.5}
     publish_json(results / "capabilities/recommendation.json", advice)
     check = Check(name="reward of doing nothing", passed=True, measured=0.05, bound="at most 0.2")
     passport = Passport(
@@ -222,7 +222,14 @@ def page(report: Path, name: str) -> Page:
 
 def test_the_overview_has_the_table_with_intervals_and_says_what_is_not_distinguishable(report: Path) -> None:
     text = " ".join(page(report, "index").text.split())
-    for words in ("0.533 to 0.619", "not distinguishable", "bound: oracle router", "undefined", "< 0.001", "ramp"):
+    for words in (
+        "0.533 to 0.619",
+        "not distinguishable",
+        "bound: oracle router",
+        "undefined",
+        "< 0.001",
+        "curriculum",
+    ):
         assert words in text
     row = next(
         one for one in (report / "index.html").read_text().splitlines() if "router: sets - GRPO on target" in one
@@ -230,7 +237,7 @@ def test_the_overview_has_the_table_with_intervals_and_says_what_is_not_distingu
     assert "not distinguishable after correction" in row
     marked = [tag for tag, given in page(report, "index").tags if tag == "svg" and given.get("role") == "img"]
     assert len(marked) == 4 + len(CANDIDATES)
-    assert "Totals differ: 3,200, 640. TRACE, references trains on the environments' own solutions." in text
+    assert "Totals differ: 3,200, 640. TRACE, reference SFT trains on the environments' own solutions." in text
 
 
 def test_a_capability_page_marks_the_failing_message_and_compares_its_own_kinds_with_others(report: Path) -> None:

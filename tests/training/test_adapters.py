@@ -28,7 +28,7 @@ from support.training import (
     weights,
 )
 
-from captrain.baselines.grpo_target import grpo_target
+from captrain.baselines.grpo_target import target_jobs
 from captrain.config import compose_spec, load_spec
 from captrain.config.machine import Machine
 from captrain.contract import GuardedEpisode, Target, load_file
@@ -531,7 +531,7 @@ def test_the_baseline_spends_exactly_what_trace_spends_in_all(tiny: Path, tmp_pa
     chosen = compose_spec("smoke", 3, overrides, ROOT / "conf")
     trace = [entry(8), entry(11), entry(5, stage="adapters", discarded=5)]
     spent = [*trace, entry(100, "grpo_target"), entry(7, "evaluation")]
-    one = grpo_target(chosen, tiny, spent)
+    [one] = target_jobs(chosen, tiny, spent)
     assert (one.rollouts, one.seed, one.name) == (24, 3, "grpo_target")
     assert one.places == (Place("target", chosen.benchmark),) and one.policy == chosen.policy
     assert one.trainer.settings() == {**chosen.trainer.settings(), "learning_rate": 0.005}

@@ -12,7 +12,7 @@ from support.curriculum import verdict
 from support.letters import LETTERS
 from support.training import ROOT, groups, inside, job, kill, passport, project, published, stage, targets_of
 
-from captrain.baselines.curriculum import ramped
+from captrain.baselines.curriculum import curriculum_jobs
 from captrain.config import build, compose_spec, load_spec, publish_spec
 from captrain.config.components import Component
 from captrain.errors import UserError
@@ -46,7 +46,7 @@ def ramp_job(tiny: Path, letters: Letters, **changes: Any) -> RampJob:
         "capabilities": KNOWN, "needs": ("alpha", None, "beta", ""), "code": "",
         "analyst": Component.model_validate({"_target_": "support.curriculum.Analyst"}), **changes,
     }  # fmt: skip
-    return RampJob(**{**vars(plain), "name": "ramp", "trainer": trainer, **more})
+    return RampJob(**{**vars(plain), "name": "curriculum", "trainer": trainer, **more})
 
 
 def trainer_of(one: RampJob, folder: Path) -> Any:
@@ -182,32 +182,32 @@ SPENT = [
 def test_the_job_takes_what_diagnosis_environments_and_pairs_have_left(tiny: Path, tmp_path: Path) -> None:
     folder = rampable(tmp_path / "project", tiny)
     chosen = load_spec(folder / "results/spec.yaml")
-    [one] = ramped(chosen, folder, SPENT)
+    [one] = curriculum_jobs(chosen, folder, SPENT)
     assert isinstance(one, RampJob)
     assert [(place.name, place.skip) for place in one.places] == [
         ("target", 0), ("alpha", 3), ("beta", 3), ("alpha+beta", 3)
     ]  # fmt: skip
-    assert (one.rollouts, one.name, one.capabilities, len(one.needs)) == (50, "ramp", KNOWN, 12)
+    assert (one.rollouts, one.name, one.capabilities, len(one.needs)) == (50, "curriculum", KNOWN, 12)
     lacking = [{name for name in NAMES[:2] if verdict(f"r{at}", name) == "LACKING"} for at in range(12)]
     assert list(one.needs) == ["+".join(sorted(held)) if at % 3 else None for at, held in enumerate(lacking)]
-    settings = chosen.baselines.ramp
+    settings = chosen.baselines.curriculum
     assert one.trainer.settings() == {
         **chosen.trainer.settings(), "learning_rate": settings.learning_rate, "start": settings.start,
         "slope": settings.slope, "window": settings.window,
     }  # fmt: skip
     (folder / "artifacts/labels/labels.jsonl").unlink()
     with pytest.raises(UserError, match=r"labels\.jsonl is missing"):
-        ramped(chosen, folder, SPENT)
+        curriculum_jobs(chosen, folder, SPENT)
 
 
 def test_without_pairs_single_environments_do_and_without_any_there_is_no_job(tiny: Path, tmp_path: Path) -> None:
     folder = rampable(tmp_path / "project", tiny, pair=False)
     chosen = load_spec(folder / "results/spec.yaml")
-    [one] = ramped(chosen, folder, SPENT)
+    [one] = curriculum_jobs(chosen, folder, SPENT)
     assert [place.name for place in one.places] == ["target", "alpha", "beta"]
     for path in (folder / "results/environments").iterdir():
         path.unlink()
-    assert ramped(chosen, folder, SPENT) == [] == build(one.trainer, GRPO).jobs(chosen, folder)
+    assert curriculum_jobs(chosen, folder, SPENT) == [] == build(one.trainer, GRPO).jobs(chosen, folder)
 
 
 def test_a_ramp_killed_on_the_way_resumes_to_the_identical_adapter(
@@ -215,16 +215,16 @@ def test_a_ramp_killed_on_the_way_resumes_to_the_identical_adapter(
 ) -> None:
     """Through the adapters stage, whose one adapter it then is."""
     killed, undisturbed = (
-        rampable(tmp_path / name, tiny, "trainer=ramp", "trainer.window=8", "adapters.rollouts=40")
+        rampable(tmp_path / name, tiny, "trainer=curriculum", "trainer.window=8", "adapters.rollouts=40")
         for name in ("killed", "undisturbed")
     )
     kill(killed, "adapters", PYTHONPATH=str(Path(__file__).parents[1]))
     assert stage(killed, "adapters") == stage(undisturbed, "adapters") == 0
     assert published(killed) == published(undisturbed)
     index = json.loads((killed / "results/adapters/index.json").read_text())
-    assert {name: one["rollouts"] for name, one in index.items()} == {"ramp": 80}
+    assert {name: one["rollouts"] for name, one in index.items()} == {"curriculum": 80}
     [ledger] = load(killed / "results/adapters/ledger.jsonl", LedgerEntry)
-    assert (ledger.rollouts, ledger.method, ledger.item) == (80, "trace", "ramp")
+    assert (ledger.rollouts, ledger.method, ledger.item) == (80, "trace", "curriculum")
     [result] = killed.glob(".cache/adapters/*/result.json")
     history = json.loads(result.read_text())["history"]
     chosen = load_spec(killed / "results/spec.yaml")
@@ -243,4 +243,4 @@ def test_a_ramp_killed_on_the_way_resumes_to_the_identical_adapter(
 @pytest.mark.parametrize("wrong", ["start=1.5", "slope=-0.1", "window=0", "group_size=1", "targets=[]", "pace=1"])
 def test_impossible_settings_of_the_ramp_end_before_anything_runs(wrong: str) -> None:
     with pytest.raises(UserError, match=rf"trainer\.{wrong.partition('=')[0]}"):
-        compose_spec("smoke", 0, ["trainer=ramp", f"trainer.{wrong}"], ROOT / "conf")
+        compose_spec("smoke", 0, ["trainer=curriculum", f"trainer.{wrong}"], ROOT / "conf")

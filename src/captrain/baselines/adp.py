@@ -17,8 +17,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from captrain.baselines.training import SFTBaseline
 from captrain.benchmarks import KINDS, SHORTCUTS, load_benchmark, take_shortcuts
 from captrain.benchmarks import servicedesk as desk
 from captrain.config import Spec
@@ -26,7 +26,7 @@ from captrain.errors import UserError
 from captrain.execution import code_digest
 from captrain.interop import Inexpressible, atif_document, messages_of, read_trajectories, tools_of
 from captrain.models import Chat
-from captrain.records import digest, file_digest, publish_text
+from captrain.records import JsonObject, digest, file_digest, publish_text
 from captrain.training import LONG, Learner, Row, Taught, learner, recipe_of, row_of, taught
 
 WORKSPACES = Path(".cache/adp")
@@ -37,26 +37,26 @@ ELIGIBLE = 0.3
 
 
 @dataclass(frozen=True)
-class Lesson:
+class TrajectoryLesson:
     """What is to be trained: the specification, and the folder of the base model."""
 
     spec: Spec
     base: Path
     name = "adp"
 
-    def identity(self) -> tuple[Any, ...]:
+    def identity(self) -> tuple[object, ...]:
         """What decides the adapter."""
-        spec, asked = self.spec, self.spec.baselines.adp
-        source = Path(asked.source) if asked.source else None
-        return spec.seed, spec.benchmark, spec.policy, spec.trainer, asked, self.base, source
+        spec, settings = self.spec, self.spec.baselines.adp
+        source = Path(settings.source) if settings.source else None
+        return spec.seed, spec.benchmark, spec.policy, spec.trainer, settings, self.base, source
 
 
 @dataclass(frozen=True)
-class Reading:
-    """What was taken from a file: demonstrations, how many trajectories were read, and why others were left out."""
+class Demonstrations:
+    """What a file gives: demonstrations, how many trajectories were read, and why others were left out."""
 
     rows: list[Row]
-    read: int
+    trajectories: int
     left_out: dict[str, int]
 
 
@@ -64,22 +64,22 @@ def write_generic(path: Path, count: int, seed: int) -> None:
     """Write generic demonstrations of the service desk, one trajectory in ATIF a line."""
     rng = random.Random(f"generic-{seed}")
     lines = []
-    for at in range(count):
+    for index in range(count):
         kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
         data = desk.make_kind(rng, kind, ELIGIBLE)
-        taken = {shortcut for shortcut, p in SHORTCUTS.items() if rng.random() < p * CARE}
+        shortcuts = {shortcut for shortcut, p in SHORTCUTS.items() if rng.random() < p * CARE}
         episode = desk.DeskEpisode(data)
         messages = list(episode.messages)
-        for action in take_shortcuts(data, taken, rng):
+        for action in take_shortcuts(data, shortcuts, rng):
             replies, _ = episode.step(action)
             messages += [action, *replies]
         lines.append(
-            json.dumps(atif_document(messages, name=f"generic-{seed}-{at}", agent="demonstrator", extra={})) + "\n"
+            json.dumps(atif_document(messages, name=f"generic-{seed}-{index}", agent="demonstrator", extra={})) + "\n"
         )
     publish_text(path, "".join(lines))
 
 
-def demonstrations(path: Path, count: int, policy: Learner, tools: Sequence[dict[str, Any]]) -> Reading:
+def demonstrations(path: Path, count: int, policy: Learner, tools: Sequence[JsonObject]) -> Demonstrations:
     """The first `count` demonstrations of a file that can be told and fit into the model.
 
     Args:
@@ -94,18 +94,18 @@ def demonstrations(path: Path, count: int, policy: Learner, tools: Sequence[dict
     chats: dict[str, Chat] = {}
     rows: list[Row] = []
     left_out: Counter[str] = Counter()
-    seen = 0
+    trajectories = 0
     for trajectory in read_trajectories(path):
-        seen += 1
+        trajectories += 1
         try:
             messages = messages_of(trajectory, tools)
         except Inexpressible as reason:
             left_out[str(reason)] += 1
             continue
-        own = tools_of(trajectory, messages, tools)
-        key = digest(own)
+        schemas = tools_of(trajectory, messages, tools)
+        key = digest(schemas)
         if key not in chats:
-            chats[key] = Chat(policy.tokenizer, own)
+            chats[key] = Chat(policy.tokenizer, schemas)
         row = row_of(chats[key], messages, policy.room)
         if row is None:
             left_out[LONG] += 1
@@ -114,28 +114,44 @@ def demonstrations(path: Path, count: int, policy: Learner, tools: Sequence[dict
         if len(rows) == count:
             break
     if not rows:
-        why = "; ".join(f"{reason}: {times}" for reason, times in left_out.items()) or "it is empty"
+        reasons = "; ".join(f"{reason}: {times}" for reason, times in left_out.items()) or "it is empty"
         raise UserError(
-            f"none of the {seen} trajectories in {path} can be trained on ({why})",
+            f"none of the {trajectories} trajectories in {path} can be trained on ({reasons})",
             "set baselines.adp.source to trajectories of text and tool calls",
         )
-    return Reading(rows, seen, dict(sorted(left_out.items())))
+    return Demonstrations(rows, trajectories, dict(sorted(left_out.items())))
 
 
-def teach(lesson: Lesson) -> Taught:
+def trajectory_lessons(spec: Spec, project: Path = Path()) -> list[TrajectoryLesson]:
+    """The one lesson."""
+    return [TrajectoryLesson(spec, project / "artifacts/base")]
+
+
+def teach_trajectories(lesson: TrajectoryLesson) -> Taught:
     """Train the adapter, or return it from its workspace when it is there already.
 
     Raises:
         UserError: the base cannot be trained, or the trajectories cannot be used.
     """
-    spec, base, asked = lesson.spec, lesson.base, lesson.spec.baselines.adp
+    spec, base, settings = lesson.spec, lesson.base, lesson.spec.baselines.adp
     policy = learner(spec.policy, base, spec.machine, "adp", "set baselines.adp.run to false")
-    source = Path(asked.source) if asked.source else WORKSPACES / f"generic-{spec.seed}-{asked.demonstrations}.jsonl"
-    if not asked.source:
-        write_generic(source, asked.demonstrations, spec.seed)
-    found = demonstrations(source, asked.demonstrations, policy, load_benchmark(spec.benchmark, spec.machine).tools)
-    card = (
-        f"| trajectories from | {source.name}, SHA-256 {file_digest(source)} |\n| trajectories read | {found.read} |\n"
-    )
-    key = [code_digest(Lesson), file_digest(source)]
-    return taught("adp", found.rows, found.left_out, recipe_of(spec, asked), base, policy, card, key)
+    generic = WORKSPACES / f"generic-{spec.seed}-{settings.demonstrations}.jsonl"
+    source = Path(settings.source) if settings.source else generic
+    if not settings.source:
+        write_generic(source, settings.demonstrations, spec.seed)
+    tools = load_benchmark(spec.benchmark, spec.machine).tools
+    lines = demonstrations(source, settings.demonstrations, policy, tools)
+    hashed = file_digest(source)
+    card = f"| trajectories from | {source.name}, SHA-256 {hashed} |\n| trajectories read | {lines.trajectories} |\n"
+    recipe, key = recipe_of(spec, settings), [code_digest(TrajectoryLesson), hashed]
+    return taught("adp", lines.rows, lines.left_out, recipe, base, policy, card, key)
+
+
+BASELINE = SFTBaseline(
+    name="adp",
+    label="ADP",
+    order=3,
+    lessons=trajectory_lessons,
+    teach=teach_trajectories,
+    unequal="trains on demonstrations",
+)

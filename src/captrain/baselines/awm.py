@@ -11,16 +11,19 @@ passports of either kind are written where adapters are trained from.
 """
 
 import random
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
+from captrain.baselines.training import GRPOBaseline, baseline_job
 from captrain.benchmarks import load_benchmark
 from captrain.benchmarks import servicedesk as desk
 from captrain.config import Spec
 from captrain.environments import WORLD, Brief, examined, page, passport_of, standard
 from captrain.errors import UserError
+from captrain.ledger import LedgerEntry, budget
 from captrain.records import Capability, Passport, publish_json, publish_text
-from captrain.training import Place, Synthesized
+from captrain.training import Job, Place, Synthesized
 
 VERBS = ("cancel", "return", "wrap", "zip")
 ELIGIBLE = (0.3, 0.5, 0.7)
@@ -31,10 +34,23 @@ OPERATIONS = (1, 3)
 EXTREMES = 2
 """There is one oldest and one newest order: a request asks for no more."""
 DRAWS = 4
-"""Environments drawn for each that is wanted, before it is given up."""
+"""Environments drawn for each that is asked for, before the row is given up."""
 
 
-def places(spec: Spec, folder: Path) -> tuple[Place, ...]:
+def untargeted_jobs(spec: Spec, project: Path, trace: Sequence[LedgerEntry]) -> list[Job]:
+    """One job over environments that no diagnosis asked for: nothing is diagnosed or calibrated, and all of TRACE's
+    total is training.
+
+    Args:
+        spec: the whole specification.
+        project: folder of artifacts/ and results/.
+        trace: every ledger entry on TRACE's side.
+    """
+    environments = untargeted_environments(spec, project / "results/awm")
+    return [baseline_job("awm", spec, project, environments, budget(trace))]
+
+
+def untargeted_environments(spec: Spec, folder: Path) -> tuple[Place, ...]:
     """The environments to train in, written to `folder` with their passports and pages.
 
     Args:
@@ -46,15 +62,15 @@ def places(spec: Spec, folder: Path) -> tuple[Place, ...]:
         UserError: the source cannot be used, or too few environments earn a passport.
     """
     if spec.baselines.awm.source:
-        from captrain.baselines.scenarios import published
+        from captrain.baselines.scenarios import published_scenarios
 
-        made = published(Path(spec.baselines.awm.source), spec, folder)
+        passports = published_scenarios(Path(spec.baselines.awm.source), spec, folder)
     else:
-        made = own(spec, folder)
-    return tuple(Place(passport.capability, Synthesized(folder, passport)) for passport in made)
+        passports = drawn_environments(spec, folder)
+    return tuple(Place(passport.capability, Synthesized(folder, passport)) for passport in passports)
 
 
-def own(spec: Spec, folder: Path) -> list[Passport]:
+def drawn_environments(spec: Spec, folder: Path) -> list[Passport]:
     """Environments of our own: those of the draws, in order, that earn a passport.
 
     Raises:
@@ -66,32 +82,32 @@ def own(spec: Spec, folder: Path) -> list[Passport]:
             f"untargeted environments of our own are the service desk's, and the benchmark is {benchmark.name}",
             "set baselines.awm.source to a folder of published environments, or baselines.awm.run to false",
         )
-    against = standard(benchmark, spec.evaluation.tasks, spec.environments)
-    wanted, passed, complaints = spec.baselines.awm.environments, list[Passport](), list[str]()
-    for number in range(DRAWS * wanted):
+    bounds = standard(benchmark, spec.evaluation.tasks, spec.environments)
+    count, passed, complaints = spec.baselines.awm.environments, list[Passport](), list[str]()
+    for number in range(DRAWS * count):
         name = f"untargeted_{number:02d}"
         text = narrowed(name, spec.seed, number)
         path = folder / f"{name}.py"
         publish_text(path, text)
-        what = Capability(id=name, name=name, description="untargeted")
-        found = examined(path, against, Brief(what, benchmark.tools), None, None, spec.seed)
-        passport = passport_of(path, found, 0, trusted=True)
+        capability = Capability(id=name, name=name, description="untargeted")
+        checks = examined(path, bounds, Brief(capability, benchmark.tools), None, None, spec.seed)
+        passport = passport_of(path, checks, 0, trusted=True)
         if not passport.passed:
             path.unlink()
             complaints.append(f"{name}: {passport.complaints()}")
             continue
-        settled(folder, passport, text)
+        publish_passport(folder, passport, text)
         passed.append(passport)
-        if len(passed) == wanted:
+        if len(passed) == count:
             return passed
     raise UserError(
-        f"of {DRAWS * wanted} untargeted environments {len(passed)} earned a passport, and {wanted} are asked for "
+        f"of {DRAWS * count} untargeted environments {len(passed)} earned a passport, and {count} are asked for "
         f"({complaints[-1]})",
         "widen the bounds in the environments section, or ask for fewer (baselines.awm.environments)",
     )
 
 
-def settled(folder: Path, passport: Passport, text: str) -> None:
+def publish_passport(folder: Path, passport: Passport, text: str) -> None:
     """Write passport and page beside an environment."""
     publish_json(folder / f"{passport.capability}.passport.json", passport)
     publish_text(folder / f"{passport.capability}.md", page(passport, text))
@@ -107,14 +123,17 @@ def narrowed(name: str, seed: int, number: int) -> str:
     template = package.joinpath("baselines/templates/narrowed.py.txt").read_text()
     title = "Random requests at the service desk, drawn without regard to any diagnosis."
     header = f'"""{title}\n\nDo not edit: the passport is made out for this file.\n"""\n'
-    drawn = f"NAME = {name!r}\nREQUESTS = {requests!r}\nELIGIBLE = {rng.choice(ELIGIBLE)!r}\nDIFFICULTY = 0\n"
-    return f"{header}{world}\n\n{drawn}\n\n{frame}{template}"
+    constants = f"NAME = {name!r}\nREQUESTS = {requests!r}\nELIGIBLE = {rng.choice(ELIGIBLE)!r}\nDIFFICULTY = 0\n"
+    return f"{header}{world}\n\n{constants}\n\n{frame}{template}"
 
 
 def _request(rng: random.Random) -> list[tuple[str, str]]:
     """Operations, as `servicedesk.make_data` takes them."""
     count = rng.randint(*OPERATIONS)
-    ways = [rng.choice(["id", "extreme"]) for _ in range(count)]
-    for at in [at for at, way in enumerate(ways) if way == "extreme"][EXTREMES:]:
-        ways[at] = "id"
-    return [(rng.choice(VERBS), way) for way in ways]
+    selectors = [rng.choice(["id", "extreme"]) for _ in range(count)]
+    for index in [index for index, selector in enumerate(selectors) if selector == "extreme"][EXTREMES:]:
+        selectors[index] = "id"
+    return [(rng.choice(VERBS), selector) for selector in selectors]
+
+
+BASELINE = GRPOBaseline(name="awm", label="AWM", order=4, jobs=untargeted_jobs)

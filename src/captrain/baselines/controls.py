@@ -139,7 +139,7 @@ class Workshop:
         return [entry.model_copy(update={"stage": STAGE, "method": STAGE}) for entry in entries]
 
 
-def run(spec: Spec, base: Path, results: Path, artifacts: Path) -> list[str]:
+def run_controls(spec: Spec, base: Path, results: Path, artifacts: Path) -> list[str]:
     """Choose, make environments and adapters for what TRACE has none for, route; write all of it.
 
     Args:

@@ -3,15 +3,16 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from captrain.baselines.mixtures import remaining
+from captrain.baselines.baseline import CALIBRATION, DIAGNOSIS
+from captrain.baselines.training import GRPOBaseline, training_budget
 from captrain.config import Spec
 from captrain.ledger import LedgerEntry
 from captrain.training import Job, curriculum, places_of
 from captrain.training.recipe import recipe
 
 
-def ramped(spec: Spec, project: Path, trace: Sequence[LedgerEntry]) -> list[Job]:
-    """The job of the row `ramp`: what TRACE has spent on training, in one adapter; none without an environment.
+def curriculum_jobs(spec: Spec, project: Path, trace: Sequence[LedgerEntry]) -> list[Job]:
+    """One job with what TRACE has spent on training; none without an environment.
 
     Args:
         spec: the whole specification.
@@ -20,9 +21,23 @@ def ramped(spec: Spec, project: Path, trace: Sequence[LedgerEntry]) -> list[Job]
     """
     if not places_of(project / "results/environments"):
         return []
-    settings = spec.baselines.ramp.model_dump(exclude={"run"})
-    return [
-        curriculum.job(
-            spec, project, recipe(spec.trainer, "captrain.training.curriculum.Ramp", **settings), remaining(trace)
-        )
-    ]
+    settings = spec.baselines.curriculum.model_dump(exclude={"run"})
+    trainer = recipe(spec.trainer, "captrain.training.curriculum.Ramp", **settings)
+    return [curriculum.job(spec, project, trainer, training_budget(trace))]
+
+
+def target_share(spec: Spec) -> float:
+    """The mean over the training of the probability that a group is drawn from the target."""
+    settings = spec.baselines.curriculum
+    return min(1.0, settings.start + settings.slope / 2)
+
+
+BASELINE = GRPOBaseline(
+    name="curriculum",
+    label="TRACE, curriculum",
+    order=7,
+    jobs=curriculum_jobs,
+    rests_on=(DIAGNOSIS, CALIBRATION),
+    compared_with=("grpo_target",),
+    target_share=target_share,
+)

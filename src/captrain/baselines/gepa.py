@@ -21,17 +21,18 @@ ends in the same result. The library's own way to resume does not.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from tqdm import tqdm
 
+from captrain.baselines.baseline import Baseline, trace_ledger
 from captrain.baselines.reflection import Lines, Proposer, Reflection, proposer
 from captrain.benchmarks import load_benchmark
 from captrain.capabilities import line_of
 from captrain.config import Spec, takes
 from captrain.contract import Target
 from captrain.errors import InfrastructureError, UserError
-from captrain.ledger import LedgerEntry, spent
+from captrain.ledger import LedgerEntry, budget, spent
 from captrain.policies import load_policy
 from captrain.records import Purpose, Rollout, Task, digest, publish, publish_json, publish_text
 from captrain.rollouts import collect
@@ -338,3 +339,26 @@ def publish_gepa(found: Found | None, results: Path) -> None:
         publish_json(results / "asked.json", found.asked)
     publish(results / "ledger.jsonl", found.ledger if found else [])
     publish_json(results / "index.json", index)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GEPABaseline(Baseline):
+    """The row: it acts with lines of guidance and has no adapter."""
+
+    @property
+    def learns_from(self) -> Literal["reflection"]:
+        """See `Baseline.learns_from`."""
+        return "reflection"
+
+    def compute(self, spec: Spec) -> str:
+        """See `Baseline.compute`."""
+        search = optimise(spec, Path("artifacts/base"), budget(trace_ledger()))
+        publish_gepa(search, Path("results") / self.name)
+        return "\n".join([f"{len(search.chosen.lines)} lines of guidance", *search.chosen.lines])
+
+    def publish_nothing(self) -> None:
+        """See `Baseline.publish_nothing`."""
+        publish_gepa(None, Path("results") / self.name)
+
+
+BASELINE = GEPABaseline(name=NAME, label="GEPA", order=2, target_share=lambda spec: 1.0)

@@ -3,27 +3,35 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from captrain.baselines.training import GRPOBaseline
 from captrain.config import Spec
 from captrain.ledger import LedgerEntry, budget
 from captrain.training import Job, Place
 from captrain.training.recipe import recipe
 
 
-def grpo_target(spec: Spec, base: Path, trace: Sequence[LedgerEntry]) -> Job:
-    """The job of the baseline. After errors on TRACE's side its last step may be smaller (see `captrain.training`).
+def target_jobs(spec: Spec, project: Path, trace: Sequence[LedgerEntry]) -> list[Job]:
+    """The one job. After errors on TRACE's side its last step may be smaller (see `captrain.training`).
 
     Args:
         spec: the whole specification.
-        base: folder of the base model.
+        project: folder of artifacts/ and results/.
         trace: every ledger entry on TRACE's side: diagnosis and calibration count as much as training.
     """
-    return Job(
-        name="grpo_target",
-        base=base,
-        policy=spec.exploring(),
-        trainer=recipe(spec.trainer, learning_rate=spec.baselines.grpo_target.learning_rate),
-        places=(Place("target", spec.benchmark),),
-        rollouts=budget(trace),
-        seed=spec.seed,
-        machine=spec.machine,
-    )
+    return [
+        Job(
+            name="grpo_target",
+            base=project / "artifacts/base",
+            policy=spec.exploring(),
+            trainer=recipe(spec.trainer, learning_rate=spec.baselines.grpo_target.learning_rate),
+            places=(Place("target", spec.benchmark),),
+            rollouts=budget(trace),
+            seed=spec.seed,
+            machine=spec.machine,
+        )
+    ]
+
+
+BASELINE = GRPOBaseline(
+    name="grpo_target", label="GRPO on target", order=1, jobs=target_jobs, target_share=lambda spec: 1.0
+)

@@ -13,8 +13,9 @@ The embedded templates' solutions are without a fault; of those that a language 
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from captrain.baselines.baseline import CALIBRATION, DIAGNOSIS
+from captrain.baselines.training import SFTBaseline
 from captrain.config import Spec
 from captrain.errors import UserError
 from captrain.execution import code_digest
@@ -25,45 +26,47 @@ WRONG = "not a whole solution"
 
 
 @dataclass(frozen=True)
-class Lesson:
+class SolutionLesson:
     """What is to be trained: the specification, the folder of the base model, and the environments."""
 
     spec: Spec
     base: Path
-    places: tuple[Place, ...]
-    name = "references"
+    environments: tuple[Place, ...]
+    name = "reference_sft"
 
-    def identity(self) -> tuple[Any, ...]:
+    def identity(self) -> tuple[object, ...]:
         """What decides the adapter."""
         spec = self.spec
-        return spec.seed, spec.policy, spec.trainer, spec.baselines.references, self.base, self.places
+        return spec.seed, spec.policy, spec.trainer, spec.baselines.reference_sft, self.base, self.environments
 
 
-def lessons(spec: Spec, project: Path = Path()) -> list[Lesson]:
+def solution_lessons(spec: Spec, project: Path = Path()) -> list[SolutionLesson]:
     """The one lesson in all environments of a project that have a passport, or none."""
     results = project / "results"
-    places = (*places_of(results / "environments"), *places_of(results / "pairs"))
-    return [Lesson(spec, project / "artifacts/base", places)] if places else []
+    environments = (*places_of(results / "environments"), *places_of(results / "pairs"))
+    return [SolutionLesson(spec, project / "artifacts/base", environments)] if environments else []
 
 
-def teach(lesson: Lesson) -> Taught:
+def teach_solutions(lesson: SolutionLesson) -> Taught:
     """Train the adapter, or return it from its workspace when it is there already.
 
     Raises:
         UserError: the base cannot be trained, an environment is missing or damaged, or no solution can be used.
         EnvironmentFault: an environment broke its contract.
     """
-    spec, asked = lesson.spec, lesson.spec.baselines.references
-    policy = learner(spec.policy, lesson.base, spec.machine, "references", "set baselines.references.run to false")
+    spec, settings = lesson.spec, lesson.spec.baselines.reference_sft
+    alternative = "set baselines.reference_sft.run to false"
+    policy = learner(spec.policy, lesson.base, spec.machine, "reference_sft", alternative)
     rows: list[Row] = []
     left_out: Counter[str] = Counter()
     card = ""
-    for at, place in enumerate(lesson.places):
-        share = asked.demonstrations // len(lesson.places) + (at < asked.demonstrations % len(lesson.places))
-        target, before = place.target(spec.machine), len(rows)
+    for index, environment in enumerate(lesson.environments):
+        share = settings.demonstrations // len(lesson.environments)
+        share += index < settings.demonstrations % len(lesson.environments)
+        target, before = environment.target(spec.machine), len(rows)
         chat, size = Chat(policy.tokenizer, target.tools), target.size("training")
-        last = place.skip + share if size is None else min(size, place.skip + share)
-        for task in target.tasks("training", last)[place.skip :]:
+        last = environment.skip + share if size is None else min(size, environment.skip + share)
+        for task in target.tasks("training", last)[environment.skip :]:
             messages = target.play(task, target.reference(task))
             if not target.score(task, messages).success:
                 left_out[WRONG] += 1
@@ -71,13 +74,25 @@ def teach(lesson: Lesson) -> Taught:
                 left_out[LONG] += 1
             else:
                 rows.append(row)
-        card += f"| of these from {place.name}, fingerprint {target.fingerprint} | {len(rows) - before} |\n"
+        card += f"| of these from {environment.name}, fingerprint {target.fingerprint} | {len(rows) - before} |\n"
     if not rows:
-        why = "; ".join(f"{reason}: {times}" for reason, times in left_out.items()) or "there are no further tasks"
+        reasons = "; ".join(f"{reason}: {times}" for reason, times in left_out.items()) or "there are no further tasks"
         raise UserError(
-            f"no solution of the environments can be trained on ({why})", "set baselines.references.run to false"
+            f"no solution of the environments can be trained on ({reasons})",
+            "set baselines.reference_sft.run to false",
         )
-    key = [code_digest(teach)]
-    return taught(
-        "references", rows, dict(sorted(left_out.items())), recipe_of(spec, asked), lesson.base, policy, card, key
-    )  # fmt: skip
+    recipe, key = recipe_of(spec, settings), [code_digest(teach_solutions)]
+    discarded = dict(sorted(left_out.items()))
+    return taught("reference_sft", rows, discarded, recipe, lesson.base, policy, card, key)
+
+
+BASELINE = SFTBaseline(
+    name="reference_sft",
+    label="TRACE, reference SFT",
+    order=8,
+    lessons=solution_lessons,
+    teach=teach_solutions,
+    rests_on=(DIAGNOSIS, CALIBRATION),
+    unequal="trains on the environments' own solutions",
+    compared_with=("grpo_target", "adp"),
+)

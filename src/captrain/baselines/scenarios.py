@@ -259,7 +259,7 @@ def imported(code: str) -> list[str]:
     return sorted({name.partition(".")[0] for name in ["sqlite3", *names]} - known)
 
 
-def published(source: Path, spec: Spec, folder: Path) -> list[Passport]:
+def published_scenarios(source: Path, spec: Spec, folder: Path) -> list[Passport]:
     """The first scenarios of a folder, as many as are asked for, that can be played; written to `folder` with their
     passports, the findings of others said.
 
@@ -274,7 +274,7 @@ def published(source: Path, spec: Spec, folder: Path) -> list[Passport]:
         if absent := [name for name in imported(scenario.code) if name not in host.installed()]:
             complaints.append(f"{scenario.name} imports {', '.join(absent)}, which the sandbox does not have")
             continue
-        passport, text = examined(scenario, folder, spec, tests)
+        passport, text = examined_scenario(scenario, folder, spec, tests)
         if passport.passed:
             publish_json(folder / f"{passport.capability}.passport.json", passport)
             publish_text(folder / f"{passport.capability}.md", page(passport, text))
@@ -295,7 +295,7 @@ def published(source: Path, spec: Spec, folder: Path) -> list[Passport]:
     return passed
 
 
-def examined(scenario: Scenario, folder: Path, spec: Spec, tests: HeldOut) -> tuple[Passport, str]:
+def examined_scenario(scenario: Scenario, folder: Path, spec: Spec, tests: HeldOut) -> tuple[Passport, str]:
     """Write a scenario without the tasks whose verifier is wrong, and check what can be checked where no reference
     solution is known.
 

@@ -76,11 +76,11 @@ class Recommendation(TypedDict):
 
 
 def recommend_recipe(labels: Sequence[RolloutLabels], selected: Collection[str]) -> Recommendation:
-    """Which recipe the labels speak for: "specialists" or "ramp".
+    """Which recipe the labels speak for: "specialists" or "curriculum".
 
     A rule of thumb from runs of the embedded desk: where fewer than a quarter of the failures demand two or more
-    capabilities, an adapter for each and a router that composes them; otherwise one adapter on a ramp. What a task
-    demands counts, not only what its rollout lacked: a capability shown alone may still be lost beside another.
+    capabilities, an adapter for each and a router that composes them; otherwise one adapter on a curriculum. What a
+    task demands counts, not only what its rollout lacked: a capability shown alone may still be lost beside another.
 
     Raises:
         UserError: there are no labels of failed rollouts.
@@ -93,9 +93,9 @@ def recommend_recipe(labels: Sequence[RolloutLabels], selected: Collection[str])
     pairs_demanded, pairs_lacking = count_pairs(demanded), count_pairs(lacking)
     order = sorted(pairs_demanded, key=lambda pair: (-pairs_lacking[pair], -pairs_demanded[pair], pair))
     return Recommendation(
-        recommendation="specialists" if share < FEW else "ramp",
+        recommendation="specialists" if share < FEW else "curriculum",
         rule=f"specialists where less than {FEW:.0%} of the failed rollouts demand two or more of the selected "
-        "capabilities, otherwise ramp",
+        "capabilities, otherwise curriculum",
         threshold=FEW,
         failed=len(demanded),
         compound=compound,

@@ -19,9 +19,10 @@ from .machine import ModelAccess as ModelAccess
 from .machine import Slurm as Slurm
 from .spec import Adp as Adp
 from .spec import Base as Base
+from .spec import Baselines as Baselines
 from .spec import Choice as Choice
 from .spec import Environments as Environments
-from .spec import References as References
+from .spec import ReferenceSft as ReferenceSft
 from .spec import Selection as Selection
 from .spec import Spec as Spec
 from .spec import compose_spec as compose_spec

@@ -149,14 +149,14 @@ class Awm(Section):
     environments: Count
 
 
-class Row(Section):
-    """A row that has no setting but whether it is wanted."""
+class Switch(Section):
+    """What has no setting but whether it runs."""
 
     run: bool
 
 
-class RampRow(Section):
-    """One adapter on a ramp from targeted environments to the target (see `captrain.training.curriculum.Ramp`)."""
+class CurriculumSettings(Section):
+    """One adapter, from targeted environments to the target (see `captrain.training.curriculum`)."""
 
     run: bool
     start: Share
@@ -165,7 +165,7 @@ class RampRow(Section):
     learning_rate: Rate
 
 
-class References(Section):
+class ReferenceSft(Section):
     """Supervised fine-tuning on the solutions that the synthesized environments know of their own tasks."""
 
     run: bool
@@ -182,10 +182,10 @@ class Baselines(Section):
     gepa: Gepa
     adp: Adp
     awm: Awm
-    single: Row
-    mixed: Row
-    ramp: RampRow
-    references: References
+    single: Switch
+    mixed: Switch
+    curriculum: CurriculumSettings
+    reference_sft: ReferenceSft
 
 
 class Pairs(Section):
@@ -235,7 +235,7 @@ class Spec(Section):
     baselines: Baselines
     pairs: Pairs
     merging: Merging
-    controls: Row
+    controls: Switch
     router: Component
     evaluation: Evaluation
     machine: Machine

@@ -1,7 +1,6 @@
 from .arms import all_routes as all_routes
 from .arms import play_arms as play_arms
 from .comparison import CONFIDENCE as CONFIDENCE
-from .comparison import GRPO as GRPO
 from .comparison import Difference as Difference
 from .comparison import Row as Row
 from .comparison import differences_over_seeds as differences_over_seeds
@@ -9,16 +8,16 @@ from .comparison import grouped as grouped
 from .comparison import rates_over_seeds as rates_over_seeds
 from .comparison import versus as versus
 from .rows import BASE as BASE
-from .rows import BASELINES as BASELINES
 from .rows import BEST_SINGLE as BEST_SINGLE
+from .rows import GRPO as GRPO
 from .rows import IDLE as IDLE
 from .rows import ORACLE as ORACLE
 from .rows import RANDOM as RANDOM
-from .rows import STAGES as STAGES
 from .rows import TRACE as TRACE
 from .rows import controls_of as controls_of
+from .rows import headline_methods as headline_methods
 from .rows import label as label
-from .rows import otherwise as otherwise
+from .rows import unequal_total as unequal_total
 from .statistics import Bootstrap as Bootstrap
 from .statistics import mean as mean
 from .statistics import sign_test as sign_test

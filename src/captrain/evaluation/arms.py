@@ -13,12 +13,13 @@ from typing import Any
 
 import pandas as pd
 
+from captrain.baselines import acting_stages
 from captrain.benchmarks import load_benchmark
 from captrain.config import Component, Spec
 from captrain.contract import Target
 from captrain.environments import passports
 from captrain.errors import UserError
-from captrain.evaluation.rows import BASE, STAGES
+from captrain.evaluation.rows import BASE
 from captrain.execution import launch
 from captrain.ledger import LedgerEntry, spent
 from captrain.models import Adapter, adapter_digest, compose, parse_composition
@@ -103,7 +104,7 @@ def play_arms(spec: Spec, base: Path, results: Path) -> tuple[list[Rollout], pd.
         UserError: an adapter is missing, or is not the one the index names.
     """
     routes = all_routes(results)
-    left = [arm for stage in STAGES for arm in _left(results, stage)]
+    left = [arm for stage in acting_stages() for arm in _left(results, stage)]
     known = {arm.name: arm for arm in left}
     whole = [Arm("base"), *(_narrowed(arm, routes) for arm in left), *_turning(spec, results, known)]
     composed = list(_composed(results, known, routes))

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from captrain.evaluation.rows import BASELINES, ORACLE, RANDOM, pairs
+from captrain.baselines import baselines
+from captrain.evaluation.rows import GRPO, ORACLE, RANDOM, compared_pairs
 from captrain.evaluation.statistics import holm
 from captrain.evaluation.tables import reading
 
-GRPO = "grpo_target"
 CONFIDENCE = 0.95
 """Of intervals over seeds."""
 Row = Mapping[Any, Any]
@@ -53,9 +53,9 @@ def versus(differences: Iterable[Row], against: str) -> dict[str, Difference]:
 
 def compared(names: Sequence[str]) -> list[tuple[str, str]]:
     """The pairs that are compared over seeds: those of the table, and every baseline with GRPO on the target."""
-    known = [(one, other) for one, other in pairs(names) if {one, other} <= {*names}]
-    more = [(name, GRPO) for name in BASELINES if name != GRPO and {name, GRPO} <= {*names}]
-    return [*known, *(pair for pair in more if pair not in known)]
+    table = [pair for pair in compared_pairs(names) if {*pair} <= {*names}]
+    further = [(name, GRPO) for name in baselines() if name != GRPO and {name, GRPO} <= {*names}]
+    return [*table, *(pair for pair in further if pair not in table)]
 
 
 def grouped(rows: Iterable[Row], by: str) -> dict[Any, list[Row]]:

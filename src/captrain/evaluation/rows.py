@@ -11,50 +11,35 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from captrain.baselines import CALIBRATION, DIAGNOSIS, TRACE_STAGES, baselines
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
 
 IDLE = "idle"
 BASE = "base"
 TRACE = "trace"
+GRPO = "grpo_target"
+"""The baseline that recipes are held against: GRPO on the target itself."""
 ORACLE = "bound:oracle"
 RANDOM = "bound:random"
 BEST_SINGLE = "bound:best_single"
 BOUNDS = (ORACLE, RANDOM, BEST_SINGLE)
-BASELINES = ("grpo_target", "gepa", "adp", "awm", "single", "mixed", "ramp", "references")
-"""Stages whose one arm is a row of its own."""
-STAGES = ("adapters", *BASELINES, "merging", "controls")
-"""Stages that leave something to act with, by an index of their own."""
-CHARGED: dict[str, tuple[str, ...]] = {
-    "mixed": ("rollouts", "environments", "mixed"),
-    "ramp": ("rollouts", "environments", "ramp"),
-    "references": ("rollouts", "environments"),
-    TRACE: ("rollouts", "environments", "adapters"),
-}
-"""Stages that a method rests on, where these are not its own alone."""
-OTHERWISE = {
-    "adp": "trains on demonstrations",
-    "references": "trains on the environments' own solutions",
+UNEQUAL = {
     "merged:distillation": "samples beside the adapters that it learns from",
     "control:": "may need other environments, calibrated more or less often",
 }
-"""Methods, by name or its beginning, that may spend another total than TRACE, and why."""
+"""Methods that are no baselines, by name or its beginning, that may spend another total than TRACE, and why."""
 LABELS = {
     IDLE: "doing nothing",
     BASE: "base",
-    "grpo_target": "GRPO on target",
-    "gepa": "GEPA",
-    "adp": "ADP",
-    "awm": "AWM",
-    "single": "single capability",
-    "mixed": "mixed environments",
-    "ramp": "TRACE, ramp",
-    "references": "TRACE, references",
     TRACE: "TRACE",
     ORACLE: "bound: oracle router",
     RANDOM: "bound: random router",
     BEST_SINGLE: "bound: best single adapter",
 }
+"""Of methods that are no baselines."""
+ROUTED_TURNS = ("router:sets", "router:turns")
+"""Routers that claim to repair two lacks, and are compared with GRPO on the target."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +58,14 @@ class Method:
 
 def label(name: str) -> str:
     """How a method is called in tables and figures."""
+    if baseline := baselines().get(name):
+        return baseline.label
     return LABELS.get(name, name.replace(":", ": ").replace("_", " "))
+
+
+def headline_methods() -> tuple[str, ...]:
+    """The base, all baselines and TRACE: the methods that the paper's table has."""
+    return (BASE, *baselines(), TRACE)
 
 
 def controls_of(folder: Path) -> dict[str, list[str]]:
@@ -90,7 +82,7 @@ def methods(arms: Mapping[str, str], routes: Sequence[str]) -> list[Method]:
         routes: columns of the routes; `chosen` is the configured router's, and TRACE itself.
     """
     single = [Method(name, arm=name) for name in (IDLE, BASE)]
-    single += [Method(arm, arm=arm) for stage in BASELINES for arm in arms if arms[arm] == stage]
+    single += [Method(arm, arm=arm) for stage in baselines() for arm in arms if arms[arm] == stage]
     routers = [name for name in routes if name != "chosen" and not name.startswith("control:")]
     controls = [name for name in routes if name.startswith("control:")]
     return [
@@ -103,35 +95,26 @@ def methods(arms: Mapping[str, str], routes: Sequence[str]) -> list[Method]:
     ]
 
 
-def charges(
-    name: str, ranked: Sequence[str], controls: Mapping[str, Sequence[str]]
-) -> Callable[[LedgerEntry], bool]:  # fmt: skip
+def charges(name: str, ranked: Sequence[str], controls: Mapping[str, Sequence[str]]) -> Callable[[LedgerEntry], bool]:
     """Which ledger entries a method is charged for.
 
     Args:
         name: of the method; routers, merged adapters, bounds and controls of routing use TRACE's adapters.
-        ranked: capabilities with an environment, first the one that `single` trains.
+        ranked: capabilities with an environment, best first.
         controls: control -> its capabilities, for controls that have adapters of their own.
     """
     if name in (IDLE, BASE):
         return lambda entry: False
-    if name == "single":
-        first = ranked[:1]
-        return lambda entry: (
-            entry.stage in ("rollouts", name) or (entry.stage == "environments" and entry.item in first)
-        )
-    if name in BASELINES:
-        own = CHARGED.get(name, (name,))
-        return lambda entry: entry.stage in own
+    if baseline := baselines().get(name):
+        return lambda entry: baseline.charged(entry, ranked)
     control = name.removeprefix("control:")
     if control in controls:
-        chosen = controls[control]
-        stages = ("environments", "adapters", "controls")
-        return lambda entry: entry.stage == "rollouts" or (entry.stage in stages and entry.item in chosen)
-    if name.startswith("merged:"):
-        merged = name.removeprefix("merged:")
-        return lambda entry: entry.stage in CHARGED[TRACE] or (entry.stage == "merging" and entry.item == merged)
-    return lambda entry: entry.stage in CHARGED[TRACE]
+        capabilities, stages = controls[control], (CALIBRATION, "adapters", "controls")
+        return lambda entry: entry.stage == DIAGNOSIS or (entry.stage in stages and entry.item in capabilities)
+    merged = name.removeprefix("merged:")
+    if merged != name:
+        return lambda entry: entry.stage in TRACE_STAGES or (entry.stage == "merging" and entry.item == merged)
+    return lambda entry: entry.stage in TRACE_STAGES
 
 
 def spending(
@@ -148,28 +131,30 @@ def spending(
         charged = charges(name, ranked, controls)
         spent[name] = sum(entry.rollouts for entry in counted if charged(entry))
     for name in names:
-        if name not in (IDLE, BASE) and spent[name] != spent[TRACE] and not otherwise(name):
+        if name not in (IDLE, BASE) and spent[name] != spent[TRACE] and not unequal_total(name):
             raise UserError(
                 f"TRACE spent {spent[TRACE]} rollouts and {name} {spent[name]}: not comparable",
                 "give both the same total (diagnosis and calibration count for TRACE) and run "
-                f"`dvc repro {name if name in BASELINES else 'adapters'}`",
+                f"`dvc repro {name if name in baselines() else 'adapters'}`",
             )
     return spent
 
 
-def otherwise(name: str) -> str:
+def unequal_total(name: str) -> str:
     """Why a method may spend another total than TRACE; "" where it may not."""
-    return next((why for start, why in OTHERWISE.items() if name.startswith(start)), "")
+    if baseline := baselines().get(name):
+        return baseline.unequal
+    return next((reason for beginning, reason in UNEQUAL.items() if name.startswith(beginning)), "")
 
 
-def pairs(names: Sequence[str]) -> list[tuple[str, str]]:
+def compared_pairs(names: Sequence[str]) -> list[tuple[str, str]]:
     """The comparisons of the table: TRACE and each baseline with the base and with each other, other ways of routing
-    and merging with TRACE, TRACE with its controls, and what claims to repair two lacks with GRPO on the target."""
-    played = [name for name in BASELINES if name in names]
-    found = [(TRACE, BASE), *((name, BASE) for name in played), *((TRACE, name) for name in played)]
-    found += [(ORACLE, TRACE), (TRACE, RANDOM)]
-    found += [(name, TRACE) for name in names if name.startswith(("merged:", "router:"))]
-    ahead = ("router:sets", "router:turns", "ramp", "references")
-    found += [(name, "grpo_target") for name in ahead if name in names]
-    found += [("references", "adp")] if {"references", "adp"} <= {*names} else []
-    return found + [(TRACE, name) for name in names if name.startswith("control:")]
+    and merging with TRACE, TRACE with its controls, what claims to repair two lacks with GRPO on the target, and what
+    else a baseline says that it is compared with."""
+    rows = [row for name, row in baselines().items() if name in names]
+    pairs = [(TRACE, BASE), *((row.name, BASE) for row in rows), *((TRACE, row.name) for row in rows)]
+    pairs += [(ORACLE, TRACE), (TRACE, RANDOM)]
+    pairs += [(name, TRACE) for name in names if name.startswith(("merged:", "router:"))]
+    further = [(name, GRPO) for name in ROUTED_TURNS] + [(row.name, name) for row in rows for name in row.compared_with]
+    pairs += [pair for pair in further if {*pair} <= {*names}]
+    return pairs + [(TRACE, name) for name in names if name.startswith("control:")]

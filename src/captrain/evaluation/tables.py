@@ -15,10 +15,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from captrain.baselines import baselines
 from captrain.errors import UserError
 from captrain.evaluation.rows import (
     BASE,
-    BASELINES,
     BEST_SINGLE,
     BOUNDS,
     IDLE,
@@ -27,9 +27,10 @@ from captrain.evaluation.rows import (
     TRACE,
     Method,
     charges,
+    compared_pairs,
+    headline_methods,
     label,
     methods,
-    pairs,
     spending,
 )
 from captrain.evaluation.statistics import (
@@ -239,7 +240,7 @@ def _difference_table(played: dict[str, Played], intervals: Bootstrap) -> pd.Dat
     cross-fitted or expectations and not outcomes of one policy.
     """
     rows = []
-    for first, second in pairs(list(played)):
+    for first, second in compared_pairs(list(played)):
         one, two = played[first], played[second]
         difference = one.rates - two.rates
         low, high = intervals.interval(difference)
@@ -308,7 +309,7 @@ def _spent_table(
         entries = [entry for entry in ledger if entry.purpose != "evaluation" and charged(entry)]
         sums = {column: sum(getattr(entry, column) for entry in entries) for column in SUMS}
         # What trains on demonstrations has no entry of its own, but takes its time.
-        stages = " ".join(dict.fromkeys([*(entry.stage for entry in entries), *({name} & {*BASELINES})]))
+        stages = " ".join(dict.fromkeys([*(entry.stage for entry in entries), *({name} & {*baselines()})]))
         rows.append({"method": name, "label": label(name), **sums, "stages": stages})
     return pd.DataFrame(rows)
 
@@ -319,21 +320,21 @@ def _metrics(
 ) -> dict[str, Any]:  # fmt: skip
     """Small and nested; undefined numbers are left out."""
     rows, compared = main.dropna(subset=["pass_rate"]), differences.dropna(subset=["difference"])
-    counted = {name: total for name, total in spent.items() if name in (TRACE, *BASELINES)}
+    counted = {name: total for name, total in spent.items() if name in (TRACE, *baselines())}
     evaluation = sum(entry.rollouts for entry in ledger if entry.purpose == "evaluation")
     return {
         "pass_rate": {row["method"]: round(row["pass_rate"], 6) for row in rows.to_dict("records")},
         "interval": {
             row["method"]: _rounded(row, "low", "high")
             for row in rows.to_dict("records")
-            if row["method"] in (BASE, TRACE, *BASELINES)
+            if row["method"] in headline_methods()
         },
         "difference": {
             f"{row['first']}-{row['second']}": _rounded(row, "difference", "low", "high")
             for row in compared.to_dict("records")
         },
         "rollouts": {**counted, "evaluation": evaluation},
-        "errors": sum(row["errors"] for row in main.to_dict("records") if row["method"] in (BASE, TRACE, *BASELINES)),
+        "errors": sum(row["errors"] for row in main.to_dict("records") if row["method"] in headline_methods()),
         "confidence": confidence,
     }
 

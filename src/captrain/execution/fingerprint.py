@@ -32,6 +32,9 @@ PROTOCOLS = {
 }
 """Rooms of components, each with the module that says what its components are. Components are named by import path and
 not imported: whoever reaches that module may run any of them, so that the room counts as a whole."""
+REGISTRIES = {"baselines": "baselines/registry.py"}
+"""Rooms whose modules declare entries, each with the module that collects these: whoever reaches it reads what the
+room's modules declare, and runs nothing else of them, so that their files count and what they import does not."""
 
 
 def fingerprint(function: Callable[[Any], Any], item: Any) -> str:
@@ -51,7 +54,8 @@ def _closure_digest(start: Path) -> str:
 
 def code_closure(start: Path) -> list[Path]:
     """The files of captrain that a script or module runs: what it imports at its top or within functions, and the data
-    of the package that it names; rooms of components as a whole (see `PROTOCOLS`).
+    of the package that it names; rooms of components as a whole (see `PROTOCOLS`), and the modules that registries read
+    (see `REGISTRIES`).
 
     Args:
         start: a Python file. It is in the closure itself if it is part of the package.
@@ -59,7 +63,7 @@ def code_closure(start: Path) -> list[Path]:
     Returns:
         Paths in order, without the `__init__` files, which compute nothing.
     """
-    waiting, reached = [start.resolve()], set[Path]()
+    waiting, reached, declaring = [start.resolve()], set[Path](), set[Path]()
     while waiting:
         path = waiting.pop()
         if path in reached or _is_plain(path):
@@ -70,7 +74,10 @@ def code_closure(start: Path) -> list[Path]:
         for room, protocol in PROTOCOLS.items():
             if path == PACKAGE / protocol:
                 waiting += files_below(PACKAGE / room)
-    return sorted(path for path in reached if path.is_relative_to(PACKAGE) and path.stem != "__init__")
+        for room, registry in REGISTRIES.items():
+            if path == PACKAGE / registry:
+                declaring.update(PACKAGE.joinpath(room).glob("*.py"))
+    return sorted(path for path in reached | declaring if path.is_relative_to(PACKAGE) and path.stem != "__init__")
 
 
 def _is_plain(path: Path) -> bool:

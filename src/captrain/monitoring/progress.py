@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, TypeAdapter
 
+from captrain.baselines import TRACE_STAGES, trained_baselines
 from captrain.errors import InfrastructureError
 from captrain.execution import jobs
 from captrain.ledger import LedgerEntry, budget
@@ -26,10 +27,6 @@ CLUSTER = 30.0
 """Seconds between two questions to Slurm."""
 SLACK = 2.0
 """Seconds by which the clocks of a file system and of the processes may differ."""
-TARGETED = ("rollouts", "environments", "adapters")
-"""Stages that spend TRACE's budget, which each baseline is given as a whole."""
-WHOLE = ("grpo_target", "awm", "single", "mixed", "ramp")
-"""Stages that train one adapter with that budget."""
 
 
 class _Row(BaseModel):
@@ -164,8 +161,8 @@ class Progress:
 
     def _budget(self, stage: str) -> int | None:
         """Rollouts of each training of a stage, where that is known beforehand."""
-        if stage in WHOLE:
-            paths = [self.root / "results" / one / "ledger.jsonl" for one in TARGETED]
+        if stage in trained_baselines():
+            paths = [self.root / "results" / one / "ledger.jsonl" for one in TRACE_STAGES]
             return budget([entry for path in paths for entry in ledger(path)]) or None
         return _product(self._spec(), "adapters.rollouts") if stage in ("adapters", "controls") else None
 

@@ -7,6 +7,7 @@ source; what is written out here is what follows from settings, and what is take
 
 from typing import NamedTuple
 
+from captrain.baselines import baselines, trained_baselines
 from captrain.planning.assumptions import (
     ANALYST,
     COMPOSED_COLUMNS,
@@ -54,8 +55,8 @@ def basis(estimate: Estimate) -> list[BasisRow]:
         rows.append(BasisRow("capabilities that only controls take", most, CONTROL_CHOICES.source))
     rows += [
         BasisRow(f"a demonstration of {name}", "as long as a rollout", "assumed")
-        for name, baseline in (("adp", spec.baselines.adp), ("references", spec.baselines.references))
-        if baseline.run
+        for name, row in baselines().items()
+        if row.learns_from == "demonstrations" and row.section(spec).run
     ]
     if spec.baselines.gepa.run and spec.baselines.gepa.model:
         question = f"{REFLECTION_TOKENS.value:,} tokens and the minibatch's dialogues"
@@ -146,11 +147,9 @@ def _jobs_at_once(estimate: Estimate) -> BasisRow:
 def task_uses(estimate: Estimate) -> dict[str, float]:
     """Stages that train on the target -> how often each of its training tasks is used; {} where there is no end."""
     spec = estimate.spec
-    tasks, run = split_sizes(spec.benchmark).get("training"), spec.baselines
+    tasks = split_sizes(spec.benchmark).get("training")
     if tasks is None:
         return {}
-    rollouts = {
-        "grpo_target": run.grpo_target.run * estimate.trace,
-        "ramp": run.ramp.run * estimate.training * min(1.0, run.ramp.start + run.ramp.slope / 2),
-    }
+    rows = [baselines()[name] for name in trained_baselines()]
+    rollouts = {row.name: estimate.baseline_rollouts(row) * row.target_share(spec) for row in rows}
     return {name: count / spec.trainer.group_size / tasks for name, count in rollouts.items() if count}

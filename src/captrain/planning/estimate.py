@@ -3,8 +3,8 @@
 diagnosis    rollouts.tasks x rollouts.trials
 calibration  capabilities x attempts x environments.groups x environments.group_size
 training     capabilities x adapters.rollouts
-TRACE        these three together, and so many: grpo_target, gepa, awm; mixed and ramp without diagnosis and
-             calibration, single without diagnosis and one capability's calibration
+TRACE        these three together, and so many: grpo_target, gepa, awm; mixed and curriculum without diagnosis
+             and calibration, single without diagnosis and one capability's calibration
 controls     calibration and training of each capability that only they take
 evaluation   (base + capabilities + each other arm) x evaluation.tasks x evaluation.trials; compositions on the
              tasks that are routed to them
@@ -30,7 +30,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from captrain.config import Adp, Component, References, Spec, nested
+from captrain.baselines import Baseline, baselines
+from captrain.config import Component, Spec, nested
 from captrain.errors import UserError
 from captrain.planning.assumptions import (
     ANALYST,
@@ -59,8 +60,6 @@ from captrain.planning.assumptions import (
     dense_size,
 )
 from captrain.rollouts import SHARDS
-
-TRACE = ("rollouts", "environments", "adapters")
 
 
 @dataclass(frozen=True)
@@ -147,8 +146,7 @@ class Estimate:
 
     def costs(self) -> list[StageCost]:
         """The stages that cost anything, and their total."""
-        spec, run, merging = self.spec, self.spec.baselines, self.spec.merging.methods
-        single = self.trace - self.diagnosis - self.calibration / self.count
+        spec, merging = self.spec, self.spec.merging.methods
         workers, concurrency = spec.machine.workers, spec.machine.asking.concurrency
         calibration = self._rollout_stage("environments", self.calibration, self.count * self.shards)
         stages = [
@@ -158,14 +156,7 @@ class Estimate:
             self._with_questions(calibration, spec.synthesizer, self._synthesis(self.count)),
             self._with_questions(StageCost("pairs", 1), spec.synthesizer, self._synthesis(spec.pairs.count)),
             self._rollout_stage("adapters", self.training, self.count, workers, training=True),
-            self._rollout_stage("grpo_target", run.grpo_target.run * self.trace, user=True, training=True),
-            self._with_reflection(self._rollout_stage("gepa", run.gepa.run * self.trace, user=True)),
-            self._fine_tuning("adp", run.adp),
-            self._rollout_stage("awm", run.awm.run * self.trace, training=True),
-            self._rollout_stage("single", run.single.run * single, training=True),
-            self._rollout_stage("mixed", run.mixed.run * self.training, training=True),
-            self._rollout_stage("ramp", run.ramp.run * self.training, user=True, training=True),
-            self._fine_tuning("references", run.references),
+            *(self._baseline(row) for row in baselines().values()),
             self._rollout_stage("merging", ("distillation" in merging) * spec.merging.rollouts, training=True),
             self._rollout_stage("controls", self.controls, max(1, math.ceil(self.further)), workers, training=True),
             self._evaluation(),
@@ -177,23 +168,39 @@ class Estimate:
     def _evaluation(self) -> StageCost:
         """All arms on the test split; a composition on the tasks that are routed to it."""
         spec = self.spec
-        baselines = sum(getattr(spec.baselines, name).run for name in type(spec.baselines).model_fields)
-        arms = 1 + self.count + baselines + len(spec.merging.methods) + self.further
+        others = sum(row.section(spec).run for row in baselines().values())
+        arms = 1 + self.count + others + len(spec.merging.methods) + self.further
         tests = spec.evaluation.tasks * spec.evaluation.trials
         return self._rollout_stage(
             "evaluation", (arms + self.composed) * tests, math.ceil(arms), spec.machine.workers, user=True
         )
 
-    def _fine_tuning(self, stage: str, settings: Adp | References) -> StageCost:
+    def baseline_rollouts(self, row: Baseline) -> float:
+        """Rollouts that the stage of a row plays."""
+        if not row.section(self.spec).run:
+            return 0
+        return row.planned_rollouts(self.diagnosis, self.calibration, self.training, self.count)
+
+    def _baseline(self, row: Baseline) -> StageCost:
+        """The stage of a row."""
+        rollouts, on_target = self.baseline_rollouts(row), row.target_share(self.spec) > 0
+        if row.learns_from == "demonstrations":
+            return self._fine_tuning(row)
+        if row.learns_from == "reflection":
+            return self._with_reflection(self._rollout_stage(row.name, rollouts, user=on_target))
+        return self._rollout_stage(row.name, rollouts, user=on_target, training=True)
+
+    def _fine_tuning(self, row: Baseline) -> StageCost:
         """Fine-tuning on demonstrations, of which each is taken to be as long as a rollout."""
         agent = self.episode.agent
-        tokens = settings.run * settings.demonstrations * (agent.new_input + agent.output)
-        cost = StageCost(stage, 1, use=ModelUse(new_input=tokens))
+        demonstrations, epochs = row.demonstrations(self.spec)
+        tokens = demonstrations * (agent.new_input + agent.output)
+        cost = StageCost(row.name, 1, use=ModelUse(new_input=tokens))
         if not tokens or self.episode == EpisodeCost():
             return cost
-        seconds = settings.demonstrations * settings.epochs / DEMONSTRATION_RATE.value
+        seconds = demonstrations * epochs / DEMONSTRATION_RATE.value
         if self.served:
-            passes = TRAINING_FACTOR.value * tokens * settings.epochs
+            passes = TRAINING_FACTOR.value * tokens * epochs
             seconds = passes / self.throughput.prefill if self.timed else None
         gpus = 1 if self.served else 0
         return replace(cost, gpus=gpus, memory=self.memory(True) if gpus else 0, seconds=seconds)

@@ -19,9 +19,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from captrain.baselines import baselines, trained_baselines
 from captrain.capabilities import SelectionAccount, replay
 from captrain.errors import UserError
-from captrain.evaluation import TRACE, label, versus
+from captrain.evaluation import GRPO, TRACE, label, versus
 from captrain.records import JsonObject
 from captrain.reporting.published import published, reference
 from captrain.reporting.style import GREY, HEADLINE, MERGING, ROUTING, Line, compare, ordered, render, tint
@@ -36,8 +37,6 @@ REQUIRED = (
     "adapters/history.csv",
     "grpo_target/history.csv",
 )
-TRAINING_STAGES = ("adapters", "grpo_target", "awm", "single", "mixed", "ramp")
-"""Stages that train by reinforcement."""
 SMOOTH = 5
 """Updates that a training curve is averaged over."""
 
@@ -270,14 +269,14 @@ def thresholds(results: Path) -> Figure:
 def training(results: Path) -> Figure:
     """Reward, success and the share of informative groups over rollouts spent, one line an adapter: TRACE's beside GRPO
     on the target, and beneath them the adapters of the other baselines that were trained."""
-    histories = {stage: results / stage / "history.csv" for stage in TRAINING_STAGES}
+    histories = {stage: results / stage / "history.csv" for stage in ("adapters", *trained_baselines())}
     lines = {
         stage: list(pd.read_csv(path).groupby("adapter", sort=False))
         for stage, path in histories.items()
         if path.exists()
     }
-    headline = [line for stage in ("adapters", "grpo_target") for line in lines[stage]]
-    further = [line for stage in TRAINING_STAGES[2:] for line in lines.get(stage, [])]
+    headline = [line for stage in ("adapters", GRPO) for line in lines[stage]]
+    further = [line for stage in lines if stage not in ("adapters", GRPO) for line in lines[stage]]
     rows = [adapters for adapters in (headline, further) if adapters] or [headline]
     figure = Figure(figsize=(9.6, 0.4 + 3.0 * len(rows)), layout="constrained")
     grid = figure.subplots(len(rows), 3, sharex=True, sharey=True, squeeze=False)
@@ -290,7 +289,7 @@ def training(results: Path) -> Figure:
         colours = sns.color_palette("colorblind", len(adapters))
         for axes, (column, title) in zip(panels_of, panels.items(), strict=True):
             for (name, line), shade in zip(adapters, colours, strict=True):
-                look = {"color": "0.15", "linestyle": "--"} if name == "grpo_target" else {"color": shade}
+                look = {"color": "0.15", "linestyle": "--"} if name == GRPO else {"color": shade}
                 smooth = line[column].rolling(SMOOTH, min_periods=1).mean()
                 axes.plot(line["rollouts"], smooth, label=_adapter(str(name)), linewidth=1.4, **look)
             axes.set_title(title, loc="left")
@@ -304,7 +303,7 @@ def training(results: Path) -> Figure:
 
 
 def _adapter(name: str) -> str:
-    return label(name) if name in TRAINING_STAGES else name.replace("_", " ")
+    return label(name) if name in baselines() else name.replace("_", " ")
 
 
 def kinds(results: Path) -> Figure:

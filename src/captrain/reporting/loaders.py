@@ -12,10 +12,11 @@ from typing import Any, Literal
 
 import pandas as pd
 
+from captrain.baselines import acting_stages, spending_stages
 from captrain.config import Spec
 from captrain.config import spec as specification
 from captrain.errors import UserError
-from captrain.evaluation import STAGES, tables
+from captrain.evaluation import tables
 from captrain.ledger import LedgerEntry
 from captrain.records import Capability, Passport, Rollout, RolloutLabels, load
 from captrain.reporting import published
@@ -26,7 +27,6 @@ ROLLOUTS = {
     "calibration": "artifacts/environments/calibration.jsonl",
     "evaluation": "artifacts/evaluation/rollouts.jsonl",
 }
-SPENDERS = ("rollouts", "environments", *STAGES)
 
 
 def load_spec(root: Root = ".") -> Spec:
@@ -113,7 +113,7 @@ def load_history(root: Root = ".") -> pd.DataFrame:
     >>> captrain.load_history()["reward"].round(2).tolist()
     [0.4, 0.6]
     """
-    paths = {stage: Path(root) / "results" / stage / "history.csv" for stage in STAGES}
+    paths = {stage: Path(root) / "results" / stage / "history.csv" for stage in acting_stages()}
     _required(root, "results/adapters/history.csv", "adapters")
     return pd.concat(
         [
@@ -202,7 +202,7 @@ def load_ledger(root: Root = ".") -> pd.DataFrame:
     320
     """
     _required(root, "results/rollouts/ledger.jsonl", "rollouts")
-    paths = [Path(root) / "results" / stage / "ledger.jsonl" for stage in SPENDERS]
+    paths = [Path(root) / "results" / stage / "ledger.jsonl" for stage in spending_stages()]
     entries = [entry for path in paths if path.exists() for entry in load(path, LedgerEntry)]
     return pd.DataFrame([entry.model_dump() for entry in entries])
 
@@ -232,5 +232,5 @@ def _table(path: Path) -> pd.DataFrame:
 def _indices(root: Root) -> dict[str, list[tuple[str, dict[str, Any]]]]:
     """Stage -> what it has left, by name, in the order of the stages."""
     _required(root, "results/adapters/index.json", "adapters")
-    paths = {stage: Path(root) / "results" / stage / "index.json" for stage in STAGES}
+    paths = {stage: Path(root) / "results" / stage / "index.json" for stage in acting_stages()}
     return {stage: [*json.loads(path.read_text()).items()] for stage, path in paths.items() if path.exists()}

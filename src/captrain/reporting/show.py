@@ -16,9 +16,9 @@ from rich.markdown import Markdown
 from rich.table import Table
 from rich.text import Text
 
+from captrain.baselines import acting_stages
 from captrain.contract import calls_of
 from captrain.errors import UserError
-from captrain.evaluation import STAGES
 from captrain.records import Capability, Message, Rollout, load
 
 ROLLOUTS = ("artifacts/rollouts/discovery.jsonl", "artifacts/evaluation/rollouts.jsonl")
@@ -282,7 +282,7 @@ def environment(root: Path, name: str) -> RenderableType:
 def _adapters(root: Path) -> dict[str, dict[str, Any]]:
     """The indices of adapters and, as far as they were trained, of all others."""
     index = _document(root / "results/adapters/index.json", "adapters")
-    for stage in STAGES:
+    for stage in acting_stages():
         path = root / f"results/{stage}/index.json"
         more = _document(path, stage) if path.exists() else {}
         index |= {name: entry for name, entry in more.items() if entry["path"]}

@@ -19,8 +19,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from captrain.evaluation import (
-    BASE,
-    BASELINES,
     CONFIDENCE,
     GRPO,
     TRACE,
@@ -28,6 +26,7 @@ from captrain.evaluation import (
     Row,
     differences_over_seeds,
     grouped,
+    headline_methods,
     label,
     rates_over_seeds,
     versus,
@@ -105,7 +104,7 @@ def _unfit(study: Study, rows: Sequence[Row]) -> str:
 
 def replicates(rates: Sequence[Row], differences: Sequence[Row]) -> Figure:
     """Every method on every task mix, mean over seeds, and its difference to GRPO on the target."""
-    return _over_experiments(rates, differences, (BASE, *BASELINES, TRACE), GRPO, "Methods over seeds, by task mix")
+    return _over_experiments(rates, differences, headline_methods(), GRPO, "Methods over seeds, by task mix")
 
 
 def routing(rates: Sequence[Row], differences: Sequence[Row]) -> Figure:

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from rich.table import Table
 
-from captrain.evaluation import BASE, BASELINES, IDLE, TRACE, label, otherwise, read
+from captrain.evaluation import BASE, IDLE, TRACE, headline_methods, label, read, unequal_total
 
 
 def table(folder: Path) -> Table:
@@ -30,7 +30,7 @@ def table(folder: Path) -> Table:
         interval = "" if np.isnan(row["low"]) else f"{row['low']:.3f} to {row['high']:.3f}"
         cells = [row["label"], _number(row["pass_rate"]), interval, _number(row["pass_hat_k"])]
         cells += [_number(row["mean_reward"])] * graded
-        style = "bold" if row["method"] in (BASE, TRACE, *BASELINES) else "dim"
+        style = "bold" if row["method"] in headline_methods() else "dim"
         final.add_row(*cells, f"{row['rollouts_spent']:,}", style=style)
     return final
 
@@ -42,7 +42,7 @@ def _number(value: float) -> str:
 def _caption(main: pd.DataFrame, ledger: pd.DataFrame) -> str:
     """What was played and what is counted, from the numbers themselves."""
     rows = main.to_dict("records")
-    methods = [row for row in rows if row["method"] in (BASE, TRACE, *BASELINES)]
+    methods = [row for row in rows if row["method"] in headline_methods()]
     errors, excluded = sum(row["errors"] for row in methods), max(row["excluded"] for row in methods)
     lines = [
         f"{max(row['tasks'] for row in methods)} tasks; intervals by bootstrap over tasks; {errors} errors of "
@@ -60,7 +60,7 @@ def _caption(main: pd.DataFrame, ledger: pd.DataFrame) -> str:
         lines.append(f"Spent by {label(method)}: {parts} (constant groups, {discarded:,} rollouts, included).")
     (total,) = {row["rollouts_spent"] for row in rows if row["method"] == TRACE}
     differing = [row for row in rows if row["method"] not in (IDLE, BASE) and row["rollouts_spent"] != total]
-    lines += [f"Another total than TRACE's: {row['label']} {otherwise(row['method'])}." for row in differing]
+    lines += [f"Another total than TRACE's: {row['label']} {unequal_total(row['method'])}." for row in differing]
     lines.append(f"Not counted: {evaluation:,} evaluation rollouts. Routers, merging and bounds use TRACE's adapters.")
     lines.append("The oracle's choice is made and scored on different trials.")
     return "\n".join(lines)

@@ -2,7 +2,7 @@
 
 The configured router's choice is `chosen`; what other routers and routers that know nothing would have chosen stands
 beside it, so that the evaluation compares them on the same outcomes. An adapter of no environment (one trained on a
-ramp) is the only one there is, acts on every task, and leaves a router nothing to choose.
+curriculum) is the only one there is, acts on every task, and leaves a router nothing to choose.
 """
 
 import json

@@ -160,7 +160,7 @@ def job(spec: Spec, project: Path, trainer: Component, rollouts: int) -> RampJob
     lacking = needs(labels, [one.id for one in selected])
     environments = [*places_of(results / "environments"), *places_of(results / "pairs")]
     return RampJob(
-        name="ramp", base=project / "artifacts/base", policy=spec.exploring(), trainer=trainer,
+        name="curriculum", base=project / "artifacts/base", policy=spec.exploring(), trainer=trainer,
         places=(Place("target", spec.benchmark), *environments), rollouts=rollouts, seed=spec.seed,
         machine=spec.machine, capabilities=tuple(selected),
         needs=tuple(_joined(lacking.get(name)) for name in dict.fromkeys(row.rollout for row in labels)),

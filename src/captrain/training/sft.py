@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from captrain.config import Adp, References, Spec, build
+from captrain.config import Adp, ReferenceSft, Spec, build
 from captrain.errors import UserError
 from captrain.execution import code_digest
 from captrain.models import Chat, adapter_digest, dialogue_tokens, model_source, settle
@@ -53,7 +53,7 @@ def row_of(chat: Chat, messages: Sequence[Message], room: int) -> Row | None:
     return Row(ids, mask) if len(ids) <= room else None
 
 
-def recipe_of(spec: Spec, asked: Adp | References) -> dict[str, Any]:
+def recipe_of(spec: Spec, asked: Adp | ReferenceSft) -> dict[str, Any]:
     """All that decides a training beside its rows and its base."""
     return {
         "rank": spec.trainer.settings()["rank"], "alpha": spec.trainer.settings()["alpha"], "epochs": asked.epochs,

@@ -11,9 +11,10 @@ import pandas as pd
 import yaml
 from pydantic import TypeAdapter
 
+from captrain.baselines import acting_stages
 from captrain.capabilities import demands, is_majority, labels_of_rollouts
 from captrain.errors import UserError
-from captrain.evaluation import STAGES, Bootstrap, tables
+from captrain.evaluation import Bootstrap, tables
 from captrain.records import Capability, Passport, Rollout, RolloutLabels, load
 from captrain.reporting import loaders, published
 from captrain.reporting.pages import files
@@ -336,6 +337,6 @@ def indices(root: Path) -> dict[str, dict[str, Any]]:
     """What each stage that is here has left to act with, by stage and name."""
     documents = {
         stage: files.document(root, f"results/{stage}/index.json", stage, dict[str, files.AdapterEntry])
-        for stage in STAGES
+        for stage in acting_stages()
     }
     return {stage: index for stage, index in documents.items() if not isinstance(index, Missing)}

@@ -15,7 +15,7 @@ import jinja2
 from markupsafe import Markup
 
 from captrain.errors import UserError
-from captrain.evaluation import label, otherwise
+from captrain.evaluation import headline_methods, label, unequal_total
 from captrain.records import JsonObject
 from captrain.reporting.pages import data, shards
 from captrain.reporting.pages.files import Missing
@@ -86,6 +86,7 @@ def _files(root: Path) -> Iterator[tuple[str, str | bytes]]:
         "generator": Markup(GENERATOR),
         "style": Markup((FOLDER / "static/style.css").read_text()),
         "pages": PAGES,
+        "headline": headline_methods(),
         "missing": [part for part in (discovery, verdicts, evaluation) if isinstance(part, Missing)],
         "rollouts": any(isinstance(part, list) and part for part in (discovery, evaluation)),
     }
@@ -151,7 +152,7 @@ def _environment() -> jinja2.Environment:
         "page_of": page_of,
         "shown": shards.message_on_page,
         "label": label,
-        "otherwise": otherwise,
+        "unequal_total": unequal_total,
         "least": _least,
         "prefix": PREFIX,
     }

@@ -1,0 +1,30 @@
+"""What TRACE is compared with: one adapter over all of its environments.
+
+It shows what an adapter for each capability adds to the environments.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from captrain.baselines.baseline import CALIBRATION, DIAGNOSIS
+from captrain.baselines.training import GRPOBaseline, baseline_job, training_budget
+from captrain.config import Spec
+from captrain.ledger import LedgerEntry
+from captrain.training import Job, places_of
+
+
+def mixed_jobs(spec: Spec, project: Path, trace: Sequence[LedgerEntry]) -> list[Job]:
+    """One job over all environments, with what is left after diagnosis and all calibration; none without one.
+
+    Args:
+        spec: the whole specification.
+        project: folder of artifacts/ and results/.
+        trace: every ledger entry on TRACE's side.
+    """
+    environments = places_of(project / "results/environments")
+    return [baseline_job("mixed", spec, project, environments, training_budget(trace))] if environments else []
+
+
+BASELINE = GRPOBaseline(
+    name="mixed", label="mixed environments", order=6, jobs=mixed_jobs, rests_on=(DIAGNOSIS, CALIBRATION)
+)

@@ -1,0 +1,136 @@
+"""Baselines that train an adapter: by GRPO with TRACE's trainer and budget, or on demonstrations without a rollout."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from captrain.baselines.baseline import CALIBRATION, DIAGNOSIS, Baseline, trace_ledger
+from captrain.config import Spec
+from captrain.errors import UserError
+from captrain.execution import launch
+from captrain.ledger import LedgerEntry, budget
+from captrain.training import Job, Place, Taught, publish_adapters, publish_taught, train
+from captrain.training.recipe import recipe
+
+JobFactory = Callable[[Spec, Path, Sequence[LedgerEntry]], Sequence[Job]]
+"""The jobs of a row, from the specification, the folder of artifacts/ and results/, and TRACE's ledger; none where
+there is nothing to train in."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GRPOBaseline(Baseline):
+    """A row that trains with rewards. `jobs` makes what is to be trained; adapters are named by their jobs."""
+
+    jobs: JobFactory
+
+    @property
+    def learns_from(self) -> Literal["rewards"]:
+        """See `Baseline.learns_from`."""
+        return "rewards"
+
+    def compute(self, spec: Spec) -> str:
+        """See `Baseline.compute`."""
+        jobs = self.jobs(spec, Path(), trace_ledger())
+        publish_adapters(launch.run(train, jobs, spec.machine, self.name), self.name, self.name)
+        return f"{sum(job.rollouts for job in jobs)} rollouts"
+
+    def publish_nothing(self) -> None:
+        """See `Baseline.publish_nothing`."""
+        publish_adapters([], self.name, self.name)
+
+
+class SFTSection(Protocol):
+    """Settings of a row that is fine-tuned."""
+
+    @property
+    def run(self) -> bool:
+        """Whether the row is part of the experiment."""
+        ...
+
+    @property
+    def demonstrations(self) -> int:
+        """How many, at most."""
+        ...
+
+    @property
+    def epochs(self) -> int:
+        """Passes over them."""
+        ...
+
+
+class Lesson(Protocol):
+    """What a row is taught: a task of `captrain.execution.launch`."""
+
+    @property
+    def name(self) -> str:
+        """What `captrain jobs` calls it."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class SFTBaseline(Baseline):
+    """A row that is fine-tuned on demonstrations. `lessons` says on which, in the project's folder; `teach` trains on
+    one of them."""
+
+    lessons: Callable[[Spec, Path], Sequence[Lesson]]
+    teach: Callable[..., Taught]
+
+    @property
+    def learns_from(self) -> Literal["demonstrations"]:
+        """See `Baseline.learns_from`."""
+        return "demonstrations"
+
+    def demonstrations(self, spec: Spec) -> tuple[int, int]:
+        """See `Baseline.demonstrations`."""
+        section: SFTSection = getattr(spec.baselines, self.name)
+        return (section.demonstrations, section.epochs) if section.run else (0, 0)
+
+    def compute(self, spec: Spec) -> str:
+        """See `Baseline.compute`."""
+        self.publish_nothing()
+        adapters = launch.run(self.teach, self.lessons(spec, Path()), spec.machine, self.name)
+        for adapter in adapters:
+            publish_taught(adapter, self.name)
+        used = sum(adapter.demonstrations for adapter in adapters)
+        discarded = sum(sum(adapter.left_out.values()) for adapter in adapters)
+        return f"{used} demonstrations, left out {discarded}"
+
+    def publish_nothing(self) -> None:
+        """See `Baseline.publish_nothing`."""
+        publish_adapters([], self.name, self.name)
+
+
+def baseline_job(name: str, spec: Spec, project: Path, environments: Sequence[Place], rollouts: int) -> Job:
+    """One adapter by GRPO as TRACE trains its own; only where, and how long, differs.
+
+    Args:
+        name: of the row.
+        spec: the whole specification.
+        project: folder of artifacts/ and results/.
+        environments: where to train.
+        rollouts: what is left to train with.
+
+    Raises:
+        UserError: nothing is left.
+    """
+    if rollouts < 1:
+        raise UserError(
+            f"baselines.{name}: after diagnosis and calibration {rollouts} rollouts are left to train with",
+            "raise adapters.rollouts",
+        )
+    return Job(
+        name=name,
+        base=project / "artifacts/base",
+        policy=spec.exploring(),
+        trainer=recipe(spec.trainer),
+        places=tuple(environments),
+        rollouts=rollouts,
+        seed=spec.seed,
+        machine=spec.machine,
+    )
+
+
+def training_budget(trace: Sequence[LedgerEntry]) -> int:
+    """What TRACE has spent on neither diagnosis nor calibration."""
+    return budget(trace) - budget([entry for entry in trace if entry.stage in (DIAGNOSIS, CALIBRATION)])
