@@ -23,6 +23,7 @@ from pydantic.errors import PydanticSchemaGenerationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from captrain.errors import UserError
+from captrain.records import JsonObject
 
 REMEDY = "correct it in params.yaml (overrides) or in conf/"
 
@@ -66,7 +67,7 @@ class Component(Section):
     model_config = ConfigDict(extra="allow")
     target: str = Field(alias="_target_")
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> JsonObject:
         """Everything but the target, as plain JSON values."""
         return self.model_dump(mode="json", exclude={"target"})
 
@@ -118,7 +119,7 @@ def _has(value: object, name: str) -> bool:
     return True
 
 
-def nested(key: str, value: Any) -> Component | None:
+def nested(key: str, value: object) -> Component | None:
     """The component that a setting is, or None where it is a plain value.
 
     Raises:
@@ -130,7 +131,7 @@ def nested(key: str, value: Any) -> Component | None:
         return Component.model_validate(value)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
-        raise UserError(said({**problem, "loc": (key, *problem["loc"])}), REMEDY) from None
+        raise UserError(problem_text({**problem, "loc": (key, *problem["loc"])}), REMEDY) from None
 
 
 def takes(component: Component, name: str) -> bool:
@@ -153,8 +154,8 @@ def _imported(target: str, section: str = "") -> Callable[..., Any]:
             raise UserError(f"{label}: there is no module {missing}", REMEDY) from None
         raise UserError(f"{label}: it needs the package {missing}", f"install {missing}, or choose another") from error
     if not hasattr(module, name):
-        own = [known for known, value in vars(module).items() if getattr(value, "__module__", "") == module_name]
-        raise UserError(f"{label}: there is no {name!r} in {module_name}", alternatives(name, own))
+        candidates = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module_name]
+        raise UserError(f"{label}: there is no {name!r} in {module_name}", alternatives(name, candidates))
     return getattr(module, name)
 
 
@@ -163,8 +164,8 @@ def _parameters(component: Component, section: str) -> Mapping[str, inspect.Para
     try:
         return inspect.signature(constructor).parameters
     except (TypeError, ValueError):
-        where = f"{section}._target_" if section else "_target_"
-        raise UserError(f"{where} = {component.target} cannot be called", REMEDY) from None
+        key = f"{section}._target_" if section else "_target_"
+        raise UserError(f"{key} = {component.target} cannot be called", REMEDY) from None
 
 
 def check(section: str, component: Component) -> None:
@@ -176,16 +177,16 @@ def check(section: str, component: Component) -> None:
             type or out of range, or is a component that cannot be built from settings alone.
     """
     parameters = _parameters(component, section)
-    settable = {name: one for name, one in parameters.items() if one.kind is one.KEYWORD_ONLY}
-    free = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-    given = component.settings()
-    for name, value in given.items():
+    settable = {name: entry for name, entry in parameters.items() if entry.kind is entry.KEYWORD_ONLY}
+    free = any(entry.kind is entry.VAR_KEYWORD for entry in parameters.values())
+    settings = component.settings()
+    for name, value in settings.items():
         if name in settable:
             _check_value(f"{section}.{name}", value, settable[name].annotation)
         elif not free:
             raise UserError(f"{component.target} has no setting {section}.{name}", alternatives(name, settable))
     for name, parameter in settable.items():
-        if parameter.default is parameter.empty and name not in given:
+        if parameter.default is parameter.empty and name not in settings:
             raise UserError(f"{section}.{name} is not set, and {component.target} needs it", REMEDY)
 
 
@@ -196,7 +197,7 @@ def _check_nested(key: str, component: Component) -> None:
             raise UserError(f"{key}._target_ = {component.target} needs {name}, which only a stage can give it", REMEDY)
 
 
-def _check_value(key: str, value: Any, annotation: Any) -> None:
+def _check_value(key: str, value: object, annotation: object) -> None:
     """Type and range of one setting; an annotation that is absent or only a string promises nothing to check."""
     inner = nested(key, value)
     if annotation is not inspect.Parameter.empty and not isinstance(annotation, str):
@@ -206,39 +207,39 @@ def _check_value(key: str, value: Any, annotation: Any) -> None:
             # Of a class that JSON cannot hold: only a component can be that, or nothing at all.
             optional = type(None) in get_args(annotation)
             if inner is None and not (optional and value is None):
-                needed = "null or a component" if optional else "a component"
+                expected = "null or a component" if optional else "a component"
                 raise UserError(
-                    f"{key} = {value!r}: input should be {needed}, a mapping with _target_", REMEDY
+                    f"{key} = {value!r}: input should be {expected}, a mapping with _target_", REMEDY
                 ) from None
         except ValidationError as error:
             problem = error.errors(include_url=False)[0]
-            raise UserError(said({**problem, "loc": (key, *problem["loc"])}), REMEDY) from None
+            raise UserError(problem_text({**problem, "loc": (key, *problem["loc"])}), REMEDY) from None
     if inner is not None:
         _check_nested(key, inner)
 
 
-def alternatives(given: str, known: Iterable[str]) -> str:
-    """The nearest of the known names, and the others of its kind: of its section, if it names one that exists."""
-    known = list(known)
-    section = given.partition(".")[0] + "."
-    within = [name for name in known if name.startswith(section)]
-    peers = within or [name for name in known if "." not in name]
-    namesakes = [name for name in known if name.rpartition(".")[2] == given]
-    near = namesakes or difflib.get_close_matches(given, within or known, n=1)
-    others = ", ".join(name for name in peers if name not in near)
+def alternatives(name: str, names: Iterable[str]) -> str:
+    """The nearest to a misspelt name, and the others of its kind: of its section, if it names one that exists."""
+    names = list(names)
+    section = name.partition(".")[0] + "."
+    within = [candidate for candidate in names if candidate.startswith(section)]
+    peers = within or [candidate for candidate in names if "." not in candidate]
+    namesakes = [candidate for candidate in names if candidate.rpartition(".")[2] == name]
+    near = namesakes or difflib.get_close_matches(name, within or names, n=1)
+    further = ", ".join(peer for peer in peers if peer not in near)
     if not near:
-        return f"known are {others}" if others else "there is none to choose from"
-    return f"did you mean {' or '.join(near)}?" + (f" Others: {others}" if others else "")
+        return f"known are {further}" if further else "there is none to choose from"
+    return f"did you mean {' or '.join(near)}?" + (f" Others: {further}" if further else "")
 
 
-def said(problem: ErrorDetails) -> str:
+def problem_text(problem: ErrorDetails) -> str:
     """A validation problem in one sentence that begins with the key."""
-    where = ".".join(str(part) for part in problem["loc"])
+    key = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
-        return f"there is no setting {where}"
+        return f"there is no setting {key}"
     if problem["type"] == "missing":
-        return f"{where} is not set"
+        return f"{key} is not set"
     if problem["type"] == "hidden":
-        return f"{where}: {problem['msg']}"
+        return f"{key}: {problem['msg']}"
     message = str(problem.get("ctx", {}).get("error", "")) or problem["msg"][0].lower() + problem["msg"][1:]
-    return f"{where} = {problem['input']!r}: {message}" if where else message
+    return f"{key} = {problem['input']!r}: {message}" if key else message

@@ -108,9 +108,9 @@ class Accelerate(Section):
 
 
 class Machine(Section):
-    """Where and how fast. `sandbox`: the least level of
-    confinement that code which nobody has vouched for may run at (see `captrain.environments.sandbox`). `launcher`:
-    whether independent items of work run in processes of this machine or as jobs of a Slurm cluster."""
+    """Where and how fast. `sandbox`: the least level of confinement that code which nobody has vouched for may run at
+    (see `captrain.environments.sandbox`). `launcher`: whether independent items of work run in processes of this
+    machine or as jobs of a Slurm cluster."""
 
     launcher: Literal["local", "slurm"] = "local"
     slurm: Slurm | None = None
@@ -123,7 +123,7 @@ class Machine(Section):
     sandbox: Literal["strong", "strong, one layer", "basic"] = "strong"
 
     @model_validator(mode="after")
-    def _described(self) -> "Machine":
+    def _has_slurm_section(self) -> "Machine":
         if self.launcher == "slurm" and self.slurm is None:
             raise ValueError("launcher is slurm, and slurm says nothing of its jobs: choose machine=slurm")
         return self

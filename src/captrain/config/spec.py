@@ -25,7 +25,7 @@ from captrain.config.components import (
     Share,
     alternatives,
     check,
-    said,
+    problem_text,
 )
 from captrain.config.compose import compose_data
 from captrain.config.machine import Machine
@@ -332,7 +332,7 @@ def publish_spec(spec: Spec, path: Path) -> None:
     publish_text(path, f"# Derived from params.yaml and conf/; change those, not this.\n{text}")
 
 
-def _read(path: Path, remedy: str) -> Any:
+def _read(path: Path, remedy: str) -> object:
     if not path.exists():
         raise UserError(f"{path} is missing", remedy)
     try:
@@ -341,7 +341,7 @@ def _read(path: Path, remedy: str) -> Any:
         raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}", remedy) from None
 
 
-def _validated(kind: type[S], data: Any, source: str, remedy: str) -> S:
+def _validated(kind: type[S], data: object, source: str, remedy: str) -> S:
     try:
         # Through JSON text, because only there does strict validation take a list for a tuple.
         return kind.model_validate_json(json.dumps(data, default=str))
@@ -349,13 +349,13 @@ def _validated(kind: type[S], data: Any, source: str, remedy: str) -> S:
         problems = error.errors(include_url=False)
     if unknown := next((problem["loc"] for problem in problems if problem["type"] == "extra_forbidden"), None):
         remedy = alternatives(str(unknown[-1]), _settings_of(kind, unknown[:-1]))
-    raise UserError(source + "; ".join(said(problem) for problem in problems), remedy)
+    raise UserError(source + "; ".join(problem_text(problem) for problem in problems), remedy)
 
 
-def _settings_of(kind: type[BaseModel], where: tuple[int | str, ...]) -> list[str]:
-    """The names of the fields of the section at `where`."""
+def _settings_of(kind: type[BaseModel], keys: tuple[int | str, ...]) -> list[str]:
+    """The names of the fields of the section that these keys lead to."""
     annotation: Any = kind
-    for part in where:
+    for part in keys:
         of_mapping = get_origin(annotation) is dict
         annotation = get_args(annotation)[1] if of_mapping else annotation.model_fields[str(part)].annotation
     return list(annotation.model_fields)
