@@ -68,7 +68,7 @@ def test_what_a_worker_cannot_mend_reaches_the_caller_whole(
 
 SLEEPERS = """
 import os, pathlib, time
-from captrain import launch
+from captrain.execution import launch
 from captrain.config.machine import Machine
 
 def sleep(number):
@@ -81,10 +81,10 @@ if __name__ == "__main__":
 
 
 def test_only_a_job_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    launch.progress(1, 3)
+    launch.report_progress(1, 3)
     monkeypatch.setenv("SUBMITIT_EXECUTOR", "slurm")
-    launch.progress(2, 3)
-    launch.progress(3, 3, "whole")
+    launch.report_progress(2, 3)
+    launch.report_progress(3, 3, "whole")
     assert capsys.readouterr().out == "2 of 3\n3 of 3: whole\n"
 
 

@@ -29,7 +29,7 @@ from captrain.config.machine import Machine, Slurm
 from captrain.errors import EnvironmentFault, InfrastructureError, UserError
 from captrain.evaluation.arms import Arm, Hand, play_hand
 from captrain.execution import jobs, launch, slurm
-from captrain.execution.fingerprint import content, fingerprint
+from captrain.execution.fingerprint import fingerprint, identity_of
 from captrain.execution.jobs import ALIVE, JOBS
 from captrain.models.lora import Adapter
 from captrain.records import Task, publish_text
@@ -123,7 +123,7 @@ class Background:
 def shown() -> str:
     """What `captrain jobs` prints."""
     console = Console(width=200, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    console.print(jobs.table(Path()))
+    console.print(jobs.jobs_table(Path()))
     return console.export_text()
 
 
@@ -240,9 +240,9 @@ def test_a_job_that_is_preempted_or_meets_its_time_limit_is_queued_again_and_goe
     assert [name for name, _ in waiting.result(150)] == ["TOLD", "REQUEUED", "LATE"]
     assert runs() == sorted([*names, *names]) and sent() == [told, requeued, late]
     for job in (told, late):
-        assert jobs.log(Path(), job).count("Calling checkpoint method") == 1
+        assert jobs.job_log(Path(), job).count("Calling checkpoint method") == 1
     # What it said before it was queued again is not lost.
-    assert jobs.log(Path(), requeued).count(" of 5: at requeued") == 2
+    assert jobs.job_log(Path(), requeued).count(" of 5: at requeued") == 2
 
 
 @pytest.mark.slow
@@ -264,7 +264,7 @@ def test_what_a_job_raises_reaches_the_pipeline_whole_and_is_no_death(home: Clus
     assert len(sent()) == 3 + 2 + 1
     assert [row(job)[2] for job in (sent()[0], sent()[1])] == ["finished", "failed"]
     assert row(sent()[1])[-1] == "one is out of stock" and row(sent()[-1])[6] == "ZeroDivisionError: three by nothing"
-    assert "Traceback" not in jobs.log(Path(), sent()[1]) and "Traceback" in jobs.log(Path(), sent()[-1])
+    assert "Traceback" not in jobs.job_log(Path(), sent()[1]) and "Traceback" in jobs.job_log(Path(), sent()[-1])
 
 
 @pytest.mark.slow
@@ -282,7 +282,7 @@ def test_jobs_are_shown_with_what_they_do_say_and_wait_for(home: Cluster) -> Non
     waiting.result()
     assert [row(one)[2] for one in sent()] == ["finished"] * 3
     with pytest.raises(UserError, match="there is no job 1 here"):
-        jobs.log(Path(), "1")
+        jobs.job_log(Path(), "1")
 
 
 @pytest.mark.slow
@@ -319,7 +319,7 @@ def test_adapters_trained_as_jobs_are_those_trained_here_though_one_is_preempted
     # Of the long one: the short one has a single step.
     until(lambda: list(Path().glob(".cache/adapters/*/checkpoints/checkpoint-4/history.json")), 120)
     home.say("scontrol", "requeue", sent()[0])
-    until(lambda: jobs.log(Path(), sent()[0]).count("Starting with JobEnvironment") == 2)
+    until(lambda: jobs.job_log(Path(), sent()[0]).count("Starting with JobEnvironment") == 2)
     Path("hold").unlink()
     trained = waiting.result(200)
     # The two steps that lay in the checkpoint were not played again.
@@ -444,15 +444,15 @@ def test_without_slurm_the_message_says_so(here: Path, monkeypatch: pytest.Monke
         launch.run(chore, [Chore("a")], MACHINE, "chores")
     assert "machine=local" in error.value.remedy
     with pytest.raises(UserError, match="no job was ever submitted here"):
-        jobs.table(here)
+        jobs.jobs_table(here)
 
 
 def test_what_lies_on_disk_is_shown_without_slurm_too(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(here))
     JOBS.mkdir(parents=True)
     both = jobs.Submission(name="sub", label="chores", keys=["x", "y"], items=["a", "b"], at="2020-01-01T00:00:00")
-    jobs.note(both.model_dump(exclude={"job"}))
-    jobs.note({"name": "sub", "job": "7"})
+    jobs.append_to_ledger(both.model_dump(exclude={"job"}))
+    jobs.append_to_ledger({"name": "sub", "job": "7"})
     (JOBS / "results").mkdir()
     (JOBS / "results/x.pkl").touch()
     (JOBS / "sub").mkdir()
@@ -486,7 +486,7 @@ def test_a_key_is_of_content_and_never_of_the_machine_or_the_place(here: Path) -
         assert fingerprint(train, item(here / "base", small, **changes)) != key
     (here / "base/model").write_text("other weights")
     assert fingerprint(train, item(here / "base", small)) != key
-    assert content(here / "nothing") == "missing"
+    assert identity_of(here / "nothing") == "missing"
 
     chosen = compose_spec("smoke", 0, [], TESTS.parent / "conf")
     hand = Hand((Arm("base"),), here / "base", chosen)
@@ -526,16 +526,16 @@ def test_a_result_is_made_once_and_is_none_when_its_files_were_altered(here: Pat
     (here / "adapter").mkdir()
     (here / "adapter/weights").write_text("fine")
     work = slurm.Work(_folder, Chore("a"), "key", JOBS / "sub", 0)
-    assert slurm.kept("key") is None
+    assert slurm.stored_result("key") is None
     work()
-    found = slurm.kept("key")
+    found = slurm.stored_result("key")
     assert found is not None and found.result == {"folder": Path("adapter")}
     work()
     assert runs() == ["a"]
     (here / "adapter/weights").write_text("altered")
-    assert slurm.kept("key") is None
+    assert slurm.stored_result("key") is None
     (JOBS / "results/key.pkl").write_bytes(b"\x80")
-    assert slurm.kept("key") is None
+    assert slurm.stored_result("key") is None
 
 
 def _folder(item: Chore) -> dict[str, Path]:
@@ -544,7 +544,7 @@ def _folder(item: Chore) -> dict[str, Path]:
 
 
 def test_a_job_is_queued_again_only_so_often(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slurm, "LEAVING", threading.Event())
+    monkeypatch.setattr(slurm, "REQUEUEING", threading.Event())
     work = slurm.Work(chore, Chore("a"), "key", JOBS / "sub", requeues=2)
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     assert work.checkpoint().function == work
@@ -556,7 +556,7 @@ def test_a_job_is_queued_again_only_so_often(here: Path, monkeypatch: pytest.Mon
 def test_what_is_raised_while_a_job_is_queued_again_is_no_failure_of_its_work(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(slurm, "LEAVING", threading.Event())
+    monkeypatch.setattr(slurm, "REQUEUEING", threading.Event())
 
     def ended(item: Any) -> None:
         if item == "told":
@@ -570,7 +570,7 @@ def test_what_is_raised_while_a_job_is_queued_again_is_no_failure_of_its_work(
         work()
     assert not (here / "jobs/told.failure").exists()
     assert "CalledProcessError" in capsys.readouterr().out
-    monkeypatch.setattr(slurm, "LEAVING", threading.Event())
+    monkeypatch.setattr(slurm, "REQUEUEING", threading.Event())
     with pytest.raises(SystemExit):
         slurm.Work(ended, "not told", "other", here / "jobs", requeues=1)()
     assert (here / "jobs/other.failure").exists()

@@ -223,9 +223,9 @@ def jobs(id: Annotated[str | None, typer.Argument(metavar="ID", help="Print this
     from captrain.execution import jobs as sent
 
     if id:
-        print(sent.log(_root(), id), end="")
+        print(sent.job_log(_root(), id), end="")
     else:
-        _print(sent.table(_root()))
+        _print(sent.jobs_table(_root()))
 
 
 @app.command()

@@ -197,7 +197,7 @@ def _check_nested(key: str, component: Component) -> None:
             raise UserError(f"{key}._target_ = {component.target} needs {name}, which only a stage can give it", REMEDY)
 
 
-def _check_value(key: str, value: object, annotation: object) -> None:
+def _check_value(key: str, value: object, annotation: Any) -> None:
     """Type and range of one setting; an annotation that is absent or only a string promises nothing to check."""
     inner = nested(key, value)
     if annotation is not inspect.Parameter.empty and not isinstance(annotation, str):

@@ -28,28 +28,28 @@ class Time:
 
 
 @contextmanager
-def timed(stage: str, results: Path = Path("results"), noted: Path = TIMES) -> Iterator[None]:
-    """Note what the block takes, if it ends well and leaves results of that stage."""
+def timed(stage: str, results: Path = Path("results"), folder: Path = TIMES) -> Iterator[None]:
+    """Write down what the block takes, if it ends well and leaves results of that stage."""
     wall, cpu = time.perf_counter(), _cpu()
     yield
-    if of := _made(results, stage):
-        took = Time(round(time.perf_counter() - wall, 1), round(_cpu() - cpu, 1))
-        publish_json(noted / stage / f"{of}.json", asdict(took))
+    if outputs := _outputs_digest(results, stage):
+        duration = Time(round(time.perf_counter() - wall, 1), round(_cpu() - cpu, 1))
+        publish_json(folder / stage / f"{outputs}.json", asdict(duration))
 
 
 def times(root: Path) -> dict[str, Time]:
     """What each stage took, of those whose results here were made here."""
     stages = [folder.name for folder in sorted((root / TIMES).glob("*"))]
-    paths = {stage: root / TIMES / stage / f"{_made(root / 'results', stage)}.json" for stage in stages}
+    paths = {stage: root / TIMES / stage / f"{_outputs_digest(root / 'results', stage)}.json" for stage in stages}
     return {stage: Time(**json.loads(path.read_text())) for stage, path in paths.items() if path.exists()}
 
 
 def _cpu() -> float:
-    usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in usage)
+    usages = [resource.getrusage(scope) for scope in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-def _made(results: Path, stage: str) -> str:
+def _outputs_digest(results: Path, stage: str) -> str:
     """Digest of what the stage has left in `results`, "" for nothing."""
     alone = results / f"{stage}.json"
     files = sorted(path for path in (results / stage).rglob("*") if path.is_file())

@@ -1,4 +1,6 @@
-"""What decides a result, as a digest: the code that makes it, and the content of what it is made of.
+"""The fingerprint of a piece of work: a digest of the code that does it and of the identity of what it is done on.
+
+Identity is what decides a result, as JSON; a digest is a hash of bytes or of JSON, whatever it stands for.
 
 The one answer to which code decides a result is `code_closure`: stages list it in dvc.yaml, and whatever can be gone on
 from (journals, workspaces, jobs of a cluster) is named by its digest, so that changed code never goes on from what
@@ -12,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Protocol, runtime_checkable
 
 from pydantic import BaseModel
 
@@ -37,12 +39,21 @@ REGISTRIES = {"baselines": "baselines/registry.py"}
 room's modules declare, and runs nothing else of them, so that their files count and what they import does not."""
 
 
-def fingerprint(function: Callable[[Any], Any], item: Any) -> str:
-    """The name of applying a module-level function to an item."""
-    return digest(function.__qualname__, code_digest(function), content(item))
+@runtime_checkable
+class HasIdentity(Protocol):
+    """What says itself what decides its behaviour."""
+
+    def identity(self) -> object:
+        """Values that `identity_of` takes."""
+        ...
 
 
-def code_digest(function: Callable[..., Any]) -> str:
+def fingerprint(function: Callable[..., object], item: object) -> str:
+    """The fingerprint of applying a module-level function to an item."""
+    return digest(function.__qualname__, code_digest(function), identity_of(item))
+
+
+def code_digest(function: Callable[..., object]) -> str:
     """Digest of the code that a function or class runs, as `code_closure` has it."""
     return _closure_digest(Path(inspect.getfile(function)))
 
@@ -63,28 +74,28 @@ def code_closure(start: Path) -> list[Path]:
     Returns:
         Paths in order, without the `__init__` files, which compute nothing.
     """
-    waiting, reached, declaring = [start.resolve()], set[Path](), set[Path]()
-    while waiting:
-        path = waiting.pop()
-        if path in reached or _is_plain(path):
+    queue, closure, declaring = [start.resolve()], set[Path](), set[Path]()
+    while queue:
+        path = queue.pop()
+        if path in closure or _is_plain(path):
             continue
-        reached.add(path)
+        closure.add(path)
         if path.suffix == ".py":
-            waiting += _named(path)
+            queue += _references(path)
         for room, protocol in PROTOCOLS.items():
             if path == PACKAGE / protocol:
-                waiting += files_below(PACKAGE / room)
+                queue += files_below(PACKAGE / room)
         for room, registry in REGISTRIES.items():
             if path == PACKAGE / registry:
                 declaring.update(PACKAGE.joinpath(room).glob("*.py"))
-    return sorted(path for path in reached | declaring if path.is_relative_to(PACKAGE) and path.stem != "__init__")
+    return sorted(path for path in closure | declaring if path.is_relative_to(PACKAGE) and path.stem != "__init__")
 
 
 def _is_plain(path: Path) -> bool:
     return path.is_relative_to(PACKAGE) and path.relative_to(PACKAGE).parts[0] in PLAIN
 
 
-def _named(path: Path) -> Iterator[Path]:
+def _references(path: Path) -> Iterator[Path]:
     """The files of this package that a module imports, and those that it names in its strings."""
     for node in ast.walk(ast.parse(path.read_bytes())):
         if isinstance(node, ast.Import):
@@ -133,25 +144,25 @@ def files_below(folder: Path) -> list[Path]:
     return [path for path in paths if not any(part == "__pycache__" or part[0] == "." for part in path.parts[-3:])]
 
 
-def content(value: Any) -> Any:
-    """What a value says, as JSON: of a path the content that lies there, of a machine nothing, of an object that
-    defines `identity()` what this returns."""
+def identity_of(value: object) -> object:
+    """What decides a result in a value, as JSON: of a path the content of the file or folder, of a machine nothing, of
+    an object with `identity()` what this returns, of any other all its fields."""
     if isinstance(value, str | int | float | None):
         return value
     if isinstance(value, Machine):
         return None
-    if hasattr(value, "identity"):
-        return content(value.identity())
+    if isinstance(value, HasIdentity):
+        return identity_of(value.identity())
     if isinstance(value, Path):
         if value.is_dir():
             return [[str(path.relative_to(value)), file_digest(path)] for path in files_below(value)]
         return file_digest(value) if value.exists() else "missing"
     if isinstance(value, BaseModel):
-        return {name: content(field) for name, field in value}
+        return {name: identity_of(setting) for name, setting in value}
     if is_dataclass(value):
-        return {field.name: content(getattr(value, field.name)) for field in fields(value)}
+        return {field.name: identity_of(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
-        return {str(name): content(entry) for name, entry in value.items()}
+        return {str(name): identity_of(entry) for name, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [content(entry) for entry in value]
+        return [identity_of(entry) for entry in value]
     return value

@@ -12,17 +12,19 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rich.table import Table
 from rich.text import Text
 
 from captrain.errors import InfrastructureError, UserError
-from captrain.records import Record
+from captrain.records import JsonObject, Record
 
 JOBS = Path(".cache/jobs")
-ALIVE = {"COMPLETING", "CONFIGURING", "PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESIZING", "RUNNING",
-         "SIGNALING", "SPECIAL_EXIT", "STAGE_OUT", "STOPPED", "SUSPENDED"}  # fmt: skip
+ALIVE = {
+    *("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "STAGE_OUT", "COMPLETING"),
+    *("REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"),
+}
 """States of a job that may yet come to its end by itself."""
 COLOURS = {"finished": "green", "running": "green", "pending": "yellow", "configuring": "yellow", "completing": "green"}
 
@@ -96,7 +98,7 @@ def submissions(jobs: Path = JOBS) -> list[Submission]:
 
     A line that was cut off is passed over: it was the last thing its process did, and nothing had followed from it.
     """
-    path, rows = jobs / "ledger.jsonl", dict[str, dict[str, Any]]()
+    path, rows = jobs / "ledger.jsonl", dict[str, JsonObject]()
     for line in path.read_bytes().splitlines() if path.exists() else []:
         with suppress(json.JSONDecodeError):
             row = json.loads(line)
@@ -113,33 +115,33 @@ def states(jobs: Collection[str]) -> dict[str, State]:
     if not jobs:
         return {}
     # The controller knows every job that is not over, and forgets the others; sacct is seconds behind, or not there.
-    listed = _slurm("squeue", "--me", "--array", "--noheader", "--states=all", "--format=%i|%T|%N|%M|%r")
-    known = {row[0]: State(*row[1:]) for row in _rows(listed, 5)}
-    if forgotten := [job for job in jobs if job not in known]:
+    queue = _slurm("squeue", "--me", "--array", "--noheader", "--states=all", "--format=%i|%T|%N|%M|%r")
+    by_job = {row[0]: State(*row[1:]) for row in _rows(queue, 5)}
+    if forgotten := [job for job in jobs if job not in by_job]:
         with suppress(InfrastructureError):
-            wanted = ("sacct", "-X", "--noheader", "--parsable2", "--format=JobID,State,NodeList,Elapsed,ExitCode")
-            for row in _rows(_slurm(*wanted, f"--jobs={','.join(forgotten)}"), 5):
-                known[row[0]] = State(row[1].split()[0], row[2], row[3], f"exit code {row[4]}")
-    return {job: known.get(job, State("GONE")) for job in jobs}
+            command = ("sacct", "-X", "--noheader", "--parsable2", "--format=JobID,State,NodeList,Elapsed,ExitCode")
+            for row in _rows(_slurm(*command, f"--jobs={','.join(forgotten)}"), 5):
+                by_job[row[0]] = State(row[1].split()[0], row[2], row[3], f"exit code {row[4]}")
+    return {job: by_job.get(job, State("GONE")) for job in jobs}
 
 
 def job_named(name: str, since: str) -> str | None:
     """The id of the job or array of this name, if Slurm has heard of one; `since` is when it was submitted, at the
     earliest and by this machine's clock."""
     try:
-        found = _slurm("squeue", "--me", "--noheader", "--states=all", "--format=%F", f"--name={name}")
+        listing = _slurm("squeue", "--me", "--noheader", "--states=all", "--format=%F", f"--name={name}")
     except InfrastructureError as error:
         raise UserError(f"Slurm does not answer: {error}", "see that it runs, and run again") from None
-    if not found.split():
+    if not listing.split():
         # sacct leaves out what was over by then on the controller's clock, which may be behind; the name is ours alone.
         early = (datetime.fromisoformat(since) - timedelta(days=1)).isoformat()
         with suppress(InfrastructureError):
-            wanted = ("sacct", "-X", "--noheader", "--parsable2", "--format=JobID", f"--name={name}")
-            found = _slurm(*wanted, f"--starttime={early}")
-    return next((line.split("_")[0] for line in found.split()), None)
+            command = ("sacct", "-X", "--noheader", "--parsable2", "--format=JobID", f"--name={name}")
+            listing = _slurm(*command, f"--starttime={early}")
+    return next((line.split("_")[0] for line in listing.split()), None)
 
 
-def note(row: dict[str, Any]) -> None:
+def append_to_ledger(row: JsonObject) -> None:
     """Append to the ledger, and return when it is on the disk."""
     with open(JOBS / "ledger.jsonl", "ab+") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
@@ -151,12 +153,12 @@ def note(row: dict[str, Any]) -> None:
 
 def _slurm(*command: str) -> str:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        process = subprocess.run(command, capture_output=True, text=True, timeout=120)
     except (FileNotFoundError, subprocess.TimeoutExpired) as error:
         raise InfrastructureError(str(error)) from None
-    if done.returncode:
-        raise InfrastructureError(" ".join(done.stderr.split()) or f"{command[0]} ended with {done.returncode}")
-    return done.stdout
+    if process.returncode:
+        raise InfrastructureError(" ".join(process.stderr.split()) or f"{command[0]} ended with {process.returncode}")
+    return process.stdout
 
 
 def _rows(text: str, width: int) -> Iterator[list[str]]:
@@ -166,73 +168,77 @@ def _rows(text: str, width: int) -> Iterator[list[str]]:
             yield row
 
 
-def table(root: Path, limit: int = 40) -> Table:
+def jobs_table(root: Path, limit: int = 40) -> Table:
     """The last attempt at each item, oldest first: job, item, state, node, elapsed, progress, last line, reason.
 
     Raises:
         UserError: no job was ever submitted here.
     """
-    tries: dict[str, list[tuple[Submission, int, Attempt]]] = {}
-    for submission in _submitted(root):
+    attempts: dict[str, list[tuple[Submission, int, Attempt]]] = {}
+    for submission in _existing_submissions(root):
         for index, attempt in enumerate(submission.attempts(root / JOBS)):
-            tries.setdefault(attempt.key, []).append((submission, index, attempt))
+            attempts.setdefault(attempt.key, []).append((submission, index, attempt))
     # The newest last, whenever the item was first tried.
-    rows = sorted((rows[-1] for rows in tries.values()), key=lambda row: (row[0].at, row[0].name, row[1]))[-limit:]
+    last = sorted((rows[-1] for rows in attempts.values()), key=lambda row: (row[0].at, row[0].name, row[1]))[-limit:]
     try:
-        known = states([attempt.job for *_, attempt in rows])
-        said = ""
+        by_job, caption = states([attempt.job for *_, attempt in last]), None
     except InfrastructureError as error:
-        known, said = {}, f"Slurm does not answer: {error}"
-    shown = Table(title="jobs", title_justify="left", caption=said or None, caption_justify="left")
+        by_job, caption = {}, f"Slurm does not answer: {error}"
+    table = Table(title="jobs", title_justify="left", caption=caption, caption_justify="left")
     for column in ("job", "item", "state", "node", "elapsed", "progress"):
-        shown.add_column(column, no_wrap=column != "item")
-    shown.add_column("last line", max_width=50)
-    shown.add_column("reason")
-    for submission, index, attempt in rows:
-        state = known.get(attempt.job, State("UNKNOWN"))
-        word, reason = outcome(attempt, state, root / JOBS)
-        again = len(tries[attempt.key]) - 1
+        table.add_column(column, no_wrap=column != "item")
+    table.add_column("last line", max_width=50)
+    table.add_column("reason")
+    for submission, index, attempt in last:
+        state = by_job.get(attempt.job, State("UNKNOWN"))
+        word, reason = job_outcome(attempt, state, root / JOBS)
+        count = len(attempts[attempt.key])
         lines = attempt.tail()
-        shown.add_row(
-            attempt.job, f"{submission.label} {submission.items[index]}", Text(word, COLOURS.get(word, "red")),
-            state.node, state.elapsed, progress(lines), Text(without_bar(next(reversed(lines), ""))),
-            Text("; ".join(filter(None, [reason, f"submitted {again + 1} times" if again else ""]))),
-        )  # fmt: skip
-    return shown
+        table.add_row(
+            attempt.job,
+            f"{submission.label} {submission.items[index]}",
+            Text(word, COLOURS.get(word, "red")),
+            state.node,
+            state.elapsed,
+            progress_of(lines),
+            Text(without_bar(next(reversed(lines), ""))),
+            Text("; ".join(filter(None, [reason, f"submitted {count} times" if count > 1 else ""]))),
+        )
+    return table
 
 
-def log(root: Path, job: str) -> str:
+def job_log(root: Path, job: str) -> str:
     """All that a job has printed, over its restarts.
 
     Raises:
         UserError: there is no such job, or it has printed nothing yet.
     """
-    attempts = [attempt for submission in _submitted(root) for attempt in submission.attempts(root / JOBS)]
+    attempts = [attempt for submission in _existing_submissions(root) for attempt in submission.attempts(root / JOBS)]
     # An array's own id stands for its first task.
-    found = [attempt for attempt in attempts if job in (attempt.job, attempt.job.split("_")[0])]
-    if not found:
+    attempt = next((attempt for attempt in attempts if job in (attempt.job, attempt.job.split("_")[0])), None)
+    if attempt is None:
         raise UserError(f"there is no job {job} here", f"the last ones are {', '.join(a.job for a in attempts[-5:])}")
-    if not found[0].log.exists():
-        raise UserError(f"job {found[0].job} has said nothing yet", "see `captrain jobs` for its state")
-    return found[0].log.read_text(errors="replace")
+    if not attempt.log.exists():
+        raise UserError(f"job {attempt.job} has said nothing yet", "see `captrain jobs` for its state")
+    return attempt.log.read_text(errors="replace")
 
 
-def outcome(attempt: Attempt, state: State, jobs: Path) -> tuple[str, str]:
+def job_outcome(attempt: Attempt, state: State, jobs: Path) -> tuple[str, str]:
     """The state of a job in one word, and the reason for it: why it waits, what it failed with, how it died."""
     if (jobs / "results" / f"{attempt.key}.pkl").exists():
         return "finished", ""
     failure = attempt.failure()
     if failure is not None:
-        said = failure.problem if isinstance(failure, UserError) else f"{type(failure).__name__}: {failure}"
-        return "failed", next(iter(said.splitlines()), "")
+        message = failure.problem if isinstance(failure, UserError) else f"{type(failure).__name__}: {failure}"
+        return "failed", next(iter(message.splitlines()), "")
     return state.name.lower(), "" if state.reason == "None" else state.reason
 
 
-def progress(lines: Sequence[str]) -> str:
+def progress_of(lines: Sequence[str]) -> str:
     """How far a job is by the last lines of its log: "3 of 10", or a progress bar's "3/10"."""
     for line in reversed(lines):
-        if found := re.search(r"\b(\d+)(?: of |/)(\d+)\b", line):
-            return f"{found[1]} of {found[2]}"
+        if match := re.search(r"\b(\d+)(?: of |/)(\d+)\b", line):
+            return f"{match[1]} of {match[2]}"
     return ""
 
 
@@ -242,8 +248,8 @@ def without_bar(line: str) -> str:
     return line if len(line) <= 100 else f"{line[:99]}…"
 
 
-def _submitted(root: Path) -> list[Submission]:
-    found = submissions(root / JOBS)
-    if not found:
+def _existing_submissions(root: Path) -> list[Submission]:
+    ledger = submissions(root / JOBS)
+    if not ledger:
         raise UserError("no job was ever submitted here", "choose machine=slurm in params.yaml (overrides)")
-    return found
+    return ledger

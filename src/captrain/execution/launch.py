@@ -53,15 +53,17 @@ def dispatched() -> bool:
     return os.environ.get("SUBMITIT_EXECUTOR") == "slurm"
 
 
-def progress(done: int, total: int, said: str = "") -> None:
+def report_progress(count: int, total: int, detail: str = "") -> None:
     """Say in the log of a job how far it is, for `captrain jobs`; on this machine there are bars for that."""
     if dispatched():
-        print(f"{done} of {total}{f': {said}' if said else ''}", flush=True)
+        print(f"{count} of {total}{f': {detail}' if detail else ''}", flush=True)
 
 
 def _spread(function: Callable[[Item], Result], items: Sequence[Item], workers: int, label: str) -> list[Result]:
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(workers, len(items)), context, initializer=prepare, initargs=(os.getpid(),)) as pool:
+    with ProcessPoolExecutor(
+        min(workers, len(items)), context, initializer=become_worker, initargs=(os.getpid(),)
+    ) as pool:
         futures = [pool.submit(function, item) for item in items]
         for future in tqdm(futures, desc=label, unit="item"):
             future.exception()
@@ -74,7 +76,7 @@ def _spread(function: Callable[[Item], Result], items: Sequence[Item], workers: 
             ) from None
 
 
-def prepare(parent: int) -> None:
+def become_worker(parent: int) -> None:
     """Make this process a worker: one thread, and over when its parent, by process id, is."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"

@@ -1,6 +1,6 @@
 """Independent items of work as Slurm jobs: each is sent out once, found again by any later process, and kept.
 
-An item is known by its fingerprint: the digest of everything that decides its result, never of the machine.
+An item's key is its fingerprint: the digest of everything that decides its result, never of the machine.
 All state lies in `.cache/jobs`, on a file system that every node sees under the same path:
 
     ledger.jsonl        each submission, twice appended and flushed to disk: what is about to be sent, and its job id
@@ -17,7 +17,6 @@ times: whoever wants jobs to stop ends the pipeline first. What a function raise
 if it had run here.
 """
 
-import fcntl
 import os
 import pickle
 import secrets
@@ -26,28 +25,41 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from textwrap import shorten
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from tqdm import tqdm
 
 from captrain.config import Slurm
 from captrain.errors import InfrastructureError, UserError
-from captrain.execution.fingerprint import content, fingerprint
-from captrain.execution.jobs import ALIVE, JOBS, Attempt, State, Submission, job_named, note, states, submissions
+from captrain.execution.fingerprint import fingerprint, identity_of
+from captrain.execution.jobs import (
+    ALIVE,
+    JOBS,
+    Attempt,
+    State,
+    Submission,
+    append_to_ledger,
+    job_named,
+    states,
+    submissions,
+)
+from captrain.execution.locks import exclusive
 from captrain.records import digest
+
+if TYPE_CHECKING:
+    from submitit.helpers import DelayedSubmission
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 GRACE = 5.0
 """Seconds that a job may be over before its result is seen, on a file system that is slow to say so."""
-LEAVING = threading.Event()
+REQUEUEING = threading.Event()
 """Set in a job that is being queued again: Slurm ends its processes meanwhile, those that ask for it among them, so
 that what is raised from then on says nothing of the work."""
 THREADS = "export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1"
@@ -57,31 +69,31 @@ THREADS = "export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1"
 class Work:
     """What a job does; submitit calls it, and `checkpoint` when the job is preempted or its time is nearly up."""
 
-    function: Callable[[Any], Any]
-    item: Any
+    function: Callable[[Any], object]
+    item: object
     key: str
     folder: Path
     requeues: int
 
     def __call__(self) -> None:
         """Work, unless the result is there already; leave the result, or what the function raised."""
-        with held(JOBS / "results" / f"{self.key}.lock"):
-            if kept(self.key) is not None:
+        with exclusive(JOBS / "results" / f"{self.key}.lock"):
+            if stored_result(self.key) is not None:
                 print("the result is there already", flush=True)
                 return
             try:
                 result = self.function(self.item)
             except Exception as error:
-                shown = f"error: {error}" if isinstance(error, UserError) else traceback.format_exc()
-                print(shown, flush=True)
-                if LEAVING.is_set():
+                account = f"error: {error}" if isinstance(error, UserError) else traceback.format_exc()
+                print(account, flush=True)
+                if REQUEUEING.is_set():
                     raise SystemExit(1) from None
-                _write(self.folder / f"{self.key}.failure", _portable(error, shown))
+                _write(self.folder / f"{self.key}.failure", _portable(error, account))
                 # No exception: that would be submitit's to record. Slurm is to know that this job failed.
                 raise SystemExit(1) from None
-            _write(JOBS / "results" / f"{self.key}.pkl", pickle.dumps((digest(content(result)), result)))
+            _write(JOBS / "results" / f"{self.key}.pkl", pickle.dumps((digest(identity_of(result)), result)))
 
-    def checkpoint(self) -> Any:
+    def checkpoint(self) -> "DelayedSubmission":
         """The same work again, in the same job."""
         from submitit.helpers import DelayedSubmission
 
@@ -89,7 +101,7 @@ class Work:
             # SystemExit, because the function that is interrupted may take any other exception for its own.
             print(f"not queued again: this has happened {self.requeues} times (machine.slurm.requeues)", flush=True)
             raise SystemExit(1)
-        LEAVING.set()
+        REQUEUEING.set()
         return DelayedSubmission(self)
 
 
@@ -126,49 +138,52 @@ class Dispatch:
 
     def wait(self) -> list[Any]:
         """See `run`."""
-        self._take()
+        self._collect()
         with tqdm(total=len(self.items), desc=self.label, unit="job") as bar:
-            asked, pause = 0.0, 1.0
+            last_look, pause = 0.0, 1.0
             while True:
-                if (ended := len(self.results) + len(self.failures)) > bar.n:
-                    bar.update(ended - bar.n)
-                left = [key for key in self.items if key not in self.results and key not in self.failures]
-                if not left:
+                if (count := len(self.results) + len(self.failures)) > bar.n:
+                    bar.update(count - bar.n)
+                pending = self._pending()
+                if not pending:
                     break
-                if any(key not in self.out for key in left):
+                if any(key not in self.out for key in pending):
                     self._send()
                     pause = 1.0
-                elif time.monotonic() - asked > pause:
-                    if (said := self._look(left)) != bar.postfix:
-                        bar.set_postfix_str(said)
-                    asked, pause = time.monotonic(), min(30.0, 1.2 * pause)
+                elif time.monotonic() - last_look > pause:
+                    if (status := self._look(pending)) != bar.postfix:
+                        bar.set_postfix_str(status)
+                    last_look, pause = time.monotonic(), min(30.0, 1.2 * pause)
                 else:
                     time.sleep(0.2)
-                self._take()
+                self._collect()
         for key in self.order:
             if key in self.failures:
                 raise self.failures[key]
         return [self.results[key] for key in self.order]
 
-    def _take(self) -> None:
-        """Take up what has come back."""
-        for key in self.items:
-            if key not in self.results and key not in self.failures:
-                if (found := kept(key)) is not None:
-                    self.results[key] = found.result
-                elif key in self.out and (failure := self.out[key].failure()) is not None:
-                    self.failures[key] = failure
+    def _pending(self) -> list[str]:
+        """Items of which neither a result nor a failure is known."""
+        return [key for key in self.items if key not in self.results and key not in self.failures]
 
-    def _look(self, left: Sequence[str]) -> str:
+    def _collect(self) -> None:
+        """Take up what has come back."""
+        for key in self._pending():
+            if (stored := stored_result(key)) is not None:
+                self.results[key] = stored.result
+            elif key in self.out and (failure := self.out[key].failure()) is not None:
+                self.failures[key] = failure
+
+    def _look(self, pending: Sequence[str]) -> str:
         """Ask Slurm after the jobs that are out, and give up those that are dead; what to say on the bar."""
         try:
-            known = states([self.out[key].job for key in left])
+            by_job = states([self.out[key].job for key in pending])
         except InfrastructureError as error:
             # The jobs do not mind, and their results are files: a controller that restarts is no reason to end.
             return f"Slurm does not answer: {error}"
-        for key in left:
+        for key in pending:
             attempt = self.out[key]
-            state = known[attempt.job]
+            state = by_job[attempt.job]
             if state.name in ALIVE:
                 self.over.pop(attempt, None)
                 continue
@@ -176,44 +191,44 @@ class Dispatch:
             os.listdir(JOBS / "results")
             if time.monotonic() - self.over.setdefault(attempt, time.monotonic()) > GRACE:
                 self._bury(key, attempt, state)
-        counted = Counter(state.name.lower() for state in known.values())
-        return ", ".join(f"{number} {name}" for name, number in sorted(counted.items()))
+        counts = Counter(state.name.lower() for state in by_job.values())
+        return ", ".join(f"{number} {name}" for name, number in sorted(counts.items()))
 
     def _bury(self, key: str, attempt: Attempt, state: State) -> None:
         del self.out[key]
         self.deaths[key] += 1
-        what = f"{name_of(self.items[key])}: job {attempt.job} is over without a result ({state.name.lower()}"
-        what += f"{f' on {state.node}' if state.node else ''}), and said last: {attempt.last_line() or 'nothing'}"
+        death = f"{name_of(self.items[key])}: job {attempt.job} is over without a result ({state.name.lower()}"
+        death += f"{f' on {state.node}' if state.node else ''}), and said last: {attempt.last_line() or 'nothing'}"
         if self.deaths[key] <= self.slurm.resubmissions:
-            tqdm.write(f"{self.label} {what}; it is submitted again")
+            tqdm.write(f"{self.label} {death}; it is submitted again")
             return
         self.failures[key] = UserError(
-            f"{self.label} {what}; machine.slurm.resubmissions = {self.slurm.resubmissions} allows no further one",
+            f"{self.label} {death}; machine.slurm.resubmissions = {self.slurm.resubmissions} allows no further one",
             f"see `captrain jobs {attempt.job}`; change machine.slurm if memory or time was too short, and run again",
         )
 
     def _send(self) -> None:
         """For every item that is not out: attach to the job it has, or submit it."""
-        with held(JOBS / "lock"):
-            self._take()
-            wanted = [key for key in self.items if key not in {*self.results, *self.failures, *self.out}]
+        with exclusive(JOBS / "lock"):
+            self._collect()
+            unsent = [key for key in self._pending() if key not in self.out]
             last: dict[str, Attempt] = {}
             for submission in submissions():
-                if not set(submission.keys) & set(wanted):
+                if not set(submission.keys) & set(unsent):
                     continue
                 if submission.job is None:
                     submission = self._recovered(submission)
                 last |= {attempt.key: attempt for attempt in submission.attempts()}
             try:
-                known = states([last[key].job for key in wanted if key in last])
+                by_job = states([last[key].job for key in unsent if key in last])
             except InfrastructureError as error:
                 raise UserError(f"Slurm does not answer: {error}", "see that it runs, and run again") from None
-            for key in wanted:
-                if key in last and known[last[key].job].name in ALIVE and last[key].failure() is None:
+            for key in unsent:
+                if key in last and by_job[last[key].job].name in ALIVE and last[key].failure() is None:
                     self.out[key] = last[key]
-            if found := [self.out[key].job for key in wanted if key in self.out]:
-                tqdm.write(f"{self.label}: waiting for jobs that are out already: {shorten(', '.join(found), 80)}")
-            if new := [key for key in wanted if key not in self.out]:
+            if attached := [self.out[key].job for key in unsent if key in self.out]:
+                tqdm.write(f"{self.label}: waiting for jobs that are out already: {shorten(', '.join(attached), 80)}")
+            if new := [key for key in unsent if key not in self.out]:
                 self._submit(new)
 
     def _submit(self, keys: Sequence[str]) -> None:
@@ -221,22 +236,30 @@ class Dispatch:
         from submitit.core.utils import FailedJobError
 
         submission = Submission(
-            name=f"captrain-{self.label}-{secrets.token_hex(4)}", label=self.label, keys=list(keys),
-            items=[name_of(self.items[key]) for key in keys], at=datetime.now().isoformat(timespec="seconds"),
-        )  # fmt: skip
+            name=f"captrain-{self.label}-{secrets.token_hex(4)}",
+            label=self.label,
+            keys=list(keys),
+            items=[name_of(self.items[key]) for key in keys],
+            at=datetime.now().isoformat(timespec="seconds"),
+        )
         folder = JOBS / submission.name
         folder.mkdir(parents=True)
-        note(submission.model_dump(exclude={"job"}))
+        append_to_ledger(submission.model_dump(exclude={"job"}))
         # How often a job is queued again is for Work to say, not for submitit.
         executor = SlurmExecutor(folder, max_num_timeout=10**9)
         executor.update_parameters(
-            job_name=submission.name, time=self.slurm.minutes, mem=self.slurm.memory,
-            cpus_per_task=self.slurm.cpus, gpus_per_node=self.slurm.gpus or None,
-            partition=self.slurm.partition or None, setup=[THREADS, *self.slurm.setup], stderr_to_stdout=True,
+            job_name=submission.name,
+            time=self.slurm.minutes,
+            mem=self.slurm.memory,
+            cpus_per_task=self.slurm.cpus,
+            gpus_per_node=self.slurm.gpus or None,
+            partition=self.slurm.partition or None,
+            setup=[THREADS, *self.slurm.setup],
+            stderr_to_stdout=True,
             # Since 22.05 srun does not take this over from sbatch.
             srun_args=[f"--cpus-per-task={self.slurm.cpus}", "--open-mode=append"],
             additional_parameters={**self.slurm.options, "requeue": True},
-        )  # fmt: skip
+        )
         try:
             jobs = executor.submit_array([self._work(key, submission) for key in keys])
         except FailedJobError as error:
@@ -244,11 +267,11 @@ class Dispatch:
                 f"sbatch refused {self.label}: {' '.join(str(error).split())}", "correct machine.slurm, and run again"
             ) from None
         job = jobs[0].job_id.split("_")[0]
-        note({"name": submission.name, "job": job})
-        sent = submission.model_copy(update={"job": job})
-        self.out |= {attempt.key: attempt for attempt in sent.attempts()}
-        what = f"{self.label}: submitted {shorten(', '.join(sent.items), 80)} as job {job}"
-        tqdm.write(f"{what}; it goes on when this process ends, and `captrain jobs` shows it")
+        append_to_ledger({"name": submission.name, "job": job})
+        submission = submission.model_copy(update={"job": job})
+        self.out |= {attempt.key: attempt for attempt in submission.attempts()}
+        message = f"{self.label}: submitted {shorten(', '.join(submission.items), 80)} as job {job}"
+        tqdm.write(f"{message}; it goes on when this process ends, and `captrain jobs` shows it")
 
     def _work(self, key: str, submission: Submission) -> Work:
         return Work(self.function, self.items[key], key, JOBS / submission.name, self.slurm.requeues)
@@ -260,7 +283,7 @@ class Dispatch:
         job = job_named(submission.name, submission.at)
         if job is None:
             return submission
-        note({"name": submission.name, "job": job})
+        append_to_ledger({"name": submission.name, "job": job})
         submission = submission.model_copy(update={"job": job})
         for attempt in submission.attempts():
             # Where it ended within sbatch, the job waits for what it is to do.
@@ -273,13 +296,13 @@ class Dispatch:
         return submission
 
 
-class Kept(NamedTuple):
-    """A result that was found on disk."""
+class StoredResult(NamedTuple):
+    """A result that lies on disk, which may be None itself."""
 
     result: Any
 
 
-def kept(key: str) -> Kept | None:
+def stored_result(key: str) -> StoredResult | None:
     """The result of an item, if it is there, and the files that it names are what they were."""
     path = JOBS / "results" / f"{key}.pkl"
     if not path.exists():
@@ -288,21 +311,12 @@ def kept(key: str) -> Kept | None:
         expected, result = pickle.loads(path.read_bytes())
     except (EOFError, pickle.UnpicklingError):
         return None
-    return Kept(result) if digest(content(result)) == expected else None
+    return StoredResult(result) if digest(identity_of(result)) == expected else None
 
 
-def name_of(item: Any) -> str:
+def name_of(item: object) -> str:
     """What a reader calls an item: its name, or else itself."""
     return str(getattr(item, "name", item))[:60]
-
-
-@contextmanager
-def held(path: Path) -> Iterator[None]:
-    """Hold a lock; it is let go when the process ends, however that comes about."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -314,13 +328,13 @@ def _write(path: Path, data: bytes) -> None:
     aside.replace(path)
 
 
-def _portable(error: Exception, shown: str) -> bytes:
+def _portable(error: Exception, account: str) -> bytes:
     """An exception that another process can read; with its traceback, where it is not for the reader to mend."""
     if not isinstance(error, UserError | InfrastructureError):
-        error.add_note(shown)
+        error.add_note(account)
     try:
         data = pickle.dumps(error)
         pickle.loads(data)
     except Exception:
-        return pickle.dumps(RuntimeError(shown))
+        return pickle.dumps(RuntimeError(account))
     return data

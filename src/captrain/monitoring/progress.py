@@ -209,7 +209,9 @@ class Progress:
             if known[one.job].name == "RUNNING":
                 lines = one.tail()
                 said = clean(jobs.without_bar(next(reversed(lines), "")))
-                self._cluster.append(f"job {one.job}: {jobs.progress(lines) or 'running'}{f'; {said}' if said else ''}")
+                self._cluster.append(
+                    f"job {one.job}: {jobs.progress_of(lines) or 'running'}{f'; {said}' if said else ''}"
+                )
         return self._cluster
 
     def _spec(self) -> Any:

@@ -31,7 +31,7 @@ class Source(Protocol):
         ...
 
     def identity(self) -> Any:
-        """What decides its behaviour (see `captrain.execution.fingerprint.content`)."""
+        """What decides its behaviour (see `captrain.execution.fingerprint.identity_of`)."""
         ...
 
 

@@ -195,7 +195,7 @@ class _Student:
                 "errors": cost.errors,
             })  # fmt: skip
             self._keep()
-            launch.progress(len(self.history), steps, f"divergence {divergences[0]:.4f}")
+            launch.report_progress(len(self.history), steps, f"divergence {divergences[0]:.4f}")
         folder = self._saved(self.workspace / "final").rename(self.workspace / "adapter")
         counts = ("discarded", "prompt_tokens", "completion_tokens", "errors")
         total = {key: sum(int(step[key]) for step in self.history) for key in counts}

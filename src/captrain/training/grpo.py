@@ -300,7 +300,7 @@ class Sampler:
         step = history[-1]
         said = f"mean reward {step['reward']:.3f}, pass rate {step['success']:.3f}"
         if collectives.rank() == 0:
-            launch.progress(step["step"], self.steps, said)
+            launch.report_progress(step["step"], self.steps, said)
         scale = self.recipe.scale or 1.0
         rows = [
             Row(play, informative[at // size], reward / scale, one.hint != "")

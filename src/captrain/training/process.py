@@ -62,7 +62,7 @@ def main() -> None:
     """Entry point of a process: leave what it cannot mend in the workspace."""
     from captrain.execution import launch
 
-    launch.prepare(os.getppid())
+    launch.become_worker(os.getppid())
     order = Path(sys.argv[1])
     try:
         train(order)

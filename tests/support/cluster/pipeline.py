@@ -28,7 +28,7 @@ def die(*_: Any, **__: Any) -> Any:
 
 def prepare(moment: str) -> None:
     """Make this process die at a moment."""
-    note = slurm.note
+    note = slurm.append_to_ledger
 
     def before_note(row: dict[str, Any]) -> None:
         die() if "job" in row else note(row)
@@ -41,8 +41,8 @@ def prepare(moment: str) -> None:
     patches: dict[str, tuple[Any, str, Any]] = {
         "before sbatch": (SlurmExecutor, "_submit_command", die),
         "after sbatch, before the job has its work": (JobPaths, "move_temporary_file", die),
-        "before the record": (slurm, "note", before_note),
-        "after the record": (slurm, "note", after_note),
+        "before the record": (slurm, "append_to_ledger", before_note),
+        "after the record": (slurm, "append_to_ledger", after_note),
         "while waiting": (slurm.Dispatch, "_look", die),
         "before publishing": (sys.modules[__name__], "publish_json", die),
     }

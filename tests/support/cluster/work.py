@@ -24,7 +24,7 @@ def chore(item: Chore) -> tuple[str, str | None]:
     with open("runs", "a") as file:
         file.write(f"{item.name}\n")
     Path(f"pid-{item.name}").write_text(str(os.getpid()))
-    launch.progress(again + 1, 5, f"at {item.name}")
+    launch.report_progress(again + 1, 5, f"at {item.name}")
     while item.gate and not (item.once and again) and not Path(item.gate).exists():
         time.sleep(0.02)
     return item.name.upper(), os.environ.get("OMP_NUM_THREADS")
