@@ -63,7 +63,8 @@ class Rollout(Record):
     length and cover prompt and episode; they are empty for policies that do not show their tokens. `reference` is
     the environment's own solution (assistant messages). `outcome` is `error` when infrastructure failed: `score`
     is then None, and the rollout counts as spent but never as failed. `retries` counts earlier attempts that
-    ended in an infrastructure error (each one was a rollout spent, too).
+    ended in an infrastructure error (each one was a rollout spent, too). `truncated` says why a dialogue that has
+    outgrown the model ended before its time; it is scored as it is, and one that never began has failed.
     """
 
     id: str
@@ -82,6 +83,7 @@ class Rollout(Record):
     score: Score | None = None
     outcome: Literal["passed", "failed", "error"]
     error: str | None = None
+    truncated: str = ""
     retries: int = 0
 
 

@@ -12,6 +12,8 @@ from captrain.contract import Target, load_file
 from captrain.errors import UserError
 from captrain.policies.local import LocalPolicy
 from captrain.policies.policy import Play
+from captrain.records import Rollout
+from captrain.rollouts.collection import collect, summary
 
 Letters = Callable[..., Path]
 Dialogue = tuple[list[int], list[int], list[float]]
@@ -284,6 +286,44 @@ def test_a_dialogue_that_has_no_room_left_ends(tiny: Path, target: Target) -> No
     assert length(room=400, max_tokens=3) > 3 + 3 + 3
     # Within a turn, and where what answers a turn does not fit any more.
     assert length(room=12, max_tokens=30) == 12 and length(room=12, max_tokens=3) == 3
+
+
+@pytest.mark.parametrize("model", ["tiny", "llama"])
+def test_a_prompt_longer_than_the_model_is_a_failed_rollout_that_says_why(
+    model: str, letters: Letters, tmp_path: Path, capfd: pytest.CaptureFixture[str], request: pytest.FixtureRequest
+) -> None:
+    acting, path = policy(request.getfixturevalue(model)), letters(flat=1)
+
+    def collected(name: str) -> list[Rollout]:
+        target = load_file(path)
+        tasks = target.tasks("discovery", 3)
+        return collect(acting, target, tasks, purpose="diagnosis", seed=0, journals=tmp_path / name)
+
+    expected = collected("short")
+    text = path.read_text().replace('f"Say {i}."', 'f"Say {i}." + " Please." * (4000 if i == 1 else 0)')
+    path.write_text(text.replace("reward > 0.5", "True"))
+    capfd.readouterr()
+    rollouts = collected("long")
+    first, long, last = rollouts
+    assert [one.token_ids for one in (first, last)] == [expected[0].token_ids, expected[2].token_ids]
+    assert first.truncated == last.truncated == "" and first.outcome == last.outcome == "passed"
+    # Failed, although this environment calls everything a success.
+    assert long.outcome == "failed" and long.error is None and long.score is not None and long.score.success
+    assert long.token_ids == long.mask == [] and [one["role"] for one in long.messages] == ["system", "user"]
+    assert f"tokens, and the model takes {acting.config.max_position_embeddings}" in long.truncated
+    said = capfd.readouterr().err
+    assert "pass rate 0.667, 1 truncated" in said
+    assert f"1 of 3 rollouts ended because the dialogue has outgrown the model, such as {long.task.id} (the pr" in said
+    target = load_file(path)
+    assert summary(rollouts, target)["truncated"] == 1 and "truncated" not in summary(expected, target)
+
+
+def test_a_dialogue_that_outgrows_the_model_is_marked(tiny: Path, target: Target) -> None:
+    acting = policy(tiny, max_tokens=3)
+    task = target.tasks("training", 3)[2]
+    acting.room = len(acting.chat([]).prompt(list(target.open(task).messages))) + 12
+    [cut] = acting.play([Play("0/2/0", target.open(task))])
+    assert cut.turns == 1 and cut.truncated == f"the dialogue has reached the {acting.room} tokens that the model takes"
 
 
 def test_guidance_is_read_by_the_model_and_recorded(tiny: Path, target: Target) -> None:

@@ -60,6 +60,18 @@ class HuggingFaceDecoder:
         self.cache.batch_select_indices(rows)
 
 
+class Qwen3Shape(Protocol):
+    """What the decoder reads of a Qwen3Config."""
+
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_parameters: dict[str, Any]
+    tie_word_embeddings: bool
+
+
 class Qwen3Decoder:
     """Dense Qwen3 with fused projections over plain weights: several times faster than the module on a CPU.
 
@@ -70,7 +82,7 @@ class Qwen3Decoder:
         dtype: of the arithmetic.
     """
 
-    def __init__(self, config: Any, state: State, room: int, dtype: torch.dtype = torch.float64) -> None:
+    def __init__(self, config: Qwen3Shape, state: State, room: int, dtype: torch.dtype = torch.float64) -> None:
         self.config, self.room = config, room
         self.heads, self.groups, self.width = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         weights = {name: tensor.detach().to(dtype) for name, tensor in state.items()}
@@ -84,7 +96,7 @@ class Qwen3Decoder:
         self.sin = torch.cat([-angle, angle], -1).sin().to(dtype)
 
     @staticmethod
-    def names(config: Any) -> list[str]:
+    def names(config: Qwen3Shape) -> list[str]:
         """The weights it needs."""
         attention = (f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"))
         feedforward = (f"mlp.{name}" for name in ("gate_proj", "up_proj", "down_proj"))
@@ -93,15 +105,15 @@ class Qwen3Decoder:
         head = [] if config.tie_word_embeddings else ["lm_head.weight"]
         return [*(f"model.{name}.weight" for name in ("embed_tokens", "norm", *layers)), *head]
 
-    def _fuse(self, weights: State, at: str) -> State:
+    def _fuse(self, weights: State, prefix: str) -> State:
         """A layer's weights, with each norm's scale folded into the projection behind it."""
 
         def columns(scale: str, *names: str) -> torch.Tensor:
-            rows = torch.cat([weights[f"{at}{name}.weight"] for name in names])
-            return (rows * weights[f"{at}{scale}.weight"] if scale else rows).t().contiguous()
+            rows = torch.cat([weights[f"{prefix}{name}.weight"] for name in names])
+            return (rows * weights[f"{prefix}{scale}.weight"] if scale else rows).t().contiguous()
 
-        scales = [weights[f"{at}self_attn.q_norm.weight"]] * self.heads
-        scales += [weights[f"{at}self_attn.k_norm.weight"]] * self.groups
+        scales = [weights[f"{prefix}self_attn.q_norm.weight"]] * self.heads
+        scales += [weights[f"{prefix}self_attn.k_norm.weight"]] * self.groups
         return {
             "qkv": columns("input_layernorm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
             "scale": torch.stack(scales),
@@ -139,12 +151,12 @@ class Qwen3Decoder:
 
     def _attention(self, x: torch.Tensor, layer: State, cache: torch.Tensor, start: int, stop: int) -> torch.Tensor:
         rows, count, _ = x.shape
-        turned, half = self.heads + self.groups, self.width // 2
-        projected = (self._normed(x) @ layer["qkv"]).view(rows, count, turned + self.groups, self.width)
-        position = (self._normed(projected[:, :, :turned]) * layer["scale"]).transpose(1, 2)
+        rotated, half = self.heads + self.groups, self.width // 2
+        projected = (self._normed(x) @ layer["qkv"]).view(rows, count, rotated + self.groups, self.width)
+        position = (self._normed(projected[:, :, :rotated]) * layer["scale"]).transpose(1, 2)
         position = position * self.cos[start:stop] + position.roll(half, -1) * self.sin[start:stop]
         cache[0, :, :, start:stop] = position[:, self.heads :]
-        cache[1, :, :, start:stop] = projected[:, :, turned:].transpose(1, 2)
+        cache[1, :, :, start:stop] = projected[:, :, rotated:].transpose(1, 2)
         keys, values = cache[0, :, :, :stop], cache[1, :, :, :stop]
         query = position[:, : self.heads].reshape(rows, self.groups, -1, self.width)
         scores = query @ keys.transpose(-1, -2) * self.width**-0.5
@@ -170,6 +182,8 @@ class Row:
         self.answer = answer
         self.turn: list[int] = []
         self.over = False
+        self.truncated = False
+        """Whether it is over because it has no room for more."""
         seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:16], "little")
         self._generator = np.random.Generator(np.random.Philox(key=seed))
         self._uniforms: list[float] = []
@@ -187,12 +201,14 @@ class Row:
         self.logprobs.append(logprob)
         self.turn.append(token)
         if token != end and len(self.turn) < max_tokens:
-            self.over = len(self.ids) >= room
+            self.over = self.truncated = len(self.ids) >= room
             return
         # A turn cut off at its limit is closed for the model, so that the dialogue stays one the template renders.
-        follows = ([] if token == end else [end]) + (answered := self.answer(self.turn))
+        reply = self.answer(self.turn)
+        follows = ([] if token == end else [end]) + reply
         self.turn = []
-        self.over = not answered or len(self.ids) + len(follows) >= room
+        self.truncated = bool(reply) and len(self.ids) + len(follows) >= room
+        self.over = not reply or self.truncated
         if not self.over:
             self.ids += follows
             self.mask += [0] * len(follows)
@@ -225,10 +241,10 @@ def run(decoder: Decoder, rows: Sequence[Row], *, end: int, temperature: float, 
         tokens, logprobs = sample(logits[torch.tensor(due)], uniforms, temperature)
         for index, token, logprob in zip(due, tokens, logprobs, strict=True):
             live[index].take(token, logprob, end, max_tokens, room)
-        staying = [index for index, row in enumerate(live) if not row.over]
-        if staying and len(staying) <= COMPACT * len(live):
-            live = [live[index] for index in staying]
-            decoder.keep(torch.tensor(staying))
+        alive = [index for index, row in enumerate(live) if not row.over]
+        if alive and len(alive) <= COMPACT * len(live):
+            live = [live[index] for index in alive]
+            decoder.keep(torch.tensor(alive))
 
 
 def sample(logits: torch.Tensor, uniforms: torch.Tensor, temperature: float) -> tuple[list[int], list[float]]:
@@ -245,8 +261,8 @@ def sample(logits: torch.Tensor, uniforms: torch.Tensor, temperature: float) -> 
     """
     logprobs = F.log_softmax(logits / temperature if temperature > 0 else logits, -1)
     if temperature > 0:
-        reached = logprobs.exp().cumsum(-1)
-        tokens = torch.searchsorted(reached, uniforms * reached[:, -1:], right=True).clamp(max=logits.shape[-1] - 1)
+        totals = logprobs.exp().cumsum(-1)
+        tokens = torch.searchsorted(totals, uniforms * totals[:, -1:], right=True).clamp(max=logits.shape[-1] - 1)
     else:
         tokens = logprobs.argmax(-1, keepdim=True)
     return tokens[:, 0].tolist(), [round(value, 9) for value in logprobs.gather(1, tokens)[:, 0].tolist()]

@@ -8,7 +8,7 @@ import copy
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -16,6 +16,9 @@ from captrain.errors import UserError
 from captrain.models import Chat, guide, read_plain_lora
 from captrain.policies.policy import Play
 from captrain.records import Message, digest, file_digest
+
+if TYPE_CHECKING:
+    from captrain.policies.engine import Row
 
 LONGEST = 8192
 """Tokens of the longest dialogue, where the model itself could take more."""
@@ -108,13 +111,13 @@ class LocalPolicy:
         """Play one batch on a given decoder."""
         from captrain.policies.engine import run
 
-        started = [play for play in plays if play.start()]
-        rows = [self._row(play) for play in started]
+        rows = [(play, row) for play in plays if play.start() and (row := self._row(play)) is not None]
         run(
-            decoder, rows, end=self.tokenizer.eos_token_id, temperature=self.temperature,
+            decoder, [row for _, row in rows], end=self.tokenizer.eos_token_id, temperature=self.temperature,
             max_tokens=self.max_tokens, room=self.room,
         )  # fmt: skip
-        for play, row in zip(started, rows, strict=True):
+        for play, row in rows:
+            play.truncated = self.truncation(row)
             play.completion_tokens = sum(row.mask)
             play.prompt_tokens = len(row.mask) - play.completion_tokens
             prompt, start = play.token_ids, row.mask.index(1)
@@ -123,19 +126,33 @@ class LocalPolicy:
             play.logprobs = [0.0] * len(prompt) + row.logprobs[start:]
         return list(plays)
 
-    def _row(self, play: Play) -> Any:
+    def truncation(self, row: "Row") -> str:
+        """Why a dialogue ended before its time, "" where it did not."""
+        return f"the dialogue has reached the {self.room} tokens that the model takes" if row.truncated else ""
+
+    def fits(self, play: Play, prompt: Sequence[int]) -> bool:
+        """Whether the model has room for a prompt; one that it has none for is said in the play, which is over."""
+        if len(prompt) > self.room:
+            play.truncated = f"the prompt has {len(prompt)} tokens, and the model takes {self.room}"
+        return not play.truncated
+
+    def _row(self, play: Play) -> "Row | None":
+        """The play in the engine; None where its prompt does not fit."""
         from captrain.policies.engine import Row
 
         chat = self.chat(play.tools)
         play.messages = guide(play.messages, self.guidance)
         play.token_ids = chat.prompt(play.messages)
-        read = chat.prompt(with_hint(play.messages, play.hint)) if play.hint else play.token_ids
+        prompt = chat.prompt(with_hint(play.messages, play.hint)) if play.hint else play.token_ids
+        if not self.fits(play, prompt):
+            play.token_ids = []
+            return None
 
         def answer(turn: list[int]) -> list[int]:
             replies = play.advance(chat.parse(turn))
             return chat.suffix(replies) if replies and play.turns < self.max_turns else []
 
-        return Row(play.key, read, answer)
+        return Row(play.key, prompt, answer)
 
 
 def with_hint(opening: list[Message], hint: str) -> list[Message]:

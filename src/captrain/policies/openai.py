@@ -102,7 +102,8 @@ class OpenAIPolicy:
                 play, messages=sent(play.messages), temperature=self.temperature, max_tokens=self.max_tokens,
                 seed=int(digest(play.key, play.turns)[:8], 16) >> 1, **tools,
             )  # fmt: skip
-        except ContextLengthExceeded:
+        except ContextLengthExceeded as refusal:
+            play.truncated = str(refusal)
             return None
         except TransientFault as fault:
             play.error = str(fault)

@@ -40,6 +40,9 @@ class Play:
 
     `retokenised` says where a served model read other tokens than it had written: the score stands, but nothing can be
     learnt from the play, and its tokens are not kept. "" for all others.
+
+    `truncated` says why a dialogue ended before its time: it has outgrown the model. That is the agent's failure and no
+    error of the infrastructure. "" for all others.
     """
 
     def __init__(self, key: str, episode: Playable, adapter: str = "", hint: str = "") -> None:
@@ -56,6 +59,7 @@ class Play:
         self.prompt_tokens = self.completion_tokens = 0
         self.error: str | None = None
         self.retokenised = ""
+        self.truncated = ""
 
     def start(self) -> bool:
         """Open the episode; False when an infrastructure fault kept it shut, which is then in `error`.
@@ -75,12 +79,12 @@ class Play:
         """
         self.turns += 1
         try:
-            replies, done = self.episode.step(message)
+            replies, over = self.episode.step(message)
         except InfrastructureError as fault:
             self.error = str(fault)
             return []
         self.messages += [message, *replies]
-        return [] if done else replies
+        return [] if over else replies
 
 
 class Policy(Protocol):

@@ -8,14 +8,14 @@ to turn, so that a chooser that always names the same arm gives the very rollout
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from captrain.errors import UserError
-from captrain.models import guide
+from captrain.models import adapter_digest, guide
 from captrain.policies.engine import Row, run
 from captrain.policies.local import LocalPolicy
-from captrain.policies.policy import Play
-from captrain.records import Message, digest, file_digest
+from captrain.policies.policy import Play, Policy
+from captrain.records import Message, digest
 
 
 class Chooser(Protocol):
@@ -55,15 +55,15 @@ class TurnPolicy:
         UserError: the policy has no engine in this process, or an adapter is missing.
     """
 
-    def __init__(self, policy: Any, chooser: Chooser, arms: Mapping[str, str]) -> None:
+    def __init__(self, policy: Policy, chooser: Chooser, arms: Mapping[str, str]) -> None:
         if not isinstance(policy, LocalPolicy):
             raise UserError(
                 f"adapters change from turn to turn in this process only, and policy is {type(policy).__name__}",
                 "choose policy=local, or leave routing by turns out",
             )
         self.policy, self.chooser, self.arms = policy, chooser, dict(arms)
-        acting = {arm: folder and _content(Path(folder)) for arm, folder in self.arms.items()}
-        self.digest = digest(policy.digest, chooser.digest, acting)
+        adapters = {arm: folder and adapter_digest(Path(folder)) for arm, folder in self.arms.items()}
+        self.digest = digest(policy.digest, chooser.digest, adapters)
 
     def play(self, plays: Sequence[Play]) -> Iterator[Play]:
         """See `Policy.play`."""
@@ -71,37 +71,35 @@ class TurnPolicy:
             yield from self._batch(plays[start : start + self.policy.batch])
 
     def _batch(self, plays: Sequence[Play]) -> Sequence[Play]:
-        going = [(play, self._row(play)) for play in plays if play.start()]
-        while going:
-            chosen: dict[str, list[TurnRow]] = {}
-            for play, row in going:
+        rows = [(play, row) for play in plays if play.start() and (row := self._row(play)) is not None]
+        while rows:
+            groups: dict[str, list[TurnRow]] = {}
+            for play, row in rows:
                 row.over = False
-                chosen.setdefault(self.arms[self.chooser.choose(play.messages)], []).append(row)
-            for folder in sorted(chosen):
+                groups.setdefault(self.arms[self.chooser.choose(play.messages)], []).append(row)
+            for folder in sorted(groups):
                 run(
-                    self.policy.decoder(folder), chosen[folder], end=self.policy.tokenizer.eos_token_id,
+                    self.policy.decoder(folder), groups[folder], end=self.policy.tokenizer.eos_token_id,
                     temperature=self.policy.temperature, max_tokens=self.policy.max_tokens, room=self.policy.room,
                 )  # fmt: skip
-            for play, row in going:
+            for play, row in rows:
+                play.truncated = self.policy.truncation(row)
                 play.token_ids, play.mask, play.logprobs = row.ids, row.mask, row.logprobs
                 play.completion_tokens = sum(row.mask)
                 play.prompt_tokens = len(row.mask) - play.completion_tokens
-            going = [(play, row) for play, row in going if row.goes_on]
+            rows = [(play, row) for play, row in rows if row.goes_on]
         return plays
 
-    def _row(self, play: Play) -> TurnRow:
+    def _row(self, play: Play) -> TurnRow | None:
+        """The play in the engine; None where its prompt does not fit."""
         chat = self.policy.chat(play.tools)
         play.messages = guide(play.messages, self.policy.guidance)
+        prompt = chat.prompt(play.messages)
+        if not self.policy.fits(play, prompt):
+            return None
 
         def answer(turn: list[int]) -> list[int]:
             replies = play.advance(chat.parse(turn))
             return chat.suffix(replies) if replies and play.turns < self.policy.max_turns else []
 
-        return TurnRow(play.key, chat.prompt(play.messages), answer)
-
-
-def _content(folder: Path) -> str:
-    files = [folder / "adapter_config.json", folder / "adapter_model.safetensors"]
-    if missing := [path for path in files if not path.exists()]:
-        raise UserError(f"{missing[0]} is missing", "run `dvc repro adapters` to make it again")
-    return file_digest(*files)
+        return TurnRow(play.key, prompt, answer)

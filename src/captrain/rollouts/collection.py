@@ -7,10 +7,11 @@ is retried, and if it stays, the rollout is an `error`, never a failure. Randomn
 
 import fcntl
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 from pydantic import ValidationError
 
@@ -65,7 +66,14 @@ def collect(
             done[rollout.task.id, rollout.trial] = rollout
             file.write(rollout.model_dump_json(exclude_defaults=True) + "\n")
             file.flush()
-    return [done[task.id, trial] for task, trial in wanted]
+    rollouts = [done[task.id, trial] for task, trial in wanted]
+    if truncated := [rollout for rollout in rollouts if rollout.truncated]:
+        print(
+            f"{label}: {len(truncated)} of {len(rollouts)} rollouts ended because the dialogue has outgrown the model, "
+            f"such as {truncated[0].task.id} ({truncated[0].truncated})",
+            file=sys.stderr,
+        )
+    return rollouts
 
 
 def _attempts(
@@ -90,11 +98,12 @@ def _attempts(
                 if play.error and attempt < retries:
                     failed.append((task, trial))
                     continue
-                yield record(
+                rollout = record(
                     play, target, task, trial, purpose, policy.digest, adapter, score, attempt,
                     name=digest(*identity, task.id, trial)[:12],
                 )  # fmt: skip
-                progress.add(score)
+                yield rollout
+                progress.add(rollout)
         if not failed:
             break
         wanted = failed
@@ -132,10 +141,19 @@ def record(
         logprobs=play.logprobs,
         usage=Usage(prompt_tokens=play.prompt_tokens, completion_tokens=play.completion_tokens),
         score=score,
-        outcome="error" if score is None else "passed" if score.success else "failed",
+        outcome=outcome_of(play, score),
         error=play.error,
+        truncated=play.truncated,
         retries=attempt,
     )
+
+
+def outcome_of(play: Play, score: Score | None) -> Literal["passed", "failed", "error"]:
+    """The outcome of a finished play. A model that has no room for the prompt has failed, even where an environment
+    rewards an agent that does nothing: it was never asked."""
+    if score is None:
+        return "error"
+    return "passed" if score.success and not (play.truncated and not play.turns) else "failed"
 
 
 @contextmanager
@@ -172,16 +190,17 @@ class Progress:
 
         silent = quiet and not dispatched()
         self._bar = tqdm(total=total, initial=done, desc=label, unit="rollout", disable=silent, mininterval=1.0)
-        self._passed = self._scored = 0
+        self._passed = self._scored = self._truncated = 0
 
-    def add(self, score: Score | None) -> None:
+    def add(self, rollout: Rollout) -> None:
         """Count one rollout."""
-        if score is not None:
-            self._scored += 1
-            self._passed += score.success
+        self._scored += rollout.outcome != "error"
+        self._passed += rollout.outcome == "passed"
+        self._truncated += rollout.truncated != ""
         self._bar.update()
         if self._scored:
-            self._bar.set_postfix_str(f"pass rate {self._passed / self._scored:.3f}", refresh=False)
+            truncated = f", {self._truncated} truncated" if self._truncated else ""
+            self._bar.set_postfix_str(f"pass rate {self._passed / self._scored:.3f}{truncated}", refresh=False)
 
     def close(self) -> None:
         """Finish the bar."""
@@ -211,6 +230,7 @@ def summary(rollouts: Sequence[Rollout], target: Target) -> dict[str, Any]:
         rows[kind] = {**_rates(some), "floor": _floor([idle[name] for name in tasks if _kind(tasks[name]) == kind])}
     return {
         "outcomes": {name: sum(r.outcome == name for r in rollouts) for name in ("passed", "failed", "error")},
+        **({"truncated": truncated} if (truncated := sum(r.truncated != "" for r in rollouts)) else {}),
         **{key: value for key, value in _rates(rollouts).items() if key != "rollouts"},
         "floor": _floor([*idle.values()]),
         "kinds": rows,
