@@ -19,6 +19,7 @@ import yaml
 from support.pages import PAGES, ROOT, PageCommand, commands_of, run_command
 from typer.core import TyperGroup
 
+from captrain.baselines import baselines
 from captrain.cli.app import app
 from captrain.config import compose_spec
 
@@ -157,6 +158,13 @@ def test_the_page_of_commands_names_every_command_and_target() -> None:
 def test_the_stages_on_the_page_are_those_of_the_pipeline() -> None:
     listed = [name for cells in table_of("stages.md", "| stage |") for name in INLINE.findall(cells[0])]
     assert sorted(listed) == sorted(yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"])
+
+
+def test_every_row_of_the_registry_is_on_the_page_of_methods_by_its_label() -> None:
+    text = (ROOT / "docs/methods.md").read_text()
+    assert [
+        row.label for row in baselines().values() if not re.search(rf"^\| {row.label} \|", text, re.MULTILINE)
+    ] == []
 
 
 def test_the_rooms_on_the_page_stand_in_the_layers_that_hold_imports() -> None:
