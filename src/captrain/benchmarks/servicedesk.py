@@ -6,7 +6,8 @@ information asked for was said. Tasks demand none, one or several of four capabi
 a write, picking the right record from a list, carrying out every operation of a request, copying an argument exactly.
 
 This file imports nothing beyond the standard library and nothing of captrain: the template synthesizer writes it
-whole into the environments it makes, so that they are self-contained.
+whole into the environments it makes, so that they are self-contained. So all below this text is part of the results:
+a change of a name alone changes the files in results/environments, and their fingerprints.
 """
 
 import json
@@ -17,29 +18,15 @@ Message = dict
 MIXES = {
     "single": {"check": 0.2, "pick": 0.2, "steps": 0.2, "copy": 0.2, "status": 0.1, "human": 0.1},
     "mixed": {
-        "check": 0.11,
-        "pick": 0.11,
-        "steps": 0.11,
-        "copy": 0.11,
-        "check+pick": 0.08,
-        "pick+copy": 0.08,
-        "steps+copy": 0.08,
-        "steps+check": 0.08,
-        "status": 0.12,
-        "human": 0.12,
+        "check": 0.11, "pick": 0.11, "steps": 0.11, "copy": 0.11, "check+pick": 0.08, "pick+copy": 0.08,
+        "steps+copy": 0.08, "steps+check": 0.08, "status": 0.12, "human": 0.12,
     },
     "rare": {"check": 0.075, "pick": 0.075, "steps": 0.075, "copy": 0.075, "status": 0.35, "human": 0.35},
     "compound": {
-        "check+pick": 0.15,
-        "pick+copy": 0.15,
-        "steps+copy": 0.15,
-        "steps+check": 0.15,
-        "steps+pick": 0.1,
-        "check+pick+copy": 0.1,
-        "status": 0.1,
-        "human": 0.1,
+        "check+pick": 0.15, "pick+copy": 0.15, "steps+copy": 0.15, "steps+check": 0.15, "steps+pick": 0.1,
+        "check+pick+copy": 0.1, "status": 0.1, "human": 0.1,
     },
-}
+}  # fmt: skip
 """Task mixes, fixed in advance: kind -> share. 20% easy in `single`, 24% in `mixed`, 70% in `rare`, 20% in
 `compound`, where every other task demands two capabilities or more."""
 
@@ -52,7 +39,7 @@ JOINERS = [" and ", " and also ", " and then "]
 PHRASES = {"cancel": "cancel ", "return": "return ", "wrap": "gift-wrap ", "zip": "change the zip code of "}
 TOOL_OF = {"cancel": "cancel_order", "return": "return_order", "wrap": "wrap_order", "zip": "update_zip"}
 ASK = "What is your customer number?"
-CLOSING = "Done."
+DONE = "Done."
 STATUS_ANSWER = "The status is "
 THANKS = " Thank you!"
 POLICY = (
@@ -94,15 +81,15 @@ def allowed(verb: str, order: dict) -> bool:
     return True
 
 
-def make_allowed(rng: random.Random, order: dict, verb: str, permitted: bool) -> None:
+def make_allowed(rng: random.Random, order: dict, verb: str, wanted: bool) -> None:
     """Change the order so that the policy allows the operation, or does not."""
     if verb == "cancel":
-        order["status"] = "pending" if permitted else rng.choice(["shipped", "delivered"])
+        order["status"] = "pending" if wanted else rng.choice(["shipped", "delivered"])
     elif verb == "return":
         within = [age for age in AGES if int(age.split()[0]) <= RETURN_WINDOW]
         order["status"] = "delivered"
-        order["age"] = rng.choice(within if permitted else [age for age in AGES if age not in within])
-        if not permitted and rng.random() < 0.5:
+        order["age"] = rng.choice(within if wanted else [age for age in AGES if age not in within])
+        if not wanted and rng.random() < 0.5:
             order["status"] = rng.choice(["pending", "shipped"])
 
 
@@ -143,8 +130,8 @@ def make_data(rng: random.Random, kind: str, wanted: list[tuple], eligible: floa
         make_allowed(rng, order, verb, rng.random() < eligible)
         digits = "".join(str(rng.randrange(10)) for _ in range(zip_digits)) if verb == "zip" else ""
         operations.append({"verb": verb, "selector": selector, "order": order_id, "zip": digits})
-        subject = f"the {selector} order" if selector else f"order {order_id}"
-        clauses.append(PHRASES[verb] + subject + (f" to {digits}" if digits else ""))
+        named = f"the {selector} order" if selector else f"order {order_id}"
+        clauses.append(PHRASES[verb] + named + (f" to {digits}" if digits else ""))
     request = clauses[0] + "".join(rng.choice(JOINERS) + clause for clause in clauses[1:])
     return _data(rng, kind, orders, operations=operations, request=rng.choice(OPENINGS) + request + ".")
 
@@ -158,13 +145,13 @@ def make_kind(rng: random.Random, kind: str, eligible: float) -> dict:
     """Data of a task of a kind of `MIXES`."""
     if kind == "status":
         orders = make_orders(rng, rng.randint(3, 5))
-        order_id = rng.choice(orders)["id"]
-        return _data(rng, kind, orders, question=order_id, request=f"What is the status of order {order_id}?")
+        asked = rng.choice(orders)["id"]
+        return _data(rng, kind, orders, question=asked, request=f"What is the status of order {asked}?")
     if kind == "human":
         request = rng.choice(OPENINGS[1:]) + "speak with a human."
         return _data(rng, kind, make_orders(rng, 3), human=True, request=request, anonymous=False)
     refund = lambda: rng.choice(["cancel", "return"])  # noqa: E731
-    operations = {
+    wanted = {
         "check": lambda: [(refund(), "id")],
         "pick": lambda: [("wrap", "extreme")],
         "steps": lambda: [("wrap", "id")] * 3,
@@ -176,7 +163,7 @@ def make_kind(rng: random.Random, kind: str, eligible: float) -> dict:
         "steps+pick": lambda: [("wrap", "extreme")] * 2,
         "check+pick+copy": lambda: [(refund(), "extreme"), ("zip", "id")],
     }[kind]()
-    return make_data(rng, kind, operations, eligible)
+    return make_data(rng, kind, wanted, eligible)
 
 
 def expected_writes(data: dict) -> list[tuple]:
@@ -198,11 +185,11 @@ class DeskEpisode:
         self.looked_up: list[str] = []
         self.said: list[str] = []
         self.transferred = False
-        self.over = False
+        self.done = False
         self.errors = 0
         self.turns = 0
-        self.introduced = not data["anonymous"]
-        opening = f"I am customer {data['customer']}. " if self.introduced else ""
+        self.known = not data["anonymous"]
+        opening = f"I am customer {data['customer']}. " if self.known else ""
         self.messages = [{"role": "system", "content": POLICY}, {"role": "user", "content": opening + data["request"]}]
 
     def step(self, message: Message) -> tuple[list[Message], bool]:
@@ -212,15 +199,15 @@ class DeskEpisode:
         if not replies:
             replies = self._hear(message.get("content") or "")
         if self.errors > MAX_ERRORS or self.turns >= MAX_TURNS:
-            self.over = True
-        return ([] if self.over else replies), self.over
+            self.done = True
+        return ([] if self.done else replies), self.done
 
     def _hear(self, text: str) -> list[Message]:
-        if not self.introduced and ASK in text:
-            self.introduced = True
+        if not self.known and ASK in text:
+            self.known = True
             return [{"role": "user", "content": f"I am customer {self.data['customer']}."}]
         self.said.append(text)
-        self.over = True
+        self.done = True
         return []
 
     def _call(self, function: dict) -> Message:
@@ -241,7 +228,7 @@ class DeskEpisode:
 
     def _run(self, name: str, arguments: dict) -> object:
         if name == "transfer_to_human":
-            self.transferred = self.over = True
+            self.transferred = self.done = True
             return {"ok": True}
         if name == "list_orders":
             return list(self.orders) if arguments["customer_id"] == self.data["customer"] else None
@@ -280,7 +267,7 @@ def reference_calls(data: dict) -> list[Message]:
         return [call("transfer_to_human")]
     messages = [{"role": "assistant", "content": ASK}] if data["anonymous"] else []
     messages.append(call("list_orders", data["customer"]))
-    answer = CLOSING
+    answer = DONE
     if data["question"]:
         messages.append(call("get_order", data["question"]))
         answer = STATUS_ANSWER + next(o["status"] for o in data["orders"] if o["id"] == data["question"]) + "."
@@ -326,7 +313,7 @@ class ServiceDesk:
         """Play the recorded assistant messages again: what the tools said is recomputed, not believed."""
         episode = self.open(task)
         for message in messages:
-            if message["role"] == "assistant" and not episode.over:
+            if message["role"] == "assistant" and not episode.done:
                 episode.step(message)
         return episode
 

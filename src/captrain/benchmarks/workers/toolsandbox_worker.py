@@ -18,7 +18,7 @@ from worker_loop import PROTOCOL, BadRequest, protect, serve
 REPLIES = protect()
 os.environ["TZ"] = "UTC"
 time.tzset()
-STARTED = time.perf_counter()
+START = time.perf_counter()
 
 import copy
 import datetime
@@ -47,7 +47,7 @@ from tool_sandbox.scenarios.multiple_tool_call_scenarios import named_multiple_t
 from tool_sandbox.scenarios.multiple_user_turn_scenarios import named_multiple_user_turn_scenarios
 from tool_sandbox.scenarios.single_tool_call_scenarios import named_single_tool_call_scenarios
 
-IMPORT_SECONDS = time.perf_counter() - STARTED
+IMPORT_SECONDS = time.perf_counter() - START
 CLOCK = datetime.datetime.fromisoformat(os.environ["CAPTRAIN_CLOCK"])
 CATEGORIES = {
     "single_tool_call": named_single_tool_call_scenarios,
@@ -56,9 +56,12 @@ CATEGORIES = {
     "insufficient_information": named_insufficient_information_scenarios,
 }
 EXTERNAL = {
-    "search_lat_lon", "search_location_around_lat_lon", "search_weather_around_lat_lon", "search_stock",
+    "search_lat_lon",
+    "search_location_around_lat_lon",
+    "search_weather_around_lat_lon",
+    "search_stock",
     "convert_currency",
-}  # fmt: skip
+}
 LEAVE = {
     "role": "user",
     "content": "",
@@ -103,15 +106,15 @@ class Episode:
 
     def __init__(self, name, scripted):
         self.scenario, self.scripted = SCENARIOS[name], scripted
-        self.calls, self.ended, self.names = 0, None, {}
+        self.calls, self.termination, self.names = 0, None, {}
         self.context = copy.deepcopy(self.scenario.starting_context)
         self.environment = ExecutionEnvironment()
         self.enter()
         start = self.context.max_sandbox_message_index
-        for at, row in enumerate(self.rows()):
+        for index, row in enumerate(self.rows()):
             if row["recipient"] == ENVIRONMENT and row["sender"] == RoleType.SYSTEM:
-                self.environment.respond(ending_index=at)
-        self.sent, self.limit = 0, self.scenario.max_messages + start
+                self.environment.respond(ending_index=index)
+        self.reported, self.limit = 0, self.scenario.max_messages + start
         self.tools = convert_to_openai_tools(Agent.get_available_tools())
         self.context = get_current_context()
 
@@ -131,9 +134,9 @@ class Episode:
         while True:
             last = self.rows()[-1]
             if not last["conversation_active"]:
-                self.ended = "user_stop"
+                self.termination = "user_stop"
             elif last["sandbox_message_index"] >= self.limit:
-                self.ended = "max_steps"
+                self.termination = "max_steps"
             elif last["recipient"] == ENVIRONMENT:
                 self.environment.respond()
                 continue
@@ -142,69 +145,75 @@ class Episode:
             elif not self.scripted:
                 return "user"
             else:
-                self.said_by_user(LEAVE)
+                self.add_user_message(LEAVE)
                 continue
             return None
 
-    def observed(self):
+    def observation(self):
         """What the agent sees of what has happened since, without its own messages; and the user's leaving."""
-        turn = None if self.ended else self.advance()
-        fresh = [message for message in map(self.shown, self.rows()[self.sent :]) if message is not None]
-        self.sent = len(self.rows())
-        if self.ended == "user_stop":
+        turn = None if self.termination else self.advance()
+        fresh = [message for message in map(self.chat_message, self.rows()[self.reported :]) if message is not None]
+        self.reported = len(self.rows())
+        if self.termination == "user_stop":
             fresh.append(LEAVE)
-        seen = {"turn": turn, "done": self.ended is not None, "termination": self.ended, "messages": fresh}
+        observation = {
+            "turn": turn,
+            "done": self.termination is not None,
+            "termination": self.termination,
+            "messages": fresh,
+        }
         if turn == "user":
-            seen["user_messages"] = OpenAIAPIUser.to_openai_messages(User.filter_messages(User.get_messages()))
-            seen["user_tools"] = [convert_to_openai_tool(tool) for tool in User.get_available_tools().values()]
+            observation["user_messages"] = OpenAIAPIUser.to_openai_messages(User.filter_messages(User.get_messages()))
+            observation["user_tools"] = [convert_to_openai_tool(tool) for tool in User.get_available_tools().values()]
         self.context = get_current_context()
-        return seen
+        return observation
 
-    def shown(self, row):
+    def chat_message(self, row):
         """A row as a chat message, None where it is not for the agent's eyes."""
         if row["recipient"] != AGENT or row["visible_to"] == [USER]:
             return None
         if row["sender"] == ENVIRONMENT:
-            own = row["openai_tool_call_id"]
-            result = {"role": "tool", "tool_call_id": self.names.get(own, own), "name": row["openai_function_name"]}
+            call_id = row["openai_tool_call_id"]
+            result = {"role": "tool", "tool_call_id": self.names.get(call_id, call_id)}
+            result["name"] = row["openai_function_name"]
             result["content"] = row["content"]
             return {**result, "error": True} if row["tool_call_exception"] else result
         return {"role": "system" if row["sender"] == RoleType.SYSTEM else "user", "content": row["content"]}
 
     def take(self, role, message):
         """A message of the agent or of the user."""
-        if self.ended:
+        if self.termination:
             raise BadRequest("the episode is over")
         turn = "agent" if self.rows()[-1]["recipient"] == AGENT else "user"
         if role != turn:
             raise BadRequest(f"it is the {turn}'s turn, not the {role}'s")
-        (self.said_by_agent if role == "agent" else self.said_by_user)(message)
-        return self.observed()
+        (self.add_agent_message if role == "agent" else self.add_user_message)(message)
+        return self.observation()
 
-    def said_by_user(self, message):
+    def add_user_message(self, message):
         if message.get("tool_calls"):
             code = call_code("call_user", "end_conversation", {})
             User.add_messages([Message(sender=USER, recipient=ENVIRONMENT, content=code)])
         else:
             User.add_messages([Message(sender=USER, recipient=AGENT, content=message["content"])])
 
-    def said_by_agent(self, message):
+    def add_agent_message(self, message):
         calls = message.get("tool_calls") or []
         text = message.get("content") or ""
         if not calls and not text.strip():
-            self.ended = "agent_error"
+            self.termination = "agent_error"
         elif not calls:
             Agent.add_messages([Message(sender=AGENT, recipient=USER, content=text)])
         else:
-            Agent.add_messages([self.called(call) for call in calls])
+            Agent.add_messages([self.executable(call) for call in calls])
             Clock.seconds = self.calls
 
-    def called(self, call):
+    def executable(self, call):
         """A call as ToolSandbox executes it. The id is ours, the tool exists, arguments are values; for anything else
         the code only raises, in words of ours, so that the agent is told."""
         self.calls += 1
-        own = f"call_{self.calls}"
-        self.names[own] = call["id"] if isinstance(call.get("id"), str) else own
+        call_id = f"call_{self.calls}"
+        self.names[call_id] = call["id"] if isinstance(call.get("id"), str) else call_id
         function = call.get("function") or {}
         name, arguments, fault = str(function.get("name")), function.get("arguments"), ""
         if isinstance(arguments, str):
@@ -214,51 +223,52 @@ class Episode:
                 fault = f"the arguments of {name} are not JSON"
         if not fault and not isinstance(arguments, dict):
             fault = f"the arguments of {name} are not an object"
-        known = set(Agent.get_available_tools())
-        if name not in known:
-            fault = f"there is no tool {name}; there are {', '.join(sorted(known))}"
+        available = set(Agent.get_available_tools())
+        if name not in available:
+            fault = f"there is no tool {name}; there are {', '.join(sorted(available))}"
         if fault:
             code = f"raise ValueError({fault!r})"
         else:
-            code = call_code(own, get_current_context().get_execution_facing_tool_name(name), arguments)
+            code = call_code(call_id, get_current_context().get_execution_facing_tool_name(name), arguments)
         return Message(
-            sender=AGENT, recipient=ENVIRONMENT, content=code, openai_tool_call_id=own, openai_function_name=name
-        )  # fmt: skip
+            sender=AGENT, recipient=ENVIRONMENT, content=code, openai_tool_call_id=call_id, openai_function_name=name
+        )
 
 
-def call_code(own, tool, arguments):
+def call_code(call_id, tool, arguments):
     """The code of a call in the form that ToolSandbox reads back."""
-    return f"{own}_parameters = {arguments!r}\n{own}_response = {tool}(**{own}_parameters)\nprint(repr({own}_response))"
+    parameters, response = f"{call_id}_parameters", f"{call_id}_response"
+    return f"{parameters} = {arguments!r}\n{response} = {tool}(**{parameters})\nprint(repr({response}))"
 
 
-def described(milestone, mine):
+def description(milestone, minefield):
     """What a milestone checks, as plain values: calls, words to the user, or a state of the records."""
-    found = []
+    checks = []
     for constraint in milestone.snapshot_constraints:
         rows = [] if constraint.target_dataframe is None else constraint.target_dataframe.to_dicts()
         namespace = str(constraint.database_namespace)
         measure = getattr(constraint.snapshot_constraint, "func", constraint.snapshot_constraint).__name__
         for row in rows:
             if row.get("tool_trace") is not None:
-                called = json.loads(row["tool_trace"])
-                called = called if isinstance(called, list) else [called]
-                found += [{"tool": one["tool_name"], "arguments": one["arguments"]} for one in called]
-                continue
-            if namespace == "SANDBOX":
-                one = {"message": row.get("content")}
+                trace = json.loads(row["tool_trace"])
+                calls = trace if isinstance(trace, list) else [trace]
+                checks += [{"tool": call["tool_name"], "arguments": call["arguments"]} for call in calls]
+            elif namespace == "SANDBOX":
+                checks.append({"message": row.get("content")})
             else:
-                change = measure.removesuffix("_similarity")
-                one = {"namespace": namespace, "change": change, "values": json.loads(json.dumps(row, default=str))}
-            found.append(one)
-    first: dict = dict(found[0]) if found else {"namespace": "state"}
-    if len(found) > 1:
-        first["also"] = found[1:]
-    return {**first, "minefield": True} if mine else first
+                change, values = measure.removesuffix("_similarity"), json.loads(json.dumps(row, default=str))
+                checks.append({"namespace": namespace, "change": change, "values": values})
+    first: dict = dict(checks[0]) if checks else {"namespace": "state"}
+    if len(checks) > 1:
+        first["also"] = checks[1:]
+    return {**first, "minefield": True} if minefield else first
 
 
 def milestones_of(scenario):
-    mined = [described(one, True) for one in scenario.evaluation.minefield_matcher.milestones]
-    return [described(one, False) for one in scenario.evaluation.milestone_matcher.milestones] + mined
+    minefields = [description(milestone, True) for milestone in scenario.evaluation.minefield_matcher.milestones]
+    return [
+        description(milestone, False) for milestone in scenario.evaluation.milestone_matcher.milestones
+    ] + minefields
 
 
 EPISODES, SCENARIOS, GROUPS = {}, {}, {}
@@ -266,8 +276,8 @@ EPISODES, SCENARIOS, GROUPS = {}, {}, {}
 
 def build():
     """All scenarios, in the world of the stopped clock."""
-    for category, named in CATEGORIES.items():
-        for name, scenario in named(preferred_tool_backend=ToolBackend.DEFAULT).items():
+    for category, scenarios_of in CATEGORIES.items():
+        for name, scenario in scenarios_of(preferred_tool_backend=ToolBackend.DEFAULT).items():
             SCENARIOS[name], GROUPS[name] = scenario, category
 
 
@@ -310,12 +320,12 @@ def list_tasks():
 
 def tools():
     """Schemas of every tool that some scenario offers."""
-    known = {}
+    schemas = {}
     for scenario in SCENARIOS.values():
         set_current_context(scenario.starting_context)
         for tool in convert_to_openai_tools(Agent.get_available_tools()):
-            known.setdefault(tool["function"]["name"], tool)
-    return {"tools": list(known.values())}
+            schemas.setdefault(tool["function"]["name"], tool)
+    return {"tools": list(schemas.values())}
 
 
 def reset(task_id, user):
@@ -324,7 +334,7 @@ def reset(task_id, user):
     episode = Episode(task_id, scripted=user == "scripted")
     name = uuid.uuid4().hex
     EPISODES[name] = episode
-    return {"episode": name, "system": "", "tools": episode.tools, **episode.observed()}
+    return {"episode": name, "system": "", "tools": episode.tools, **episode.observation()}
 
 
 def step(episode, role, message):
@@ -339,29 +349,29 @@ def evaluate(task_id, messages):
     """The similarity of a record: its messages are played again in a fresh world."""
     scenario = scenario_of(task_id)
     episode = Episode(task_id, scripted=False)
-    opening = len(episode.observed()["messages"])
+    opening = len(episode.observation()["messages"])
     for message in messages[opening:]:
-        if message["role"] == "tool" or episode.ended:
+        if message["role"] == "tool" or episode.termination:
             continue
         role = "user" if message["role"] == "user" else "agent"
         episode.enter()
         episode.take(role, message)
     episode.enter()
-    found = scenario.evaluation.evaluate(execution_context=episode.context, max_turn_count=scenario.max_messages)
-    mapped = {**found.milestone_mapping}
-    parts = {f"milestone {at + 1}": float(score) for at, (_, score) in sorted(mapped.items())}
+    result = scenario.evaluation.evaluate(execution_context=episode.context, max_turn_count=scenario.max_messages)
+    milestones, minefields = sorted(result.milestone_mapping.items()), sorted(result.minefield_mapping.items())
+    parts = {f"milestone {index + 1}": float(score) for index, (_, score) in milestones}
     first = len(scenario.evaluation.milestone_matcher.milestones) + 1
     # Of a minefield the score says how surely it was entered; the part says how surely it was not.
-    mines = {f"milestone {first + at}": 1.0 - float(one[1]) for at, one in sorted(found.minefield_mapping.items())}
-    similarity = float(found.similarity)
-    summary = {"milestones": float(found.milestone_similarity), "minefields": 1.0 - float(found.minefield_similarity)}
-    return {"reward": similarity, "success": similarity >= PERFECT, "parts": {**summary, **parts, **mines}}
+    parts |= {f"milestone {first + index}": 1.0 - float(score) for index, (_, score) in minefields}
+    similarity = float(result.similarity)
+    summary = {"milestones": float(result.milestone_similarity), "minefields": 1.0 - float(result.minefield_similarity)}
+    return {"reward": similarity, "success": similarity >= PERFECT, "parts": {**summary, **parts}}
 
 
 def idle(task_id):
     """The record of an agent that has done nothing when the user leaves; nobody knows how it would look."""
     scenario_of(task_id)
-    return {"messages": Episode(task_id, scripted=False).observed()["messages"]}
+    return {"messages": Episode(task_id, scripted=False).observation()["messages"]}
 
 
 def close(episode):
