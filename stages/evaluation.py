@@ -4,7 +4,7 @@ from pathlib import Path
 
 from captrain.baselines import spending_stages
 from captrain.config import load_spec
-from captrain.environments import passports
+from captrain.environments import read_passports
 from captrain.evaluation import all_routes, controls_of, evaluate, play_arms, write
 from captrain.execution import entry_point
 from captrain.ledger import LedgerEntry
@@ -19,7 +19,10 @@ def main() -> None:
     publish(Path("artifacts/evaluation/rollouts.jsonl"), rollouts)
     ledgers = [results / stage / "ledger.jsonl" for stage in spending_stages()]
     ledger = [entry for path in ledgers for entry in load(path, LedgerEntry)] + spent
-    earned, every = passports(results / "environments"), load(results / "capabilities/capabilities.jsonl", Capability)
+    earned, every = (
+        read_passports(results / "environments"),
+        load(results / "capabilities/capabilities.jsonl", Capability),
+    )
     rows = {"ranked": [one.id for one in every if one.id in earned], "controls": controls_of(results / "controls")}
     settings = spec.evaluation.model_dump(include={"resamples", "confidence"})
     write(evaluate(outcomes, all_routes(results), ledger, seed=spec.seed, **rows, **settings), results / "evaluation")

@@ -36,7 +36,9 @@ class LedgerEntry(Record):
     completion_tokens: int = 0
 
 
-def spent(rollouts: Sequence[Rollout], *, stage: str, method: str, item: str = "", discarded: int = 0) -> LedgerEntry:
+def ledger_entry(
+    rollouts: Sequence[Rollout], *, stage: str, method: str, item: str = "", discarded: int = 0
+) -> LedgerEntry:
     """The ledger entry of a set of rollouts of one purpose: every attempt counts."""
     return LedgerEntry(
         stage=stage,

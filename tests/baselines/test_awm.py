@@ -17,7 +17,7 @@ from captrain.baselines.scenarios import published_scenarios, text_of
 from captrain.benchmarks import servicedesk as desk
 from captrain.config import Spec, compose_spec, publish_spec
 from captrain.contract import load_file, tool_call
-from captrain.environments.synthesized import load
+from captrain.environments.loading import load_environment
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
 from captrain.models.lora import adapter_digest
@@ -209,12 +209,12 @@ class TestOwn:
             assert not spoilt.success and spoilt.reward <= 0.5
 
     def test_all_have_whole_passports_without_calibration(self, drawn: Path) -> None:
-        from captrain.environments.synthesized import passports
+        from captrain.environments.loading import read_passports
 
-        for passport in passports(drawn).values():
+        for passport in read_passports(drawn).values():
             assert passport.passed and passport.trusted and passport.calibration_tasks == 0
             assert not [check for check in passport.checks if "base" in check.name]
-            assert load(drawn, passport, composed().machine).name == passport.capability
+            assert load_environment(drawn, passport, composed().machine).name == passport.capability
 
     def test_bounds_that_none_can_meet_are_an_error(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(awm, "DRAWS", 1)
@@ -347,7 +347,7 @@ class TestStage:
 
 
 def _copied(drawn: Path, folder: Path) -> Any:
-    from captrain.environments.synthesized import passports
+    from captrain.environments.loading import read_passports
 
     shutil.copytree(drawn, folder)
-    return [*passports(folder).values()]
+    return [*read_passports(folder).values()]

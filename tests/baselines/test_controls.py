@@ -18,10 +18,11 @@ from captrain.baselines.controls import NAMES, Workshop, choices, control_routes
 from captrain.benchmarks.loading import load_benchmark
 from captrain.config import compose_spec, publish_spec
 from captrain.contract import Target, load_file
-from captrain.environments.subject import standard
-from captrain.environments.synthesis import DRAFTS, examined, passport_of
-from captrain.environments.synthesized import Brief, passports
-from captrain.environments.templates import FAMILIES, OTHERS, TemplateSynthesizer
+from captrain.environments.loading import read_passports
+from captrain.environments.subject import make_standard
+from captrain.environments.synthesis import DRAFTS, examine, make_passport
+from captrain.environments.synthesizer import Brief
+from captrain.environments.templates import CONTROLS, FAMILIES, TemplateSynthesizer
 from captrain.ledger import LedgerEntry
 from captrain.policies.scripted import ScriptedPolicy
 from captrain.records import Capability, Rollout, load, publish, publish_json, publish_text
@@ -37,7 +38,7 @@ OVERRIDES = [
 SPEC = compose_spec("smoke", 0, OVERRIDES, ROOT / "conf")
 BENCHMARK = load_benchmark(SPEC.benchmark)
 STRICT = compose_spec("default", 0, ["environments.seeds=10"], ROOT / "conf").environments
-AGAINST = standard(BENCHMARK, SPEC.evaluation.tasks, STRICT.model_copy(update={"groups": 5, "group_size": 8}))
+AGAINST = make_standard(BENCHMARK, SPEC.evaluation.tasks, STRICT.model_copy(update={"groups": 5, "group_size": 8}))
 
 
 def capability(name: str) -> Capability:
@@ -106,7 +107,7 @@ def elsewhere(tmp_path: Path) -> Iterator[Path]:
 
 
 def workshop(policy: ScriptedPolicy, *, against: Any = AGAINST, rollouts: Any = ()) -> Workshop:
-    pool = {name: capability(name) for name in (*FAMILIES, *OTHERS, "small_talk")}
+    pool = {name: capability(name) for name in (*FAMILIES, *CONTROLS, "small_talk")}
     return Workshop(FAMILIES[:2], pool, rollouts, TemplateSynthesizer(), policy, against, SPEC.machine, 0)
 
 
@@ -144,11 +145,11 @@ def test_a_capability_whose_environment_fails_another_check_is_passed_over_with_
     assert "reward of the broken solution" in shop.lacking["named_record"]
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", CONTROLS)
 def test_what_the_diagnosis_rejects_has_an_honest_environment_all_the_same(tmp_path: Path, name: str) -> None:
     path = tmp_path / f"{name}.py"
     path.write_text(TemplateSynthesizer().synthesize(Brief(capability(name), BENCHMARK.tools), []))
-    found = examined(path, AGAINST, Brief(capability(name), BENCHMARK.tools), None, None, 0)
+    found = examine(path, AGAINST, Brief(capability(name), BENCHMARK.tools), None, None, 0)
     assert [(check.name, check.detail) for check in found.checks if not check.passed] == []
     target, environment = load_file(path), load_file(path).environment
     verbs = set()
@@ -231,9 +232,9 @@ def trace_stood(folder: Path, base: Path, rollouts: list[Rollout]) -> None:
     for name in names:
         path = folder / f"results/environments/{name}.py"
         publish_text(path, TemplateSynthesizer().synthesize(Brief(capability(name), BENCHMARK.tools), []))
-        checked = examined(path, AGAINST, Brief(capability(name), BENCHMARK.tools), None, ScriptedPolicy(skill=0.3), 0)
+        checked = examine(path, AGAINST, Brief(capability(name), BENCHMARK.tools), None, ScriptedPolicy(skill=0.3), 0)
         played += checked.rollouts
-        passport = passport_of(path, checked, 0, trusted=True)
+        passport = make_passport(path, checked, 0, trusted=True)
         publish_json(path.with_suffix(".passport.json"), passport)
     publish(folder / "artifacts/environments/calibration.jsonl", played)
     publish(folder / "artifacts/rollouts/discovery.jsonl", rollouts)
@@ -275,7 +276,7 @@ def test_the_stage_trains_only_what_trace_has_not_at_the_same_budget(
     for job in mine:
         assert replace(job, name=trace[0].name, places=trace[0].places) == trace[0]
         assert [place.skip for place in job.places] == [SPEC.environments.groups]
-    assert {*passports(Path("results/controls"))} == further and DRAFTS.exists()
+    assert {*read_passports(Path("results/controls"))} == further and DRAFTS.exists()
 
 
 def test_without_controls_the_stage_writes_empty_results_quickly_and_without_torch(tmp_path: Path) -> None:

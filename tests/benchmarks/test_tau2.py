@@ -21,7 +21,7 @@ from captrain.errors import InfrastructureError, UserError
 from captrain.policies.policy import Play
 from captrain.policies.scripted import ScriptedPolicy
 from captrain.records import Message, Score, Task
-from captrain.rollouts.collection import collect, floor
+from captrain.rollouts.collection import collect, floor_scores
 
 CONF = Path(__file__).parents[2] / "conf"
 TILL = Path(__file__).parents[1] / "workers" / "contract_worker.py"
@@ -228,7 +228,7 @@ def test_the_reference_of_every_task_scores_one(targets: dict[str, Target], doma
 def test_the_floor_is_the_measured_one(targets: dict[str, Target], version: str) -> None:
     for domain, expected in {"airline": {"0.2.1-dev": 19, "1.0": 23}, "retail": {"0.2.1-dev": 7, "1.0": 7}}.items():
         tasks = [task for split in ("discovery", "training", "test") for task in every(targets[domain], split)]
-        passed = [score.success for score in floor(targets[domain], tasks).values() if score]
+        passed = [score.success for score in floor_scores(targets[domain], tasks).values() if score]
         assert (sum(passed), len(passed)) == (expected[version], len(tasks))
 
 

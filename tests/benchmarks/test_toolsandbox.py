@@ -22,7 +22,7 @@ from captrain.errors import UserError
 from captrain.policies.policy import Play
 from captrain.policies.scripted import ScriptedPolicy
 from captrain.records import Message, Task, digest
-from captrain.rollouts.collection import collect, floor
+from captrain.rollouts.collection import collect, floor_scores
 
 CONF = Path(__file__).parents[2] / "conf"
 PYTHON = os.environ.get("CAPTRAIN_TOOLSANDBOX_PYTHON", "")
@@ -186,7 +186,7 @@ def test_there_are_129_scenarios_of_which_28_need_an_outside_key(target: Target)
 @installed
 def test_the_floor_is_the_measured_one(target: Target) -> None:
     """On the 101 that can be played; the 28 others score 0 when nothing is done, which makes 26 perfect of 129."""
-    scores = [score for score in floor(target, everything(target)).values() if score is not None]
+    scores = [score for score in floor_scores(target, everything(target)).values() if score is not None]
     assert sum(score.success for score in scores) == 26
     assert sum(score.reward for score in scores) / 129 == pytest.approx(0.2016, abs=1e-3)
 

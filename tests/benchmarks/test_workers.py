@@ -20,7 +20,7 @@ from captrain.benchmarks.pool import Pool, Session
 from captrain.benchmarks.simulation import SimulatedEpisode
 from captrain.contract import Target, tool_call
 from captrain.errors import InfrastructureError, UserError
-from captrain.ledger import spent
+from captrain.ledger import ledger_entry
 from captrain.policies.policy import Play
 from captrain.policies.scripted import Script, ScriptedPolicy
 from captrain.records import Message, Rollout
@@ -465,7 +465,7 @@ def test_episodes_that_lose_their_worker_are_retried_and_counted_and_never_faile
     # Opened together, every second episode was in the worker that died.
     lost = ["till/0", "till/2", "till/4"] if policy is Together else ["till/2"]
     assert retries == {name: int(name in lost) for name in names}
-    entry = spent(rollouts, stage="rollouts", method="target")
+    entry = ledger_entry(rollouts, stage="rollouts", method="target")
     assert (entry.rollouts, entry.errors) == (6 + len(lost), len(lost))
 
 

@@ -17,10 +17,11 @@ from captrain.benchmarks.loading import load_benchmark
 from captrain.capabilities.cooccurrence import count_pairs, demands, frequent_pairs, needs, recommend_recipe
 from captrain.config import compose_spec, publish_spec
 from captrain.contract import Target, load_file, tool_call
-from captrain.environments.pairs import combined, publish_pairs, synthesize_pairs
-from captrain.environments.subject import standard
-from captrain.environments.synthesis import brief, examined
-from captrain.environments.synthesized import Attempt, Brief, load, passports
+from captrain.environments.loading import load_environment, read_passports
+from captrain.environments.pairs import combine, publish_pairs, synthesize_pairs
+from captrain.environments.subject import make_standard
+from captrain.environments.synthesis import examine, make_brief
+from captrain.environments.synthesizer import Attempt, Brief
 from captrain.environments.templates import FAMILIES, PAIRS, TemplateSynthesizer
 from captrain.errors import UserError
 from captrain.policies.scripted import ScriptedPolicy
@@ -31,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 SMOKE = compose_spec("smoke", 0, ["pairs.count=2", "evaluation.tasks=20"], ROOT / "conf")
 BENCHMARK = load_benchmark(SMOKE.benchmark)
 BOUNDS = compose_spec("default", 0, ["environments.seeds=20"], ROOT / "conf").environments
-AGAINST = standard(BENCHMARK, SMOKE.evaluation.tasks, BOUNDS)
+AGAINST = make_standard(BENCHMARK, SMOKE.evaluation.tasks, BOUNDS)
 LETTER: dict[str, Verdict] = {"L": "LACKING", "P": "PRESENT", "-": "NA"}
 
 
@@ -95,7 +96,7 @@ def capability(name: str) -> Capability:
 
 def pair_brief(name: str) -> Brief:
     first, second = name.split("+")
-    return Brief(combined(capability(first), capability(second), {}), BENCHMARK.tools)
+    return Brief(combine(capability(first), capability(second), {}), BENCHMARK.tools)
 
 
 def written(folder: Path, name: str) -> tuple[Target, Path]:
@@ -126,7 +127,7 @@ def test_there_is_a_template_for_every_pair_of_the_four_families() -> None:
 @pytest.mark.parametrize("name", PAIRS)
 def test_a_pair_environment_earns_its_passport_without_a_rollout(tmp_path: Path, name: str) -> None:
     target, path = written(tmp_path, name)
-    found = examined(path, AGAINST, pair_brief(name), None, None, 0)
+    found = examine(path, AGAINST, pair_brief(name), None, None, 0)
     assert target.name == name and found.environment == target.fingerprint
     assert [(check.name, check.detail) for check in found.checks if not check.passed] == []
     assert found.ledger == found.rollouts == []
@@ -241,10 +242,10 @@ def test_the_pairs_that_failed_rollouts_lack_most_often_get_environments_that_lo
     with contextlib.chdir(tmp_path):
         made = synthesize_pairs(labels, known, rollouts, 3, TemplateSynthesizer(), AGAINST, SMOKE.machine, 0)
         publish_pairs(made, Path("results"), Path("artifacts"))
-        assert [*passports(Path("results"))] == [PAIRS[0], PAIRS[1]]
-        passport = passports(Path("results"))[PAIRS[0]]
-        target = load(Path("results"), passport, SMOKE.machine)
-        confined = load(Path("results"), passport.model_copy(update={"trusted": False}), BASIC)
+        assert [*read_passports(Path("results"))] == [PAIRS[0], PAIRS[1]]
+        passport = read_passports(Path("results"))[PAIRS[0]]
+        target = load_environment(Path("results"), passport, SMOKE.machine)
+        confined = load_environment(Path("results"), passport.model_copy(update={"trusted": False}), BASIC)
     assert target.name == confined.name == PAIRS[0] and passport.calibration_tasks == 0
     assert confined.tasks("training", 3) == target.tasks("training", 3)
     account = json.loads((tmp_path / "results/pairs.json").read_text())
@@ -271,12 +272,15 @@ def test_a_pair_whose_passport_fails_is_left_out_with_its_findings_and_ends_noth
         made = synthesize_pairs(labels, known, rollouts, 1, drafts, against, SMOKE.machine, 0)
         publish_pairs(made, Path("results"), Path("artifacts"))
     assert "schemas equal the target's" in made.account[PAIRS[0]]["reason"]
-    assert passports(tmp_path / "results") == {} and (tmp_path / f"results/rejected/{PAIRS[0]}.findings.json").exists()
+    assert (
+        read_passports(tmp_path / "results") == {}
+        and (tmp_path / f"results/rejected/{PAIRS[0]}.findings.json").exists()
+    )
     [asked] = drafts.asked
     first, second = PAIRS[0].split("+")
     assert f"What {first} takes." in asked.description and f"What {second} takes." in asked.description
     assert asked.examples == [row.rollout for row in labels][:5]
-    assert {one.id for one in brief(asked, [], rollouts).examples if one.outcome == "failed"} == {*asked.examples}
+    assert {one.id for one in make_brief(asked, [], rollouts).examples if one.outcome == "failed"} == {*asked.examples}
 
 
 def stage(folder: Path, count: int, rollouts: Sequence[Rollout]) -> None:
@@ -295,7 +299,7 @@ def test_the_stage_writes_the_environments_and_says_how_many(
     with contextlib.chdir(tmp_path):
         runpy.run_path(str(ROOT / "stages/pairs.py"), run_name="__main__")
     assert capsys.readouterr().out == "1 pair environments\n"
-    assert [*passports(tmp_path / "results/pairs")] == [PAIRS[0]]
+    assert [*read_passports(tmp_path / "results/pairs")] == [PAIRS[0]]
 
 
 def test_without_pairs_the_stage_writes_empty_results_and_needs_neither_labels_nor_torch(tmp_path: Path) -> None:

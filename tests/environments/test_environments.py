@@ -17,12 +17,13 @@ import pytest
 from captrain.benchmarks.loading import load_benchmark
 from captrain.config import compose_spec
 from captrain.contract import Target, load_file, tool_call
-from captrain.environments.passport import CHECKS, TRANSFER, calibrate, inspect
-from captrain.environments.publication import publish_all
-from captrain.environments.subject import standard
-from captrain.environments.synthesis import LOADS, Synthesized, brief, missed, synthesize
-from captrain.environments.synthesized import Attempt, Brief, load, passports
-from captrain.environments.templates import ANY, EASIEST, FAMILIES, TemplateSynthesizer
+from captrain.environments.loading import load_environment, read_passports
+from captrain.environments.passport import CHECKS, TRANSFER, calibrate, run_checks
+from captrain.environments.publication import publish_environments
+from captrain.environments.subject import make_standard
+from captrain.environments.synthesis import LOADS, SynthesisResult, distance_from_bound, make_brief, synthesize
+from captrain.environments.synthesizer import Attempt, Brief
+from captrain.environments.templates import ANY_OPERATION, EASIEST, FAMILIES, TemplateSynthesizer
 from captrain.errors import EnvironmentFault, UserError
 from captrain.policies.policy import Play
 from captrain.policies.scripted import ScriptedPolicy, by_the_book
@@ -32,7 +33,7 @@ from captrain.records import load as load_records
 SMOKE = compose_spec("smoke", 0, [], Path(__file__).parents[2] / "conf")
 BENCHMARK = load_benchmark(SMOKE.benchmark)
 STRICT = compose_spec("default", 0, ["environments.seeds=10"], Path(__file__).parents[2] / "conf").environments
-AGAINST = standard(BENCHMARK, SMOKE.evaluation.tasks, STRICT)
+AGAINST = make_standard(BENCHMARK, SMOKE.evaluation.tasks, STRICT)
 CONFINED = SMOKE.machine.model_copy(update={"sandbox": "basic"})
 WRITES = {"cancel_order", "return_order", "wrap_order", "update_zip", "deny_request"}
 
@@ -100,7 +101,7 @@ def played(target: Target, task: Task, actions: Sequence[Message]) -> Score:
 
 
 EVERY = [(name, attempt) for name in FAMILIES for attempt in range(EASIEST + 1)]
-EVERY += [(name, tool) for name in ANY for tool in ("update_zip", "get_order")]
+EVERY += [(name, tool) for name in ANY_OPERATION for tool in ("update_zip", "get_order")]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -140,7 +141,7 @@ def test_the_files_of_the_results_are_what_the_templates_write_to_the_byte() -> 
     """Templates of other capabilities and of pairs change nothing of those whose results lie there."""
     results = Path(__file__).parents[2] / "results"
     known = {one.id: one for one in load_records(results / "capabilities/capabilities.jsonl", Capability)}
-    earned = passports(results / "environments")
+    earned = read_passports(results / "environments")
     assert earned and {*earned} <= {*FAMILIES}
     for name, passport in earned.items():
         attempts = [Attempt("", passport)] * passport.attempt
@@ -226,7 +227,7 @@ def test_writing_to_every_record_does_not_find_the_right_one(tmp_path: Path) -> 
             assert played(target, task, [*writes, say("Done.")]).reward < 0.5
 
 
-@pytest.mark.parametrize("name", ANY)
+@pytest.mark.parametrize("name", ANY_OPERATION)
 def test_steps_that_failed_and_that_a_template_lacks_are_asked_for_in_its_next_attempt(
     elsewhere: Path, name: str
 ) -> None:
@@ -247,7 +248,7 @@ def test_steps_that_failed_and_that_a_template_lacks_are_asked_for_in_its_next_a
 
 def test_where_no_operation_can_bring_the_missing_step_the_next_attempt_is_an_easier_one() -> None:
     for name in FAMILIES:
-        if name not in ANY:
+        if name not in ANY_OPERATION:
             assert text_of(name, "wrap_order") == text_of(name, 1)
     assert text_of("record_selection", "transfer_to_human") == text_of("record_selection", 1)
 
@@ -303,13 +304,13 @@ def tasks(self, split, count):
 def test_what_only_a_second_process_shows_is_found_by_it(tmp_path: Path, fault: str) -> None:
     change, names, said = BAD[fault]
     target, path = written(tmp_path, "record_selection", change=change)
-    failed = {check.name: check for check in inspect(target, path, AGAINST, ()) if not check.passed}
+    failed = {check.name: check for check in run_checks(target, path, AGAINST, ()) if not check.passed}
     assert {*failed} == names and said in failed[ELSEWHERE].detail
 
 
 def test_what_an_environment_prints_is_not_taken_for_its_answer(tmp_path: Path) -> None:
     target, path = written(tmp_path, "record_selection", change="print('{}')")
-    assert all(check.passed for check in inspect(target, path, AGAINST, ()))
+    assert all(check.passed for check in run_checks(target, path, AGAINST, ()))
 
 
 @pytest.mark.parametrize("method", ["tasks", "open", "score", "reference"])
@@ -317,7 +318,7 @@ def test_an_environment_that_raises_is_named_with_the_task(tmp_path: Path, metho
     arguments = {"tasks": "split, count", "score": "task, messages"}.get(method, "task")
     change = f"def {method}(self, {arguments}):\n    return {{}}['gone']"
     target, path = written(tmp_path, "record_selection", change=change)
-    checks = {check.name: check for check in inspect(target, path, AGAINST, ())}
+    checks = {check.name: check for check in run_checks(target, path, AGAINST, ())}
     check = checks["reward of the reference solution"]
     where = "split training" if method == "tasks" else "record_selection/training/00000"
     assert check.detail == f"environment record_selection ({path}) raised KeyError: 'gone' in {method} on {where}"
@@ -388,13 +389,13 @@ def elsewhere(tmp_path: Path) -> Iterator[Path]:
         yield tmp_path
 
 
-def made(drafts: Drafts, policy: ScriptedPolicy, name: str = "record_selection", **bounds: Any) -> Synthesized:
+def made(drafts: Drafts, policy: ScriptedPolicy, name: str = "record_selection", **bounds: Any) -> SynthesisResult:
     chosen = STRICT.model_copy(update={"groups": 6, "group_size": 5, **bounds})
     against = replace(AGAINST, bounds=chosen)
     return synthesize(wanted(name), drafts, policy, against, CONFINED, 0)
 
 
-def measured(one: Synthesized) -> dict[str, float | None]:
+def measured(one: SynthesisResult) -> dict[str, float | None]:
     return {check.name: check.measured for check in one.best.passport.checks}
 
 
@@ -489,7 +490,7 @@ def score(self, task, messages):
 def test_of_equally_many_checks_the_nearer_miss_is_the_better_attempt(
     measured: float | None, bound: str, far: float
 ) -> None:
-    assert missed(Check(name="c", passed=False, measured=measured, bound=bound)) == pytest.approx(far)
+    assert distance_from_bound(Check(name="c", passed=False, measured=measured, bound=bound)) == pytest.approx(far)
 
 
 def test_a_capability_without_an_environment_is_left_out_with_its_findings_and_the_others_go_on(
@@ -498,9 +499,9 @@ def test_a_capability_without_an_environment_is_left_out_with_its_findings_and_t
     good = made(Drafts(GOOD), ScriptedPolicy(skill=0.5))
     bad = made(Drafts(UNFAITHFUL, GOOD.replace("class", "clas")), ScriptedPolicy(skill=0.5), "argument_precision")
     results, artifacts = elsewhere / "results", elsewhere / "artifacts"
-    publish_all([bad, good], results, artifacts)
-    assert [*passports(results)] == ["record_selection"]
-    assert load(results, good.best.passport, SMOKE.machine).name == "record_selection"
+    publish_environments([bad, good], results, artifacts)
+    assert [*read_passports(results)] == ["record_selection"]
+    assert load_environment(results, good.best.passport, SMOKE.machine).name == "record_selection"
     assert (results / "rejected/argument_precision.py").read_text() == UNFAITHFUL
     findings = json.loads((results / "rejected/argument_precision.findings.json").read_text())
     assert [one["attempt"] for one in findings] == [0, 1, 2]
@@ -510,7 +511,7 @@ def test_a_capability_without_an_environment_is_left_out_with_its_findings_and_t
     assert "The base passes" in (results / "record_selection.md").read_text()
     assert len((artifacts / "calibration.jsonl").read_text().splitlines()) == 30
     with pytest.raises(UserError, match="no environment earned its passport") as refusal:
-        publish_all([bad], results, artifacts)
+        publish_environments([bad], results, artifacts)
     assert "argument_precision: schemas equal" in refusal.value.problem and "rejected" in refusal.value.remedy
 
 
@@ -525,10 +526,10 @@ def test_a_brief_shows_the_failures_that_the_capability_was_found_in_and_the_sho
     rollouts = [one(f"p{length}", "passed", length) for length in (5, 2, 4, 3)] + [one("f1", "failed", 1)]
     rollouts.append(one("f2", "failed", 1))
     lacking = capability("record_selection").model_copy(update={"examples": ["f2", "gone"]})
-    shown = brief(lacking, BENCHMARK.tools, rollouts)
+    shown = make_brief(lacking, BENCHMARK.tools, rollouts)
     assert [rollout.id for rollout in shown.examples] == ["f2", "p2", "p3", "p4"]
     with pytest.raises(UserError, match="of the test split"):
-        brief(lacking, BENCHMARK.tools, [one("t", "failed", 1, "test")])
+        make_brief(lacking, BENCHMARK.tools, [one("t", "failed", 1, "test")])
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,12 @@ from captrain.benchmarks.loading import load_benchmark
 from captrain.cli import app
 from captrain.config import compose_spec
 from captrain.contract import Target, load_file, tool_call
-from captrain.environments.leakage import HeldOut, runs_of
-from captrain.environments.passport import CHECKS, calibrate, failed_tool, inspect, structure
-from captrain.environments.probes import distance, random_agent, shown_calls, steps
-from captrain.environments.sandbox.confined import active, confined
-from captrain.environments.subject import Standard, standard
-from captrain.environments.synthesized import Attempt, Brief
+from captrain.environments.leakage import HeldOutTasks, runs_of
+from captrain.environments.passport import CHECKS, calibrate, failed_tool, run_checks, structure
+from captrain.environments.probes import calls_in_text, distance, random_agent, steps
+from captrain.environments.sandbox.confined import active_confinement, load_confined
+from captrain.environments.subject import Standard, make_standard
+from captrain.environments.synthesizer import Attempt, Brief
 from captrain.environments.templates import EASIEST, FAMILIES, TemplateSynthesizer
 from captrain.records import Capability, Check, Message, Passport, Rollout, Score, Task
 
@@ -31,7 +31,7 @@ SOUND = (FOLDER / "sound.py").read_text()
 CONF = HERE.parent / "conf"
 DEFAULT = compose_spec("default", 0, [], CONF)
 BENCHMARK = load_benchmark(DEFAULT.benchmark)
-AGAINST = standard(BENCHMARK, DEFAULT.evaluation.tasks, DEFAULT.environments)
+AGAINST = make_standard(BENCHMARK, DEFAULT.evaluation.tasks, DEFAULT.environments)
 FEW = 6
 
 MISSED = {
@@ -80,7 +80,7 @@ def found(folder: Path, text: str, seeds: int = FEW, sandboxed: bool = False) ->
     """The checks of a text."""
     path = folder / "written.py"
     path.write_text(text)
-    checks = inspect(confined(path, "none") if sandboxed else load_file(path), path, against(seeds), ())
+    checks = run_checks(load_confined(path, "none") if sandboxed else load_file(path), path, against(seeds), ())
     assert [check.name for check in checks] == list(CHECKS)
     return {check.name: check for check in checks}
 
@@ -126,7 +126,7 @@ def test_the_templates_pass_every_check(tmp_path: Path, name: str, attempt: int,
         capability=name, environment="", attempt=0, passed=False, trusted=True, calibration_tasks=10, checks=[]
     )
     path.write_text(TemplateSynthesizer().synthesize(wanted, [Attempt("", unspread)] * attempt))
-    checks = inspect(load_file(path), path, against(seeds), ())
+    checks = run_checks(load_file(path), path, against(seeds), ())
     assert [check for check in checks if not check.passed] == []
     assert next(check for check in checks if check.name == "tasks checked").measured == seeds
 
@@ -178,11 +178,11 @@ def test_what_is_not_of_the_contract_is_a_finding_too(tmp_path: Path, change: st
 def test_an_import_that_the_sandbox_lacks_fails_and_an_odd_name_is_only_said(tmp_path: Path) -> None:
     path = tmp_path / "odd.py"
     path.write_text(SOUND + "\n\ndef unused():\n    import pydantic\n    return eval('1')\n")
-    checks = {check.name: check for check in inspect(load_file(path), path, against(FEW), ())}
+    checks = {check.name: check for check in run_checks(load_file(path), path, against(FEW), ())}
     check = checks["imports that the sandbox lacks"]
     assert failed(checks) == {check.name} and check.detail.startswith("not there: pydantic; uses eval")
     path.write_text(SOUND + "\n\ndef unused():\n    return eval('1')\n")
-    [check] = [one for one in inspect(load_file(path), path, against(FEW), ()) if one.name == check.name]
+    [check] = [one for one in run_checks(load_file(path), path, against(FEW), ()) if one.name == check.name]
     assert check.passed and "static reading" in check.detail
 
 
@@ -220,7 +220,7 @@ def test_a_test_task_that_was_copied_in_is_found(tmp_path: Path, what: str) -> N
 def test_test_tasks_are_recognised_and_other_tasks_of_the_same_small_world_are_not(mix: str) -> None:
     benchmark = load_benchmark(compose_spec("default", 0, [f"benchmark.mix={mix}"], CONF).benchmark)
     tests = benchmark.tasks("test", 400)
-    held_out = HeldOut(benchmark, tests)
+    held_out = HeldOutTasks(benchmark, tests)
 
     def share(task: Task) -> float:
         return held_out.nearest(runs_of(task, benchmark.play(task, benchmark.reference(task))))[0]
@@ -266,7 +266,7 @@ def test_transfer_is_predicted_from_the_steps_that_failed_in_the_evidence(tmp_pa
     path.write_text(SOUND)
 
     def transfer(*evidence: Rollout) -> Check:
-        return {check.name: check for check in inspect(load_file(path), path, against(5), evidence)}[
+        return {check.name: check for check in run_checks(load_file(path), path, against(5), evidence)}[
             "share of tasks with the failed step"
         ]
 
@@ -298,8 +298,8 @@ def test_a_structure_is_what_is_left_without_names_and_numbers() -> None:
     ],
 )
 def test_a_call_that_stands_in_a_text_is_read(text: str) -> None:
-    assert [*shown_calls(text, BENCHMARK.tools)] == [tool_call("wrap_order", {"order_id": "#12"})]
-    assert [*shown_calls("Deny it with deny_request. Order #12 is wrapped.", BENCHMARK.tools)] == []
+    assert [*calls_in_text(text, BENCHMARK.tools)] == [tool_call("wrap_order", {"order_id": "#12"})]
+    assert [*calls_in_text("Deny it with deny_request. Order #12 is wrapped.", BENCHMARK.tools)] == []
 
 
 def test_random_calls_take_their_arguments_from_enums_and_from_what_is_visible() -> None:
@@ -383,7 +383,7 @@ def test_validate_prints_the_sandbox_and_every_check_and_writes_passport_and_pag
     project: Path, captrain: Captrain
 ) -> None:
     status, out, _ = captrain("validate", "mine.py", "--sandbox", "basic")
-    assert status == 0 and f"sandbox: {active()}" in out and "every check passed" in out
+    assert status == 0 and f"sandbox: {active_confinement()}" in out and "every check passed" in out
     assert all(name in out for name in CHECKS)
     passport = Passport.model_validate_json((project / "mine.passport.json").read_text())
     assert passport.passed and not passport.trusted and passport.calibration_tasks == 0
@@ -449,6 +449,6 @@ def test_the_evidence_of_the_project_is_used_for_a_capability_of_the_file_s_name
 def test_targets_in_and_out_of_the_sandbox_have_the_same_passport(tmp_path: Path) -> None:
     path = tmp_path / "sound.py"
     path.write_text(SOUND)
-    targets: list[Target] = [load_file(path), confined(path, "none")]
-    one, other = ([check.model_dump() for check in inspect(target, path, against(4), ())] for target in targets)
+    targets: list[Target] = [load_file(path), load_confined(path, "none")]
+    one, other = ([check.model_dump() for check in run_checks(target, path, against(4), ())] for target in targets)
     assert one == other

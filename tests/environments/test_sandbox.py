@@ -22,8 +22,8 @@ from captrain.benchmarks.servicedesk import ServiceDesk
 from captrain.contract import IDLE, Target, load_file
 from captrain.environments.sandbox import confined as sandbox
 from captrain.environments.sandbox import forkserver, host
-from captrain.environments.sandbox.confined import LAYERS, LEVELS, active, confined
-from captrain.environments.synthesized import Brief
+from captrain.environments.sandbox.confined import LAYERS, LEVELS, active_confinement, load_confined
+from captrain.environments.synthesizer import Brief
 from captrain.environments.templates import TemplateSynthesizer
 from captrain.errors import EnvironmentFault, InfrastructureError, UserError
 from captrain.policies.policy import Play
@@ -37,7 +37,8 @@ BARE = ("rlimits", "landlock", "seccomp")
 HASTY = 1.5
 
 strong = pytest.mark.skipif(
-    LEVELS.index(active(BARE).level) < LEVELS.index("strong, one layer"), reason="seccomp is not to be had here"
+    LEVELS.index(active_confinement(BARE).level) < LEVELS.index("strong, one layer"),
+    reason="seccomp is not to be had here",
 )
 DENIED = "raised PermissionError: .*Operation not permitted"
 VERDICTS = {
@@ -161,7 +162,7 @@ def test_no_hostile_program_gets_out_and_each_has_its_verdict(
         port = (listener if name == "connect" else drop).getsockname()[1]
         argument = str(port) if name in ("connect", "datagram") else str(tmp_path / "escaped")
         try:
-            verdict = attacked(confined(path, "strong, one layer", BARE), argument)
+            verdict = attacked(load_confined(path, "strong, one layer", BARE), argument)
         except EnvironmentFault as fault:
             verdict = fault.problem
             assert verdict.startswith(f"environment hostile ({path}) ") or "does not load" in verdict
@@ -184,7 +185,7 @@ def test_every_hostile_program_is_in_the_table() -> None:
 @strong
 def test_scores_know_nothing_of_episodes_nor_of_each_other(tmp_path: Path) -> None:
     for name in ("tamper_reward", "shared_state"):
-        target = confined(program(name, tmp_path), "strong, one layer", BARE)
+        target = load_confined(program(name, tmp_path), "strong, one layer", BARE)
         task = target.tasks("training", 1)[0]
         first = target.score(task, [])
         episode = target.open(task)
@@ -197,7 +198,7 @@ def test_scores_know_nothing_of_episodes_nor_of_each_other(tmp_path: Path) -> No
 
 @strong
 def test_an_environment_goes_on_after_each_of_its_faults_in_processes_that_know_nothing_of_them(tmp_path: Path) -> None:
-    target = confined(program("leave", tmp_path), "strong, one layer", BARE)
+    target = load_confined(program("leave", tmp_path), "strong, one layer", BARE)
     tasks = target.tasks("training", 3)
     survivor = target.open(tasks[0])
     assert survivor.messages
@@ -225,11 +226,11 @@ class Odd:
 
 @strong
 def test_what_a_file_does_not_define_is_not_there_and_what_it_does_is_confined(tmp_path: Path) -> None:
-    plain: Any = confined(written(tmp_path, "attack = str"), "basic", BARE).environment
+    plain: Any = load_confined(written(tmp_path, "attack = str"), "basic", BARE).environment
     assert not any(hasattr(plain, name) for name in ("about", "idle", "broken", "hint"))
     path = written(tmp_path, FUNCTIONS, "odd")
     path.write_text(path.read_text().replace("class Environment:", "class Environment(Odd):"))
-    target = confined(path, "basic", BARE)
+    target = load_confined(path, "basic", BARE)
     environment: Any = target.environment
     task = target.tasks("training", 1)[0].model_dump()
     assert not hasattr(environment, "about")
@@ -255,7 +256,7 @@ def test_keys_reach_episodes_and_unseeded_draws_and_hashes_are_alike_in_all_proc
         "    def open(self, task, key):\n        episode = Episode()\n        episode.messages[0]['content'] = key\n"
         "        return episode")
     )  # fmt: skip
-    target, again, here = confined(path, "basic", BARE), confined(path, "basic", BARE), load_file(path)
+    target, again, here = load_confined(path, "basic", BARE), load_confined(path, "basic", BARE), load_file(path)
     assert target.about == here.about == {"version": 3}
     assert target.fingerprint == here.fingerprint and target.name == here.name
     task = target.tasks("training", 1)[0]
@@ -268,7 +269,7 @@ def test_keys_reach_episodes_and_unseeded_draws_and_hashes_are_alike_in_all_proc
 def test_all_that_may_be_imported_can_be_and_nothing_else(tmp_path: Path) -> None:
     lines = "\n".join(f"    import {module}" for module in host.MODULES)
     text = f"def attack(argument):\n{lines}\n    import sqlite3\n"
-    target = confined(written(tmp_path, text), "none", LAYERS)
+    target = load_confined(written(tmp_path, text), "none", LAYERS)
     with pytest.raises(EnvironmentFault, match="raised ModuleNotFoundError: No module named 'sqlite3' in step"):
         attacked(target, "")
 
@@ -305,7 +306,7 @@ def attack(argument):
         import traceback
         return traceback.format_exc().splitlines()[-1]
 """
-    assert attacked(confined(written(tmp_path, text), "strong, one layer", BARE), "") == "= KeyError: 'x'"
+    assert attacked(load_confined(written(tmp_path, text), "strong, one layer", BARE), "") == "= KeyError: 'x'"
 
 
 @strong
@@ -314,7 +315,7 @@ def test_a_template_environment_gives_the_same_tasks_plays_and_scores_confined(f
     brief = Brief(Capability(id=family_of, name=family_of, description=""), ServiceDesk().tools)
     path = tmp_path / f"{family_of}.py"
     path.write_text(TemplateSynthesizer().synthesize(brief, []))
-    here, there = load_file(path), confined(path, "strong, one layer")
+    here, there = load_file(path), load_confined(path, "strong, one layer")
     assert (there.fingerprint, there.name, there.tools, there.about) == (
         here.fingerprint, here.name, here.tools, here.about,
     )  # fmt: skip
@@ -337,7 +338,7 @@ def test_a_template_environment_gives_the_same_tasks_plays_and_scores_confined(f
 @strong
 def test_rollouts_are_collected_from_the_sandbox_and_nothing_is_left_of_them(letters: Any, tmp_path: Path) -> None:
     before = family()
-    target = confined(letters(), "strong, one layer")
+    target = load_confined(letters(), "strong, one layer")
     tasks = target.tasks("training", 6)
     rollouts = collect(
         ScriptedPolicy(),
@@ -381,7 +382,7 @@ def test_a_score_that_raises_leaves_no_process_of_any_episode(
             assert len(family() - before) >= 4
             yield from super().play(plays)
 
-    target = confined(written(tmp_path, SPOILT), "strong, one layer")
+    target = load_confined(written(tmp_path, SPOILT), "strong, one layer")
     tasks = target.tasks("training", 4)
     before = family()
     if culprit == "captrain":
@@ -408,7 +409,7 @@ def test_the_reference_of_a_task_is_asked_for_once_and_nobody_can_change_it(tmp_
             honest, 'COUNT["reference"] += 1; return [{"role": "assistant", "content": str(COUNT["reference"])}]'
         )
     )
-    target = confined(path, "basic", BARE)
+    target = load_confined(path, "basic", BARE)
     one, other = target.tasks("training", 2)
     target.reference(one)[0]["content"] = "changed"
     assert [target.reference(task)[0]["content"] for task in (one, other, one)] == ["1", "2", "1"]
@@ -425,7 +426,7 @@ COUNT = {"n": 0}
 @strong
 def test_hundreds_of_episodes_are_open_at_once_and_know_nothing_of_each_other(tmp_path: Path) -> None:
     before, files = family(), len(os.listdir("/proc/self/fd"))
-    target = confined(written(tmp_path, INTERLEAVED), "strong, one layer", BARE)
+    target = load_confined(written(tmp_path, INTERLEAVED), "strong, one layer", BARE)
     tasks = target.tasks("training", 256)
     assert len({task.id for task in tasks}) == 256
 
@@ -455,7 +456,7 @@ def test_hundreds_of_episodes_are_open_at_once_and_know_nothing_of_each_other(tm
 
 @strong
 def test_too_many_open_files_are_a_user_error_with_a_remedy(tmp_path: Path) -> None:
-    target = confined(written(tmp_path, INTERLEAVED), "strong, one layer", BARE)
+    target = load_confined(written(tmp_path, INTERLEAVED), "strong, one layer", BARE)
     task = target.tasks("training", 1)[0]
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 8, hard))
@@ -471,7 +472,7 @@ def test_too_many_open_files_are_a_user_error_with_a_remedy(tmp_path: Path) -> N
 
 @strong
 def test_an_episode_costs_milliseconds(tmp_path: Path) -> None:
-    target = confined(written(tmp_path, INTERLEAVED), "strong, one layer")
+    target = load_confined(written(tmp_path, INTERLEAVED), "strong, one layer")
     task = target.tasks("training", 1)[0]
     took = []
     for _ in range(10):
@@ -503,14 +504,14 @@ def test_a_file_that_does_not_load_is_a_fault_that_says_why(tmp_path: Path, text
     path.write_text(text)
     before = family()
     with pytest.raises(EnvironmentFault, match=said) as caught:
-        confined(path, "none", BARE)
+        load_confined(path, "none", BARE)
     assert str(path) in caught.value.problem and "\n" not in caught.value.problem
     assert only(before)
 
 
 def test_a_file_that_is_missing_is_a_user_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="absent.py is missing"):
-        confined(tmp_path / "absent.py", "none")
+        load_confined(tmp_path / "absent.py", "none")
 
 
 def test_compiling_without_end_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -519,7 +520,7 @@ def test_compiling_without_end_is_a_fault(tmp_path: Path, monkeypatch: pytest.Mo
     path.write_text("x = [\n" + "(lambda a, b=1: [a for a in b if a]),\n" * 60_000 + "]\n")
     before = family()
     with pytest.raises(EnvironmentFault, match="ended the process that compiled it, or took it more than 0.05 s"):
-        confined(path, "none", ())
+        load_confined(path, "none", ())
     assert only(before)
 
 
@@ -534,48 +535,51 @@ def test_each_level_is_what_its_layers_hold_and_less_than_asked_is_refused(tmp_p
         ("landlock", "seccomp"): "none",
         (): "none",
     }
-    if "landlock" not in active(BARE).layers:
+    if "landlock" not in active_confinement(BARE).layers:
         pytest.skip("Landlock is not to be had here")
     for layers, level in levels.items():
-        activity = active(layers)
+        activity = active_confinement(layers)
         assert (activity.level, activity.layers) == (level, layers)
         assert all(activity.blocked.values()) or not level.startswith("strong")
         for least in LEVELS:
             if LEVELS.index(level) >= LEVELS.index(least):
                 continue
             with pytest.raises(UserError, match=f"level `{least}` only, and here it is {level}") as caught:
-                confined(path, least, layers)
+                load_confined(path, least, layers)
             assert "machine.sandbox" in caught.value.remedy
-        target = confined(path, level, layers)
+        target = load_confined(path, level, layers)
         assert target.score(target.tasks("training", 1)[0], []).reward == 0.25
-    assert "exposed: reading files" in str(active(("rlimits",)))
+    assert "exposed: reading files" in str(active_confinement(("rlimits",)))
     with pytest.raises(EnvironmentFault, match="hostile"):
-        attacked(confined(program("read_file", tmp_path), "strong, one layer", BARE), "")
+        attacked(load_confined(program("read_file", tmp_path), "strong, one layer", BARE), "")
     # The same program at the weakest level: what the table shows above is the layers' doing.
-    target = confined(program("read_file", tmp_path), "none", ())
+    target = load_confined(program("read_file", tmp_path), "none", ())
     episode = target.open(target.tasks("training", 1)[0])
     assert "root:" in episode.step(IDLE)[0][0]["content"]
 
 
-@pytest.mark.skipif("bubblewrap" not in active().layers, reason="bubblewrap does not work here")
+@pytest.mark.skipif("bubblewrap" not in active_confinement().layers, reason="bubblewrap does not work here")
 def test_bubblewrap_alone_shows_nothing_of_the_machine_and_a_broken_one_is_done_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert active().level == "strong" and active(("bubblewrap", "rlimits", "seccomp")).level == "strong"
+    assert (
+        active_confinement().level == "strong"
+        and active_confinement(("bubblewrap", "rlimits", "seccomp")).level == "strong"
+    )
     text = "import os\ndef attack(argument):\n    return ' '.join(sorted(os.listdir('/') + os.listdir('/usr/../home')))"
     with pytest.raises(EnvironmentFault, match="FileNotFoundError.*home"):
-        attacked(confined(written(tmp_path, text), "none", ("bubblewrap", "rlimits")), "")
+        attacked(load_confined(written(tmp_path, text), "none", ("bubblewrap", "rlimits")), "")
     broken = tmp_path / "bwrap"
     broken.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
     broken.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    active.cache_clear()
+    active_confinement.cache_clear()
     try:
-        assert active().layers == active(BARE).layers
+        assert active_confinement().layers == active_confinement(BARE).layers
         with pytest.raises(InfrastructureError, match="does not start: bwrap: No permissions"):
-            forkserver.Server(b"", "x", (), bubblewrap=True)
+            forkserver.ForkServer(b"", "x", (), bubblewrap=True)
     finally:
-        active.cache_clear()
+        active_confinement.cache_clear()
 
 
 def test_the_interpreter_is_the_one_without_packages_even_in_a_virtual_environment(tmp_path: Path) -> None:
@@ -588,7 +592,7 @@ def test_the_interpreter_is_the_one_without_packages_even_in_a_virtual_environme
     assert said.split(") ")[0] + ")" == str(sys.version_info[:2])
     assert said.split(") ")[1].split() == ["None", sys.base_prefix] or Path(said.split()[-1]).samefile(sys.base_prefix)
     text = "import sys\ndef attack(argument):\n    return '\\n'.join([*sys.path, sys.prefix, sys.executable])"
-    shown = attacked(confined(written(tmp_path, text), "none"), "")
+    shown = attacked(load_confined(written(tmp_path, text), "none"), "")
     assert sys.prefix not in shown and "site-packages" not in shown and "captrain" not in shown
 
 
@@ -651,7 +655,7 @@ def of(ancestor: int, pid: int) -> bool:
 
 @strong
 def test_a_fork_of_ours_starts_its_own_server_and_leaves_ours_alone(tmp_path: Path) -> None:
-    target = confined(written(tmp_path, INTERLEAVED), "strong, one layer", BARE)
+    target = load_confined(written(tmp_path, INTERLEAVED), "strong, one layer", BARE)
     task = target.tasks("training", 1)[0]
     episode = target.open(task)
     assert episode.messages
@@ -678,7 +682,7 @@ def test_a_fork_server_that_is_killed_from_outside_is_no_fault_of_the_environmen
     tmp_path: Path,
 ) -> None:
     before = family()
-    target = confined(written(tmp_path, INTERLEAVED), "strong, one layer", BARE)
+    target = load_confined(written(tmp_path, INTERLEAVED), "strong, one layer", BARE)
     task = target.tasks("training", 1)[0]
     episode = target.open(task)
     assert episode.messages

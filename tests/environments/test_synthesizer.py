@@ -21,9 +21,9 @@ from captrain.config.machine import ModelAccess
 from captrain.contract import Target, load_file
 from captrain.environments.openai import OpenAISynthesizer, complaint, with_schemas
 from captrain.environments.passport import CHECKS
-from captrain.environments.subject import standard
-from captrain.environments.synthesis import Synthesized, brief, synthesize
-from captrain.environments.synthesized import Attempt, Brief
+from captrain.environments.subject import make_standard
+from captrain.environments.synthesis import SynthesisResult, make_brief, synthesize
+from captrain.environments.synthesizer import Attempt, Brief
 from captrain.errors import UserError
 from captrain.models.chat import guide
 from captrain.policies.scripted import ScriptedPolicy
@@ -35,7 +35,7 @@ NAMES = sorted(path.stem for path in ANSWERS.glob("*.py"))
 SMALL = ["environments.seeds=8", "environments.groups=5", "environments.group_size=4", "environments.rounds=5"]
 SPEC = compose_spec("default", 0, [*SMALL, "trainer.group_size=4"], HERE.parent / "conf")
 BENCHMARK = load_benchmark(SPEC.benchmark)
-AGAINST = standard(BENCHMARK, 40, SPEC.environments)
+AGAINST = make_standard(BENCHMARK, 40, SPEC.environments)
 MACHINE = SPEC.machine.model_copy(update={"sandbox": "basic"})
 """The strongest sandbox that there is here, whatever it is."""
 HALF = ScriptedPolicy(skill=0.5)
@@ -76,7 +76,7 @@ def played(place: int, actions: list[Message], split: Any = "discovery") -> Roll
 def wanted(name: str) -> Brief:
     rollouts = [played(place, [{"role": "assistant", "content": "No."}] if place < 3 else []) for place in range(8)]
     what = Capability(id=name, name=name.replace("_", " "), description="What it takes.", examples=["r0", "r1", "r2"])
-    return brief(what, BENCHMARK.tools, rollouts)
+    return make_brief(what, BENCHMARK.tools, rollouts)
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +99,7 @@ def synthesizer(
     return kind(access, name="some/model", temperature=1.0, max_tokens=8000)
 
 
-def made(name: str, by: OpenAISynthesizer, policy: ScriptedPolicy = HALF) -> Synthesized:
+def made(name: str, by: OpenAISynthesizer, policy: ScriptedPolicy = HALF) -> SynthesisResult:
     return synthesize(wanted(name), by, policy, AGAINST, MACHINE, 0)
 
 
@@ -107,7 +107,7 @@ def texts(body: Body) -> str:
     return "\n".join(message["content"] for message in body["messages"])
 
 
-def failed(one: Synthesized, attempt: int = 0) -> list[str]:
+def failed(one: SynthesisResult, attempt: int = 0) -> list[str]:
     return [check.name for check in one.attempts[attempt].passport.checks if not check.passed]
 
 
@@ -209,7 +209,7 @@ HOSTILE = {
 def test_a_hostile_answer_is_confined_and_gets_its_verdict(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name, (change, said) = "record_selection", HOSTILE[kind]
     monkeypatch.setattr("captrain.environments.sandbox.host.SECONDS", 2.0)
-    against = standard(BENCHMARK, 5, SPEC.environments.model_copy(update={"rounds": 1}))
+    against = make_standard(BENCHMARK, 5, SPEC.environments.model_copy(update={"rounds": 1}))
     with Answering(lambda body: answer(changed(name, change))) as server:
         server.use(monkeypatch)
         by = synthesizer(kind=OpenAISynthesizer)

@@ -33,7 +33,7 @@ from captrain.execution.fingerprint import fingerprint, identity_of
 from captrain.execution.jobs import ALIVE, JOBS
 from captrain.models.lora import Adapter
 from captrain.records import Task, publish_text
-from captrain.rollouts.batch import Acting, Part, play
+from captrain.rollouts.batch import PolicySource, RolloutBatch, collect_shard
 
 TESTS = Path(__file__).parents[1]
 ROOT = TESTS.parent
@@ -386,20 +386,20 @@ def test_diagnosis_and_the_adapters_of_smoke_are_byte_for_byte_the_same_from_job
 @pytest.mark.slow
 def test_an_environment_calibrated_by_jobs_gets_the_passport_that_it_gets_here(home: Cluster, smoke: Path) -> None:
     from captrain.benchmarks.loading import load_benchmark
-    from captrain.environments.subject import standard
-    from captrain.environments.synthesis import Synthesized, synthesize
-    from captrain.environments.synthesized import Brief
+    from captrain.environments.subject import make_standard
+    from captrain.environments.synthesis import SynthesisResult, synthesize
+    from captrain.environments.synthesizer import Brief
     from captrain.environments.templates import TemplateSynthesizer
     from captrain.records import Capability
 
     chosen = load_spec(smoke / "results/spec.yaml")
     target = load_benchmark(chosen.benchmark, chosen.machine)
-    against = standard(target, 5, chosen.environments.model_copy(update={"rounds": 1}))
+    against = make_standard(target, 5, chosen.environments.model_copy(update={"rounds": 1}))
     name = "record_selection"
     wanted = Brief(Capability(id=name, name=name, description="."), target.tools, [])
 
-    def made(machine: Machine) -> Synthesized:
-        policy = Acting(chosen.exploring(), smoke / "artifacts/base", machine)
+    def made(machine: Machine) -> SynthesisResult:
+        policy = PolicySource(chosen.exploring(), smoke / "artifacts/base", machine)
         return synthesize(wanted, TemplateSynthesizer(), policy, against, machine, 0)
 
     assert MACHINE.slurm is not None
@@ -490,11 +490,13 @@ def test_a_key_is_of_content_and_never_of_the_machine_or_the_place(here: Path) -
 
     chosen = compose_spec("smoke", 0, [], TESTS.parent / "conf")
     hand = Hand((Arm("base"),), here / "base", chosen)
-    acting, tasks = Acting(chosen.policy, here / "base", small), [Task(id="1", split="test", data={})]
-    part = Part("a", acting, chosen.benchmark, tasks, "evaluation", 0)
-    assert fingerprint(play, replace(part, name="b", policy=replace(acting, machine=large))) == fingerprint(play, part)
+    acting, tasks = PolicySource(chosen.policy, here / "base", small), [Task(id="1", split="test", data={})]
+    part = RolloutBatch("a", acting, chosen.benchmark, tasks, "evaluation", 0)
+    assert fingerprint(collect_shard, replace(part, name="b", policy=replace(acting, machine=large))) == fingerprint(
+        collect_shard, part
+    )
     for changes in ({"seed": 1}, {"trials": 2}, {"tasks": []}, {"adapter": Adapter("somewhere", "abc")}):
-        assert fingerprint(play, replace(part, **changes)) != fingerprint(play, part), changes
+        assert fingerprint(collect_shard, replace(part, **changes)) != fingerprint(collect_shard, part), changes
     for override, same in (("labels.runs=9", True), ("machine.batch=3", True), ("evaluation.trials=3", False)):
         other = compose_spec("smoke", 0, [override], TESTS.parent / "conf")
         assert (fingerprint(play_hand, replace(hand, spec=other)) == fingerprint(play_hand, hand)) == same, override

@@ -15,7 +15,7 @@ from captrain.execution import launch
 from captrain.policies.scripted import ScriptedPolicy
 from captrain.records import Rollout
 from captrain.rollouts import batch
-from captrain.rollouts.batch import SHARDS, Acting, Part, play, played
+from captrain.rollouts.batch import SHARDS, PolicySource, RolloutBatch, collect_batch, collect_shard
 from captrain.rollouts.collection import collect
 
 DESK = Component.model_validate({"_target_": "captrain.benchmarks.servicedesk.ServiceDesk", "mix": "mixed"})
@@ -31,10 +31,12 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def part(machine: Machine = HERE, count: int = 10, **changes: Any) -> Part:
+def part(machine: Machine = HERE, count: int = 10, **changes: Any) -> RolloutBatch:
     tasks = load_benchmark(DESK).tasks("discovery", count)
     settings = {"trials": 2, **changes}
-    return Part("discovery", Acting(SCRIPTED, Path("base"), machine), DESK, tasks, "diagnosis", 3, **settings)
+    return RolloutBatch(
+        "discovery", PolicySource(SCRIPTED, Path("base"), machine), DESK, tasks, "diagnosis", 3, **settings
+    )
 
 
 def journals() -> list[Path]:
@@ -43,7 +45,7 @@ def journals() -> list[Path]:
 
 def test_here_it_is_collect_with_its_journal_and_its_bar(capfd: pytest.CaptureFixture[str]) -> None:
     one, target = part(), load_benchmark(DESK)
-    found = played(one, target, "rollouts")
+    found = collect_batch(one, target, "rollouts")
     assert "servicedesk-mixed: 100%" in capfd.readouterr().err
     assert found == collect(ScriptedPolicy(skill=0.5), target, one.tasks, purpose="diagnosis", seed=3, trials=2)
     # It has gone on from the same journal, so that nothing decides a rollout but what did before.
@@ -56,25 +58,27 @@ def test_shards_give_what_the_whole_gives_in_its_order(count: int) -> None:
     assert [task for shard in shards for task in shard.tasks] == whole.tasks and 1 <= len(shards) <= SHARDS
     assert all(shard.tasks for shard in shards)
     assert shards[-1].name == f"discovery {len(shards)} of {len(shards)}"
-    assert [rollout for shard in shards for rollout in play(shard)] == played(whole, load_benchmark(DESK), "rollouts")
+    assert [rollout for shard in shards for rollout in collect_shard(shard)] == collect_batch(
+        whole, load_benchmark(DESK), "rollouts"
+    )
 
 
 def test_on_a_cluster_each_shard_is_an_item_and_the_process_plays_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[Part] = []
+    sent: list[RolloutBatch] = []
 
-    def run(function: Any, items: Sequence[Part], machine: Machine, label: str) -> list[list[Rollout]]:
-        assert (function, machine, label) == (play, CLUSTER, "rollouts")
+    def run(function: Any, items: Sequence[RolloutBatch], machine: Machine, label: str) -> list[list[Rollout]]:
+        assert (function, machine, label) == (collect_shard, CLUSTER, "rollouts")
         sent.extend(items)
         return [function(pickle.loads(pickle.dumps(item))) for item in items]
 
     monkeypatch.setattr(launch, "run", run)
-    monkeypatch.setattr(Part, "collect", counted := Counting(Part.collect))
+    monkeypatch.setattr(RolloutBatch, "collect", counted := Counting(RolloutBatch.collect))
     away = part(CLUSTER)
-    found = played(away, load_benchmark(DESK), "rollouts")
+    found = collect_batch(away, load_benchmark(DESK), "rollouts")
     assert [len(one.tasks) for one in sent] == [3, 3, 3, 1] and counted.calls == len(sent)
     # What is sent holds no policy, and none was built to send it.
-    assert isinstance(away.policy, Acting) and "policy" not in vars(away.policy)
-    assert found == played(part(), load_benchmark(DESK), "rollouts")
+    assert isinstance(away.policy, PolicySource) and "policy" not in vars(away.policy)
+    assert found == collect_batch(part(), load_benchmark(DESK), "rollouts")
 
 
 class Counting:
@@ -94,12 +98,14 @@ class Counting:
 def test_a_policy_that_is_built_already_plays_here_even_on_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch.launch, "run", lambda *_: pytest.fail("nothing is sent"))
     one = part(CLUSTER)
-    built = Part(one.name, ScriptedPolicy(skill=0.5), DESK, one.tasks, "diagnosis", 3, trials=2)
-    assert played(built, load_benchmark(DESK), "rollouts") == played(part(), load_benchmark(DESK), "rollouts")
+    built = RolloutBatch(one.name, ScriptedPolicy(skill=0.5), DESK, one.tasks, "diagnosis", 3, trials=2)
+    assert collect_batch(built, load_benchmark(DESK), "rollouts") == collect_batch(
+        part(), load_benchmark(DESK), "rollouts"
+    )
 
 
 def test_splits_never_mix_in_a_shard_either() -> None:
     tasks = load_benchmark(DESK).tasks("test", 2)
-    wrong = Part("discovery", Acting(SCRIPTED, Path("base"), HERE), DESK, tasks, "diagnosis", 3)
+    wrong = RolloutBatch("discovery", PolicySource(SCRIPTED, Path("base"), HERE), DESK, tasks, "diagnosis", 3)
     with pytest.raises(UserError, match="split"):
-        play(wrong)
+        collect_shard(wrong)

@@ -19,12 +19,12 @@ from captrain.benchmarks.servicedesk import DeskEpisode, ServiceDesk
 from captrain.config import compose_spec, publish_spec
 from captrain.contract import Target
 from captrain.errors import EnvironmentFault, InfrastructureError, UserError
-from captrain.ledger import SPLIT_OF, LedgerEntry, spent
+from captrain.ledger import SPLIT_OF, LedgerEntry, ledger_entry
 from captrain.models.lora import Adapter
 from captrain.policies.policy import Play
 from captrain.policies.scripted import Script, ScriptedPolicy, by_the_book
 from captrain.records import Message, Purpose, Rollout, Split, Task, load, publish
-from captrain.rollouts.collection import collect, pass_rate, summary
+from captrain.rollouts.collection import collect, pass_rate, summarise_rollouts
 
 ROOT = Path(__file__).parents[2]
 COUNT = 12
@@ -120,7 +120,7 @@ def test_an_infrastructure_error_is_tried_again_and_counted(tmp_path: Path, wher
     rollouts = run(tmp_path, target)
     assert {rollout.outcome for rollout in rollouts} == {"passed"}
     assert [rollout.retries for rollout in rollouts] == [{3: 1, 5: 2}.get(i, 0) for i in range(COUNT)]
-    entry = spent(rollouts, stage="rollouts", method="trace")
+    entry = ledger_entry(rollouts, stage="rollouts", method="trace")
     assert (entry.rollouts, entry.errors) == (COUNT + 3, 3)
     # But for the retries, nothing tells the rollouts from those of a run without faults.
     clean = run(tmp_path / "clean")
@@ -135,8 +135,8 @@ def test_an_infrastructure_error_that_stays_is_an_error_and_never_failed(tmp_pat
     assert (broken.outcome, broken.score, broken.error, broken.retries) == ("error", None, "the line went dead", 2)
     assert [rollout.outcome for rollout in rollouts].count("passed") == COUNT - 1
     assert pass_rate(rollouts) == 1.0 and pass_rate([broken]) is None
-    assert summary(rollouts, target)["outcomes"] == {"passed": COUNT - 1, "failed": 0, "error": 1}
-    entry = spent(rollouts, stage="rollouts", method="trace")
+    assert summarise_rollouts(rollouts, target)["outcomes"] == {"passed": COUNT - 1, "failed": 0, "error": 1}
+    entry = ledger_entry(rollouts, stage="rollouts", method="trace")
     assert (entry.rollouts, entry.errors) == (COUNT + 2, 3)
     assert load_again(rollouts, tmp_path / "again.jsonl") == rollouts
 
@@ -147,7 +147,7 @@ def test_the_floor_stands_beside_the_pass_rate_and_is_not_measured_where_infrast
             return self.open(task).messages if task["id"] != task_id(1) else self.reference(task)
 
     target = desk(Gift({task_id(4): 99}, "open"))
-    summed = summary(run(tmp_path, target), target)
+    summed = summarise_rollouts(run(tmp_path, target), target)
     assert summed["pass_rate"] == summed["mean_reward"] == 1.0
     assert summed["floor"] == {"pass_rate": round(1 / (COUNT - 1), 6), "mean_reward": round(1 / (COUNT - 1), 6)}
     assert sum(kind["rollouts"] for kind in summed["kinds"].values()) == COUNT

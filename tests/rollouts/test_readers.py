@@ -11,7 +11,7 @@ from captrain.benchmarks.servicedesk import ServiceDesk
 from captrain.contract import Target
 from captrain.errors import InfrastructureError
 from captrain.evaluation import evaluate
-from captrain.ledger import LedgerEntry, budget, spent
+from captrain.ledger import LedgerEntry, budget, ledger_entry
 from captrain.monitoring.progress import Progress
 from captrain.policies.policy import Play
 from captrain.policies.scripted import ScriptedPolicy, by_the_book
@@ -84,7 +84,7 @@ def test_methods_are_charged_with_every_attempt_that_their_ledgers_hold(tmp_path
     rollouts = played(tmp_path, ScriptedPolicy(script=script))
     attempts, path = sum(1 + rollout.retries for rollout in rollouts), tmp_path / "results/rollouts/ledger.jsonl"
     assert attempts == len(rollouts) + 2
-    publish(path, [spent(rollouts, stage="rollouts", method="trace")])
+    publish(path, [ledger_entry(rollouts, stage="rollouts", method="trace")])
     diagnosis = load(path, LedgerEntry)
     whole = budget(diagnosis) + 8
     assert budget(diagnosis) == attempts

@@ -14,7 +14,7 @@ from captrain.benchmarks.loading import load_benchmark
 from captrain.benchmarks.servicedesk import DeskEpisode, make_data
 from captrain.config import compose_spec, publish_spec
 from captrain.contract import Target, load_file
-from captrain.environments.synthesized import Brief
+from captrain.environments.synthesizer import Brief
 from captrain.environments.templates import FAMILIES, TemplateSynthesizer
 from captrain.errors import UserError
 from captrain.models.composition import composition_name, parse_composition

@@ -9,7 +9,7 @@ import pytest
 
 from captrain.benchmarks.servicedesk import ServiceDesk
 from captrain.contract import Target, load_file
-from captrain.environments.synthesized import Brief
+from captrain.environments.synthesizer import Brief
 from captrain.environments.templates import FAMILIES, TemplateSynthesizer
 from captrain.errors import UserError
 from captrain.models.lora import Adapter

@@ -378,7 +378,7 @@ def test_an_environment_that_is_not_trusted_is_opened_in_the_sandbox_only(
         asked.append((path, least))
         raise UserError("confined", "")
 
-    monkeypatch.setattr(sandbox, "confined", confined, raising=False)
+    monkeypatch.setattr(sandbox, "load_confined", confined, raising=False)
     monkeypatch.setitem(sys.modules, sandbox.__name__, sandbox)
     path.write_text("raise RuntimeError('loaded in this process')\n")
     place = Place("letters", Synthesized(path.parent, passport(path, trusted=False)))

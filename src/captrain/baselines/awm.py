@@ -19,7 +19,7 @@ from captrain.baselines.training import GRPOBaseline, baseline_job
 from captrain.benchmarks import load_benchmark
 from captrain.benchmarks import servicedesk as desk
 from captrain.config import Spec
-from captrain.environments import WORLD, Brief, examined, page, passport_of, standard
+from captrain.environments import WORLD, Brief, examine, make_passport, make_standard, passport_page
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry, budget
 from captrain.records import Capability, Passport, publish_json, publish_text
@@ -82,7 +82,7 @@ def drawn_environments(spec: Spec, folder: Path) -> list[Passport]:
             f"untargeted environments of our own are the service desk's, and the benchmark is {benchmark.name}",
             "set baselines.awm.source to a folder of published environments, or baselines.awm.run to false",
         )
-    bounds = standard(benchmark, spec.evaluation.tasks, spec.environments)
+    bounds = make_standard(benchmark, spec.evaluation.tasks, spec.environments)
     count, passed, complaints = spec.baselines.awm.environments, list[Passport](), list[str]()
     for number in range(DRAWS * count):
         name = f"untargeted_{number:02d}"
@@ -90,8 +90,8 @@ def drawn_environments(spec: Spec, folder: Path) -> list[Passport]:
         path = folder / f"{name}.py"
         publish_text(path, text)
         capability = Capability(id=name, name=name, description="untargeted")
-        checks = examined(path, bounds, Brief(capability, benchmark.tools), None, None, spec.seed)
-        passport = passport_of(path, checks, 0, trusted=True)
+        checks = examine(path, bounds, Brief(capability, benchmark.tools), None, None, spec.seed)
+        passport = make_passport(path, checks, 0, trusted=True)
         if not passport.passed:
             path.unlink()
             complaints.append(f"{name}: {passport.complaints()}")
@@ -110,7 +110,7 @@ def drawn_environments(spec: Spec, folder: Path) -> list[Passport]:
 def publish_passport(folder: Path, passport: Passport, text: str) -> None:
     """Write passport and page beside an environment."""
     publish_json(folder / f"{passport.capability}.passport.json", passport)
-    publish_text(folder / f"{passport.capability}.md", page(passport, text))
+    publish_text(folder / f"{passport.capability}.md", passport_page(passport, text))
 
 
 def narrowed(name: str, seed: int, number: int) -> str:

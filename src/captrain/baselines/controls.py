@@ -24,20 +24,20 @@ from captrain.contract import Target
 from captrain.environments import (
     NoTemplate,
     Standard,
-    Synthesized,
+    SynthesisResult,
     Synthesizer,
-    brief,
-    passports,
-    publish_some,
-    standard,
+    load_environment,
+    make_brief,
+    make_standard,
+    publish_environments,
+    read_passports,
     synthesize,
 )
-from captrain.environments import load as load_environment
 from captrain.execution import launch
 from captrain.ledger import LedgerEntry
 from captrain.policies import Policy
 from captrain.records import Capability, Passport, Rollout, Task, load, publish, publish_json, publish_text
-from captrain.rollouts import Acting
+from captrain.rollouts import PolicySource
 from captrain.routing import (
     OPENINGS,
     Router,
@@ -105,13 +105,13 @@ class Workshop:
 
     def __init__(
         self, trained: Collection[str], pool: Mapping[str, Capability], rollouts: Sequence[Rollout],
-        synthesizer: Synthesizer, policy: Acting | Policy, against: Standard, machine: Machine, seed: int,
+        synthesizer: Synthesizer, policy: PolicySource | Policy, against: Standard, machine: Machine, seed: int,
     ) -> None:  # fmt: skip
         self.trained, self.pool, self.rollouts, self.synthesizer = trained, pool, rollouts, synthesizer
         self.policy, self.machine, self.seed = policy, machine, seed
         lifted = {"mean_reward": (0.0, 1.0), "success": (0.0, 1.0), "constant_groups": 1.0}
         self.against = replace(against, bounds=against.bounds.model_copy(update=lifted))
-        self.made: dict[str, Synthesized] = {}
+        self.made: dict[str, SynthesisResult] = {}
         self.lacking: dict[str, str] = {}
         """Capabilities without an environment, and why."""
 
@@ -122,7 +122,7 @@ class Workshop:
             UserError: the synthesizer cannot be asked, or the sandbox is weaker than asked for.
         """
         if name not in self.trained and name not in self.made and name not in self.lacking:
-            wanted = brief(self.pool[name], self.against.tools, self.rollouts)
+            wanted = make_brief(self.pool[name], self.against.tools, self.rollouts)
             try:
                 one = synthesize(wanted, self.synthesizer, self.policy, self.against, self.machine, self.seed)
                 self.made[name] = one
@@ -155,21 +155,26 @@ def run_controls(spec: Spec, base: Path, results: Path, artifacts: Path) -> list
         UserError: something that the stages before have left is missing, or an environment cannot be asked for.
     """
     folder, index = results / STAGE, json.loads((results / "adapters/index.json").read_text())
-    earned = {name: one for name, one in passports(results / "environments").items() if name in index}
+    earned = {name: one for name, one in read_passports(results / "environments").items() if name in index}
     if not earned:
         publish_controls({}, [], [], folder)
         return ["no controls: TRACE has no adapter of a single capability"]
     benchmark = load_benchmark(spec.benchmark, spec.machine)
     rollouts = load(artifacts / "rollouts/discovery.jsonl", Rollout)
     workshop = Workshop(
-        earned, {one.id: one for one in load(results / "labels/candidates.jsonl", Capability)}, rollouts,
-        build(spec.synthesizer, Synthesizer, access=spec.machine.asking), Acting(spec.exploring(), base, spec.machine),
-        standard(benchmark, spec.evaluation.tasks, spec.environments), spec.machine, spec.seed,
-    )  # fmt: skip
+        earned,
+        {one.id: one for one in load(results / "labels/candidates.jsonl", Capability)},
+        rollouts,
+        build(spec.synthesizer, Synthesizer, access=spec.machine.asking),
+        PolicySource(spec.exploring(), base, spec.machine),
+        make_standard(benchmark, spec.evaluation.tasks, spec.environments),
+        spec.machine,
+        spec.seed,
+    )
     report = json.loads((results / "capabilities/selection.json").read_text())
     chosen = choices(report, workshop.has, len(earned), spec.seed)
     made = [workshop.made[name] for name in sorted(workshop.made)]
-    publish_some(made, folder, artifacts / STAGE)
+    publish_environments(made, folder, artifacts / STAGE, required=False)
     further = {one.capability.id: one.best.passport for one in made if one.passed}
     jobs = [job for job in capability_jobs(spec, base, folder) if job.name in further]
     publish_controls(chosen, workshop.spent, launch.run(train, jobs, spec.machine, STAGE), folder)
@@ -190,7 +195,7 @@ def _known(
     """What routers may know of all adapters there are, TRACE's and the controls', in the order of TRACE's ranking."""
     ranked = [row["id"] for row in report["candidates"] if row["id"] in places]
     targets = {name: load_environment(*places[name], machine) for name in ranked}
-    pairs = passports(results / "pairs")
+    pairs = read_passports(results / "pairs")
     played = [
         one for stage in ("environments", STAGE) for one in load(artifacts / stage / "calibration.jsonl", Rollout)
     ]  # fmt: skip

@@ -32,7 +32,7 @@ from captrain.capabilities import line_of
 from captrain.config import Spec, takes
 from captrain.contract import Target
 from captrain.errors import InfrastructureError, UserError
-from captrain.ledger import LedgerEntry, budget, spent
+from captrain.ledger import LedgerEntry, budget, ledger_entry
 from captrain.policies import load_policy
 from captrain.records import Purpose, Rollout, Task, digest, publish, publish_json, publish_text
 from captrain.rollouts import collect
@@ -208,7 +208,7 @@ class Search:
             policy, self.target, [case.task for case in cases], purpose=cases[0].purpose, seed=seed, retries=retries,
             quiet=True,
         )  # fmt: skip
-        self._entries.append(spent(rollouts, stage=NAME, method=NAME, item=NAME))
+        self._entries.append(ledger_entry(rollouts, stage=NAME, method=NAME, item=NAME))
         self.spent += self._entries[-1].rollouts
         self.bar.update(self._entries[-1].rollouts)
         return rollouts

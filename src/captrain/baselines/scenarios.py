@@ -27,9 +27,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from captrain.benchmarks import load_benchmark
 from captrain.config import Spec
 from captrain.contract import Target
-from captrain.environments import HeldOut, Standard, Subject, page, probes, refused, standard
-from captrain.environments.sandbox import confined as sandbox
-from captrain.environments.sandbox import host
+from captrain.environments import HeldOutTasks, Standard, Subject, failed_check, make_standard, passport_page, probes
+from captrain.environments.sandbox import MODULES, installed_packages, load_confined
 from captrain.errors import EnvironmentFault, UserError
 from captrain.records import Check, Passport, publish_json, publish_text
 
@@ -255,7 +254,7 @@ def imported(code: str) -> list[str]:
     main = {inner for node in nodes if isinstance(node, ast.If) for inner in ast.walk(node)}
     names = [alias.name for node in nodes if isinstance(node, ast.Import) and node not in main for alias in node.names]
     names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and node not in main]
-    known = {module.partition(".")[0] for module in host.MODULES}
+    known = {module.partition(".")[0] for module in MODULES}
     return sorted({name.partition(".")[0] for name in ["sqlite3", *names]} - known)
 
 
@@ -268,16 +267,16 @@ def published_scenarios(source: Path, spec: Spec, folder: Path) -> list[Passport
             for can be played: it says what the first of the others lacks.
     """
     benchmark = load_benchmark(spec.benchmark, spec.machine)
-    tests = standard(benchmark, spec.evaluation.tasks, spec.environments).tests
+    tests = make_standard(benchmark, spec.evaluation.tasks, spec.environments).tests
     passed, complaints = list[Passport](), list[str]()
     for scenario in scenarios(source):
-        if absent := [name for name in imported(scenario.code) if name not in host.installed()]:
+        if absent := [name for name in imported(scenario.code) if name not in installed_packages()]:
             complaints.append(f"{scenario.name} imports {', '.join(absent)}, which the sandbox does not have")
             continue
         passport, text = examined_scenario(scenario, folder, spec, tests)
         if passport.passed:
             publish_json(folder / f"{passport.capability}.passport.json", passport)
-            publish_text(folder / f"{passport.capability}.md", page(passport, text))
+            publish_text(folder / f"{passport.capability}.md", passport_page(passport, text))
             passed.append(passport)
         else:
             (folder / f"{passport.capability}.py").unlink()
@@ -295,7 +294,7 @@ def published_scenarios(source: Path, spec: Spec, folder: Path) -> list[Passport
     return passed
 
 
-def examined_scenario(scenario: Scenario, folder: Path, spec: Spec, tests: HeldOut) -> tuple[Passport, str]:
+def examined_scenario(scenario: Scenario, folder: Path, spec: Spec, tests: HeldOutTasks) -> tuple[Passport, str]:
     """Write a scenario without the tasks whose verifier is wrong, and check what can be checked where no reference
     solution is known.
 
@@ -306,18 +305,18 @@ def examined_scenario(scenario: Scenario, folder: Path, spec: Spec, tests: HeldO
     text, checks, fingerprint = text_of(scenario), list[Check](), ""
     publish_text(path, text)
     try:
-        kept = sound(scenario, sandbox.confined(path, spec.machine.sandbox))
+        kept = sound(scenario, load_confined(path, spec.machine.sandbox))
         left = len(scenario.tasks) - len(kept)
         detail = f"{left} left out: done on the untouched database, or their verifier raised"
         checks.append(Check(name="tasks", passed=bool(kept), measured=len(kept), bound="at least 1", detail=detail))
         if kept:
             text = text_of(Scenario(**{**asdict(scenario), "tasks": kept}))
             publish_text(path, text)
-            target = sandbox.confined(path, spec.machine.sandbox)
+            target = load_confined(path, spec.machine.sandbox)
             fingerprint = target.fingerprint
             checks += inspected(target, path, Standard(target.tools, tests, spec.environments), len(kept))
     except EnvironmentFault as fault:
-        checks.append(refused("it plays", fault))
+        checks.append(failed_check("it plays", fault))
     passport = Passport(
         capability=scenario.name, environment=fingerprint, attempt=0, trusted=False, calibration_tasks=0, checks=checks,
         passed=all(check.passed for check in checks),

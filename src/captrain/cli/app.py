@@ -239,12 +239,12 @@ def validate(
     calibrate: Annotated[bool, typer.Option("--calibrate", help="Play the base in it, too.")] = False,
 ) -> None:
     """The passport of any environment file, held against the target (exit status 1 when a check fails)."""
-    from captrain.environments import validation
+    from captrain.environments import publish_validation, validate_file, validation_report
 
     folder = out or file.parent
-    found = validation.validate(file, _root(), folder, sandbox, calibrate)
-    validation.write(found, folder)
-    _print(*validation.shown(found))
+    found = validate_file(file, _root(), folder, sandbox, calibrate)
+    publish_validation(found, folder)
+    _print(*validation_report(found))
     if not found.passport.passed:
         raise typer.Exit(1)
 

@@ -19,7 +19,7 @@ SHARE = 0.5
 """So much of a test task's own runs, found in one place, is that test task."""
 LEAST = 12
 """And at least so many, 19 words in a row: fewer are met by chance in a small world."""
-TELLING = 6
+LEAST_ID = 6
 """Characters of an id that is more than a number, and so cannot stand in a text by chance."""
 
 
@@ -45,7 +45,7 @@ def _opening_runs(messages: Sequence[Message]) -> set[str]:
     return {run for message in messages for run in runs(message.get("content") or "")}
 
 
-def _said(messages: Sequence[Message]) -> str:
+def _agent_text(messages: Sequence[Message]) -> str:
     """Texts and arguments of the assistant messages, in one."""
     own = [message for message in messages if message["role"] == "assistant"]
     return " ".join(
@@ -57,10 +57,10 @@ def _said(messages: Sequence[Message]) -> str:
 
 def runs_of(task: Task, messages: Sequence[Message]) -> set[str]:
     """The runs in a task: in its messages, its data, and what the agent does in it."""
-    return _opening_runs(messages) | runs(" ".join(leaves(task.data))) | runs(_said(messages))
+    return _opening_runs(messages) | runs(" ".join(leaves(task.data))) | runs(_agent_text(messages))
 
 
-class HeldOut:
+class HeldOutTasks:
     """The test tasks of a benchmark, as they would be recognised.
 
     Args:
@@ -96,7 +96,7 @@ class HeldOut:
 
     def named(self, text: str) -> str:
         """A test task's id in a text, or ""."""
-        telling = (name for name in self.ids if len(name) >= TELLING and not name.isdigit())
+        telling = (name for name in self.ids if len(name) >= LEAST_ID and not name.isdigit())
         return next((name for name in telling if name in text and _stands(name, text)), "")
 
 

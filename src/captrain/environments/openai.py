@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from captrain.capabilities import compact, fenced, line_of, rendered
 from captrain.config import Count, ModelAccess
 from captrain.environments.sandbox.host import MODULES
-from captrain.environments.synthesized import Attempt, Brief
+from captrain.environments.synthesizer import Attempt, Brief
 from captrain.ledger import guard_split
 from captrain.models import AnswerUsage, Question, StructuredAnswers
 from captrain.records import Check
@@ -31,7 +31,7 @@ SCHEMAS = "TOOLS"
 """The name that the schemas have in a file."""
 
 
-class Written(BaseModel):
+class WrittenFile(BaseModel):
     """A model's answer."""
 
     model_config = ConfigDict(extra="forbid")
@@ -76,7 +76,7 @@ class OpenAISynthesizer:
         question = Question(
             system=_prompt("synthesis.md", capability=brief.capability.id, modules=modules),
             user=self._brief(brief) + (self._repair(attempts) if attempts else ""),
-            schema=Written,
+            schema=WrittenFile,
             draw=len(attempts),
             check=lambda written: complaint(written.code),
         )

@@ -7,52 +7,55 @@ nothing rests on any one of them.
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from captrain.capabilities import EXAMPLES, cooccurrence
 from captrain.config import Machine
-from captrain.environments.publication import publish_all
+from captrain.environments.publication import publish_environments
 from captrain.environments.subject import Standard
-from captrain.environments.synthesis import Synthesized, brief, synthesize
-from captrain.environments.synthesized import Synthesizer
+from captrain.environments.synthesis import SynthesisResult, make_brief, synthesize
+from captrain.environments.synthesizer import Synthesizer
 from captrain.environments.templates import NoTemplate
-from captrain.errors import UserError
-from captrain.records import Capability, Rollout, RolloutLabels, publish_json
+from captrain.records import Capability, JsonObject, Rollout, RolloutLabels, publish_json
 
 
 @dataclass(frozen=True)
-class Pairs:
+class PairEnvironments:
     """What came of the pairs: those that an environment was written for, and for every pair that failed rollouts lack
     together, by name, in how many and what became of it."""
 
-    made: list[Synthesized]
-    account: dict[str, dict[str, Any]]
+    results: list[SynthesisResult]
+    account: dict[str, JsonObject]
 
 
-def name_of(pair: tuple[str, str]) -> str:
+def pair_name(pair: tuple[str, str]) -> str:
     """The name of a pair's environment."""
     return "+".join(sorted(pair))
 
 
-def combined(first: Capability, second: Capability, needs: cooccurrence.Sets) -> Capability:
+def combine(first: Capability, second: Capability, needs: cooccurrence.Sets) -> Capability:
     """Two capabilities as one to be trained: `details` are those of both, `examples` failed rollouts that lack both."""
-    one, other = sorted((first, second), key=lambda capability: capability.id)
+    first, second = sorted((first, second), key=lambda capability: capability.id)
     return Capability(
-        id=name_of((one.id, other.id)),
-        name=f"{one.name} and {other.name[:1].lower()}{other.name[1:]}",
-        description=f"Both in the same task. {one.description} {other.description}",
-        details={one.id: one.details, other.id: other.details},
-        examples=[rollout for rollout, held in needs.items() if {one.id, other.id} <= held][:EXAMPLES],
+        id=pair_name((first.id, second.id)),
+        name=f"{first.name} and {second.name[:1].lower()}{second.name[1:]}",
+        description=f"Both in the same task. {first.description} {second.description}",
+        details={first.id: first.details, second.id: second.details},
+        examples=[rollout for rollout, lacking in needs.items() if {first.id, second.id} <= lacking][:EXAMPLES],
     )
 
 
 def synthesize_pairs(
-    labels: Sequence[RolloutLabels], selected: Sequence[Capability], rollouts: Sequence[Rollout], count: int,
-    synthesizer: Synthesizer, against: Standard, machine: Machine, seed: int,
-) -> Pairs:  # fmt: skip
+    labels: Sequence[RolloutLabels],
+    selected: Sequence[Capability],
+    rollouts: Sequence[Rollout],
+    count: int,
+    synthesizer: Synthesizer,
+    standard: Standard,
+    machine: Machine,
+    seed: int,
+) -> PairEnvironments:
     """Environments for at most `count` pairs of the selected capabilities.
 
     Args:
@@ -61,36 +64,31 @@ def synthesize_pairs(
         rollouts: the diagnostic rollouts.
         count: of pairs, the most frequent first.
         synthesizer: who writes them.
-        against: the target, its test tasks, the bounds.
+        standard: the target, its test tasks, the bounds.
         machine: how well what a synthesizer of others wrote must be confined.
         seed: run seed.
 
     Raises:
         UserError: the synthesizer cannot be asked, or the sandbox is weaker than asked for.
     """
-    known: Mapping[str, Capability] = {capability.id: capability for capability in selected}
-    needs = cooccurrence.needs(labels, known)
-    frequent, found = cooccurrence.count_pairs(needs), Pairs([], {})
-    for place, pair in enumerate(cooccurrence.frequent_pairs(needs, len(frequent)), start=1):
-        said = f"it ranks {place}, and {count} are wanted"
-        if place <= count:
-            wanted = brief(combined(known[pair[0]], known[pair[1]], needs), against.tools, rollouts)
+    capabilities: Mapping[str, Capability] = {capability.id: capability for capability in selected}
+    needs = cooccurrence.needs(labels, capabilities)
+    frequent, pairs = cooccurrence.count_pairs(needs), PairEnvironments([], {})
+    for rank, pair in enumerate(cooccurrence.frequent_pairs(needs, len(frequent)), start=1):
+        reason = f"it ranks {rank}, and {count} are wanted"
+        if rank <= count:
+            capability = combine(capabilities[pair[0]], capabilities[pair[1]], needs)
+            brief = make_brief(capability, standard.tools, rollouts)
             try:
-                found.made.append(synthesize(wanted, synthesizer, None, against, machine, seed))
-                said = found.made[-1].best.passport.complaints()
-            except NoTemplate as lack:
-                said = lack.problem
-        found.account[name_of(pair)] = {"lacking": frequent[pair], "environment": not said, "reason": said}
-    return found
+                pairs.results.append(synthesize(brief, synthesizer, None, standard, machine, seed))
+                reason = pairs.results[-1].best.passport.complaints()
+            except NoTemplate as fault:
+                reason = fault.problem
+        pairs.account[pair_name(pair)] = {"lacking": frequent[pair], "environment": not reason, "reason": reason}
+    return pairs
 
 
-def publish_pairs(pairs: Pairs, results: Path, artifacts: Path) -> None:
-    """Write the environments as `publish_some` does, and pairs.json, the account."""
-    publish_some(pairs.made, results, artifacts)
+def publish_pairs(pairs: PairEnvironments, results: Path, artifacts: Path) -> None:
+    """Write the environments, of which none need have passed, and pairs.json, the account."""
+    publish_environments(pairs.results, results, artifacts, required=False)
     publish_json(results / "pairs.json", pairs.account)
-
-
-def publish_some(made: Sequence[Synthesized], results: Path, artifacts: Path) -> None:
-    """Write what `captrain.environments.publication.publish_all` writes, where it is no error that none passed."""
-    with nullcontext() if any(one.passed for one in made) else suppress(UserError):
-        publish_all(made, results, artifacts)

@@ -28,7 +28,7 @@ TRANSFER = "share of tasks with the failed step"
 LINT = "static reading finds only what does not hide"
 
 
-def inspect(target: Target, path: Path, against: Standard, evidence: Sequence[Rollout]) -> list[Check]:
+def run_checks(target: Target, path: Path, against: Standard, evidence: Sequence[Rollout]) -> list[Check]:
     """The checks that need no policy, always all of them.
 
     Args:
@@ -44,11 +44,11 @@ def inspect(target: Target, path: Path, against: Standard, evidence: Sequence[Ro
         try:
             checks.append(check(subject, name))
         except EnvironmentFault as fault:
-            checks.append(refused(name, fault, subject.asked))
+            checks.append(failed_check(name, fault, subject.asked))
     return checks
 
 
-def refused(name: str, fault: EnvironmentFault, task: str = "") -> Check:
+def failed_check(name: str, fault: EnvironmentFault, task: str = "") -> Check:
     """The check that met a fault."""
     return Check(name=name, passed=False, measured=None, bound="no fault", detail=fault.problem, task=task)
 
@@ -130,9 +130,9 @@ def _same_play(subject: Subject, name: str) -> Check:
 
 def _same_elsewhere(subject: Subject, name: str) -> Check:
     """Tasks, observations and rewards of the reference in a fresh process, which has no packages."""
-    from captrain.environments.sandbox.confined import confined
+    from captrain.environments.sandbox.confined import load_confined
 
-    other = Subject(confined(subject.path, "none"), subject.path, subject.against, ())
+    other = Subject(load_confined(subject.path, "none"), subject.path, subject.against, ())
     for task, there in zip(subject.tasks, other.tasks, strict=True):
         if task != there:
             return _exact(name, False, "another task", task.id)

@@ -24,12 +24,12 @@ REPEATED = 25
 """Tasks in which calls are repeated."""
 GAIN = 0.05
 """A repeated call may earn so much more."""
-GIVEN = 0.1
+GIVEN_AWAY = 0.1
 """So much of the reference may stand where the agent reads it before."""
-DONE: Message = {"role": "assistant", "content": "Done."}
+CLOSING: Message = {"role": "assistant", "content": "Done."}
 
 
-def say(text: str) -> Message:
+def assistant_message(text: str) -> Message:
     """An assistant message without calls."""
     return {"role": "assistant", "content": text}
 
@@ -96,18 +96,18 @@ def random_agent(tools: Sequence[dict[str, Any]], rng: random.Random) -> Agent:
     def act(messages: Sequence[Message]) -> Message:
         called = any(message["role"] == "assistant" for message in messages)
         if not tools or (called and rng.random() < STOP):
-            return DONE
+            return CLOSING
         return random_call(rng.choice(tools)["function"], messages, rng)
 
     return act
 
 
-def shown(message: Message) -> str:
+def visible_text(message: Message) -> str:
     """What an agent reads in a message: its text, and of a tool's result also the values by themselves, unescaped."""
     return "\n".join([content(message), *(results(message) if message["role"] == "tool" else [])])
 
 
-def shown_calls(text: str, tools: Sequence[dict[str, Any]]) -> Iterator[Message]:
+def calls_in_text(text: str, tools: Sequence[dict[str, Any]]) -> Iterator[Message]:
     """The calls that stand in a text: a tool's name followed by a JSON object, or by (name=value, ...)."""
     parameters = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
     names = "|".join(sorted(map(re.escape, parameters), key=len, reverse=True))
@@ -136,13 +136,13 @@ def copying_agent(tools: Sequence[dict[str, Any]]) -> Agent:
     def act(messages: Sequence[Message]) -> Message:
         nonlocal read
         queue = [call for message in messages if message["role"] != "assistant"
-                 for call in shown_calls(shown(message), tools)]  # fmt: skip
+                 for call in calls_in_text(visible_text(message), tools)]  # fmt: skip
         if left := [call for call in queue if call not in made]:
             made.append(left[0])
             return left[0]
         new = [content(message) for message in messages[read:] if message["role"] != "assistant"]
         read = len(messages)
-        return say("\n".join(new))
+        return assistant_message("\n".join(new))
 
     return act
 
@@ -154,7 +154,7 @@ def every_tool_agent(tools: Sequence[dict[str, Any]], reference: Sequence[Messag
 
     def act(messages: Sequence[Message]) -> Message:
         if not left:
-            return DONE
+            return CLOSING
         name, given = calls_of(random_call(left.pop(0), messages, rng))[0]
         return tool_call(name, {key: known.get(key, value) for key, value in given.items()})
 
@@ -199,12 +199,12 @@ def given_away(subject: Subject, name: str) -> Check:
         given: list[bool] = []
         for message in subject.solved(task):
             if message["role"] != "assistant":
-                read += [_flat(call) for call in shown_calls(shown(message), subject.against.tools)]
+                read += [_flat(call) for call in calls_in_text(visible_text(message), subject.against.tools)]
             given += [_flat(tool_call(*call)) in read for call in calls_of(message) if call[1]]
         shares[task.id] = sum(given) / max(1, len(given))
     most = max(shares, key=lambda task: shares[task])
     mean = sum(shares.values()) / len(shares)
-    return at_most(name, mean, GIVEN, "a call of the reference stands where the agent reads it first", most)
+    return at_most(name, mean, GIVEN_AWAY, "a call of the reference stands where the agent reads it first", most)
 
 
 def _flat(message: Message) -> str:
@@ -222,7 +222,7 @@ def closing_of(reference: Sequence[Message]) -> list[Message]:
 def claiming(subject: Subject, name: str) -> Check:
     """The reference's last words, and nothing before them."""
     rewards = {
-        task.id: subject.earned(task, closing_of(subject.reference(task))[-1:] or [DONE]) for task in subject.tasks
+        task.id: subject.earned(task, closing_of(subject.reference(task))[-1:] or [CLOSING]) for task in subject.tasks
     }
     return mean_at_most(name, rewards, subject.bounds.hacking_reward)
 

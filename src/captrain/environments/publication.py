@@ -9,7 +9,7 @@ import html
 from collections.abc import Sequence
 from pathlib import Path
 
-from captrain.environments.synthesis import Synthesized
+from captrain.environments.synthesis import SynthesisResult
 from captrain.errors import UserError
 from captrain.records import Capability, Passport, publish, publish_json, publish_text
 
@@ -18,44 +18,52 @@ LONGEST = 400
 """Characters of a cell or a docstring's paragraph: what an environment says may have any length."""
 
 
-def publish_all(made: Sequence[Synthesized], results: Path, artifacts: Path) -> None:
+def publish_environments(
+    environments: Sequence[SynthesisResult], results: Path, artifacts: Path, *, required: bool = True
+) -> None:
     """Write environments, passports, pages and ledger to `results`, the base's rollouts in those that passed to
     `artifacts`/calibration.jsonl.
 
+    Args:
+        environments: what came of each capability.
+        results: folder of small outputs.
+        artifacts: folder of large ones.
+        required: whether one of them must have passed.
+
     Raises:
-        UserError: no environment passed. What was found is written all the same.
+        UserError: no environment passed. What came of them is written all the same.
     """
-    for one in made:
-        name = one.capability.id
-        folder = results if one.passed else results / REJECTED
-        publish_text(folder / f"{name}.py", one.best.text)
-        publish_text(folder / f"{name}.md", page_of(one))
-        if one.passed:
-            publish_json(folder / f"{name}.passport.json", one.best.passport)
+    for result in environments:
+        name = result.capability.id
+        folder = results if result.passed else results / REJECTED
+        publish_text(folder / f"{name}.py", result.best.text)
+        publish_text(folder / f"{name}.md", result_page(result))
+        if result.passed:
+            publish_json(folder / f"{name}.passport.json", result.best.passport)
         else:
-            publish_json(folder / f"{name}.findings.json", [attempt.passport for attempt in one.attempts])
-    passed = [one for one in made if one.passed]
-    publish(results / "ledger.jsonl", [entry for one in made for entry in one.ledger])
-    publish(artifacts / "calibration.jsonl", [rollout for one in passed for rollout in one.rollouts])
-    if made and not passed:
-        reasons = " | ".join(f"{one.capability.id}: {one.best.passport.complaints()}" for one in made)
+            publish_json(folder / f"{name}.findings.json", [attempt.passport for attempt in result.attempts])
+    passed = [result for result in environments if result.passed]
+    publish(results / "ledger.jsonl", [entry for result in environments for entry in result.ledger])
+    publish(artifacts / "calibration.jsonl", [rollout for result in passed for rollout in result.rollouts])
+    if required and environments and not passed:
+        reasons = " | ".join(f"{result.capability.id}: {result.best.passport.complaints()}" for result in environments)
         raise UserError(
             f"no environment earned its passport. Best attempts: {reasons}",
             f"read {results / REJECTED}; widen the bounds in the environments section, or choose another synthesizer",
         )
 
 
-def page_of(one: Synthesized) -> str:
+def result_page(result: SynthesisResult) -> str:
     """The page of a synthesized environment, earlier attempts at the end."""
-    text = page(one.best.passport, one.best.text, one.capability)
-    others = [attempt.passport for attempt in one.attempts if attempt is not one.best]
-    if not others:
+    text = passport_page(result.best.passport, result.best.text, result.capability)
+    passports = [attempt.passport for attempt in result.attempts if attempt is not result.best]
+    if not passports:
         return text
-    lines = "".join(f"- attempt {passport.attempt}: {_cell(passport.complaints(), 2000)}\n" for passport in others)
+    lines = "".join(f"- attempt {passport.attempt}: {_cell(passport.complaints(), 2000)}\n" for passport in passports)
     return f"{text}\n## Other attempts\n\n{lines}"
 
 
-def page(passport: Passport, text: str, capability: Capability | None = None) -> str:
+def passport_page(passport: Passport, text: str, capability: Capability | None = None) -> str:
     """A passport as a page: what the environment trains, how difficult it is, every check.
 
     Args:
@@ -65,12 +73,12 @@ def page(passport: Passport, text: str, capability: Capability | None = None) ->
     """
     failed = sum(not check.passed for check in passport.checks)
     verdict = "passed" if passport.passed else f"{failed} of {len(passport.checks)} checks failed"
-    wanted = f"{capability.name}: {capability.description}\n\n" if capability else ""
-    own = "> " + _cell(_docstring(text)) + "\n\n" if _docstring(text) else ""
-    confined = "is our own text and runs unconfined" if passport.trusted else "runs in the sandbox only"
+    purpose = f"{capability.name}: {capability.description}\n\n" if capability else ""
+    quotation = "> " + _cell(_docstring(text)) + "\n\n" if _docstring(text) else ""
+    confinement = "is our own text and runs unconfined" if passport.trusted else "runs in the sandbox only"
     head = (
-        f"# {passport.capability}: {verdict}\n\n## What it trains\n\n{wanted}{own}"
-        f"The file {confined}; its fingerprint is `{passport.environment}`, attempt {passport.attempt}.\n\n"
+        f"# {passport.capability}: {verdict}\n\n## What it trains\n\n{purpose}{quotation}"
+        f"The file {confinement}; its fingerprint is `{passport.environment}`, attempt {passport.attempt}.\n\n"
         f"## How difficult it is\n\n{_difficulty(passport)}\n\n## Checks\n\n"
     )
     rows = [
@@ -91,13 +99,13 @@ def _difficulty(passport: Passport) -> str:
         "mean reward of the base": "the base",
     }
     measured = {check.name: check.measured for check in passport.checks}
-    known = [f"{who} {_number(measured[name])}" for name, who in names.items() if measured.get(name) is not None]
-    said = f"Mean reward: {', '.join(known)}." if known else "Nothing could be measured."
+    rewards = [f"{agent} {_number(measured[name])}" for name, agent in names.items() if measured.get(name) is not None]
+    summary = f"Mean reward: {', '.join(rewards)}." if rewards else "Nothing could be measured."
     if "pass rate of the base" not in measured:
-        return f"{said} It was not played on the base."
+        return f"{summary} It was not played on the base."
     constant = measured["share of constant-reward groups on the base"]
     rate = _number(measured["pass rate of the base"])
-    return f"{said} The base passes {rate} of its rollouts; {_number(constant)} of its groups have no spread."
+    return f"{summary} The base passes {rate} of its rollouts; {_number(constant)} of its groups have no spread."
 
 
 def _docstring(text: str) -> str:

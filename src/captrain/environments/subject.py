@@ -15,7 +15,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from captrain.config import Environments
 from captrain.contract import Target, closing_episodes
-from captrain.environments.leakage import HeldOut
+from captrain.environments.leakage import HeldOutTasks
 from captrain.errors import EnvironmentFault
 from captrain.records import Check, Message, Rollout, Score, Task
 
@@ -35,11 +35,11 @@ class Standard:
     """What every environment for one target is held against: the schemas of its tools, its test tasks, the bounds."""
 
     tools: list[dict[str, Any]]
-    tests: HeldOut
+    tests: HeldOutTasks
     bounds: Environments
 
 
-def standard(benchmark: Target, tests: int, bounds: Environments) -> Standard:
+def make_standard(benchmark: Target, tests: int, bounds: Environments) -> Standard:
     """The standard of a benchmark.
 
     Args:
@@ -51,28 +51,28 @@ def standard(benchmark: Target, tests: int, bounds: Environments) -> Standard:
         UserError: the benchmark is not installed, or has fewer test tasks.
     """
     source = Path(inspect.getfile(type(benchmark.environment))).read_text()
-    return Standard(benchmark.tools, HeldOut(benchmark, benchmark.tasks("test", tests), [source]), bounds)
+    return Standard(benchmark.tools, HeldOutTasks(benchmark, benchmark.tasks("test", tests), [source]), bounds)
 
 
-class _Called(BaseModel):
+class _FunctionCall(BaseModel):
     name: str
     arguments: dict[str, Any] | str
 
 
-class _Call(BaseModel):
-    function: _Called
+class _ToolCall(BaseModel):
+    function: _FunctionCall
 
 
-class _Said(BaseModel):
+class _ChatMessage(BaseModel):
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
-    tool_calls: list[_Call] | None = None
+    tool_calls: list[_ToolCall] | None = None
 
 
-MESSAGES = TypeAdapter(list[_Said])
+MESSAGES = TypeAdapter(list[_ChatMessage])
 
 
-def _formed(raw: Any) -> list[Message]:
+def _checked_messages(raw: Any) -> list[Message]:
     """The messages, if that is what they are.
 
     Raises:
@@ -124,7 +124,7 @@ class Subject:
 
     def reference(self, task: Task) -> list[Message]:
         """The assistant messages of the reference solution."""
-        ask = lambda: _formed(self.target.environment.reference(task.model_dump()))  # noqa: E731
+        ask = lambda: _checked_messages(self.target.environment.reference(task.model_dump()))  # noqa: E731
         return self.once("reference", task.id, lambda: self.target.call("reference", task.id, ask))
 
     def broken(self, task: Task) -> list[Message]:
@@ -137,7 +137,7 @@ class Subject:
         if breaks is None:
             self.asked = ""
             raise EnvironmentFault(NO_BROKEN, "define it")
-        ask = lambda: _formed(breaks(task.model_dump()))  # noqa: E731
+        ask = lambda: _checked_messages(breaks(task.model_dump()))  # noqa: E731
         return self.once("broken", task.id, lambda: self.target.call("broken", task.id, ask))
 
     def solved(self, task: Task) -> list[Message]:
@@ -162,12 +162,12 @@ class Subject:
         self.asked = task.id
         call, episode = self.target.call, self.target.open(task)
         with closing_episodes([episode]):
-            messages = list(call("open", task.id, lambda: _formed(list(episode.messages))))
+            messages = list(call("open", task.id, lambda: _checked_messages(list(episode.messages))))
             for _ in range(turns):
                 message = agent(messages)
                 if message is None:
                     break
-                replies, done = call("step", task.id, lambda action=message: _answer(episode.step(action)))
+                replies, done = call("step", task.id, lambda action=message: _checked_answer(episode.step(action)))
                 messages += [message, *replies]
                 if done:
                     break
@@ -183,9 +183,9 @@ class Subject:
         return self.score(task, self.play(task, actions)).reward
 
 
-def _answer(raw: Any) -> tuple[list[Message], bool]:
+def _checked_answer(raw: Any) -> tuple[list[Message], bool]:
     replies, done = raw
-    return _formed(list(replies)), bool(done)
+    return _checked_messages(list(replies)), bool(done)
 
 
 def at_most(name: str, value: float, bound: float, detail: str = "", task: str = "") -> Check:

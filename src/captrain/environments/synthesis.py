@@ -1,7 +1,7 @@
 """From selected capabilities to environments with passports.
 
 An environment that fails its passport is synthesized again, up to the configured rounds, with all that was found; an
-attempt that does not even load is one that failed. Every calibration rollout of every round is counted. A capability
+attempt that does not even load has failed. Every calibration rollout of every round is counted. A capability
 for which no attempt passed is left out, its best attempt and all findings kept: the others go on.
 """
 
@@ -9,21 +9,30 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from captrain.config import Machine
 from captrain.contract import Target, load_file
-from captrain.environments.passport import calibrate, inspect, refused
+from captrain.environments.passport import calibrate, failed_check, run_checks
 from captrain.environments.subject import Standard
-from captrain.environments.synthesized import Attempt, Brief, Synthesizer
+from captrain.environments.synthesizer import Attempt, Brief, Synthesizer
 from captrain.errors import EnvironmentFault
-from captrain.ledger import LedgerEntry, guard_split, spent
+from captrain.ledger import LedgerEntry, guard_split, ledger_entry
 from captrain.policies import Policy
-from captrain.records import Capability, Check, Passport, Rollout, digest, file_digest, publish_json, publish_text
-from captrain.rollouts import Acting, Part, played
+from captrain.records import (
+    Capability,
+    Check,
+    JsonObject,
+    Passport,
+    Rollout,
+    digest,
+    file_digest,
+    publish_json,
+    publish_text,
+)
+from captrain.rollouts import PolicySource, RolloutBatch, collect_batch
 
 DRAFTS = Path(".cache/environments")
-SHOWN = 3
+PASSED_EXAMPLES = 3
 """Passed rollouts in a brief."""
 LOADS = "the file loads"
 CALIBRATION = "rollouts on the base"
@@ -43,9 +52,9 @@ class Draft:
             EnvironmentFault: the file does not load.
             UserError: the sandbox is weaker than asked for.
         """
-        from captrain.environments.sandbox.confined import confined
+        from captrain.environments.sandbox.confined import load_confined
 
-        return confined(self.path, self.machine.sandbox) if self.machine else load_file(self.path)
+        return load_confined(self.path, self.machine.sandbox) if self.machine else load_file(self.path)
 
     def identity(self) -> tuple[str, Path]:
         """What decides its behaviour."""
@@ -53,7 +62,7 @@ class Draft:
 
 
 @dataclass(frozen=True)
-class Examined:
+class Examination:
     """What the checks of a file found, the base's rollouts in it, and what those cost; of which behaviour, by its
     fingerprint."""
 
@@ -64,7 +73,7 @@ class Examined:
 
 
 @dataclass(frozen=True)
-class Synthesized:
+class SynthesisResult:
     """What came of one capability: all attempts, the best one (the one that passed, if any did), the base's rollouts
     in that one, and what all rounds cost."""
 
@@ -80,7 +89,7 @@ class Synthesized:
         return self.best.passport.passed
 
 
-def brief(capability: Capability, tools: list[dict[str, Any]], rollouts: Sequence[Rollout]) -> Brief:
+def make_brief(capability: Capability, tools: list[JsonObject], rollouts: Sequence[Rollout]) -> Brief:
     """What an environment is asked for: the failed rollouts that the capability was found in, then the shortest that
     passed.
 
@@ -93,65 +102,71 @@ def brief(capability: Capability, tools: list[dict[str, Any]], rollouts: Sequenc
         UserError: a rollout is of another split.
     """
     guard_split([rollout.task for rollout in rollouts], "diagnosis")
-    known: Mapping[str, Rollout] = {rollout.id: rollout for rollout in rollouts}
-    failed = [known[name] for name in capability.examples if name in known]
+    by_id: Mapping[str, Rollout] = {rollout.id: rollout for rollout in rollouts}
+    failed = [by_id[name] for name in capability.examples if name in by_id]
     passed = sorted(
         (rollout for rollout in rollouts if rollout.outcome == "passed"),
         key=lambda rollout: (len(rollout.messages), rollout.id),
     )
-    return Brief(capability, tools, [*failed, *passed[:SHOWN]])
+    return Brief(capability, tools, [*failed, *passed[:PASSED_EXAMPLES]])
 
 
 def synthesize(
-    wanted: Brief,
+    brief: Brief,
     synthesizer: Synthesizer,
-    policy: Acting | Policy | None,
-    against: Standard,
+    policy: PolicySource | Policy | None,
+    standard: Standard,
     machine: Machine,
     seed: int,
-) -> Synthesized:
+) -> SynthesisResult:
     """One environment for one capability, or what all attempts at it lacked.
 
     Args:
-        wanted: what is asked for.
+        brief: what is asked for.
         synthesizer: who writes it.
         policy: the base, as it will train; None leaves the checks on it out.
-        against: the target, its test tasks, the bounds.
+        standard: the target, its test tasks, the bounds.
         machine: how well what a synthesizer of others wrote must be confined.
         seed: run seed.
 
     Raises:
         UserError: the synthesizer cannot write it, or the sandbox is weaker than asked for.
     """
-    name = wanted.capability.id
+    name = brief.capability.id
     attempts: list[Attempt] = []
-    every: list[Examined] = []
-    for number in range(against.bounds.rounds):
-        text = synthesizer.synthesize(wanted, attempts)
+    examinations: list[Examination] = []
+    for number in range(standard.bounds.rounds):
+        text = synthesizer.synthesize(brief, attempts)
         path = DRAFTS / name / str(number) / f"{name}.py"
         publish_text(path, text)
-        found = examined(path, against, wanted, machine if not synthesizer.trusted else None, policy, seed)
-        passport = passport_of(path, found, number, trusted=synthesizer.trusted)
+        confinement = None if synthesizer.trusted else machine
+        examination = examine(path, standard, brief, confinement, policy, seed)
+        passport = make_passport(path, examination, number, trusted=synthesizer.trusted)
         publish_json(path.with_suffix(".passport.json"), passport)
         attempts.append(Attempt(text, passport))
-        every.append(found)
+        examinations.append(examination)
         if passport.passed:
             break
         print(f"environment for {name}, attempt {number}: {passport.complaints()}")
-    best = min(range(len(attempts)), key=lambda at: _lacking(attempts[at].passport.checks))
-    ledger = [entry for found in every for entry in found.ledger]
-    return Synthesized(wanted.capability, attempts, attempts[best], every[best].rollouts, ledger)
+    best = min(range(len(attempts)), key=lambda number: _shortfall(attempts[number].passport.checks))
+    ledger = [entry for examination in examinations for entry in examination.ledger]
+    return SynthesisResult(brief.capability, attempts, attempts[best], examinations[best].rollouts, ledger)
 
 
-def examined(
-    path: Path, against: Standard, wanted: Brief, machine: Machine | None, policy: Acting | Policy | None, seed: int
-) -> Examined:
+def examine(
+    path: Path,
+    standard: Standard,
+    brief: Brief,
+    machine: Machine | None,
+    policy: PolicySource | Policy | None,
+    seed: int,
+) -> Examination:
     """All checks of a file, those on the base only if the others passed.
 
     Args:
         path: the file.
-        against: what it is held against.
-        wanted: what it is to train, and the evidence for that.
+        standard: what it is held against.
+        brief: what it is to train, and the evidence for that.
         machine: how well it must be confined; None for text of our own.
         policy: the base; None leaves those checks out.
         seed: run seed.
@@ -159,47 +174,57 @@ def examined(
     Raises:
         UserError: the sandbox is weaker than asked for.
     """
-    evidence = [rollout for rollout in wanted.examples if rollout.outcome == "failed"]
-    bounds, item, draft = against.bounds, wanted.capability.id, Draft(path, machine)
+    evidence = [rollout for rollout in brief.examples if rollout.outcome == "failed"]
+    bounds, item, draft = standard.bounds, brief.capability.id, Draft(path, machine)
     try:
         target = draft.load()
         environment = target.fingerprint
     except EnvironmentFault as fault:
-        return Examined(digest(path.stem, file_digest(path)), [refused(LOADS, fault)])
-    checks = inspect(target, path, against, evidence)
+        return Examination(digest(path.stem, file_digest(path)), [failed_check(LOADS, fault)])
+    checks = run_checks(target, path, standard, evidence)
     if policy is None or not all(check.passed for check in checks):
-        return Examined(environment, checks)
+        return Examination(environment, checks)
     try:
         tasks = target.tasks("training", bounds.groups)
-        part = Part(item, policy, draft, tasks, "calibration", seed, trials=bounds.group_size)
-        rollouts = played(part, target, "calibration")
+        batch = RolloutBatch(item, policy, draft, tasks, "calibration", seed, trials=bounds.group_size)
+        rollouts = collect_batch(batch, target, "calibration")
     except EnvironmentFault as fault:
         # How many were played is not known; all count, rather than too few.
         lost = LedgerEntry(
-            stage="environments", purpose="calibration", method="trace", item=item,
+            stage="environments",
+            purpose="calibration",
+            method="trace",
+            item=item,
             rollouts=bounds.groups * bounds.group_size,
-        )  # fmt: skip
-        return Examined(environment, [*checks, refused(CALIBRATION, fault)], [], [lost])
-    entry = spent(rollouts, stage="environments", method="trace", item=item)
-    return Examined(environment, [*checks, *calibrate(rollouts, bounds.group_size, bounds)], rollouts, [entry])
+        )
+        return Examination(environment, [*checks, failed_check(CALIBRATION, fault)], [], [lost])
+    entry = ledger_entry(rollouts, stage="environments", method="trace", item=item)
+    return Examination(environment, [*checks, *calibrate(rollouts, bounds.group_size, bounds)], rollouts, [entry])
 
 
-def passport_of(path: Path, found: Examined, attempt: int, *, trusted: bool) -> Passport:
+def make_passport(path: Path, examination: Examination, attempt: int, *, trusted: bool) -> Passport:
     """The passport of a file."""
-    tasks = {rollout.task.id for rollout in found.rollouts}
+    tasks = {rollout.task.id for rollout in examination.rollouts}
     return Passport(
-        capability=path.stem, environment=found.environment, attempt=attempt, trusted=trusted,
-        passed=all(check.passed for check in found.checks), calibration_tasks=len(tasks), checks=found.checks,
-    )  # fmt: skip
+        capability=path.stem,
+        environment=examination.environment,
+        attempt=attempt,
+        trusted=trusted,
+        passed=all(check.passed for check in examination.checks),
+        calibration_tasks=len(tasks),
+        checks=examination.checks,
+    )
 
 
-def _lacking(checks: Sequence[Check]) -> tuple[int, float]:
+def _shortfall(checks: Sequence[Check]) -> tuple[int, float]:
     """For ordering attempts: fewer is better in checks passed, then in how far the failed ones are from their bounds;
     what was not measured is furthest."""
-    return -sum(check.passed for check in checks), sum(missed(check) for check in checks if not check.passed)
+    return -sum(check.passed for check in checks), sum(
+        distance_from_bound(check) for check in checks if not check.passed
+    )
 
 
-def missed(check: Check) -> float:
+def distance_from_bound(check: Check) -> float:
     """How far the measured is from the nearest bound, at most 1."""
     ends = [float(end) for end in re.findall(r"\d+(?:\.\d+)?", check.bound)]
     if check.measured is None or not ends:

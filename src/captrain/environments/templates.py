@@ -15,24 +15,24 @@ from itertools import combinations
 
 from captrain.config import ModelAccess
 from captrain.environments.passport import TRANSFER, failed_tool
-from captrain.environments.synthesized import Attempt, Brief
+from captrain.environments.synthesizer import Attempt, Brief
 from captrain.errors import UserError
 
 FAMILIES = ("precondition_verification", "record_selection", "multi_step_completion", "argument_precision")
 """What the embedded base lacks."""
-OTHERS = ("carrying_out", "named_record", "no_extra_writes", "reply_wording", "valid_calls")
+CONTROLS = ("carrying_out", "named_record", "no_extra_writes", "reply_wording", "valid_calls")
 """What a diagnosis may propose and reject: controls train it all the same."""
 PAIRS = tuple("+".join(pair) for pair in combinations(sorted(FAMILIES), 2))
 """Two capabilities in every task."""
 PARTS = {
     **{name: ("frame", name) for name in FAMILIES},
-    **{name: ("frame", "named", name) for name in OTHERS},
+    **{name: ("frame", "named", name) for name in CONTROLS},
     **{name: ("frame", "pair", name) for name in PAIRS},
 }
 """The templates that a file is made of, by capability."""
-ANY = ("record_selection", "multi_step_completion")
+ANY_OPERATION = ("record_selection", "multi_step_completion")
 """Capabilities that every operation can ask for."""
-ASKED_AS = {
+OPERATIONS_OF = {
     "wrap_order": ("wrap",),
     "update_zip": ("zip",),
     **dict.fromkeys(("get_order", "cancel_order", "return_order", "deny_request"), ("cancel", "return")),
@@ -89,7 +89,7 @@ def _operations(brief: Brief, attempts: Sequence[Attempt]) -> list[str]:
     """The operations to ask for besides the template's own, where a passport found too little of the evidence's steps:
     those of these steps."""
     checks = [check for attempt in attempts for check in attempt.passport.checks]
-    if brief.capability.id not in ANY or all(check.passed for check in checks if check.name == TRANSFER):
+    if brief.capability.id not in ANY_OPERATION or all(check.passed for check in checks if check.name == TRANSFER):
         return []
     failed = {failed_tool(rollout) for rollout in brief.examples if rollout.outcome == "failed"}
-    return [*dict.fromkeys(verb for tool, asked_as in ASKED_AS.items() if tool in failed for verb in asked_as)]
+    return [*dict.fromkeys(verb for tool, asked_as in OPERATIONS_OF.items() if tool in failed for verb in asked_as)]

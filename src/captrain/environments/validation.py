@@ -13,18 +13,18 @@ from rich.text import Text
 
 from captrain.benchmarks import load_benchmark
 from captrain.config import Spec, compose_spec, load_choice, load_spec
-from captrain.environments.publication import page
-from captrain.environments.subject import standard
-from captrain.environments.synthesis import brief, examined, passport_of
-from captrain.environments.synthesized import Brief
+from captrain.environments.publication import passport_page
+from captrain.environments.subject import make_standard
+from captrain.environments.synthesis import examine, make_brief, make_passport
+from captrain.environments.synthesizer import Brief
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
 from captrain.policies import load_policy
-from captrain.records import Capability, Passport, Rollout, load, publish_json, publish_text
+from captrain.records import Capability, JsonObject, Passport, Rollout, load, publish_json, publish_text
 
 
 @dataclass(frozen=True)
-class Validated:
+class Validation:
     """A file's passport, the sandbox that it was made out in, and what the base's rollouts cost."""
 
     text: str
@@ -33,7 +33,7 @@ class Validated:
     ledger: list[LedgerEntry]
 
 
-def validate(path: Path, root: Path, out: Path, least: str | None, calibrating: bool) -> Validated:
+def validate_file(path: Path, root: Path, out: Path, least: str | None, calibrating: bool) -> Validation:
     """Check a file.
 
     Args:
@@ -47,7 +47,7 @@ def validate(path: Path, root: Path, out: Path, least: str | None, calibrating: 
         UserError: there is no such file, its passport would lie among the pipeline's, the specification is not sound,
             the sandbox is weaker than asked for, or there is no base to play.
     """
-    from captrain.environments.sandbox.confined import active
+    from captrain.environments.sandbox.confined import active_confinement
 
     if not path.is_file():
         raise UserError(f"there is no file {path}", "name a Python file that defines Environment")
@@ -57,16 +57,16 @@ def validate(path: Path, root: Path, out: Path, least: str | None, calibrating: 
     spec = _specification(root)
     machine = spec.machine.model_copy(update={"sandbox": least}) if least else spec.machine
     benchmark = load_benchmark(spec.benchmark, machine)
-    against = standard(benchmark, spec.evaluation.tasks, spec.environments)
+    standard = make_standard(benchmark, spec.evaluation.tasks, spec.environments)
     policy = None
     if calibrating:
         base = root / "artifacts/base"
         if not base.exists():
             raise UserError(f"{base} is missing", "run `dvc repro base`, or validate without --calibrate")
         policy = load_policy(spec.exploring(), base, machine, batch=machine.batch)
-    found = examined(path, against, _brief(path, root, benchmark.tools), machine, policy, spec.seed)
-    passport = passport_of(path, found, 0, trusted=False)
-    return Validated(path.read_text(errors="replace"), passport, str(active()), found.ledger)
+    examination = examine(path, standard, _brief(path, root, benchmark.tools), machine, policy, spec.seed)
+    passport = make_passport(path, examination, 0, trusted=False)
+    return Validation(path.read_text(errors="replace"), passport, str(active_confinement()), examination.ledger)
 
 
 def _specification(root: Path) -> Spec:
@@ -78,38 +78,38 @@ def _specification(root: Path) -> Spec:
     return compose_spec(chosen.experiment, chosen.seed, chosen.overrides, root / "conf")
 
 
-def _brief(path: Path, root: Path, tools: list) -> Brief:
+def _brief(path: Path, root: Path, tools: list[JsonObject]) -> Brief:
     """The brief of a capability of the file's name, with the project's evidence if there is any."""
-    selected, played = root / "results/capabilities/capabilities.jsonl", root / "artifacts/rollouts/discovery.jsonl"
-    if selected.exists() and played.exists():
+    selected, rollouts = root / "results/capabilities/capabilities.jsonl", root / "artifacts/rollouts/discovery.jsonl"
+    if selected.exists() and rollouts.exists():
         for capability in load(selected, Capability):
             if capability.id == path.stem:
-                return brief(capability, tools, load(played, Rollout))
+                return make_brief(capability, tools, load(rollouts, Rollout))
     return Brief(Capability(id=path.stem, name=path.stem, description=""), tools)
 
 
-def write(found: Validated, out: Path) -> None:
+def publish_validation(validation: Validation, out: Path) -> None:
     """Publish passport and page, named as the file, in the folder `out`."""
-    name = found.passport.capability
-    publish_json(out / f"{name}.passport.json", found.passport)
-    publish_text(out / f"{name}.md", page(found.passport, found.text))
+    name = validation.passport.capability
+    publish_json(out / f"{name}.passport.json", validation.passport)
+    publish_text(out / f"{name}.md", passport_page(validation.passport, validation.text))
 
 
-def shown(found: Validated) -> list[RenderableType]:
+def validation_report(validation: Validation) -> list[RenderableType]:
     """What is printed: the sandbox, every check, what it cost, the verdict."""
-    table = Table("check", "", "measured", "bound", "detail", title=f"passport of {found.passport.capability}")
+    table = Table("check", "", "measured", "bound", "detail", title=f"passport of {validation.passport.capability}")
     table.add_column("task", overflow="fold")
-    for check in found.passport.checks:
+    for check in validation.passport.checks:
         measured = "" if check.measured is None else f"{check.measured:g}"
         verdict = Text("passed", "green") if check.passed else Text("failed", "red")
         table.add_row(check.name, verdict, measured, check.bound, Text(check.detail), Text(check.task))
-    failed = sum(not check.passed for check in found.passport.checks)
+    failed = sum(not check.passed for check in validation.passport.checks)
     cost = [
         Text(
             f"spent on the base: {entry.rollouts} rollouts, {entry.prompt_tokens} tokens read, "
             f"{entry.completion_tokens} written"
         )
-        for entry in found.ledger
+        for entry in validation.ledger
     ]
     verdict = Text(f"{failed} checks failed", "red") if failed else Text("every check passed", "green")
-    return [Text(f"sandbox: {found.sandbox}"), table, *cost, verdict]
+    return [Text(f"sandbox: {validation.sandbox}"), table, *cost, verdict]

@@ -17,15 +17,15 @@ from captrain.baselines import acting_stages
 from captrain.benchmarks import load_benchmark
 from captrain.config import Component, Spec
 from captrain.contract import Target
-from captrain.environments import passports
+from captrain.environments import read_passports
 from captrain.errors import UserError
 from captrain.evaluation.rows import BASE
 from captrain.execution import launch
-from captrain.ledger import LedgerEntry, spent
+from captrain.ledger import LedgerEntry, ledger_entry
 from captrain.models import Adapter, adapter_digest, compose, parse_composition
 from captrain.policies import Policy, TurnPolicy, load_policy
 from captrain.records import Rollout
-from captrain.rollouts import collect, floor
+from captrain.rollouts import collect, floor_scores
 from captrain.routing import TurnRouter
 
 LOCAL = "captrain.policies.local.LocalPolicy"
@@ -117,7 +117,7 @@ def play_arms(spec: Spec, base: Path, results: Path) -> tuple[list[Rollout], pd.
         for one in rollouts
     ]
     outcomes = pd.DataFrame(rows, columns=["task", "kind", "arm", "stage", "trial", "outcome", "reward"])
-    ledger = [spent(found, stage="evaluation", method="evaluation", item=arm.name) for arm, found in played]
+    ledger = [ledger_entry(found, stage="evaluation", method="evaluation", item=arm.name) for arm, found in played]
     return [rollout for _, found in played for rollout in found], outcomes, ledger
 
 
@@ -159,7 +159,7 @@ def _turning(spec: Spec, results: Path, known: dict[str, Arm]) -> Iterator[Arm]:
     """The arm that asks its router before each turn: where there are pair environments, which is where a task may need
     different adapters in turn, and a policy that can do it."""
     path = results / "routes/turns.json"
-    if not path.exists() or not passports(results / "pairs") or spec.policy.target != LOCAL:
+    if not path.exists() or not read_passports(results / "pairs") or spec.policy.target != LOCAL:
         return
     named = {
         arm: None if arm == BASE else _adapter(parse_composition(arm), known) for arm in TurnRouter.read(path).arms
@@ -186,7 +186,7 @@ def _place(rollout: Rollout) -> tuple[str, str]:
 
 def _floor(rollouts: Sequence[Rollout], target: Target) -> list[tuple[Any, ...]]:
     """Outcomes of doing nothing on the tasks and trials of these rollouts."""
-    scores = floor(target, [*{r.task.id: r.task for r in rollouts}.values()])
+    scores = floor_scores(target, [*{r.task.id: r.task for r in rollouts}.values()])
     rows = []
     for rollout in rollouts:
         score = scores[rollout.task.id]

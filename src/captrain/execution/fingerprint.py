@@ -27,7 +27,7 @@ PLAIN = ("config", "execution", "errors.py")
 PROTOCOLS = {
     "benchmarks": "benchmarks/loading.py",
     "capabilities": "capabilities/analyst.py",
-    "environments": "environments/synthesized.py",
+    "environments": "environments/synthesizer.py",
     "policies": "policies/policy.py",
     "routing": "routing/router.py",
     "training": "training/recipe.py",

@@ -1,9 +1,9 @@
 from .batch import SHARDS as SHARDS
-from .batch import Acting as Acting
-from .batch import Part as Part
-from .batch import played as played
+from .batch import PolicySource as PolicySource
+from .batch import RolloutBatch as RolloutBatch
+from .batch import collect_batch as collect_batch
 from .collection import collect as collect
-from .collection import floor as floor
+from .collection import floor_scores as floor_scores
 from .collection import pass_rate as pass_rate
-from .collection import record as record
-from .collection import summary as summary
+from .collection import rollout_record as rollout_record
+from .collection import summarise_rollouts as summarise_rollouts

@@ -10,8 +10,9 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Literal
 
 from pydantic import ValidationError
 
@@ -21,16 +22,27 @@ from captrain.execution import code_digest, dispatched
 from captrain.ledger import guard_split
 from captrain.models import Adapter
 from captrain.policies import Play, Policy
-from captrain.records import Purpose, Rollout, Score, Task, Usage, digest
+from captrain.records import JsonObject, Purpose, Rollout, Score, Task, Usage, digest
 
 JOURNALS = Path(".cache/rollouts")
+Sample = tuple[Task, int]
+"""A rollout to be: its task and the number of its trial."""
 
 
 def collect(
-    policy: Policy, target: Target, tasks: Sequence[Task], *, purpose: Purpose, seed: int, trials: int = 1,
-    adapter: Adapter | None = None, retries: int = 2, journals: Path = JOURNALS, quiet: bool = False,
-) -> list[Rollout]:  # fmt: skip
-    """Play every task `trials` times.
+    policy: Policy,
+    target: Target,
+    tasks: Sequence[Task],
+    *,
+    purpose: Purpose,
+    seed: int,
+    trials: int = 1,
+    adapter: Adapter | None = None,
+    retries: int = 2,
+    journals: Path = JOURNALS,
+    quiet: bool = False,
+) -> list[Rollout]:
+    """Roll out every task `trials` times.
 
     Args:
         policy: who acts.
@@ -52,65 +64,89 @@ def collect(
         EnvironmentFault: the environment broke its contract; what is whole is kept.
     """
     guard_split(tasks, purpose)
-    acting = adapter.digest if adapter else ""
-    wanted = [(task, trial) for task in tasks for trial in range(trials)]
-    identity = (policy.digest, target.fingerprint, acting, purpose, seed)
-    fingerprint = digest(code_digest(collect), *identity, [(task.id, trial) for task, trial in wanted])
+    collection = _Collection(policy, target, purpose, seed, adapter, retries)
+    samples = [(task, trial) for task in tasks for trial in range(trials)]
+    names = [(task.id, trial) for task, trial in samples]
+    fingerprint = digest(code_digest(collect), *collection.identity, names)
     with journal(journals / f"{fingerprint}.jsonl") as (whole, file):
-        done = {(rollout.task.id, rollout.trial): rollout for rollout in whole}
-        left = [(task, trial) for task, trial in wanted if (task.id, trial) not in done]
+        rollouts = {(rollout.task.id, rollout.trial): rollout for rollout in whole}
+        missing = [(task, trial) for task, trial in samples if (task.id, trial) not in rollouts]
         label = f"{target.name}{f' with {adapter.digest}' if adapter else ''}"
-        for rollout in _attempts(
-            policy, target, left, identity, adapter, retries, bar(label, len(wanted), len(done), quiet)
-        ):
-            done[rollout.task.id, rollout.trial] = rollout
+        progress = ProgressBar(label, len(samples), len(rollouts), quiet)
+        for rollout in collection.attempts(missing, progress):
+            rollouts[rollout.task.id, rollout.trial] = rollout
             file.write(rollout.model_dump_json(exclude_defaults=True) + "\n")
             file.flush()
-    rollouts = [done[task.id, trial] for task, trial in wanted]
-    if truncated := [rollout for rollout in rollouts if rollout.truncated]:
+    ordered = [rollouts[name] for name in names]
+    if truncated := [rollout for rollout in ordered if rollout.truncated]:
         print(
-            f"{label}: {len(truncated)} of {len(rollouts)} rollouts ended because the dialogue has outgrown the model, "
+            f"{label}: {len(truncated)} of {len(ordered)} rollouts ended because the dialogue has outgrown the model, "
             f"such as {truncated[0].task.id} ({truncated[0].truncated})",
             file=sys.stderr,
         )
-    return rollouts
+    return ordered
 
 
-def _attempts(
-    policy: Policy, target: Target, wanted: Sequence[tuple[Task, int]], identity: tuple, adapter: Adapter | None,
-    retries: int, progress: "Progress",
-) -> Iterator[Rollout]:  # fmt: skip
-    purpose: Purpose = identity[3]
-    for attempt in range(retries + 1):
-        failed: list[tuple[Task, int]] = []
-        plays = {}
-        for task, trial in wanted:
-            key = f"{identity[4]}/{task.id}/{trial}"
-            episode = target.open(task, key)
-            play = Play(key, episode, adapter.folder if adapter else "")
-            plays[id(play)] = (play, episode, task, trial)
-        # Others may be open while one is scored: whatever is raised then, all are closed.
-        with closing_episodes([episode for _, episode, *_ in plays.values()]):
-            for play in policy.play([play for play, *_ in plays.values()]):
-                _, episode, task, trial = plays[id(play)]
-                score = _scored(target, task, play)
-                episode.close()
-                if play.error and attempt < retries:
-                    failed.append((task, trial))
-                    continue
-                rollout = record(
-                    play, target, task, trial, purpose, policy.digest, adapter, score, attempt,
-                    name=digest(*identity, task.id, trial)[:12],
-                )  # fmt: skip
-                yield rollout
-                progress.add(rollout)
-        if not failed:
-            break
-        wanted = failed
-    progress.close()
+@dataclass(frozen=True)
+class _Collection:
+    """What rollouts are made of, tasks and trials apart (see `collect`)."""
+
+    policy: Policy
+    target: Target
+    purpose: Purpose
+    seed: int
+    adapter: Adapter | None
+    retries: int
+
+    @property
+    def identity(self) -> tuple[str, str, str, Purpose, int]:
+        """What decides every rollout, and its name."""
+        adapter = self.adapter.digest if self.adapter else ""
+        return self.policy.digest, self.target.fingerprint, adapter, self.purpose, self.seed
+
+    def attempts(self, samples: Sequence[Sample], progress: "ProgressBar") -> Iterator[Rollout]:
+        """Rollouts as they end, in any order; what an infrastructure error ended is attempted again, as often as may
+        be."""
+        identity = self.identity
+        for attempt in range(self.retries + 1):
+            lost: list[Sample] = []
+            plays = {}
+            for task, trial in samples:
+                key = f"{self.seed}/{task.id}/{trial}"
+                episode = self.target.open(task, key)
+                play = Play(key, episode, self.adapter.folder if self.adapter else "")
+                plays[id(play)] = (play, episode, task, trial)
+            # Others may be open while one is scored: whatever is raised then, all are closed.
+            with closing_episodes([episode for _, episode, *_ in plays.values()]):
+                for play in self.policy.play([play for play, *_ in plays.values()]):
+                    _, episode, task, trial = plays[id(play)]
+                    score = _score(self.target, task, play)
+                    episode.close()
+                    if play.error and attempt < self.retries:
+                        lost.append((task, trial))
+                        continue
+                    name = digest(*identity, task.id, trial)[:12]
+                    rollout = rollout_record(
+                        play,
+                        self.target,
+                        task,
+                        trial,
+                        self.purpose,
+                        self.policy.digest,
+                        self.adapter,
+                        score,
+                        attempt,
+                        name,
+                    )
+                    yield rollout
+                    progress.add(rollout)
+            if not lost:
+                break
+            samples = lost
+        progress.close()
 
 
-def _scored(target: Target, task: Task, play: Play) -> Score | None:
+def _score(target: Target, task: Task, play: Play) -> Score | None:
     """The score of a play; None when infrastructure failed it, or now its grader, which is then its error."""
     if play.error:
         return None
@@ -121,10 +157,18 @@ def _scored(target: Target, task: Task, play: Play) -> Score | None:
         return None
 
 
-def record(
-    play: Play, target: Target, task: Task, trial: int, purpose: Purpose, policy: str, adapter: Adapter | None,
-    score: Score | None, attempt: int, name: str,
-) -> Rollout:  # fmt: skip
+def rollout_record(
+    play: Play,
+    target: Target,
+    task: Task,
+    trial: int,
+    purpose: Purpose,
+    policy: str,
+    adapter: Adapter | None,
+    score: Score | None,
+    attempt: int,
+    name: str,
+) -> Rollout:
     """The record of a finished play; `score` None means an infrastructure error."""
     return Rollout(
         id=name,
@@ -182,14 +226,14 @@ def journal(path: Path) -> Iterator[tuple[list[Rollout], IO[str]]]:
             yield whole, file
 
 
-class Progress:
-    """A progress bar with rate, ETA and the pass rate so far."""
+class ProgressBar:
+    """A progress bar over rollouts, some of which may be there already, with rate, ETA and the pass rate so far."""
 
-    def __init__(self, label: str, total: int, done: int, quiet: bool) -> None:
+    def __init__(self, label: str, total: int, initial: int, quiet: bool) -> None:
         from tqdm import tqdm
 
         silent = quiet and not dispatched()
-        self._bar = tqdm(total=total, initial=done, desc=label, unit="rollout", disable=silent, mininterval=1.0)
+        self._bar = tqdm(total=total, initial=initial, desc=label, unit="rollout", disable=silent, mininterval=1.0)
         self._passed = self._scored = self._truncated = 0
 
     def add(self, rollout: Rollout) -> None:
@@ -207,32 +251,30 @@ class Progress:
         self._bar.close()
 
 
-def bar(label: str, total: int, done: int, quiet: bool) -> Progress:
-    """A progress bar over rollouts, some of which are there already."""
-    return Progress(label, total, done, quiet)
-
-
 def pass_rate(rollouts: Sequence[Rollout]) -> float | None:
     """Passed / (passed + failed); None when there is neither. Errors count on no side."""
     scored = [rollout.outcome == "passed" for rollout in rollouts if rollout.outcome != "error"]
     return sum(scored) / len(scored) if scored else None
 
 
-def summary(rollouts: Sequence[Rollout], target: Target) -> dict[str, Any]:
+def summarise_rollouts(rollouts: Sequence[Rollout], target: Target) -> JsonObject:
     """Counts by outcome, pass rate and mean reward, over all and by task kind; what the target says of itself; and
     the floor: the score of an agent that does nothing on the same tasks."""
     tasks = {rollout.task.id: rollout.task for rollout in rollouts}
-    idle = floor(target, [*tasks.values()])
+    idle = floor_scores(target, [*tasks.values()])
     kinds = sorted({_kind(task) for task in tasks.values()})
     rows = {}
     for kind in kinds:
-        some = [rollout for rollout in rollouts if _kind(rollout.task) == kind]
-        rows[kind] = {**_rates(some), "floor": _floor([idle[name] for name in tasks if _kind(tasks[name]) == kind])}
+        group = [rollout for rollout in rollouts if _kind(rollout.task) == kind]
+        rows[kind] = {
+            **_rates(group),
+            "floor": _floor_rates([idle[name] for name in tasks if _kind(tasks[name]) == kind]),
+        }
     return {
         "outcomes": {name: sum(r.outcome == name for r in rollouts) for name in ("passed", "failed", "error")},
         **({"truncated": truncated} if (truncated := sum(r.truncated != "" for r in rollouts)) else {}),
         **{key: value for key, value in _rates(rollouts).items() if key != "rollouts"},
-        "floor": _floor([*idle.values()]),
+        "floor": _floor_rates([*idle.values()]),
         "kinds": rows,
         "benchmark": target.about,
     }
@@ -242,13 +284,13 @@ def _kind(task: Task) -> str:
     return str(task.data.get("kind", ""))
 
 
-def _rates(rollouts: Sequence[Rollout]) -> dict[str, Any]:
+def _rates(rollouts: Sequence[Rollout]) -> JsonObject:
     rewards = [rollout.score.reward for rollout in rollouts if rollout.score is not None]
     mean = sum(rewards) / len(rewards) if rewards else None
     return {"rollouts": len(rollouts), "pass_rate": _rounded(pass_rate(rollouts)), "mean_reward": _rounded(mean)}
 
 
-def floor(target: Target, tasks: Sequence[Task]) -> dict[str, Score | None]:
+def floor_scores(target: Target, tasks: Sequence[Task]) -> dict[str, Score | None]:
     """What an agent that does nothing scores on each task, by its id; None where infrastructure failed. It costs no
     rollout, and no pass rate means anything without it."""
     scores: dict[str, Score | None] = {}
@@ -261,13 +303,13 @@ def floor(target: Target, tasks: Sequence[Task]) -> dict[str, Score | None]:
     return scores
 
 
-def _floor(scores: Sequence[Score | None]) -> dict[str, float | None]:
-    known = [score for score in scores if score is not None]
-    if not known:
+def _floor_rates(scores: Sequence[Score | None]) -> dict[str, float | None]:
+    measured = [score for score in scores if score is not None]
+    if not measured:
         return {"pass_rate": None, "mean_reward": None}
     return {
-        "pass_rate": _rounded(sum(score.success for score in known) / len(known)),
-        "mean_reward": _rounded(sum(score.reward for score in known) / len(known)),
+        "pass_rate": _rounded(sum(score.success for score in measured) / len(measured)),
+        "mean_reward": _rounded(sum(score.reward for score in measured) / len(measured)),
     }
 
 

@@ -15,8 +15,7 @@ import pandas as pd
 from captrain.benchmarks import load_benchmark
 from captrain.config import Component, Machine, Spec, build
 from captrain.contract import Target
-from captrain.environments import load as load_environment
-from captrain.environments import passports
+from captrain.environments import load_environment, read_passports
 from captrain.errors import UserError
 from captrain.records import Capability, Rollout, Task, load, publish_json, publish_text
 from captrain.routing.bounds import placebo, random_routes
@@ -96,7 +95,7 @@ def route_all(spec: Spec, base: Path, results: Path, artifacts: Path) -> Routes:
         UserError: an input is missing or damaged, or adapters of environments and others lie side by side.
     """
     index = json.loads((results / "adapters/index.json").read_text())
-    passed = passports(results / "environments")
+    passed = read_passports(results / "environments")
     capabilities = load(results / "capabilities/capabilities.jsonl", Capability)
     ranking = [capability.id for capability in capabilities if capability.id in passed]
     adapters = [name for name in ranking if name in index] + sorted(set(index) - set(ranking))
@@ -118,7 +117,7 @@ def route_all(spec: Spec, base: Path, results: Path, artifacts: Path) -> Routes:
 
 
 def _targets(folder: Path, machine: Machine) -> dict[str, Target]:
-    return {name: load_environment(folder, passport, machine) for name, passport in passports(folder).items()}
+    return {name: load_environment(folder, passport, machine) for name, passport in read_passports(folder).items()}
 
 
 def route_tasks(

@@ -26,7 +26,7 @@ from captrain.capabilities import Analyst, LabelRequest, fault_of, needs
 from captrain.config import Component, Count, Level, Rate, Share, Spec, build
 from captrain.execution import code_digest
 from captrain.records import Capability, Rollout, RolloutLabels, Score, digest, load
-from captrain.rollouts import record
+from captrain.rollouts import rollout_record
 from captrain.training.jobs import Job, Place, places_of
 from captrain.training.recipe import GRPO, LINEAR, Layers, Played, Size, Step
 
@@ -188,4 +188,4 @@ def _joined(lacking: Collection[str] | None) -> str | None:
 
 def _recorded(one: Played, job: Job) -> Rollout:
     name = digest("ramp", job.seed, one.task.id, one.trial)[:12]
-    return record(one.play, one.target, one.task, one.trial, "training", "", None, one.score, 0, name)
+    return rollout_record(one.play, one.target, one.task, one.trial, "training", "", None, one.score, 0, name)

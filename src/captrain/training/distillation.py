@@ -24,7 +24,7 @@ from captrain.config import Component, Machine, Spec, build
 from captrain.contract import Target
 from captrain.errors import UserError
 from captrain.execution import code_digest, launch
-from captrain.ledger import spent
+from captrain.ledger import ledger_entry
 from captrain.models import Adapter, adapter_digest, model_source, settle
 from captrain.records import Rollout, Task, digest, publish_json, publish_text
 from captrain.rollouts import collect, pass_rate
@@ -181,7 +181,7 @@ class _Student:
             sampled = self._sample(self._saved(self.workspace / "sampling"), len(self.history))
             rollouts = [one for some in sampled for one in some]
             divergences = [self._update(sampled) for _ in range(self.recipe.epochs)]
-            cost = spent(rollouts, stage="merging", method=self.job.name)
+            cost = ledger_entry(rollouts, stage="merging", method=self.job.name)
             rewards = [one.score.reward for one in rollouts if one.score is not None]
             self.history.append({
                 "step": len(self.history) + 1,

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from captrain.benchmarks import load_benchmark
 from captrain.config import Component, Machine, fulfils
 from captrain.contract import Target
-from captrain.environments import load, passports
+from captrain.environments import load_environment, read_passports
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
 from captrain.policies import Policy, load_policy
@@ -47,7 +47,7 @@ class Place:
             UserError: its file is missing, or is another one than its passport was made out for.
         """
         if isinstance(self.environment, Synthesized):
-            return load(self.environment.folder, self.environment.passport, machine)
+            return load_environment(self.environment.folder, self.environment.passport, machine)
         return load_benchmark(self.environment, machine)
 
 
@@ -145,5 +145,5 @@ def places_of(environments: Path) -> tuple[Place, ...]:
     """The environments in a folder that have a passport, in the order of their names; none if there is no folder."""
     return tuple(
         Place(name, Synthesized(environments, passport), passport.calibration_tasks)
-        for name, passport in passports(environments).items()
+        for name, passport in read_passports(environments).items()
     )

@@ -24,9 +24,9 @@ from typing import Any, Literal, get_args
 
 from captrain.benchmarks import Worker
 from captrain.contract import Target
-from captrain.environments.sandbox.forkserver import Server, dismiss
-from captrain.environments.sandbox.host import SECONDS, Host, asked, started
-from captrain.environments.sandbox.replies import Verdict, messages_of, one_line, shown, text_of, tools_of
+from captrain.environments.sandbox.forkserver import ForkServer, dismiss
+from captrain.environments.sandbox.host import SECONDS, Host, ask, start_server
+from captrain.environments.sandbox.replies import Misbehaviour, messages_of, one_line, preview, text_of, tools_of
 from captrain.errors import EnvironmentFault, InfrastructureError, UserError
 from captrain.records import Message, digest, file_digest
 
@@ -44,7 +44,7 @@ SHAPES: dict[str, Callable[[Any], Any]] = {"idle": messages_of, "broken": messag
 
 
 @dataclass(frozen=True)
-class Activity:
+class Confinement:
     """What confines environments on this machine, as found out by a confined process that tried to get out."""
 
     level: Level
@@ -58,7 +58,7 @@ class Activity:
 
 
 @cache
-def active(layers: tuple[str, ...] = LAYERS) -> Activity:
+def active_confinement(layers: tuple[str, ...] = LAYERS) -> Confinement:
     """What confinement there is; found out once.
 
     Args:
@@ -67,36 +67,36 @@ def active(layers: tuple[str, ...] = LAYERS) -> Activity:
     Raises:
         UserError: not even a process of its own.
     """
-    server = _bare(layers)
+    server = _bare_server(layers)
     try:
         found = tuple(
-            layer for layer in layers if layer != "bubblewrap" and _tried(server, [layer], "hello") is not None
+            layer for layer in layers if layer != "bubblewrap" and _try_layers(server, [layer], "hello") is not None
         )
-        blocked = (_tried(server, found, "probe") or {}).get("result", {})
+        blocked = (_try_layers(server, found, "probe") or {}).get("result", {})
     finally:
         server.close()
     outer = ("bubblewrap",) if server.bubblewrap else ()
     level: Level = "basic" if "rlimits" in found else "none"
     if level == "basic" and "seccomp" in found and blocked and all(blocked.values()):
         level = "strong" if outer or "landlock" in found else "strong, one layer"
-    return Activity(level, (*outer, *found), blocked)
+    return Confinement(level, (*outer, *found), blocked)
 
 
-def _bare(layers: Sequence[str]) -> Server:
+def _bare_server(layers: Sequence[str]) -> ForkServer:
     """A fork server without an environment, under bubblewrap if that is there and works."""
     if "bubblewrap" in layers and shutil.which("bwrap"):
         try:
-            return started(b"", "probe", bubblewrap=True)
+            return start_server(b"", "probe", bubblewrap=True)
         except InfrastructureError:
             pass
     try:
-        return started(b"", "probe", bubblewrap=False)
+        return start_server(b"", "probe", bubblewrap=False)
     except InfrastructureError as fault:
         remedy = "see whether the interpreter that this environment was made from still runs"
         raise UserError(str(fault), remedy) from None
 
 
-def _tried(server: Server, layers: Sequence[str], op: str) -> dict[str, Any] | None:
+def _try_layers(server: ForkServer, layers: Sequence[str], op: str) -> dict[str, Any] | None:
     """The reply of a process with these layers, None where they are not to be had; `hello` is none of its operations,
     and refused."""
     worker = server.worker(layers)
@@ -109,7 +109,7 @@ def _tried(server: Server, layers: Sequence[str], op: str) -> dict[str, Any] | N
         dismiss(worker)
 
 
-def confined(path: Path, least: Level, layers: tuple[str, ...] = LAYERS) -> Target:
+def load_confined(path: Path, least: Level, layers: tuple[str, ...] = LAYERS) -> Target:
     """An environment file in the sandbox; otherwise as `captrain.contract.load_file` gives it.
 
     Args:
@@ -123,17 +123,17 @@ def confined(path: Path, least: Level, layers: tuple[str, ...] = LAYERS) -> Targ
     """
     if not path.exists():
         raise UserError(f"environment file {path} is missing", "run `dvc repro environments` to write it again")
-    activity = active(layers)
+    activity = active_confinement(layers)
     if LEVELS.index(activity.level) < LEVELS.index(least):
         raise UserError(
             f"{path} may run in a sandbox of level `{least}` only, and here it is {activity}",
             "run on Linux 5.13 or later, outside of a container that forbids Landlock and seccomp; or, where what is "
             f"exposed may be exposed, set machine.sandbox (--sandbox) to `{activity.level}`",
         )
-    return Target(Confined(path, activity.layers), str(path), digest(path.stem, file_digest(path)))
+    return Target(ConfinedEnvironment(path, activity.layers), str(path), digest(path.stem, file_digest(path)))
 
 
-class Confined:
+class ConfinedEnvironment:
     """An environment in the sandbox, as `captrain.contract.Environment`. `about`, `idle`, `broken`, `hint` and the
     `key` of `open` are there if the file has them.
 
@@ -151,7 +151,7 @@ class Confined:
     idle: Callable[[dict[str, Any]], list[Message]]
     broken: Callable[[dict[str, Any]], list[Message]]
     hint: Callable[[dict[str, Any]], str]
-    open: "Callable[..., Episode]"
+    open: "Callable[..., ConfinedEpisode]"
 
     def __init__(self, path: Path, layers: Sequence[str]) -> None:
         self._path, self._source, self._layers = path, path.read_bytes(), layers
@@ -164,7 +164,7 @@ class Confined:
         except BaseException as fault:
             if self._host is not None:
                 self._host.server.close()
-            if not isinstance(fault, Verdict):
+            if not isinstance(fault, Misbehaviour):
                 raise
             raise EnvironmentFault(
                 f"environment file {path} does not load: it {fault}",
@@ -182,9 +182,9 @@ class Confined:
             case {"name": str(name), "tools": tools, "optional": [*optional], "keyed": bool(keyed), "about": about}:
                 self.name, self.tools = one_line(name), tools_of(tools)
             case other:
-                raise Verdict(f"describes itself as {shown(other)}")
+                raise Misbehaviour(f"describes itself as {preview(other)}")
         if not isinstance(about, dict):
-            raise Verdict(f"says of itself what is not an object: {shown(about)}")
+            raise Misbehaviour(f"says of itself what is not an object: {preview(about)}")
         self._optional = [one for one in ("about", *SHAPES) if one in optional]
         self._about, self._keyed = about, keyed
 
@@ -204,7 +204,7 @@ class Confined:
                 asking = {"split": split, "count": count, "start": start, "stop": start + SLICE}
                 some = self._here().kept("tasks", asking)
                 if not isinstance(some, list):
-                    raise Verdict(f"returned what is not a list of tasks ({shown(some)})")
+                    raise Misbehaviour(f"returned what is not a list of tasks ({preview(some)})")
                 tasks += some
                 if len(some) < SLICE:
                     break
@@ -226,15 +226,15 @@ class Confined:
             self._references[key] = found
         return json.loads(found)
 
-    def _open(self, task: dict[str, Any]) -> "Episode":
+    def _open(self, task: dict[str, Any]) -> "ConfinedEpisode":
         return self._opened(task, {})
 
-    def _open_keyed(self, task: dict[str, Any], key: str) -> "Episode":
+    def _open_keyed(self, task: dict[str, Any], key: str) -> "ConfinedEpisode":
         return self._opened(task, {"key": key})
 
-    def _opened(self, task: dict[str, Any], more: dict[str, str]) -> "Episode":
+    def _opened(self, task: dict[str, Any], more: dict[str, str]) -> "ConfinedEpisode":
         with self.blamed("open", task["id"]):
-            return Episode(self, self._here().fresh(), task, more)
+            return ConfinedEpisode(self, self._here().fresh(), task, more)
 
     def _function(self, name: str, task: dict[str, Any]) -> Any:
         shape = SHAPES.get(name, messages_of)
@@ -257,25 +257,27 @@ class Confined:
         """Make a verdict a fault of this environment, in the words of `captrain.contract.Target`."""
         try:
             yield
-        except Verdict as verdict:
+        except Misbehaviour as verdict:
             raise EnvironmentFault(
                 f"environment {self.name} ({self._path}) {verdict} in {what} on {where}",
                 "mend the environment file; rollouts already whole are kept and a new run goes on from them",
             ) from None
 
 
-class Episode:
+class ConfinedEpisode:
     """An episode in a process of its own, as `captrain.contract.Episode`."""
 
-    def __init__(self, environment: Confined, worker: Worker, task: dict[str, Any], more: dict[str, str]) -> None:
+    def __init__(
+        self, environment: ConfinedEnvironment, worker: Worker, task: dict[str, Any], more: dict[str, str]
+    ) -> None:
         self._environment, self._worker, self._task = environment, worker, task["id"]
         try:
-            match asked(worker, "open", {"task": task, "more": more}):
+            match ask(worker, "open", {"task": task, "more": more}):
                 case {"messages": messages, "tools": tools}:
                     self.messages = messages_of(messages)
                     self.tools = None if tools is None else tools_of(tools)
                 case other:
-                    raise Verdict(f"returned what is not an episode ({shown(other)})")
+                    raise Misbehaviour(f"returned what is not an episode ({preview(other)})")
         except BaseException:
             self.close()
             raise
@@ -283,11 +285,11 @@ class Episode:
     def step(self, message: Message) -> tuple[list[Message], bool]:
         """See `captrain.contract.Episode.step`."""
         with self._environment.blamed("step", self._task):
-            match asked(self._worker, "step", {"message": message}):
+            match ask(self._worker, "step", {"message": message}):
                 case [replies, bool(done)]:
                     return messages_of(replies), done
                 case other:
-                    raise Verdict(f"returned what is not messages and whether it is over ({shown(other)})")
+                    raise Misbehaviour(f"returned what is not messages and whether it is over ({preview(other)})")
 
     def close(self) -> None:
         """End its process."""

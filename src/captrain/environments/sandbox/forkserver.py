@@ -56,7 +56,7 @@ def _bubble(folders: Sequence[Path]) -> list[str]:
     return [*arguments, "--remount-ro", "/", "--chdir", "/", "--"]
 
 
-class Server:
+class ForkServer:
     """A fork server of this process.
 
     Args:
@@ -133,7 +133,7 @@ class Server:
                 "too many files are open for one more process in the sandbox, which takes two",
                 "raise the limit (`ulimit -n`), or play fewer episodes at once (machine.batch)",
             )
-        return Worker("sandbox", Child(self, said["pid"], *handles), LINE)
+        return Worker("sandbox", ConfinedProcess(self, said["pid"], *handles), LINE)
 
     def reap(self, pid: int) -> int:
         """The exit status of a process that has ended, or is about to."""
@@ -191,7 +191,7 @@ class Server:
         self._control.close()
 
 
-SERVERS: "weakref.WeakSet[Server]" = weakref.WeakSet()
+SERVERS: "weakref.WeakSet[ForkServer]" = weakref.WeakSet()
 
 
 def _forked() -> None:
@@ -202,7 +202,7 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-class Child:
+class ConfinedProcess:
     """A process that the fork server started, as `captrain.benchmarks.worker.Process`.
 
     Args:
@@ -212,7 +212,7 @@ class Child:
         handle: of the process; -1 where the system has none, and the server's process ids are ours.
     """
 
-    def __init__(self, server: Server, pid: int, channel: int, handle: int = -1) -> None:
+    def __init__(self, server: ForkServer, pid: int, channel: int, handle: int = -1) -> None:
         self.server, self.status = server, None
         self.owner, self._pid, self._handle = os.getpid(), pid, handle
         self._lock = threading.Lock()
@@ -276,7 +276,7 @@ class Child:
 def dismiss(worker: Worker) -> None:
     """End a process that nobody needs any more; nothing happens in a process of ours that has inherited it."""
     child = worker.process
-    assert isinstance(child, Child)
+    assert isinstance(child, ConfinedProcess)
     if child.owner == os.getpid():
         with suppress(InfrastructureError):
             worker.end("was ended")

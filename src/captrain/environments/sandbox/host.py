@@ -15,8 +15,8 @@ from sysconfig import get_paths
 from typing import Any
 
 from captrain.benchmarks import Worker
-from captrain.environments.sandbox.forkserver import Child, Server, dismiss
-from captrain.environments.sandbox.replies import Verdict, bounded, one_line
+from captrain.environments.sandbox.forkserver import ConfinedProcess, ForkServer, dismiss
+from captrain.environments.sandbox.replies import Misbehaviour, bounded, one_line
 from captrain.errors import InfrastructureError
 
 MODULES = (
@@ -48,34 +48,34 @@ DEATHS: dict[int, str] = {
 }
 
 
-def started(source: bytes, name: str, bubblewrap: bool) -> Server:
+def start_server(source: bytes, name: str, bubblewrap: bool) -> ForkServer:
     """A fork server with an environment.
 
     Raises:
         InfrastructureError: it does not start.
         Verdict: the file does not compile.
     """
-    asked = needed(source)
-    if absent := [package for package in asked if package not in installed()]:
-        raise Verdict(f"needs {', '.join(absent)}, which the sandbox does not have")
+    asked = required_packages(source)
+    if absent := [package for package in asked if package not in installed_packages()]:
+        raise Misbehaviour(f"needs {', '.join(absent)}, which the sandbox does not have")
     modules = [*MODULES, *(module for package in asked for module in PACKAGES[package])]
-    server = Server(source, name, modules, bubblewrap, Path(get_paths()["purelib"]) if asked else None)
+    server = ForkServer(source, name, modules, bubblewrap, Path(get_paths()["purelib"]) if asked else None)
     try:
         complaint = server.compile(SECONDS)
     except InfrastructureError:
-        raise Verdict(f"ended the process that compiled it, or took it more than {SECONDS:g} s") from None
+        raise Misbehaviour(f"ended the process that compiled it, or took it more than {SECONDS:g} s") from None
     if complaint:
         server.close()
-        raise Verdict(f"raised {one_line(complaint)}")
+        raise Misbehaviour(f"raised {one_line(complaint)}")
     return server
 
 
-def installed() -> list[str]:
+def installed_packages() -> list[str]:
     """Those of `PACKAGES` that there are."""
     return [package for package in PACKAGES if find_spec(package) is not None]
 
 
-def needed(source: bytes) -> list[str]:
+def required_packages(source: bytes) -> list[str]:
     """The packages that a file says it needs. Only a line of this form counts, so that this process parses no code."""
     line = re.search(rb"(?m)^PACKAGES = \[([a-z0-9_\"', ]*)\]\s*$", source)
     return re.findall(r"\w+", line[1].decode()) if line else []
@@ -95,7 +95,7 @@ class Host:
         self._worked = 0.0
         self._lock = threading.Lock()
         name = "captrain_environment_" + "".join(sign if sign.isalnum() else "_" for sign in path.stem)
-        self.server = started(source, name, "bubblewrap" in layers)
+        self.server = start_server(source, name, "bubblewrap" in layers)
 
     def fresh(self) -> Worker:
         """A process that nobody has used."""
@@ -111,7 +111,7 @@ class Host:
                 self._kept, self._worked = self.fresh(), 0.0
             begun = time.monotonic()
             try:
-                return asked(self._kept, op, arguments)
+                return ask(self._kept, op, arguments)
             finally:
                 self._worked += time.monotonic() - begun
 
@@ -119,12 +119,12 @@ class Host:
         """Ask a fresh process, once; returns and raises as `asked`."""
         worker = self.fresh()
         try:
-            return asked(worker, op, arguments)
+            return ask(worker, op, arguments)
         finally:
             dismiss(worker)
 
 
-def asked(worker: Worker, op: str, arguments: Mapping[str, Any]) -> Any:
+def ask(worker: Worker, op: str, arguments: Mapping[str, Any]) -> Any:
     """What a process answers, as far as any answer can be believed.
 
     Raises:
@@ -136,13 +136,13 @@ def asked(worker: Worker, op: str, arguments: Mapping[str, Any]) -> Any:
             reply = worker.exchange(op, arguments, SECONDS)
     except InfrastructureError:
         child = worker.process
-        assert isinstance(child, Child)
+        assert isinstance(child, ConfinedProcess)
         if child.server.lost:
             raise InfrastructureError(f"the sandbox's fork server {child.server.lost}") from None
         how = worker.end_reason
-        raise Verdict(DEATHS.get(-(child.status or 0), how) if how.startswith("died") else how) from None
+        raise Misbehaviour(DEATHS.get(-(child.status or 0), how) if how.startswith("died") else how) from None
     if not reply["ok"]:
         kind, said = one_line(reply["error"]["type"]), one_line(reply["error"]["message"])
         out = "ran out of memory (512 MiB)"
-        raise Verdict(out if kind == "MemoryError" else f"raised {kind}{': ' if said else ''}{said}")
+        raise Misbehaviour(out if kind == "MemoryError" else f"raised {kind}{': ' if said else ''}{said}")
     return bounded(reply["result"])

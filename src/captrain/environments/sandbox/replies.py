@@ -12,11 +12,11 @@ from captrain.records import Message
 
 DEPTH = 64
 """Levels of lists and objects."""
-SAID = 300
+LONGEST = 300
 """Characters of what an environment says, in a message."""
 
 
-class Verdict(Exception):
+class Misbehaviour(Exception):
     """What an environment did instead of answering as it should: "raised ValueError: ..."."""
 
 
@@ -24,10 +24,10 @@ def one_line(text: str) -> str:
     """What an environment says, fit for a line of a message."""
     words = " ".join(text.split())
     plain = "".join(sign if sign.isprintable() else "?" for sign in words)
-    return plain if len(plain) <= SAID else f"{plain[:SAID]}..."
+    return plain if len(plain) <= LONGEST else f"{plain[:LONGEST]}..."
 
 
-def shown(value: Any) -> str:
+def preview(value: Any) -> str:
     """A value, fit for a line of a message."""
     return one_line(json.dumps(value))
 
@@ -42,20 +42,20 @@ def bounded(value: Any) -> Any:
     while left:
         one, depth = left.pop()
         if depth > DEPTH:
-            raise Verdict(f"returned more than {DEPTH} levels of lists and objects")
+            raise Misbehaviour(f"returned more than {DEPTH} levels of lists and objects")
         if isinstance(one, dict):
             left += [(part, depth + 1) for pair in one.items() for part in pair]
         elif isinstance(one, list):
             left += [(part, depth + 1) for part in one]
         elif isinstance(one, float) and not math.isfinite(one):
-            raise Verdict(f"returned the number {one}, which is not JSON")
+            raise Misbehaviour(f"returned the number {one}, which is not JSON")
         elif isinstance(one, int) and one.bit_length() > 63:
-            raise Verdict("returned a number beyond 64 bits")
+            raise Misbehaviour("returned a number beyond 64 bits")
         elif isinstance(one, str) and not one.isascii():
             try:
                 one.encode()
             except UnicodeEncodeError:
-                raise Verdict("returned text that is not Unicode") from None
+                raise Misbehaviour("returned text that is not Unicode") from None
     return value
 
 
@@ -66,7 +66,7 @@ def messages_of(value: Any) -> list[Message]:
         Verdict: it is something else.
     """
     if not isinstance(value, list) or not all(map(_is_message, value)):
-        raise Verdict(f"returned what is not a list of messages ({shown(value)})")
+        raise Misbehaviour(f"returned what is not a list of messages ({preview(value)})")
     return value
 
 
@@ -93,7 +93,7 @@ def tools_of(value: Any) -> list[dict[str, Any]]:
         Verdict: it is something else.
     """
     if not isinstance(value, list) or not all(map(_is_tool, value)):
-        raise Verdict(f"returned what is not a list of tools ({shown(value)})")
+        raise Misbehaviour(f"returned what is not a list of tools ({preview(value)})")
     return value
 
 
@@ -111,5 +111,5 @@ def text_of(value: Any) -> str:
         Verdict: it is something else.
     """
     if not isinstance(value, str):
-        raise Verdict(f"returned what is not text ({shown(value)})")
+        raise Misbehaviour(f"returned what is not text ({preview(value)})")
     return value

@@ -1,0 +1,45 @@
+"""The synthesizer's interface: what an environment is asked for, what came of earlier attempts, and who writes it.
+
+A synthesizer is a component of this room (`conf/synthesizer`). It returns the text of one self-contained file; whether
+that file is worth training in is for its passport to say, and never for its author.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from captrain.records import Capability, JsonObject, Passport, Rollout
+
+
+@dataclass(frozen=True)
+class Brief:
+    """What an environment is asked to train, and what its author may know of the target: the schemas of its tools,
+    and discovery rollouts, first failed ones that lack the capability, then passed ones."""
+
+    capability: Capability
+    tools: list[JsonObject]
+    examples: Sequence[Rollout] = ()
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A text that was written, and what its passport found."""
+
+    text: str
+    passport: Passport
+
+
+class Synthesizer(Protocol):
+    """Writes environments."""
+
+    trusted: bool
+    """Whether what it writes is text of our own, which need not be confined."""
+
+    def synthesize(self, brief: Brief, attempts: Sequence[Attempt]) -> str:
+        """The text of a self-contained environment file that trains the capability with the target's tools.
+
+        Args:
+            brief: what is asked for.
+            attempts: earlier ones, which failed their passports: a later one must differ, and may learn from them.
+        """
+        ...
