@@ -20,7 +20,7 @@ from captrain.capabilities.analyst import LabelRequest
 from captrain.capabilities.families import FAMILIES
 from captrain.capabilities.labelling import label_runs
 from captrain.capabilities.programmatic import ProgrammaticAnalyst
-from captrain.capabilities.rule import CandidateAccount
+from captrain.capabilities.rule import CandidateAccount, replay
 from captrain.capabilities.selection import Selection, select
 from captrain.config import Component, compose_spec, publish_spec, spec
 from captrain.contract import Target, tool_call
@@ -37,6 +37,9 @@ from captrain.records import (
     load,
     publish,
 )
+from captrain.reporting import figures, loaders
+from captrain.reporting.pages import data
+from captrain.reporting.pages.files import Missing
 
 ROOT = Path(__file__).parents[2]
 FAMILY_OF = {
@@ -584,6 +587,30 @@ def test_thresholds_replay_from_cached_labels_in_seconds_and_to_the_byte(workspa
     assert all(slug in done.stdout for slug in PLANTED)
     run_stage(workspace, "capabilities")
     assert {path.name: path.read_bytes() for path in results.iterdir()} == first
+
+
+def test_what_the_stages_write_is_what_loaders_report_and_figures_read(workspace: Path) -> None:
+    for name in ("labels", "capabilities"):
+        done = run_stage(workspace, name)
+        assert done.returncode == 0, done.stderr
+    rows = load(workspace / "artifacts/labels/labels.jsonl", RolloutLabels)
+    labels = loaders.load_labels(workspace)
+    assert len(labels) == sum(len(row.labels) for row in rows) > 0
+    assert {*labels.run} == {*range(10)} and {*labels.outcome} == {"passed", "failed"}
+    assert {*labels.verdict} == {"NA", "PRESENT", "LACKING"} and labels.message.notna().any()
+    selection, capabilities = loaders.load_selection(workspace), loaders.load_capabilities(workspace)
+    candidates = load(workspace / "results/labels/candidates.jsonl", Capability)
+    assert {*selection.id} == {candidate.id for candidate in candidates} == {*labels.capability}
+    selected = [capability.id for capability in capabilities]
+    assert [*selection[selection.selected].id] == selected == [*selection.id[: len(selected)]]
+    account = data.selection(workspace)
+    assert not isinstance(account, Missing)
+    assert replay(account, THRESHOLDS.delta, THRESHOLDS.coverage) == selected
+    # The page of a failed rollout names what its labels find lacking.
+    lacking = {rollout: {lack.capability for lack in lacks} for rollout, lacks in data.majority_lacks(rows).items()}
+    failed = labels[(labels.outcome == "failed") & (labels.verdict == "LACKING")]
+    assert lacking == failed.groupby("rollout").capability.agg(set).to_dict()
+    assert figures.stability(workspace / "results").axes and figures.thresholds(workspace / "results").axes
 
 
 def test_when_nothing_is_selected_the_results_say_so_and_are_still_written(workspace: Path) -> None:
