@@ -148,6 +148,17 @@ def test_choices_that_are_named_in_a_line_are_files_of_conf() -> None:
     assert lacking == []
 
 
+def test_paths_and_modules_that_are_named_in_a_line_exist() -> None:
+    named = {text for page in [*PAGES, ROOT / "CONTRIBUTING.md"] for text in INLINE.findall(page.read_text())}
+    own = re.compile(r"(?:src|conf|stages|scripts|tests|docs)/[\w./-]*|[\w/]+/\w+\.py")
+    paths = {text for text in named if own.fullmatch(text)} | {
+        f"{text.removeprefix('captrain.').replace('.', '/')}.py"
+        for text in named
+        if re.fullmatch(r"captrain(\.\w+)+", text)
+    }
+    assert [path for path in paths if not ((ROOT / path).exists() or (ROOT / "src/captrain" / path).exists())] == []
+
+
 def test_the_page_of_commands_names_every_command_and_target() -> None:
     text = (ROOT / "docs/commands.md").read_text()
     targets = re.findall(r"^([a-z]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE)
