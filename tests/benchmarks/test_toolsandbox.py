@@ -110,7 +110,7 @@ context = types.SimpleNamespace(get_execution_facing_tool_name=lambda name: name
 worker.get_current_context = lambda: context
 episode = object.__new__(worker.Episode)
 episode.calls, episode.names = 0, {}
-made = [episode.called(call) for call in json.loads(sys.argv[1])]
+made = [episode.executable(call) for call in json.loads(sys.argv[1])]
 worker.REPLIES.write(json.dumps([[one.openai_tool_call_id, one.content] for one in made]))
 """
 """The worker's reading of calls, with something empty in place of ToolSandbox."""

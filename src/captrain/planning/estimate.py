@@ -168,8 +168,8 @@ class Estimate:
     def _evaluation(self) -> StageCost:
         """All arms on the test split; a composition on the tasks that are routed to it."""
         spec = self.spec
-        others = sum(row.section(spec).run for row in baselines().values())
-        arms = 1 + self.count + others + len(spec.merging.methods) + self.further
+        baseline_arms = sum(row.section(spec).run for row in baselines().values())
+        arms = 1 + self.count + baseline_arms + len(spec.merging.methods) + self.further
         tests = spec.evaluation.tasks * spec.evaluation.trials
         return self._rollout_stage(
             "evaluation", (arms + self.composed) * tests, math.ceil(arms), spec.machine.workers, user=True
