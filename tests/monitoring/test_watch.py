@@ -1,7 +1,8 @@
-"""What is seen of a pipeline while it runs: processes that only sleep, and files made by hand."""
+"""What is seen of a pipeline while it runs: processes that sleep, files made by hand, answers and a training for real."""
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -12,18 +13,23 @@ import pytest
 from pydantic import BaseModel
 from rich.console import Console
 from support.answering import Answering
+from support.training import ROOT, kill, project, synthesized
+from support.training import stage as run_stage
 
+from captrain.baselines import baselines
+from captrain.baselines.training import GRPOBaseline
 from captrain.cli import app
-from captrain.config import ModelAccess
+from captrain.config import ModelAccess, compose_spec, publish_spec
 from captrain.errors import InfrastructureError
 from captrain.execution import jobs
 from captrain.execution.jobs import State
 from captrain.ledger import LedgerEntry
 from captrain.models import Question, StructuredAnswers
 from captrain.monitoring import view, watch
-from captrain.monitoring.view import follow, lines, shown
+from captrain.monitoring.progress import Progress
+from captrain.monitoring.view import follow, lines, watch_view
 from captrain.monitoring.watch import Watch
-from captrain.records import Rollout, Score, Task, publish, publish_json, publish_text
+from captrain.records import Capability, Rollout, Score, Task, publish, publish_json, publish_text
 
 PIPELINE = """
 stages:
@@ -115,7 +121,7 @@ def begun(root: Path, at: float, name: str = "aaaa") -> None:
 def drawn(watch: Watch) -> str:
     console = Console(width=160)
     with console.capture() as said:
-        console.print(*shown(watch.look()), sep="\n")
+        console.print(*watch_view(watch.look()), sep="\n")
     return said.get()
 
 
@@ -250,18 +256,59 @@ def test_trainings_that_are_whole_are_counted_and_those_of_other_runs_are_not(ro
     assert Watch(root).look().facts == ["adapters: 1 trained or found whole, 640 rollouts: aaaa"]
 
 
-def test_the_budget_of_a_baseline_is_what_trace_has_spent(root: Path, start: Start) -> None:
-    publish_text(root / "stages/mixed.py", "import time\ntime.sleep(300)\n")
-    publish_text(root / "dvc.yaml", PIPELINE + "  mixed:\n    cmd: python stages/mixed.py\n")
-    for stage, method, spent in (("rollouts", "trace", 240), ("adapters", "trace", 1280), ("mixed", "mixed", 7)):
-        entry = LedgerEntry(stage=stage, purpose="training", method=method, rollouts=spent)
-        publish(root / f"results/{stage}/ledger.jsonl", [entry])
-    start(root, "stages/mixed.py")
+TRACE = [
+    LedgerEntry(stage=stage, purpose=purpose, method="trace", item=item, rollouts=rollouts)
+    for stage, purpose, item, rollouts in (
+        ("rollouts", "diagnosis", "", 240),
+        ("environments", "calibration", "alpha", 80),
+        ("environments", "calibration", "beta", 160),
+        ("adapters", "training", "alpha", 640),
+        ("adapters", "training", "beta", 640),
+    )
+]
+
+
+@pytest.mark.parametrize(
+    ("stage", "end"), [("grpo_target", 1760), ("awm", 1760), ("single", 1360), ("mixed", 1280), ("curriculum", 1280)]
+)
+def test_a_baseline_ends_where_its_job_does(root: Path, start: Start, stage: str, end: int) -> None:
+    """TRACE's total, without what of it the baseline is charged for beside its own rollouts."""
+    publish_text(root / f"stages/{stage}.py", "import time\ntime.sleep(300)\n")
+    publish_text(root / "dvc.yaml", PIPELINE + f"  {stage}:\n    cmd: python stages/{stage}.py\n")
+    spec = compose_spec("smoke", 0, [], ROOT / "conf")
+    publish_spec(spec, root / "results/spec.yaml")
+    for name in ("rollouts", "environments", "adapters"):
+        publish(root / f"results/{name}/ledger.jsonl", [entry for entry in TRACE if entry.stage == name])
+    ranked = [Capability(id=name, name=name, description=name) for name in ("gamma", "beta", "alpha")]
+    publish(root / "results/capabilities/capabilities.jsonl", ranked)
+    publish(root / "artifacts/labels/labels.jsonl", [])
+    for name in ("alpha", "beta"):
+        (root / "results/environments").mkdir(exist_ok=True)
+        synthesized(root, name)
+    baseline = baselines()[stage]
+    assert isinstance(baseline, GRPOBaseline)
+    if stage != "awm":  # its environments would have to be written first
+        assert [job.rollouts for job in baseline.jobs(spec, root, TRACE)] == [end]
+    start(root, f"stages/{stage}.py")
     begun(root, time.time() + 1)
     checkpoint(root, 4, time.time() + 60)
     out = drawn(Watch(root))
-    assert "mixed: training record_selection: step 4, 160 of 1,520 rollouts" in out
-    assert next(one for one in out.splitlines() if one.startswith("│ adapters")).split("│")[3].strip() == "1,280"
+    assert f"{stage}: training record_selection: step 4, 160 of {end:,} rollouts" in out
+    assert next(line for line in out.splitlines() if line.startswith("│ adapters")).split("│")[3].strip() == "1,280"
+
+
+@pytest.mark.slow
+def test_what_a_training_leaves_is_what_is_read(tmp_path: Path, tiny: Path) -> None:
+    folder = project(tmp_path / "project", tiny, "alpha")
+    kill(folder, "adapters")
+    [(fact, _)] = Progress(folder).of("adapters", 0.0)
+    assert re.match(
+        r"training alpha: step \d+, \d+ of 48 rollouts, mean reward [\d.]+, pass rate [\d.]+, informa", fact
+    )
+    assert run_stage(folder, "adapters") == 0
+    assert [fact for fact, _ in Progress(folder).of("adapters", 0.0)] == [
+        "1 trained or found whole, 48 rollouts: alpha"
+    ]
 
 
 class Verdict(BaseModel):
@@ -353,11 +400,11 @@ def test_files_that_are_half_written_or_are_not_what_they_should_be_are_survived
         "results/spec.yaml",
     ):
         publish_text(root / name, text)
-    watching._looked = watching._progress._asked = float("-inf")
+    watching._last_look = watching._progress._last_query = float("-inf")
     assert "rollouts runs since" in drawn(watching)
     publish_text(root / "dvc.yaml", text)
     publish_text(root / ".cache/jobs/ledger.jsonl", text)
-    watching._looked = watching._progress._asked = float("-inf")
+    watching._last_look = watching._progress._last_query = float("-inf")
     assert "no stage runs" in drawn(watching)
 
 

@@ -96,7 +96,7 @@ def watch(
     from captrain.monitoring import Watch, view
 
     if once:
-        _print(*view.shown(Watch(_root()).look()))
+        _print(*view.watch_view(Watch(_root()).look()))
     else:
         view.follow(_root(), interval)
 

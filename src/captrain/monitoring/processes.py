@@ -11,12 +11,13 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import psutil
 import yaml
 
 from captrain.experiments import WORKSPACES
+from captrain.records import JsonObject
 
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, yaml.YAMLError)
 """What reading a file may come to that is half-written, gone, or not what it should be."""
@@ -30,7 +31,7 @@ class Running:
     since: float
 
 
-class Point(NamedTuple):
+class RunningPoint(NamedTuple):
     """A stage that runs in the workspace of a sweep's point, and when it began."""
 
     name: str
@@ -38,7 +39,7 @@ class Point(NamedTuple):
     since: float
 
 
-def pipeline(root: Path) -> dict[str, Any]:
+def pipeline(root: Path) -> dict[str, JsonObject]:
     """The stages of dvc.yaml as they stand there; none while it cannot be read."""
     try:
         stages = (yaml.safe_load((root / "dvc.yaml").read_text()) or {})["stages"]
@@ -47,7 +48,7 @@ def pipeline(root: Path) -> dict[str, Any]:
         return {}
 
 
-def running(root: Path, stages: Mapping[str, Any]) -> tuple[dict[str, Running], list[Point]]:
+def running(root: Path, stages: Mapping[str, JsonObject]) -> tuple[dict[str, Running], list[RunningPoint]]:
     """Stages that run here, in the order of the pipeline, and those that run in the points beneath.
 
     Args:
@@ -60,7 +61,7 @@ def running(root: Path, stages: Mapping[str, Any]) -> tuple[dict[str, Running], 
         for word in _words(stage.get("cmd"))
         if word.endswith(".py")
     }
-    found, points = dict[str, Running](), dict[tuple[str, str], float]()
+    by_stage, points = dict[str, Running](), dict[tuple[str, str], float]()
     beneath = root / WORKSPACES
     for process in psutil.process_iter(["pid", "cmdline", "cwd", "create_time", "status"]):
         facts = process.info
@@ -70,39 +71,39 @@ def running(root: Path, stages: Mapping[str, Any]) -> tuple[dict[str, Running], 
         since = facts["create_time"]
         if name := scripts.get(script):
             # Processes that a stage forks have its command line, too.
-            if name not in found or since < found[name].since:
-                found[name] = Running(facts["pid"], since)
+            if name not in by_stage or since < by_stage[name].since:
+                by_stage[name] = Running(facts["pid"], since)
         elif script.parent.name == "stages" and script.parents[2] == beneath:
             key = script.parents[1].name, script.stem
             points[key] = min(since, points.get(key, since))
     order = [*stages]
     return (
-        {name: found[name] for name in sorted(found, key=order.index)},
-        [Point(*key, since) for key, since in sorted(points.items())],
+        {name: by_stage[name] for name in sorted(by_stage, key=order.index)},
+        [RunningPoint(*key, since) for key, since in sorted(points.items())],
     )
 
 
-def writers(root: Path, stages: Mapping[str, Any]) -> list[str]:
+def writers(root: Path, stages: Mapping[str, JsonObject]) -> list[str]:
     """Whom DVC says to be at work, in words; of use when no stage is seen to run."""
     try:
-        held = yaml.safe_load((root / ".dvc/tmp/rwlock").read_bytes()) or {}
-        held = {str(path): int(one["pid"]) for path, one in held.get("write", {}).items()}
+        record = yaml.safe_load((root / ".dvc/tmp/rwlock").read_bytes()) or {}
+        pids = {str(path): int(writer["pid"]) for path, writer in record.get("write", {}).items()}
     except UNREADABLE:
         return []
     makers = {
         str(root / path): name
         for name, stage in stages.items()
         for kind in ("outs", "plots", "metrics")
-        for one in stage.get(kind) or []
-        for path in ([one] if isinstance(one, str) else one)
+        for output in stage.get(kind) or []
+        for path in ([output] if isinstance(output, str) else output)
     }
-    found = {(makers.get(path, "an unknown stage"), pid) for path, pid in held.items()}
+    writing = {(makers.get(path, "an unknown stage"), pid) for path, pid in pids.items()}
     return [
         f"DVC is about to begin or to end {name} (process {pid})"
         if psutil.pid_exists(pid)
         else f"DVC's rwlock has process {pid} at work on {name}, which is not here: it runs on another machine, or "
         "was killed"
-        for name, pid in sorted(found)
+        for name, pid in sorted(writing)
     ]
 
 
@@ -116,7 +117,7 @@ def _script(command: Sequence[str], folder: str) -> Path | None:
     return None
 
 
-def _words(command: Any) -> list[str]:
+def _words(command: object) -> list[str]:
     try:
         return shlex.split(command) if isinstance(command, str) else []
     except ValueError:

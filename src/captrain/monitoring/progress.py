@@ -10,17 +10,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 from pydantic import BaseModel, TypeAdapter
 
-from captrain.baselines import TRACE_STAGES, trained_baselines
-from captrain.errors import InfrastructureError
+from captrain.baselines import TRACE_STAGES, baselines, trained_baselines
+from captrain.environments import passports
+from captrain.errors import InfrastructureError, UserError
 from captrain.execution import jobs
 from captrain.ledger import LedgerEntry, budget
 from captrain.models import ANSWERS, answer_times
 from captrain.monitoring.processes import UNREADABLE
+from captrain.records import Capability, load
 
 CACHE = Path(".cache")
 CLUSTER = 30.0
@@ -29,7 +30,7 @@ SLACK = 2.0
 """Seconds by which the clocks of a file system and of the processes may differ."""
 
 
-class _Row(BaseModel):
+class _HistoryRow(BaseModel):
     """What is shown of a step of a training."""
 
     step: int
@@ -40,18 +41,18 @@ class _Row(BaseModel):
     places: dict[str, int] = {}
 
 
-class _Result(BaseModel):
+class _TrainingResult(BaseModel):
     """What is shown of a training that is over."""
 
     rollouts: int
-    history: list[_Row]
+    history: list[_HistoryRow]
 
 
-HISTORY = TypeAdapter(list[_Row])
+HISTORY = TypeAdapter(list[_HistoryRow])
 
 
 @dataclass
-class _Journal:
+class _JournalCount:
     """A journal, read as far as it was whole."""
 
     offset: int = 0
@@ -86,49 +87,51 @@ class Progress:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._asked = float("-inf")
+        self._last_query = float("-inf")
         self._cluster = list[str]()
-        self._journals: dict[Path, _Journal] = {}
+        self._journals: dict[Path, _JournalCount] = {}
         self._samples: dict[str, list[tuple[float, int]]] = {}
 
     def of(self, stage: str, since: float) -> Iterator[tuple[str, float]]:
         """What the stage has left behind since it began, and when."""
-        for source in (self._played, self._trained, self._answered, self._said):
+        for source in (self._rollouts, self._trainings, self._answers, self._last_log_line):
             with suppress(OSError):  # what is there one moment is replaced or removed in the next
                 yield from source(stage, since)
 
-    def _played(self, stage: str, since: float) -> Iterator[tuple[str, float]]:
+    def _rollouts(self, stage: str, since: float) -> Iterator[tuple[str, float]]:
         folder = self.root / CACHE / "rollouts"
         # A journal's lock is opened for writing whenever somebody begins to play, or goes on.
-        opened = {path.with_suffix(".jsonl"): path.stat().st_mtime for path in folder.glob("*.lock")}
-        times = {path: path.stat().st_mtime for path, at in opened.items() if at >= since - SLACK and path.exists()}
+        locks = {path.with_suffix(".jsonl"): path.stat().st_mtime for path in folder.glob("*.lock")}
+        times = {
+            path: path.stat().st_mtime for path, opening in locks.items() if opening >= since - SLACK and path.exists()
+        }
         times = dict(sorted(times.items(), key=lambda item: item[1]))
         for path in times:
-            self._journals.setdefault(path, _Journal()).read(path)
-        grown = [self._journals[path] for path in times if self._journals[path].lines]
-        if not grown:
+            self._journals.setdefault(path, _JournalCount()).read(path)
+        journals = [self._journals[path] for path in times if self._journals[path].lines]
+        if not journals:
             return
-        count, at = sum(one.lines for one in grown), max(times.values())
-        scored = count - sum(one.errors for one in grown)
-        spec, wanted = self._spec(), None
-        each = {
+        count, newest = sum(journal.lines for journal in journals), max(times.values())
+        scored = count - sum(journal.errors for journal in journals)
+        spec, total = self._spec(), None
+        size = {
             "rollouts": _product(spec, "rollouts.tasks", "rollouts.trials"),
             "environments": _product(spec, "environments.groups", "environments.group_size"),
             "evaluation": _product(spec, "evaluation.tasks", "evaluation.trials"),
         }.get(stage)
-        parts = [f"{count:,} rollouts in {len(grown):,} {'journal' if len(grown) == 1 else 'journals'}"]
-        if stage == "rollouts" and each:
-            wanted = each
-            parts = [f"{count:,} of at most {each:,} rollouts"]
-        elif each:
-            parts.append(f"the newest has {grown[-1].lines:,} of at most {each:,}")
+        parts = [f"{count:,} rollouts in {len(journals):,} {'journal' if len(journals) == 1 else 'journals'}"]
+        if stage == "rollouts" and size:
+            total = size
+            parts = [f"{count:,} of at most {size:,} rollouts"]
+        elif size:
+            parts.append(f"the newest has {journals[-1].lines:,} of at most {size:,}")
         if scored:
-            parts.append(f"pass rate {sum(one.passed for one in grown) / scored:.3f}")
+            parts.append(f"pass rate {sum(journal.passed for journal in journals) / scored:.3f}")
         if count > scored:
             parts.append(f"{count - scored:,} errors")
-        yield ", ".join([*parts, *self._pace(f"{stage}/journals", count, at, wanted)]), at
+        yield ", ".join([*parts, *self._pace(f"{stage}/journals", count, newest, total)]), newest
 
-    def _pace(self, key: str, count: int, at: float, wanted: int | None) -> list[str]:
+    def _pace(self, key: str, count: int, moment: float, total: int | None) -> list[str]:
         """Rate and end, from what this watch has seen to grow."""
         samples = self._samples.setdefault(key, [])
         if samples and count < samples[-1][1]:
@@ -136,128 +139,139 @@ class Progress:
         if not samples:
             samples.append((time.time(), count))  # what was there before says nothing of the rate
         elif count > samples[-1][1]:
-            samples.append((at, count))
+            samples.append((moment, count))
         del samples[1:-50]
-        return _pace(samples[0], samples[-1], wanted)
+        return _pace(samples[0], samples[-1], total)
 
-    def _trained(self, stage: str, since: float) -> Iterator[tuple[str, float]]:
-        wanted = self._budget(stage)
-        whole = list[tuple[_Result, float]]()
+    def _trainings(self, stage: str, since: float) -> Iterator[tuple[str, float]]:
+        total = self._budget(stage)
+        finished = list[tuple[_TrainingResult, float]]()
         for lock in sorted(self.root.glob(f"{CACHE}/adapters/*/lock")):
-            begun = lock.stat().st_mtime  # it is opened for writing whenever a training begins or goes on
-            if begun < since - SLACK:
+            start = lock.stat().st_mtime  # it is opened for writing whenever a training begins or goes on
+            if start < since - SLACK:
                 continue
             result = lock.with_name("result.json")
             if result.exists():
                 with suppress(*UNREADABLE):
-                    at = max(begun, result.stat().st_mtime)
-                    whole.append((_Result.model_validate_json(result.read_bytes()), at))
+                    end = max(start, result.stat().st_mtime)
+                    finished.append((_TrainingResult.model_validate_json(result.read_bytes()), end))
             else:
-                yield _training(lock.parent, begun, wanted)
-        if whole:
-            spent, at = sum(one.rollouts for one, _ in whole), max(at for _, at in whole)
-            names = ", ".join(_name(one.history) for one, _ in whole)
-            yield f"{len(whole)} trained or found whole, {spent:,} rollouts: {names}", at
+                yield _training(lock.parent, start, total)
+        if finished:
+            rollouts, newest = sum(result.rollouts for result, _ in finished), max(end for _, end in finished)
+            names = ", ".join(_name(result.history) for result, _ in finished)
+            yield f"{len(finished)} trained or found whole, {rollouts:,} rollouts: {names}", newest
 
     def _budget(self, stage: str) -> int | None:
-        """Rollouts of each training of a stage, where that is known beforehand."""
+        """Rollouts of each training of a stage, where that is known beforehand. A baseline has what TRACE has spent,
+        without what the baseline is charged for of it: diagnosis and calibration are not for it to play."""
         if stage in trained_baselines():
-            paths = [self.root / "results" / one / "ledger.jsonl" for one in TRACE_STAGES]
-            return budget([entry for path in paths for entry in ledger(path)]) or None
+            paths = [self.root / "results" / name / "ledger.jsonl" for name in TRACE_STAGES]
+            entries = [entry for path in paths for entry in ledger(path)]
+            ranked, baseline = self._ranked(), baselines()[stage]
+            charged = [entry for entry in entries if baseline.charged(entry, ranked)]
+            return budget(entries) - budget(charged) or None
         return _product(self._spec(), "adapters.rollouts") if stage in ("adapters", "controls") else None
 
-    def _answered(self, stage: str, since: float) -> Iterator[tuple[str, float]]:
+    def _ranked(self) -> list[str]:
+        """Capabilities with an environment, best first; none while that cannot be read."""
+        try:
+            capabilities = load(self.root / "results/capabilities/capabilities.jsonl", Capability)
+            environments = passports(self.root / "results/environments")
+        except (UserError, *UNREADABLE):
+            return []
+        return [capability.id for capability in capabilities if capability.id in environments]
+
+    def _answers(self, stage: str, since: float) -> Iterator[tuple[str, float]]:
         times = answer_times(self.root / ANSWERS)
-        if new := [at for at in times if at >= since - SLACK]:
+        if new := [moment for moment in times if moment >= since - SLACK]:
             pace = self._pace(f"{stage}/answers", len(new), max(new), None)
             yield ", ".join([f"{len(new):,} new answers of models, {len(times):,} on disk", *pace]), max(new)
 
-    def _said(self, stage: str, since: float) -> Iterator[tuple[str, float]]:
+    def _last_log_line(self, stage: str, since: float) -> Iterator[tuple[str, float]]:
         """The last line of the log, which the points of a sweep have."""
         path = self.root / "log.txt"
-        if not path.exists() or (at := path.stat().st_mtime) < since - SLACK:
+        if not path.exists() or (newest := path.stat().st_mtime) < since - SLACK:
             return
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - 4096))
             lines = file.read().decode(errors="replace").replace("\r", "\n").split("\n")
-        if said := next((line for line in reversed(lines) if line.strip()), ""):
-            yield f"said: {clean(jobs.without_bar(said))}", at
+        if line := next((line for line in reversed(lines) if line.strip()), ""):
+            yield f"said: {clean(jobs.without_bar(line))}", newest
 
     def cluster(self) -> list[str]:
         """Jobs on the cluster that are not over, by their states; asked for now and then."""
-        if time.monotonic() - self._asked < CLUSTER:
+        if time.monotonic() - self._last_query < CLUSTER:
             return self._cluster
-        self._asked, self._cluster = time.monotonic(), []
+        self._last_query, self._cluster = time.monotonic(), []
         folder = self.root / jobs.JOBS
         try:
-            sent = {one.key: one for row in jobs.submissions(folder) for one in row.attempts(folder)}
+            attempts = {attempt.key: attempt for row in jobs.submissions(folder) for attempt in row.attempts(folder)}
         except UNREADABLE as error:
             self._cluster = [f"jobs: the ledger cannot be read ({type(error).__name__})"] if folder.exists() else []
             return self._cluster
-        left = {key: one for key, one in sent.items() if not (folder / "results" / f"{key}.pkl").exists()}
-        if not left:
+        pending = [attempt for key, attempt in attempts.items() if not (folder / "results" / f"{key}.pkl").exists()]
+        if not pending:
             return []
         try:
-            known = jobs.states([one.job for one in left.values()])
+            states = jobs.states([attempt.job for attempt in pending])
         except InfrastructureError as error:
-            self._cluster = [f"jobs: {len(left)} are not finished; Slurm does not answer: {clean(str(error))}"]
+            self._cluster = [f"jobs: {len(pending)} are not finished; Slurm does not answer: {clean(str(error))}"]
             return self._cluster
-        count = Counter(known[one.job].name.lower() for one in left.values())
-        words = ", ".join(f"{number} {word}" for word, number in sorted(count.items()))
-        self._cluster = [f"jobs: {len(sent) - len(left)} of {len(sent)} finished, {words}"]
-        for one in left.values():
-            if known[one.job].name == "RUNNING":
-                lines = one.tail()
-                said = clean(jobs.without_bar(next(reversed(lines), "")))
-                self._cluster.append(
-                    f"job {one.job}: {jobs.progress_of(lines) or 'running'}{f'; {said}' if said else ''}"
-                )
+        counts = Counter(states[attempt.job].name.lower() for attempt in pending)
+        words = ", ".join(f"{number} {word}" for word, number in sorted(counts.items()))
+        self._cluster = [f"jobs: {len(attempts) - len(pending)} of {len(attempts)} finished, {words}"]
+        for attempt in pending:
+            if states[attempt.job].name == "RUNNING":
+                lines = attempt.tail()
+                last = clean(jobs.without_bar(next(reversed(lines), "")))
+                share = jobs.progress_of(lines) or "running"
+                self._cluster.append(f"job {attempt.job}: {share}{f'; {last}' if last else ''}")
         return self._cluster
 
-    def _spec(self) -> Any:
+    def _spec(self) -> object:
         try:
             return yaml.safe_load((self.root / "results/spec.yaml").read_text())
         except UNREADABLE:
             return None
 
 
-def _training(workspace: Path, begun: float, wanted: int | None) -> tuple[str, float]:
-    """How far a training is by its checkpoints, of which two are kept. The rate is of what was played since it
-    was begun or gone on with."""
-    marks, rows = list[tuple[float, int]](), list[_Row]()
+def _training(workspace: Path, start: float, total: int | None) -> tuple[str, float]:
+    """How far a training is by its checkpoints, of which two are kept. The rate is of what was played since `start`,
+    when it was begun or gone on with."""
+    marks, history = list[tuple[float, int]](), list[_HistoryRow]()
     for path in sorted(workspace.glob("checkpoints*/checkpoint-*/history.json"), key=lambda path: path.stat().st_mtime):
         with suppress(*UNREADABLE):
-            if read := HISTORY.validate_json(path.read_bytes()):
-                rows = read
-                marks.append((path.stat().st_mtime, read[-1].rollouts))
-    if not rows:
-        return f"training {workspace.name} begun, no checkpoint yet", begun
-    before = [count for at, count in marks if at < begun]
-    start, end, last = (begun, max(before, default=0)), marks[-1], rows[-1]
-    played = f"{last.rollouts:,}{f' of {wanted:,}' if wanted and wanted >= last.rollouts else ''} rollouts"
+            if rows := HISTORY.validate_json(path.read_bytes()):
+                history = rows
+                marks.append((path.stat().st_mtime, rows[-1].rollouts))
+    if not history:
+        return f"training {workspace.name} begun, no checkpoint yet", start
+    before = [count for moment, count in marks if moment < start]
+    end, last = marks[-1], history[-1]
+    count = f"{last.rollouts:,}{f' of {total:,}' if total and total >= last.rollouts else ''} rollouts"
     parts = [
-        f"training {_name(rows)}: step {last.step}, {played}, mean reward {last.reward:.3f}, "
+        f"training {_name(history)}: step {last.step}, {count}, mean reward {last.reward:.3f}, "
         f"pass rate {last.success:.3f}, informative {last.informative:.0%}"
     ]
-    return ", ".join([*parts, *_pace(start, end, wanted)]), max(end[0], begun)
+    return ", ".join([*parts, *_pace((start, max(before, default=0)), end, total)]), max(end[0], start)
 
 
-def _pace(start: tuple[float, int], end: tuple[float, int], wanted: int | None) -> list[str]:
+def _pace(start: tuple[float, int], end: tuple[float, int], total: int | None) -> list[str]:
     """Rate and end in words, of two (time, count); nothing where nothing has grown."""
     if end[1] <= start[1] or end[0] <= start[0]:
         return []
     rate = (end[1] - start[1]) / (end[0] - start[0])
-    said = [f"{rate:.1f} a second" if rate >= 1 else f"{60 * rate:.1f} a minute"]
-    if wanted and wanted > end[1]:
-        said.append(f"ends about {clock(end[0] + (wanted - end[1]) / rate)}")
-    return said
+    words = [f"{rate:.1f} a second" if rate >= 1 else f"{60 * rate:.1f} a minute"]
+    if total and total > end[1]:
+        words.append(f"ends about {clock(end[0] + (total - end[1]) / rate)}")
+    return words
 
 
-def _name(rows: Sequence[_Row]) -> str:
+def _name(rows: Sequence[_HistoryRow]) -> str:
     """What a training is called, which only the places of its groups tell."""
-    names = dict.fromkeys(name for row in rows for name in row.places)
-    shown = [clean(name, 40) for name in names]
-    return " + ".join(shown[:3] + [f"{len(shown) - 3} more"] * (len(shown) > 3)) or "an adapter"
+    names = [clean(name, 40) for name in dict.fromkeys(name for row in rows for name in row.places)]
+    return " + ".join(names[:3] + [f"{len(names) - 3} more"] * (len(names) > 3)) or "an adapter"
 
 
 def ledger(path: Path) -> list[LedgerEntry]:
@@ -270,7 +284,7 @@ def ledger(path: Path) -> list[LedgerEntry]:
     return entries
 
 
-def _product(spec: Any, *keys: str) -> int | None:
+def _product(spec: object, *keys: str) -> int | None:
     """Product of settings by their dotted names, None where one is no positive number."""
     total = 1
     for key in keys:
@@ -289,7 +303,7 @@ def clean(text: str, most: int = 100) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def clock(at: float) -> str:
+def clock(moment: float) -> str:
     """A point in time by the local clock, with the date where it is another day's."""
-    there, here = time.localtime(at), time.localtime()
-    return time.strftime("%H:%M:%S" if there[:3] == here[:3] else "%Y-%m-%d %H:%M", there)
+    date, today = time.localtime(moment), time.localtime()
+    return time.strftime("%H:%M:%S" if date[:3] == today[:3] else "%Y-%m-%d %H:%M", date)

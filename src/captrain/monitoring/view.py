@@ -16,16 +16,16 @@ from captrain.monitoring.watch import AHEAD, View, Watch
 
 def span(seconds: float) -> str:
     """A length of time in words."""
-    minutes, rest = divmod(int(max(0.0, seconds)), 60)
+    minutes, odd = divmod(int(max(0.0, seconds)), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {odd} s" if minutes else f"{odd} s"
 
 
 def _headlines(view: View) -> list[str]:
     lines = [
-        f"{name} runs since {clock(one.since)} (process {one.pid})"
-        + (f"; last time it took {span(view.took[name])}" if name in view.took else "")
-        for name, one in view.running.items()
+        f"{name} runs since {clock(process.since)} (process {process.pid})"
+        + (f"; last time it took {span(view.durations[name])}" if name in view.durations else "")
+        for name, process in view.running.items()
     ]
     following = view.following()
     if lines:
@@ -34,42 +34,45 @@ def _headlines(view: View) -> list[str]:
         lines = [f"no stage runs; `dvc repro` would begin with {following}"]
     else:
         lines = ["no stage runs; nothing is left to do" if view.states else "no stage runs"]
-    return [*lines, *(f"point {one.name}: {one.stage}, since {clock(one.since)}" for one in view.points), *view.notes]
+    points = [f"point {point.name}: {point.stage}, since {clock(point.since)}" for point in view.points]
+    return [*lines, *points, *view.notes]
 
 
 def lines(view: View) -> list[str]:
     """The view in lines of which each changes only when what it says does."""
-    done = [name for name in view.stages if view.states.get(name) in ("fresh", "cached")]
-    count = [f"{len(done)} of {len(view.stages)} stages are done"] if view.states else []
+    fresh = [name for name in view.stages if view.states.get(name) in ("fresh", "cached")]
+    count = [f"{len(fresh)} of {len(view.stages)} stages are done"] if view.states else []
     return [*_headlines(view), *view.facts, *count]
 
 
-def shown(view: View) -> list[RenderableType]:
+def watch_view(view: View) -> list[RenderableType]:
     """The view as it is drawn: what runs and how far it is, then all stages."""
     parts: list[RenderableType] = [Text(line, "bold" if view.running else "") for line in _headlines(view)]
     parts += [Text(f"  {line}") for line in view.facts]
     if view.running:
-        sign = span(view.at - view.sign) + " ago" if view.sign else "nothing was left behind yet"
+        sign = span(view.time - view.sign) + " ago" if view.sign else "nothing was left behind yet"
         parts.append(Text(f"  last sign of progress: {sign}", "dim"))
     table = Table("stage", "state", title_justify="left")
     table.add_column("rollouts spent", justify="right")
     table.add_column("last took", justify="right")
     for name in view.stages:
         colour, words = _state_of(view, name)
-        spent, took = view.spent.get(name), view.took.get(name)
+        rollouts, duration = view.rollouts.get(name), view.durations.get(name)
         old = "dim" if colour in ("yellow", "red", "bold green") else ""
         table.add_row(
-            Text(name), Text(words, colour), Text(f"{spent:,}" if spent is not None else "", old),
-            Text(span(took) if took is not None else "", old),
-        )  # fmt: skip
+            Text(name),
+            Text(words, colour),
+            Text(f"{rollouts:,}" if rollouts is not None else "", old),
+            Text(span(duration) if duration is not None else "", old),
+        )
     return [*parts, table]
 
 
 def _state_of(view: View, name: str) -> tuple[str, str]:
     """Colour and words."""
     if name in view.running:
-        return "bold green", f"runs, for {span(view.at - view.running[name].since)}"
-    if name in view.ended:
+        return "bold green", f"runs, for {span(view.time - view.running[name].since)}"
+    if name in view.finished:
         return "yellow", "has ended"
     state = view.states.get(name)
     if state in AHEAD:
@@ -92,7 +95,7 @@ def follow(root: Path, interval: float) -> None:
             console = Console(highlight=False, markup=False, emoji=False)
             with Live(console=console, auto_refresh=False) as live:
                 while True:
-                    live.update(Group(*shown(watch.look())), refresh=True)
+                    live.update(Group(*watch_view(watch.look())), refresh=True)
                     time.sleep(interval)
         before: list[str] = []
         while True:
