@@ -1,4 +1,4 @@
-"""What is seen of a pipeline while it runs: processes that sleep, files made by hand, answers and a training for real."""
+"""What is seen of a pipeline while it runs: processes that sleep, files made by hand, real answers and a real training."""
 
 import json
 import os

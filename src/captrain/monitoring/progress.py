@@ -15,7 +15,7 @@ import yaml
 from pydantic import BaseModel, TypeAdapter
 
 from captrain.baselines import TRACE_STAGES, baselines, trained_baselines
-from captrain.environments import passports
+from captrain.environments import read_passports
 from captrain.errors import InfrastructureError, UserError
 from captrain.execution import jobs
 from captrain.ledger import LedgerEntry, budget
@@ -177,7 +177,7 @@ class Progress:
         """Capabilities with an environment, best first; none while that cannot be read."""
         try:
             capabilities = load(self.root / "results/capabilities/capabilities.jsonl", Capability)
-            environments = passports(self.root / "results/environments")
+            environments = read_passports(self.root / "results/environments")
         except (UserError, *UNREADABLE):
             return []
         return [capability.id for capability in capabilities if capability.id in environments]
