@@ -125,13 +125,14 @@ def differences_over_seeds(points: Iterable[Row], by: str = "experiment") -> lis
 
 def _interval(values: Sequence[float]) -> tuple[float, float, float, float]:
     """Mean, t interval, and p of the t test that the mean is zero."""
-    from scipy.stats import t as student  # most readers of a table need no interval over seeds
+    from scipy.stats import ttest_1samp  # most readers of a table need no interval over seeds
 
-    seeds, mean = len(values), float(np.mean(values))
-    if seeds < 2:
+    mean = float(np.mean(values))
+    if len(values) < 2:
         return mean, np.nan, np.nan, np.nan
-    error = float(np.std(values, ddof=1) / np.sqrt(seeds))
-    half = float(student.ppf((1 + CONFIDENCE) / 2, seeds - 1)) * error
-    # The same in every seed, as the difference of routers that agree everywhere, is certain and not undefined.
-    p = float(2 * student.sf(abs(mean) / error, seeds - 1)) if error > 0 else float(mean == 0)
-    return mean, mean - half, mean + half, p
+    if np.ptp(values) == 0:
+        # The same in every seed, as the difference of routers that agree everywhere, is certain and not undefined.
+        return mean, mean, mean, float(mean == 0)
+    test = ttest_1samp(values, popmean=0.0)
+    interval = test.confidence_interval(CONFIDENCE)
+    return mean, float(interval.low), float(interval.high), float(test.pvalue)
