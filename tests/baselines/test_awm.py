@@ -319,7 +319,7 @@ class TestStage:
     def test_it_spends_exactly_what_trace_has_spent(
         self, drawn: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(awm, "own", lambda spec, folder: _copied(drawn, folder))
+        monkeypatch.setattr(awm, "drawn_environments", lambda spec, folder: _copied(drawn, folder))
         with inside(tmp_path):
             Path("artifacts").mkdir()
             Path("artifacts/base").symlink_to(tiny)

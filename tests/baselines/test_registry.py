@@ -52,7 +52,8 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     baselines.cache_clear()
     sys.modules.pop("captrain.baselines.toy", None)
-    vars(room).pop("toy", None)
+    if hasattr(room, "toy"):
+        delattr(room, "toy")
 
 
 def evaluated(toy_rollouts: int) -> Evaluation:
@@ -138,7 +139,7 @@ def test_two_rows_of_one_name_are_refused(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(ValueError, match="declares row adp, which is there already"):
         baselines()
     sys.modules.pop("captrain.baselines.second_adp", None)
-    vars(room).pop("second_adp", None)
+    delattr(room, "second_adp")
 
 
 @pytest.mark.parametrize("stage", PIPELINE)
