@@ -12,7 +12,7 @@ from captrain.errors import UserError
 from captrain.models.composition import compose
 from captrain.models.lora import Adapter
 from captrain.models.plain_lora import read_plain_lora
-from captrain.policies.local import LocalPolicy, merged
+from captrain.policies.local import LocalPolicy, with_adapter
 from captrain.serving.server import Server
 
 VARIATIONS: dict[str, dict[str, Any]] = {
@@ -44,7 +44,7 @@ def test_variations_of_lora_are_refused_by_policies_compositions_and_the_server(
 ) -> None:
     special = lora(tiny, tmp_path / "special", 1, **VARIATIONS[setting])
     readers: list[Callable[[], object]] = [
-        lambda: merged(policy.state, special.folder),
+        lambda: with_adapter(policy.state, special.folder),
         lambda: compose({"a": plain, "b": special}, {"a": 1.0, "b": 1.0}, tmp_path / "compositions"),
         lambda: Server(policy, "base", {"special": Path(special.folder)}),
     ]

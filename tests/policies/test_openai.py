@@ -15,7 +15,7 @@ from captrain.config.components import Component
 from captrain.contract import Target, calls_of
 from captrain.errors import EnvironmentFault, UserError
 from captrain.models.endpoint import ReplyMessage
-from captrain.policies.openai import OpenAIPolicy, received, sent
+from captrain.policies.openai import OpenAIPolicy, reply_message, request_messages
 from captrain.policies.policy import Play
 from captrain.records import Message
 from captrain.rollouts.collection import collect
@@ -106,12 +106,12 @@ def test_position_and_not_id_decides_which_call_a_result_answers() -> None:
     call = {"id": "same", "type": "function", "function": {"name": "find", "arguments": "{}"}, "compare": ["x"]}
     two = {"role": "assistant", "content": None, "tool_calls": [call, call], "informs": ["60"]}
     result = {"role": "tool", "tool_call_id": "other", "content": "", "error": True}
-    out = sent([two, result, result, two, result, result])
+    out = request_messages([two, result, result, two, result, result])
     assert [c["id"] for m in out for c in m.get("tool_calls", [])] == [f"call_{at}" for at in range(4)]
     assert [m["tool_call_id"] for m in out if m["role"] == "tool"] == [f"call_{at}" for at in range(4)]
     assert {key for m in out for key in m} == {"role", "content", "tool_calls", "tool_call_id"}
     with pytest.raises(EnvironmentFault, match="answers no call"):
-        sent([two, result, result, result])
+        request_messages([two, result, result, result])
 
 
 @pytest.mark.parametrize("text", ['{"name": ', "[1, 2]", "null", '{"name": "\\ud83d"}', '{"size": NaN}', "[" * 100_000])
@@ -119,7 +119,7 @@ def test_arguments_that_are_no_json_object_are_kept_as_text_and_end_nothing(serv
     server.answer = lambda body: says("Sorry.") if len(server.requests) > 1 else says("", ("find", text))
     episode = Talk()
     episode.step = lambda message: ([{"role": "tool", "content": "no"}] if message.get("tool_calls") else [], False)
-    message = received(written(text))
+    message = reply_message(written(text))
     assert message["tool_calls"][0]["function"]["arguments"] == text
     json.dumps(message, ensure_ascii=False).encode()
     if len(text) < 100:  # the last is there for the parser alone
@@ -138,7 +138,7 @@ def written(arguments: Any) -> ReplyMessage:
 
 @pytest.mark.parametrize(("given", "arguments"), [("", {}), (None, {}), ({"name": "Zoë"}, {"name": "Zoë"})])
 def test_arguments_that_are_absent_or_an_object_already_are_an_object(given: Any, arguments: dict[str, Any]) -> None:
-    assert calls_of(received(written(given))) == [("find", arguments)]
+    assert calls_of(reply_message(written(given))) == [("find", arguments)]
 
 
 def test_a_message_that_was_cut_off_stands_as_it_is_and_reasoning_is_dropped(server: Answering) -> None:

@@ -141,7 +141,7 @@ def test_episodes_are_spread_over_the_replicas_and_go_on_where_they_began(
     completed = VLLMPolicy._completed
 
     def noted(self: VLLMPolicy, play: Play, **request: Any) -> Any:
-        asked.setdefault(play.key, []).append(self._here.replica.number)
+        asked.setdefault(play.key, []).append(self._episode_state.replica.number)
         return completed(self, play, **request)
 
     monkeypatch.setattr(VLLMPolicy, "_completed", noted)
@@ -177,7 +177,7 @@ def test_a_name_that_stands_for_other_content_is_refused(
 ) -> None:
     other = weak_adapter(tiny, tmp_path)
     acting = policy(tiny)
-    with acting.fleet.acting({}):
+    with acting.fleet.serving({}):
         for replica in acting.fleet.replicas:
             replica._control("/v1/load_lora_adapter", {"lora_name": adapter.digest, "lora_path": str(other)})
     with pytest.raises(UserError, match=f"serves .*weak .* as {adapter.digest}, and asked was"):
@@ -302,7 +302,7 @@ sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 from pathlib import Path
 from support.servers import machine, policy, servers
 acting = policy(Path({str(tiny)!r}), machine(replicas=1))
-with acting.fleet.acting({{}}):
+with acting.fleet.serving({{}}):
     print(*servers(), flush=True)
     time.sleep(60)
 """
@@ -452,6 +452,6 @@ def test_what_is_not_token_exact_is_drawn_again_and_never_trained_on(
 
 
 def test_a_policy_at_an_endpoint_cannot_be_trained_through(tiny: Path, environment: Path, tmp_path: Path) -> None:
-    with inside(tmp_path / "work"), pytest.raises(UserError, match="policies that act with adapters") as refused:
+    with inside(tmp_path / "work"), pytest.raises(UserError, match="a model whose weights are at hand") as refused:
         train(job(tiny, environment, "openai.OpenAIPolicy", policy={"name": "some/model"}))
     assert "policy=vllm" in refused.value.remedy

@@ -37,11 +37,13 @@ def hinting(letters: Callable[..., Path]) -> Path:
 
 
 @pytest.fixture
-def read(monkeypatch: pytest.MonkeyPatch) -> list[engine.Row]:
+def read(monkeypatch: pytest.MonkeyPatch) -> list[engine.EngineRow]:
     """Every row that the engine samples from here on: what the model really read."""
-    rows: list[engine.Row] = []
-    run = engine.run
-    monkeypatch.setattr(engine, "run", lambda decoder, some, **how: (rows.extend(some), run(decoder, some, **how))[1])
+    rows: list[engine.EngineRow] = []
+    run = engine.sample_rows
+    monkeypatch.setattr(
+        engine, "sample_rows", lambda decoder, some, **how: (rows.extend(some), run(decoder, some, **how))[1]
+    )
     return rows
 
 
@@ -80,7 +82,7 @@ def test_the_ratio_is_one_before_the_first_update_under_the_prompt_that_is_train
 
 
 def test_what_is_trained_on_and_scored_holds_no_hint_and_what_was_read_is_counted(
-    tiny: Path, hinting: Path, read: list[engine.Row], monkeypatch: pytest.MonkeyPatch
+    tiny: Path, hinting: Path, read: list[engine.EngineRow], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scored: list[str] = []
     score = Target.score
@@ -109,7 +111,7 @@ def test_what_is_trained_on_and_scored_holds_no_hint_and_what_was_read_is_counte
 
 
 def test_without_a_system_prompt_the_first_message_ends_in_the_hint(
-    tiny: Path, hinting: Path, read: list[engine.Row]
+    tiny: Path, hinting: Path, read: list[engine.EngineRow]
 ) -> None:
     hinting.write_text(hinting.read_text().replace('{"role": "system", "content": "Talk."}, ', ""))
     one = job(tiny, hinting, trainer={"hints": 1.0}, skip=0)

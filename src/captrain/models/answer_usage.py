@@ -72,14 +72,14 @@ class Accounts:
         Raises:
             UserError: there is a budget, and the server does not say how many tokens it took.
         """
-        read, written = completion.tokens
+        prompt, reply = completion.tokens
         with self._lock:
             self.usage.received += 1
             self.usage.rejected += rejected
-            self.usage.tokens += read + written
+            self.usage.tokens += prompt + reply
             if self.usage.money is not None:
-                self.usage.money += (read * (access.input_price or 0) + written * (access.output_price or 0)) / 1e6
-        if not read + written and (access.tokens or access.money):
+                self.usage.money += (prompt * (access.input_price or 0) + reply * (access.output_price or 0)) / 1e6
+        if not prompt + reply and (access.tokens or access.money):
             raise UserError(
                 f"the endpoint named by {access.endpoint} does not say how many tokens an answer took: the budget in "
                 "machine.asking cannot be held",
@@ -96,10 +96,10 @@ class Accounts:
             return "money"
         return None
 
-    def exhaustion(self, setting: str, answered: str) -> UserError:
+    def exhaustion(self, setting: str, progress: str) -> UserError:
         """The error of a run that ends because a budget is spent."""
         return UserError(
-            f"{answered} questions are answered, and the budget machine.asking.{setting} = "
+            f"{progress} questions are answered, and the budget machine.asking.{setting} = "
             f"{getattr(self.access, setting)} of this run is spent ({self.usage.tokens} tokens{self.usage.cost})",
             f"raise machine.asking.{setting}, or run again to spend as much once more: what is answered is kept",
         )

@@ -228,12 +228,12 @@ class StructuredAnswers:
                 answers[result[0]] = result[1]
                 self._report(bar, 1)
 
-    def _report(self, bar: "tqdm[NoReturn]", answered: int) -> None:
+    def _report(self, bar: "tqdm[NoReturn]", count: int) -> None:
         """Count answers; say what was spent, and how long the server will still be left alone."""
-        bar.update(answered)
+        bar.update(count)
         pause = self.throttle.remaining()
-        waiting = f", waiting {pause:.0f} s for the server" if pause > 1 else ""
-        bar.set_postfix_str(f"{self.usage.tokens} tokens{self.usage.cost}{waiting}", refresh=bool(waiting))
+        notice = f", waiting {pause:.0f} s for the server" if pause > 1 else ""
+        bar.set_postfix_str(f"{self.usage.tokens} tokens{self.usage.cost}{notice}", refresh=bool(notice))
 
     def _answer(
         self, key: str, question: Question[A], label: str, access: ModelAccess, stop: threading.Event
@@ -293,9 +293,9 @@ class StructuredAnswers:
         except RejectedAnswer:
             self._accounts.charge(completion, access, rejected=True)
             raise
-        read, written = completion.tokens
+        prompt, reply = completion.tokens
         model = completion.model or self.name
-        stored = StoredAnswer(text=text, prompt_tokens=read, completion_tokens=written, model=model)
+        stored = StoredAnswer(text=text, prompt_tokens=prompt, completion_tokens=reply, model=model)
         publish_answer(self.folder, key, stored)
         self._accounts.use(key, stored)
         self._accounts.charge(completion, access)
@@ -334,8 +334,8 @@ def _schema_digest(schema: type[BaseModel]) -> str:
 
 
 def _messages(question: Question[A], rejection: str) -> list[Message]:
-    refused = f"An earlier answer was refused: {rejection}" if rejection else ""
-    system = "\n\n".join(part for part in (question.system, refused) if part)
+    complaint = f"An earlier answer was refused: {rejection}" if rejection else ""
+    system = "\n\n".join(part for part in (question.system, complaint) if part)
     return [{"role": role, "content": text} for role, text in (("system", system), ("user", question.user)) if text]
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from captrain.errors import UserError
-from captrain.records import Message
+from captrain.records import JsonObject, Message
 
 CALL = re.compile(r"<tool_call>\n?(.*?)\n?</tool_call>", re.DOTALL)
 USER: Message = {"role": "user", "content": "?"}
@@ -29,14 +29,14 @@ class Chat:
         UserError: the tokenizer has no chat template, or one that does not end turns with its end token.
     """
 
-    def __init__(self, tokenizer: Any, tools: list[dict[str, Any]]) -> None:
+    def __init__(self, tokenizer: Any, tools: list[JsonObject]) -> None:
         if not tokenizer.chat_template:
             raise UserError("the tokenizer has no chat template", "use an instruction-tuned model")
         self.tokenizer = tokenizer
         self.tools = tools
         self.end: int = tokenizer.eos_token_id
         self._core = tokenizer.backend_tokenizer
-        self._pieces: dict[tuple[Any, ...], list[str] | None] = {}
+        self._pieces: dict[tuple[bool | str, ...], list[str] | None] = {}
         self._encoded: dict[str, list[int]] = {}
         self._turns: dict[str, list[int]] = {}
         self._parsed: dict[tuple[int, ...], Message] = {}
@@ -50,13 +50,13 @@ class Chat:
 
     def _up_to_end(self, messages: list[Message]) -> str:
         text = self._render(messages)
-        at = text.rfind(self.tokenizer.eos_token)
-        if at < 0:
+        end = text.rfind(self.tokenizer.eos_token)
+        if end < 0:
             raise UserError(
                 f"the chat template does not end turns with {self.tokenizer.eos_token!r}",
                 "set the tokenizer's eos_token to the token that ends an assistant turn",
             )
-        return text[: at + len(self.tokenizer.eos_token)]
+        return text[: end + len(self.tokenizer.eos_token)]
 
     def encode(self, text: str) -> list[int]:
         """Token ids of text, without added special tokens.
@@ -66,16 +66,18 @@ class Chat:
         """
         ids: list[int] = []
         for part in re.split(f"(?<={re.escape(self.tokenizer.eos_token)})", text):
-            known = self._encoded.get(part)
-            if known is None:
-                known = self._core.encode(part, add_special_tokens=False).ids if part else []
-                self._encoded[part] = known
-            ids += known
+            part_ids = self._encoded.get(part)
+            if part_ids is None:
+                part_ids = self._core.encode(part, add_special_tokens=False).ids if part else []
+                self._encoded[part] = part_ids
+            ids += part_ids
         return ids
 
     def prompt(self, messages: list[Message]) -> list[int]:
         """Ids of the opening messages with the tools and the header of the assistant's first turn."""
-        return self.encode(self._filled(True, messages, lambda some: self._render(some, tools=True, generate=True)))
+        return self.encode(
+            self._filled(True, messages, lambda replies: self._render(replies, tools=True, generate=True))
+        )
 
     def dialogue(self, messages: list[Message]) -> list[int]:
         """Ids of a whole dialogue, assistant turns and calls among it, with the header of the next assistant turn."""
@@ -92,8 +94,8 @@ class Chat:
         """Ids between the end token of an assistant turn and the first token of the next one."""
         before = [USER, {"role": "assistant", "content": "?"}]
 
-        def render(some: list[Message]) -> str:
-            return self._render([*before, *some], generate=True)[len(self._closed) :]
+        def render(replies: list[Message]) -> str:
+            return self._render([*before, *replies], generate=True)[len(self._closed) :]
 
         return self.encode(self._filled(False, messages, render))
 
@@ -152,11 +154,11 @@ def guide(opening: list[Message], lines: list[str]) -> list[Message]:
     return [{**m, "content": m["content"] + extra} if m["role"] == "system" else m for m in opening]
 
 
-def dialogue_tokens(chat: "Chat", opening: list[Any], messages: list[Any]) -> tuple[list[int], list[int]]:
+def dialogue_tokens(chat: "Chat", opening: list[Message], messages: list[Message]) -> tuple[list[int], list[int]]:
     """Ids and mask (1 = written by the agent) of a dialogue."""
     ids = chat.prompt(opening)
     mask = [0] * len(ids)
-    pending: list[Any] = []
+    pending: list[Message] = []
     for message in messages:
         if message["role"] != "assistant":
             pending.append(message)

@@ -17,11 +17,26 @@ from captrain.records import JsonObject
 if TYPE_CHECKING:
     import torch
 
-HARMLESS = frozenset({
-    "auto_mapping", "base_model_name_or_path", "eva_config", "exclude_modules", "inference_mode", "layers_pattern",
-    "layers_to_transform", "lora_alpha", "lora_dropout", "megatron_core", "peft_version", "qalora_group_size", "r",
-    "revision", "target_modules", "task_type",
-})  # fmt: skip
+HARMLESS = frozenset(
+    {
+        "auto_mapping",
+        "base_model_name_or_path",
+        "eva_config",
+        "exclude_modules",
+        "inference_mode",
+        "layers_pattern",
+        "layers_to_transform",
+        "lora_alpha",
+        "lora_dropout",
+        "megatron_core",
+        "peft_version",
+        "qalora_group_size",
+        "r",
+        "revision",
+        "target_modules",
+        "task_type",
+    }
+)
 """Settings that change nothing of what a saved adapter adds, whatever their values: they say how it was trained, or
 which modules it has, which its tensors say as well."""
 PLAIN = {

@@ -1,7 +1,7 @@
-from .engine import Row as Row
-from .engine import run as run
+from .engine import EngineRow as EngineRow
+from .engine import sample_rows as sample_rows
 from .local import LocalPolicy as LocalPolicy
-from .local import merged as merged
+from .local import with_adapter as with_adapter
 from .policy import Play as Play
 from .policy import Policy as Policy
 from .policy import load_policy as load_policy

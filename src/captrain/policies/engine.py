@@ -167,7 +167,7 @@ class Qwen3Decoder:
         return mixed.transpose(1, 2).reshape(rows, count, self.heads * self.width)
 
 
-class Row:
+class EngineRow:
     """One dialogue in the engine: known ids so far, which of them the model wrote, and its stream of uniforms.
 
     Args:
@@ -216,7 +216,9 @@ class Row:
 
 
 @torch.inference_mode()
-def run(decoder: Decoder, rows: Sequence[Row], *, end: int, temperature: float, max_tokens: int, room: int) -> None:
+def sample_rows(
+    decoder: Decoder, rows: Sequence[EngineRow], *, end: int, temperature: float, max_tokens: int, room: int
+) -> None:
     """Sample all rows to their ends.
 
     Args:

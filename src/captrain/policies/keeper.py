@@ -19,9 +19,9 @@ def keep(seconds: float, command: list[str]) -> int:
     """Run the command to its end."""
     server = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
 
-    def tell(one: signal.Signals) -> None:
+    def tell(order: signal.Signals) -> None:
         with suppress(ProcessLookupError):
-            os.killpg(server.pid, one)
+            os.killpg(server.pid, order)
 
     def listen() -> None:
         while os.read(0, 4096):

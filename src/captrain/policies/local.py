@@ -15,10 +15,10 @@ from pydantic import Field
 from captrain.errors import UserError
 from captrain.models import Chat, guide, read_plain_lora
 from captrain.policies.policy import Play
-from captrain.records import Message, digest, file_digest
+from captrain.records import JsonObject, Message, digest, file_digest
 
 if TYPE_CHECKING:
-    from captrain.policies.engine import Row
+    from captrain.policies.engine import Decoder, EngineRow, State
 
 LONGEST = 8192
 """Tokens of the longest dialogue, where the model itself could take more."""
@@ -43,11 +43,16 @@ class LocalPolicy:
     """
 
     def __init__(
-        self, model: Path, batch: int = 128, *, temperature: Annotated[float, Field(ge=0)],
-        max_turns: Annotated[int, Field(ge=1)], max_tokens: Annotated[int, Field(ge=1)],
+        self,
+        model: Path,
+        batch: int = 128,
+        *,
+        temperature: Annotated[float, Field(ge=0)],
+        max_turns: Annotated[int, Field(ge=1)],
+        max_tokens: Annotated[int, Field(ge=1)],
         guidance: Sequence[str] = (),
         precision: Literal["float64", "float32"] = "float64",
-    ) -> None:  # fmt: skip
+    ) -> None:
         import torch
 
         torch.set_num_threads(1)
@@ -61,9 +66,9 @@ class LocalPolicy:
         try:
             self.config, self.tokenizer, self.state, self.module = load_model(model, weights)
         except Exception as error:
-            where = ", ".join(unreadable([*(model / name for name in MODEL_FILES), *weights]))
+            files = ", ".join(unreadable([*(model / name for name in MODEL_FILES), *weights]))
             raise UserError(
-                f"model {model} does not load{where and ': '}{where} ({type(error).__name__}: {error})",
+                f"model {model} does not load{files and ': '}{files} ({type(error).__name__}: {error})",
                 f"a file in it was altered or cut short: delete {model} and run `dvc repro base`",
             ) from error
         self.room: int = min(self.config.max_position_embeddings, LONGEST)
@@ -73,21 +78,21 @@ class LocalPolicy:
         self._chats: dict[str, Chat] = {}
         self._adapter, self._decoder = "", None
 
-    def chat(self, tools: list[dict[str, Any]]) -> Chat:
+    def chat(self, tools: list[JsonObject]) -> Chat:
         """The dialogue renderer for a set of tools."""
         key = digest(tools)
         if key not in self._chats:
             self._chats[key] = Chat(self.tokenizer, tools)
         return self._chats[key]
 
-    def decoder(self, adapter: str) -> Any:
+    def decoder(self, adapter: str) -> "Decoder":
         """The engine's decoder with this adapter merged in ("" for the base)."""
         if self._decoder is None or adapter != self._adapter:
-            self._decoder = self.decoder_of(merged(self.state, adapter))
+            self._decoder = self.decoder_of(with_adapter(self.state, adapter))
             self._adapter = adapter
         return self._decoder
 
-    def decoder_of(self, state: dict[str, Any]) -> Any:
+    def decoder_of(self, state: "State") -> "Decoder":
         """The fastest decoder there is for this architecture, over the given weights."""
         import torch
 
@@ -107,15 +112,19 @@ class LocalPolicy:
             for start in range(0, len(group), self.batch):
                 yield from self.play_with(self.decoder(adapter), group[start : start + self.batch])
 
-    def play_with(self, decoder: Any, plays: Sequence[Play]) -> list[Play]:
+    def play_with(self, decoder: "Decoder", plays: Sequence[Play]) -> list[Play]:
         """Play one batch on a given decoder."""
-        from captrain.policies.engine import run
+        from captrain.policies.engine import sample_rows
 
         rows = [(play, row) for play in plays if play.start() and (row := self._row(play)) is not None]
-        run(
-            decoder, [row for _, row in rows], end=self.tokenizer.eos_token_id, temperature=self.temperature,
-            max_tokens=self.max_tokens, room=self.room,
-        )  # fmt: skip
+        sample_rows(
+            decoder,
+            [row for _, row in rows],
+            end=self.tokenizer.eos_token_id,
+            temperature=self.temperature,
+            max_tokens=self.max_tokens,
+            room=self.room,
+        )
         for play, row in rows:
             play.truncated = self.truncation(row)
             play.completion_tokens = sum(row.mask)
@@ -126,7 +135,7 @@ class LocalPolicy:
             play.logprobs = [0.0] * len(prompt) + row.logprobs[start:]
         return list(plays)
 
-    def truncation(self, row: "Row") -> str:
+    def truncation(self, row: "EngineRow") -> str:
         """Why a dialogue ended before its time, "" where it did not."""
         return f"the dialogue has reached the {self.room} tokens that the model takes" if row.truncated else ""
 
@@ -136,9 +145,9 @@ class LocalPolicy:
             play.truncated = f"the prompt has {len(prompt)} tokens, and the model takes {self.room}"
         return not play.truncated
 
-    def _row(self, play: Play) -> "Row | None":
+    def _row(self, play: Play) -> "EngineRow | None":
         """The play in the engine; None where its prompt does not fit."""
-        from captrain.policies.engine import Row
+        from captrain.policies.engine import EngineRow
 
         chat = self.chat(play.tools)
         play.messages = guide(play.messages, self.guidance)
@@ -152,17 +161,17 @@ class LocalPolicy:
             replies = play.advance(chat.parse(turn))
             return chat.suffix(replies) if replies and play.turns < self.max_turns else []
 
-        return Row(play.key, prompt, answer)
+        return EngineRow(play.key, prompt, answer)
 
 
 def with_hint(opening: list[Message], hint: str) -> list[Message]:
     """The opening messages with a hint at the end of the system prompt, or of the first message where there is none."""
-    at = next((index for index, message in enumerate(opening) if message["role"] == "system"), 0)
-    hinted = {**opening[at], "content": f"{opening[at]['content']}\n\n{hint}"}
-    return [*opening[:at], hinted, *opening[at + 1 :]]
+    index = next((index for index, message in enumerate(opening) if message["role"] == "system"), 0)
+    hinted = {**opening[index], "content": f"{opening[index]['content']}\n\n{hint}"}
+    return [*opening[:index], hinted, *opening[index + 1 :]]
 
 
-def load_model(folder: Path, weights: list[Path]) -> tuple[Any, Any, dict[str, Any], Any]:
+def load_model(folder: Path, weights: list[Path]) -> tuple[Any, Any, "State", Any]:
     """Configuration, tokenizer, weights, and the Hugging Face module; None for dense Qwen3, which the engine decodes
     from its weights alone (importing the modelling code costs seconds in every stage)."""
     from safetensors.torch import load_file
@@ -179,20 +188,20 @@ def load_model(folder: Path, weights: list[Path]) -> tuple[Any, Any, dict[str, A
         from captrain.policies.engine import Qwen3Decoder
 
         state = {name: w for path in weights for name, w in load_file(path).items()}
-        complete(set(state), Qwen3Decoder.names(config))
+        check_complete(set(state), Qwen3Decoder.names(config))
         return config, tokenizer, state, None
     import torch
     from transformers import AutoModelForCausalLM
 
     loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
     module, report = loaded
-    complete(set(), report["missing_keys"])
+    check_complete(set(), report["missing_keys"])
     return config, tokenizer, dict(module.eval().state_dict()), module
 
 
-def complete(given: set[str], needed: Iterable[str]) -> None:
-    """Raise a ValueError when needed weights are not given: random ones would take their place."""
-    if missing := sorted(set(needed) - given):
+def check_complete(weights: set[str], required: Iterable[str]) -> None:
+    """Raise a ValueError when required weights are missing: random ones would take their place."""
+    if missing := sorted(set(required) - weights):
         raise ValueError(f"config.json asks for weights that are not there, {missing[0]} among them")
 
 
@@ -213,7 +222,7 @@ def unreadable(files: Sequence[Path]) -> list[str]:
     return broken
 
 
-def merged(state: dict[str, Any], adapter: str) -> dict[str, Any]:
+def with_adapter(state: "State", adapter: str) -> "State":
     """The weights with a saved PEFT LoRA adapter added: W + (alpha / r) B A; "" adds none.
 
     Raises:

@@ -20,7 +20,7 @@ from captrain.config import Rate, Variable
 from captrain.errors import EnvironmentFault, UserError
 from captrain.models import Completion, ContextLengthExceeded, Endpoint, ReplyMessage, TransientFault, guide
 from captrain.policies.policy import Play
-from captrain.records import Message, digest
+from captrain.records import JsonObject, Message, digest
 
 
 class OpenAIPolicy:
@@ -42,12 +42,20 @@ class OpenAIPolicy:
     """
 
     def __init__(
-        self, model: Path | None = None, batch: int = 16, *, name: Annotated[str, Field(min_length=1)],
-        temperature: Annotated[float, Field(ge=0)], max_turns: Annotated[int, Field(ge=1)],
-        max_tokens: Annotated[int, Field(ge=1)], guidance: Sequence[str] = (),
-        endpoint: Variable = "OPENAI_BASE_URL", key: Variable = "OPENAI_API_KEY",
-        retries: Annotated[int, Field(ge=0)] = 4, timeout: Rate = 120.0,
-    ) -> None:  # fmt: skip
+        self,
+        model: Path | None = None,
+        batch: int = 16,
+        *,
+        name: Annotated[str, Field(min_length=1)],
+        temperature: Annotated[float, Field(ge=0)],
+        max_turns: Annotated[int, Field(ge=1)],
+        max_tokens: Annotated[int, Field(ge=1)],
+        guidance: Sequence[str] = (),
+        endpoint: Variable = "OPENAI_BASE_URL",
+        key: Variable = "OPENAI_API_KEY",
+        retries: Annotated[int, Field(ge=0)] = 4,
+        timeout: Rate = 120.0,
+    ) -> None:
         self.batch, self.name, self.temperature = batch, name, temperature
         self.max_turns, self.max_tokens, self.guidance = max_turns, max_tokens, list(guidance)
         self._served = Endpoint(name, endpoint=endpoint, key=key, retries=retries, timeout=timeout)
@@ -60,16 +68,16 @@ class OpenAIPolicy:
             UserError: a variable is not set, or the endpoint refuses the key, the model or the form of a request.
         """
         self._prepare(plays)
-        waiting, stop = iter(plays), Event()
+        pending, stop = iter(plays), Event()
         with ThreadPoolExecutor(self.batch) as threads:
-            running: set[Future[Play]] = {threads.submit(self._episode, p, stop) for p in islice(waiting, self.batch)}
+            running: set[Future[Play]] = {threads.submit(self._episode, p, stop) for p in islice(pending, self.batch)}
             try:
                 while running:
-                    done, running = wait(running, return_when=FIRST_COMPLETED)
-                    for future in done:
+                    finished, running = wait(running, return_when=FIRST_COMPLETED)
+                    for future in finished:
                         yield future.result()
                         # Only now, when the caller has let go of one episode, is another one opened.
-                        running |= {threads.submit(self._episode, p, stop) for p in islice(waiting, 1)}
+                        running |= {threads.submit(self._episode, p, stop) for p in islice(pending, 1)}
             finally:
                 stop.set()
 
@@ -96,79 +104,88 @@ class OpenAIPolicy:
     def _answer(self, play: Play) -> Message | None:
         """The model's next message; None where none came: by a fault, which is then the play's error, or because the
         dialogue has outgrown the model, which is the agent's failure."""
-        tools: dict[str, Any] = {"tools": play.tools} if play.tools else {}
+        tools: JsonObject = {"tools": play.tools} if play.tools else {}
         try:
-            answer = self._completed(
-                play, messages=sent(play.messages), temperature=self.temperature, max_tokens=self.max_tokens,
-                seed=int(digest(play.key, play.turns)[:8], 16) >> 1, **tools,
-            )  # fmt: skip
+            completion = self._completed(
+                play,
+                messages=request_messages(play.messages),
+                temperature=self.temperature,
+                max_tokens=self.max_tokens,
+                seed=int(digest(play.key, play.turns)[:8], 16) >> 1,
+                **tools,
+            )
         except ContextLengthExceeded as refusal:
             play.truncated = str(refusal)
             return None
         except TransientFault as fault:
             play.error = str(fault)
             return None
-        if answer.usage is not None:
-            play.prompt_tokens += answer.usage.prompt_tokens or 0
-            play.completion_tokens += answer.usage.completion_tokens or 0
-        return received(answer.choices[0].message)
+        if completion.usage is not None:
+            play.prompt_tokens += completion.usage.prompt_tokens or 0
+            play.completion_tokens += completion.usage.completion_tokens or 0
+        return reply_message(completion.choices[0].message)
 
     def _completed(self, play: Play, **request: Any) -> Completion:
         """The server's answer to one request of a play; raises as `Endpoint.chat` does."""
         return self._served.chat(**request)[0]
 
 
-def sent(messages: Sequence[Message]) -> list[Message]:
+def request_messages(messages: Sequence[Message]) -> list[Message]:
     """Messages as an endpoint takes them: known fields alone, arguments as JSON text, ids by position.
 
     Raises:
         EnvironmentFault: a tool message answers no call.
     """
     out: list[Message] = []
-    calls, answered = 0, 0
+    calls, results = 0, 0
     for message in messages:
-        one: Message = {"role": message["role"], "content": message.get("content") or ""}
+        request: Message = {"role": message["role"], "content": message.get("content") or ""}
         if message.get("name"):
-            one["name"] = message["name"]
-        if message["role"] == "assistant" and (made := message.get("tool_calls")):
-            one["tool_calls"] = [_call(f"call_{calls + at}", call["function"]) for at, call in enumerate(made)]
-            calls, answered = calls + len(made), calls
+            request["name"] = message["name"]
+        if message["role"] == "assistant" and (tool_calls := message.get("tool_calls")):
+            request["tool_calls"] = [
+                _call(f"call_{number}", call["function"]) for number, call in enumerate(tool_calls, start=calls)
+            ]
+            calls, results = calls + len(tool_calls), calls
         elif message["role"] == "tool":
-            if answered == calls:
+            if results == calls:
                 raise EnvironmentFault("a tool message answers no call", "return one tool message for each call")
-            one["tool_call_id"] = f"call_{answered}"
-            answered += 1
-        out.append(one)
+            request["tool_call_id"] = f"call_{results}"
+            results += 1
+        out.append(request)
     return out
 
 
-def _call(name: str, function: dict[str, Any]) -> dict[str, Any]:
-    arguments = parsed(function["arguments"])
+def _call(name: str, function: JsonObject) -> JsonObject:
+    arguments = parsed_arguments(function["arguments"])
     # What was no JSON object becomes one: many servers parse what the model is said to have written.
     text = json.dumps({"": arguments} if isinstance(arguments, str) else arguments, ensure_ascii=False)
     return {"id": name, "type": "function", "function": {"name": function["name"], "arguments": text}}
 
 
-def received(message: ReplyMessage) -> Message:
+def reply_message(message: ReplyMessage) -> Message:
     """A message of the model in the shape of `captrain.contract`: arguments as objects, no ids (a server draws them at
     random), no reasoning."""
     calls = [
-        {"type": "function", "function": {"name": call.function.name, "arguments": parsed(call.function.arguments)}}
+        {
+            "type": "function",
+            "function": {"name": call.function.name, "arguments": parsed_arguments(call.function.arguments)},
+        }
         for call in message.tool_calls or []
     ]
-    one: Message = {"role": "assistant", "content": message.content or ""}
-    return {**one, "tool_calls": calls} if calls else one
+    reply: Message = {"role": "assistant", "content": message.content or ""}
+    return {**reply, "tool_calls": calls} if calls else reply
 
 
-def parsed(given: str | dict[str, Any] | None) -> dict[str, Any] | str:
+def parsed_arguments(arguments: str | JsonObject | None) -> JsonObject | str:
     """Arguments as an object; the text itself where it is none (see `captrain.contract.calls_of`)."""
-    text = given if isinstance(given, str) else json.dumps(given or {})
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments or {})
     if not text.strip():
         return {}
     try:
-        arguments = json.loads(text)
+        value = json.loads(text)
         # Half a surrogate pair and NaN pass Python's parser, and could not be written down afterwards.
-        json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError):
         return text
-    return arguments if isinstance(arguments, dict) else text
+    return value if isinstance(value, dict) else text

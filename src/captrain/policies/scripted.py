@@ -28,9 +28,13 @@ class ScriptedPolicy:
     """
 
     def __init__(
-        self, model: Path | None = None, batch: int = 1, script: Script | None = None, *,
+        self,
+        model: Path | None = None,
+        batch: int = 1,
+        script: Script | None = None,
+        *,
         skill: Annotated[float, Field(ge=0, le=1)] = 1.0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.script, self.skill = script, skill
         self.digest = digest("scripted", skill, script.__qualname__ if script else "reference")
 

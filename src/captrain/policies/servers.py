@@ -24,11 +24,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from captrain.config import VLLM
 from captrain.errors import UserError
 from captrain.models import Endpoint, TransientFault
+from captrain.records import JsonObject, Message
+
+if TYPE_CHECKING:
+    import openai
 
 LOGS = Path(".cache/servers")
 KEEPER = Path(__file__).with_name("keeper.py")
@@ -57,7 +61,7 @@ class Replica(Endpoint):
 
     def __init__(
         self, machine: VLLM, source: str, name: str, settings: Collection[str], number: int, timeout: float
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.machine, self.source, self.settings, self.number = machine, source, list(settings), number
         self.name = self.served = name
         self.retries, self.timeout = 0, timeout  # what to do after a fault is known here, and not to the library
@@ -70,14 +74,17 @@ class Replica(Endpoint):
         self._port = 0
 
     @cached_property
-    def client(self) -> Any:
+    def client(self) -> "openai.OpenAI":
         """See `Endpoint.client`; of the server as it was started last."""
         import openai
 
         return openai.OpenAI(
-            base_url=f"http://127.0.0.1:{self._port}/v1", api_key=self._secret, max_retries=0, timeout=self.timeout,
+            base_url=f"http://127.0.0.1:{self._port}/v1",
+            api_key=self._secret,
+            max_retries=0,
+            timeout=self.timeout,
             http_client=openai.DefaultHttpxClient(trust_env=False),
-        )  # fmt: skip
+        )
 
     @property
     def _secret(self) -> str:
@@ -98,7 +105,7 @@ class Replica(Endpoint):
         """Where the server's words go."""
         return LOGS / f"{os.getpid()}-{self.number}.log"
 
-    def answered(self) -> None:
+    def mark_useful(self) -> None:
         """Say that the server has done something useful since its start."""
         self._fruitless = 0
 
@@ -124,8 +131,10 @@ class Replica(Endpoint):
         with self._lock:
             if starts != self.starts or (self._process is not None and self._healthy(HEALTH)):
                 return
-            how = self._how() if self._process is not None and self._process.poll() is not None else "is not healthy"
-            print(f"{self._label} {how}: it is started again", file=sys.stderr)
+            problem = (
+                self._exit() if self._process is not None and self._process.poll() is not None else "is not healthy"
+            )
+            print(f"{self._label} {problem}: it is started again", file=sys.stderr)
             self._kill()
             self._start()
 
@@ -156,10 +165,9 @@ class Replica(Endpoint):
             )
         self.starts += 1
         if not self._healthy(self.machine.start_timeout):
-            raise self._useless(
-                self._how() if self._process.poll() is not None
-                else f"is not healthy after {self.machine.start_timeout:g} seconds"
-            )  # fmt: skip
+            ended = self._process.poll() is not None
+            limit = f"is not healthy after {self.machine.start_timeout:g} seconds"
+            raise self._useless(self._exit() if ended else limit)
         try:
             self._check(self.name, self.source)
             for name, folder in self.adapters.items():
@@ -183,21 +191,21 @@ class Replica(Endpoint):
             time.sleep(POLL)
         return False
 
-    def _how(self) -> str:
+    def _exit(self) -> str:
         assert self._process is not None
         status = self._process.wait()
         return f"died ({f'signal {status - 128}' if status > 128 else f'exit status {status}'})"
 
     def _useless(self, problem: str) -> UserError:
         self._kill()
-        lines = [one for one in self.log.read_text(errors="replace").splitlines() if one.strip()][-TAIL:]
-        said = "".join(f"\n    {line}" for line in lines) or " (it said nothing)"
+        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()][-TAIL:]
+        output = "".join(f"\n    {line}" for line in lines) or " (it said nothing)"
         return UserError(
-            f"{self._label} {problem}:{said}",
+            f"{self._label} {problem}:{output}",
             f"correct machine.vllm (python, arguments, gpus, start_timeout) and run again; {self.log} has all it said",
         )
 
-    def _control(self, path: str, body: Mapping[str, Any] | None = None, timeout: float = 600.0) -> str:
+    def _control(self, path: str, body: Mapping[str, object] | None = None, timeout: float = 600.0) -> str:
         """A request that is none for completions, GET without a body: the answer's text.
 
         Raises:
@@ -223,14 +231,14 @@ class Replica(Endpoint):
         Raises:
             UserError: it has, and it is another one.
         """
-        models = {one["id"]: one for one in json.loads(self._control("/v1/models"))["data"]}
+        models = {model["id"]: model for model in json.loads(self._control("/v1/models"))["data"]}
         if name not in models:
             return False
-        found = models[name]
+        model = models[name]
         # vLLM tells where it has a model from; the embedded server also what it is.
-        if found.get("root") != root or (root != self.source and found.get("digest", name) != name):
+        if model.get("root") != root or (root != self.source and model.get("digest", name) != name):
             raise UserError(
-                f"{self._label} serves {found.get('root')} ({found.get('digest', 'no digest')}) as {name}, and asked "
+                f"{self._label} serves {model.get('root')} ({model.get('digest', 'no digest')}) as {name}, and asked "
                 f"was {root}",
                 "remove what machine.vllm.arguments say of models and adapters",
             )
@@ -242,7 +250,7 @@ class Replica(Endpoint):
             for name, folder in adapters.items():
                 if name not in self.adapters:
                     self._add(name, folder)
-            for name in [one for one in self.adapters if one not in keep]:
+            for name in [name for name in self.adapters if name not in keep]:
                 self._remove(name)
 
     def _add(self, name: str, folder: Path) -> None:
@@ -279,7 +287,7 @@ class Replica(Endpoint):
         if not self._check(name, str(folder)):
             raise TransientFault(f"model server: it took adapter {name} and does not list it")
 
-    def prompt(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[int]:
+    def prompt(self, messages: list[Message], tools: list[JsonObject]) -> list[int]:
         """The tokens that the server would read of a dialogue."""
         body = {"model": self.name, "messages": messages, **({"tools": tools} if tools else {})}
         return json.loads(self._control("/tokenize", {**body, "add_generation_prompt": True}))["tokens"]
@@ -320,13 +328,13 @@ def devices(machine: VLLM, number: int) -> dict[str, str]:
         import torch
 
         visible = ",".join(map(str, range(torch.cuda.device_count())))
-    seen = [one for one in visible.split(",") if one]
-    if len(seen) < machine.replicas * machine.gpus:
+    gpus = [gpu for gpu in visible.split(",") if gpu]
+    if len(gpus) < machine.replicas * machine.gpus:
         raise UserError(
-            f"machine.vllm asks for {machine.replicas} x {machine.gpus} GPUs, and {len(seen)} are visible",
+            f"machine.vllm asks for {machine.replicas} x {machine.gpus} GPUs, and {len(gpus)} are visible",
             "ask for fewer replicas or gpus; 0 gpus where the servers are to find their own",
         )
-    return {"CUDA_VISIBLE_DEVICES": ",".join(seen[::-1][number * machine.gpus :][: machine.gpus])}
+    return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[::-1][number * machine.gpus :][: machine.gpus])}
 
 
 class Fleet:
@@ -348,7 +356,7 @@ class Fleet:
         atexit.register(self.close)
 
     @contextmanager
-    def acting(self, adapters: Mapping[str, Path]) -> Iterator[None]:
+    def serving(self, adapters: Mapping[str, Path]) -> Iterator[None]:
         """Servers that are up, and serve these adapters under these digests; others that nobody acts with are let go.
 
         Raises:
@@ -360,19 +368,19 @@ class Fleet:
         try:
             with ThreadPoolExecutor(len(self.replicas)) as threads:
                 # All to their ends, so that none is still being started when the first failure is raised.
-                list(threads.map(lambda one: one.ready(), self.replicas))
+                list(threads.map(lambda replica: replica.ready(), self.replicas))
                 if adapters:
-                    list(threads.map(lambda one: one.hold(adapters, keep), self.replicas))
+                    list(threads.map(lambda replica: replica.hold(adapters, keep), self.replicas))
             yield
         finally:
             with self._lock:
                 self._in_use.subtract(adapters.keys())
 
     @contextmanager
-    def borrowed(self) -> Iterator[Replica]:
+    def replica(self) -> Iterator[Replica]:
         """The replica with the fewest episodes, for one more."""
         with self._lock:
-            replica = min(self.replicas, key=lambda one: one.episodes)
+            replica = min(self.replicas, key=lambda candidate: candidate.episodes)
             replica.episodes += 1
         try:
             yield replica
@@ -382,7 +390,7 @@ class Fleet:
 
     def close(self) -> None:
         """Stop all servers; they start again when they are needed again."""
-        for one in self.replicas:
-            one.dismiss()
-        for one in self.replicas:
-            one.stop()
+        for replica in self.replicas:
+            replica.dismiss()
+        for replica in self.replicas:
+            replica.stop()

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from captrain.errors import UserError
 from captrain.models import adapter_digest, guide
-from captrain.policies.engine import Row, run
+from captrain.policies.engine import EngineRow, sample_rows
 from captrain.policies.local import LocalPolicy
 from captrain.policies.policy import Play, Policy
 from captrain.records import Message, digest
@@ -31,13 +31,13 @@ class Chooser(Protocol):
         ...
 
 
-class TurnRow(Row):
+class TurnRow(EngineRow):
     """A dialogue that stops for the engine after every turn; `goes_on` says whether another turn follows."""
 
     goes_on = True
 
     def take(self, token: int, logprob: float, end: int, max_tokens: int, room: int) -> None:
-        """See `Row.take`."""
+        """See `EngineRow.take`."""
         super().take(token, logprob, end, max_tokens, room)
         if self.over or not self.turn:
             self.goes_on, self.over = not self.over, True
@@ -78,10 +78,14 @@ class TurnPolicy:
                 row.over = False
                 groups.setdefault(self.arms[self.chooser.choose(play.messages)], []).append(row)
             for folder in sorted(groups):
-                run(
-                    self.policy.decoder(folder), groups[folder], end=self.policy.tokenizer.eos_token_id,
-                    temperature=self.policy.temperature, max_tokens=self.policy.max_tokens, room=self.policy.room,
-                )  # fmt: skip
+                sample_rows(
+                    self.policy.decoder(folder),
+                    groups[folder],
+                    end=self.policy.tokenizer.eos_token_id,
+                    temperature=self.policy.temperature,
+                    max_tokens=self.policy.max_tokens,
+                    room=self.policy.room,
+                )
             for play, row in rows:
                 play.truncated = self.policy.truncation(row)
                 play.token_ids, play.mask, play.logprobs = row.ids, row.mask, row.logprobs

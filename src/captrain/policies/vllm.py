@@ -25,7 +25,7 @@ from captrain.config import Machine, Rate
 from captrain.errors import UserError
 from captrain.models import Completion, TransientFault, adapter_digest, model_source
 from captrain.policies.local import with_hint
-from captrain.policies.openai import OpenAIPolicy, sent
+from captrain.policies.openai import OpenAIPolicy, request_messages
 from captrain.policies.policy import Play
 from captrain.policies.servers import Fleet
 from captrain.records import Message, digest, file_digest
@@ -60,11 +60,19 @@ class VLLMPolicy(OpenAIPolicy):
     """
 
     def __init__(
-        self, model: Path, batch: int | None = None, machine: Machine | None = None, *,
-        temperature: Annotated[float, Field(ge=0)], max_turns: Annotated[int, Field(ge=1)],
-        max_tokens: Annotated[int, Field(ge=1)], guidance: Sequence[str] = (), tools: str = "hermes",
-        retries: Annotated[int, Field(ge=0)] = 3, timeout: Rate = 600.0,
-    ) -> None:  # fmt: skip
+        self,
+        model: Path,
+        batch: int | None = None,
+        machine: Machine | None = None,
+        *,
+        temperature: Annotated[float, Field(ge=0)],
+        max_turns: Annotated[int, Field(ge=1)],
+        max_tokens: Annotated[int, Field(ge=1)],
+        guidance: Sequence[str] = (),
+        tools: str = "hermes",
+        retries: Annotated[int, Field(ge=0)] = 3,
+        timeout: Rate = 600.0,
+    ) -> None:
         self.weights = model_source(model)
         if self.weights.in_hub:
             identity = f"{self.weights.source}@{self.weights.revision or ''}"
@@ -75,15 +83,21 @@ class VLLMPolicy(OpenAIPolicy):
         else:
             raise UserError(f"model {model} lacks config.json", "run `dvc repro base` to make it again")
         super().__init__(
-            batch=batch or (machine.batch if machine else 64), name=name, temperature=temperature,
-            max_turns=max_turns, max_tokens=max_tokens, guidance=guidance, retries=retries, timeout=timeout,
-        )  # fmt: skip
+            batch=batch or (machine.batch if machine else 64),
+            name=name,
+            temperature=temperature,
+            max_turns=max_turns,
+            max_tokens=max_tokens,
+            guidance=guidance,
+            retries=retries,
+            timeout=timeout,
+        )
         self.tools, self.retries, self.timeout = tools, retries, timeout
         self.digest = digest("vllm", identity, temperature, max_turns, max_tokens, self.guidance, tools)
         self._machine = machine
         self._names: dict[str, str] = {}
         """Of adapters, by their folders."""
-        self._here = threading.local()
+        self._episode_state = threading.local()
         """Of the episode that a thread plays: its replica, and what the model has read and written."""
 
     @cached_property
@@ -145,75 +159,78 @@ class VLLMPolicy(OpenAIPolicy):
         adapters = {folder: Path(folder).resolve() for folder in {play.adapter for play in plays} if folder}
         names = {folder: adapter_digest(path) for folder, path in adapters.items()}
         self._names.update(names)
-        with self.fleet.acting({names[folder]: path for folder, path in adapters.items()}):
+        with self.fleet.serving({names[folder]: path for folder, path in adapters.items()}):
             yield from super().play(plays)
 
     def _prepare(self, plays: Sequence[Play]) -> None:
         """Nothing more: the servers are up."""
 
     def _episode(self, play: Play, stop: Event) -> Play:
-        with self.fleet.borrowed() as self._here.replica:
-            self._here.seen = []
+        with self.fleet.replica() as self._episode_state.replica:
+            self._episode_state.context = []
             return super()._episode(play, stop)
 
     def _completed(self, play: Play, **request: Any) -> Completion:
-        replica, model = self._here.replica, self._names[play.adapter] if play.adapter else self.name
+        replica, model = self._episode_state.replica, self._names[play.adapter] if play.adapter else self.name
         if play.hint:
-            request["messages"] = sent(with_hint(play.messages, play.hint))
-        failed = 0
+            request["messages"] = request_messages(with_hint(play.messages, play.hint))
+        faults = 0
         while True:
             starts = replica.starts
             try:
-                answer, _ = replica.chat(model=model, logprobs=True, extra_body={"return_token_ids": True}, **request)
+                completion, _ = replica.chat(
+                    model=model, logprobs=True, extra_body={"return_token_ids": True}, **request
+                )
                 break
             except TransientFault:
-                failed += 1
-                if failed > self.retries:
+                faults += 1
+                if faults > self.retries:
                     raise
                 replica.mend(starts)
                 if replica.starts == starts:
-                    time.sleep(PAUSE * 2**failed)
-        replica.answered()
-        if answer.model != model:
+                    time.sleep(PAUSE * 2**faults)
+        replica.mark_useful()
+        if completion.model != model:
             raise UserError(
-                f"policy vllm asked for {model}, and {answer.model} answered", "see what machine.vllm starts"
+                f"policy vllm asked for {model}, and {completion.model} answered", "see what machine.vllm starts"
             )
-        self._record(play, answer)
-        return answer
+        self._record(play, completion)
+        return completion
 
-    def _record(self, play: Play, answer: Completion) -> None:
+    def _record(self, play: Play, completion: Completion) -> None:
         """Append what was read since the last turn, and what was written."""
-        choice = answer.choices[0]
-        read, wrote = answer.prompt_token_ids, choice.token_ids
-        logprobs = [one.logprob for one in (choice.logprobs and choice.logprobs.content) or []]
-        if read is None or wrote is None or len(logprobs) != len(wrote):
+        choice = completion.choices[0]
+        prompt, reply = completion.prompt_token_ids, choice.token_ids
+        logprobs = [token.logprob for token in (choice.logprobs and choice.logprobs.content) or []]
+        if prompt is None or reply is None or len(logprobs) != len(reply):
             raise UserError(
                 "the servers of policy vllm do not show the tokens that they read and write",
                 "install vLLM 0.10.2 or later in the environment that machine.vllm.python names",
             )
         if play.retokenised:
             return
-        seen: list[int] = self._here.seen
-        if read[: len(seen)] != seen:
-            play.retokenised = _difference(seen, read, play.turns + 1)
+        context: list[int] = self._episode_state.context
+        if prompt[: len(context)] != context:
+            play.retokenised = _difference(context, prompt, play.turns + 1)
             play.token_ids, play.mask, play.logprobs = [], [], []
             return
-        follows = read[len(seen) :]
-        if play.hint and not seen:
+        follows = prompt[len(context) :]
+        if play.hint and not context:
             follows = self._plain(play)
-        play.token_ids += follows + wrote
-        play.mask += [0] * len(follows) + [1] * len(wrote)
+        play.token_ids += follows + reply
+        play.mask += [0] * len(follows) + [1] * len(reply)
         play.logprobs += [0.0] * len(follows) + logprobs
-        self._here.seen = read + wrote
+        self._episode_state.context = prompt + reply
 
     def _plain(self, play: Play) -> list[int]:
         """The prompt as it would be without the hint."""
-        messages: list[Message] = sent(play.messages)
-        return self._here.replica.prompt(messages, play.tools)
+        messages: list[Message] = request_messages(play.messages)
+        return self._episode_state.replica.prompt(messages, play.tools)
 
 
-def _difference(recorded: list[int], read: list[int], turn: int) -> str:
-    same = next((at for at, (one, other) in enumerate(zip(recorded, read, strict=False)) if one != other), len(read))
+def _difference(recorded: list[int], prompt: list[int], turn: int) -> str:
+    pairs = enumerate(zip(recorded, prompt, strict=False))
+    same = next((index for index, (old, new) in pairs if old != new), len(prompt))
     return (
         f"at turn {turn} the server read other tokens than had been read and written before it, from token {same} of "
         f"{len(recorded)} on"

@@ -13,9 +13,15 @@ from captrain.contract import calls_of
 from captrain.records import Message
 
 NEUTRAL: dict[str, Any] = {
-    "top_p": 1, "presence_penalty": 0, "frequency_penalty": 0, "parallel_tool_calls": True, "store": False,
-    "response_format": {"type": "text"}, "stop": [], "logit_bias": {},
-}  # fmt: skip
+    "top_p": 1,
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "parallel_tool_calls": True,
+    "store": False,
+    "response_format": {"type": "text"},
+    "stop": [],
+    "logit_bias": {},
+}
 """Settings that this server does not have, with the values at which they change nothing."""
 IGNORED = ("user", "metadata", "safety_identifier", "service_tier")
 """Settings that never change an answer."""

@@ -32,7 +32,7 @@ from starlette.exceptions import HTTPException
 from captrain.errors import UserError
 from captrain.execution import entry_point
 from captrain.models import adapter_digest
-from captrain.policies import LocalPolicy, Row, merged, run
+from captrain.policies import EngineRow, LocalPolicy, sample_rows, with_adapter
 from captrain.records import digest
 from captrain.serving.openai_schemas import Completion, Loading, Spoken, StreamOptions, Tokenizing, Unloading
 
@@ -45,8 +45,8 @@ class Sampling:
     """One completion to sample; equal `group`s may share a batch: adapter, temperature, tokens at most."""
 
     group: tuple[str, float, int]
-    row: Row
-    done: Future[Row] = field(default_factory=Future)
+    row: EngineRow
+    done: Future[EngineRow] = field(default_factory=Future)
 
 
 class Sampler:
@@ -62,7 +62,7 @@ class Sampler:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def submit(self, sampling: Sampling) -> Future[Row]:
+    def submit(self, sampling: Sampling) -> Future[EngineRow]:
         """Wait in line; the row is complete when the future is done."""
         self._waiting.put(sampling)
         return sampling.done
@@ -88,10 +88,14 @@ class Sampler:
     def _sample(self, group: tuple[str, float, int], batch: Sequence[Sampling]) -> None:
         adapter, temperature, tokens = group
         try:
-            run(
-                self.policy.decoder(adapter), [one.row for one in batch], end=self.policy.tokenizer.eos_token_id,
-                temperature=temperature, max_tokens=tokens, room=self.policy.room,
-            )  # fmt: skip
+            sample_rows(
+                self.policy.decoder(adapter),
+                [one.row for one in batch],
+                end=self.policy.tokenizer.eos_token_id,
+                temperature=temperature,
+                max_tokens=tokens,
+                room=self.policy.room,
+            )
         except Exception as error:
             # Nobody waits for this thread itself: it goes on, and whoever waits for an answer is told.
             logging.exception("a batch of %d completions failed", len(batch))
@@ -127,7 +131,7 @@ class Server:
         if name == self.name or name in self.adapters:
             raise UserError(f"there is a model {name} already", "unload it first, or choose another name")
         found = adapter_digest(folder)
-        merged(self.policy.state, str(folder))  # A damaged one is refused now, not at its first request.
+        with_adapter(self.policy.state, str(folder))  # A damaged one is refused now, not at its first request.
         self.adapters[name] = (folder, found)
 
     def models(self) -> list[dict[str, Any]]:
@@ -154,17 +158,20 @@ class Server:
         tokens = request.max_completion_tokens or request.max_tokens or self.policy.max_tokens
         seed = uuid.uuid4().hex if request.seed is None else str(request.seed)
         asked = [
-            Sampling((adapter, request.temperature, tokens), Row(f"{seed}/{index}", prompt, lambda _: []))
+            Sampling((adapter, request.temperature, tokens), EngineRow(f"{seed}/{index}", prompt, lambda _: []))
             for index in range(request.n)
         ]
         rows = await asyncio.gather(*(asyncio.wrap_future(self.sampler.submit(one)) for one in asked))
         written = [row.ids[len(prompt) :] for row in rows]
         answer = {
-            "id": f"chatcmpl-{uuid.uuid4().hex}", "object": "chat.completion", "created": int(time.time()),
-            "model": request.model, "system_fingerprint": self.policy.digest,
+            "id": f"chatcmpl-{uuid.uuid4().hex}",
+            "object": "chat.completion",
+            "created": int(time.time()),
+            "model": request.model,
+            "system_fingerprint": self.policy.digest,
             "choices": [self._choice(request, index, row, len(prompt)) for index, row in enumerate(rows)],
             "usage": usage(len(prompt), sum(map(len, written))),
-        }  # fmt: skip
+        }
         return {**answer, "prompt_token_ids": prompt} if request.return_token_ids else answer
 
     def _adapter(self, model: str) -> str:
@@ -186,7 +193,7 @@ class Server:
             )
         return prompt
 
-    def _choice(self, request: Completion, index: int, row: Row, start: int) -> dict[str, Any]:
+    def _choice(self, request: Completion, index: int, row: EngineRow, start: int) -> dict[str, Any]:
         tokens, tokenizer = row.ids[start:], self.policy.tokenizer
         said = self.policy.chat([]).parse(tokens)
         message: dict[str, Any] = {"role": "assistant", "content": said["content"] or None}
