@@ -315,7 +315,9 @@ def test_a_prompt_longer_than_the_model_is_a_failed_rollout_that_says_why(
     assert "pass rate 0.667, 1 truncated" in said
     assert f"1 of 3 rollouts ended because the dialogue has outgrown the model, such as {long.task.id} (the pr" in said
     target = load_file(path)
-    assert summarise_rollouts(rollouts, target)["truncated"] == 1 and "truncated" not in summarise_rollouts(expected, target)
+    assert summarise_rollouts(rollouts, target)["truncated"] == 1 and "truncated" not in summarise_rollouts(
+        expected, target
+    )
 
 
 def test_a_dialogue_that_outgrows_the_model_is_marked(tiny: Path, target: Target) -> None:
