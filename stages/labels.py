@@ -19,7 +19,7 @@ def main() -> None:
     publish(Path("artifacts/labels/labels.jsonl"), labels)
     publish(Path("results/labels/candidates.jsonl"), candidates)
     publish_json(Path("results/labels/agreement.json"), measure_agreement(analyst, labels, rollouts, tools))
-    if (account := getattr(analyst, "asked", None)) is not None:
+    if (account := getattr(analyst, "usage", None)) is not None:
         publish_json(Path("results/labels/asked.json"), account)
     faults = len(rollouts) - len({row.rollout for row in labels})
     print(f"{len(rollouts)} rollouts, {faults} of them faults and left out; {len(candidates)} candidate capabilities")

@@ -364,7 +364,7 @@ def test_no_label_is_lost_or_doubled_where_three_in_ten_requests_fail(served: Se
     assert sum(stormy.faults.values()) > 0.25 * questions
     assert len(expected[1]) == 4 * len(sample())
     assert len({(row.run, row.rollout) for row in expected[1]}) == len(expected[1])
-    assert judge.asked["answers"] == questions
+    assert judge.usage["answers"] == questions
     kept = [*(folder / ".cache/answers").rglob("*.json")]
     assert len(kept) == questions
 

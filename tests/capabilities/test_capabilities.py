@@ -451,8 +451,8 @@ class WaveringAnalyst:
         slugs = [(["a"], ["a", "b"])[run % 2] for run in range(len(samples))]
         return [[Capability(id=slug, name=slug, description=slug) for slug in some] for some in slugs]
 
-    def label(self, asked: Sequence[LabelRequest], tools: list[dict[str, Any]]) -> list[dict[str, Label]]:
-        return [self._label(one) for one in asked]
+    def label(self, requests: Sequence[LabelRequest], tools: list[dict[str, Any]]) -> list[dict[str, Label]]:
+        return [self._label(one) for one in requests]
 
     def _label(self, one: LabelRequest) -> dict[str, Label]:
         verdict: Verdict = "LACKING" if one.rollout.outcome == "failed" and one.run % 2 == 0 else "PRESENT"

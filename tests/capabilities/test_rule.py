@@ -28,7 +28,7 @@ def test_as_many_runs_must_retain_as_the_runs_with_a_say_demand(
     runs: list[RunRates], needed: int, selected: bool
 ) -> None:
     (decision,) = decide([Contrast(id="a", gap=0.5, gap_low=0.1, coverage=0.5, per_run=runs)], LIMITS)
-    assert (decision.needed, decision.selected) == (needed, selected)
+    assert (decision.required, decision.selected) == (needed, selected)
 
 
 def account(seed: int, failed: int, **changes: float) -> SelectionAccount:

@@ -93,7 +93,7 @@ def test_the_script_of_the_report_decides_as_the_rule_does() -> None:
     table = [*cases()]
     run = subprocess.run([node(), "-e", code], input=json.dumps(table), capture_output=True, text=True, check=True)
     expected = [
-        [[decision.id, decision.retained, decision.needed, decision.selected] for decision in decide(*case)]
+        [[decision.id, decision.retained, decision.required, decision.selected] for decision in decide(*case)]
         for case in table
     ]
     assert json.loads(run.stdout) == expected

@@ -25,11 +25,11 @@ class Analyst:
     def __init__(self, access: ModelAccess | None = None) -> None:
         pass
 
-    def label(self, asked: Sequence[LabelRequest], tools: list[dict[str, Any]]) -> list[dict[str, Label]]:
+    def label(self, requests: Sequence[LabelRequest], tools: list[dict[str, Any]]) -> list[dict[str, Label]]:
         """See `captrain.capabilities.analyst.Analyst`."""
         return [
-            {one.id: Label(verdict=verdict(asked_.rollout.id, one.id)) for one in asked_.capabilities}
-            for asked_ in asked
+            {item.id: Label(verdict=verdict(request.rollout.id, item.id)) for item in request.capabilities}
+            for request in requests
         ]
 
 

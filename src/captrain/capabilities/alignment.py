@@ -17,15 +17,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cache
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from captrain.contract import calls_of
-from captrain.records import Message, Rollout
+from captrain.records import JsonObject, Message, Rollout
 
-READS = {
-    "calculate", "check", "compare", "compute", "convert", "count", "describe", "estimate", "fetch", "find", "get",
-    "list", "look", "lookup", "query", "read", "retrieve", "search", "show", "think", "validate", "verify", "view",
-}  # fmt: skip
+READS = re.compile(
+    "calculate|check|compare|compute|convert|count|describe|estimate|fetch|find|get|list|"
+    "look|lookup|query|read|retrieve|search|show|think|validate|verify|view"
+)
 HANDOVERS = {"escalate", "handoff", "handover"}
 COLLEAGUES = {"agent", "agents", "human", "humans", "operator", "specialist", "support", "supervisor"}
 CALL_MARKS = ("<tool_call", "</tool_call")
@@ -43,7 +43,7 @@ class Finding(NamedTuple):
 
     lacking: bool
     evidence: str
-    at: int
+    message: int
     tools: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
 
@@ -54,21 +54,23 @@ def kind_of(tool: str) -> Kind:
     words = re.findall(r"[a-z]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", tool).lower())
     if HANDOVERS & {*words} or ("transfer" in words and COLLEAGUES & {*words}):
         return "handover"
-    return "read" if words and words[0] in READS else "write"
+    return "read" if words and READS.fullmatch(words[0]) else "write"
 
 
 class Toolbox:
     """What the schemas tell of the tools: `keys` are the argument names that are all some look-up needs to be told,
     and that other tools take too."""
 
-    def __init__(self, tools: Iterable[dict[str, Any]]) -> None:
+    def __init__(self, tools: Iterable[JsonObject]) -> None:
         functions = [tool["function"] for tool in tools]
-        self.schemas: dict[str, dict[str, Any]] = {one["name"]: one.get("parameters") or {} for one in functions}
+        self.schemas: dict[str, JsonObject] = {
+            function["name"]: function.get("parameters") or {} for function in functions
+        }
         shared = Counter(name for schema in self.schemas.values() for name in schema.get("properties", {}))
-        needed = [schema.get("required", []) for name, schema in self.schemas.items() if kind_of(name) == "read"]
-        self.keys = frozenset(names[0] for names in needed if len(names) == 1 and shared[names[0]] > 1)
+        required = [schema.get("required", []) for name, schema in self.schemas.items() if kind_of(name) == "read"]
+        self.keys = frozenset(names[0] for names in required if len(names) == 1 and shared[names[0]] > 1)
 
-    def accepts(self, tool: str, arguments: Mapping[str, Any]) -> bool:
+    def accepts(self, tool: str, arguments: Mapping[str, object]) -> bool:
         """Whether the tool exists and the argument names are those of its schema."""
         schema = self.schemas.get(tool)
         return schema is not None and {*schema.get("required", [])} <= {*arguments} <= {*schema.get("properties", {})}
@@ -76,21 +78,21 @@ class Toolbox:
 
 @dataclass(frozen=True)
 class Act:
-    """One tool call: `at` is the index of its message, `record` its key arguments, `content` its other arguments;
+    """One tool call: `message` is the index of its message, `record` its key arguments, `content` its other arguments;
     `failed` when its result reports an error, or when it got no result and does not fit the tool's schema; `result` is
     what it returned. A call of a reference may say which arguments are compared (`compared`, None: all)."""
 
-    at: int
+    message: int
     tool: str
     kind: Kind
-    record: dict[str, Any]
-    content: dict[str, Any]
+    record: JsonObject
+    content: JsonObject
     failed: bool
-    result: Any = None
+    result: object = None
     compared: tuple[str, ...] | None = None
 
     @property
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> JsonObject:
         """All arguments by name."""
         return {**self.record, **self.content}
 
@@ -114,12 +116,12 @@ class Pair:
     write: Act | None = None
 
 
-def text_of(value: Any) -> str:
+def text_of(value: object) -> str:
     """A JSON value as a reader would quote it."""
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
 
 
-def leaves(value: Any) -> Iterator[str]:
+def leaves(value: object) -> Iterator[str]:
     """The strings and numbers inside a JSON value, as text."""
     if isinstance(value, Mapping | list):
         for item in value.values() if isinstance(value, Mapping) else value:
@@ -128,36 +130,36 @@ def leaves(value: Any) -> Iterator[str]:
         yield str(value)
 
 
-def says(text: str, value: Any) -> bool:
+def says(text: str, value: object) -> bool:
     """Whether the text holds every string and number of the value as whole words; no for a value without any."""
-    text, wanted = text.lower(), [leaf.lower() for leaf in leaves(value) if leaf]
+    text, words = text.lower(), [leaf.lower() for leaf in leaves(value) if leaf]
     # People leave out the mark of "#W123" (of "#12" not: a bare 12 may be anything).
-    wanted = [leaf[1:] if re.match(r"#[a-z]", leaf) else leaf for leaf in wanted]
+    words = [leaf[1:] if re.match(r"#[a-z]", leaf) else leaf for leaf in words]
     # Looking for the bare substring first spares most values a pattern of their own.
-    return bool(wanted) and all(
+    return bool(words) and all(
         leaf in text and re.search(rf"(?<![\w#]){'#?' if leaf[0].isalpha() else ''}{re.escape(leaf)}(?!\w)", text)
-        for leaf in wanted
+        for leaf in words
     )
 
 
-def same(one: Any, other: Any) -> bool:
-    """Whether two argument values come to the same (see the module's docstring); an object `other` may say more."""
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return all(same(value, other.get(name)) for name, value in one.items())
-    if isinstance(one, list) and isinstance(other, list):
-        if _plain(one) and _plain(other):
-            return Counter(map(_number, one)) == Counter(map(_number, other))
-        return len(one) == len(other) and all(map(same, one, other))
-    if isinstance(one, int | float) or isinstance(other, int | float):
-        return _number(one) == _number(other)
-    return one == other
+def same(expected: object, actual: object) -> bool:
+    """Whether two argument values come to the same (see the module's docstring); an object `actual` may say more."""
+    if isinstance(expected, Mapping) and isinstance(actual, Mapping):
+        return all(same(value, actual.get(name)) for name, value in expected.items())
+    if isinstance(expected, list) and isinstance(actual, list):
+        if _plain(expected) and _plain(actual):
+            return Counter(map(_number, expected)) == Counter(map(_number, actual))
+        return len(expected) == len(actual) and all(map(same, expected, actual))
+    if isinstance(expected, int | float) or isinstance(actual, int | float):
+        return _number(expected) == _number(actual)
+    return expected == actual
 
 
-def _plain(values: list[Any]) -> bool:
+def _plain(values: list[object]) -> bool:
     return all(isinstance(value, str | int | float) for value in values)
 
 
-def _number(value: Any) -> Any:
+def _number(value: object) -> object:
     """The number a value is or spells out, else the value; a truth value is no number, nor is a code such as 007."""
     if isinstance(value, bool):
         return str(value)
@@ -179,7 +181,7 @@ def differing(goal: "Act", write: "Act") -> list[str]:
     return wrong
 
 
-def result_of(message: Message) -> Any:
+def result_of(message: Message) -> object:
     """What a tool message holds: JSON where it is JSON, else its text."""
     content = message.get("content") or ""
     try:
@@ -191,9 +193,9 @@ def result_of(message: Message) -> Any:
 def reports_error(message: Message) -> bool:
     """Whether a tool message reports an error: by a flag, an `error` entry of its JSON, or how its text begins."""
     result = result_of(message)
-    named = isinstance(result, Mapping) and bool(result.get("error"))
-    begun = isinstance(result, str) and ERRORS.match(result) is not None
-    return bool(message.get("error")) or named or begun
+    has_error_entry = isinstance(result, Mapping) and bool(result.get("error"))
+    begins_as_error = isinstance(result, str) and ERRORS.match(result) is not None
+    return bool(message.get("error")) or has_error_entry or begins_as_error
 
 
 def is_malformed(message: Message) -> bool:
@@ -216,33 +218,38 @@ def acts_of(messages: Sequence[Message], toolbox: Toolbox) -> list[Act]:
     """The assistant's tool calls in order; the k-th call of a message is answered by the k-th message after it, if a
     tool's. A user may call tools, too: those are no acts of the agent."""
     acts: list[Act] = []
-    for at, message in enumerate(messages):
+    for index, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
         for tool_index, (tool, arguments) in enumerate(calls_of(message), start=1):
-            answer = messages[at + tool_index] if at + tool_index < len(messages) else {"role": ""}
-            answered = answer["role"] == "tool"
+            answer = messages[index + tool_index] if index + tool_index < len(messages) else {"role": ""}
+            has_result = answer["role"] == "tool"
             record = {name: value for name, value in arguments.items() if name in toolbox.keys}
             content = {name: value for name, value in arguments.items() if name not in toolbox.keys}
             # Schemas may have been inferred from a few calls: where the tool itself has answered, its word counts.
-            failed = reports_error(answer) if answered else not toolbox.accepts(tool, arguments)
+            failed = reports_error(answer) if has_result else not toolbox.accepts(tool, arguments)
             compared = message["tool_calls"][tool_index - 1].get("compare")
             acts.append(
                 Act(
-                    at, tool, kind_of(tool), record, content, failed,
-                    result=result_of(answer) if answered else None,
+                    index,
+                    tool,
+                    kind_of(tool),
+                    record,
+                    content,
+                    failed,
+                    result=result_of(answer) if has_result else None,
                     compared=None if compared is None else tuple(compared),
                 )
-            )  # fmt: skip
+            )
     return acts
 
 
 def _goal(act: Act, reference: Sequence[Act], user: str) -> Pair:
     read = [
-        (name, other.tool)
-        for other in reference
+        (name, lookup.tool)
+        for lookup in reference
         for name, value in act.record.items()
-        if other.kind == "read" and other.at < act.at and same(other.record.get(name), value)
+        if lookup.kind == "read" and lookup.message < act.message and same(lookup.record.get(name), value)
     ]
     derived = tuple(name for name, value in act.record.items() if not says(user, value))
     return Pair(act, derived, tuple(sorted({name for name, _ in read})), tuple(sorted({tool for _, tool in read})))
@@ -261,19 +268,19 @@ def align(goals: Sequence[Pair], writes: Sequence[Act]) -> tuple[list[Pair], lis
         for j, write in enumerate(writes)
         if (affinity := _affinity(pair, write, records)) is not None
     )
-    taken: dict[int, int] = {}
+    assigned: dict[int, int] = {}
     for _, _, i, j in ranked:
-        if i not in taken and j not in taken.values():
-            taken[i] = j
-    pairs = [replace(pair, write=writes[taken[i]] if i in taken else None) for i, pair in enumerate(goals)]
-    return pairs, [write for j, write in enumerate(writes) if j not in taken.values()]
+        if i not in assigned and j not in assigned.values():
+            assigned[i] = j
+    pairs = [replace(pair, write=writes[assigned[i]] if i in assigned else None) for i, pair in enumerate(goals)]
+    return pairs, [write for j, write in enumerate(writes) if j not in assigned.values()]
 
 
 def _agreeing(goal: Act, write: Act) -> int:
     return len(goal.arguments) - len(differing(goal, write))
 
 
-def _affinity(pair: Pair, write: Act, records: Sequence[dict[str, Any]]) -> int | None:
+def _affinity(pair: Pair, write: Act, records: Sequence[JsonObject]) -> int | None:
     """How surely the write stands for the goal: 0 is surest, None is not at all.
 
     A write elsewhere is a substitute: on a record that the reference does not treat, or for a record that had to be
@@ -302,21 +309,21 @@ class Story:
     and those of the rollout that stand for nothing (refused calls are no writes), `user` all that the user said,
     `last` the index of the assistant's last message, `final` and `expected_final` the last message of the rollout
     and of the reference where it speaks to the user; `informs` are the values that the reference says must be told.
-    Without a reference (`known` is false) nothing is missing and nothing is extra. Of the task's data nothing is looked
-    at but the benchmark's own `milestones`, each with how far it was reached.
+    Without a reference (`has_reference` is false) nothing is missing and nothing is extra. Of the task's data nothing
+    is looked at but the benchmark's own `milestones`, each with how far it was reached.
     """
 
     def __init__(self, rollout: Rollout, toolbox: Toolbox) -> None:
         self.messages, self.reference = rollout.messages, rollout.reference
-        self.known = bool(self.reference)
+        self.has_reference = bool(self.reference)
         self.acts, self.expected = acts_of(self.messages, toolbox), acts_of(self.reference, toolbox)
         self.user = "\n".join(text_of(m.get("content") or "") for m in self.messages if m["role"] == "user")
         goals = [_goal(act, self.expected, self.user) for act in self.expected if act.kind == "write"]
         self.writes = [act for act in self.acts if act.kind == "write" and not act.failed]
-        self.pairs, self.extras = align(goals, self.writes if self.known else [])
-        self.last = max((at for at, m in enumerate(self.messages) if m["role"] == "assistant"), default=0)
+        self.pairs, self.extras = align(goals, self.writes if self.has_reference else [])
+        self.last = max((index for index, m in enumerate(self.messages) if m["role"] == "assistant"), default=0)
         self.final = _reply(self.messages[self.last]) if self.messages else None
-        ending = self.reference[-1] if self.known else {"role": ""}
+        ending = self.reference[-1] if self.has_reference else {"role": ""}
         self.informs = [text_of(value) for value in ending.get("informs", [])]
         # A message that stands for values to be told is no model of how to word them.
         self.expected_final = None if "informs" in ending else _reply(ending)
@@ -325,28 +332,29 @@ class Story:
     def read_before(self, write: Act, names: Iterable[str]) -> bool:
         """Whether the record under each of these key arguments of the write was read in an earlier message, by its key
         or in the result of another call."""
-        known = [act for act in self.acts if not act.failed and act.at < write.at]
-        return all(any(_shows(act, name, write.record[name]) for act in known) for name in names)
+        earlier = [act for act in self.acts if not act.failed and act.message < write.message]
+        return all(any(_shows(act, name, write.record[name]) for act in earlier) for name in names)
 
     def overrules(self, act: Act) -> bool:
         """Whether the reference reads the act's record and then decides on other operations there."""
-        here = [pair for pair in self.pairs if same(pair.goal.record, act.record)]
-        return any(pair.guards for pair in here) and act.tool not in {pair.goal.tool for pair in here}
+        pairs = [pair for pair in self.pairs if same(pair.goal.record, act.record)]
+        return any(pair.guards for pair in pairs) and act.tool not in {pair.goal.tool for pair in pairs}
 
     def put_to_user(self, write: Act) -> bool:
         """Whether the assistant spoke of the write's record to the user before it made the write, or had just asked the
         user whether to go ahead."""
-        spoken = [m["content"] for m in self.messages[: write.at] if is_reply(m)]
-        return bool(spoken) and (says("\n".join(spoken), write.record) or asks_consent(spoken[-1]))
+        replies = [m["content"] for m in self.messages[: write.message] if is_reply(m)]
+        return bool(replies) and (says("\n".join(replies), write.record) or asks_consent(replies[-1]))
 
-    def told(self, value: str) -> int | None:
+    def first_telling(self, value: str) -> int | None:
         """The first message in which the assistant tells the value, as tau2 reads it: part of the text, without regard
         to case and commas."""
-        wanted = value.lower().replace(",", "")
-        spoken = (
-            (at, text_of(m.get("content") or "")) for at, m in enumerate(self.messages) if m["role"] == "assistant"
-        )
-        return next((at for at, text in spoken if wanted in text.lower().replace(",", "")), None)
+        expected = value.lower().replace(",", "")
+        for index, message in enumerate(self.messages):
+            text = text_of(message.get("content") or "") if message["role"] == "assistant" else ""
+            if message["role"] == "assistant" and expected in text.lower().replace(",", ""):
+                return index
+        return None
 
     def informed(self, values: Iterable[str]) -> list[str]:
         """Those of the values that the reference's last message tells and the user has not said."""
@@ -357,17 +365,18 @@ def _reply(message: Message) -> str | None:
     return message["content"] if is_reply(message) else None
 
 
-def _shows(act: Act, name: str, value: Any) -> bool:
+def _shows(act: Act, name: str, value: object) -> bool:
     """Whether a call returned the record of this key: it asked for it, or the result is or lists such records."""
     if act.kind == "read" and same(act.record.get(name), value):
         return True
     results = act.result if isinstance(act.result, list) else [act.result]
     # A record is more than its key.
-    return any(isinstance(one, Mapping) and len(one) > 1 and same(one.get(name), value) for one in results)
+    return any(isinstance(record, Mapping) and len(record) > 1 and same(record.get(name), value) for record in results)
 
 
-def _milestones(rollout: Rollout) -> list[tuple[dict[str, Any], float]]:
+def _milestones(rollout: Rollout) -> list[tuple[JsonObject, float]]:
     """The benchmark's milestones in their order, each with the part of the score it got; those without are left out."""
     parts = rollout.score.parts if rollout.score else {}
-    named = enumerate(rollout.task.data.get("milestones") or [], start=1)
-    return [(one, parts[f"milestone {at}"]) for at, one in named if f"milestone {at}" in parts]
+    entries: list[JsonObject] = rollout.task.data.get("milestones") or []
+    milestones = {f"milestone {number}": entry for number, entry in enumerate(entries, start=1)}
+    return [(milestone, parts[name]) for name, milestone in milestones.items() if name in parts]

@@ -6,9 +6,9 @@ sees rollouts and tool schemas and nothing else, so that what it finds is found 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-from captrain.records import Capability, Label, Rollout
+from captrain.records import Capability, JsonObject, Label, Rollout
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Analyst(Protocol):
     deterministic: bool
     """Labels are the same in every run, so that one run's serve all."""
 
-    def propose(self, samples: Sequence[Sequence[Rollout]], tools: list[dict[str, Any]]) -> list[list[Capability]]:
+    def propose(self, samples: Sequence[Sequence[Rollout]], tools: list[JsonObject]) -> list[list[Capability]]:
         """Candidates for each labelling run.
 
         Args:
@@ -43,6 +43,6 @@ class Analyst(Protocol):
         """
         ...
 
-    def label(self, asked: Sequence[LabelRequest], tools: list[dict[str, Any]]) -> list[dict[str, Label]]:
+    def label(self, requests: Sequence[LabelRequest], tools: list[JsonObject]) -> list[dict[str, Label]]:
         """For each that is asked, in order: a label for each of its capabilities, by id."""
         ...

@@ -8,10 +8,9 @@ may be written to mislead it: a fence's name is drawn from what it holds, so tha
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 from captrain.contract import calls_of
-from captrain.records import Message, digest
+from captrain.records import JsonObject, Message, digest
 
 LEAST = 200
 """Characters that remain of a text, however small the budget is."""
@@ -26,10 +25,11 @@ def compact(messages: Sequence[Message], budget: int) -> list[Message]:
     """
     texts = [_text(message) for message in messages]
     room = budget - sum(len(line_of(calls_of(message))) for message in messages if message.get("tool_calls"))
-    own = [len(text) for text, message in zip(texts, messages, strict=True) if message["role"] == "assistant"]
-    others = [len(text) for text, message in zip(texts, messages, strict=True) if message["role"] != "assistant"]
-    limit = _level(others, room - sum(own))
-    own_limit = _level(own, room - sum(min(length, limit) for length in others))
+    lengths = [(len(text), message["role"] == "assistant") for text, message in zip(texts, messages, strict=True)]
+    assistant_lengths = [length for length, is_assistant in lengths if is_assistant]
+    other_lengths = [length for length, is_assistant in lengths if not is_assistant]
+    limit = _level(other_lengths, room - sum(assistant_lengths))
+    own_limit = _level(assistant_lengths, room - sum(min(length, limit) for length in other_lengths))
     return [
         {**message, "content": _shortened(text, own_limit if message["role"] == "assistant" else limit)}
         for text, message in zip(texts, messages, strict=True)
@@ -40,7 +40,7 @@ def rendered(messages: Sequence[Message]) -> str:
     """One JSON line for each message: its index, role, name, text, error and calls. A text cannot end its line."""
     lines = []
     for index, message in enumerate(messages):
-        line: dict[str, Any] = {"index": index, "role": message["role"]}
+        line: JsonObject = {"index": index, "role": message["role"]}
         line |= {key: message[key] for key in ("name", "error") if message.get(key)}
         if text := _text(message):
             line["content"] = text
@@ -57,7 +57,7 @@ def fenced(kind: str, text: str, **attributes: str | int) -> str:
     return f"<{tag}{opening}>\n{text}\n</{tag}>"
 
 
-def line_of(value: Any) -> str:
+def line_of(value: object) -> str:
     """A JSON value in one line that can be sent (half a surrogate pair cannot; its escape can, and means the same)."""
     return json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
 
@@ -69,12 +69,12 @@ def _text(message: Message) -> str:
 
 def _level(lengths: Sequence[int], room: int) -> int:
     """The greatest length to which texts may be cut so that all of them fit into the room; at least `LEAST`."""
-    left = room
-    for done, length in enumerate(sorted(lengths)):
-        share = left // (len(lengths) - done)
+    remaining = room
+    for position, length in enumerate(sorted(lengths)):
+        share = remaining // (len(lengths) - position)
         if length > share:
             return max(LEAST, share)
-        left -= length
+        remaining -= length
     return max(LEAST, *lengths) if lengths else LEAST
 
 
@@ -82,9 +82,9 @@ def _shortened(text: str, limit: int) -> str:
     if len(text) <= limit:
         return text
     # The mark is at its longest for the whole text: what it leaves over is shared by beginning and end.
-    kept = limit - len(_mark(len(text)))
-    head = kept - kept // 2
-    return f"{text[:head]}{_mark(len(text) - kept)}{text[len(text) - kept // 2 :]}"
+    length = limit - len(_mark(len(text)))
+    head = length - length // 2
+    return f"{text[:head]}{_mark(len(text) - length)}{text[len(text) - length // 2 :]}"
 
 
 def _mark(left_out: int) -> str:

@@ -10,7 +10,6 @@ benchmarks' references often have no closing words, a family has nothing to say.
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from captrain.capabilities.alignment import (
     NOT_FOUND,
@@ -46,20 +45,21 @@ def precondition_verification(story: Story, values: Values) -> Iterator[Finding]
             # On another record than the reference's only the reading can be judged, not the decision.
             if not lacking and act.record == pair.goal.record and story.overrules(act):
                 lacking, evidence = True, f"{evidence}, where {pair.goal} was the right decision"
-            yield Finding(lacking, evidence, act.at, (*pair.guard_tools, pair.goal.tool), pair.guards)
+            yield Finding(lacking, evidence, act.message, (*pair.guard_tools, pair.goal.tool), pair.guards)
     for act, tools in _unread(story):
         evidence = f"{act} without reading the record first, after which the reference changes nothing"
-        yield Finding(True, evidence, act.at, (*tools, act.tool), tuple(act.record))
+        yield Finding(True, evidence, act.message, (*tools, act.tool), tuple(act.record))
 
 
 def _unread(story: Story) -> list[tuple[Act, tuple[str, ...]]]:
     """The writes, where the reference only reads, on a record that it reads and the rollout did not; with its tools."""
-    found = []
+    unread = []
     for act in story.extras if not story.pairs else []:
-        reads = [one for one in story.expected if one.kind == "read" and one.record and same(one.record, act.record)]
+        lookups = [lookup for lookup in story.expected if lookup.kind == "read" and lookup.record]
+        reads = [lookup for lookup in lookups if same(lookup.record, act.record)]
         if reads and not story.read_before(act, act.record):
-            found.append((act, tuple(sorted({one.tool for one in reads}))))
-    return found
+            unread.append((act, tuple(sorted({lookup.tool for lookup in reads}))))
+    return unread
 
 
 def record_selection(story: Story, values: Values) -> Iterator[Finding]:
@@ -67,18 +67,18 @@ def record_selection(story: Story, values: Values) -> Iterator[Finding]:
     for pair in story.pairs:
         if pair.derived and pair.write is not None:
             wrong = bool({*differing(pair.goal, pair.write)} & {*pair.derived})
-            meant = f"where {pair.goal} was meant" if wrong else "on the record that was meant"
-            yield Finding(wrong, f"{pair.write} {meant}", pair.write.at, (pair.goal.tool,), pair.derived)
+            judgement = f"where {pair.goal} was meant" if wrong else "on the record that was meant"
+            yield Finding(wrong, f"{pair.write} {judgement}", pair.write.message, (pair.goal.tool,), pair.derived)
 
 
 def named_record(story: Story, values: Values) -> Iterator[Finding]:
     """The reference writes on a record that the user names."""
     for pair in story.pairs:
-        named = tuple(name for name in pair.goal.record if name not in pair.derived)
-        if named and pair.write is not None:
-            wrong = bool({*differing(pair.goal, pair.write)} & {*named})
+        names = tuple(name for name in pair.goal.record if name not in pair.derived)
+        if names and pair.write is not None:
+            wrong = bool({*differing(pair.goal, pair.write)} & {*names})
             evidence = f"{pair.write} {'where the user named that of' if wrong else 'on the record of'} {pair.goal}"
-            yield Finding(wrong, evidence, pair.write.at, (pair.goal.tool,), named)
+            yield Finding(wrong, evidence, pair.write.message, (pair.goal.tool,), names)
 
 
 def operation_choice(story: Story, values: Values) -> Iterator[Finding]:
@@ -87,7 +87,7 @@ def operation_choice(story: Story, values: Values) -> Iterator[Finding]:
         if pair.write is not None and not pair.guards and same(pair.write.record, pair.goal.record):
             wrong = pair.write.tool != pair.goal.tool
             evidence = f"{pair.write}, {'where ' if wrong else ''}{pair.goal} was the right operation"
-            yield Finding(wrong, evidence, pair.write.at, (pair.goal.tool,))
+            yield Finding(wrong, evidence, pair.write.message, (pair.goal.tool,))
 
 
 def carrying_out(story: Story, values: Values) -> Iterator[Finding]:
@@ -95,10 +95,10 @@ def carrying_out(story: Story, values: Values) -> Iterator[Finding]:
     if story.pairs:
         goal = story.pairs[0].goal
         evidence = f"nothing was changed, where {goal} was due" if not story.writes else f"{story.writes[0]} was made"
-        if not story.writes and (made := _handover(story.acts)):
-            evidence += f"; {made.tool} was called instead"
-        at = story.writes[0].at if story.writes else story.last
-        yield Finding(not story.writes, evidence, at, tuple(pair.goal.tool for pair in story.pairs))
+        if not story.writes and (handover := _handover(story.acts)):
+            evidence += f"; {handover.tool} was called instead"
+        message = story.writes[0].message if story.writes else story.last
+        yield Finding(not story.writes, evidence, message, tuple(pair.goal.tool for pair in story.pairs))
 
 
 def multi_step_completion(story: Story, values: Values) -> Iterator[Finding]:
@@ -115,7 +115,7 @@ def argument_precision(story: Story, values: Values) -> Iterator[Finding]:
     for write, name, value, wrong in _contents(story):
         if says(story.user, value):
             evidence = f"{write}: {name} {'should be' if wrong else 'is'} {text_of(value)}, as the user said"
-            yield Finding(wrong, evidence, write.at, (write.tool,), (name,))
+            yield Finding(wrong, evidence, write.message, (write.tool,), (name,))
 
 
 def derived_arguments(story: Story, values: Values) -> Iterator[Finding]:
@@ -123,12 +123,12 @@ def derived_arguments(story: Story, values: Values) -> Iterator[Finding]:
     or policy."""
     for write, name, value, wrong in _contents(story, elsewhere=False):
         if not says(story.user, value):
-            given = text_of(write.content.get(name))
-            evidence = f"{write.tool}: {name} {f'{given} should be' if wrong else 'is'} {text_of(value)}"
-            yield Finding(wrong, f"{evidence}, which the user did not say", write.at, (write.tool,), (name,))
+            text = text_of(write.content.get(name))
+            evidence = f"{write.tool}: {name} {f'{text} should be' if wrong else 'is'} {text_of(value)}"
+            yield Finding(wrong, f"{evidence}, which the user did not say", write.message, (write.tool,), (name,))
 
 
-def _contents(story: Story, elsewhere: bool = True) -> Iterator[tuple[Act, str, Any, bool]]:
+def _contents(story: Story, elsewhere: bool = True) -> Iterator[tuple[Act, str, object, bool]]:
     """The content arguments of writes by the right tool: write, name, right value, and whether another was given.
     `elsewhere`: on a wrong record, too, where what follows from records follows from the wrong ones."""
     for pair in story.pairs:
@@ -144,33 +144,33 @@ def initial_lookup(story: Story, values: Values) -> Iterator[Finding]:
     """The reference's first look-up takes arguments that the user states. Another one that finds something is no worse;
     none before a write is the matter of `precondition_verification`, and where nothing is to be done or told none is
     needed."""
-    wanted = next((act for act in story.expected if act.kind == "read"), None)
-    if wanted is None or not says(story.user, wanted.arguments):
+    expected = next((act for act in story.expected if act.kind == "read"), None)
+    if expected is None or not says(story.user, expected.arguments):
         return
     first = next((act for act in story.acts if act.kind == "read"), None)
-    needed = story.pairs or story.informs or story.expected_final
-    if first is None and (story.writes or not needed):
+    has_purpose = story.pairs or story.informs or story.expected_final
+    if first is None and (story.writes or not has_purpose):
         return
     wrong = first is None or (first.failed and not _fruitless(story, first))
-    evidence = f"first look-up {first or 'missing'}" + (f", expected {wanted}" if wrong else "")
-    yield Finding(wrong, evidence, first.at if first else story.last, (wanted.tool,), tuple(wanted.arguments))
+    evidence = f"first look-up {first or 'missing'}" + (f", expected {expected}" if wrong else "")
+    yield Finding(wrong, evidence, first.message if first else story.last, (expected.tool,), tuple(expected.arguments))
 
 
 def valid_calls(story: Story, values: Values) -> Iterator[Finding]:
     """The rollout calls tools, or tries to."""
-    for at, message in enumerate(story.messages):
+    for index, message in enumerate(story.messages):
         if is_malformed(message):
-            yield Finding(True, "a call that is not well formed, left as text", at)
+            yield Finding(True, "a call that is not well formed, left as text", index)
     for act in story.acts:
         lacking = act.failed and not _fruitless(story, act)
-        yield Finding(lacking, f"{act} was {'refused' if lacking else 'accepted'}", act.at, (act.tool,))
+        yield Finding(lacking, f"{act} was {'refused' if lacking else 'accepted'}", act.message, (act.tool,))
 
 
 def _fruitless(story: Story, act: Act) -> bool:
     """Whether a refused call was well formed: made by the reference too, or a look-up in vain of what the user said."""
-    meant = any(one.tool == act.tool and same(one.arguments, act.arguments) for one in story.expected)
-    missed = act.kind == "read" and says(story.user, act.arguments) and bool(NOT_FOUND.search(text_of(act.result)))
-    return meant or missed
+    is_reference_call = any(call.tool == act.tool and same(call.arguments, act.arguments) for call in story.expected)
+    is_miss = act.kind == "read" and says(story.user, act.arguments) and bool(NOT_FOUND.search(text_of(act.result)))
+    return is_reference_call or is_miss
 
 
 def _handover(acts: Sequence[Act]) -> Act | None:
@@ -180,11 +180,12 @@ def _handover(acts: Sequence[Act]) -> Act | None:
 def closing(story: Story, values: Values) -> Iterator[Finding]:
     """Every rollout comes to an end. A hand-over that is missing is the matter of `escalation`; one that is not due is
     no closing, where the reference shows how to end."""
-    made, due = _handover(story.acts), _handover(story.expected)
-    if made is not None and due is None and story.expected_final is None:
+    handover, due = _handover(story.acts), _handover(story.expected)
+    if handover is not None and due is None and story.expected_final is None:
         return
-    if made is not None:
-        yield Finding(due is None, f"ends with {made}" + ("" if due else ", which was not due"), made.at, (made.tool,))
+    if handover is not None:
+        evidence = f"ends with {handover}" + ("" if due else ", which was not due")
+        yield Finding(due is None, evidence, handover.message, (handover.tool,))
     else:
         cut = story.final is None
         yield Finding(cut, "is cut off without a last message" if cut else "ends with a message", story.last)
@@ -192,24 +193,24 @@ def closing(story: Story, values: Values) -> Iterator[Finding]:
 
 def escalation(story: Story, values: Values) -> Iterator[Finding]:
     """The reference hands over. A user who leaves on the offer of it leaves no time to do it."""
-    made, due = _handover(story.acts), _handover(story.expected)
+    handover, due = _handover(story.acts), _handover(story.expected)
     if due is not None:
         offered = HANDING_OVER.search(story.final or "") and story.messages[-1]["role"] == "user"
-        evidence = f"{due} {'was made' if made else 'was offered' if offered else 'is missing'}"
-        yield Finding(not made and not offered, evidence, made.at if made else story.last, (due.tool,))
+        evidence = f"{due} {'was made' if handover else 'was offered' if offered else 'is missing'}"
+        yield Finding(not handover and not offered, evidence, handover.message if handover else story.last, (due.tool,))
 
 
 def information(story: Story, values: Values) -> Iterator[Finding]:
     """The reference tells the user values that tools return, or says itself which values must be told."""
     for value in story.informs:
-        at = story.told(value)
-        evidence = f"{value} was {'not told' if at is None else 'told'}"
-        yield Finding(at is None, evidence, story.last if at is None else at)
-    replies = {at: message["content"] for at, message in enumerate(story.messages) if is_reply(message)}
+        index = story.first_telling(value)
+        evidence = f"{value} was {'not told' if index is None else 'told'}"
+        yield Finding(index is None, evidence, story.last if index is None else index)
+    replies = {index: message["content"] for index, message in enumerate(story.messages) if is_reply(message)}
     for value in story.informed(values):
-        told = [at for at, content in replies.items() if says(content, value)]
-        evidence = f"{value} was {'told' if told else 'not told'}"
-        yield Finding(not told, evidence, told[0] if told else story.last)
+        tellings = [index for index, content in replies.items() if says(content, value)]
+        evidence = f"{value} was {'told' if tellings else 'not told'}"
+        yield Finding(not tellings, evidence, tellings[0] if tellings else story.last)
 
 
 def clarification(story: Story, values: Values) -> Iterator[Finding]:
@@ -218,10 +219,10 @@ def clarification(story: Story, values: Values) -> Iterator[Finding]:
         return
     roles = [message["role"] for message in story.messages]
     # An assistant may greet before the user has spoken: that is no question.
-    turns = [at for at, role in enumerate(roles) if role == "assistant" and "user" in roles[:at]]
+    turns = [index for index, role in enumerate(roles) if role == "assistant" and "user" in roles[:index]]
     start = turns[0] if turns else story.last
-    asked = is_reply(story.messages[start]) and roles[start + 1 : start + 2] == ["user"]
-    yield Finding(not asked, "asked the user first" if asked else "acted or closed without asking first", start)
+    has_asked = is_reply(story.messages[start]) and roles[start + 1 : start + 2] == ["user"]
+    yield Finding(not has_asked, "asked the user first" if has_asked else "acted or closed without asking first", start)
 
 
 def no_extra_writes(story: Story, values: Values) -> Iterator[Finding]:
@@ -230,22 +231,22 @@ def no_extra_writes(story: Story, values: Values) -> Iterator[Finding]:
     unread = [act for act, _ in _unread(story)]
     for act in story.extras:
         if act not in unread and not story.overrules(act) and not _forbidden(story, act):
-            twice = sum(one.tool == act.tool and same(one.record, act.record) for one in story.writes) > 1
+            twice = sum(write.tool == act.tool and same(write.record, act.record) for write in story.writes) > 1
             evidence = f"{act} was {'done twice' if twice else 'none of the reference'}"
-            yield Finding(True, evidence, act.at, (act.tool,), tuple(act.arguments))
+            yield Finding(True, evidence, act.message, (act.tool,), tuple(act.arguments))
     for pair in story.pairs:
         if pair.write is not None:
-            yield Finding(False, f"{pair.write} was asked for", pair.write.at, (pair.write.tool,))
+            yield Finding(False, f"{pair.write} was asked for", pair.write.message, (pair.write.tool,))
 
 
 def declining_requests(story: Story, values: Values) -> Iterator[Finding]:
     """The rollout put a write to the user that the reference leaves undone, or the reference changes nothing at all."""
-    if not story.known:
+    if not story.has_reference:
         return
     for act in story.extras:
         if _forbidden(story, act):
             evidence = f"{act} was made, which the reference leaves undone"
-            yield Finding(True, evidence, act.at, (act.tool,), tuple(act.arguments))
+            yield Finding(True, evidence, act.message, (act.tool,), tuple(act.arguments))
     if not story.pairs and not story.writes:
         yield Finding(False, "nothing was changed, as in the reference", story.last)
 
@@ -255,15 +256,17 @@ def _forbidden(story: Story, act: Act) -> bool:
     such write), and the assistant had put it to the user."""
     goals = [pair.goal for pair in story.pairs]
     alone = all(not same(act.record, goal.record) if act.record else act.tool != goal.tool for goal in goals)
-    return alone and story.put_to_user(act) and all(act is not one for one, _ in _unread(story))
+    return alone and story.put_to_user(act) and all(act is not unread_act for unread_act, _ in _unread(story))
 
 
 def reply_wording(story: Story, values: Values) -> Iterator[Finding]:
     """Both close with a message; one that lacks the information asked for is not judged on its wording."""
-    if story.final is None or story.expected_final is None or any(one.lacking for one in information(story, values)):
+    if story.final is None or story.expected_final is None:
         return
-    told = {word for value in values for word in _words(value)}
-    missing = sorted(_words(story.expected_final) - _words(story.final) - told)
+    if any(finding.lacking for finding in information(story, values)):
+        return
+    words_told = {word for value in values for word in _words(value)}
+    missing = sorted(_words(story.expected_final) - _words(story.final) - words_told)
     evidence = f"last message lacks {', '.join(missing)}" if missing else "last message has all words of the reference"
     yield Finding(bool(missing), evidence, story.last)
 

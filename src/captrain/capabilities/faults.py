@@ -24,23 +24,23 @@ def fault_of(rollout: Rollout) -> str | None:
     does."""
     if rollout.outcome == "error":
         return f"infrastructure: {rollout.error or 'no reason is recorded'}"
-    stated, heard = False, ""
-    for at, message in enumerate(rollout.messages):
+    has_request, last_reply = False, ""
+    for index, message in enumerate(rollout.messages):
         text = text_of(message.get("content") or "").strip()
         if is_reply(message):
-            heard = text
+            last_reply = text
         if message["role"] != "user" or message.get("tool_calls"):
             continue
         tokens, words = TOKEN.findall(text), TOKEN.sub("", text).strip()
         if OUT_OF_SCOPE in tokens:
-            return f"message {at}: the user left its instructions ({OUT_OF_SCOPE})"
-        if tokens and not words and not stated:
-            return f"message {at}: the user stopped before it stated a request"
+            return f"message {index}: the user left its instructions ({OUT_OF_SCOPE})"
+        if tokens and not words and not has_request:
+            return f"message {index}: the user stopped before it stated a request"
         if not text:
-            return f"message {at}: the user said nothing"
-        if AS_AGENT.search(words) or (len(words) >= ECHO and words == heard):
-            return f"message {at}: the user speaks as the agent: {words[:ECHO]}"
-        stated = stated or bool(words)
+            return f"message {index}: the user said nothing"
+        if AS_AGENT.search(words) or (len(words) >= ECHO and words == last_reply):
+            return f"message {index}: the user speaks as the agent: {words[:ECHO]}"
+        has_request = has_request or bool(words)
     return _left_open(rollout)
 
 
@@ -49,15 +49,15 @@ def _left_open(rollout: Rollout) -> str | None:
     decline."""
     if len(rollout.messages) < 2:
         return None
-    question, leaving = rollout.messages[-2:]
-    text = text_of(leaving.get("content") or "")
-    if leaving["role"] != "user" or not TOKEN.search(text) or DECLINES.search(TOKEN.sub("", text)):
+    question, farewell = rollout.messages[-2:]
+    text = text_of(farewell.get("content") or "")
+    if farewell["role"] != "user" or not TOKEN.search(text) or DECLINES.search(TOKEN.sub("", text)):
         return None
-    asked = text_of(question.get("content") or "")
-    if not (is_reply(question) and asks_consent(asked)):
+    words = text_of(question.get("content") or "")
+    if not (is_reply(question) and asks_consent(words)):
         return None
     # Without schemas nothing is a key: a write stands for any of the same tool, so that few count as missing.
     missing = [pair.goal for pair in Story(rollout, Toolbox(())).pairs if pair.write is None]
-    named = next((goal for goal in missing if any(says(asked, value) for value in goal.arguments.values())), None)
-    at = len(rollout.messages) - 1
-    return f"message {at}: the user left while asked about {named}" if named else None
+    goal_asked = next((goal for goal in missing if any(says(words, value) for value in goal.arguments.values())), None)
+    index = len(rollout.messages) - 1
+    return f"message {index}: the user left while asked about {goal_asked}" if goal_asked else None

@@ -7,7 +7,6 @@ it proposed itself, as the pool defines them. Labels are cached by the stage; th
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -15,13 +14,13 @@ from captrain.capabilities.analyst import Analyst, LabelRequest
 from captrain.capabilities.faults import fault_of
 from captrain.errors import UserError
 from captrain.ledger import guard_split
-from captrain.records import Capability, Label, Rollout, RolloutLabels
+from captrain.records import Capability, JsonObject, Label, Rollout, RolloutLabels
 
 EXAMPLES = 5
 
 
 def label_runs(
-    analyst: Analyst, rollouts: Sequence[Rollout], tools: list[dict[str, Any]], runs: int, seed: int
+    analyst: Analyst, rollouts: Sequence[Rollout], tools: list[JsonObject], runs: int, seed: int
 ) -> tuple[list[Capability], list[RolloutLabels]]:
     """Propose and label in `runs` runs.
 
@@ -42,19 +41,19 @@ def label_runs(
     """
     guard_split([rollout.task for rollout in rollouts], "diagnosis")
     scored = _scored(rollouts)
-    drawn = [np.random.default_rng([seed, run]).integers(len(scored), size=len(scored)) for run in range(runs)]
-    proposals = analyst.propose([[scored[i] for i in draw] for draw in drawn], tools)
+    draws = [np.random.default_rng([seed, run]).integers(len(scored), size=len(scored)) for run in range(runs)]
+    proposals = analyst.propose([[scored[i] for i in draw] for draw in draws], tools)
     pool = _pooled(proposals)
-    asked = []
+    requests = []
     for run, proposal in enumerate(proposals):
-        proposed = {candidate.id for candidate in proposal}
-        candidates = [candidate for candidate in pool.values() if candidate.id in proposed]
-        asked += [LabelRequest(run, rollout, candidates) for rollout in scored]
-    labels = _labels(analyst, asked, [*pool.values()], tools)
-    counts = [count for draw in drawn for count in np.bincount(draw, minlength=len(scored))]
+        slugs = {candidate.id for candidate in proposal}
+        candidates = [candidate for candidate in pool.values() if candidate.id in slugs]
+        requests += [LabelRequest(run, rollout, candidates) for rollout in scored]
+    labels = _labels(analyst, requests, [*pool.values()], tools)
+    counts = [count for draw in draws for count in np.bincount(draw, minlength=len(scored))]
     rows = [
-        _row(one, int(count), {candidate.id: given[candidate.id] for candidate in one.capabilities})
-        for one, count, given in zip(asked, counts, labels, strict=True)
+        _row(request, int(count), {candidate.id: verdicts[candidate.id] for candidate in request.capabilities})
+        for request, count, verdicts in zip(requests, counts, labels, strict=True)
     ]
     return _with_examples(pool, rows), rows
 
@@ -77,34 +76,34 @@ def _pooled(proposals: Sequence[Sequence[Capability]]) -> dict[str, Capability]:
     """The candidates of all runs by id, in the order of ids: text as first proposed, lists in details united."""
     pool: dict[str, Capability] = {}
     for candidate in (candidate for proposal in proposals for candidate in proposal):
-        known = pool.setdefault(candidate.id, candidate)
-        pool[candidate.id] = known.model_copy(update={"details": _united(known.details, candidate.details)})
+        pooled = pool.setdefault(candidate.id, candidate)
+        pool[candidate.id] = pooled.model_copy(update={"details": _united(pooled.details, candidate.details)})
     return dict(sorted(pool.items()))
 
 
-def _united(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    both = {**second, **first}
+def _united(first: JsonObject, second: JsonObject) -> JsonObject:
+    details = {**second, **first}
     for name, value in first.items():
         if isinstance(value, list) and isinstance(second.get(name), list):
-            both[name] = sorted({*value, *second[name]})
-    return both
+            details[name] = sorted({*value, *second[name]})
+    return details
 
 
 def _labels(
-    analyst: Analyst, asked: Sequence[LabelRequest], pool: Sequence[Capability], tools: list[dict[str, Any]]
+    analyst: Analyst, requests: Sequence[LabelRequest], pool: Sequence[Capability], tools: list[JsonObject]
 ) -> list[dict[str, Label]]:
     if not analyst.deterministic:
-        return analyst.label(asked, tools)
-    rollouts = {one.rollout.id: one.rollout for one in asked}
-    once = [LabelRequest(0, rollout, pool) for rollout in rollouts.values()]
-    labels = dict(zip(rollouts, analyst.label(once, tools), strict=True))
-    return [labels[one.rollout.id] for one in asked]
+        return analyst.label(requests, tools)
+    rollouts = {request.rollout.id: request.rollout for request in requests}
+    single = [LabelRequest(0, rollout, pool) for rollout in rollouts.values()]
+    labels = dict(zip(rollouts, analyst.label(single, tools), strict=True))
+    return [labels[request.rollout.id] for request in requests]
 
 
-def _row(one: LabelRequest, count: int, labels: dict[str, Label]) -> RolloutLabels:
-    rollout = one.rollout
+def _row(request: LabelRequest, count: int, labels: dict[str, Label]) -> RolloutLabels:
+    rollout = request.rollout
     assert rollout.outcome != "error"
-    return RolloutLabels(run=one.run, rollout=rollout.id, outcome=rollout.outcome, count=count, labels=labels)
+    return RolloutLabels(run=request.run, rollout=rollout.id, outcome=rollout.outcome, count=count, labels=labels)
 
 
 def _with_examples(pool: Mapping[str, Capability], rows: Sequence[RolloutLabels]) -> list[Capability]:
@@ -114,5 +113,7 @@ def _with_examples(pool: Mapping[str, Capability], rows: Sequence[RolloutLabels]
         if row.outcome == "failed":
             for slug, label in row.labels.items():
                 lacking[slug][row.rollout] += label.verdict == "LACKING"
-    examples = {slug: [name for name, runs in found.most_common(EXAMPLES) if runs] for slug, found in lacking.items()}
+    examples = {
+        slug: [rollout for rollout, runs in counts.most_common(EXAMPLES) if runs] for slug, counts in lacking.items()
+    }
     return [capability.model_copy(update={"examples": examples[slug]}) for slug, capability in pool.items()]

@@ -9,91 +9,92 @@ whose part is 0 where it happened. Any of these may be absent.
 Milestones build on one another: what comes after an unmet one is not judged, so that one mismatch has one charge.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from captrain.capabilities.alignment import Act, Finding, Story, is_reply, same, text_of
+from captrain.records import JsonObject
 
 MET = 1 - 1e-6
-TOLD = 0.5
+TOLD_ENOUGH = 0.5
 """Words are compared by overlap: from here on the outcome was told, if in other words."""
-SHOWN = 160
+EXCERPT = 160
 
 
 def needed_calls(story: Story, values: Sequence[str]) -> Iterator[Finding]:
     """A milestone asks for a call of a tool."""
-    for milestone, score in _judged(story):
-        if "tool" in milestone and not _mine(milestone):
-            made = _calls(story, milestone)
+    for milestone, score in _reachable(story):
+        if "tool" in milestone and not _is_minefield(milestone):
+            calls = _calls(story, milestone)
             # A call that was made but is not the one asked for is the matter of `call_arguments`.
-            lacking = score < MET and not made
-            at = made[-1].at if made else story.last
+            lacking = score < MET and not calls
+            message = calls[-1].message if calls else story.last
             yield Finding(
-                lacking, f"{milestone['tool']} was {'never' if lacking else ''} called", at, (milestone["tool"],)
+                lacking, f"{milestone['tool']} was {'never' if lacking else ''} called", message, (milestone["tool"],)
             )
 
 
 def call_arguments(story: Story, values: Sequence[str]) -> Iterator[Finding]:
     """A milestone asks for a call of a tool, and the tool was called."""
-    for milestone, score in _judged(story):
-        made = [] if _mine(milestone) else _calls(story, milestone)
-        if made:
-            wanted = milestone.get("arguments") or {}
-            asked = f", where {text_of(wanted)[:SHOWN]} was asked for" if wanted and score < MET else ""
-            wrong = [name for name, value in wanted.items() if not same(made[-1].arguments.get(name), value)]
-            yield Finding(score < MET, f"{made[-1]}{asked}", made[-1].at, (made[-1].tool,), tuple(wrong))
+    for milestone, score in _reachable(story):
+        calls = [] if _is_minefield(milestone) else _calls(story, milestone)
+        if calls:
+            expected = milestone.get("arguments") or {}
+            expectation = f", where {text_of(expected)[:EXCERPT]} was asked for" if expected and score < MET else ""
+            wrong = [name for name, value in expected.items() if not same(calls[-1].arguments.get(name), value)]
+            yield Finding(score < MET, f"{calls[-1]}{expectation}", calls[-1].message, (calls[-1].tool,), tuple(wrong))
 
 
 def reached_state(story: Story, values: Sequence[str]) -> Iterator[Finding]:
     """A milestone asks for a state of the records."""
-    for milestone, score in _judged(story):
-        if not _mine(milestone) and "tool" not in milestone and "message" not in milestone:
+    for milestone, score in _reachable(story):
+        if not _is_minefield(milestone) and "tool" not in milestone and "message" not in milestone:
             lacking = score < MET
-            at = story.acts[-1].at if story.acts else story.last
-            yield Finding(lacking, f"{_state(milestone)} {'not reached' if lacking else 'reached'} ({score:.2f})", at)
+            message = story.acts[-1].message if story.acts else story.last
+            evidence = f"{_state(milestone)} {'not reached' if lacking else 'reached'} ({score:.2f})"
+            yield Finding(lacking, evidence, message)
 
 
 def told_outcome(story: Story, values: Sequence[str]) -> Iterator[Finding]:
     """A milestone asks for words to the user."""
-    replies = [at for at, message in enumerate(story.messages) if is_reply(message)]
-    for milestone, score in _judged(story):
-        if "message" in milestone and not _mine(milestone):
-            lacking = score < TOLD
-            told = "was not told" if lacking else "was told"
-            evidence = f"'{text_of(milestone['message'])[:SHOWN]}' {told} ({score:.2f})"
+    replies = [index for index, message in enumerate(story.messages) if is_reply(message)]
+    for milestone, score in _reachable(story):
+        if "message" in milestone and not _is_minefield(milestone):
+            lacking = score < TOLD_ENOUGH
+            judgement = "was not told" if lacking else "was told"
+            evidence = f"'{text_of(milestone['message'])[:EXCERPT]}' {judgement} ({score:.2f})"
             yield Finding(lacking, evidence, replies[-1] if replies else story.last)
 
 
 def withheld_acts(story: Story, values: Sequence[str]) -> Iterator[Finding]:
     """A minefield: the task cannot or must not be done, and says which act would show that it was tried."""
     for milestone, score in story.milestones:
-        if _mine(milestone):
-            made = _calls(story, milestone) or story.writes
+        if _is_minefield(milestone):
+            acts = _calls(story, milestone) or story.writes
             lacking = score < MET
-            what = milestone.get("tool") or _state(milestone)
-            at = made[-1].at if made else story.last
+            act = milestone.get("tool") or _state(milestone)
+            message = acts[-1].message if acts else story.last
             yield Finding(
-                lacking, f"{what}, which was to be left out, {'happened' if lacking else 'did not happen'}", at
+                lacking, f"{act}, which was to be left out, {'happened' if lacking else 'did not happen'}", message
             )
 
 
-def _judged(story: Story) -> Iterator[tuple[Mapping[str, Any], float]]:
+def _reachable(story: Story) -> Iterator[tuple[JsonObject, float]]:
     """The milestones up to the first that was not met."""
     for milestone, score in story.milestones:
         yield milestone, score
-        if score < (TOLD if "message" in milestone else MET) and not _mine(milestone):
+        if score < (TOLD_ENOUGH if "message" in milestone else MET) and not _is_minefield(milestone):
             return
 
 
-def _mine(milestone: Mapping[str, Any]) -> bool:
+def _is_minefield(milestone: JsonObject) -> bool:
     return bool(milestone.get("minefield"))
 
 
-def _calls(story: Story, milestone: Mapping[str, Any]) -> list[Act]:
+def _calls(story: Story, milestone: JsonObject) -> list[Act]:
     """The calls of the milestone's tool, those that went through last."""
     return sorted((act for act in story.acts if act.tool == milestone.get("tool")), key=lambda act: not act.failed)
 
 
-def _state(milestone: Mapping[str, Any]) -> str:
+def _state(milestone: JsonObject) -> str:
     namespace, values = text_of(milestone.get("namespace") or "state"), milestone.get("values")
-    return f"{namespace} {text_of(values)[:SHOWN]}" if values else namespace
+    return f"{namespace} {text_of(values)[:EXCERPT]}" if values else namespace

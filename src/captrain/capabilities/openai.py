@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
 from string import Template
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -27,10 +27,10 @@ from captrain.capabilities.compaction import compact, fenced, line_of, rendered
 from captrain.config import Baselines, Count, ModelAccess
 from captrain.contract import calls_of
 from captrain.models import Question, StructuredAnswers
-from captrain.records import Capability, Label, Rollout, Verdict
+from captrain.records import Capability, JsonObject, Label, Rollout, Verdict
 
 SLUG = re.compile(r"[a-z][a-z0-9_]{1,59}")
-TAKEN = {"base", "idle", "trace", "target", "turns", *Baselines.model_fields}
+RESERVED = {"base", "idle", "trace", "target", "turns", *Baselines.model_fields}
 """Names of other arms of the evaluation; a capability's id names one, too."""
 LONGEST = 500
 """Characters of a description: it is quoted in every labelling question."""
@@ -93,7 +93,7 @@ class Labelling(Answer):
 
 
 @dataclass(frozen=True)
-class Proposed:
+class ToolProposal:
     """A proposal and the tools that its evidence is about."""
 
     name: str
@@ -118,53 +118,60 @@ class OpenAIAnalyst:
     deterministic = False
 
     def __init__(
-        self, access: ModelAccess | None = None, *, name: Annotated[str, Field(min_length=1)],
-        temperature: Annotated[float, Field(ge=0)], max_tokens: Count, failed: Count = 4, passed: Count = 4,
-        proposals: Count = 8, characters: Count = 16000,
-    ) -> None:  # fmt: skip
+        self,
+        access: ModelAccess | None = None,
+        *,
+        name: Annotated[str, Field(min_length=1)],
+        temperature: Annotated[float, Field(ge=0)],
+        max_tokens: Count,
+        failed: Count = 4,
+        passed: Count = 4,
+        proposals: Count = 8,
+        characters: Count = 16000,
+    ) -> None:
         self._answers = StructuredAnswers(access, name=name, temperature=temperature, max_tokens=max_tokens)
         self.failed, self.passed, self.proposals, self.characters = failed, passed, proposals, characters
 
     @property
-    def asked(self) -> dict[str, int]:
+    def usage(self) -> dict[str, int]:
         """What all answers took that were used so far, found on disk or asked for: the same when a run is replayed."""
-        spent = self._answers.usage
-        return {name: getattr(spent, name) for name in ("answers", "prompt_tokens", "completion_tokens")}
+        tally = self._answers.usage
+        return {name: getattr(tally, name) for name in ("answers", "prompt_tokens", "completion_tokens")}
 
-    def propose(self, samples: Sequence[Sequence[Rollout]], tools: list[dict[str, Any]]) -> list[list[Capability]]:
+    def propose(self, samples: Sequence[Sequence[Rollout]], tools: list[JsonObject]) -> list[list[Capability]]:
         """The merged proposals of all samples, the same for each. `details`: the tools that their evidence is about."""
-        shown = [self._shown(sample) for sample in samples]
-        questions = [self._discovery(run, rollouts, tools) for run, rollouts in enumerate(shown)]
-        found = self._answers.ask(questions, "discovery")
-        proposed = [
-            Proposed(one.name, one.description, _tools_at(one.evidence, rollouts, tools))
-            for rollouts, answer in zip(shown, found, strict=True)
-            for one in answer.capabilities
+        excerpts = [self._excerpt(sample) for sample in samples]
+        questions = [self._discovery(run, rollouts, tools) for run, rollouts in enumerate(excerpts)]
+        answers = self._answers.ask(questions, "discovery")
+        proposals = [
+            ToolProposal(proposal.name, proposal.description, _tools_at(proposal.evidence, rollouts, tools))
+            for rollouts, answer in zip(excerpts, answers, strict=True)
+            for proposal in answer.capabilities
         ]
-        pool = self._merged(proposed)
+        pool = self._merged(proposals)
         return [pool for _ in samples]
 
-    def label(self, asked: Sequence[LabelRequest], tools: list[dict[str, Any]]) -> list[dict[str, Label]]:
+    def label(self, requests: Sequence[LabelRequest], tools: list[JsonObject]) -> list[dict[str, Label]]:
         """See `Analyst.label`: one question for each rollout in each run, over all its capabilities."""
-        texts = {one.rollout.id: one.rollout for one in asked}
+        texts = {request.rollout.id: request.rollout for request in requests}
         texts = {name: fenced("rollout", self._read(rollout)) for name, rollout in texts.items()}
-        pools = {_ids(one.capabilities): one.capabilities for one in asked}
-        systems = {ids: _prompt("labelling", tools, capabilities=_described(pool)) for ids, pool in pools.items()}
+        pools = {_ids(request.capabilities): request.capabilities for request in requests}
+        systems = {ids: _prompt("labelling", tools, capabilities=_listing(pool)) for ids, pool in pools.items()}
         questions = [
             Question(
-                systems[_ids(one.capabilities)],
-                texts[one.rollout.id],
+                systems[_ids(request.capabilities)],
+                texts[request.rollout.id],
                 Labelling,
-                draw=one.run,
-                check=partial(_wrong_labels, _ids(one.capabilities), len(one.rollout.messages)),
+                draw=request.run,
+                check=partial(_wrong_labels, _ids(request.capabilities), len(request.rollout.messages)),
             )
-            for one in asked
-            if one.capabilities
+            for request in requests
+            if request.capabilities
         ]
         answers = iter(self._answers.ask(questions, "labels"))
-        return [_labels(one, next(answers)) if one.capabilities else {} for one in asked]
+        return [_labels(request, next(answers)) if request.capabilities else {} for request in requests]
 
-    def _shown(self, sample: Sequence[Rollout]) -> list[Rollout]:
+    def _excerpt(self, sample: Sequence[Rollout]) -> list[Rollout]:
         """The first distinct rollouts of each outcome: a sample is in the order drawn."""
         distinct = {rollout.id: rollout for rollout in sample}.values()
         failed = [rollout for rollout in distinct if rollout.outcome == "failed"]
@@ -174,7 +181,7 @@ class OpenAIAnalyst:
     def _read(self, rollout: Rollout) -> str:
         return rendered(compact(rollout.messages, self.characters))
 
-    def _discovery(self, run: int, rollouts: Sequence[Rollout], tools: list[dict[str, Any]]) -> Question[Discovery]:
+    def _discovery(self, run: int, rollouts: Sequence[Rollout], tools: list[JsonObject]) -> Question[Discovery]:
         texts = [
             fenced("rollout", self._read(rollout), number=number, outcome=rollout.outcome)
             for number, rollout in enumerate(rollouts, start=1)
@@ -187,15 +194,15 @@ class OpenAIAnalyst:
             check=partial(_wrong_proposals, [len(rollout.messages) for rollout in rollouts], self.proposals),
         )
 
-    def _merged(self, proposed: Sequence[Proposed]) -> list[Capability]:
+    def _merged(self, proposals: Sequence[ToolProposal]) -> list[Capability]:
         """The proposals of all runs as distinct capabilities."""
-        if not proposed:
+        if not proposals:
             return []
         lines = [
-            line_of({"number": number, "name": one.name, "description": one.description})
-            for number, one in enumerate(proposed, start=1)
+            line_of({"number": number, "name": proposal.name, "description": proposal.description})
+            for number, proposal in enumerate(proposals, start=1)
         ]
-        check = partial(_wrong_groups, len(proposed))
+        check = partial(_wrong_groups, len(proposals))
         question = Question(_prompt("merging"), fenced("proposals", "\n".join(lines)), Merging, check=check)
         (merging,) = self._answers.ask([question], "merging")
         return [
@@ -203,7 +210,7 @@ class OpenAIAnalyst:
                 id=slug_of(group.name),
                 name=_line(group.name),
                 description=_line(group.description),
-                details={"tools": sorted(frozenset().union(*(proposed[at - 1].tools for at in group.members)))},
+                details={"tools": sorted({tool for member in group.members for tool in proposals[member - 1].tools})},
             )
             for group in merging.groups
         ]
@@ -212,44 +219,44 @@ class OpenAIAnalyst:
 def slug_of(name: str) -> str:
     """The id of a capability of this name; "" where none can be made of it."""
     slug = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
-    return slug if SLUG.fullmatch(slug) and slug not in TAKEN else ""
+    return slug if SLUG.fullmatch(slug) and slug not in RESERVED else ""
 
 
 def _line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _named(one: Proposal | Group) -> bool:
-    return bool(slug_of(one.name)) and 0 < len(_line(one.description)) <= LONGEST
+def _is_named(candidate: Proposal | Group) -> bool:
+    return bool(slug_of(candidate.name)) and 0 < len(_line(candidate.description)) <= LONGEST
 
 
-def _prompt(name: str, tools: Sequence[dict[str, Any]] = (), **values: object) -> str:
+def _prompt(name: str, tools: Sequence[JsonObject] = (), **values: object) -> str:
     text = files("captrain").joinpath(f"capabilities/prompts/{name}.md").read_text()
     schemas = "\n".join(line_of(tool["function"]) for tool in tools)
     return Template(text).substitute(values, tools=fenced("tools", schemas))
 
 
-def _described(capabilities: Sequence[Capability]) -> str:
-    return "\n".join(f"- {one.id} ({one.name}): {one.description}" for one in capabilities)
+def _listing(capabilities: Sequence[Capability]) -> str:
+    return "\n".join(f"- {capability.id} ({capability.name}): {capability.description}" for capability in capabilities)
 
 
 def _ids(capabilities: Sequence[Capability]) -> tuple[str, ...]:
-    return tuple(one.id for one in capabilities)
+    return tuple(capability.id for capability in capabilities)
 
 
-def _tools_at(places: Sequence[Place], rollouts: Sequence[Rollout], tools: list[dict[str, Any]]) -> frozenset[str]:
+def _tools_at(places: Sequence[Place], rollouts: Sequence[Rollout], tools: list[JsonObject]) -> frozenset[str]:
     """The target's tools that the messages at these places call or answer for."""
     messages = [rollouts[place.rollout - 1].messages[place.message] for place in places]
-    named = {name for message in messages for name, _ in calls_of(message)}
-    named |= {message["name"] for message in messages if message["role"] == "tool" and message.get("name")}
-    return frozenset(named & {tool["function"]["name"] for tool in tools})
+    names = {name for message in messages for name, _ in calls_of(message)}
+    names |= {message["name"] for message in messages if message["role"] == "tool" and message.get("name")}
+    return frozenset(names & {tool["function"]["name"] for tool in tools})
 
 
-def _labels(one: LabelRequest, answer: Labelling) -> dict[str, Label]:
-    given = {label.capability: label for label in answer.labels}
+def _labels(request: LabelRequest, answer: Labelling) -> dict[str, Label]:
+    labels = {label.capability: label for label in answer.labels}
     return {
-        slug: Label(verdict=given[slug].verdict, evidence=given[slug].evidence.strip(), message=given[slug].message)
-        for slug in _ids(one.capabilities)
+        slug: Label(verdict=labels[slug].verdict, evidence=labels[slug].evidence.strip(), message=labels[slug].message)
+        for slug in _ids(request.capabilities)
     }
 
 
@@ -261,12 +268,12 @@ def _wrong_proposals(lengths: Sequence[int], most: int, answer: Discovery) -> st
     """What is wrong with proposals from rollouts of these lengths."""
     if len(answer.capabilities) > most:
         return f"{len(answer.capabilities)} capabilities are proposed, at most {most} were asked for"
-    for number, one in enumerate(answer.capabilities, start=1):
-        if not _named(one):
+    for number, proposal in enumerate(answer.capabilities, start=1):
+        if not _is_named(proposal):
             return f"capability {number} needs a name of a few plain English words and a short description"
-        if not one.evidence:
+        if not proposal.evidence:
             return f"capability {number} has no evidence"
-        for place in one.evidence:
+        for place in proposal.evidence:
             if not 1 <= place.rollout <= len(lengths):
                 return f"evidence of capability {number}: there is no rollout {place.rollout}"
             if not 0 <= place.message < lengths[place.rollout - 1]:
@@ -287,22 +294,22 @@ def _wrong_groups(count: int, answer: Merging) -> str | None:
     for number, group in enumerate(answer.groups, start=1):
         if not group.members:
             return f"group {number} has no members"
-        if not _named(group):
+        if not _is_named(group):
             return f"group {number} needs a name of a few plain English words and a short description"
         if first.setdefault(slug_of(group.name), number) != number:
             return f"groups {first[slug_of(group.name)]} and {number} have the same name"
     return None
 
 
-def _wrong_labels(asked: Sequence[str], messages: int, answer: Labelling) -> str | None:
+def _wrong_labels(slugs: Sequence[str], messages: int, answer: Labelling) -> str | None:
     """What is wrong with labels of a rollout of so many messages."""
-    given = Counter(label.capability for label in answer.labels)
-    if not {*given} <= {*asked}:
-        return f"a label is of a capability that was not asked for; asked for are {', '.join(asked)}"
-    if missing := [slug for slug in asked if slug not in given]:
+    counts = Counter(label.capability for label in answer.labels)
+    if not {*counts} <= {*slugs}:
+        return f"a label is of a capability that was not asked for; asked for are {', '.join(slugs)}"
+    if missing := [slug for slug in slugs if slug not in counts]:
         return f"capability {missing[0]} has no label"
-    if twice := [slug for slug in asked if given[slug] > 1]:
-        return f"capability {twice[0]} has {given[twice[0]]} labels"
+    if twice := [slug for slug in slugs if counts[slug] > 1]:
+        return f"capability {twice[0]} has {counts[twice[0]]} labels"
     for label in answer.labels:
         if label.message is not None and not 0 <= label.message < messages:
             return f"label of {label.capability}: there is no message {label.message}, the last is {messages - 1}"

@@ -6,13 +6,12 @@ of a family (see `families`) when one occasion went wrong, and without an occasi
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from captrain.capabilities.alignment import Story, Toolbox, leaves, reports_error, result_of
 from captrain.capabilities.analyst import LabelRequest
 from captrain.capabilities.families import FAMILIES, Family, Values, information, reply_wording
 from captrain.config import ModelAccess
-from captrain.records import Capability, Label, Message, Rollout
+from captrain.records import Capability, JsonObject, Label, Message, Rollout
 
 
 class ProgrammaticAnalyst:
@@ -27,16 +26,16 @@ class ProgrammaticAnalyst:
     def __init__(self, access: ModelAccess | None = None) -> None:
         pass
 
-    def propose(self, samples: Sequence[Sequence[Rollout]], tools: list[dict[str, Any]]) -> list[list[Capability]]:
+    def propose(self, samples: Sequence[Sequence[Rollout]], tools: list[JsonObject]) -> list[list[Capability]]:
         """The families of which at least one rollout of a sample shows a lack; `details` are the tools and arguments
         that occasions of the family involve, and the values that references tell users (`values`)."""
         toolbox = Toolbox(tools)
-        return [self._proposed(sample, toolbox) for sample in samples]
+        return [self._candidates(sample, toolbox) for sample in samples]
 
-    def _proposed(self, rollouts: Sequence[Rollout], toolbox: Toolbox) -> list[Capability]:
+    def _candidates(self, rollouts: Sequence[Rollout], toolbox: Toolbox) -> list[Capability]:
         stories = [Story(rollout, toolbox) for rollout in {rollout.id: rollout for rollout in rollouts}.values()]
         values = sorted({value for story in stories for value in story.informed(_returned(story.messages))})
-        proposed = []
+        candidates = []
         for slug, family in FAMILIES.items():
             findings = [finding for story in stories for finding in family.find(story, values)]
             if any(finding.lacking for finding in findings):
@@ -45,17 +44,21 @@ class ProgrammaticAnalyst:
                     "arguments": sorted({name for finding in findings for name in finding.arguments}),
                     "values": values if family.find in (information, reply_wording) else [],
                 }
-                proposed.append(Capability(id=slug, name=family.name, description=family.description, details=details))
-        return proposed
+                candidate = Capability(id=slug, name=family.name, description=family.description, details=details)
+                candidates.append(candidate)
+        return candidates
 
-    def label(self, asked: Sequence[LabelRequest], tools: list[dict[str, Any]]) -> list[dict[str, Label]]:
+    def label(self, requests: Sequence[LabelRequest], tools: list[JsonObject]) -> list[dict[str, Label]]:
         """LACKING at the first occasion that went wrong, PRESENT when none did, NA without an occasion."""
         toolbox = Toolbox(tools)
-        return [_labelled(Story(one.rollout, toolbox), one.capabilities) for one in asked]
+        return [_labels(Story(request.rollout, toolbox), request.capabilities) for request in requests]
 
 
-def _labelled(story: Story, capabilities: Sequence[Capability]) -> dict[str, Label]:
-    return {one.id: _verdict(FAMILIES[one.id], story, one.details.get("values", [])) for one in capabilities}
+def _labels(story: Story, capabilities: Sequence[Capability]) -> dict[str, Label]:
+    return {
+        capability.id: _verdict(FAMILIES[capability.id], story, capability.details.get("values", []))
+        for capability in capabilities
+    }
 
 
 def _verdict(family: Family, story: Story, values: Values) -> Label:
@@ -63,7 +66,7 @@ def _verdict(family: Family, story: Story, values: Values) -> Label:
     if not findings:
         return Label(verdict="NA", evidence=family.absent)
     first = findings[0]
-    return Label(verdict="LACKING" if first.lacking else "PRESENT", evidence=first.evidence, message=first.at)
+    return Label(verdict="LACKING" if first.lacking else "PRESENT", evidence=first.evidence, message=first.message)
 
 
 def _returned(messages: Sequence[Message]) -> list[str]:

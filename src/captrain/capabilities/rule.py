@@ -74,7 +74,7 @@ class Decision:
 
     id: str
     retained: int
-    needed: int
+    required: int
     bounded: bool
     rank: int
     selected: bool
@@ -93,7 +93,7 @@ def decide(candidates: Sequence[Contrast], limits: Limits) -> list[Decision]:
         Decision(
             id=candidate["id"],
             retained=runs_retained(candidate, limits),
-            needed=_runs_needed(candidate, limits),
+            required=_runs_required(candidate, limits),
             bounded=_is_bounded(candidate, limits),
             rank=rank,
             selected=met[candidate["id"]] and rank <= limits["count"],
@@ -125,7 +125,7 @@ def runs_retained(candidate: Contrast, limits: Limits) -> int:
     return sum(is_retained(run, limits) for run in candidate["per_run"])
 
 
-def _runs_needed(candidate: Contrast, limits: Limits) -> int:
+def _runs_required(candidate: Contrast, limits: Limits) -> int:
     """In how many runs a candidate must be retained: as configured, or the same share of the runs that have a say, if
     these are more than half. A run without a coverage speaks against the candidate; one with a coverage and no gap has
     no say, as its resample has nothing to contrast."""
@@ -139,7 +139,7 @@ def _is_bounded(candidate: Contrast, limits: Limits) -> bool:
 
 
 def _meets(candidate: Contrast, limits: Limits) -> bool:
-    return runs_retained(candidate, limits) >= _runs_needed(candidate, limits) and _is_bounded(candidate, limits)
+    return runs_retained(candidate, limits) >= _runs_required(candidate, limits) and _is_bounded(candidate, limits)
 
 
 def _score(candidate: Contrast) -> float:

@@ -49,12 +49,13 @@ class Rates:
 @dataclass(frozen=True)
 class Verdicts:
     """Labels as arrays: `lacking` and `present` (candidates, runs, rollouts) are 1.0 where a label says so, `counts`
-    (runs, rollouts) how often the resample drew the rollout, `proposed` (candidates, runs), `failed` (rollouts,)."""
+    (runs, rollouts) how often the resample drew the rollout, `is_candidate` (candidates, runs) whether the run proposed
+    the candidate, `failed` (rollouts,)."""
 
     lacking: Floats
     present: Floats
     counts: Floats
-    proposed: Flags
+    is_candidate: Flags
     failed: Floats
 
 
@@ -65,7 +66,7 @@ class Estimate:
 
     runs: Rates
     pooled: Rates
-    proposed: Flags
+    is_candidate: Flags
     low: float
     high: float
     undefined: int
@@ -118,7 +119,7 @@ def _arrays(labels: Sequence[RolloutLabels], candidates: Sequence[Capability]) -
     slugs = {candidate.id: index for index, candidate in enumerate(candidates)}
     shape = len(slugs), len(runs), len(rollouts)
     lacking, present, counts = np.zeros(shape), np.zeros(shape), np.zeros(shape[1:])
-    proposed, failed = np.zeros(shape[:2], bool), np.zeros(shape[2])
+    is_candidate, failed = np.zeros(shape[:2], bool), np.zeros(shape[2])
     for row in labels:
         run, rollout = runs[row.run], rollouts[row.rollout]
         counts[run, rollout] = row.count
@@ -126,8 +127,8 @@ def _arrays(labels: Sequence[RolloutLabels], candidates: Sequence[Capability]) -
         for slug, label in row.labels.items():
             lacking[slugs[slug], run, rollout] = label.verdict == "LACKING"
             present[slugs[slug], run, rollout] = label.verdict == "PRESENT"
-            proposed[slugs[slug], run] = True
-    return Verdicts(lacking, present, counts, proposed, failed)
+            is_candidate[slugs[slug], run] = True
+    return Verdicts(lacking, present, counts, is_candidate, failed)
 
 
 def _rates(lacking: Floats, present: Floats, failed: Floats, weights: Floats) -> Rates:
@@ -150,10 +151,10 @@ def _share(part: Floats, whole: Floats) -> Floats:
 
 
 def _estimate(verdicts: Verdicts, row: int, weights: Floats, confidence: float) -> Estimate:
-    lacking, present, proposed = verdicts.lacking[row], verdicts.present[row], verdicts.proposed[row]
-    runs = _rates(lacking, present, verdicts.failed, verdicts.counts * proposed[:, None])
+    lacking, present, is_candidate = verdicts.lacking[row], verdicts.present[row], verdicts.is_candidate[row]
+    runs = _rates(lacking, present, verdicts.failed, verdicts.counts * is_candidate[:, None])
     # Where runs disagree on a rollout it counts in parts, one rollout in all.
-    share = proposed / max(1, proposed.sum())
+    share = is_candidate / max(1, is_candidate.sum())
     lacking, present = share @ lacking, share @ present
     pooled = _rates(lacking, present, verdicts.failed, np.ones((1, len(verdicts.failed))))
     gaps = _rates(lacking, present, verdicts.failed, weights).gap
@@ -161,7 +162,7 @@ def _estimate(verdicts: Verdicts, row: int, weights: Floats, confidence: float) 
     low = high = np.nan
     if 2 * len(defined) >= len(gaps):
         low, high = np.percentile(defined, [50 * (1 - confidence), 50 * (1 + confidence)])
-    return Estimate(runs, pooled, proposed, float(low), float(high), len(gaps) - len(defined))
+    return Estimate(runs, pooled, is_candidate, float(low), float(high), len(gaps) - len(defined))
 
 
 def _contrast(slug: str, estimate: Estimate) -> Contrast:
@@ -207,8 +208,8 @@ def _reason(contrast: Contrast, estimate: Estimate, decision: Decision, limits: 
     if decision.selected:
         return f"{retained}, lower bound of the gap {estimate.low:.3f}"
     shortfalls = []
-    if decision.retained < decision.needed:
-        shortfalls.append(f"{retained}, {decision.needed} needed ({_shortfalls_of_runs(contrast, estimate, limits)})")
+    if decision.retained < decision.required:
+        shortfalls.append(f"{retained}, {decision.required} needed ({_shortfalls_of_runs(contrast, estimate, limits)})")
     if np.isnan(estimate.low):
         shortfalls.append(f"gap undefined in {estimate.undefined} of {resamples} resamples")
     elif not decision.bounded:
@@ -220,10 +221,12 @@ def _shortfalls_of_runs(contrast: Contrast, estimate: Estimate, limits: Limits) 
     """In how many runs each condition failed; conditions overlap."""
     gaps = [run["gap"] for run in contrast["per_run"]]
     coverages = [run["coverage"] for run in contrast["per_run"]]
+    undefined_failed = estimate.is_candidate & np.isnan(estimate.runs.er_failed)
+    undefined_passed = estimate.is_candidate & np.isnan(estimate.runs.er_passed)
     cases = {
-        "not proposed": int((~estimate.proposed).sum()),
-        "undefined: no failed rollout exercised it": int((estimate.proposed & np.isnan(estimate.runs.er_failed)).sum()),
-        "undefined: no passed rollout exercised it": int((estimate.proposed & np.isnan(estimate.runs.er_passed)).sum()),
+        "not proposed": int((~estimate.is_candidate).sum()),
+        "undefined: no failed rollout exercised it": int(undefined_failed.sum()),
+        "undefined: no passed rollout exercised it": int(undefined_passed.sum()),
         f"gap below {limits['delta']:g}": sum(gap is not None and gap < limits["delta"] for gap in gaps),
         f"coverage below {limits['coverage']:g}": sum(
             coverage is not None and coverage < limits["coverage"] for coverage in coverages
