@@ -165,9 +165,9 @@ class Replica(Endpoint):
             )
         self.starts += 1
         if not self._healthy(self.machine.start_timeout):
-            ended = self._process.poll() is not None
+            dead = self._process.poll() is not None
             limit = f"is not healthy after {self.machine.start_timeout:g} seconds"
-            raise self._useless(self._exit() if ended else limit)
+            raise self._useless(self._exit() if dead else limit)
         try:
             self._check(self.name, self.source)
             for name, folder in self.adapters.items():

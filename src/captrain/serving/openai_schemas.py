@@ -5,14 +5,14 @@ those that change nothing and those to refuse, so that no request is answered as
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from captrain.contract import calls_of
-from captrain.records import Message
+from captrain.records import JsonObject, Message
 
-NEUTRAL: dict[str, Any] = {
+NEUTRAL: JsonObject = {
     "top_p": 1,
     "presence_penalty": 0,
     "frequency_penalty": 0,
@@ -27,35 +27,35 @@ IGNORED = ("user", "metadata", "safety_identifier", "service_tier")
 """Settings that never change an answer."""
 
 
-class Text(BaseModel):
+class TextPart(BaseModel):
     """A part of a message."""
 
     type: Literal["text"]
     text: str
 
 
-class Called(BaseModel):
+class MessageFunction(BaseModel):
     """A call in an assistant message: arguments as JSON text, or as the object itself."""
 
     name: str
-    arguments: str | dict[str, Any]
+    arguments: str | JsonObject
 
 
-class ToolCall(BaseModel):
+class MessageToolCall(BaseModel):
     """A tool call."""
 
     id: str | None = None
     type: Literal["function"] = "function"
-    function: Called
+    function: MessageFunction
 
 
-class Spoken(BaseModel):
+class RequestMessage(BaseModel):
     """A message of the dialogue."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[Text] | None = None
+    content: str | list[TextPart] | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[MessageToolCall] | None = None
     tool_call_id: str | None = None
 
     def message(self) -> Message:
@@ -66,10 +66,10 @@ class Spoken(BaseModel):
         if self.name:
             message["name"] = self.name
         if self.tool_calls:
-            made = {"tool_calls": [call.model_dump(exclude={"id"}) for call in self.tool_calls]}
+            calls = {"tool_calls": [call.model_dump(exclude={"id"}) for call in self.tool_calls]}
             message["tool_calls"] = [
                 {"type": "function", "function": {"name": name, "arguments": arguments}}
-                for name, arguments in calls_of(made)
+                for name, arguments in calls_of(calls)
             ]
         return message
 
@@ -80,14 +80,14 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
-class Completion(BaseModel):
+class CompletionRequest(BaseModel):
     """A request for chat completions."""
 
     model_config = ConfigDict(extra="allow")
 
     model: str
-    messages: Annotated[list[Spoken], Field(min_length=1)]
-    tools: list[dict[str, Any]] = []
+    messages: Annotated[list[RequestMessage], Field(min_length=1)]
+    tools: list[JsonObject] = []
     tool_choice: Literal["auto", "none"] = "auto"
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -107,23 +107,23 @@ class Completion(BaseModel):
         return sorted(set(extra) - set(neutral) - set(IGNORED))
 
 
-class Tokenizing(BaseModel):
+class TokenizeRequest(BaseModel):
     """A request for the tokens of a dialogue, in vLLM's words."""
 
     model: str
-    messages: Annotated[list[Spoken], Field(min_length=1)]
-    tools: list[dict[str, Any]] = []
+    messages: Annotated[list[RequestMessage], Field(min_length=1)]
+    tools: list[JsonObject] = []
     add_generation_prompt: Literal[True] = True
 
 
-class Loading(BaseModel):
+class LoadAdapterRequest(BaseModel):
     """A request to load an adapter, in vLLM's words."""
 
     lora_name: Annotated[str, Field(min_length=1)]
     lora_path: Path
 
 
-class Unloading(BaseModel):
+class UnloadAdapterRequest(BaseModel):
     """A request to unload an adapter."""
 
     lora_name: str

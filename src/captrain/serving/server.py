@@ -33,8 +33,15 @@ from captrain.errors import UserError
 from captrain.execution import entry_point
 from captrain.models import adapter_digest
 from captrain.policies import EngineRow, LocalPolicy, sample_rows, with_adapter
-from captrain.records import digest
-from captrain.serving.openai_schemas import Completion, Loading, Spoken, StreamOptions, Tokenizing, Unloading
+from captrain.records import JsonObject, Message, digest
+from captrain.serving.openai_schemas import (
+    CompletionRequest,
+    LoadAdapterRequest,
+    RequestMessage,
+    StreamOptions,
+    TokenizeRequest,
+    UnloadAdapterRequest,
+)
 
 TOKENS = 512
 """Of an answer, where a request does not say how many at most."""
@@ -46,7 +53,7 @@ class Sampling:
 
     group: tuple[str, float, int]
     row: EngineRow
-    done: Future[EngineRow] = field(default_factory=Future)
+    future: Future[EngineRow] = field(default_factory=Future)
 
 
 class Sampler:
@@ -58,30 +65,30 @@ class Sampler:
 
     def __init__(self, policy: LocalPolicy) -> None:
         self.policy = policy
-        self._waiting: queue.SimpleQueue[Sampling | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Sampling | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def submit(self, sampling: Sampling) -> Future[EngineRow]:
         """Wait in line; the row is complete when the future is done."""
-        self._waiting.put(sampling)
-        return sampling.done
+        self._queue.put(sampling)
+        return sampling.future
 
     def close(self) -> None:
         """Finish what waits, and end."""
-        self._waiting.put(None)
+        self._queue.put(None)
         self._thread.join()
 
     def _run(self) -> None:
-        while (first := self._waiting.get()) is not None:
-            waiting: list[Sampling] = [first]
-            while not self._waiting.empty():
-                if (more := self._waiting.get()) is None:
-                    self._waiting.put(None)
+        while (first := self._queue.get()) is not None:
+            samplings: list[Sampling] = [first]
+            while not self._queue.empty():
+                if (more := self._queue.get()) is None:
+                    self._queue.put(None)
                     break
-                waiting.append(more)
-            for group in dict.fromkeys(one.group for one in waiting):
-                alike = [one for one in waiting if one.group == group]
+                samplings.append(more)
+            for group in dict.fromkeys(sampling.group for sampling in samplings):
+                alike = [sampling for sampling in samplings if sampling.group == group]
                 for start in range(0, len(alike), self.policy.batch):
                     self._sample(group, alike[start : start + self.policy.batch])
 
@@ -90,7 +97,7 @@ class Sampler:
         try:
             sample_rows(
                 self.policy.decoder(adapter),
-                [one.row for one in batch],
+                [sampling.row for sampling in batch],
                 end=self.policy.tokenizer.eos_token_id,
                 temperature=temperature,
                 max_tokens=tokens,
@@ -99,11 +106,11 @@ class Sampler:
         except Exception as error:
             # Nobody waits for this thread itself: it goes on, and whoever waits for an answer is told.
             logging.exception("a batch of %d completions failed", len(batch))
-            for one in batch:
-                one.done.set_exception(HTTPException(500, f"{type(error).__name__}: {error}"))
+            for sampling in batch:
+                sampling.future.set_exception(HTTPException(500, f"{type(error).__name__}: {error}"))
             return
-        for one in batch:
-            one.done.set_result(one.row)
+        for sampling in batch:
+            sampling.future.set_result(sampling.row)
 
 
 class Server:
@@ -130,22 +137,20 @@ class Server:
         """Serve an adapter under a name; raises UserError for a folder that holds none, or a name in use."""
         if name == self.name or name in self.adapters:
             raise UserError(f"there is a model {name} already", "unload it first, or choose another name")
-        found = adapter_digest(folder)
+        content = adapter_digest(folder)
         with_adapter(self.policy.state, str(folder))  # A damaged one is refused now, not at its first request.
-        self.adapters[name] = (folder, found)
+        self.adapters[name] = (folder, content)
 
-    def models(self) -> list[dict[str, Any]]:
+    def models(self) -> list[JsonObject]:
         """The base, then its adapters; `digest` is what they are, whatever they are called."""
-        listed: list[dict[str, Any]] = [
-            {"id": self.name, "root": self.root, "parent": None, "digest": self.policy.digest}
+        models: list[JsonObject] = [{"id": self.name, "root": self.root, "parent": None, "digest": self.policy.digest}]
+        models += [
+            {"id": name, "root": str(folder), "parent": self.name, "digest": content}
+            for name, (folder, content) in self.adapters.items()
         ]
-        listed += [
-            {"id": name, "root": str(folder), "parent": self.name, "digest": found}
-            for name, (folder, found) in self.adapters.items()
-        ]
-        return [{"object": "model", "created": 0, "owned_by": "captrain", **one} for one in listed]
+        return [{"object": "model", "created": 0, "owned_by": "captrain", **model} for model in models]
 
-    async def complete(self, request: Completion) -> dict[str, Any]:
+    async def complete(self, request: CompletionRequest) -> JsonObject:
         """Answer a request for completions.
 
         Raises:
@@ -157,12 +162,12 @@ class Server:
         prompt = self.prompt(request.messages, request.tools if request.tool_choice == "auto" else [])
         tokens = request.max_completion_tokens or request.max_tokens or self.policy.max_tokens
         seed = uuid.uuid4().hex if request.seed is None else str(request.seed)
-        asked = [
+        samplings = [
             Sampling((adapter, request.temperature, tokens), EngineRow(f"{seed}/{index}", prompt, lambda _: []))
             for index in range(request.n)
         ]
-        rows = await asyncio.gather(*(asyncio.wrap_future(self.sampler.submit(one)) for one in asked))
-        written = [row.ids[len(prompt) :] for row in rows]
+        rows = await asyncio.gather(*(asyncio.wrap_future(self.sampler.submit(sampling)) for sampling in samplings))
+        replies = [row.ids[len(prompt) :] for row in rows]
         answer = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "object": "chat.completion",
@@ -170,7 +175,7 @@ class Server:
             "model": request.model,
             "system_fingerprint": self.policy.digest,
             "choices": [self._choice(request, index, row, len(prompt)) for index, row in enumerate(rows)],
-            "usage": usage(len(prompt), sum(map(len, written))),
+            "usage": usage(len(prompt), sum(map(len, replies))),
         }
         return {**answer, "prompt_token_ids": prompt} if request.return_token_ids else answer
 
@@ -181,10 +186,10 @@ class Server:
             raise HTTPException(404, f"there is no model {model}; there are {', '.join([self.name, *self.adapters])}")
         return str(self.adapters[model][0])
 
-    def prompt(self, messages: Sequence[Spoken], tools: list[dict[str, Any]]) -> list[int]:
+    def prompt(self, messages: Sequence[RequestMessage], tools: list[JsonObject]) -> list[int]:
         """The tokens that the model reads of a dialogue; raises as `complete` does."""
         try:
-            prompt = self.policy.chat(tools).dialogue([one.message() for one in messages])
+            prompt = self.policy.chat(tools).dialogue([message.message() for message in messages])
         except (TemplateError, TypeError, KeyError, AttributeError) as error:
             raise HTTPException(400, f"the model's chat template does not take these messages: {error}") from None
         if len(prompt) >= self.policy.room:
@@ -193,22 +198,22 @@ class Server:
             )
         return prompt
 
-    def _choice(self, request: Completion, index: int, row: EngineRow, start: int) -> dict[str, Any]:
+    def _choice(self, request: CompletionRequest, index: int, row: EngineRow, start: int) -> JsonObject:
         tokens, tokenizer = row.ids[start:], self.policy.tokenizer
-        said = self.policy.chat([]).parse(tokens)
-        message: dict[str, Any] = {"role": "assistant", "content": said["content"] or None}
-        if calls := said.get("tool_calls"):
+        reply = self.policy.chat([]).parse(tokens)
+        message: Message = {"role": "assistant", "content": reply["content"] or None}
+        if calls := reply.get("tool_calls"):
             names = digest(tokens, index)
             message["tool_calls"] = [
                 {
-                    "id": f"call_{names}_{at}",
+                    "id": f"call_{names}_{position}",
                     "type": "function",
                     "function": {
                         "name": call["function"]["name"],
                         "arguments": json.dumps(call["function"]["arguments"], ensure_ascii=False),
                     },
                 }
-                for at, call in enumerate(calls)
+                for position, call in enumerate(calls)
             ]
         finish = "tool_calls" if calls else "stop" if tokens[-1:] == [tokenizer.eos_token_id] else "length"
         choice = {"index": index, "message": message, "finish_reason": finish}
@@ -223,19 +228,19 @@ class Server:
         return {**choice, "token_ids": tokens} if request.return_token_ids else choice
 
 
-def usage(prompt: int, written: int) -> dict[str, int]:
+def usage(prompt: int, reply: int) -> dict[str, int]:
     """Tokens of one request."""
-    return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
+    return {"prompt_tokens": prompt, "completion_tokens": reply, "total_tokens": prompt + reply}
 
 
-def streamed(answer: dict[str, Any], options: StreamOptions) -> Iterator[str]:
+def streamed(answer: JsonObject, options: StreamOptions) -> Iterator[str]:
     """An answer as server-sent events: for each choice its role and content, its calls, and how it ended.
 
     The engine samples a batch to its end, so that nothing is sent before all of it is there.
     """
     shared = {key: answer[key] for key in ("id", "created", "model", "system_fingerprint")}
 
-    def event(choices: list[dict[str, Any]], **more: Any) -> str:
+    def event(choices: list[JsonObject], **more: object) -> str:
         return f"data: {json.dumps({**shared, 'object': 'chat.completion.chunk', 'choices': choices, **more})}\n\n"
 
     for choice in answer["choices"]:
@@ -243,7 +248,7 @@ def streamed(answer: dict[str, Any], options: StreamOptions) -> Iterator[str]:
         extra = {key: choice[key] for key in ("logprobs", "token_ids") if key in choice}
         delta = {"role": "assistant", "content": message["content"] or ""}
         yield event([{"index": index, "delta": delta, "finish_reason": None, **extra}])
-        calls = [{"index": at, **call} for at, call in enumerate(message.get("tool_calls") or [])]
+        calls = [{"index": position, **call} for position, call in enumerate(message.get("tool_calls") or [])]
         if calls:
             yield event([{"index": index, "delta": {"tool_calls": calls}, "finish_reason": None}])
         yield event([{"index": index, "delta": {}, "finish_reason": choice["finish_reason"]}])
@@ -255,22 +260,22 @@ def streamed(answer: dict[str, Any], options: StreamOptions) -> Iterator[str]:
 def _refusing(app: FastAPI) -> None:
     """Errors in OpenAI's shape."""
 
-    def refused(status: int, message: str) -> JSONResponse:
+    def refusal_of(status: int, message: str) -> JSONResponse:
         kind = "invalid_request_error" if status < 500 else "server_error"
         return JSONResponse({"error": {"message": message, "type": kind, "param": None, "code": status}}, status)
 
     @app.exception_handler(RequestValidationError)
     async def malformed(_: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
-        return refused(400, f"{'.'.join(str(part) for part in first['loc'][1:]) or 'body'}: {first['msg']}")
+        return refusal_of(400, f"{'.'.join(str(part) for part in first['loc'][1:]) or 'body'}: {first['msg']}")
 
     @app.exception_handler(HTTPException)
     async def refusal(_: Request, error: HTTPException) -> Response:
-        return refused(error.status_code, str(error.detail))
+        return refusal_of(error.status_code, str(error.detail))
 
     @app.exception_handler(UserError)
     async def mistaken(_: Request, error: UserError) -> Response:
-        return refused(400, str(error))
+        return refusal_of(400, str(error))
 
 
 def application(server: Server) -> FastAPI:
@@ -290,28 +295,28 @@ def application(server: Server) -> FastAPI:
         return {}
 
     @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
+    async def models() -> JsonObject:
         return {"object": "list", "data": server.models()}
 
     @app.post("/v1/chat/completions")
-    async def complete(request: Completion) -> Response:
+    async def complete(request: CompletionRequest) -> Response:
         answer = await server.complete(request)
         if request.stream:
             return StreamingResponse(streamed(answer, request.stream_options), media_type="text/event-stream")
         return JSONResponse(answer)
 
     @app.post("/tokenize")
-    async def tokenize(request: Tokenizing) -> dict[str, Any]:
+    async def tokenize(request: TokenizeRequest) -> JsonObject:
         tokens = server.prompt(request.messages, request.tools)
         return {"count": len(tokens), "max_model_len": server.policy.room, "tokens": tokens}
 
     @app.post("/v1/load_lora_adapter")
-    def load(request: Loading) -> dict[str, str]:
+    def load(request: LoadAdapterRequest) -> dict[str, str]:
         server.load(request.lora_name, request.lora_path)
         return {"status": "loaded"}
 
     @app.post("/v1/unload_lora_adapter")
-    def unload(request: Unloading) -> dict[str, str]:
+    def unload(request: UnloadAdapterRequest) -> dict[str, str]:
         if server.adapters.pop(request.lora_name, None) is None:
             raise HTTPException(404, f"there is no adapter {request.lora_name}")
         return {"status": "unloaded"}
@@ -356,8 +361,8 @@ def pair(text: str) -> tuple[str, Path]:
     Raises:
         ValueError: it is not of this form.
     """
-    name, found, folder = text.partition("=")
-    if not (name and found and folder):
+    name, separator, folder = text.partition("=")
+    if not (name and separator and folder):
         raise ValueError(f"{text!r} is not of the form name=folder")
     return name, Path(folder)
 
@@ -379,9 +384,9 @@ def main() -> None:
     parser.add_argument("--tool-call-parser", choices=["hermes"])
     parser.add_argument("--generation-config", choices=["vllm"])
     parser.add_argument("--logprobs-mode", choices=["processed_logprobs"])
-    given = parser.parse_args()
-    name = given.served_model_name or str(given.model)
-    serve(given.model, given.host, given.port, name, dict(given.lora_modules))
+    arguments = parser.parse_args()
+    name = arguments.served_model_name or str(arguments.model)
+    serve(arguments.model, arguments.host, arguments.port, name, dict(arguments.lora_modules))
 
 
 if __name__ == "__main__":
