@@ -32,7 +32,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-STARTED = time.perf_counter()
+START = time.perf_counter()
 
 from loguru import logger
 
@@ -60,11 +60,11 @@ except ImportError:
     from tau2.user.base import OUT_OF_SCOPE, STOP, TRANSFER, UserState
     from tau2.user.base import BaseUser as UserBase
 
-IMPORT_SECONDS = time.perf_counter() - STARTED
+IMPORT_SECONDS = time.perf_counter() - START
 DOMAINS = ("mock", "airline", "retail")
 FILES = {"tasks": "tasks.json", "db": "db.json", "policy": "policy.md", "splits": "split_tasks.json"}
 WORLD = {RewardType.DB, RewardType.ENV_ASSERTION}
-TOLD = {RewardType.COMMUNICATE, RewardType.NL_ASSERTION}
+INFORMATION = {RewardType.COMMUNICATE, RewardType.NL_ASSERTION}
 DEEPEST = 50
 """Levels of nesting in a call's arguments; tau2 copies them by recursion."""
 PATIENCE = 2.0
@@ -105,26 +105,27 @@ class User(UserBase):
         pass
 
     def generate_next_message(self, message, state):
-        state.messages.extend(unpacked(message))
+        state.messages.extend(messages_in(message))
         state.messages.append(self.message)
         return self.message, state
 
     def prompt(self, message, state):
         """The simulator's chat: its system prompt, and the dialogue with roles exchanged."""
-        heard = UserState(system_messages=state.system_messages, messages=[*state.messages, *unpacked(message)])
-        system = [{"role": "system", "content": one.content or ""} for one in heard.system_messages]
-        return system + [shown(one) for one in heard.flip_roles()]
+        messages = [*state.messages, *messages_in(message)]
+        chat = UserState(system_messages=state.system_messages, messages=messages)
+        system = [{"role": "system", "content": instruction.content or ""} for instruction in chat.system_messages]
+        return system + [chat_message(turn) for turn in chat.flip_roles()]
 
 
 def stops(content):
     return any(token in (content or "") for token in (STOP, TRANSFER, OUT_OF_SCOPE))
 
 
-def unpacked(message):
+def messages_in(message):
     return list(message.tool_messages) if isinstance(message, MultiToolMessage) else [message]
 
 
-def shown(message):
+def chat_message(message):
     """A message of tau2 as an OpenAI chat message."""
     if isinstance(message, ToolMessage):
         result = {"role": "tool", "tool_call_id": message.id, "content": message.content or ""}
@@ -138,7 +139,7 @@ def shown(message):
     return chat
 
 
-def understood(message, ids):
+def tau2_message(message, ids):
     """An OpenAI chat message of agent or user as tau2's; None where it says nothing. Ids come from `ids`, never from
     the message: what a model writes there is not trusted."""
     requestor = "user" if message["role"] == "user" else "assistant"
@@ -154,16 +155,16 @@ def understood(message, ids):
     return kind(role=requestor, content=content, tool_calls=calls or None, cost=0.0)
 
 
-def arguments_of(given):
+def arguments_of(value):
     """The arguments of a call. No tool takes an argument without a name, so what is no JSON object goes by none, and
     the tool answers that it does not know it."""
     try:
-        arguments = json.loads(given or "{}") if isinstance(given, str) else given
+        arguments = json.loads(value or "{}") if isinstance(value, str) else value
         if isinstance(arguments, dict) and depth(arguments) <= DEEPEST:
             return arguments
     except (ValueError, RecursionError):
         pass
-    return {"": given[:LONGEST] if isinstance(given, str) else ""}
+    return {"": value[:LONGEST] if isinstance(value, str) else ""}
 
 
 def depth(value):
@@ -177,9 +178,9 @@ def world(domain, **settings):
     environment = registry.get_env_constructor(domain)(**settings)
     call, holds = environment.make_tool_call, environment.run_env_assertion
 
-    def timed(*given, **arguments):
+    def timed(*values, **arguments):
         with patience():
-            return call(*given, **arguments)
+            return call(*values, **arguments)
 
     def checked(assertion, raise_assertion_error=True):
         try:
@@ -209,7 +210,7 @@ def patience():
         signal.signal(signal.SIGALRM, before)
 
 
-def numbered():
+def call_ids():
     number = 0
     while True:
         number += 1
@@ -221,7 +222,7 @@ class Episode:
 
     def __init__(self, domain, task, max_steps, lines):
         environment = world(domain)
-        self.lines, self.ids, self.names = lines, numbered(), {}
+        self.lines, self.ids, self.names = lines, call_ids(), {}
         self.agent = Agent(environment.get_tools(), environment.get_policy())
         self.user = User(task)
         self.tools = [tool.openai_schema for tool in environment.get_tools()]
@@ -232,15 +233,16 @@ class Episode:
         # Of `run`, which we do not use; 1.0 reads them.
         self.orchestrator._run_start_time, self.orchestrator._run_start_perf = None, time.perf_counter()
         self.orchestrator.initialize()
-        self.sent, self.ended = 0, None
+        self.reported, self.termination = 0, None
+        """Messages of the trajectory that our side has; why the episode ended, where tau2 does not know it."""
 
     def advance(self):
         """Let the world and the scripted user act until it is somebody's turn on our side."""
-        one = self.orchestrator
-        while not one.done:
-            if one.to_role == Role.AGENT:
+        orchestrator = self.orchestrator
+        while not orchestrator.done:
+            if orchestrator.to_role == Role.AGENT:
                 return "agent"
-            if one.to_role == Role.USER:
+            if orchestrator.to_role == Role.USER:
                 if self.lines is None:
                     return "user"
                 line = self.lines.pop(0) if self.lines else STOP
@@ -250,46 +252,46 @@ class Episode:
 
     def step(self):
         """One step, and the limits that tau2 checks after each."""
-        one = self.orchestrator
-        one.step()
-        if one.to_role != Role.ENV:
-            if one.step_count >= one.max_steps:
-                one.done, one.termination_reason = True, TerminationReason.MAX_STEPS
-            if one.num_errors >= one.max_errors:
-                one.done, one.termination_reason = True, TerminationReason.TOO_MANY_ERRORS
+        orchestrator = self.orchestrator
+        orchestrator.step()
+        if orchestrator.to_role != Role.ENV:
+            if orchestrator.step_count >= orchestrator.max_steps:
+                orchestrator.done, orchestrator.termination_reason = True, TerminationReason.MAX_STEPS
+            if orchestrator.num_errors >= orchestrator.max_errors:
+                orchestrator.done, orchestrator.termination_reason = True, TerminationReason.TOO_MANY_ERRORS
 
-    def observed(self, own=0):
-        """What has happened since; the first `own` messages are the agent's own and not repeated."""
-        turn = None if self.ended else self.advance()
-        one = self.orchestrator
-        fresh = [shown(message) for message in one.trajectory[self.sent + own :]]
-        self.sent = len(one.trajectory)
+    def observation(self, skip=0):
+        """What has happened since; the first `skip` messages are the agent's own and not repeated."""
+        turn = None if self.termination else self.advance()
+        orchestrator = self.orchestrator
+        fresh = [chat_message(message) for message in orchestrator.trajectory[self.reported + skip :]]
+        self.reported = len(orchestrator.trajectory)
         for message in fresh:
             if message["role"] == "tool":
                 message["tool_call_id"] = self.names.get(message["tool_call_id"], message["tool_call_id"])
-        reason = self.ended or (one.termination_reason.value if one.done else None)
-        seen = {"turn": turn, "done": reason is not None, "termination": reason, "messages": fresh}
+        reason = self.termination or (orchestrator.termination_reason.value if orchestrator.done else None)
+        observation = {"turn": turn, "done": reason is not None, "termination": reason, "messages": fresh}
         if turn == "user":
-            seen["user_messages"] = self.user.prompt(one.message, one.user_state)
-        return seen
+            observation["user_messages"] = self.user.prompt(orchestrator.message, orchestrator.user_state)
+        return observation
 
     def take(self, role, message):
         """A message of the agent or of the user."""
-        one = self.orchestrator
-        if one.done or self.ended:
+        orchestrator = self.orchestrator
+        if orchestrator.done or self.termination:
             raise BadRequest("the episode is over")
-        turn = {Role.AGENT: "agent", Role.USER: "user"}[one.to_role]
+        turn = {Role.AGENT: "agent", Role.USER: "user"}[orchestrator.to_role]
         if role != turn:
             raise BadRequest(f"it is the {turn}'s turn, not the {role}'s")
-        said = understood({**message, "role": "user" if role == "user" else "assistant"}, self.ids)
-        if said is None:
-            self.ended = f"{role}_error"
-            return self.observed()
-        for call, given in zip(said.tool_calls or [], message.get("tool_calls") or [], strict=True):
-            self.names[call.id] = given["id"] if isinstance(given.get("id"), str) else call.id
-        (self.agent if role == "agent" else self.user).message = said
+        utterance = tau2_message({**message, "role": "user" if role == "user" else "assistant"}, self.ids)
+        if utterance is None:
+            self.termination = f"{role}_error"
+            return self.observation()
+        for call, original in zip(utterance.tool_calls or [], message.get("tool_calls") or [], strict=True):
+            self.names[call.id] = original["id"] if isinstance(original.get("id"), str) else call.id
+        (self.agent if role == "agent" else self.user).message = utterance
         self.step()
-        return self.observed(own=1 if role == "agent" else 0)
+        return self.observation(skip=1 if role == "agent" else 0)
 
 
 EPISODES, TASKS = {}, {}
@@ -301,8 +303,8 @@ def tasks_of(domain):
     if domain not in TASKS:
         loader = registry.get_tasks_loader(domain)
         # Since tau2 has splits, loading without one gives the tasks of the default split alone.
-        everything = [None] if "task_split_name" in inspect.signature(loader).parameters else []
-        TASKS[domain] = {one.id: one for one in loader(*everything)}
+        all_splits = [None] if "task_split_name" in inspect.signature(loader).parameters else []
+        TASKS[domain] = {task.id: task for task in loader(*all_splits)}
     return TASKS[domain]
 
 
@@ -338,8 +340,8 @@ def list_tasks(domain):
     loaded = tasks_of(domain)
     barred = {name: "the user needs tools of their own" for name, task in loaded.items() if needs_tools(task)}
     splits = registry.get_task_splits_loader(domain)
-    given = splits() if splits else {"base": loaded}
-    by_split = {split: [name for name in names if name not in barred] for split, names in given.items()}
+    names_of = splits() if splits else {"base": loaded}
+    by_split = {split: [name for name in names if name not in barred] for split, names in names_of.items()}
     return {"splits": by_split, "not_runnable": barred}
 
 
@@ -347,9 +349,9 @@ def needs_tools(task):
     """Whether the simulated user has to act as well as talk: one task of `mock` in 1.0, none elsewhere. A record is
     what the agent sees, and an agent does not see what its user does."""
     criteria = task.evaluation_criteria
-    done_by = {one.requestor for one in (criteria.actions if criteria else None) or []}
-    seen_by = {one.env_type for one in (criteria.env_assertions if criteria else None) or []}
-    return "user" in done_by | seen_by
+    actors = {action.requestor for action in (criteria.actions if criteria else None) or []}
+    observers = {assertion.env_type for assertion in (criteria.env_assertions if criteria else None) or []}
+    return "user" in actors | observers
 
 
 def tools(domain):
@@ -364,7 +366,7 @@ def reset(domain, task_id, max_steps, user):
     episode = Episode(domain, task, max_steps, lines)
     name = uuid.uuid4().hex
     EPISODES[name] = episode
-    return {"episode": name, "system": episode.system, "tools": episode.tools, **episode.observed()}
+    return {"episode": name, "system": episode.system, "tools": episode.tools, **episode.observation()}
 
 
 def spoken(task):
@@ -372,8 +374,8 @@ def spoken(task):
     instructions = task.user_scenario.instructions
     if isinstance(instructions, str):
         return instructions
-    said = [getattr(instructions, name, None) for name in ("reason_for_call", "known_info")]
-    return "\n".join(one for one in said if one) or str(instructions)
+    texts = [getattr(instructions, name, None) for name in ("reason_for_call", "known_info")]
+    return "\n".join(text for text in texts if text) or str(instructions)
 
 
 def step(episode, role, message):
@@ -385,29 +387,29 @@ def step(episode, role, message):
 
 def recorded(messages):
     """tau2's messages for a record, without the system prompt; the k-th tool message answers the k-th open call."""
-    ids, waiting, rebuilt = numbered(), [], []
+    ids, open_calls, rebuilt = call_ids(), [], []
     for message in messages:
         if message["role"] == "system":
             continue
         if message["role"] == "tool":
-            if not waiting:
+            if not open_calls:
                 raise BadRequest("the record has a tool message that answers no call")
-            call = waiting.pop(0)
+            call = open_calls.pop(0)
             content, error = message.get("content"), bool(message.get("error"))
             rebuilt.append(ToolMessage(id=call.id, role="tool", content=content, requestor=call.requestor, error=error))
             continue
-        said = understood(message, ids)
-        if said is not None:
-            waiting += said.tool_calls or []
-            rebuilt.append(said)
+        utterance = tau2_message(message, ids)
+        if utterance is not None:
+            open_calls += utterance.tool_calls or []
+            rebuilt.append(utterance)
     return rebuilt
 
 
 def steps_of(messages, before):
-    """Steps of the orchestrator behind a record: one for each message said and for each round of tool results, after
+    """Steps of the orchestrator behind a record: one for each message and for each round of tool results, after
     the `before` messages that were there at the start."""
-    told = [message["role"] for message in messages if message["role"] != "system"][before:]
-    return sum(role != "tool" or told[at - 1] != "tool" for at, role in enumerate(told))
+    roles = [message["role"] for message in messages if message["role"] != "system"][before:]
+    return sum(role != "tool" or roles[index - 1] != "tool" for index, role in enumerate(roles))
 
 
 def evaluate(domain, task_id, messages, max_steps):
@@ -415,15 +417,15 @@ def evaluate(domain, task_id, messages, max_steps):
     it should be, and what had to be told was told."""
     task = task_of(domain, task_id)
     last = messages[-1] if messages else {"role": "none"}
-    ended = last["role"] == "user" and not last.get("tool_calls") and stops(last.get("content"))
-    if not ended or steps_of(messages, history(task)) >= max_steps:
+    user_left = last["role"] == "user" and not last.get("tool_calls") and stops(last.get("content"))
+    if not user_left or steps_of(messages, history(task)) >= max_steps:
         return {"reward": 0.0, "success": False, "parts": {"ended": 0.0}}
     record = recorded(messages)
     state = EnvironmentEvaluator.calculate_reward(partial(world, domain), task, record)
-    told = CommunicateEvaluator.calculate_reward(task, record).reward
+    communicate = CommunicateEvaluator.calculate_reward(task, record).reward
     basis = set(task.evaluation_criteria.reward_basis) if task.evaluation_criteria else set()
-    parts = {"ended": 1.0, "db": state.db_check.db_reward if state.db_check else 1.0, "communicate": told}
-    reward = (state.reward if basis & WORLD else 1.0) * (told if basis & TOLD else 1.0)
+    parts = {"ended": 1.0, "db": state.db_check.db_reward if state.db_check else 1.0, "communicate": communicate}
+    reward = (state.reward if basis & WORLD else 1.0) * (communicate if basis & INFORMATION else 1.0)
     if RewardType.ACTION in basis:
         parts["action"] = ActionEvaluator.calculate_reward(task, record).reward
         reward *= parts["action"]
@@ -432,26 +434,28 @@ def evaluate(domain, task_id, messages, max_steps):
 
 def history(task):
     """Messages that are there before anybody acts: the task's own, or tau2's greeting."""
-    given = task.initial_state.message_history if task.initial_state else None
-    return len(given) if given else 1
+    messages = task.initial_state.message_history if task.initial_state else None
+    return len(messages) if messages else 1
 
 
 def reference(domain, task_id):
     """The actions of the gold solution (None where the task is checked by assertions alone and has none), arguments
     that alone are compared, if any, and the values to be told."""
     criteria = task_of(domain, task_id).evaluation_criteria
-    given = (criteria.actions if criteria else None) or []
-    actions = [{"name": one.name, "arguments": one.arguments, "compare": one.compare_args} for one in given]
-    known = actions or not (criteria and criteria.env_assertions)
+    solution = (criteria.actions if criteria else None) or []
+    actions = [
+        {"name": action.name, "arguments": action.arguments, "compare": action.compare_args} for action in solution
+    ]
+    solved = actions or not (criteria and criteria.env_assertions)
     informs = list((criteria.communicate_info if criteria else None) or [])
-    return {"actions": actions if known else None, "informs": informs}
+    return {"actions": actions if solved else None, "informs": informs}
 
 
 def idle(domain, task_id):
     """The record of an agent that has done nothing when the user leaves."""
     task = task_of(domain, task_id)
-    given = (task.initial_state.message_history if task.initial_state else None) or [DEFAULT_FIRST_AGENT_MESSAGE]
-    return {"messages": [*map(shown, given), {"role": "user", "content": STOP}]}
+    opening = (task.initial_state.message_history if task.initial_state else None) or [DEFAULT_FIRST_AGENT_MESSAGE]
+    return {"messages": [*map(chat_message, opening), {"role": "user", "content": STOP}]}
 
 
 def close(episode):
