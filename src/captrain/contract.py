@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 from pydantic import ValidationError
 
 from captrain.errors import EnvironmentFault, InfrastructureError, UserError
-from captrain.records import Message, Score, Split, Task, digest, file_digest
+from captrain.records import JsonObject, Message, Score, Split, Task, digest, file_digest
 
 T = TypeVar("T")
 
@@ -47,22 +47,22 @@ class Environment(Protocol):
     """
 
     name: str
-    tools: list[dict[str, Any]]
+    tools: list[JsonObject]
     """OpenAI function schemas of the tools the agent may call."""
 
-    def tasks(self, split: str, count: int) -> list[dict[str, Any]]:
+    def tasks(self, split: str, count: int) -> list[JsonObject]:
         """The first `count` tasks of a split; the same call gives the same tasks in any process."""
         ...
 
-    def open(self, task: dict[str, Any]) -> Episode:
+    def open(self, task: JsonObject) -> Episode:
         """Open a task as an episode."""
         ...
 
-    def score(self, task: dict[str, Any], messages: list[Message]) -> dict[str, Any]:
+    def score(self, task: JsonObject, messages: list[Message]) -> JsonObject:
         """Score recorded messages: {"reward": [0, 1], "success": bool, "parts": {name: float}}."""
         ...
 
-    def reference(self, task: dict[str, Any]) -> list[Message]:
+    def reference(self, task: JsonObject) -> list[Message]:
         """The assistant messages of a reference solution; played in order they score 1.0. Empty where none is
         known."""
         ...
@@ -90,12 +90,12 @@ class Target:
         self._keyed = "key" in inspect.signature(environment.open).parameters
 
     @property
-    def tools(self) -> list[dict[str, Any]]:
+    def tools(self) -> list[JsonObject]:
         """OpenAI function schemas of all tools."""
         return self.call("tools", "no task", lambda: self.environment.tools)
 
     @property
-    def about(self) -> dict[str, Any]:
+    def about(self) -> JsonObject:
         """What the environment says of itself: versions, data hashes, simulated user; {} where it says nothing."""
         return self.call("about", "no task", lambda: getattr(self.environment, "about", {}))
 
@@ -104,7 +104,7 @@ class Target:
         """Identity of its behaviour: changes when code, parameters, or what it says of itself change."""
         return digest(self._code, self.about) if self.about else self._code
 
-    def call(self, what: str, task: str, function: Callable[[], T]) -> T:
+    def call(self, operation: str, task: str, function: Callable[[], T]) -> T:
         """Attribute what the other side raises, once, here. Only this boundary may catch everything: the code
         beyond it is not ours."""
         try:
@@ -113,7 +113,8 @@ class Target:
             raise
         except Exception as error:
             raise EnvironmentFault(
-                f"environment {self.name} ({self.source}) raised {type(error).__name__}: {error} in {what} on {task}",
+                f"environment {self.name} ({self.source}) raised {type(error).__name__}: {error} "
+                f"in {operation} on {task}",
                 "mend the environment file; rollouts already whole are kept and a new run goes on from them",
             ) from error
 
@@ -191,9 +192,9 @@ class Target:
         with closing_episodes([episode]):
             messages = list(episode.messages)
             for action in actions:
-                replies, done = episode.step(action)
+                replies, over = episode.step(action)
                 messages += [action, *replies]
-                if done:
+                if over:
                     break
         return messages
 
@@ -228,7 +229,7 @@ class GuardedEpisode:
         return self._episode.messages
 
     @property
-    def tools(self) -> list[dict[str, Any]]:
+    def tools(self) -> list[JsonObject]:
         """OpenAI function schemas of the tools that the agent has in this episode."""
         return getattr(self._episode, "tools", None) or self._target.tools
 
@@ -283,16 +284,16 @@ def _close(episodes: Iterable[GuardedEpisode]) -> list[Exception]:
     return faults
 
 
-def tool_call(name: str, arguments: dict[str, Any]) -> Message:
+def tool_call(name: str, arguments: JsonObject) -> Message:
     """An assistant message with one tool call, arguments as an object."""
     call = {"type": "function", "function": {"name": name, "arguments": arguments}}
     return {"role": "assistant", "content": "", "tool_calls": [call]}
 
 
-def calls_of(message: Message) -> list[tuple[str, dict[str, Any]]]:
+def calls_of(message: Message) -> list[tuple[str, JsonObject]]:
     """The (name, arguments) pairs of an assistant message; arguments given as JSON text are parsed, and text that
     is not a JSON object comes back as {"": text} so that it matches no schema."""
-    calls: list[tuple[str, dict[str, Any]]] = []
+    calls: list[tuple[str, JsonObject]] = []
     for call in message.get("tool_calls") or []:
         arguments = call["function"]["arguments"]
         if isinstance(arguments, str):

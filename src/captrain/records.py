@@ -38,7 +38,7 @@ class Task(Record):
 
     id: str
     split: Split
-    data: dict[str, Any]
+    data: JsonObject
 
 
 class Score(Record):
@@ -97,7 +97,7 @@ class Capability(Record):
     id: str
     name: str
     description: str
-    details: dict[str, Any] = {}
+    details: JsonObject = {}
     examples: list[str] = []
 
 
@@ -157,13 +157,13 @@ class Passport(Record):
 R = TypeVar("R", bound=Record)
 
 
-def digest(*parts: Any) -> str:
+def digest(*parts: object) -> str:
     """SHA-256 (hex, first 16 digits) of the canonical JSON of the parts."""
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"), default=_plain)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     if isinstance(value, BaseModel):
         return value.model_dump()
     raise TypeError(f"not JSON: {type(value).__name__}")
@@ -195,7 +195,7 @@ def publish_folder(aside: Path, folder: Path) -> None:
         shutil.rmtree(aside)
 
 
-def publish_json(path: Path, value: Any) -> None:
+def publish_json(path: Path, value: object) -> None:
     """Publish one JSON document, indented, keys as given."""
     publish_text(path, json.dumps(value, indent=1, default=_plain) + "\n")
 

@@ -23,14 +23,14 @@ LEAST_ID = 6
 """Characters of an id that is more than a number, and so cannot stand in a text by chance."""
 
 
-def leaves(value: Any) -> Iterator[str]:
+def leaves(value: object) -> Iterator[str]:
     """The texts and numbers in a JSON value, in order."""
     if isinstance(value, dict):
-        for one in value.values():
-            yield from leaves(one)
+        for element in value.values():
+            yield from leaves(element)
     elif isinstance(value, list | tuple):
-        for one in value:
-            yield from leaves(one)
+        for element in value:
+            yield from leaves(element)
     elif value is not None and not isinstance(value, bool):
         yield str(value)
 
@@ -47,11 +47,14 @@ def _opening_runs(messages: Sequence[Message]) -> set[str]:
 
 def _agent_text(messages: Sequence[Message]) -> str:
     """Texts and arguments of the assistant messages, in one."""
-    own = [message for message in messages if message["role"] == "assistant"]
+    replies = [message for message in messages if message["role"] == "assistant"]
     return " ".join(
         piece
-        for message in own
-        for piece in (message.get("content") or "", *(leaf for _, given in calls_of(message) for leaf in leaves(given)))
+        for message in replies
+        for piece in (
+            message.get("content") or "",
+            *(leaf for _, arguments in calls_of(message) for leaf in leaves(arguments)),
+        )
     )
 
 
@@ -69,7 +72,7 @@ class HeldOutTasks:
         known: texts whose words are nobody's.
     """
 
-    def __init__(self, benchmark: Target, tasks: Sequence[Task], known: Sequence[str] = ()) -> None:
+    def __init__(self, benchmark: Target, tasks: Sequence[Task], common_texts: Sequence[str] = ()) -> None:
         self.ids = [task.id for task in tasks]
         bodies: list[tuple[str, set[str]]] = []
         holders: dict[str, set[str]] = defaultdict(set)
@@ -79,25 +82,25 @@ class HeldOutTasks:
             bodies += [(task.id, _opening_runs(opening)), (task.id, whole)]
             for run in whole:
                 holders[run].add(task.id)
-        common = {run for text in known for run in runs(text)}
-        own = [(name, {run for run in body if len(holders[run]) == 1} - common) for name, body in bodies]
-        self._sizes = [(name, len(body)) for name, body in own]
-        self._found: dict[str, list[int]] = defaultdict(list)
-        for place, (_, body) in enumerate(own):
+        common = {run for text in common_texts for run in runs(text)}
+        distinctive = [(name, {run for run in body if len(holders[run]) == 1} - common) for name, body in bodies]
+        self._sizes = [(name, len(body)) for name, body in distinctive]
+        self._bodies_by_run: dict[str, list[int]] = defaultdict(list)
+        for index, (_, body) in enumerate(distinctive):
             for run in body:
-                self._found[run].append(place)
+                self._bodies_by_run[run].append(index)
 
-    def nearest(self, place: set[str]) -> tuple[float, str]:
+    def nearest(self, runs_there: set[str]) -> tuple[float, str]:
         """The largest share of a test task's own runs that is in one place, and that test task; runs too few to mean
         anything are none."""
-        hits = Counter(body for run in place for body in self._found.get(run, ()))
+        hits = Counter(body for run in runs_there for body in self._bodies_by_run.get(run, ()))
         shares = [(hit / self._sizes[body][1], self._sizes[body][0]) for body, hit in hits.items() if hit >= LEAST]
         return max(shares, default=(0.0, ""))
 
     def named(self, text: str) -> str:
         """A test task's id in a text, or ""."""
-        telling = (name for name in self.ids if len(name) >= LEAST_ID and not name.isdigit())
-        return next((name for name in telling if name in text and _stands(name, text)), "")
+        candidates = (name for name in self.ids if len(name) >= LEAST_ID and not name.isdigit())
+        return next((name for name in candidates if name in text and _stands(name, text)), "")
 
 
 def _stands(name: str, text: str) -> bool:

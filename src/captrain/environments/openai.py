@@ -21,7 +21,7 @@ from captrain.environments.sandbox.host import MODULES
 from captrain.environments.synthesizer import Attempt, Brief
 from captrain.ledger import guard_split
 from captrain.models import AnswerUsage, Question, StructuredAnswers
-from captrain.records import Check
+from captrain.records import Check, JsonObject
 
 REQUIRED = ("tasks", "open", "score", "reference", "broken")
 HEADER = "# Written by a language model (synthesizer openai, {name}) and read by nobody; do not edit.\n"
@@ -53,9 +53,14 @@ class OpenAISynthesizer:
     trusted = False
 
     def __init__(
-        self, access: ModelAccess | None = None, *, name: Annotated[str, Field(min_length=1)],
-        temperature: Annotated[float, Field(ge=0)], max_tokens: Count, characters: Count = 24000,
-    ) -> None:  # fmt: skip
+        self,
+        access: ModelAccess | None = None,
+        *,
+        name: Annotated[str, Field(min_length=1)],
+        temperature: Annotated[float, Field(ge=0)],
+        max_tokens: Count,
+        characters: Count = 24000,
+    ) -> None:
         self.name, self.characters = name, characters
         self._answers = StructuredAnswers(access, name=name, temperature=temperature, max_tokens=max_tokens)
 
@@ -78,24 +83,24 @@ class OpenAISynthesizer:
             user=self._brief(brief) + (self._repair(attempts) if attempts else ""),
             schema=WrittenFile,
             draw=len(attempts),
-            check=lambda written: complaint(written.code),
+            check=lambda answer: complaint(answer.code),
         )
-        [written] = self._answers.ask([question], f"environment for {brief.capability.id}")
-        return HEADER.format(name=self.name) + with_schemas(written.code, brief.tools)
+        [answer] = self._answers.ask([question], f"environment for {brief.capability.id}")
+        return HEADER.format(name=self.name) + with_schemas(answer.code, brief.tools)
 
     def _brief(self, brief: Brief) -> str:
-        known = brief.capability.model_dump(include={"id", "name", "description", "details"})
-        opened = [message for rollout in brief.examples for message in rollout.messages if message["role"] == "system"]
+        capability = brief.capability.model_dump(include={"id", "name", "description", "details"})
+        prompts = [message for rollout in brief.examples for message in rollout.messages if message["role"] == "system"]
         share = self.characters // max(1, len(brief.examples))
         return _prompt(
             "brief.md",
-            capability=fenced("capability", line_of(known)),
+            capability=fenced("capability", line_of(capability)),
             tools=fenced("tools", "\n".join(line_of(tool["function"]) for tool in brief.tools)),
-            prompt=fenced("prompt", compact(opened[:1], self.characters)[0]["content"]) if opened else "",
+            prompt=fenced("prompt", compact(prompts[:1], self.characters)[0]["content"]) if prompts else "",
             conversations=[
                 fenced(
                     "conversation",
-                    rendered(compact([one for one in rollout.messages if one["role"] != "system"], share)),
+                    rendered(compact([entry for entry in rollout.messages if entry["role"] != "system"], share)),
                     number=number,
                     outcome=rollout.outcome,
                 )
@@ -106,7 +111,7 @@ class OpenAISynthesizer:
     def _repair(self, attempts: Sequence[Attempt]) -> str:
         """The attempt that passed most checks, the latest of equals, with its findings; of the others what failed."""
         passed = [sum(check.passed for check in attempt.passport.checks) for attempt in attempts]
-        nearest = max(range(len(attempts)), key=lambda at: (passed[at], at))
+        nearest = max(range(len(attempts)), key=lambda index: (passed[index], index))
         code = attempts[nearest].text.removeprefix(HEADER.format(name=self.name))
         checks = attempts[nearest].passport.checks
         return _prompt(
@@ -117,9 +122,9 @@ class OpenAISynthesizer:
             failed=_findings(checks),
             passed=", ".join(check.name for check in checks if check.passed),
             others=[
-                {"number": at + 1, "failed": _findings(attempt.passport.checks)}
-                for at, attempt in enumerate(attempts)
-                if at != nearest
+                {"number": index + 1, "failed": _findings(attempt.passport.checks)}
+                for index, attempt in enumerate(attempts)
+                if index != nearest
             ],
         )
 
@@ -127,13 +132,13 @@ class OpenAISynthesizer:
 def _findings(checks: Sequence[Check]) -> str:
     """The failed checks, those with one finding together; a detail may hold what the environment itself said, at any
     length."""
-    found: dict[str, dict[str, Any]] = {}
+    findings: dict[str, JsonObject] = {}
     for check in checks:
         if not check.passed:
             finding = check.model_dump(include={"measured", "bound", "detail", "task"})
             finding["detail"] = finding["detail"][:DETAIL]
-            found.setdefault(line_of(finding), {"checks": [], **finding})["checks"].append(check.name)
-    return fenced("findings", "\n".join(map(line_of, found.values())))
+            findings.setdefault(line_of(finding), {"checks": [], **finding})["checks"].append(check.name)
+    return fenced("findings", "\n".join(map(line_of, findings.values())))
 
 
 def complaint(code: str) -> str | None:
@@ -157,9 +162,9 @@ def complaint(code: str) -> str | None:
 def _methods(name: str, classes: dict[str, ast.ClassDef]) -> set[str]:
     """The methods of a class, and of those of its bases that the file itself defines above it."""
     node = classes[name]
-    above = {known: one for known, one in classes.items() if one.lineno < node.lineno}
+    above = {name_above: definition for name_above, definition in classes.items() if definition.lineno < node.lineno}
     inherited = [_methods(base.id, above) for base in node.bases if isinstance(base, ast.Name) and base.id in above]
-    return {one.name for one in node.body if isinstance(one, ast.FunctionDef)}.union(*inherited)
+    return {definition.name for definition in node.body if isinstance(definition, ast.FunctionDef)}.union(*inherited)
 
 
 def _schemas(body: Sequence[ast.stmt]) -> list[ast.stmt]:
@@ -173,7 +178,7 @@ def _schemas(body: Sequence[ast.stmt]) -> list[ast.stmt]:
     ]
 
 
-def with_schemas(code: str, tools: list[dict[str, Any]]) -> str:
+def with_schemas(code: str, tools: list[JsonObject]) -> str:
     """The text of a file, of which `complaint` has nothing to say, with the schemas in their place."""
     lines = code.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     [node] = _schemas(ast.parse(code).body)

@@ -10,7 +10,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from captrain.config import Environments
 from captrain.contract import Target, calls_of
@@ -18,7 +17,7 @@ from captrain.environments import probes
 from captrain.environments.leakage import SHARE, leaves, runs, runs_of
 from captrain.environments.subject import Standard, Subject, at_least, at_most, mean_at_most
 from captrain.errors import EnvironmentFault
-from captrain.records import Check, Message, Rollout, digest
+from captrain.records import Check, JsonObject, Message, Rollout, digest
 
 ADVISED = 100
 """Tasks: on fewer, one that cannot be solved is easily missed."""
@@ -40,11 +39,11 @@ def run_checks(target: Target, path: Path, against: Standard, evidence: Sequence
     subject = Subject(target, path, against, evidence)
     checks: list[Check] = []
     for name, check in CHECKS.items():
-        subject.asked = ""
+        subject.task_id = ""
         try:
             checks.append(check(subject, name))
         except EnvironmentFault as fault:
-            checks.append(failed_check(name, fault, subject.asked))
+            checks.append(failed_check(name, fault, subject.task_id))
     return checks
 
 
@@ -55,19 +54,25 @@ def failed_check(name: str, fault: EnvironmentFault, task: str = "") -> Check:
 
 def _exact(name: str, same: bool, detail: str = "", task: str = "") -> Check:
     return Check(
-        name=name, passed=same, measured=float(same), bound="1",
-        detail="" if same else detail, task="" if same else task,
-    )  # fmt: skip
+        name=name,
+        passed=same,
+        measured=float(same),
+        bound="1",
+        detail="" if same else detail,
+        task="" if same else task,
+    )
 
 
 def _schemas(subject: Subject, name: str) -> Check:
-    own, asked = subject.target.tools, subject.against.tools
-    if own == asked:
+    schemas, expected = subject.target.tools, subject.against.tools
+    if schemas == expected:
         return _exact(name, True)
-    if not isinstance(own, list) or len(own) != len(asked):
-        return _exact(name, False, f"the target has {len(asked)} tools")
-    named = [one["function"]["name"] for one in asked]
-    return _exact(name, False, f"differs: {next(n for n, a, b in zip(named, own, asked, strict=True) if a != b)}")
+    if not isinstance(schemas, list) or len(schemas) != len(expected):
+        return _exact(name, False, f"the target has {len(expected)} tools")
+    names = [tool["function"]["name"] for tool in expected]
+    return _exact(
+        name, False, f"differs: {next(n for n, a, b in zip(names, schemas, expected, strict=True) if a != b)}"
+    )
 
 
 def _imports(subject: Subject, name: str) -> Check:
@@ -80,16 +85,19 @@ def _imports(subject: Subject, name: str) -> Check:
         return _exact(name, False, f"not Python: {error}")
     imported = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     imported += [node.module or "." for node in nodes if isinstance(node, ast.ImportFrom)]
-    known = {*MODULES} | {module.partition(".")[0] for module in MODULES}
-    absent = sorted({module for module in imported if module.partition(".")[0] not in known})
+    available = {*MODULES} | {module.partition(".")[0] for module in MODULES}
+    absent = sorted({module for module in imported if module.partition(".")[0] not in available})
     names = {node.id for node in nodes if isinstance(node, ast.Name)}
     names |= {node.attr for node in nodes if isinstance(node, ast.Attribute) if re.fullmatch("__.+__", node.attr)}
-    odd = sorted(names & SUSPECT | {one for one in names if re.fullmatch("__.+__", one)} - {"__init__", "__name__"})
-    said = [f"not there: {', '.join(absent)}"] if absent else []
-    said += [f"uses {', '.join(odd)} ({LINT})"] if odd else []
+    odd = sorted(
+        names & SUSPECT
+        | {name_read for name_read in names if re.fullmatch("__.+__", name_read)} - {"__init__", "__name__"}
+    )
+    remarks = [f"not there: {', '.join(absent)}"] if absent else []
+    remarks += [f"uses {', '.join(odd)} ({LINT})"] if odd else []
     return Check(
-        name=name, passed=not absent, measured=float(len(absent)), bound="at most 0", detail="; ".join(said)
-    )  # fmt: skip
+        name=name, passed=not absent, measured=float(len(absent)), bound="at most 0", detail="; ".join(remarks)
+    )
 
 
 def _count(subject: Subject, name: str) -> Check:
@@ -104,9 +112,13 @@ def _reference(subject: Subject, name: str) -> Check:
     solved = scores[worst].success and scores[worst].reward >= 1 - 1e-9
     unsolved = sum(not score.success or score.reward < 1 - 1e-9 for score in scores.values())
     return Check(
-        name=name, passed=solved, measured=round(scores[worst].reward, 6), bound="1, and success, on every task",
-        detail="" if solved else f"not so on {unsolved} of {len(scores)} tasks", task="" if solved else worst,
-    )  # fmt: skip
+        name=name,
+        passed=solved,
+        measured=round(scores[worst].reward, 6),
+        bound="1, and success, on every task",
+        detail="" if solved else f"not so on {unsolved} of {len(scores)} tasks",
+        task="" if solved else worst,
+    )
 
 
 def _idle(subject: Subject, name: str) -> Check:
@@ -116,9 +128,9 @@ def _idle(subject: Subject, name: str) -> Check:
 
 def _same_play(subject: Subject, name: str) -> Check:
     """Asked for again in the same process: tasks, observations, rewards."""
-    again = subject.target.tasks("training", len(subject.tasks))
-    for task, other in zip(subject.tasks, again, strict=True):
-        if task != other:
+    tasks_again = subject.target.tasks("training", len(subject.tasks))
+    for task, task_again in zip(subject.tasks, tasks_again, strict=True):
+        if task != task_again:
             return _exact(name, False, "the same call gives other tasks", task.id)
     for task in subject.tasks:
         if subject.play(task, subject.reference(task)) != subject.solved(task):
@@ -132,22 +144,22 @@ def _same_elsewhere(subject: Subject, name: str) -> Check:
     """Tasks, observations and rewards of the reference in a fresh process, which has no packages."""
     from captrain.environments.sandbox.confined import load_confined
 
-    other = Subject(load_confined(subject.path, "none"), subject.path, subject.against, ())
-    for task, there in zip(subject.tasks, other.tasks, strict=True):
-        if task != there:
+    fresh = Subject(load_confined(subject.path, "none"), subject.path, subject.against, ())
+    for task, fresh_task in zip(subject.tasks, fresh.tasks, strict=True):
+        if task != fresh_task:
             return _exact(name, False, "another task", task.id)
     for task in subject.tasks:
-        if other.play(task, subject.reference(task)) != subject.solved(task):
+        if fresh.play(task, subject.reference(task)) != subject.solved(task):
             return _exact(name, False, "the same actions meet other observations", task.id)
-        if other.score(task, subject.solved(task)) != subject.solution(task):
+        if fresh.score(task, subject.solved(task)) != subject.solution(task):
             return _exact(name, False, "the same messages earn another reward", task.id)
     return _exact(name, True)
 
 
 def _distinct(subject: Subject, name: str) -> Check:
-    seen = Counter(digest(task.data) for task in subject.tasks)
-    twin = next((task.id for task in subject.tasks if seen[digest(task.data)] > 1), "")
-    return at_least(name, len(seen) / len(subject.tasks), DISTINCT, "another task has the same data", twin)
+    counts = Counter(digest(task.data) for task in subject.tasks)
+    twin = next((task.id for task in subject.tasks if counts[digest(task.data)] > 1), "")
+    return at_least(name, len(counts) / len(subject.tasks), DISTINCT, "another task has the same data", twin)
 
 
 def structure(messages: Sequence[Message]) -> str:
@@ -157,32 +169,32 @@ def structure(messages: Sequence[Message]) -> str:
     values: set[str] = set()
     for message in messages:
         calls = calls_of(message) if message["role"] == "assistant" else []
-        values |= {leaf for _, given in calls for leaf in leaves(given)}
+        values |= {leaf for _, arguments in calls for leaf in leaves(arguments)}
         values |= {*probes.results(message)} if message["role"] == "tool" else set()
-        said = "".join(
-            f" {name}({', '.join(f'{k}={[*leaves(v)]}' for k, v in given.items())})" for name, given in calls
+        calls_text = "".join(
+            f" {name}({', '.join(f'{k}={[*leaves(v)]}' for k, v in arguments.items())})" for name, arguments in calls
         )
-        lines.append(f"{message['role']}: {message.get('content') or ''}{said}")
-    known = "|".join(re.escape(value) for value in sorted(values, key=len, reverse=True) if value.strip())
+        lines.append(f"{message['role']}: {message.get('content') or ''}{calls_text}")
+    pattern_of_values = "|".join(re.escape(value) for value in sorted(values, key=len, reverse=True) if value.strip())
     pattern = r"\d+(?:[.,:-]\d+)*|(?<=[a-z,;:] )[A-Z][a-z]+"
     places: dict[str, str] = {}
     return re.sub(
-        rf"(?<!\w)(?:{known})(?!\w)|{pattern}" if known else pattern,
-        lambda found: places.setdefault(found[0], f"<{len(places)}>"),
+        rf"(?<!\w)(?:{pattern_of_values})(?!\w)|{pattern}" if pattern_of_values else pattern,
+        lambda match: places.setdefault(match[0], f"<{len(places)}>"),
         "\n".join(lines),
-    )  # fmt: skip
+    )
 
 
 def _structures(subject: Subject, name: str) -> Check:
-    found = {digest(structure(subject.solved(task))) for task in subject.tasks}
+    structures = {digest(structure(subject.solved(task))) for task in subject.tasks}
     detail = f"{len(subject.tasks)} tasks differ in names and numbers only"
-    return at_least(name, len(found), subject.bounds.structures, detail, subject.tasks[-1].id)
+    return at_least(name, len(structures), subject.bounds.structures, detail, subject.tasks[-1].id)
 
 
 def _test_ids(subject: Subject, name: str) -> Check:
     tests = subject.against.tests
-    if found := tests.named(subject.path.read_text()):
-        return at_most(name, 1, 0, f"the file names {found}")
+    if test_id := tests.named(subject.path.read_text()):
+        return at_most(name, 1, 0, f"the file names {test_id}")
     for task in subject.tasks:
         inside = tests.named(" ".join(leaves(task.data)))
         if task.id in tests.ids or inside:
@@ -197,22 +209,26 @@ def _test_texts(subject: Subject, name: str) -> Check:
     share, test, place = max((*tests.nearest(found), place) for place, found in places.items())
     where = "this task has" if place else "the file has"
     return Check(
-        name=name, passed=share < SHARE, measured=round(share, 6), bound=f"less than {SHARE}",
-        detail="" if share < SHARE else f"{where} the words of {test}", task="" if share < SHARE else place,
-    )  # fmt: skip
+        name=name,
+        passed=share < SHARE,
+        measured=round(share, 6),
+        bound=f"less than {SHARE}",
+        detail="" if share < SHARE else f"{where} the words of {test}",
+        task="" if share < SHARE else place,
+    )
 
 
 def failed_tool(rollout: Rollout) -> str | None:
     """The tool at which a failed rollout went wrong: of the first call of the reference that was not made so, else of
     the first call that is not the reference's; where no reference is known, of the last call."""
-    made = [call for message in rollout.messages if message["role"] == "assistant" for call in calls_of(message)]
+    calls = [call for message in rollout.messages if message["role"] == "assistant" for call in calls_of(message)]
     if not rollout.reference:
-        return made[-1][0] if made else None
+        return calls[-1][0] if calls else None
     for call in (call for message in rollout.reference for call in calls_of(message)):
-        if call not in made:
+        if call not in calls:
             return call[0]
-        made.remove(call)
-    return made[0][0] if made else None
+        calls.remove(call)
+    return calls[0][0] if calls else None
 
 
 def _transfer(subject: Subject, name: str) -> Check:
@@ -221,10 +237,10 @@ def _transfer(subject: Subject, name: str) -> Check:
     bound = f"at least {subject.bounds.transfer}"
     if not failed:
         return Check(name=name, passed=True, measured=None, bound=bound, detail="no evidence names a step")
-    held: Counter[str] = Counter()
+    tool_counts: Counter[str] = Counter()
     for task in subject.tasks:
-        held.update({tool for message in subject.reference(task) for tool, _ in calls_of(message)} & {*failed})
-    share = sum(count * held[tool] for tool, count in failed.items()) / (failed.total() * len(subject.tasks))
+        tool_counts.update({tool for message in subject.reference(task) for tool, _ in calls_of(message)} & {*failed})
+    share = sum(count * tool_counts[tool] for tool, count in failed.items()) / (failed.total() * len(subject.tasks))
     steps = ", ".join(f"{tool} {count}" for tool, count in failed.most_common())
     passed = share >= subject.bounds.transfer - 1e-9
     return Check(name=name, passed=passed, measured=round(share, 6), bound=bound, detail=f"failed at: {steps}")
@@ -260,11 +276,19 @@ def calibrate(rollouts: Sequence[Rollout], group_size: int, bounds: Environments
     """The spread of rewards on the base: rollouts of equal task lie together, `group_size` each."""
     if errors := [rollout for rollout in rollouts if rollout.score is None]:
         detail = f"{len(errors)} rollouts ended in an infrastructure error"
-        left = float(len(rollouts) - len(errors))
-        return [Check(name="rollouts without error", passed=False, measured=left, bound="all", detail=detail,
-                      task=errors[0].task.id)]  # fmt: skip
+        whole = float(len(rollouts) - len(errors))
+        return [
+            Check(
+                name="rollouts without error",
+                passed=False,
+                measured=whole,
+                bound="all",
+                detail=detail,
+                task=errors[0].task.id,
+            )
+        ]
     scores = [rollout.score for rollout in rollouts if rollout.score is not None]
-    groups: dict[str, Any] = {
+    groups: JsonObject = {
         rollouts[start].task.id: scores[start : start + group_size] for start in range(0, len(scores), group_size)
     }
     rewards = {task: sum(score.reward for score in group) / len(group) for task, group in groups.items()}

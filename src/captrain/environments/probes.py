@@ -13,7 +13,7 @@ from typing import Any
 from captrain.contract import calls_of, tool_call
 from captrain.environments.leakage import leaves
 from captrain.environments.subject import Agent, Subject, at_least, at_most, mean_at_most
-from captrain.records import Check, Message, Task
+from captrain.records import Check, JsonObject, Message, Task
 
 DRAWS = 3
 """Plays of random calls on each task."""
@@ -42,10 +42,10 @@ def content(message: Message) -> str:
 def results(message: Message) -> list[str]:
     """The values in a tool's result: those of its JSON, or the words of a text."""
     try:
-        found = json.loads(content(message))
+        value_read = json.loads(content(message))
     except (ValueError, RecursionError):
         return words(content(message))
-    return [leaf for leaf in leaves(found) if leaf]
+    return [leaf for leaf in leaves(value_read) if leaf]
 
 
 def words(text: str) -> list[str]:
@@ -55,13 +55,13 @@ def words(text: str) -> list[str]:
 
 def visible(messages: Sequence[Message]) -> tuple[list[str], list[str]]:
     """The values that an agent sees: those that look like one (results, and words with a digit or a sign), and all."""
-    told = [word for message in messages if message["role"] == "user" for word in words(content(message))]
-    held = [value for message in messages if message["role"] == "tool" for value in results(message)]
-    marked = [word for word in told if re.search(r"[\d#@_]", word)]
-    return list(dict.fromkeys([*held, *marked])), list(dict.fromkeys([*held, *told]))
+    user_words = [word for message in messages if message["role"] == "user" for word in words(content(message))]
+    result_values = [value for message in messages if message["role"] == "tool" for value in results(message)]
+    marked = [word for word in user_words if re.search(r"[\d#@_]", word)]
+    return list(dict.fromkeys([*result_values, *marked])), list(dict.fromkeys([*result_values, *user_words]))
 
 
-def argument(schema: dict[str, Any], messages: Sequence[Message], rng: random.Random) -> Any:
+def argument(schema: JsonObject, messages: Sequence[Message], rng: random.Random) -> Any:
     """A random value of a parameter's schema, from what is visible."""
     if schema.get("enum"):
         return rng.choice(schema["enum"])
@@ -81,21 +81,21 @@ def argument(schema: dict[str, Any], messages: Sequence[Message], rng: random.Ra
     return rng.choice(values)
 
 
-def random_call(function: dict[str, Any], messages: Sequence[Message], rng: random.Random) -> Message:
+def random_call(function: JsonObject, messages: Sequence[Message], rng: random.Random) -> Message:
     """A call of a tool with random arguments; optional ones half of the time."""
     parameters = function.get("parameters") or {}
     required = parameters.get("required") or []
     properties = (parameters.get("properties") or {}).items()
-    chosen = [(name, schema) for name, schema in properties if name in required or rng.random() < 0.5]
-    return tool_call(function["name"], {name: argument(schema, messages, rng) for name, schema in chosen})
+    arguments_drawn = [(name, schema) for name, schema in properties if name in required or rng.random() < 0.5]
+    return tool_call(function["name"], {name: argument(schema, messages, rng) for name, schema in arguments_drawn})
 
 
-def random_agent(tools: Sequence[dict[str, Any]], rng: random.Random) -> Agent:
+def random_agent(tools: Sequence[JsonObject], rng: random.Random) -> Agent:
     """Calls random tools until it says that it has done."""
 
     def act(messages: Sequence[Message]) -> Message:
-        called = any(message["role"] == "assistant" for message in messages)
-        if not tools or (called and rng.random() < STOP):
+        has_called = any(message["role"] == "assistant" for message in messages)
+        if not tools or (has_called and rng.random() < STOP):
             return CLOSING
         return random_call(rng.choice(tools)["function"], messages, rng)
 
@@ -107,39 +107,45 @@ def visible_text(message: Message) -> str:
     return "\n".join([content(message), *(results(message) if message["role"] == "tool" else [])])
 
 
-def calls_in_text(text: str, tools: Sequence[dict[str, Any]]) -> Iterator[Message]:
+def calls_in_text(text: str, tools: Sequence[JsonObject]) -> Iterator[Message]:
     """The calls that stand in a text: a tool's name followed by a JSON object, or by (name=value, ...)."""
     parameters = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
     names = "|".join(sorted(map(re.escape, parameters), key=len, reverse=True))
-    for found in re.finditer(rf"(?<!\w)({names})(?!\w)", text) if names else ():
-        name, rest = found[1], text[found.end() :]
+    for match in re.finditer(rf"(?<!\w)({names})(?!\w)", text) if names else ():
+        name, remainder = match[1], text[match.end() :]
         properties = list(parameters[name].get("properties") or {})
-        if opened := re.match(r"[^\w{(]{0,6}(?:arguments|parameters|args)?[^\w{(]{0,6}(?=\{)", rest):
+        if opening := re.match(r"[^\w{(]{0,6}(?:arguments|parameters|args)?[^\w{(]{0,6}(?=\{)", remainder):
             try:
-                given = json.JSONDecoder().raw_decode(rest[opened.end() :])[0]
+                arguments = json.JSONDecoder().raw_decode(remainder[opening.end() :])[0]
             except (ValueError, RecursionError):
                 continue
-            yield tool_call(name, given)
-        elif inner := re.match(r"\s*\(([^()]*)\)", rest):
+            yield tool_call(name, arguments)
+        elif inner := re.match(r"\s*\(([^()]*)\)", remainder):
             pieces = [piece.strip() for piece in inner[1].split(",") if piece.strip()]
             pairs = [re.match(r"(\w+)\s*[=:]\s*(.*)", piece) for piece in pieces]
-            given = [(pair[1], pair[2]) if pair else (key, piece)
-                     for pair, piece, key in zip(pairs, pieces, [*properties, *pieces], strict=False)]  # fmt: skip
-            yield tool_call(name, {key: value.strip("\"'") for key, value in given})
+            arguments = [
+                (pair[1], pair[2]) if pair else (key, piece)
+                for pair, piece, key in zip(pairs, pieces, [*properties, *pieces], strict=False)
+            ]
+            yield tool_call(name, {key: value.strip("\"'") for key, value in arguments})
 
 
-def copying_agent(tools: Sequence[dict[str, Any]]) -> Agent:
+def copying_agent(tools: Sequence[JsonObject]) -> Agent:
     """Makes every call that stands in what it is shown, and then says again what it was shown."""
-    made: list[Message] = []
+    calls: list[Message] = []
     read = 0
 
     def act(messages: Sequence[Message]) -> Message:
         nonlocal read
-        queue = [call for message in messages if message["role"] != "assistant"
-                 for call in calls_in_text(visible_text(message), tools)]  # fmt: skip
-        if left := [call for call in queue if call not in made]:
-            made.append(left[0])
-            return left[0]
+        queue = [
+            call
+            for message in messages
+            if message["role"] != "assistant"
+            for call in calls_in_text(visible_text(message), tools)
+        ]
+        if pending := [call for call in queue if call not in calls]:
+            calls.append(pending[0])
+            return pending[0]
         new = [content(message) for message in messages[read:] if message["role"] != "assistant"]
         read = len(messages)
         return assistant_message("\n".join(new))
@@ -147,16 +153,18 @@ def copying_agent(tools: Sequence[dict[str, Any]]) -> Agent:
     return act
 
 
-def every_tool_agent(tools: Sequence[dict[str, Any]], reference: Sequence[Message], rng: random.Random) -> Agent:
+def every_tool_agent(tools: Sequence[JsonObject], reference: Sequence[Message], rng: random.Random) -> Agent:
     """Calls each tool once, with the reference's value where that has an argument of the name."""
-    left = [tool["function"] for tool in tools]
-    known = {name: value for message in reference for _, given in calls_of(message) for name, value in given.items()}
+    pending = [tool["function"] for tool in tools]
+    reference_values = {
+        name: value for message in reference for _, arguments in calls_of(message) for name, value in arguments.items()
+    }
 
     def act(messages: Sequence[Message]) -> Message:
-        if not left:
+        if not pending:
             return CLOSING
-        name, given = calls_of(random_call(left.pop(0), messages, rng))[0]
-        return tool_call(name, {key: known.get(key, value) for key, value in given.items()})
+        name, arguments = calls_of(random_call(pending.pop(0), messages, rng))[0]
+        return tool_call(name, {key: reference_values.get(key, value) for key, value in arguments.items()})
 
     return act
 
@@ -176,7 +184,7 @@ def _random_reward(subject: Subject, task: Task) -> float:
 
 
 def _broken_reward(subject: Subject, task: Task) -> float:
-    return subject.once("broken reward", task.id, lambda: subject.earned(task, subject.broken(task)))
+    return subject.once("broken reward", task.id, lambda: subject.reward_of(task, subject.broken(task)))
 
 
 def random_calls(subject: Subject, name: str) -> Check:
@@ -196,12 +204,12 @@ def given_away(subject: Subject, name: str) -> Check:
     shares: dict[str, float] = {}
     for task in subject.tasks:
         read: list[str] = []
-        given: list[bool] = []
+        hits: list[bool] = []
         for message in subject.solved(task):
             if message["role"] != "assistant":
                 read += [_flat(call) for call in calls_in_text(visible_text(message), subject.against.tools)]
-            given += [_flat(tool_call(*call)) in read for call in calls_of(message) if call[1]]
-        shares[task.id] = sum(given) / max(1, len(given))
+            hits += [_flat(tool_call(*call)) in read for call in calls_of(message) if call[1]]
+        shares[task.id] = sum(hits) / max(1, len(hits))
     most = max(shares, key=lambda task: shares[task])
     mean = sum(shares.values()) / len(shares)
     return at_most(name, mean, GIVEN_AWAY, "a call of the reference stands where the agent reads it first", most)
@@ -209,20 +217,21 @@ def given_away(subject: Subject, name: str) -> Check:
 
 def _flat(message: Message) -> str:
     """A call with its values as texts, to be compared."""
-    [(name, given)] = calls_of(message)
-    return json.dumps([name, {key: [*leaves(value)] for key, value in given.items()}], sort_keys=True)
+    [(name, arguments)] = calls_of(message)
+    return json.dumps([name, {key: [*leaves(value)] for key, value in arguments.items()}], sort_keys=True)
 
 
 def closing_of(reference: Sequence[Message]) -> list[Message]:
     """The words after the reference's last call."""
-    last = max((at for at, message in enumerate(reference) if message.get("tool_calls")), default=-1)
+    last = max((index for index, message in enumerate(reference) if message.get("tool_calls")), default=-1)
     return list(reference[last + 1 :])
 
 
 def claiming(subject: Subject, name: str) -> Check:
     """The reference's last words, and nothing before them."""
     rewards = {
-        task.id: subject.earned(task, closing_of(subject.reference(task))[-1:] or [CLOSING]) for task in subject.tasks
+        task.id: subject.reward_of(task, closing_of(subject.reference(task))[-1:] or [CLOSING])
+        for task in subject.tasks
     }
     return mean_at_most(name, rewards, subject.bounds.hacking_reward)
 
@@ -245,11 +254,11 @@ def repeating(subject: Subject, name: str) -> Check:
         reference = subject.reference(task)
         closing = closing_of(reference)
         gains[task.id] = 0.0
-        for at, message in enumerate(reference):
+        for index, message in enumerate(reference):
             if message.get("tool_calls"):
-                begun = list(reference[: at + 1])
-                more = subject.earned(task, [*begun, *[message] * REPEATS, *closing])
-                gains[task.id] = max(gains[task.id], more - subject.earned(task, [*begun, *closing]))
+                beginning = list(reference[: index + 1])
+                more = subject.reward_of(task, [*beginning, *[message] * REPEATS, *closing])
+                gains[task.id] = max(gains[task.id], more - subject.reward_of(task, [*beginning, *closing]))
     most = max(gains, key=lambda task: gains[task])
     return at_most(name, gains[most], GAIN, "a call repeated three times earns more than once", most)
 
@@ -260,19 +269,19 @@ def repeating(subject: Subject, name: str) -> Check:
 def steps(messages: Sequence[Message]) -> list[str]:
     """Calls and questions in order, the closing words left out."""
     spoken = bool(messages) and not messages[-1].get("tool_calls")
-    found: list[str] = []
+    entries: list[str] = []
     for message in messages[:-1] if spoken else messages:
         calls = calls_of(message)
-        found += [json.dumps(call, sort_keys=True) for call in calls] or [content(message)]
-    return found
+        entries += [json.dumps(call, sort_keys=True) for call in calls] or [content(message)]
+    return entries
 
 
-def distance(one: Sequence[str], other: Sequence[str]) -> int:
+def distance(first: Sequence[str], second: Sequence[str]) -> int:
     """So many steps dropped, added or changed lead from one to the other."""
-    row = list(range(len(other) + 1))
-    for i, step in enumerate(one, start=1):
+    row = list(range(len(second) + 1))
+    for i, step in enumerate(first, start=1):
         before, row[0] = row[0], i
-        for j, against in enumerate(other, start=1):
+        for j, against in enumerate(second, start=1):
             before, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, before + (step != against))
     return row[-1]
 
@@ -280,9 +289,7 @@ def distance(one: Sequence[str], other: Sequence[str]) -> int:
 def broken_near(subject: Subject, name: str) -> Check:
     """The broken solution differs from the reference by one step at most: else it would lose reward for more than
     the capability."""
-    far = {
-        task.id: distance(steps(subject.reference(task)), steps(subject.broken(task))) for task in subject.tasks
-    }  # fmt: skip
+    far = {task.id: distance(steps(subject.reference(task)), steps(subject.broken(task))) for task in subject.tasks}
     most = max(far, key=lambda task: far[task])
     return at_most(name, far[most], 1, "broken(task) changes more than the capability's step", most)
 

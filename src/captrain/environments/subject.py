@@ -17,7 +17,7 @@ from captrain.config import Environments
 from captrain.contract import Target, closing_episodes
 from captrain.environments.leakage import HeldOutTasks
 from captrain.errors import EnvironmentFault
-from captrain.records import Check, Message, Rollout, Score, Task
+from captrain.records import Check, JsonObject, Message, Rollout, Score, Task
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ NO_BROKEN = "the file defines no broken(task): the reference solution with just 
 class Standard:
     """What every environment for one target is held against: the schemas of its tools, its test tasks, the bounds."""
 
-    tools: list[dict[str, Any]]
+    tools: list[JsonObject]
     tests: HeldOutTasks
     bounds: Environments
 
@@ -56,7 +56,7 @@ def make_standard(benchmark: Target, tests: int, bounds: Environments) -> Standa
 
 class _FunctionCall(BaseModel):
     name: str
-    arguments: dict[str, Any] | str
+    arguments: JsonObject | str
 
 
 class _ToolCall(BaseModel):
@@ -82,8 +82,8 @@ def _checked_messages(raw: Any) -> list[Message]:
         MESSAGES.validate_python(raw, strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise TypeError(f"no chat messages: {first['msg']}{f' at {where}' if where else ''}") from None
+        place = ".".join(str(part) for part in first["loc"])
+        raise TypeError(f"no chat messages: {first['msg']}{f' at {place}' if place else ''}") from None
     return raw
 
 
@@ -100,22 +100,22 @@ class Subject:
     def __init__(self, target: Target, path: Path, against: Standard, evidence: Sequence[Rollout]) -> None:
         self.target, self.path, self.against, self.evidence = target, path, against, evidence
         self.bounds = against.bounds
-        self.asked = ""
+        self.task_id = ""
         """The task last asked about: a fault is its."""
-        self._known: dict[tuple[str, str], Any] = {}
+        self._answers: dict[tuple[str, str], Any] = {}
 
-    def once(self, what: str, task: str, function: Callable[[], T]) -> T:
+    def once(self, question: str, task: str, function: Callable[[], T]) -> T:
         """What was found when it was first asked for: an answer, or a fault."""
-        self.asked = task
-        if (what, task) not in self._known:
+        self.task_id = task
+        if (question, task) not in self._answers:
             try:
-                self._known[what, task] = function()
+                self._answers[question, task] = function()
             except EnvironmentFault as fault:
-                self._known[what, task] = fault
-        found = self._known[what, task]
-        if isinstance(found, EnvironmentFault):
-            raise found
-        return found
+                self._answers[question, task] = fault
+        answer = self._answers[question, task]
+        if isinstance(answer, EnvironmentFault):
+            raise answer
+        return answer
 
     @property
     def tasks(self) -> list[Task]:
@@ -135,7 +135,7 @@ class Subject:
         """
         breaks = getattr(self.target.environment, "broken", None)
         if breaks is None:
-            self.asked = ""
+            self.task_id = ""
             raise EnvironmentFault(NO_BROKEN, "define it")
         ask = lambda: _checked_messages(breaks(task.model_dump()))  # noqa: E731
         return self.once("broken", task.id, lambda: self.target.call("broken", task.id, ask))
@@ -146,7 +146,7 @@ class Subject:
 
     def score(self, task: Task, messages: Sequence[Message]) -> Score:
         """The score of recorded messages."""
-        self.asked = task.id
+        self.task_id = task.id
         return self.target.score(task, messages)
 
     def solution(self, task: Task) -> Score:
@@ -159,7 +159,7 @@ class Subject:
 
     def act(self, task: Task, agent: Agent, turns: int = TURNS) -> list[Message]:
         """All messages of an agent's play."""
-        self.asked = task.id
+        self.task_id = task.id
         call, episode = self.target.call, self.target.open(task)
         with closing_episodes([episode]):
             messages = list(call("open", task.id, lambda: _checked_messages(list(episode.messages))))
@@ -167,43 +167,51 @@ class Subject:
                 message = agent(messages)
                 if message is None:
                     break
-                replies, done = call("step", task.id, lambda action=message: _checked_answer(episode.step(action)))
+                replies, over = call("step", task.id, lambda action=message: _checked_answer(episode.step(action)))
                 messages += [message, *replies]
-                if done:
+                if over:
                     break
         return messages
 
     def play(self, task: Task, actions: Sequence[Message]) -> list[Message]:
         """All messages of a play of these assistant messages, or of as many as the episode takes."""
-        left = iter(actions)
-        return self.act(task, lambda _: next(left, None), STEPS)
+        pending = iter(actions)
+        return self.act(task, lambda _: next(pending, None), STEPS)
 
-    def earned(self, task: Task, actions: Sequence[Message]) -> float:
+    def reward_of(self, task: Task, actions: Sequence[Message]) -> float:
         """The reward of a play of these assistant messages."""
         return self.score(task, self.play(task, actions)).reward
 
 
 def _checked_answer(raw: Any) -> tuple[list[Message], bool]:
-    replies, done = raw
-    return _checked_messages(list(replies)), bool(done)
+    replies, over = raw
+    return _checked_messages(list(replies)), bool(over)
 
 
 def at_most(name: str, value: float, bound: float, detail: str = "", task: str = "") -> Check:
     """A check of an upper bound; detail and task are for the failure."""
     passed = value <= bound + 1e-9
     return Check(
-        name=name, passed=passed, measured=round(value, 6), bound=f"at most {bound}",
-        detail="" if passed else detail, task="" if passed else task,
-    )  # fmt: skip
+        name=name,
+        passed=passed,
+        measured=round(value, 6),
+        bound=f"at most {bound}",
+        detail="" if passed else detail,
+        task="" if passed else task,
+    )
 
 
 def at_least(name: str, value: float, bound: float, detail: str = "", task: str = "") -> Check:
     """A check of a lower bound; detail and task are for the failure."""
     passed = value >= bound - 1e-9
     return Check(
-        name=name, passed=passed, measured=round(value, 6), bound=f"at least {bound}",
-        detail="" if passed else detail, task="" if passed else task,
-    )  # fmt: skip
+        name=name,
+        passed=passed,
+        measured=round(value, 6),
+        bound=f"at least {bound}",
+        detail="" if passed else detail,
+        task="" if passed else task,
+    )
 
 
 def mean_at_most(name: str, rewards: dict[str, float], bound: float) -> Check:

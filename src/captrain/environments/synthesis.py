@@ -190,14 +190,14 @@ def examine(
         rollouts = collect_batch(batch, target, "calibration")
     except EnvironmentFault as fault:
         # How many were played is not known; all count, rather than too few.
-        lost = LedgerEntry(
+        estimate = LedgerEntry(
             stage="environments",
             purpose="calibration",
             method="trace",
             item=item,
             rollouts=bounds.groups * bounds.group_size,
         )
-        return Examination(environment, [*checks, failed_check(CALIBRATION, fault)], [], [lost])
+        return Examination(environment, [*checks, failed_check(CALIBRATION, fault)], [], [estimate])
     entry = ledger_entry(rollouts, stage="environments", method="trace", item=item)
     return Examination(environment, [*checks, *calibrate(rollouts, bounds.group_size, bounds)], rollouts, [entry])
 

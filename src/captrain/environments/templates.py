@@ -74,15 +74,15 @@ class TemplateSynthesizer:
         package = files("captrain")
         _, _, world = package.joinpath(WORLD).read_text().partition('\n"""\n')
         templates = package.joinpath("environments/templates")
-        asked = _operations(brief, attempts)
-        names = [*PARTS[capability.id], *(["operations"] if asked else [])]
+        operations = _operations(brief, attempts)
+        names = [*PARTS[capability.id], *(["operations"] if operations else [])]
         parts = [templates.joinpath(f"{name}.py.txt").read_text() for name in names]
         title = f"{capability.name}: {capability.description}"
         header = f'"""{title}\n\nWritten by the template synthesizer; do not edit.\n"""\n'
         # The attempt that brought the evidence's operations is not one that was too hard.
-        drawn = f"DIFFICULTY = {min(len(attempts) - bool(asked), EASIEST)}\n"
-        drawn += f"OPERATIONS = {asked}\n" if asked else ""
-        return f"{header}{world}\n\n{drawn}\n\n{''.join(parts)}"
+        settings = f"DIFFICULTY = {min(len(attempts) - bool(operations), EASIEST)}\n"
+        settings += f"OPERATIONS = {operations}\n" if operations else ""
+        return f"{header}{world}\n\n{settings}\n\n{''.join(parts)}"
 
 
 def _operations(brief: Brief, attempts: Sequence[Attempt]) -> list[str]:

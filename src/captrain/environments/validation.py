@@ -74,8 +74,8 @@ def _specification(root: Path) -> Spec:
     derived = root / "results/spec.yaml"
     if derived.exists():
         return load_spec(derived)
-    chosen = load_choice(root / "params.yaml")
-    return compose_spec(chosen.experiment, chosen.seed, chosen.overrides, root / "conf")
+    selection = load_choice(root / "params.yaml")
+    return compose_spec(selection.experiment, selection.seed, selection.overrides, root / "conf")
 
 
 def _brief(path: Path, root: Path, tools: list[JsonObject]) -> Brief:

@@ -109,7 +109,7 @@ class _Collection:
         be."""
         identity = self.identity
         for attempt in range(self.retries + 1):
-            lost: list[Sample] = []
+            retried: list[Sample] = []
             plays = {}
             for task, trial in samples:
                 key = f"{self.seed}/{task.id}/{trial}"
@@ -123,7 +123,7 @@ class _Collection:
                     score = _score(self.target, task, play)
                     episode.close()
                     if play.error and attempt < self.retries:
-                        lost.append((task, trial))
+                        retried.append((task, trial))
                         continue
                     name = digest(*identity, task.id, trial)[:12]
                     rollout = rollout_record(
@@ -140,9 +140,9 @@ class _Collection:
                     )
                     yield rollout
                     progress.add(rollout)
-            if not lost:
+            if not retried:
                 break
-            samples = lost
+            samples = retried
         progress.close()
 
 

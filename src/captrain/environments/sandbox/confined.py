@@ -28,7 +28,7 @@ from captrain.environments.sandbox.forkserver import ForkServer, dismiss
 from captrain.environments.sandbox.host import SECONDS, Host, ask, start_server
 from captrain.environments.sandbox.replies import Misbehaviour, messages_of, one_line, preview, text_of, tools_of
 from captrain.errors import EnvironmentFault, InfrastructureError, UserError
-from captrain.records import Message, digest, file_digest
+from captrain.records import JsonObject, Message, digest, file_digest
 
 Level = Literal["none", "basic", "strong, one layer", "strong"]
 LEVELS: tuple[Level, ...] = get_args(Level)
@@ -52,9 +52,9 @@ class Confinement:
     blocked: Mapping[str, bool]
 
     def __str__(self) -> str:
-        exposed = [name for name, refused in self.blocked.items() if not refused]
-        held = ", ".join(self.layers) or "no layer"
-        return f"{self.level} ({held}{'; exposed: ' if exposed else ''}{', '.join(exposed)})"
+        exposed = [name for name, is_blocked in self.blocked.items() if not is_blocked]
+        applied = ", ".join(self.layers) or "no layer"
+        return f"{self.level} ({applied}{'; exposed: ' if exposed else ''}{', '.join(exposed)})"
 
 
 @cache
@@ -69,17 +69,17 @@ def active_confinement(layers: tuple[str, ...] = LAYERS) -> Confinement:
     """
     server = _bare_server(layers)
     try:
-        found = tuple(
+        applied = tuple(
             layer for layer in layers if layer != "bubblewrap" and _try_layers(server, [layer], "hello") is not None
         )
-        blocked = (_try_layers(server, found, "probe") or {}).get("result", {})
+        blocked = (_try_layers(server, applied, "probe") or {}).get("result", {})
     finally:
         server.close()
     outer = ("bubblewrap",) if server.bubblewrap else ()
-    level: Level = "basic" if "rlimits" in found else "none"
-    if level == "basic" and "seccomp" in found and blocked and all(blocked.values()):
-        level = "strong" if outer or "landlock" in found else "strong, one layer"
-    return Confinement(level, (*outer, *found), blocked)
+    level: Level = "basic" if "rlimits" in applied else "none"
+    if level == "basic" and "seccomp" in applied and blocked and all(blocked.values()):
+        level = "strong" if outer or "landlock" in applied else "strong, one layer"
+    return Confinement(level, (*outer, *applied), blocked)
 
 
 def _bare_server(layers: Sequence[str]) -> ForkServer:
@@ -96,7 +96,7 @@ def _bare_server(layers: Sequence[str]) -> ForkServer:
         raise UserError(str(fault), remedy) from None
 
 
-def _try_layers(server: ForkServer, layers: Sequence[str], op: str) -> dict[str, Any] | None:
+def _try_layers(server: ForkServer, layers: Sequence[str], op: str) -> JsonObject | None:
     """The reply of a process with these layers, None where they are not to be had; `hello` is none of its operations,
     and refused."""
     worker = server.worker(layers)
@@ -146,11 +146,11 @@ class ConfinedEnvironment:
     """
 
     name: str
-    tools: list[dict[str, Any]]
-    about: dict[str, Any]
-    idle: Callable[[dict[str, Any]], list[Message]]
-    broken: Callable[[dict[str, Any]], list[Message]]
-    hint: Callable[[dict[str, Any]], str]
+    tools: list[JsonObject]
+    about: JsonObject
+    idle: Callable[[JsonObject], list[Message]]
+    broken: Callable[[JsonObject], list[Message]]
+    hint: Callable[[JsonObject], str]
     open: "Callable[..., ConfinedEpisode]"
 
     def __init__(self, path: Path, layers: Sequence[str]) -> None:
@@ -171,9 +171,9 @@ class ConfinedEnvironment:
                 "mend the file, or delete it and run `dvc repro environments`",
             ) from None
 
-    def _describe(self, known: Any) -> None:
+    def _describe(self, description: Any) -> None:
         """Take over what the file defines."""
-        match known:
+        match description:
             case {"missing": [*missing]} if missing:
                 raise EnvironmentFault(
                     f"environment file {self._path} lacks {one_line(', '.join(map(str, missing)))}",
@@ -181,11 +181,11 @@ class ConfinedEnvironment:
                 )
             case {"name": str(name), "tools": tools, "optional": [*optional], "keyed": bool(keyed), "about": about}:
                 self.name, self.tools = one_line(name), tools_of(tools)
-            case other:
-                raise Misbehaviour(f"describes itself as {preview(other)}")
+            case unexpected:
+                raise Misbehaviour(f"describes itself as {preview(unexpected)}")
         if not isinstance(about, dict):
             raise Misbehaviour(f"says of itself what is not an object: {preview(about)}")
-        self._optional = [one for one in ("about", *SHAPES) if one in optional]
+        self._optional = [candidate for candidate in ("about", *SHAPES) if candidate in optional]
         self._about, self._keyed = about, keyed
 
     def __getattr__(self, name: str) -> Any:
@@ -196,47 +196,47 @@ class ConfinedEnvironment:
             return self._about if name == "about" else partial(self._function, name)
         raise AttributeError(f"{type(self).__name__} has no {name}")
 
-    def tasks(self, split: str, count: int) -> list[dict[str, Any]]:
+    def tasks(self, split: str, count: int) -> list[JsonObject]:
         """See `captrain.contract.Environment.tasks`."""
         with self.blamed("tasks", f"split {split}"):
-            tasks: list[dict[str, Any]] = []
+            tasks: list[JsonObject] = []
             for start in range(0, count + 1, SLICE):
-                asking = {"split": split, "count": count, "start": start, "stop": start + SLICE}
-                some = self._here().kept("tasks", asking)
-                if not isinstance(some, list):
-                    raise Misbehaviour(f"returned what is not a list of tasks ({preview(some)})")
-                tasks += some
-                if len(some) < SLICE:
+                arguments = {"split": split, "count": count, "start": start, "stop": start + SLICE}
+                batch = self._here().kept("tasks", arguments)
+                if not isinstance(batch, list):
+                    raise Misbehaviour(f"returned what is not a list of tasks ({preview(batch)})")
+                tasks += batch
+                if len(batch) < SLICE:
                     break
             return tasks
 
-    def score(self, task: dict[str, Any], messages: Sequence[Message]) -> dict[str, Any]:
+    def score(self, task: JsonObject, messages: Sequence[Message]) -> JsonObject:
         """See `captrain.contract.Environment.score`; in a process of its own."""
         with self.blamed("score", task["id"]):
             return self._here().once("call", {"name": "score", "arguments": [task, list(messages)]})
 
-    def reference(self, task: dict[str, Any]) -> list[Message]:
+    def reference(self, task: JsonObject) -> list[Message]:
         """See `captrain.contract.Environment.reference`; the file is asked once a task."""
         key = json.dumps(task, sort_keys=True)
-        found = self._references.get(key)
-        if found is None:
-            found = json.dumps(self._function("reference", task))
+        text = self._references.get(key)
+        if text is None:
+            text = json.dumps(self._function("reference", task))
             if len(self._references) >= REFERENCES:
                 self._references.clear()
-            self._references[key] = found
-        return json.loads(found)
+            self._references[key] = text
+        return json.loads(text)
 
-    def _open(self, task: dict[str, Any]) -> "ConfinedEpisode":
+    def _open(self, task: JsonObject) -> "ConfinedEpisode":
         return self._opened(task, {})
 
-    def _open_keyed(self, task: dict[str, Any], key: str) -> "ConfinedEpisode":
+    def _open_keyed(self, task: JsonObject, key: str) -> "ConfinedEpisode":
         return self._opened(task, {"key": key})
 
-    def _opened(self, task: dict[str, Any], more: dict[str, str]) -> "ConfinedEpisode":
+    def _opened(self, task: JsonObject, more: dict[str, str]) -> "ConfinedEpisode":
         with self.blamed("open", task["id"]):
             return ConfinedEpisode(self, self._here().fresh(), task, more)
 
-    def _function(self, name: str, task: dict[str, Any]) -> Any:
+    def _function(self, name: str, task: JsonObject) -> Any:
         shape = SHAPES.get(name, messages_of)
         with self.blamed(name, task["id"]):
             return shape(self._here().kept("call", {"name": name, "arguments": [task]}))
@@ -253,13 +253,13 @@ class ConfinedEnvironment:
             return self._host
 
     @contextmanager
-    def blamed(self, what: str, where: str) -> Iterator[None]:
+    def blamed(self, operation: str, item: str) -> Iterator[None]:
         """Make a verdict a fault of this environment, in the words of `captrain.contract.Target`."""
         try:
             yield
         except Misbehaviour as verdict:
             raise EnvironmentFault(
-                f"environment {self.name} ({self._path}) {verdict} in {what} on {where}",
+                f"environment {self.name} ({self._path}) {verdict} in {operation} on {item}",
                 "mend the environment file; rollouts already whole are kept and a new run goes on from them",
             ) from None
 
@@ -268,7 +268,7 @@ class ConfinedEpisode:
     """An episode in a process of its own, as `captrain.contract.Episode`."""
 
     def __init__(
-        self, environment: ConfinedEnvironment, worker: Worker, task: dict[str, Any], more: dict[str, str]
+        self, environment: ConfinedEnvironment, worker: Worker, task: JsonObject, more: dict[str, str]
     ) -> None:
         self._environment, self._worker, self._task = environment, worker, task["id"]
         try:

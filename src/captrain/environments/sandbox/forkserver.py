@@ -23,6 +23,7 @@ from typing import IO, Any
 
 from captrain.benchmarks import Worker
 from captrain.errors import InfrastructureError, UserError
+from captrain.records import JsonObject
 
 CONFINEMENT = Path(__file__).parent / "confinement"
 START = 30.0
@@ -72,36 +73,42 @@ class ForkServer:
 
     def __init__(
         self, source: bytes, name: str, modules: Sequence[str], bubblewrap: bool, packages: Path | None = None
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.bubblewrap, self.lost = bubblewrap, ""
         self._owner, self._handle = os.getpid(), -1
         self._lock = threading.RLock()
         self._dropped: deque[int] = deque()
         python, folders = interpreter()
         folders += [packages] if packages else []
-        self._control, theirs = socket.socketpair()
+        self._control, remote = socket.socketpair()
         # Not -I, which would have the seed of hashes ignored; with nothing else in its environment it is the same.
-        given = {"PYTHONHASHSEED": "0", "LANG": "C.UTF-8", "TZ": "UTC"}
-        given |= {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "PATH") if name in os.environ}
-        given |= {"PYTHONPATH": str(packages)} if packages else {}
+        variables = {"PYTHONHASHSEED": "0", "LANG": "C.UTF-8", "TZ": "UTC"}
+        variables |= {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "PATH") if name in os.environ}
+        variables |= {"PYTHONPATH": str(packages)} if packages else {}
         command = _bubble(folders) if bubblewrap else []
         command += [python, "-P", "-s", "-S", "-B", str(CONFINEMENT / "server.py")]
-        command += [str(theirs.fileno()), name, " ".join(modules)]
+        command += [str(remote.fileno()), name, " ".join(modules)]
         with tempfile.TemporaryFile() as text, tempfile.TemporaryFile() as words:
             text.write(source)
             text.seek(0)
             try:
-                with theirs:
+                with remote:
                     self._process = subprocess.Popen(
-                        command, stdin=text, stdout=subprocess.DEVNULL, stderr=words, env=given, cwd="/",
-                        pass_fds=[theirs.fileno()], start_new_session=True,
-                    )  # fmt: skip
+                        command,
+                        stdin=text,
+                        stdout=subprocess.DEVNULL,
+                        stderr=words,
+                        env=variables,
+                        cwd="/",
+                        pass_fds=[remote.fileno()],
+                        start_new_session=True,
+                    )
                 _, handles = self._answer(START)
             except (OSError, InfrastructureError) as fault:
                 words.seek(0)
-                said = words.read().decode(errors="replace").split("\n")
-                why = next((line for line in reversed(said) if line.strip()), str(fault))
-                raise InfrastructureError(f"the sandbox does not start: {why}") from None
+                lines = words.read().decode(errors="replace").split("\n")
+                reason = next((line for line in reversed(lines) if line.strip()), str(fault))
+                raise InfrastructureError(f"the sandbox does not start: {reason}") from None
         self._handle = handles[0] if handles else -1
         SERVERS.add(self)
 
@@ -122,18 +129,18 @@ class ForkServer:
         """
         while self._dropped:
             self.reap(self._dropped.popleft())
-        said, handles = self._asked({"op": "fork", "layers": [*layers]}, START)
-        if "error" in said:
-            raise InfrastructureError(f"the sandbox cannot fork: {said['error']}")
+        reply, handles = self._asked({"op": "fork", "layers": [*layers]}, START)
+        if "error" in reply:
+            raise InfrastructureError(f"the sandbox cannot fork: {reply['error']}")
         if len(handles) < 1 + (self._handle >= 0):
             for handle in handles:
                 os.close(handle)
-            self.reap(said["pid"])
+            self.reap(reply["pid"])
             raise UserError(
                 "too many files are open for one more process in the sandbox, which takes two",
                 "raise the limit (`ulimit -n`), or play fewer episodes at once (machine.batch)",
             )
-        return Worker("sandbox", ConfinedProcess(self, said["pid"], *handles), LINE)
+        return Worker("sandbox", ConfinedProcess(self, reply["pid"], *handles), LINE)
 
     def reap(self, pid: int) -> int:
         """The exit status of a process that has ended, or is about to."""
@@ -144,7 +151,7 @@ class ForkServer:
         may come amid a request."""
         self._dropped.append(pid)
 
-    def _asked(self, request: Mapping[str, Any], seconds: float) -> tuple[dict[str, Any], list[int]]:
+    def _asked(self, request: Mapping[str, Any], seconds: float) -> tuple[JsonObject, list[int]]:
         """The reply to a request, with the descriptors that came along; raises InfrastructureError if there is none."""
         with self._lock:
             if not self.lost:
@@ -152,18 +159,18 @@ class ForkServer:
                     self._control.sendall(json.dumps(request).encode())
             return self._answer(seconds)
 
-    def _answer(self, seconds: float) -> tuple[dict[str, Any], list[int]]:
+    def _answer(self, seconds: float) -> tuple[JsonObject, list[int]]:
         if not self.lost:
             poll = select.poll()
             poll.register(self._control, select.POLLIN)
             line, handles = b"", []
-            if answered := poll.poll(seconds * 1000):
+            if ready := poll.poll(seconds * 1000):
                 with suppress(ConnectionResetError):
                     flags = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
                     line, handles, _, _ = socket.recv_fds(self._control, 1 << 14, 2, flags)
             if line:
                 return json.loads(line), handles
-            self.lost = "died" if answered else f"did not answer within {seconds:g} s"
+            self.lost = "died" if ready else f"did not answer within {seconds:g} s"
             self.close()
         raise InfrastructureError(f"the sandbox's fork server {self.lost}")
 
@@ -231,12 +238,12 @@ class ConfinedProcess:
         with self._lock:
             if self.status is None:
                 if self._handle < 0:
-                    ended = timeout is None
+                    over = timeout is None
                 else:
                     poll = select.poll()
                     poll.register(self._handle, select.POLLIN)
-                    ended = bool(poll.poll(None if timeout is None else timeout * 1000))
-                if not ended:
+                    over = bool(poll.poll(None if timeout is None else timeout * 1000))
+                if not over:
                     raise subprocess.TimeoutExpired(str(self._pid), timeout or 0.0)
                 self.status = -int(signal.SIGKILL)
                 self._release()

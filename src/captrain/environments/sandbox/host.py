@@ -55,11 +55,11 @@ def start_server(source: bytes, name: str, bubblewrap: bool) -> ForkServer:
         InfrastructureError: it does not start.
         Verdict: the file does not compile.
     """
-    asked = required_packages(source)
-    if absent := [package for package in asked if package not in installed_packages()]:
+    packages = required_packages(source)
+    if absent := [package for package in packages if package not in installed_packages()]:
         raise Misbehaviour(f"needs {', '.join(absent)}, which the sandbox does not have")
-    modules = [*MODULES, *(module for package in asked for module in PACKAGES[package])]
-    server = ForkServer(source, name, modules, bubblewrap, Path(get_paths()["purelib"]) if asked else None)
+    modules = [*MODULES, *(module for package in packages for module in PACKAGES[package])]
+    server = ForkServer(source, name, modules, bubblewrap, Path(get_paths()["purelib"]) if packages else None)
     try:
         complaint = server.compile(SECONDS)
     except InfrastructureError:
@@ -91,7 +91,7 @@ class Host:
 
     def __init__(self, path: Path, source: bytes, layers: Sequence[str]) -> None:
         self._layers = [layer for layer in layers if layer != "bubblewrap"]
-        self._kept: Worker | None = None
+        self._worker: Worker | None = None
         self._worked = 0.0
         self._lock = threading.Lock()
         name = "captrain_environment_" + "".join(sign if sign.isalnum() else "_" for sign in path.stem)
@@ -104,16 +104,16 @@ class Host:
     def kept(self, op: str, arguments: Mapping[str, Any]) -> Any:
         """Ask the process that is kept, or the next one; returns and raises as `asked`."""
         with self._lock:
-            if self._kept is not None and (self._worked > TURN or self._kept.has_ended()):
-                dismiss(self._kept)
-                self._kept = None
-            if self._kept is None:
-                self._kept, self._worked = self.fresh(), 0.0
-            begun = time.monotonic()
+            if self._worker is not None and (self._worked > TURN or self._worker.has_ended()):
+                dismiss(self._worker)
+                self._worker = None
+            if self._worker is None:
+                self._worker, self._worked = self.fresh(), 0.0
+            began = time.monotonic()
             try:
-                return ask(self._kept, op, arguments)
+                return ask(self._worker, op, arguments)
             finally:
-                self._worked += time.monotonic() - begun
+                self._worked += time.monotonic() - began
 
     def once(self, op: str, arguments: Mapping[str, Any]) -> Any:
         """Ask a fresh process, once; returns and raises as `asked`."""
@@ -139,10 +139,10 @@ def ask(worker: Worker, op: str, arguments: Mapping[str, Any]) -> Any:
         assert isinstance(child, ConfinedProcess)
         if child.server.lost:
             raise InfrastructureError(f"the sandbox's fork server {child.server.lost}") from None
-        how = worker.end_reason
-        raise Misbehaviour(DEATHS.get(-(child.status or 0), how) if how.startswith("died") else how) from None
+        reason = worker.end_reason
+        raise Misbehaviour(DEATHS.get(-(child.status or 0), reason) if reason.startswith("died") else reason) from None
     if not reply["ok"]:
-        kind, said = one_line(reply["error"]["type"]), one_line(reply["error"]["message"])
+        kind, message = one_line(reply["error"]["type"]), one_line(reply["error"]["message"])
         out = "ran out of memory (512 MiB)"
-        raise Misbehaviour(out if kind == "MemoryError" else f"raised {kind}{': ' if said else ''}{said}")
+        raise Misbehaviour(out if kind == "MemoryError" else f"raised {kind}{': ' if message else ''}{message}")
     return bounded(reply["result"])

@@ -8,7 +8,7 @@ import json
 import math
 from typing import Any
 
-from captrain.records import Message
+from captrain.records import JsonObject, Message
 
 DEPTH = 64
 """Levels of lists and objects."""
@@ -27,39 +27,39 @@ def one_line(text: str) -> str:
     return plain if len(plain) <= LONGEST else f"{plain[:LONGEST]}..."
 
 
-def preview(value: Any) -> str:
+def preview(value: object) -> str:
     """A value, fit for a line of a message."""
     return one_line(json.dumps(value))
 
 
-def bounded(value: Any) -> Any:
+def bounded(value: object) -> Any:
     """The result in a reply, if it is JSON that can be written again.
 
     Raises:
         Verdict: it has a number that is not finite or beyond 64 bits, text that is not Unicode, or too many levels.
     """
-    left = [(value, 0)]
-    while left:
-        one, depth = left.pop()
+    pending = [(value, 0)]
+    while pending:
+        element, depth = pending.pop()
         if depth > DEPTH:
             raise Misbehaviour(f"returned more than {DEPTH} levels of lists and objects")
-        if isinstance(one, dict):
-            left += [(part, depth + 1) for pair in one.items() for part in pair]
-        elif isinstance(one, list):
-            left += [(part, depth + 1) for part in one]
-        elif isinstance(one, float) and not math.isfinite(one):
-            raise Misbehaviour(f"returned the number {one}, which is not JSON")
-        elif isinstance(one, int) and one.bit_length() > 63:
+        if isinstance(element, dict):
+            pending += [(part, depth + 1) for pair in element.items() for part in pair]
+        elif isinstance(element, list):
+            pending += [(part, depth + 1) for part in element]
+        elif isinstance(element, float) and not math.isfinite(element):
+            raise Misbehaviour(f"returned the number {element}, which is not JSON")
+        elif isinstance(element, int) and element.bit_length() > 63:
             raise Misbehaviour("returned a number beyond 64 bits")
-        elif isinstance(one, str) and not one.isascii():
+        elif isinstance(element, str) and not element.isascii():
             try:
-                one.encode()
+                element.encode()
             except UnicodeEncodeError:
                 raise Misbehaviour("returned text that is not Unicode") from None
     return value
 
 
-def messages_of(value: Any) -> list[Message]:
+def messages_of(value: object) -> list[Message]:
     """Messages, in the shape that all of our code counts on.
 
     Raises:
@@ -70,23 +70,23 @@ def messages_of(value: Any) -> list[Message]:
     return value
 
 
-def _is_message(value: Any) -> bool:
+def _is_message(value: object) -> bool:
     if not isinstance(value, dict) or not isinstance(value.get("role"), str):
         return False
     calls = value.get("tool_calls")
     texts = [value.get(name) for name in ("content", "name", "tool_call_id")]
-    called = calls is None or (isinstance(calls, list) and all(map(_is_call, calls)))
-    return called and all(text is None or isinstance(text, str) for text in texts)
+    calls_formed = calls is None or (isinstance(calls, list) and all(map(_is_call, calls)))
+    return calls_formed and all(text is None or isinstance(text, str) for text in texts)
 
 
-def _is_call(value: Any) -> bool:
+def _is_call(value: object) -> bool:
     match value:
         case {"function": {"name": str(), "arguments": dict() | str()}}:
             return True
     return False
 
 
-def tools_of(value: Any) -> list[dict[str, Any]]:
+def tools_of(value: object) -> list[JsonObject]:
     """Schemas of functions, by their names at least.
 
     Raises:
@@ -97,14 +97,14 @@ def tools_of(value: Any) -> list[dict[str, Any]]:
     return value
 
 
-def _is_tool(value: Any) -> bool:
+def _is_tool(value: object) -> bool:
     match value:
         case {"function": {"name": str()}}:
             return True
     return False
 
 
-def text_of(value: Any) -> str:
+def text_of(value: object) -> str:
     """Text.
 
     Raises:
