@@ -1,4 +1,4 @@
-"""What is seen of a pipeline while it runs: processes that sleep, files made by hand, real answers and a real training."""
+"""What is seen of a pipeline while it runs: sleeping processes, files made by hand, and a real training."""
 
 import json
 import os
@@ -29,7 +29,7 @@ from captrain.monitoring import view, watch
 from captrain.monitoring.progress import Progress
 from captrain.monitoring.view import follow, lines, watch_view
 from captrain.monitoring.watch import Watch
-from captrain.records import Capability, Rollout, Score, Task, publish, publish_json, publish_text
+from captrain.records import Capability, Purpose, Rollout, Score, Task, publish, publish_json, publish_text
 
 PIPELINE = """
 stages:
@@ -256,15 +256,16 @@ def test_trainings_that_are_whole_are_counted_and_those_of_other_runs_are_not(ro
     assert Watch(root).look().facts == ["adapters: 1 trained or found whole, 640 rollouts: aaaa"]
 
 
+SPENT: list[tuple[str, Purpose, str, int]] = [
+    ("rollouts", "diagnosis", "", 240),
+    ("environments", "calibration", "alpha", 80),
+    ("environments", "calibration", "beta", 160),
+    ("adapters", "training", "alpha", 640),
+    ("adapters", "training", "beta", 640),
+]
 TRACE = [
     LedgerEntry(stage=stage, purpose=purpose, method="trace", item=item, rollouts=rollouts)
-    for stage, purpose, item, rollouts in (
-        ("rollouts", "diagnosis", "", 240),
-        ("environments", "calibration", "alpha", 80),
-        ("environments", "calibration", "beta", 160),
-        ("adapters", "training", "alpha", 640),
-        ("adapters", "training", "beta", 640),
-    )
+    for stage, purpose, item, rollouts in SPENT
 ]
 
 

@@ -1,0 +1,76 @@
+"""Commands about the pipeline: what is stale, what runs, what is on the cluster, whether results belong to the code."""
+
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from captrain.cli.console import print_all, project_root
+
+STATES = {
+    "fresh": ("green", "up to date"),
+    "cached": ("green", "up to date, outputs in DVC's cache"),
+    "waiting": ("yellow", "up to date, waits for an earlier stage"),
+    "missing": ("yellow", "outputs missing"),
+    "stale": ("red", "stale"),
+    "never run": ("red", "never run"),
+    "running": ("bold green", "runs now"),
+    "changing": ("yellow", "changes right now"),
+}
+
+
+def status() -> None:
+    """Which stages of the pipeline are up to date, stale or missing, and why."""
+    from captrain.monitoring import processes, stage_states
+
+    root = project_root().resolve()
+    running, _ = processes.running(root, processes.pipeline(root))
+    states = stage_states(root, running)
+    table = Table("stage", "state", "why", title="pipeline", title_justify="left")
+    for stage in states:
+        colour, words = STATES[stage.state]
+        table.add_row(stage.name, Text(words, colour), Text("\n".join(stage.reasons)))
+    idle = all(stage.state in ("fresh", "cached") for stage in states)
+    busy = any(stage.state in ("running", "changing") for stage in states)
+    words = "`captrain watch` follows what runs" if busy else "`dvc repro` brings the pipeline up to date"
+    print_all(table, "nothing to do" if idle else words)
+
+
+def watch(
+    once: Annotated[bool, typer.Option("--once", help="Look once, and do not wait for more.")] = False,
+    interval: Annotated[float, typer.Option(min=0.5, help="Seconds between two looks.")] = 5.0,
+) -> None:
+    """Which stage runs, how far it is, and which are to come, until interrupted; changes nothing and takes no lock."""
+    from captrain.monitoring import Watch, view
+
+    if once:
+        print_all(*view.watch_view(Watch(project_root()).look()))
+    else:
+        view.follow(project_root(), interval)
+
+
+def verify() -> None:
+    """Whether the committed results were made by the committed code, specification and data (exit status 1 if not)."""
+    from captrain.monitoring import verify as check
+
+    verification = check(project_root())
+    print_all(*(Text(f"ok           {line}", "green") for line in verification.holds))
+    print_all(*(Text(f"not checked  {line}", "dim") for line in verification.unchecked))
+    print_all(*(Text(f"FAILS        {line}", "red") for line in verification.problems))
+    if verification.problems:
+        print_all(
+            Text(f"{len(verification.problems)} things do not hold: the results are not those of this code and data")
+        )
+        raise typer.Exit(1)
+    print_all(Text("the committed results are those of the committed code, specification and data"))
+
+
+def jobs(id: Annotated[str | None, typer.Argument(metavar="ID", help="Print this one's log.")] = None) -> None:
+    """Jobs on the cluster: state, node, elapsed, progress, last line, reason; of one, its log."""
+    from captrain.execution.jobs import job_log, jobs_table
+
+    if id:
+        print(job_log(project_root(), id), end="")
+    else:
+        print_all(jobs_table(project_root()))

@@ -1,0 +1,51 @@
+"""Commands that say beforehand what a run takes and what it can show; they run nothing."""
+
+from typing import Annotated
+
+import typer
+
+from captrain.cli.console import print_all, project_root
+
+
+def plan(
+    settings: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="On top of params.yaml.")] = None,
+    gpus: Annotated[int, typer.Option(help="GPUs to plan with.")] = 8,
+    gpu_memory: Annotated[float, typer.Option(help="GiB of each.")] = 80.0,
+    throughput: Annotated[
+        tuple[float, float] | None, typer.Option(metavar="READ WRITTEN", help="Tokens a second of each.")
+    ] = None,
+    parameters: Annotated[float | None, typer.Option(help="Of a model whose size is not known, in billions.")] = None,
+) -> None:
+    """What a run would take, stage by stage, and whether it can run at all (exit status 2 if not). Runs nothing."""
+    from captrain.planning import Node, compose_configuration, make_plan, plan_tables
+
+    spec, title = compose_configuration(settings or [], project_root())
+    work_plan = make_plan(spec, Node(gpus, gpu_memory, throughput, parameters), title)
+    print_all(*plan_tables(work_plan))
+    work_plan.refuse_impossible()
+
+
+def power(
+    base: Annotated[float | None, typer.Option(help="Pass rate to start from.")] = None,
+    tasks: Annotated[int | None, typer.Option(help="Tasks that both methods play.")] = None,
+    trials: Annotated[int | None, typer.Option(help="Of each task and method.")] = None,
+    difference: Annotated[float | None, typer.Option(help="What is to be found, and takes so much.")] = None,
+    icc: Annotated[float | None, typer.Option(help="Share of the variance of outcomes between tasks.")] = None,
+    shared: Annotated[float | None, typer.Option(help="How far both methods find the same tasks hard.")] = None,
+    chance: Annotated[float, typer.Option("--power", help="Chance to find what is there.")] = 0.8,
+    level: Annotated[float, typer.Option(help="Chance to find what is not there.")] = 0.05,
+    paper: Annotated[bool, typer.Option("--paper", help="The paper's claims instead.")] = False,
+) -> None:
+    """What difference a comparison can detect, and what a wanted one takes; what is not given is as it was in
+    results/evaluation. Runs nothing."""
+    from captrain.planning import PartialDesign, claim_tables, complete_design, design_tables
+
+    folder = project_root() / "results/evaluation"
+    if paper:
+        base, tasks, trials = 0.5, 2, 1  # the paper's own are used: only icc and shared are to be known
+    partial = PartialDesign(base, tasks, trials, icc, shared)
+    design, source = complete_design(partial, folder, level=level, power=chance)
+    if paper:
+        print_all(*claim_tables(design.icc, design.shared, level, chance, source))
+    else:
+        print_all(*design_tables(design, difference, source))

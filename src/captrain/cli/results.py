@@ -1,0 +1,47 @@
+"""Commands that read results: tables, published numbers, pages, exports."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from captrain.cli.console import print_all, project_root
+
+
+def results(
+    rollouts: Annotated[
+        bool, typer.Option("--spent", help="What each method spent: rollouts, tokens, seconds.")
+    ] = False,
+) -> None:
+    """Pass rates with intervals, paired differences, rollouts spent, and where the figures lie."""
+    from captrain.reporting import show
+
+    print_all(show.spent(project_root()) if rollouts else show.results(project_root()))
+
+
+def published() -> None:
+    """The paper's numbers beside ours where the same thing was run, and what in them does not agree."""
+    from captrain.reporting import shown
+
+    print_all(*shown(project_root()))
+
+
+def export(
+    files: Annotated[list[Path], typer.Argument(help="Rollouts, JSON lines.")],
+    to: Annotated[Literal["inspect", "openai"], typer.Option(help="Inspect logs, or chats in OpenAI's format.")],
+    out: Annotated[Path, typer.Option(help="Folder of the logs, or file of the chats.")],
+) -> None:
+    """Rollouts for other tools: Inspect evaluation logs, or chat JSONL in OpenAI's format."""
+    from captrain.interop import export_rollouts
+
+    print_all(*(str(path) for path in export_rollouts(files, to, out)))
+
+
+def report(
+    out: Annotated[Path, typer.Option(help="Folder of the pages; replaced if it holds a report.")] = Path("report"),
+) -> None:
+    """The results as pages that open from a disk: tables, capabilities, rollouts, thresholds, ledger, provenance."""
+    from captrain.reporting.pages import build
+
+    pages = build(project_root(), out)
+    print_all(f"{out / 'index.html'} ({len(pages)} files)")

@@ -1,0 +1,25 @@
+"""The command that serves the base and its adapters."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from captrain.errors import UserError
+
+
+def serve(
+    model: Annotated[Path, typer.Argument(help="Folder of the model.")] = Path("artifacts/base"),
+    host: Annotated[str, typer.Option()] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, help="0 for any that is free.")] = 8000,
+    name: Annotated[str, typer.Option("--served-model-name")] = "base",
+    adapters: Annotated[list[str] | None, typer.Option("--lora-modules", help="name=folder, repeatable.")] = None,
+) -> None:
+    """The base and its adapters behind an OpenAI-compatible endpoint."""
+    from captrain.serving import server as endpoint
+
+    try:
+        folders = dict(endpoint.pair(adapter) for adapter in adapters or [])
+    except ValueError as error:
+        raise UserError(f"--lora-modules: {error}", "write name=folder") from None
+    endpoint.serve(model, host, port, name, folders)
