@@ -186,8 +186,9 @@ class Groups:
             )
         if not play.retokenised:
             return UserError(
-                f"training {self.job.name}: the model has no room for the prompt of rollout {play.key}",
-                "serve it with a longer context (--max-model-len in machine.vllm.arguments)",
+                f"training {self.job.name}: the model has no room for the prompt of rollout {play.key} "
+                f"({play.truncated})",
+                "choose a model of longer context, or serve it with one (--max-model-len in machine.vllm.arguments)",
             )
         return UserError(
             f"training {self.job.name}: rollout {play.key} is not token-exact and cannot be trained on "
