@@ -103,11 +103,21 @@ def make_trainer(policy: LocalPolicy, model: Path, batch: int, folder: str) -> T
     """Stock TRL with the policy's limits; only generation is ever asked of it."""
     hf_logging.disable_progress_bar()
     config = GRPOConfig(
-        output_dir=folder, per_device_train_batch_size=batch, num_generations=8, max_completion_length=policy.room,
-        temperature=policy.temperature, top_k=0, generation_kwargs={"max_new_tokens": policy.max_tokens},
-        max_tool_calling_iterations=policy.max_turns - 1, beta=0.0, use_cpu=True, bf16=False,
-        gradient_checkpointing=False, report_to=[], disable_tqdm=True,
-    )  # fmt: skip
+        output_dir=folder,
+        per_device_train_batch_size=batch,
+        num_generations=8,
+        max_completion_length=policy.max_length,
+        temperature=policy.temperature,
+        top_k=0,
+        generation_kwargs={"max_new_tokens": policy.max_tokens},
+        max_tool_calling_iterations=policy.max_turns - 1,
+        beta=0.0,
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        report_to=[],
+        disable_tqdm=True,
+    )
     trainer = Timed(
         model=AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), args=config,
         train_dataset=Dataset.from_list([{"prompt": [{"role": "user", "content": ""}]}]),

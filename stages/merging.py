@@ -4,15 +4,15 @@ from pathlib import Path
 
 from captrain.config import load_spec
 from captrain.execution import entry_point
-from captrain.training import merge_all, publish_merged
+from captrain.training import MERGING_COLUMNS, merge_all, publish_adapters
 
 
 @entry_point
 def main() -> None:
     """Adapters, environments, base -> artifacts/merging, results/merging."""
-    made = merge_all(load_spec(), Path("artifacts/base"), Path("results"))
-    publish_merged(made)
-    if not made:
+    adapters = merge_all(load_spec(), Path("artifacts/base"), Path("results"))
+    publish_adapters(adapters, "merging", columns=MERGING_COLUMNS, guidance=())
+    if not adapters:
         print("nothing is merged: merging.methods is empty, or there are no adapters")
 
 

@@ -35,7 +35,7 @@ from captrain.policies.policy import load_policy
 from captrain.records import Message, Rollout, Score, Task, load
 from captrain.rollouts.collection import collect, pass_rate
 from captrain.training.jobs import Learner
-from captrain.training.sft import LONG, Row, Taught, example
+from captrain.training.sft import TOO_LONG, Demonstration, FineTuned, _example
 
 from captrain.interop.trajectories import read_trajectories, tools_of  # isort: skip
 
@@ -257,14 +257,14 @@ class TestDemonstrations:
             assert chat.dialogue(play[: last + 1])[: len(row.ids)] == row.ids
 
     def test_only_what_the_agent_wrote_has_a_label(self) -> None:
-        assert example(Row([5, 6, 7], [0, 1, 0])) == {"input_ids": [5, 6, 7], "labels": [-100, 6, -100]}
+        assert _example(Demonstration([5, 6, 7], [0, 1, 0])) == {"input_ids": [5, 6, 7], "labels": [-100, 6, -100]}
 
     def test_what_is_left_out_is_counted_by_reason(self, tmp_path: Path, policy: Learner) -> None:
         long = made([V1["content"][0], {"class_": "message_action", "content": "ö" * 3000}])
         path = written(tmp_path / "a.jsonl", made([V1["content"][0], RUN]), long, V1, made([RUN]), ATIF, ATIF)
         found = demonstrations(path, 2, policy, desk.TOOLS)
         assert (len(found.rows), found.trajectories) == (2, 5)
-        assert found.left_out == {CODE: 2, LONG: 1}
+        assert found.left_out == {CODE: 2, TOO_LONG: 1}
 
     def test_a_file_of_nothing_usable_says_why(self, tmp_path: Path, policy: Learner) -> None:
         with pytest.raises(UserError, match=f"none of the 1 trajectories .*{CODE}: 1"):
@@ -300,13 +300,13 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def taught(tiny: Path, source: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Taught]:
+def taught(tiny: Path, source: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, FineTuned]:
     with inside(tmp_path_factory.mktemp("taught")) as home:
         return home, teach_trajectories(TrajectoryLesson(composed(f"baselines.adp.source={source}"), tiny))
 
 
 class TestTraining:
-    def test_demonstrations_of_a_lacking_skill_teach_it(self, policy: Any, taught: tuple[Path, Taught]) -> None:
+    def test_demonstrations_of_a_lacking_skill_teach_it(self, policy: Any, taught: tuple[Path, FineTuned]) -> None:
         home, one = taught
         target = Target(desk.ServiceDesk(), "desk", "")
         tasks, adapter = human(40, "test"), Adapter(str(home / one.folder), one.digest)
@@ -320,7 +320,7 @@ class TestTraining:
         assert one.losses[-1] < one.losses[0]
 
     def test_equal_seeds_give_equal_bytes(
-        self, tiny: Path, source: Path, taught: tuple[Path, Taught], tmp_path: Path
+        self, tiny: Path, source: Path, taught: tuple[Path, FineTuned], tmp_path: Path
     ) -> None:
         home, one = taught
         with inside(tmp_path / "again"):
@@ -343,7 +343,7 @@ class TestTraining:
             assert teach_trajectories(TrajectoryLesson(asked, tiny)).digest == one.digest
 
     def test_the_stage_leaves_an_adapter_that_cost_no_rollout(
-        self, tiny: Path, taught: tuple[Path, Taught], source: Path
+        self, tiny: Path, taught: tuple[Path, FineTuned], source: Path
     ) -> None:
         home, one = taught
         with inside(home):

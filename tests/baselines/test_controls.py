@@ -274,8 +274,8 @@ def test_the_stage_trains_only_what_trace_has_not_at_the_same_budget(
     # Jobs differ from TRACE's in their place alone, and calibration has spent as many tasks of it.
     mine, trace = (capability_jobs(SPEC, tiny, Path("results", stage)) for stage in ("controls", "environments"))
     for job in mine:
-        assert replace(job, name=trace[0].name, places=trace[0].places) == trace[0]
-        assert [place.skip for place in job.places] == [SPEC.environments.groups]
+        assert replace(job, name=trace[0].name, environments=trace[0].environments) == trace[0]
+        assert [place.skip for place in job.environments] == [SPEC.environments.groups]
     assert {*read_passports(Path("results/controls"))} == further and DRAFTS.exists()
 
 

@@ -20,8 +20,8 @@ from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
 from captrain.records import Capability, Task, publish
 from captrain.training.grpo import last_checkpoint
-from captrain.training.jobs import Job, Place, Synthesized
-from captrain.training.training import train
+from captrain.training.jobs import EnvironmentFile, Job, TrainingEnvironment
+from captrain.training.runs import train
 
 Letters = Callable[..., Path]
 
@@ -43,20 +43,22 @@ def chosen(*overrides: str) -> Spec:
     return compose_spec("smoke", 3, overrides, ROOT / "conf")
 
 
-def places(letters: Letters, folder: Path) -> tuple[Place, ...]:
+def places(letters: Letters, folder: Path) -> tuple[TrainingEnvironment, ...]:
     """Two environments whose tasks have the same ids."""
     found = []
     for name, flat in (("alpha", 0), ("beta", 3)):
         path = letters(name, flat=flat, folder=folder)
         path.write_text(path.read_text().replace(f'f"{name}/', 'f"task/'))
-        found.append(Place(name, Synthesized(folder, passport(path)), skip=3 if name == "alpha" else 0))
+        found.append(
+            TrainingEnvironment(name, EnvironmentFile(folder, passport(path)), skip=3 if name == "alpha" else 0)
+        )
     return tuple(found)
 
 
 @pytest.fixture
 def both(tiny: Path, letters: Letters, tmp_path: Path) -> Job:
     """A job of two places: five steps of two groups."""
-    return job(tiny, letters(), places=places(letters, tmp_path), rollouts=40)
+    return job(tiny, letters(), environments=places(letters, tmp_path), rollouts=40)
 
 
 def interrupted(one: Job, monkeypatch: pytest.MonkeyPatch, after: int) -> Path:
@@ -136,7 +138,9 @@ def test_a_training_in_several_places_goes_on_to_the_identical_adapter(
 ) -> None:
     from dataclasses import replace
 
-    three = replace(both, places=(*both.places, replace(both.places[0], name="again", skip=9)), rollouts=31)
+    three = replace(
+        both, environments=(*both.environments, replace(both.environments[0], name="again", skip=9)), rollouts=31
+    )
     with inside(tmp_path / "undisturbed"):
         whole = train(three)
     with inside(tmp_path / "cut"):
@@ -154,13 +158,13 @@ def test_a_training_in_several_places_goes_on_to_the_identical_adapter(
 
 
 def test_a_place_with_too_few_tasks_is_refused_before_anything_is_played(both: Job, tmp_path: Path) -> None:
-    environment = both.places[1].environment
-    assert isinstance(environment, Synthesized)
+    environment = both.environments[1].source
+    assert isinstance(environment, EnvironmentFile)
     path = environment.folder / "beta.py"
     path.write_text(path.read_text().replace("range(count)", "range(min(4, count))"))
-    few = Place("beta", Synthesized(tmp_path, passport(path)))
+    few = TrainingEnvironment("beta", EnvironmentFile(tmp_path, passport(path)))
     with inside(tmp_path / "work"), pytest.raises(UserError, match="beta gave 4 tasks .* where 5 were asked for"):
-        train(Job(**{**vars(both), "places": (both.places[0], few)}))
+        train(Job(**{**vars(both), "environments": (both.environments[0], few)}))
 
 
 def test_single_spends_all_but_diagnosis_and_its_own_calibration_on_the_first_capability(
@@ -173,17 +177,17 @@ def test_single_spends_all_but_diagnosis_and_its_own_calibration_on_the_first_ca
         return single_jobs(chosen(), project, TRACE)
 
     [one] = jobs(RANKED)
-    assert ([place.name for place in one.places], one.places[0].skip, one.name) == (["beta"], 3, "single")
+    assert ([place.name for place in one.environments], one.environments[0].skip, one.name) == (["beta"], 3, "single")
     assert (one.rollouts, one.base) == (129 - 24 - 9, project / "artifacts/base")
     [other] = jobs(RANKED[2:])
-    assert ([place.name for place in other.places], other.rollouts) == (["alpha"], 129 - 24 - 16)
+    assert ([place.name for place in other.environments], other.rollouts) == (["alpha"], 129 - 24 - 16)
     assert jobs(RANKED[:1]) == []
 
 
 def test_mixed_spends_all_but_diagnosis_and_calibration_on_all_environments(letters: Letters, tmp_path: Path) -> None:
     project = earned(letters, tmp_path, "beta", "alpha")
     [one] = mixed_jobs(chosen(), project, TRACE)
-    assert [(place.name, place.skip) for place in one.places] == [("alpha", 3), ("beta", 3)]
+    assert [(place.name, place.skip) for place in one.environments] == [("alpha", 3), ("beta", 3)]
     assert one.rollouts == training_budget(TRACE) == 80 and one.trainer.settings() == chosen().trainer.settings()
     assert mixed_jobs(chosen(), tmp_path / "nowhere", TRACE) == []
     with pytest.raises(UserError, match="baselines.mixed: after diagnosis and calibration 0 rollouts are left"):
@@ -192,7 +196,7 @@ def test_mixed_spends_all_but_diagnosis_and_calibration_on_all_environments(lett
 
 def test_untargeted_training_spends_the_whole_total(letters: Letters, tmp_path: Path) -> None:
     one = baseline_job("awm", chosen(), tmp_path, places(letters, tmp_path), 129)
-    assert (one.name, one.rollouts, [place.name for place in one.places]) == ("awm", 129, ["alpha", "beta"])
+    assert (one.name, one.rollouts, [place.name for place in one.environments]) == ("awm", 129, ["alpha", "beta"])
 
 
 def test_baselines_train_by_plain_grpo_whatever_trains_trace(letters: Letters, tmp_path: Path) -> None:

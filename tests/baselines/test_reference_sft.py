@@ -17,7 +17,7 @@ from captrain.policies.policy import load_policy
 from captrain.records import Task, load, publish_json
 from captrain.rollouts.collection import collect, pass_rate
 from captrain.training.jobs import Learner
-from captrain.training.sft import LONG, Taught
+from captrain.training.sft import TOO_LONG, FineTuned
 
 # Pays for the very word of its solutions.
 EXACT = (
@@ -46,7 +46,7 @@ def written(folder: Path, name: str, change: tuple[str, str] = ("", "")) -> None
     publish_json(path.with_suffix(".passport.json"), passport(path).model_copy(update=played))
 
 
-def taught(folder: Path, base: Path, *overrides: str) -> Taught:
+def taught(folder: Path, base: Path, *overrides: str) -> FineTuned:
     (folder / "artifacts").mkdir(parents=True, exist_ok=True)
     if not (folder / "artifacts/base").exists():
         (folder / "artifacts/base").symlink_to(base)
@@ -64,11 +64,11 @@ def home(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def one(home: Path, tiny: Path) -> Taught:
+def one(home: Path, tiny: Path) -> FineTuned:
     return taught(home, tiny)
 
 
-def test_solutions_of_all_environments_alike_teach_what_these_pay_for(home: Path, tiny: Path, one: Taught) -> None:
+def test_solutions_of_all_environments_alike_teach_what_these_pay_for(home: Path, tiny: Path, one: FineTuned) -> None:
     card = (home / one.folder / "README.md").read_text()
     assert [line.split()[4:] for line in card.splitlines() if line.startswith("| of these from")] == [
         [f"{name},", "fingerprint", load_file(home / f"results/{kind}/{name}.py").fingerprint, "|", count, "|"]
@@ -106,14 +106,14 @@ def test_what_is_no_solution_or_cannot_be_read_is_left_out_and_counted(tiny: Pat
     few = "class Environment:\n    def size(self, split):\n        return 5\n"
     written(tmp_path, "gamma", ("class Environment:\n", few))
     found = taught(tmp_path, tiny, "baselines.reference_sft.demonstrations=30")
-    assert (found.demonstrations, found.left_out) == (5 + 9 + 2, {LONG: 1, WRONG: 5})
+    assert (found.demonstrations, found.left_out) == (5 + 9 + 2, {TOO_LONG: 1, WRONG: 5})
     for name in ("alpha", "beta", "gamma"):
         written(tmp_path, name, ('"content": "yes"', '"content": ""'))
     with pytest.raises(UserError, match=f"no solution of the environments can be trained on .{WRONG}: 30."):
         taught(tmp_path, tiny, "baselines.reference_sft.demonstrations=30")
 
 
-def test_equal_seeds_give_equal_bytes_and_others_do_not(home: Path, tiny: Path, one: Taught, tmp_path: Path) -> None:
+def test_equal_seeds_give_equal_bytes_and_others_do_not(home: Path, tiny: Path, one: FineTuned, tmp_path: Path) -> None:
     for name in ("alpha", "beta", "alpha+beta"):
         written(tmp_path, name, EXACT)
     assert taught(tmp_path, tiny).digest == one.digest

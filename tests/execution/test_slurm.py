@@ -302,7 +302,7 @@ def test_adapters_trained_as_jobs_are_those_trained_here_though_one_is_preempted
     from support.letters import LETTERS
     from support.training import job
 
-    from captrain.training.training import train
+    from captrain.training.runs import train
 
     # While `hold` is there, a process stops within its third step; each says what it has scored.
     text = LETTERS.format(name="letters", flat=0).replace('"""Say letters."""', "import os\nimport time\nSCORED = []")
@@ -463,16 +463,20 @@ def test_what_lies_on_disk_is_shown_without_slurm_too(here: Path, monkeypatch: p
 
 
 def test_a_key_is_of_content_and_never_of_the_machine_or_the_place(here: Path) -> None:
-    from captrain.training.jobs import Job, Place
-    from captrain.training.training import train
+    from captrain.training.jobs import Job, TrainingEnvironment
+    from captrain.training.runs import train
 
     def item(base: Path, machine: Machine, **changes: Any) -> Job:
         one = Job(
-            name="a", base=base, policy=Component.model_validate({"_target_": "captrain.x", "heat": 1.0}),
+            name="a",
+            base=base,
+            policy=Component.model_validate({"_target_": "captrain.x", "heat": 1.0}),
             trainer=Component.model_validate({"_target_": "captrain.y"}),
-            places=(Place("z", Component.model_validate({"_target_": "captrain.z"})),), rollouts=8, seed=0,
+            environments=(TrainingEnvironment("z", Component.model_validate({"_target_": "captrain.z"})),),
+            rollouts=8,
+            seed=0,
             machine=machine,
-        )  # fmt: skip
+        )
         return replace(one, **changes)
 
     (here / "base").mkdir()

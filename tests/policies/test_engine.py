@@ -279,7 +279,7 @@ def test_a_dialogue_that_has_no_room_left_ends(tiny: Path, target: Target) -> No
     def length(room: int, max_tokens: int) -> int:
         acting = policy(tiny, max_tokens=max_tokens)
         prompt = len(acting.chat([]).prompt(list(target.open(task).messages)))
-        acting.room = prompt + room
+        acting.max_length = prompt + room
         [dialogue] = played(acting, target, ["0/2/0"]).values()
         return len(dialogue[0]) - prompt
 
@@ -323,9 +323,12 @@ def test_a_prompt_longer_than_the_model_is_a_failed_rollout_that_says_why(
 def test_a_dialogue_that_outgrows_the_model_is_marked(tiny: Path, target: Target) -> None:
     acting = policy(tiny, max_tokens=3)
     task = target.tasks("training", 3)[2]
-    acting.room = len(acting.chat([]).prompt(list(target.open(task).messages))) + 12
+    acting.max_length = len(acting.chat([]).prompt(list(target.open(task).messages))) + 12
     [cut] = acting.play([Play("0/2/0", target.open(task))])
-    assert cut.turns == 1 and cut.truncated == f"the dialogue has reached the {acting.room} tokens that the model takes"
+    assert (
+        cut.turns == 1
+        and cut.truncated == f"the dialogue has reached the {acting.max_length} tokens that the model takes"
+    )
 
 
 def test_guidance_is_read_by_the_model_and_recorded(tiny: Path, target: Target) -> None:

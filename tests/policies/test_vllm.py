@@ -27,8 +27,8 @@ from captrain.policies.policy import Play
 from captrain.policies.servers import Replica, devices
 from captrain.policies.vllm import VLLMPolicy, _fleets
 from captrain.rollouts.collection import collect
-from captrain.training.jobs import Job, Place, Synthesized
-from captrain.training.training import train
+from captrain.training.jobs import EnvironmentFile, Job, TrainingEnvironment
+from captrain.training.runs import train
 
 Letters = Callable[..., Path]
 YES = {"role": "assistant", "content": "yes"}
@@ -376,8 +376,8 @@ def job(base: Path, environment: Path, target: str, **changes: Any) -> Job:
     )
     acting = Component.model_validate({"_target_": f"captrain.policies.{target}", **sampling})
     settings: dict[str, Any] = {"name": "single", "rollouts": 16, "seed": 0, "machine": machine(), **changes}
-    place = Place("single", Synthesized(environment.parent, passport(environment)))
-    return Job(base=base, policy=acting, trainer=recipe, places=(place,), **settings)
+    place = TrainingEnvironment("single", EnvironmentFile(environment.parent, passport(environment)))
+    return Job(base=base, policy=acting, trainer=recipe, environments=(place,), **settings)
 
 
 @pytest.fixture
@@ -399,7 +399,7 @@ def test_grpo_through_servers_begins_at_ratio_one_and_serves_each_step_its_own_a
 
     apart: list[float] = []
     names: list[list[str]] = []
-    made = grpo.Trainer._generate_and_score_completions
+    made = grpo.PolicyTrainer._generate_and_score_completions
 
     def compared(self: Any, inputs: Any) -> Any:
         batch = made(self, inputs)
@@ -413,7 +413,7 @@ def test_grpo_through_servers_begins_at_ratio_one_and_serves_each_step_its_own_a
         names.extend(listed(policy(tiny, **POLICY))[:1])
         return batch
 
-    monkeypatch.setattr(grpo.Trainer, "_generate_and_score_completions", compared)
+    monkeypatch.setattr(grpo.PolicyTrainer, "_generate_and_score_completions", compared)
     with inside(tmp_path / "work"):
         one = train(job(tiny, environment, "vllm.VLLMPolicy", trainer={"hints": hints}))
         assert sorted(path.name for path in one.folder.iterdir()) == [

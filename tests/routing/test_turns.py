@@ -113,9 +113,9 @@ def test_a_dialogue_that_fills_the_room_ends_as_it_would_in_one_go(
 ) -> None:
     policy = local(tiny)
     longest = max(len(one.token_ids) for one in say(policy))
-    policy.room, policy.digest = longest - less, "less room"
+    policy.max_length, policy.digest = longest - less, "less room"
     plain = say(policy)
-    assert (max(len(one.token_ids) for one in plain) == policy.room) == in_a_turn
+    assert (max(len(one.token_ids) for one in plain) == policy.max_length) == in_a_turn
     same(say(TurnPolicy(policy, Chosen(BASE), arms)), plain)
 
 

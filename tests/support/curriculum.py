@@ -7,7 +7,7 @@ from support.letters import LETTERS
 
 from captrain.capabilities.analyst import LabelRequest
 from captrain.config.machine import ModelAccess
-from captrain.records import Label, digest
+from captrain.records import Capability, Label, Rollout, digest
 
 _environment: dict[str, Any] = {"__name__": __name__}
 exec(LETTERS.format(name="talk", flat=0), _environment)
@@ -24,6 +24,10 @@ class Analyst:
 
     def __init__(self, access: ModelAccess | None = None) -> None:
         pass
+
+    def propose(self, samples: Sequence[Sequence[Rollout]], tools: list[dict[str, Any]]) -> list[list[Capability]]:
+        """See `captrain.capabilities.analyst.Analyst`; no test asks for it."""
+        raise NotImplementedError
 
     def label(self, requests: Sequence[LabelRequest], tools: list[dict[str, Any]]) -> list[dict[str, Label]]:
         """See `captrain.capabilities.analyst.Analyst`."""

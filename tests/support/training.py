@@ -19,7 +19,7 @@ from captrain.config.components import Component
 from captrain.config.machine import Machine
 from captrain.contract import Target
 from captrain.records import Passport, digest, file_digest, publish_json
-from captrain.training.jobs import Job, Place, Synthesized
+from captrain.training.jobs import EnvironmentFile, Job, TrainingEnvironment
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,8 +39,10 @@ def job(base: Path, environment: Path, **changes: Any) -> Job:
     trainer = Component.model_validate(
         {"_target_": "captrain.training.recipe.GRPO", **GRPO, **changes.pop("trainer", {})}
     )
-    place = Place("letters", Synthesized(environment.parent, passport(environment)), changes.pop("skip", 2))
-    settings: dict[str, Any] = {"name": "letters", "rollouts": 24, "seed": 0, "places": (place,), **changes}
+    place = TrainingEnvironment(
+        "letters", EnvironmentFile(environment.parent, passport(environment)), changes.pop("skip", 2)
+    )
+    settings: dict[str, Any] = {"name": "letters", "rollouts": 24, "seed": 0, "environments": (place,), **changes}
     return Job(base=base, policy=policy, trainer=trainer, machine=Machine(workers=1, batch=1), **settings)
 
 
@@ -133,14 +135,14 @@ def trainer_of(one: Job) -> Any:
     from captrain.training.grpo import make_trainer
 
     policy, trainer = build(one.policy, LocalPolicy, model=one.base), build(one.trainer, recipe.GRPO)
-    environment = one.places[0].environment
-    assert isinstance(environment, Synthesized)
+    environment = one.environments[0].source
+    assert isinstance(environment, EnvironmentFile)
     return make_trainer(trainer, one, policy, targets_of(one), environment.folder / "checkpoints")
 
 
 def targets_of(one: Job) -> list[Target]:
     """The environments that a job trains in."""
-    return [place.target(one.machine) for place in one.places]
+    return [place.target(one.machine) for place in one.environments]
 
 
 def groups(count: int, size: int = 4) -> list[dict[str, str]]:

@@ -37,9 +37,10 @@ from captrain.ledger import LedgerEntry
 from captrain.models.lora import adapter_digest
 from captrain.records import Task, load
 from captrain.training.grpo import last_checkpoint
-from captrain.training.jobs import Place, Synthesized, Trained
+from captrain.training.jobs import EnvironmentFile, Trained, TrainingEnvironment
 from captrain.training.recipe import capability_jobs
-from captrain.training.training import publish_adapters, train
+from captrain.training.runs import train
+from captrain.training.workspace import publish_adapters
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +135,33 @@ def test_a_training_that_was_cut_off_goes_on_from_its_last_whole_checkpoint(
         assert not checkpoints.exists()
 
 
+def test_a_training_that_was_cut_off_before_its_result_was_there_is_not_played_again(
+    tiny: Path, environment: Path, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: list[Task]
+) -> None:
+    from captrain.training import workspace
+
+    def pull_the_plug(path: Path, value: object) -> None:
+        raise KeyboardInterrupt
+
+    with inside(tmp_path):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(workspace, "publish_json", pull_the_plug)
+            train(job(tiny, environment))
+        opened.clear()
+        resumed = train(job(tiny, environment))
+        assert (resumed.digest, resumed.history, opened) == (trained.digest, trained.history, [])
+        assert sorted(path.name for path in resumed.folder.parent.iterdir()) == ["adapter", "lock", "result.json"]
+
+
+def test_what_training_went_on_from_is_removed_even_if_it_was_cut_off_after_its_result(
+    tiny: Path, environment: Path, trained: Trained, home: Path, tmp_path: Path
+) -> None:
+    with inside(shutil.copytree(home, tmp_path / "home")) as here:
+        checkpoints = here / trained.folder.relative_to(home).parent / "checkpoints"
+        (checkpoints / "checkpoint-6").mkdir(parents=True)
+        assert train(job(tiny, environment)).digest == trained.digest and not checkpoints.exists()
+
+
 def test_a_killed_stage_resumes_to_the_identical_adapter(tiny: Path, tmp_path: Path) -> None:
     killed = project(tmp_path / "killed", tiny, "letters")
     kill(killed, "adapters")
@@ -160,7 +188,7 @@ def test_an_added_capability_does_not_retrain_the_others(tiny: Path, tmp_path: P
     synthesized(folder, "first")
     chosen = load_spec(folder / "results/spec.yaml")
     jobs = capability_jobs(chosen, folder / "artifacts/base", folder / "results/environments")
-    assert [(one.name, one.places[0].skip, one.rollouts) for one in jobs] == [("first", 3, 8), ("second", 3, 8)]
+    assert [(one.name, one.environments[0].skip, one.rollouts) for one in jobs] == [("first", 3, 8), ("second", 3, 8)]
     assert stage(folder, "adapters") == 0
     index = json.loads((folder / "results/adapters/index.json").read_text())
     assert list(index) == ["first", "second"] and index["second"] == first["second"]
@@ -381,8 +409,8 @@ def test_an_environment_that_is_not_trusted_is_opened_in_the_sandbox_only(
     monkeypatch.setattr(sandbox, "load_confined", confined, raising=False)
     monkeypatch.setitem(sys.modules, sandbox.__name__, sandbox)
     path.write_text("raise RuntimeError('loaded in this process')\n")
-    place = Place("letters", Synthesized(path.parent, passport(path, trusted=False)))
-    untrusted = job(tiny, path, places=(place,))
+    place = TrainingEnvironment("letters", EnvironmentFile(path.parent, passport(path, trusted=False)))
+    untrusted = job(tiny, path, environments=(place,))
     untrusted = replace(untrusted, machine=Machine(workers=1, batch=1, sandbox="basic"))
     with inside(tmp_path / "work"), pytest.raises(UserError, match="confined"):
         train(untrusted)
@@ -392,10 +420,12 @@ def test_an_environment_that_is_not_trusted_is_opened_in_the_sandbox_only(
 def test_training_in_the_sandbox_gives_the_same_adapter(
     tiny: Path, environment: Path, trained: Trained, tmp_path: Path
 ) -> None:
-    confined = Place("letters", Synthesized(environment.parent, passport(environment, trusted=False)), skip=2)
+    confined = TrainingEnvironment(
+        "letters", EnvironmentFile(environment.parent, passport(environment, trusted=False)), skip=2
+    )
     machine = Machine(workers=1, batch=1, sandbox="basic")
     with inside(tmp_path):
-        one = train(replace(job(tiny, environment, places=(confined,)), machine=machine))
+        one = train(replace(job(tiny, environment, environments=(confined,)), machine=machine))
     assert (one.digest, one.history) == (trained.digest, trained.history)
 
 
@@ -533,7 +563,7 @@ def test_the_baseline_spends_exactly_what_trace_spends_in_all(tiny: Path, tmp_pa
     spent = [*trace, entry(100, "grpo_target"), entry(7, "evaluation")]
     [one] = target_jobs(chosen, tiny, spent)
     assert (one.rollouts, one.seed, one.name) == (24, 3, "grpo_target")
-    assert one.places == (Place("target", chosen.benchmark),) and one.policy == chosen.policy
+    assert one.environments == (TrainingEnvironment("target", chosen.benchmark),) and one.policy == chosen.policy
     assert one.trainer.settings() == {**chosen.trainer.settings(), "learning_rate": 0.005}
     with inside(tmp_path):
         baseline = train(one)

@@ -19,10 +19,10 @@ from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
 from captrain.policies import LocalPolicy
 from captrain.records import Capability, Label, RolloutLabels, Score, load, publish
-from captrain.training.curriculum import Ramp, RampJob, shares, votes
-from captrain.training.jobs import Place, Synthesized
+from captrain.training.curriculum import Curriculum, CurriculumJob, shares, votes
+from captrain.training.jobs import EnvironmentFile, TrainingEnvironment
 from captrain.training.recipe import GRPO
-from captrain.training.training import train
+from captrain.training.runs import train
 
 Letters = Callable[..., Path]
 NAMES = ("alpha", "beta", "alpha+beta")
@@ -30,26 +30,26 @@ KNOWN = tuple(Capability(id=name, name=name, description=name) for name in NAMES
 RAMP = {"start": 0.3, "slope": 0.7, "window": 10}
 
 
-def ramp_job(tiny: Path, letters: Letters, **changes: Any) -> RampJob:
+def ramp_job(tiny: Path, letters: Letters, **changes: Any) -> CurriculumJob:
     """A ramp over two environments and their pair, of eight steps of two groups."""
     settings = {**RAMP, **changes.pop("trainer", {})}
     folder = changes.pop("folder", letters().parent)
-    places = [Place("target", Component.model_validate({"_target_": "support.curriculum.Talk"}))]
+    places = [TrainingEnvironment("target", Component.model_validate({"_target_": "support.curriculum.Talk"}))]
     for name in NAMES:
         path = letters(name, folder=folder)
-        places.append(Place(name, Synthesized(folder, passport(path)), skip=2))
-    plain = job(tiny, letters(), rollouts=64, places=tuple(places), trainer=settings)
+        places.append(TrainingEnvironment(name, EnvironmentFile(folder, passport(path)), skip=2))
+    plain = job(tiny, letters(), rollouts=64, environments=tuple(places), trainer=settings)
     trainer = Component.model_validate(
-        {**plain.trainer.model_dump(by_alias=True), "_target_": "captrain.training.curriculum.Ramp"}
+        {**plain.trainer.model_dump(by_alias=True), "_target_": "captrain.training.curriculum.Curriculum"}
     )
     more: dict[str, Any] = {
         "capabilities": KNOWN, "needs": ("alpha", None, "beta", ""), "code": "",
         "analyst": Component.model_validate({"_target_": "support.curriculum.Analyst"}), **changes,
     }  # fmt: skip
-    return RampJob(**{**vars(plain), "name": "curriculum", "trainer": trainer, **more})
+    return CurriculumJob(**{**vars(plain), "name": "curriculum", "trainer": trainer, **more})
 
 
-def trainer_of(one: RampJob, folder: Path) -> Any:
+def trainer_of(one: CurriculumJob, folder: Path) -> Any:
     """TRL's trainer for a job, before its first step."""
     from captrain.training.grpo import make_trainer
 
@@ -70,23 +70,23 @@ def test_a_set_of_lacking_capabilities_votes_for_its_own_environment_or_for_the_
 
 def test_the_share_of_groups_on_the_target_rises_from_start_by_slope(tiny: Path, letters: Letters) -> None:
     one = ramp_job(tiny, letters, rollouts=4 * 4000, needs=("alpha", "alpha", "alpha", "beta"))
-    ramp = build(one.trainer, Ramp)
-    drawn = [ramp.place(one, group, []) for group in range(4000)]
+    ramp = build(one.trainer, Curriculum)
+    drawn = [ramp.choose_environment(one, group, []) for group in range(4000)]
     first, last = drawn[:400], drawn[-400:]
     assert first.count(0) / 400 == pytest.approx(0.335, abs=0.06) and last.count(0) / 400 > 0.93
     counts = Counter(drawn)
     assert counts[3] == 0 and counts[1] / (counts[1] + counts[2]) == pytest.approx(0.75, abs=0.05)
-    assert [ramp.place(replace(one, seed=1), group, []) for group in range(50)] != drawn[:50]
+    assert [ramp.choose_environment(replace(one, seed=1), group, []) for group in range(50)] != drawn[:50]
 
 
 def test_the_last_rollouts_on_the_target_decide_and_those_of_the_diagnosis_leave_the_window(
     tiny: Path, letters: Letters
 ) -> None:
     one = ramp_job(tiny, letters, rollouts=4 * 4000, needs=("alpha",) * 20, trainer={"start": 0.0, "slope": 0.0})
-    ramp = build(one.trainer, Ramp)
+    ramp = build(one.trainer, Curriculum)
 
     def drawn(*steps: list[str | None]) -> set[int]:
-        return {ramp.place(one, group, [{"needs": step} for step in steps]) for group in range(200)}
+        return {ramp.choose_environment(one, group, [{"needs": step} for step in steps]) for group in range(200)}
 
     assert drawn() == drawn([None] * 9) == {1}
     assert drawn(["beta"] * 4, ["alpha+beta"] * 5) == {1, 2, 3}
@@ -98,7 +98,7 @@ def test_the_last_rollouts_on_the_target_decide_and_those_of_the_diagnosis_leave
 
 def test_the_target_pays_for_success_alone_and_environments_pay_as_they_do(tiny: Path, letters: Letters) -> None:
     one = ramp_job(tiny, letters)
-    ramp = build(one.trainer, Ramp)
+    ramp = build(one.trainer, Curriculum)
     almost, whole = Score(reward=0.4, success=False), Score(reward=0.6, success=True)
     assert [ramp.reward(one, 0, score) for score in (almost, whole)] == [0.0, 1.0]
     assert [ramp.reward(one, 2, score) for score in (almost, whole)] == [0.4, 0.6]
@@ -116,7 +116,7 @@ def test_advantages_are_divided_by_a_constant_and_rollouts_on_the_target_are_lab
 
     def remembered(prompts: list[str], trainer: Any) -> dict[str, list[Any]]:
         out = play(prompts, trainer)
-        earned.extend(reward * Ramp.scale for reward in out["environment_reward"])
+        earned.extend(reward * Curriculum.scale for reward in out["environment_reward"])
         return out
 
     trainer.rollout_func = remembered
@@ -135,9 +135,9 @@ def test_advantages_are_divided_by_a_constant_and_rollouts_on_the_target_are_lab
     assert set(step["needs"]) <= expected_needs and len(set(step["needs"])) > 1
 
 
-def _target_rewards(one: RampJob, rewards: Any) -> list[list[float]]:
-    ramp = build(one.trainer, Ramp)
-    return [rewards[group].tolist() for group in range(8) if ramp.place(one, group, []) == 0]
+def _target_rewards(one: CurriculumJob, rewards: Any) -> list[list[float]]:
+    ramp = build(one.trainer, Curriculum)
+    return [rewards[group].tolist() for group in range(8) if ramp.choose_environment(one, group, []) == 0]
 
 
 def test_what_the_diagnosis_found_is_part_of_a_job(tiny: Path, letters: Letters, tmp_path: Path) -> None:
@@ -183,8 +183,8 @@ def test_the_job_takes_what_diagnosis_environments_and_pairs_have_left(tiny: Pat
     folder = rampable(tmp_path / "project", tiny)
     chosen = load_spec(folder / "results/spec.yaml")
     [one] = curriculum_jobs(chosen, folder, SPENT)
-    assert isinstance(one, RampJob)
-    assert [(place.name, place.skip) for place in one.places] == [
+    assert isinstance(one, CurriculumJob)
+    assert [(place.name, place.skip) for place in one.environments] == [
         ("target", 0), ("alpha", 3), ("beta", 3), ("alpha+beta", 3)
     ]  # fmt: skip
     assert (one.rollouts, one.name, one.capabilities, len(one.needs)) == (50, "curriculum", KNOWN, 12)
@@ -204,7 +204,7 @@ def test_without_pairs_single_environments_do_and_without_any_there_is_no_job(ti
     folder = rampable(tmp_path / "project", tiny, pair=False)
     chosen = load_spec(folder / "results/spec.yaml")
     [one] = curriculum_jobs(chosen, folder, SPENT)
-    assert [place.name for place in one.places] == ["target", "alpha", "beta"]
+    assert [place.name for place in one.environments] == ["target", "alpha", "beta"]
     for path in (folder / "results/environments").iterdir():
         path.unlink()
     assert curriculum_jobs(chosen, folder, SPENT) == [] == build(one.trainer, GRPO).jobs(chosen, folder)
@@ -228,12 +228,15 @@ def test_a_ramp_killed_on_the_way_resumes_to_the_identical_adapter(
     [result] = killed.glob(".cache/adapters/*/result.json")
     history = json.loads(result.read_text())["history"]
     chosen = load_spec(killed / "results/spec.yaml")
-    ramp = build(chosen.trainer, Ramp)
+    ramp = build(chosen.trainer, Curriculum)
     [one] = ramp.jobs(chosen, killed)
 
     def drawn(history: list[dict[str, Any]]) -> list[Counter[str]]:
-        steps = [[ramp.place(one, 2 * at + group, history[:at]) for group in range(2)] for at in range(len(history))]
-        return [Counter(one.places[place].name for place in step) for step in steps]
+        steps = [
+            [ramp.choose_environment(one, 2 * at + group, history[:at]) for group in range(2)]
+            for at in range(len(history))
+        ]
+        return [Counter(one.environments[place].name for place in step) for step in steps]
 
     assert drawn(history) == [step["places"] for step in history]
     # What this training saw on the target has decided something that the diagnosis alone would not have.

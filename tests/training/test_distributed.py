@@ -28,7 +28,7 @@ from captrain.training import collectives
 from captrain.training.jobs import Job, Learner, Trained
 from captrain.training.processes import configuration
 from captrain.training.recipe import GRPO
-from captrain.training.training import train
+from captrain.training.runs import train
 
 HINT = '    def hint(self, task):\n        return "Say letters."\n\n    def tasks'
 SCORE = "    def score(self, task, messages):\n"
@@ -108,7 +108,7 @@ def same_work(several: Trained, one: Trained, job: Job) -> None:
     added, expected = (torch.cat([w.flatten() for w in adaptation(x.folder).values()]) for x in (several, one))
     assert torch.cosine_similarity(added, expected, dim=0) > 0.95 and added.norm() > 0
     # It acts: the policy loads it, and says other things than the base does.
-    policy, [place] = load_policy(job.policy, job.base, job.machine, Learner), job.places
+    policy, [place] = load_policy(job.policy, job.base, job.machine, Learner), job.environments
     target = place.target(job.machine)
     [task] = target.tasks("training", 1)
     plays = [Play("k", target.open(task, "k"), folder) for folder in ("", str(several.folder))]
@@ -144,7 +144,7 @@ def test_processes_end_with_their_starter_and_their_successors_go_on_from_the_ch
 ) -> None:
     start = replace(job, machine=two("fsdp"))
     (tmp_path / "job.pkl").write_bytes(pickle.dumps(start))
-    script = "import pickle, captrain.training.jobs as a; a.train(pickle.load(open('job.pkl', 'rb')))"
+    script = "import pickle, captrain.training.runs as a; a.train(pickle.load(open('job.pkl', 'rb')))"
     running = subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path, stderr=subprocess.DEVNULL)
     until(lambda: [*tmp_path.glob(".cache/adapters/*/checkpoints-*/checkpoint-1/history.json")])
     [workspace] = tmp_path.glob(".cache/adapters/*")

@@ -18,7 +18,8 @@ from captrain.policies.local import LocalPolicy
 from captrain.policies.policy import Play
 from captrain.training.grpo import last_checkpoint
 from captrain.training.jobs import Trained
-from captrain.training.training import publish_adapters, train
+from captrain.training.runs import train
+from captrain.training.workspace import publish_adapters
 
 HALF = {"hints": 0.5}
 HINT = "Only letters of the alphabet."

@@ -27,7 +27,17 @@ from captrain.execution import code_digest
 from captrain.interop import Inexpressible, atif_document, messages_of, read_trajectories, tools_of
 from captrain.models import Chat
 from captrain.records import JsonObject, digest, file_digest, publish_text
-from captrain.training import LONG, Learner, Row, Taught, learner, recipe_of, row_of, taught
+from captrain.training import (
+    TOO_LONG,
+    Demonstration,
+    FineTuned,
+    FineTuning,
+    Learner,
+    demonstration_of,
+    fine_tune,
+    fine_tuning_settings,
+    learner,
+)
 
 WORKSPACES = Path(".cache/adp")
 CARE = 0.5
@@ -55,7 +65,7 @@ class TrajectoryLesson:
 class Demonstrations:
     """What a file gives: demonstrations, how many trajectories were read, and why others were left out."""
 
-    rows: list[Row]
+    rows: list[Demonstration]
     trajectories: int
     left_out: dict[str, int]
 
@@ -92,7 +102,7 @@ def demonstrations(path: Path, count: int, policy: Learner, tools: Sequence[Json
         UserError: the file is missing, has a line that is no trajectory, or none that can be used.
     """
     chats: dict[str, Chat] = {}
-    rows: list[Row] = []
+    rows: list[Demonstration] = []
     left_out: Counter[str] = Counter()
     trajectories = 0
     for trajectory in read_trajectories(path):
@@ -106,9 +116,9 @@ def demonstrations(path: Path, count: int, policy: Learner, tools: Sequence[Json
         key = digest(schemas)
         if key not in chats:
             chats[key] = Chat(policy.tokenizer, schemas)
-        row = row_of(chats[key], messages, policy.room)
+        row = demonstration_of(chats[key], messages, policy.max_length)
         if row is None:
-            left_out[LONG] += 1
+            left_out[TOO_LONG] += 1
             continue
         rows.append(row)
         if len(rows) == count:
@@ -127,7 +137,7 @@ def trajectory_lessons(spec: Spec, project: Path = Path()) -> list[TrajectoryLes
     return [TrajectoryLesson(spec, project / "artifacts/base")]
 
 
-def teach_trajectories(lesson: TrajectoryLesson) -> Taught:
+def teach_trajectories(lesson: TrajectoryLesson) -> FineTuned:
     """Train the adapter, or return it from its workspace when it is there already.
 
     Raises:
@@ -143,8 +153,9 @@ def teach_trajectories(lesson: TrajectoryLesson) -> Taught:
     lines = demonstrations(source, settings.demonstrations, policy, tools)
     hashed = file_digest(source)
     card = f"| trajectories from | {source.name}, SHA-256 {hashed} |\n| trajectories read | {lines.trajectories} |\n"
-    recipe, key = recipe_of(spec, settings), [code_digest(TrajectoryLesson), hashed]
-    return taught("adp", lines.rows, lines.left_out, recipe, base, policy, card, key)
+    key = [code_digest(TrajectoryLesson), hashed]
+    recipe = fine_tuning_settings(spec, settings)
+    return fine_tune(FineTuning("adp", base, recipe, lines.rows, lines.left_out, card, key), policy)
 
 
 BASELINE = SFTBaseline(

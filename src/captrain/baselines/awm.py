@@ -23,7 +23,7 @@ from captrain.environments import WORLD, Brief, examine, make_passport, make_sta
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry, budget
 from captrain.records import Capability, Passport, publish_json, publish_text
-from captrain.training import Job, Place, Synthesized
+from captrain.training import EnvironmentFile, Job, TrainingEnvironment
 
 VERBS = ("cancel", "return", "wrap", "zip")
 ELIGIBLE = (0.3, 0.5, 0.7)
@@ -50,7 +50,7 @@ def untargeted_jobs(spec: Spec, project: Path, trace: Sequence[LedgerEntry]) -> 
     return [baseline_job("awm", spec, project, environments, budget(trace))]
 
 
-def untargeted_environments(spec: Spec, folder: Path) -> tuple[Place, ...]:
+def untargeted_environments(spec: Spec, folder: Path) -> tuple[TrainingEnvironment, ...]:
     """The environments to train in, written to `folder` with their passports and pages.
 
     Args:
@@ -67,7 +67,7 @@ def untargeted_environments(spec: Spec, folder: Path) -> tuple[Place, ...]:
         passports = published_scenarios(Path(spec.baselines.awm.source), spec, folder)
     else:
         passports = drawn_environments(spec, folder)
-    return tuple(Place(passport.capability, Synthesized(folder, passport)) for passport in passports)
+    return tuple(TrainingEnvironment(passport.capability, EnvironmentFile(folder, passport)) for passport in passports)
 
 
 def drawn_environments(spec: Spec, folder: Path) -> list[Passport]:

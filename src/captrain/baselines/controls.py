@@ -36,7 +36,7 @@ from captrain.environments import (
 from captrain.execution import launch
 from captrain.ledger import LedgerEntry
 from captrain.policies import Policy
-from captrain.records import Capability, Passport, Rollout, Task, load, publish, publish_json, publish_text
+from captrain.records import Capability, Passport, Rollout, Task, load, publish_json, publish_text
 from captrain.rollouts import PolicySource
 from captrain.routing import (
     OPENINGS,
@@ -211,8 +211,7 @@ def publish_controls(
     chosen: Mapping[str, Sequence[str]], calibration: Sequence[LedgerEntry], trained: Sequence[Trained], folder: Path
 ) -> None:
     """Write the adapters that TRACE does not have, the ledger of calibration and training, and the choices."""
-    publish_adapters(trained, STAGE, STAGE)
-    publish(folder / "ledger.jsonl", [*calibration, *(one.ledger(STAGE, STAGE) for one in trained)])
+    publish_adapters(trained, STAGE, STAGE, calibration=calibration)
     publish_json(folder / "choices.json", chosen)
 
 

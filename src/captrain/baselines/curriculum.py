@@ -7,8 +7,8 @@ from captrain.baselines.baseline import CALIBRATION, DIAGNOSIS
 from captrain.baselines.training import GRPOBaseline, training_budget
 from captrain.config import Spec
 from captrain.ledger import LedgerEntry
-from captrain.training import Job, curriculum, places_of
-from captrain.training.recipe import recipe
+from captrain.training import Job, derived_trainer, training_environments
+from captrain.training.curriculum import curriculum_job
 
 
 def curriculum_jobs(spec: Spec, project: Path, trace: Sequence[LedgerEntry]) -> list[Job]:
@@ -19,11 +19,11 @@ def curriculum_jobs(spec: Spec, project: Path, trace: Sequence[LedgerEntry]) -> 
         project: folder of artifacts/ and results/.
         trace: every ledger entry on TRACE's side.
     """
-    if not places_of(project / "results/environments"):
+    if not training_environments(project / "results/environments"):
         return []
     settings = spec.baselines.curriculum.model_dump(exclude={"run"})
-    trainer = recipe(spec.trainer, "captrain.training.curriculum.Ramp", **settings)
-    return [curriculum.job(spec, project, trainer, training_budget(trace))]
+    trainer = derived_trainer(spec.trainer, "captrain.training.curriculum.Curriculum", **settings)
+    return [curriculum_job(spec, project, trainer, training_budget(trace))]
 
 
 def target_share(spec: Spec) -> float:

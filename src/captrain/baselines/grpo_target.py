@@ -6,8 +6,7 @@ from pathlib import Path
 from captrain.baselines.training import GRPOBaseline
 from captrain.config import Spec
 from captrain.ledger import LedgerEntry, budget
-from captrain.training import Job, Place
-from captrain.training.recipe import recipe
+from captrain.training import Job, TrainingEnvironment, derived_trainer
 
 
 def target_jobs(spec: Spec, project: Path, trace: Sequence[LedgerEntry]) -> list[Job]:
@@ -23,8 +22,8 @@ def target_jobs(spec: Spec, project: Path, trace: Sequence[LedgerEntry]) -> list
             name="grpo_target",
             base=project / "artifacts/base",
             policy=spec.exploring(),
-            trainer=recipe(spec.trainer, learning_rate=spec.baselines.grpo_target.learning_rate),
-            places=(Place("target", spec.benchmark),),
+            trainer=derived_trainer(spec.trainer, learning_rate=spec.baselines.grpo_target.learning_rate),
+            environments=(TrainingEnvironment("target", spec.benchmark),),
             rollouts=budget(trace),
             seed=spec.seed,
             machine=spec.machine,

@@ -10,7 +10,7 @@ from captrain.baselines.baseline import CALIBRATION, DIAGNOSIS
 from captrain.baselines.training import GRPOBaseline, baseline_job, training_budget
 from captrain.config import Spec
 from captrain.ledger import LedgerEntry
-from captrain.training import Job, places_of
+from captrain.training import Job, training_environments
 
 
 def mixed_jobs(spec: Spec, project: Path, trace: Sequence[LedgerEntry]) -> list[Job]:
@@ -21,7 +21,7 @@ def mixed_jobs(spec: Spec, project: Path, trace: Sequence[LedgerEntry]) -> list[
         project: folder of artifacts/ and results/.
         trace: every ledger entry on TRACE's side.
     """
-    environments = places_of(project / "results/environments")
+    environments = training_environments(project / "results/environments")
     return [baseline_job("mixed", spec, project, environments, training_budget(trace))] if environments else []
 
 

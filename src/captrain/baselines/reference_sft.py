@@ -20,7 +20,18 @@ from captrain.config import Spec
 from captrain.errors import UserError
 from captrain.execution import code_digest
 from captrain.models import Chat
-from captrain.training import LONG, Place, Row, Taught, learner, places_of, recipe_of, row_of, taught
+from captrain.training import (
+    TOO_LONG,
+    Demonstration,
+    FineTuned,
+    FineTuning,
+    TrainingEnvironment,
+    demonstration_of,
+    fine_tune,
+    fine_tuning_settings,
+    learner,
+    training_environments,
+)
 
 WRONG = "not a whole solution"
 
@@ -31,7 +42,7 @@ class SolutionLesson:
 
     spec: Spec
     base: Path
-    environments: tuple[Place, ...]
+    environments: tuple[TrainingEnvironment, ...]
     name = "reference_sft"
 
     def identity(self) -> tuple[object, ...]:
@@ -43,11 +54,11 @@ class SolutionLesson:
 def solution_lessons(spec: Spec, project: Path = Path()) -> list[SolutionLesson]:
     """The one lesson in all environments of a project that have a passport, or none."""
     results = project / "results"
-    environments = (*places_of(results / "environments"), *places_of(results / "pairs"))
+    environments = (*training_environments(results / "environments"), *training_environments(results / "pairs"))
     return [SolutionLesson(spec, project / "artifacts/base", environments)] if environments else []
 
 
-def teach_solutions(lesson: SolutionLesson) -> Taught:
+def teach_solutions(lesson: SolutionLesson) -> FineTuned:
     """Train the adapter, or return it from its workspace when it is there already.
 
     Raises:
@@ -57,7 +68,7 @@ def teach_solutions(lesson: SolutionLesson) -> Taught:
     spec, settings = lesson.spec, lesson.spec.baselines.reference_sft
     alternative = "set baselines.reference_sft.run to false"
     policy = learner(spec.policy, lesson.base, spec.machine, "reference_sft", alternative)
-    rows: list[Row] = []
+    rows: list[Demonstration] = []
     left_out: Counter[str] = Counter()
     card = ""
     for index, environment in enumerate(lesson.environments):
@@ -70,8 +81,8 @@ def teach_solutions(lesson: SolutionLesson) -> Taught:
             messages = target.play(task, target.reference(task))
             if not target.score(task, messages).success:
                 left_out[WRONG] += 1
-            elif (row := row_of(chat, messages, policy.room)) is None:
-                left_out[LONG] += 1
+            elif (row := demonstration_of(chat, messages, policy.max_length)) is None:
+                left_out[TOO_LONG] += 1
             else:
                 rows.append(row)
         card += f"| of these from {environment.name}, fingerprint {target.fingerprint} | {len(rows) - before} |\n"
@@ -81,9 +92,9 @@ def teach_solutions(lesson: SolutionLesson) -> Taught:
             f"no solution of the environments can be trained on ({reasons})",
             "set baselines.reference_sft.run to false",
         )
-    recipe, key = recipe_of(spec, settings), [code_digest(teach_solutions)]
+    recipe, key = fine_tuning_settings(spec, settings), [code_digest(teach_solutions)]
     discarded = dict(sorted(left_out.items()))
-    return taught("reference_sft", rows, discarded, recipe, lesson.base, policy, card, key)
+    return fine_tune(FineTuning("reference_sft", lesson.base, recipe, rows, discarded, card, key), policy)
 
 
 BASELINE = SFTBaseline(

@@ -8,7 +8,7 @@ from captrain.baselines.training import GRPOBaseline, baseline_job
 from captrain.config import Spec
 from captrain.ledger import LedgerEntry, budget
 from captrain.records import Capability, load
-from captrain.training import Job, places_of
+from captrain.training import Job, training_environments
 
 
 def single_jobs(spec: Spec, project: Path, trace: Sequence[LedgerEntry]) -> list[Job]:
@@ -20,7 +20,9 @@ def single_jobs(spec: Spec, project: Path, trace: Sequence[LedgerEntry]) -> list
         trace: every ledger entry on TRACE's side. Its diagnosis and the environment's own calibration are spent;
             training gets what is left.
     """
-    environments = {environment.name: environment for environment in places_of(project / "results/environments")}
+    environments = {
+        environment.name: environment for environment in training_environments(project / "results/environments")
+    }
     ranked = load(project / "results/capabilities/capabilities.jsonl", Capability)
     first = next((capability.id for capability in ranked if capability.id in environments), None)
     if first is None:

@@ -10,8 +10,15 @@ from captrain.config import Spec
 from captrain.errors import UserError
 from captrain.execution import launch
 from captrain.ledger import LedgerEntry, budget
-from captrain.training import Job, Place, Taught, publish_adapters, publish_taught, train
-from captrain.training.recipe import recipe
+from captrain.training import (
+    SFT_COLUMNS,
+    FineTuned,
+    Job,
+    TrainingEnvironment,
+    derived_trainer,
+    publish_adapters,
+    train,
+)
 
 JobFactory = Callable[[Spec, Path, Sequence[LedgerEntry]], Sequence[Job]]
 """The jobs of a row, from the specification, the folder of artifacts/ and results/, and TRACE's ledger; none where
@@ -74,7 +81,7 @@ class SFTBaseline(Baseline):
     one of them."""
 
     lessons: Callable[[Spec, Path], Sequence[Lesson]]
-    teach: Callable[..., Taught]
+    teach: Callable[..., FineTuned]
 
     @property
     def learns_from(self) -> Literal["demonstrations"]:
@@ -90,8 +97,8 @@ class SFTBaseline(Baseline):
         """See `Baseline.compute`."""
         self.publish_nothing()
         adapters = launch.run(self.teach, self.lessons(spec, Path()), spec.machine, self.name)
-        for adapter in adapters:
-            publish_taught(adapter, self.name)
+        if adapters:
+            publish_adapters(adapters, self.name, columns=SFT_COLUMNS)
         used = sum(adapter.demonstrations for adapter in adapters)
         discarded = sum(sum(adapter.left_out.values()) for adapter in adapters)
         return f"{used} demonstrations, left out {discarded}"
@@ -101,7 +108,9 @@ class SFTBaseline(Baseline):
         publish_adapters([], self.name, self.name)
 
 
-def baseline_job(name: str, spec: Spec, project: Path, environments: Sequence[Place], rollouts: int) -> Job:
+def baseline_job(
+    name: str, spec: Spec, project: Path, environments: Sequence[TrainingEnvironment], rollouts: int
+) -> Job:
     """One adapter by GRPO as TRACE trains its own; only where, and how long, differs.
 
     Args:
@@ -123,8 +132,8 @@ def baseline_job(name: str, spec: Spec, project: Path, environments: Sequence[Pl
         name=name,
         base=project / "artifacts/base",
         policy=spec.exploring(),
-        trainer=recipe(spec.trainer),
-        places=tuple(environments),
+        trainer=derived_trainer(spec.trainer),
+        environments=tuple(environments),
         rollouts=rollouts,
         seed=spec.seed,
         machine=spec.machine,

@@ -136,7 +136,7 @@ def _left(results: Path, stage: str) -> Iterator[Arm]:
         if not row["path"]:
             yield Arm(name, stage, guidance=guidance)
             continue
-        found = adapter_digest(Path(row["path"]))
+        found = adapter_digest(Path(row["path"]), stage)
         if found != row["digest"]:
             raise UserError(
                 f"adapter {name} in {row['path']} is {found}, but {row['digest']} was trained",

@@ -17,11 +17,19 @@ class Adapter:
     digest: str
 
 
-def adapter_digest(folder: Path) -> str:
-    """Content hash of an adapter in plain PEFT format."""
+def adapter_digest(folder: Path, stage: str = "adapters") -> str:
+    """Content hash of an adapter in plain PEFT format: of its configuration and its weights, and of no other file.
+
+    Args:
+        folder: of the adapter.
+        stage: which has published it, for messages.
+
+    Raises:
+        UserError: one of the two files is missing.
+    """
     paths = [folder / "adapter_config.json", folder / "adapter_model.safetensors"]
     if missing := [path for path in paths if not path.exists()]:
-        raise UserError(f"{missing[0]} is missing", "run `dvc repro adapters baselines`")
+        raise UserError(f"{missing[0]} is missing", f"run `dvc repro {stage}` to make it again")
     return file_digest(*paths)
 
 

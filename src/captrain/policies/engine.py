@@ -78,12 +78,12 @@ class Qwen3Decoder:
     Args:
         config: a Qwen3Config.
         state: weights under their Hugging Face names, adapters already merged.
-        room: longest dialogue in tokens.
+        max_length: longest dialogue in tokens.
         dtype: of the arithmetic.
     """
 
-    def __init__(self, config: Qwen3Shape, state: State, room: int, dtype: torch.dtype = torch.float64) -> None:
-        self.config, self.room = config, room
+    def __init__(self, config: Qwen3Shape, state: State, max_length: int, dtype: torch.dtype = torch.float64) -> None:
+        self.config, self.max_length = config, max_length
         self.heads, self.groups, self.width = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         weights = {name: tensor.detach().to(dtype) for name, tensor in state.items()}
         self.embed = weights["model.embed_tokens.weight"]
@@ -91,7 +91,7 @@ class Qwen3Decoder:
         self.layers = [self._fuse(weights, f"model.layers.{i}.") for i in range(config.num_hidden_layers)]
         theta = config.rope_parameters["rope_theta"]
         frequency = theta ** (-torch.arange(0, self.width, 2, dtype=torch.float64) / self.width)
-        angle = torch.outer(torch.arange(room, dtype=torch.float64), frequency)
+        angle = torch.outer(torch.arange(max_length, dtype=torch.float64), frequency)
         self.cos = torch.cat([angle, angle], -1).cos().to(dtype)
         self.sin = torch.cat([-angle, angle], -1).sin().to(dtype)
 
@@ -194,20 +194,20 @@ class EngineRow:
             self._uniforms = self._generator.random(64)[::-1].tolist()
         return self._uniforms.pop()
 
-    def take(self, token: int, logprob: float, end: int, max_tokens: int, room: int) -> None:
+    def take(self, token: int, logprob: float, end: int, max_tokens: int, max_length: int) -> None:
         """Append a sampled token; at the end of a turn also what answers it."""
         self.ids.append(token)
         self.mask.append(1)
         self.logprobs.append(logprob)
         self.turn.append(token)
         if token != end and len(self.turn) < max_tokens:
-            self.over = self.truncated = len(self.ids) >= room
+            self.over = self.truncated = len(self.ids) >= max_length
             return
         # A turn cut off at its limit is closed for the model, so that the dialogue stays one the template renders.
         reply = self.answer(self.turn)
         follows = ([] if token == end else [end]) + reply
         self.turn = []
-        self.truncated = bool(reply) and len(self.ids) + len(follows) >= room
+        self.truncated = bool(reply) and len(self.ids) + len(follows) >= max_length
         self.over = not reply or self.truncated
         if not self.over:
             self.ids += follows
@@ -217,7 +217,7 @@ class EngineRow:
 
 @torch.inference_mode()
 def sample_rows(
-    decoder: Decoder, rows: Sequence[EngineRow], *, end: int, temperature: float, max_tokens: int, room: int
+    decoder: Decoder, rows: Sequence[EngineRow], *, end: int, temperature: float, max_tokens: int, max_length: int
 ) -> None:
     """Sample all rows to their ends.
 
@@ -227,7 +227,7 @@ def sample_rows(
         end: id of the token that ends a turn.
         temperature: 0 is greedy.
         max_tokens: longest turn.
-        room: longest dialogue.
+        max_length: longest dialogue.
     """
     live = list(rows)
     decoder.reset(len(live))
@@ -242,7 +242,7 @@ def sample_rows(
         uniforms = torch.tensor([[live[index].uniform()] for index in due], dtype=torch.float64)
         tokens, logprobs = sample(logits[torch.tensor(due)], uniforms, temperature)
         for index, token, logprob in zip(due, tokens, logprobs, strict=True):
-            live[index].take(token, logprob, end, max_tokens, room)
+            live[index].take(token, logprob, end, max_tokens, max_length)
         alive = [index for index, row in enumerate(live) if not row.over]
         if alive and len(alive) <= COMPACT * len(live):
             live = [live[index] for index in alive]

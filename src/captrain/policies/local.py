@@ -71,7 +71,7 @@ class LocalPolicy:
                 f"model {model} does not load{files and ': '}{files} ({type(error).__name__}: {error})",
                 f"a file in it was altered or cut short: delete {model} and run `dvc repro base`",
             ) from error
-        self.room: int = min(self.config.max_position_embeddings, LONGEST)
+        self.max_length: int = min(self.config.max_position_embeddings, LONGEST)
         templates = [path for path in [model / "chat_template.jinja"] if path.exists()]
         identity = file_digest(*(model / name for name in MODEL_FILES), *templates, *weights)
         self.digest = digest(identity, temperature, max_turns, max_tokens, self.guidance, precision)
@@ -100,7 +100,7 @@ class LocalPolicy:
 
         dtype = getattr(torch, self.precision)
         if self.module is None:
-            return Qwen3Decoder(self.config, state, self.room, dtype)
+            return Qwen3Decoder(self.config, state, self.max_length, dtype)
         module = copy.deepcopy(self.module)
         module.load_state_dict(state)
         return HuggingFaceDecoder(module, dtype)
@@ -123,7 +123,7 @@ class LocalPolicy:
             end=self.tokenizer.eos_token_id,
             temperature=self.temperature,
             max_tokens=self.max_tokens,
-            room=self.room,
+            max_length=self.max_length,
         )
         for play, row in rows:
             play.truncated = self.truncation(row)
@@ -137,12 +137,12 @@ class LocalPolicy:
 
     def truncation(self, row: "EngineRow") -> str:
         """Why a dialogue ended before its time, "" where it did not."""
-        return f"the dialogue has reached the {self.room} tokens that the model takes" if row.truncated else ""
+        return f"the dialogue has reached the {self.max_length} tokens that the model takes" if row.truncated else ""
 
     def fits(self, play: Play, prompt: Sequence[int]) -> bool:
         """Whether the model has room for a prompt; one that it has none for is said in the play, which is over."""
-        if len(prompt) > self.room:
-            play.truncated = f"the prompt has {len(prompt)} tokens, and the model takes {self.room}"
+        if len(prompt) > self.max_length:
+            play.truncated = f"the prompt has {len(prompt)} tokens, and the model takes {self.max_length}"
         return not play.truncated
 
     def _row(self, play: Play) -> "EngineRow | None":

@@ -36,9 +36,9 @@ class TurnRow(EngineRow):
 
     goes_on = True
 
-    def take(self, token: int, logprob: float, end: int, max_tokens: int, room: int) -> None:
+    def take(self, token: int, logprob: float, end: int, max_tokens: int, max_length: int) -> None:
         """See `EngineRow.take`."""
-        super().take(token, logprob, end, max_tokens, room)
+        super().take(token, logprob, end, max_tokens, max_length)
         if self.over or not self.turn:
             self.goes_on, self.over = not self.over, True
 
@@ -84,7 +84,7 @@ class TurnPolicy:
                     end=self.policy.tokenizer.eos_token_id,
                     temperature=self.policy.temperature,
                     max_tokens=self.policy.max_tokens,
-                    room=self.policy.room,
+                    max_length=self.policy.max_length,
                 )
             for play, row in rows:
                 play.truncated = self.policy.truncation(row)

@@ -108,7 +108,7 @@ class VLLMPolicy(OpenAIPolicy):
         return AutoTokenizer.from_pretrained(self.weights.source, revision=self.weights.revision)
 
     @cached_property
-    def room(self) -> int:
+    def max_length(self) -> int:
         """Tokens of the longest dialogue that the model takes."""
         from transformers import AutoConfig
 

@@ -101,7 +101,7 @@ class Sampler:
                 end=self.policy.tokenizer.eos_token_id,
                 temperature=temperature,
                 max_tokens=tokens,
-                room=self.policy.room,
+                max_length=self.policy.max_length,
             )
         except Exception as error:
             # Nobody waits for this thread itself: it goes on, and whoever waits for an answer is told.
@@ -192,9 +192,9 @@ class Server:
             prompt = self.policy.chat(tools).dialogue([message.message() for message in messages])
         except (TemplateError, TypeError, KeyError, AttributeError) as error:
             raise HTTPException(400, f"the model's chat template does not take these messages: {error}") from None
-        if len(prompt) >= self.policy.room:
+        if len(prompt) >= self.policy.max_length:
             raise HTTPException(
-                400, f"{len(prompt)} tokens exceed the model's context length of {self.policy.room} tokens"
+                400, f"{len(prompt)} tokens exceed the model's context length of {self.policy.max_length} tokens"
             )
         return prompt
 
@@ -308,7 +308,7 @@ def application(server: Server) -> FastAPI:
     @app.post("/tokenize")
     async def tokenize(request: TokenizeRequest) -> JsonObject:
         tokens = server.prompt(request.messages, request.tools)
-        return {"count": len(tokens), "max_model_len": server.policy.room, "tokens": tokens}
+        return {"count": len(tokens), "max_model_len": server.policy.max_length, "tokens": tokens}
 
     @app.post("/v1/load_lora_adapter")
     def load(request: LoadAdapterRequest) -> dict[str, str]:

@@ -55,7 +55,7 @@ def together(function: Callable[[], Value]) -> list[Value]:
     for _, raised in parts:
         if raised is not None:
             raise raised
-    return [one for one, _ in parts]
+    return [part for part, _ in parts]
 
 
 def once(function: Callable[[], Value]) -> Value:

@@ -10,15 +10,13 @@ A job's workspace is named by the fingerprint of all that decides its result. Af
 and half-sampled steps lie in journals: a job that was cut off goes on and ends in the identical adapter.
 """
 
-import fcntl
-import json
 import os
 import shutil
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from captrain.config import Component, Machine, Spec, build
 from captrain.contract import Target
@@ -26,19 +24,24 @@ from captrain.errors import UserError
 from captrain.execution import code_digest, launch
 from captrain.ledger import ledger_entry
 from captrain.models import Adapter, adapter_digest, model_source, settle
-from captrain.records import Rollout, Task, digest, publish_json, publish_text
+from captrain.records import JsonObject, Rollout, Task, digest, publish_text
 from captrain.rollouts import collect, pass_rate
-from captrain.training.jobs import Learner, Place, Trained, learner, places_of
+from captrain.training.jobs import Learner, Trained, TrainingEnvironment, learner, training_environments
 from captrain.training.recipe import GRPO
+from captrain.training.workspace import Workspace, replace_folder
+
+if TYPE_CHECKING:
+    from torch import Tensor, device
 
 WORKSPACES = Path(".cache/distillation")
+SCRATCH = ("sampling", "final", "rollouts", "state.*")
 
 
 @dataclass(frozen=True)
 class Specialist:
-    """A teacher, and the place that it was trained in."""
+    """A teacher, and the environment that it was trained in."""
 
-    place: Place
+    environment: TrainingEnvironment
     teacher: Adapter
 
 
@@ -78,17 +81,22 @@ def distillation(spec: Spec, base: Path, environments: Path, teachers: Mapping[s
     Raises:
         UserError: an adapter's environment has no passport.
     """
-    places = {place.name: place for place in places_of(environments)}
-    if missing := [name for name in teachers if name not in places]:
+    by_name = {environment.name: environment for environment in training_environments(environments)}
+    if missing := [name for name in teachers if name not in by_name]:
         raise UserError(
             f"adapter {missing[0]} has no environment of its own in {environments} to be imitated in",
             "run `dvc repro environments adapters`, or leave distillation out of merging.methods",
         )
     return Distillation(
-        base=base, policy=spec.exploring(), trainer=spec.trainer,
-        specialists=tuple(Specialist(places[name], teacher) for name, teacher in teachers.items()),
-        rollouts=spec.merging.rollouts, learning_rate=spec.merging.learning_rate, seed=spec.seed, machine=spec.machine,
-    )  # fmt: skip
+        base=base,
+        policy=spec.exploring(),
+        trainer=spec.trainer,
+        specialists=tuple(Specialist(by_name[name], teacher) for name, teacher in teachers.items()),
+        rollouts=spec.merging.rollouts,
+        learning_rate=spec.merging.learning_rate,
+        seed=spec.seed,
+        machine=spec.machine,
+    )
 
 
 def distil(job: Distillation) -> Trained:
@@ -96,158 +104,168 @@ def distil(job: Distillation) -> Trained:
 
     Raises:
         UserError: the policy cannot be trained through, the budget is no whole number of batches, an environment's
-            file is missing, or a rollout ended in an infrastructure error.
+            file is missing, a rollout ended in an infrastructure error, or the adapter was altered.
         EnvironmentFault: an environment broke its contract.
     """
     policy = learner(
         job.policy, job.base, job.machine, purpose=job.name, way_out="leave distillation out of merging.methods"
     )
-    recipe = build(job.trainer, GRPO)
-    if job.rollouts % recipe.step_rollouts:
+    trainer = build(job.trainer, GRPO)
+    if job.rollouts % trainer.step_rollouts:
         raise UserError(
-            f"merging.rollouts = {job.rollouts} is not a multiple of the {recipe.step_rollouts} of a step",
+            f"merging.rollouts = {job.rollouts} is not a multiple of the {trainer.step_rollouts} of a step",
             "change merging.rollouts, or trainer.group_size and trainer.groups_per_step",
         )
-    targets = [one.place.target(job.machine) for one in job.specialists]
-    fingerprint = digest(
+    targets = [specialist.environment.target(job.machine) for specialist in job.specialists]
+    identity = digest(
         code_digest(distil),
         policy.digest,
         [target.fingerprint for target in targets],
-        [(one.place.skip, one.teacher.digest) for one in job.specialists],
-        recipe.identity(),
+        [(specialist.environment.skip, specialist.teacher.digest) for specialist in job.specialists],
+        trainer.identity(),
         (job.rollouts, job.learning_rate, job.seed),
     )
-    workspace = WORKSPACES / fingerprint
-    workspace.mkdir(parents=True, exist_ok=True)
-    with open(workspace / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (workspace / "result.json").exists():
-            publish_json(workspace / "result.json", _Student(job, recipe, policy, targets, workspace).fit())
-    result = json.loads((workspace / "result.json").read_text())
-    if adapter_digest(workspace / "adapter") != result["digest"]:
-        shutil.rmtree(workspace)
-        raise UserError(
-            f"the adapter in {workspace} was altered after training",
-            "its workspace has been removed: run `dvc repro merging` to train it again",
-        )
-    return Trained(job.name, folder=workspace / "adapter", **result)
+    workspace = Workspace(WORKSPACES / identity, job.name, SCRATCH)
+    result = workspace.result(lambda: _Student(job, trainer, policy, targets, workspace).fit())
+    return Trained(job.name, folder=workspace.adapter, **result)
 
 
 class _Student:
     """A distillation in progress: model, optimiser and history, which make up its checkpoint."""
 
     def __init__(
-        self, job: Distillation, recipe: GRPO, policy: Learner, targets: list[Target], workspace: Path
+        self, job: Distillation, trainer: GRPO, policy: Learner, targets: list[Target], workspace: Workspace
     ) -> None:
         import torch
-        from peft import LoraConfig, get_peft_model
-        from transformers import AutoModelForCausalLM, set_seed
+        from transformers import set_seed
         from transformers.utils import logging as hf_logging
 
         torch.set_num_threads(1)
         hf_logging.set_verbosity_error()
         hf_logging.disable_progress_bar()
         warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
-        self.job, self.recipe, self.policy, self.targets, self.workspace = job, recipe, policy, targets, workspace
-        groups = job.rollouts // recipe.group_size
+        self.job, self.trainer, self.policy, self.targets = job, trainer, policy, targets
+        self.workspace, self.checkpoint = workspace.folder, workspace.folder / "state.pt"
+        self.adapter = workspace.adapter
+        groups = job.rollouts // trainer.group_size
         self.tasks: list[list[Task]] = []
-        for one, target in zip(job.specialists, targets, strict=True):
-            skip = one.place.skip
+        for specialist, target in zip(job.specialists, targets, strict=True):
+            skip = specialist.environment.skip
             self.tasks.append(target.tasks("training", skip + -(-groups // len(targets)))[skip:])
         set_seed(job.seed)
-        source = model_source(job.base)
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.model: Any = self._model()
+        self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self.optimizer = torch.optim.AdamW(self.parameters, lr=job.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+        self.history: list[JsonObject] = []
+
+    def _model(self) -> object:
+        """The base with the student, adapter "default", and the teachers, "teacher_<number>"."""
+        import torch
+        from peft import LoraConfig, get_peft_model
+        from transformers import AutoModelForCausalLM
+
+        source = model_source(self.job.base)
         base: Any = AutoModelForCausalLM.from_pretrained(source.source, revision=source.revision, dtype=torch.float32)
         lora = LoraConfig(
-            r=recipe.rank, lora_alpha=recipe.alpha, lora_dropout=0.0, target_modules=recipe.targets, bias="none",
+            r=self.trainer.rank,
+            lora_alpha=self.trainer.alpha,
+            lora_dropout=0.0,
+            target_modules=self.trainer.targets,
+            bias="none",
             task_type="CAUSAL_LM",
-        )  # fmt: skip
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.model: Any = get_peft_model(base, lora).to(self.device).eval()
-        for index, one in enumerate(job.specialists):
-            self.model.load_adapter(one.teacher.folder, f"teacher_{index}", torch_device=str(self.device))
-        self.model.set_adapter("default")
-        self.parameters = [one for one in self.model.parameters() if one.requires_grad]
-        self.optimizer = torch.optim.AdamW(
-            self.parameters, lr=job.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
-        )  # fmt: skip
-        self.history: list[dict[str, float]] = []
+        )
+        model = get_peft_model(base, lora).to(self.device).eval()
+        for index, specialist in enumerate(self.job.specialists):
+            model.load_adapter(specialist.teacher.folder, f"teacher_{index}", torch_device=str(self.device))
+        model.set_adapter("default")
+        return model
 
-    def fit(self) -> dict[str, Any]:
-        """Train from the last checkpoint (or from nothing); leave the adapter in `workspace/adapter`, and return the
-        fields of `Trained` but name and folder."""
+    def fit(self) -> JsonObject:
+        """Train from the last checkpoint (or from nothing); leave the adapter in the workspace, and return the fields
+        of `Trained` but name and folder."""
         self._restore()
-        steps = self.job.rollouts // self.recipe.step_rollouts
+        steps = self.job.rollouts // self.trainer.step_rollouts
         while len(self.history) < steps:
-            sampled = self._sample(self._saved(self.workspace / "sampling"), len(self.history))
-            rollouts = [one for some in sampled for one in some]
-            divergences = [self._update(sampled) for _ in range(self.recipe.epochs)]
-            cost = ledger_entry(rollouts, stage="merging", method=self.job.name)
-            rewards = [one.score.reward for one in rollouts if one.score is not None]
-            self.history.append({
-                "step": len(self.history) + 1,
-                "rollouts": len(rollouts) * (len(self.history) + 1),
-                "reward": round(sum(rewards) / len(rewards), 6),
-                "success": round(pass_rate(rollouts) or 0.0, 6),
-                "divergence": round(divergences[0], 6),
-                "discarded": sum(not one.token_ids for one in rollouts),
-                "prompt_tokens": cost.prompt_tokens,
-                "completion_tokens": cost.completion_tokens,
-                "errors": cost.errors,
-            })  # fmt: skip
-            self._keep()
-            launch.report_progress(len(self.history), steps, f"divergence {divergences[0]:.4f}")
-        folder = self._saved(self.workspace / "final").rename(self.workspace / "adapter")
+            self.history.append(self._step())
+            self._save_checkpoint()
+            launch.report_progress(len(self.history), steps, f"divergence {self.history[-1]['divergence']:.4f}")
+        folder = replace_folder(self._save_adapter(self.workspace / "final"), self.adapter)
         counts = ("discarded", "prompt_tokens", "completion_tokens", "errors")
         total = {key: sum(int(step[key]) for step in self.history) for key in counts}
         rows = [{key: value for key, value in step.items() if key not in total} for step in self.history]
         result = {"digest": adapter_digest(folder), "rollouts": rows[-1]["rollouts"], **total, "history": rows}
-        publish_text(folder / "README.md", _card(self.job, self.recipe, self.targets, result))
-        for name in ("sampling", "final", "rollouts"):
-            shutil.rmtree(self.workspace / name, ignore_errors=True)
-        (self.workspace / "state.pt").unlink()
+        publish_text(folder / "README.md", _card(self.job, self.trainer, self.targets, result))
         return result
+
+    def _step(self) -> JsonObject:
+        """Sample a batch and learn from it; returns its row of the history."""
+        batches = self._sample(self._save_adapter(self.workspace / "sampling"), len(self.history))
+        rollouts = [rollout for batch in batches for rollout in batch]
+        divergences = [self._update(batches) for _ in range(self.trainer.epochs)]
+        cost = ledger_entry(rollouts, stage="merging", method=self.job.name)
+        rewards = [rollout.score.reward for rollout in rollouts if rollout.score is not None]
+        return {
+            "step": len(self.history) + 1,
+            "rollouts": len(rollouts) * (len(self.history) + 1),
+            "reward": round(sum(rewards) / len(rewards), 6),
+            "success": round(pass_rate(rollouts) or 0.0, 6),
+            "divergence": round(divergences[0], 6),
+            "discarded": sum(not rollout.token_ids for rollout in rollouts),
+            "prompt_tokens": cost.prompt_tokens,
+            "completion_tokens": cost.completion_tokens,
+            "errors": cost.errors,
+        }
 
     def _sample(self, folder: Path, step: int) -> list[list[Rollout]]:
         """The rollouts of one step by specialist; groups of equal tasks, environments in turn over all steps."""
-        acting, count = Adapter(str(folder), folder.name), len(self.targets)
-        groups = range(step * self.recipe.groups_per_step, (step + 1) * self.recipe.groups_per_step)
-        sampled = []
+        student, count = Adapter(str(folder), folder.name), len(self.targets)
+        groups = range(step * self.trainer.groups_per_step, (step + 1) * self.trainer.groups_per_step)
+        batches: list[list[Rollout]] = []
         for index, (target, tasks) in enumerate(zip(self.targets, self.tasks, strict=True)):
-            due = [tasks[group // count] for group in groups if group % count == index]
-            sampled.append(
+            batches.append(
                 collect(
-                    self.policy, target, due, purpose="training", seed=self.job.seed, trials=self.recipe.group_size,
-                    adapter=acting, journals=self.workspace / "rollouts", quiet=True,
+                    self.policy,
+                    target,
+                    [tasks[group // count] for group in groups if group % count == index],
+                    purpose="training",
+                    seed=self.job.seed,
+                    trials=self.trainer.group_size,
+                    adapter=student,
+                    journals=self.workspace / "rollouts",
+                    quiet=True,
                 )
-            )  # fmt: skip
-        if broken := next((one for some in sampled for one in some if one.outcome == "error"), None):
+            )
+        rollouts = [rollout for batch in batches for rollout in batch]
+        if failure := next((rollout for rollout in rollouts if rollout.outcome == "error"), None):
             raise UserError(
-                f"distillation: rollout of {broken.task.id} ended in an infrastructure error ({broken.error})",
+                f"distillation: rollout of {failure.task.id} ended in an infrastructure error ({failure.error})",
                 "mend its cause and run again: training goes on from its last step",
             )
-        if not any(one.token_ids for some in sampled for one in some):
+        if not any(rollout.token_ids for rollout in rollouts):
             raise UserError(
                 "distillation: no rollout of a step is token-exact, and none can be learnt from",
                 "choose a model whose chat template renders earlier turns as the model wrote them, or policy=local",
             )
-        return sampled
+        return batches
 
-    def _update(self, sampled: Sequence[Sequence[Rollout]]) -> float:
-        """One optimiser step on a batch; returns the mean divergence before it, in nats a token."""
+    def _update(self, batches: Sequence[Sequence[Rollout]]) -> float:
+        """One optimiser step on the rollouts of each specialist; returns the mean divergence before it, in nats a
+        token."""
         import torch
 
-        tokens = sum(sum(one.mask) for some in sampled for one in some)
+        tokens = sum(sum(rollout.mask) for batch in batches for rollout in batch)
         total = 0.0
-        for index, some in enumerate(sampled):
-            exact = [one for one in some if one.token_ids]
-            for start in range(0, len(exact), self.recipe.group_size):
-                ids, written = _padded(exact[start : start + self.recipe.group_size], self.device)
+        for index, batch in enumerate(batches):
+            exact = [rollout for rollout in batch if rollout.token_ids]
+            for start in range(0, len(exact), self.trainer.group_size):
+                ids, mask = _padded(exact[start : start + self.trainer.group_size], self.device)
                 # PEFT marks the adapter that is switched to as the one to train; the student's turn comes last.
                 self.model.set_adapter(f"teacher_{index}")
                 with torch.no_grad():
-                    teacher = self._logprobs(ids, written)
+                    teacher = self._logprobs(ids, mask)
                 self.model.set_adapter("default")
-                loss = divergence(self._logprobs(ids, written), teacher) / tokens
+                loss = divergence(self._logprobs(ids, mask), teacher) / tokens
                 loss.backward()
                 total += loss.item()
         torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
@@ -255,21 +273,21 @@ class _Student:
         self.optimizer.zero_grad()
         return total
 
-    def _logprobs(self, ids: Any, written: Any) -> Any:
+    def _logprobs(self, ids: "Tensor", mask: "Tensor") -> "Tensor":
         """Log-probabilities (written tokens, vocabulary) that the active adapter gave before each written token, at
         the temperature of the sampling."""
         # Rows are padded at their ends, where causal attention keeps padding from all that counts: no mask is needed.
-        logits = self.model(input_ids=ids).logits[:, :-1][written[:, 1:]]
+        logits = self.model(input_ids=ids).logits[:, :-1][mask[:, 1:]]
         return (logits / (self.policy.temperature or 1.0)).log_softmax(-1)
 
-    def _saved(self, parent: Path) -> Path:
+    def _save_adapter(self, parent: Path) -> Path:
         """The student as it is now, in a folder named by its content."""
         shutil.rmtree(parent, ignore_errors=True)
         self.model.save_pretrained(parent / "new", selected_adapters=["default"])
         settle(parent / "new", self.job.base, self.policy.digest)
         return (parent / "new").rename(parent / adapter_digest(parent / "new"))
 
-    def _keep(self) -> None:
+    def _save_checkpoint(self) -> None:
         import torch
         from peft import get_peft_model_state_dict
 
@@ -277,21 +295,20 @@ class _Student:
         state = {"weights": weights, "optimizer": self.optimizer.state_dict(), "history": self.history}
         aside = self.workspace / f"state.{os.getpid()}.tmp"
         torch.save(state, aside)
-        aside.replace(self.workspace / "state.pt")
+        aside.replace(self.checkpoint)
 
     def _restore(self) -> None:
         import torch
         from peft import set_peft_model_state_dict
 
-        shutil.rmtree(self.workspace / "adapter", ignore_errors=True)
-        if (self.workspace / "state.pt").exists():
-            state = torch.load(self.workspace / "state.pt", map_location=self.device)
+        if self.checkpoint.exists():
+            state = torch.load(self.checkpoint, map_location=self.device)
             set_peft_model_state_dict(self.model, state["weights"], adapter_name="default")
             self.optimizer.load_state_dict(state["optimizer"])
             self.history = state["history"]
 
 
-def divergence(student: Any, teacher: Any) -> Any:
+def divergence(student: "Tensor", teacher: "Tensor") -> "Tensor":
     """The sum over tokens of KL(student || teacher), from log-probabilities (tokens, vocabulary), in nats."""
     from torch.nn.functional import kl_div
 
@@ -299,22 +316,24 @@ def divergence(student: Any, teacher: Any) -> Any:
     return kl_div(teacher, student, reduction="sum", log_target=True)
 
 
-def _padded(rollouts: Sequence[Rollout], device: Any) -> tuple[Any, Any]:
+def _padded(rollouts: Sequence[Rollout], place: "device") -> tuple["Tensor", "Tensor"]:
     """Token ids (rows, longest), zeros behind, and which of them the model wrote."""
     import torch
 
-    width = max(len(one.token_ids) for one in rollouts)
-    ids = [[*one.token_ids, *[0] * (width - len(one.token_ids))] for one in rollouts]
-    written = [[*one.mask, *[0] * (width - len(one.mask))] for one in rollouts]
-    return torch.tensor(ids, device=device), torch.tensor(written, device=device).bool()
+    width = max(len(rollout.token_ids) for rollout in rollouts)
+    ids = [[*rollout.token_ids, *[0] * (width - len(rollout.token_ids))] for rollout in rollouts]
+    mask = [[*rollout.mask, *[0] * (width - len(rollout.mask))] for rollout in rollouts]
+    return torch.tensor(ids, device=place), torch.tensor(mask, device=place).bool()
 
 
-def _card(job: Distillation, recipe: GRPO, targets: Sequence[Target], result: dict[str, Any]) -> str:
+def _card(job: Distillation, trainer: GRPO, targets: Sequence[Target], result: JsonObject) -> str:
     """A model card in Markdown, from results only."""
     first, last = result["history"][0], result["history"][-1]
     far, near = first["divergence"], last["divergence"]
     pairs = zip(targets, job.specialists, strict=True)
-    teachers = "\n".join(f"| teacher in `{target.name}` | {one.teacher.digest} |" for target, one in pairs)
+    teachers = "\n".join(
+        f"| teacher in `{target.name}` | {specialist.teacher.digest} |" for target, specialist in pairs
+    )
     return f"""---
 library_name: peft
 base_model: captrain-base
@@ -322,14 +341,14 @@ tags: [captrain, distillation, lora]
 ---
 # {job.name}
 
-LoRA adapter (rank {recipe.rank}, alpha {recipe.alpha}), distilled from specialists on rollouts of its own.
+LoRA adapter (rank {trainer.rank}, alpha {trainer.alpha}), distilled from specialists on rollouts of its own.
 
 | | |
 |---|---|
 | content hash | {result["digest"]} |
 {teachers}
 | rollouts (of which not token-exact) | {result["rollouts"]} ({result["discarded"]}) |
-| rollouts and passes of a step | {recipe.step_rollouts}, {recipe.epochs} |
+| rollouts and passes of a step | {trainer.step_rollouts}, {trainer.epochs} |
 | learning rate | {job.learning_rate} |
 | divergence from the teachers (nats a token), first and last step | {far:.4f}, {near:.4f} |
 | pass rate in the environments, first and last step | {first["success"]:.3f}, {last["success"]:.3f} |

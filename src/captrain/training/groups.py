@@ -1,4 +1,4 @@
-"""The groups that GRPO plays: tasks drawn from a job's places, with keys and hints; and their rollouts, with scores.
+"""The groups that GRPO plays: tasks drawn from a job's environments, with keys and hints; and their scored rollouts.
 
 Which rollouts a step is made of is decided by the job, its groups' numbers and the steps before, and by neither the
 trainer that learns from them nor the number of processes that share them.
@@ -12,23 +12,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from captrain.config import takes
-from captrain.contract import Target, closing_episodes
+from captrain.contract import GuardedEpisode, Target, closing_episodes
 from captrain.errors import EnvironmentFault, UserError
 from captrain.policies import Play
 from captrain.records import Score, Task, digest
 from captrain.training import collectives
 from captrain.training.jobs import Job, Learner
-from captrain.training.recipe import GRPO, Played, Step
+from captrain.training.recipe import GRPO, ScoredPlay, Step
 
-AGAIN = 2
+REPEATS = 2
 """Further attempts at a rollout that came to nothing; each is counted as an error, and none as a score."""
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """A rollout to be played: the number of its place, its task, its number in the group, its key and its hint."""
+class PlannedRollout:
+    """A rollout to be played: the number of its environment, its task, its trial, its key and its hint."""
 
-    place: int
+    environment: int
     task: Task
     trial: int
     key: str
@@ -39,50 +39,50 @@ class Groups:
     """The groups of one training: which rollouts each is made of, and the playing of them.
 
     Args:
-        recipe: which place a group is drawn from, and how often its rollouts read a hint.
+        recipe: which environment a group is drawn from, and how often its rollouts read a hint.
         policy: samples.
-        targets: the job's places.
+        targets: the job's environments.
         job: what is trained.
 
     Raises:
-        UserError: calibration has left a place no training task.
-        EnvironmentFault: a place has too few tasks.
+        UserError: calibration has left an environment no training task.
+        EnvironmentFault: an environment has too few tasks.
     """
 
     def __init__(self, recipe: GRPO, policy: Learner, targets: Sequence[Target], job: Job) -> None:
         self.recipe, self.policy, self.targets, self.job = recipe, policy, targets, job
-        # An even share of each place at once, so that one with too few tasks shows before anything is spent.
+        # An even share of each environment at once, so that one with too few tasks shows before anything is spent.
         share = math.ceil(math.ceil(job.rollouts / recipe.group_size) / len(targets))
         self.tasks: list[list[Task]] = [[] for _ in targets]
-        for place in range(len(targets)):
-            self._task(place, min(share, self._most(place)) - 1)
+        for index in range(len(targets)):
+            self._task(index, min(share, self._size(index)) - 1)
 
-    def wanted(self, groups: Sequence[int], history: Sequence[Step]) -> list[Wanted]:
+    def plan(self, groups: Sequence[int], history: Sequence[Step]) -> list[PlannedRollout]:
         """The rollouts of a step, in order."""
-        used = Counter[str]()
+        counts = Counter[str]()
         for step in history:
-            used.update(step["places"])
-        wanted: list[Wanted] = []
+            counts.update(step["places"])
+        plan: list[PlannedRollout] = []
         for group in groups:
-            place = self.recipe.place(self.job, group, history)
-            name = self.job.places[place].name
-            turn, at = divmod(used[name], self._most(place))
-            task = self._task(place, at)
-            used[name] += 1
+            index = self.recipe.choose_environment(self.job, group, history)
+            name = self.job.environments[index].name
+            turn, number = divmod(counts[name], self._size(index))
+            task = self._task(index, number)
+            counts[name] += 1
             # Environments may call their tasks alike.
             within = f"{name}/{task.id}" if len(self.targets) > 1 else task.id
             for trial in range(turn * self.recipe.group_size, (turn + 1) * self.recipe.group_size):
                 key = f"{self.job.seed}/{within}/{trial}"
-                wanted.append(Wanted(place, task, trial, key, self._hint(self.targets[place], task, key)))
-        return wanted
+                plan.append(PlannedRollout(index, task, trial, key, self._hint(self.targets[index], task, key)))
+        return plan
 
-    def played(self, adapter: str, wanted: Sequence[Wanted], rows: int) -> tuple[list[Played], int]:
+    def play(self, adapter: str, plan: Sequence[PlannedRollout], rows: int) -> tuple[list[ScoredPlay], int]:
         """Play rollouts by all processes together: each its own rows, or the first all of them where a policy starts
         servers, which belong to one process.
 
         Args:
             adapter: folder of the one to act with.
-            wanted: the rollouts of all processes.
+            plan: the rollouts of all processes.
             rows: of one process.
 
         Returns:
@@ -92,35 +92,36 @@ class Groups:
             UserError: a rollout came to nothing each time, or cannot be trained on.
         """
         if collectives.size() == 1:
-            return self._played(adapter, wanted)
+            return self._play(adapter, plan)
         start = collectives.rank() * rows
-        own = slice(start, start + rows)
+        part = plan[start : start + rows]
         if takes(self.job.policy, "machine"):
-            own = slice(None) if collectives.rank() == 0 else slice(0)
+            part = plan if collectives.rank() == 0 else []
 
         def play() -> tuple[list[tuple[Play, Score]], int]:
-            played, errors = self._played(adapter, wanted[own]) if wanted[own] else ([], 0)
-            for one in played:
-                del one.play.episode  # it is over, and of this process alone
-            return [(one.play, one.score) for one in played], errors
+            plays, errors = self._play(adapter, part) if part else ([], 0)
+            for scored in plays:
+                del scored.play.episode  # it is over, and of this process alone
+            return [(scored.play, scored.score) for scored in plays], errors
 
         parts = collectives.together(play)
-        plays = [one for part, _ in parts for one in part]
-        played = [
-            Played(one.place, self.targets[one.place], one.task, one.trial, play, score)
-            for one, (play, score) in zip(wanted, plays, strict=True)
-        ]
-        return played, sum(errors for _, errors in parts)
+        pairs = [pair for pairs, _ in parts for pair in pairs]
+        plays = [self._scored(rollout, *pair) for rollout, pair in zip(plan, pairs, strict=True)]
+        return plays, sum(errors for _, errors in parts)
 
-    def unhinted(self, wanted: Sequence[Wanted], scores: Sequence[Score]) -> dict[str, int]:
+    def _scored(self, rollout: PlannedRollout, play: Play, score: Score) -> ScoredPlay:
+        index = rollout.environment
+        return ScoredPlay(index, self.targets[index], rollout.task, rollout.trial, play, score)
+
+    def unhinted(self, plan: Sequence[PlannedRollout], scores: Sequence[Score]) -> dict[str, int]:
         """How many rollouts of a step had no hint, and how many of these passed; nothing where hints are not given."""
-        alone = [score.success for one, score in zip(wanted, scores, strict=True) if not one.hint]
-        given = any(self._hinting(target) for target in self.targets)
-        return {"unhinted": len(alone), "unhinted_passed": sum(alone)} if given else {}
+        passed = [score.success for rollout, score in zip(plan, scores, strict=True) if not rollout.hint]
+        hinting = any(self._hinting(target) for target in self.targets)
+        return {"unhinted": len(passed), "unhinted_passed": sum(passed)} if hinting else {}
 
-    def _most(self, place: int) -> int:
-        """Training tasks that a place has, after which they are used again; no end where the environment names none."""
-        target, skip = self.targets[place], self.job.places[place].skip
+    def _size(self, index: int) -> int:
+        """Training tasks of an environment, after which they are used again; no end where it names none."""
+        target, skip = self.targets[index], self.job.environments[index].skip
         size = target.size("training")
         if size is not None and size <= skip:
             raise UserError(
@@ -129,12 +130,12 @@ class Groups:
             )
         return sys.maxsize if size is None else size - skip
 
-    def _task(self, place: int, at: int) -> Task:
-        """A training task of a place, by its number among those that are for training."""
-        if at >= len(self.tasks[place]):
-            skip = self.job.places[place].skip
-            self.tasks[place] = self.targets[place].tasks("training", skip + at + 1)[skip:]
-        return self.tasks[place][at]
+    def _task(self, index: int, number: int) -> Task:
+        """A training task of an environment, by its number among those that are for training."""
+        if number >= len(self.tasks[index]):
+            skip = self.job.environments[index].skip
+            self.tasks[index] = self.targets[index].tasks("training", skip + number + 1)[skip:]
+        return self.tasks[index][number]
 
     def _hinting(self, target: Target) -> bool:
         return self.recipe.hints > 0 and hasattr(target.environment, "hint")
@@ -152,31 +153,36 @@ class Groups:
             )
         return hint
 
-    def _played(self, adapter: str, wanted: Sequence[Wanted]) -> tuple[list[Played], int]:
-        done: dict[int, Played] = {}
-        left, errors = list(range(len(wanted))), 0
-        for attempt in range(AGAIN + 1):
+    def _play(self, adapter: str, plan: Sequence[PlannedRollout]) -> tuple[list[ScoredPlay], int]:
+        scored: dict[int, ScoredPlay] = {}
+        due, errors = list(range(len(plan))), 0
+        for attempt in range(REPEATS + 1):
             # A key of its own, because a rollout that was read anew as other tokens would be so again.
-            again = f"/again/{attempt}" if attempt else ""
-            episodes = {at: self.targets[wanted[at].place].open(wanted[at].task, wanted[at].key) for at in left}
-            plays = {at: Play(f"{wanted[at].key}{again}", episodes[at], adapter, wanted[at].hint) for at in left}
-            places = {id(play): at for at, play in plays.items()}
+            suffix = f"/again/{attempt}" if attempt else ""
+            episodes = {index: self._open(plan[index]) for index in due}
+            plays = {
+                index: Play(f"{plan[index].key}{suffix}", episodes[index], adapter, plan[index].hint) for index in due
+            }
+            indices = {id(play): index for index, play in plays.items()}
             # Others may be open while one is scored: whatever is raised then, all are closed.
             with closing_episodes(episodes.values()):
                 for play in self.policy.play([*plays.values()]):
-                    at = places[id(play)]
+                    index = indices[id(play)]
                     if play.mask and not (play.error or play.retokenised):
-                        one, target = wanted[at], self.targets[wanted[at].place]
-                        score = target.score(one.task, play.messages)
-                        done[at] = Played(one.place, target, one.task, one.trial, play, score)
-                    episodes[at].close()
-            left = [at for at in left if at not in done]
-            if not left:
+                        target = self.targets[plan[index].environment]
+                        score = target.score(plan[index].task, play.messages)
+                        scored[index] = self._scored(plan[index], play, score)
+                    episodes[index].close()
+            due = [index for index in due if index not in scored]
+            if not due:
                 break
-            errors += len(left)
-            if attempt == AGAIN:
-                raise self._fruitless(plays[left[0]])
-        return [done[at] for at in range(len(wanted))], errors
+            errors += len(due)
+            if attempt == REPEATS:
+                raise self._fruitless(plays[due[0]])
+        return [scored[index] for index in range(len(plan))], errors
+
+    def _open(self, rollout: PlannedRollout) -> GuardedEpisode:
+        return self.targets[rollout.environment].open(rollout.task, rollout.key)
 
     def _fruitless(self, play: Play) -> UserError:
         if play.error:

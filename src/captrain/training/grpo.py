@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from captrain.records import publish_text
+from captrain.records import JsonObject, publish_text
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
@@ -48,29 +48,29 @@ from captrain.training.jobs import Job, Learner
 from captrain.training.recipe import GRPO
 
 
-class Trainer(GRPOTrainer):
+class PolicyTrainer(GRPOTrainer):
     """GRPOTrainer whose rollouts come from a policy, token-exact and with the sampler's log-probabilities.
 
     `history` holds one row a step: step, rollouts, reward, success, informative, discarded, prompt_tokens,
     completion_tokens, errors (rollouts that came to nothing and were played again, beyond the others), places (groups
-    of each place) and what the recipe notes; where hints are given also unhinted, the rollouts without one, and
-    unhinted_passed. It is all that later steps depend on besides weights and optimizer.
+    of each environment) and what the recipe adds at the end of a step; where hints are given also unhinted, the
+    rollouts without one, and unhinted_passed. It is all that later steps depend on besides weights and optimizer.
     """
 
-    history: list[dict[str, Any]]
+    history: list[JsonObject]
     sampled: torch.Tensor | None = None
     hinted: torch.Tensor
     stripped = False
     """Whether any rollout of the step had a hint, in whatever process."""
     signal = True
 
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+    def _generate_and_score_completions(self, inputs: list[JsonObject]) -> JsonObject:
         batch = super()._generate_and_score_completions(inputs)
         self.sampled = None
         self.signal = bool(batch["num_items_in_batch"] > 0)
         # The parts of a batch, in time or over processes, must have equally many rows.
-        whole = self.args.gradient_accumulation_steps == collectives.size() == 1
-        return without_discarded(batch) if whole else batch
+        undivided = self.args.gradient_accumulation_steps == collectives.size() == 1
+        return without_discarded(batch) if undivided else batch
 
     def _get_per_token_logps_and_entropies(
         self, model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, *args: Any, **kwargs: Any
@@ -98,13 +98,13 @@ class Trainer(GRPOTrainer):
         return loss
 
 
-def without_discarded(batch: dict[str, Any]) -> dict[str, Any]:
+def without_discarded(batch: JsonObject) -> JsonObject:
     """The batch without the rows of discarded groups, which cost time and change nothing; at least one row stays."""
-    kept = batch["tool_mask"].mul(batch["completion_mask"]).any(1)
-    kept[0] |= not kept.any()
-    size = len(kept)
+    informative = batch["tool_mask"].mul(batch["completion_mask"]).any(1)
+    informative[0] |= not informative.any()
+    size = len(informative)
     return {
-        name: value[kept] if isinstance(value, torch.Tensor) and value.ndim and len(value) == size else value
+        name: value[informative] if isinstance(value, torch.Tensor) and value.ndim and len(value) == size else value
         for name, value in batch.items()
     }
 
@@ -114,7 +114,7 @@ class Checkpoints(TrainerCallback):
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.trainer: Trainer | None = None
+        self.trainer: PolicyTrainer | None = None
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Write the mark."""
@@ -127,20 +127,20 @@ class Checkpoints(TrainerCallback):
             aside.replace(path)
 
 
-def make_trainer(recipe: GRPO, job: Job, policy: Learner, targets: Sequence[Target], folder: Path) -> Trainer:
+def make_trainer(recipe: GRPO, job: Job, policy: Learner, targets: Sequence[Target], folder: Path) -> PolicyTrainer:
     """TRL's trainer for one job. A row of its dataset is a group, by number: what is played for it is decided when its
     step is played.
 
     Args:
-        recipe: hyperparameters, and which place a group is drawn from.
+        recipe: hyperparameters, and which environment a group is drawn from.
         job: what to train.
         policy: samples; its model is the job's, which is the frozen base.
-        targets: the job's places.
+        targets: the job's environments.
         folder: where checkpoints go, and the adapter that samples.
 
     Raises:
         UserError: the base has no layer of one of the names in `targets`.
-        EnvironmentFault: a place has too few tasks.
+        EnvironmentFault: an environment has too few tasks.
     """
     sampler = Sampler(recipe, policy, targets, job, folder / "sampling")
     hf_logging.set_verbosity_error()
@@ -148,12 +148,16 @@ def make_trainer(recipe: GRPO, job: Job, policy: Learner, targets: Sequence[Targ
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     config = _configuration(recipe, job, policy, folder, sampler.steps)
     lora = LoraConfig(
-        r=recipe.rank, lora_alpha=recipe.alpha, lora_dropout=0.0, target_modules=recipe.targets, bias="none",
+        r=recipe.rank,
+        lora_alpha=recipe.alpha,
+        lora_dropout=0.0,
+        target_modules=recipe.targets,
+        bias="none",
         task_type="CAUSAL_LM",
-    )  # fmt: skip
+    )
     marks = Checkpoints(folder)
     set_seed(job.seed)
-    trainer = Trainer(
+    trainer = PolicyTrainer(
         model=_base(recipe, job),
         args=config,
         train_dataset=Dataset.from_list(
@@ -181,19 +185,41 @@ def _configuration(recipe: GRPO, job: Job, policy: Learner, folder: Path, steps:
             "choose a divisor of it",
         )
     config = GRPOConfig(
-        output_dir=str(folder), seed=job.seed, data_seed=job.seed, use_cpu=not torch.cuda.is_available(),
-        per_device_train_batch_size=rows, gradient_accumulation_steps=share // rows,
+        output_dir=str(folder),
+        seed=job.seed,
+        data_seed=job.seed,
+        use_cpu=not torch.cuda.is_available(),
+        per_device_train_batch_size=rows,
+        gradient_accumulation_steps=share // rows,
         steps_per_generation=share // rows,
-        num_generations=recipe.group_size, num_iterations=recipe.epochs, max_steps=steps * recipe.epochs,
-        shuffle_dataset=False, learning_rate=recipe.learning_rate, lr_scheduler_type="constant", adam_beta2=0.95,
-        weight_decay=0.0, max_grad_norm=1.0, optim="adamw_torch", epsilon=recipe.clip, beta=0.0, loss_type="dapo",
-        scale_rewards="group" if recipe.scale is None else "none", temperature=policy.temperature,
-        max_completion_length=policy.room, bf16=False, mask_truncated_completions=False,
-        gradient_checkpointing=accelerate.gradient_checkpointing, ddp_find_unused_parameters=False,
+        num_generations=recipe.group_size,
+        num_iterations=recipe.epochs,
+        max_steps=steps * recipe.epochs,
+        shuffle_dataset=False,
+        learning_rate=recipe.learning_rate,
+        lr_scheduler_type="constant",
+        adam_beta2=0.95,
+        weight_decay=0.0,
+        max_grad_norm=1.0,
+        optim="adamw_torch",
+        epsilon=recipe.clip,
+        beta=0.0,
+        loss_type="dapo",
+        scale_rewards="group" if recipe.scale is None else "none",
+        temperature=policy.temperature,
+        max_completion_length=policy.max_length,
+        bf16=False,
+        mask_truncated_completions=False,
+        gradient_checkpointing=accelerate.gradient_checkpointing,
+        ddp_find_unused_parameters=False,
         ddp_timeout=collectives.PATIENCE,
-        report_to=[], disable_tqdm=True, logging_strategy="no", save_strategy="steps",
-        save_steps=recipe.checkpoint_every * recipe.epochs, save_total_limit=2,
-    )  # fmt: skip
+        report_to=[],
+        disable_tqdm=True,
+        logging_strategy="no",
+        save_strategy="steps",
+        save_steps=recipe.checkpoint_every * recipe.epochs,
+        save_total_limit=2,
+    )
     # Of several GPUs one trains; the others are the servers'.
     config._n_gpu = min(config.n_gpu, 1)
     return config
@@ -213,7 +239,8 @@ def _base(recipe: GRPO, job: Job) -> Any:
 
 def _fused(base: Any) -> str:
     """What to say of a mixture whose experts are no linear layers."""
-    fused = [name.rpartition(".")[2] for name, one in base.named_parameters() if "expert" in name and one.ndim == 3]
+    parameters = [(name.rpartition(".")[2], weight) for name, weight in base.named_parameters() if "expert" in name]
+    fused = [name for name, weight in parameters if weight.ndim == 3]
     return f" (those of its experts are one tensor, {fused[0]}, and take no low-rank weights)" if fused else ""
 
 
@@ -228,8 +255,8 @@ def save(model: Any, folder: Path, base: Path, policy: str) -> None:
         policy: see `settle`.
     """
     # Tensors of a shared model give their whole values; full_tensor is collective, so that the order must be one.
-    state = {name: one for name, one in model.state_dict().items() if ".lora_" in name}
-    whole = {name: one.full_tensor() if hasattr(one, "full_tensor") else one for name, one in state.items()}
+    state = {name: tensor for name, tensor in model.state_dict().items() if ".lora_" in name}
+    whole = {name: tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor for name, tensor in state.items()}
 
     def write() -> None:
         shutil.rmtree(folder, ignore_errors=True)
@@ -239,12 +266,12 @@ def save(model: Any, folder: Path, base: Path, policy: str) -> None:
     collectives.once(write)
 
 
-def _reward(completions: list[Any], environment_reward: list[float | None], **_: Any) -> list[float | None]:
+def _reward(completions: object, environment_reward: list[float | None], **_: object) -> list[float | None]:
     return environment_reward
 
 
 @dataclass(frozen=True)
-class Row:
+class TrainingRow:
     """A rollout as it is trained on. Its own reward is None beyond the budget, and nothing is learnt where its group is
     constant."""
 
@@ -257,14 +284,12 @@ class Row:
 class Sampler:
     """TRL's `rollout_func`: plays the batch's groups with the current adapter and scores them."""
 
-    def __init__(
-        self, recipe: GRPO, policy: Learner, targets: Sequence[Target], job: Job, folder: Path
-    ) -> None:  # fmt: skip
+    def __init__(self, recipe: GRPO, policy: Learner, targets: Sequence[Target], job: Job, folder: Path) -> None:
         self.recipe, self.policy, self.job, self.folder = recipe, policy, job, folder
         self.steps = math.ceil(job.rollouts / recipe.step_rollouts)
         self.groups = Groups(recipe, policy, targets, job)
 
-    def __call__(self, prompts: list[str], trainer: Any) -> dict[str, list[Any]]:
+    def __call__(self, prompts: list[str], trainer: GRPOTrainer) -> dict[str, list[Any]]:
         """Play one batch: `prompts` name groups by number ("group 17"), each `group_size` times in a row.
 
         Hints are stripped: the prompts returned are the unhinted ones. Where the budget ends within the batch, the rows
@@ -273,50 +298,51 @@ class Sampler:
         Where several processes train, each has its own prompts. What all of them play is known to each, so that the
         history is that of the whole step; what is returned is for a process's own prompts.
         """
+        assert isinstance(trainer, PolicyTrainer)
         size, history = self.recipe.group_size, trainer.history
-        spent = history[-1]["rollouts"] if history else 0
-        asked = [name for names in collectives.together(lambda: prompts) for name in names]
-        groups = [int(name.split()[1]) for name in asked[::size]]
-        wanted = self.groups.wanted(groups, history)[: self.job.rollouts - spent]
-        played, errors = self.groups.played(str(self._saved(trainer)), wanted, len(prompts))
-        plays, scores = [one.play for one in played], [one.score for one in played]
-        rewards = [self.recipe.reward(self.job, one.place, one.score) for one in played]
-        earned = [rewards[start : start + size] for start in range(0, len(rewards), size)]
-        informative = [max(group) - min(group) > 1e-6 for group in earned]
-        history.append({
+        before = history[-1]["rollouts"] if history else 0
+        names = [name for part in collectives.together(lambda: prompts) for name in part]
+        groups = [int(name.split()[1]) for name in names[::size]]
+        plan = self.groups.plan(groups, history)[: self.job.rollouts - before]
+        plays, errors = self.groups.play(str(self._save_adapter(trainer)), plan, len(prompts))
+        rewards = [self.recipe.reward(self.job, scored.environment, scored.score) for scored in plays]
+        by_group = [rewards[start : start + size] for start in range(0, len(rewards), size)]
+        informative = [max(group) - min(group) > 1e-6 for group in by_group]
+        scores = [scored.score for scored in plays]
+        step = {
             "step": len(history) + 1,
-            "rollouts": spent + len(plays),
+            "rollouts": before + len(plays),
             "reward": round(sum(rewards) / len(rewards), 6),
             "success": round(sum(score.success for score in scores) / len(scores), 6),
             "informative": round(sum(informative) / len(informative), 6),
-            "discarded": sum(len(group) for group, kept in zip(earned, informative, strict=True) if not kept),
-            "prompt_tokens": sum(play.prompt_tokens for play in plays),
-            "completion_tokens": sum(sum(play.mask) for play in plays),
+            "discarded": sum(len(group) for group, signal in zip(by_group, informative, strict=True) if not signal),
+            "prompt_tokens": sum(scored.play.prompt_tokens for scored in plays),
+            "completion_tokens": sum(sum(scored.play.mask) for scored in plays),
             "errors": errors,
-            "places": Counter(self.job.places[one.place].name for one in wanted[::size]),
-            **self.groups.unhinted(wanted, scores),
-            **collectives.once(lambda: self.recipe.noted(self.job, played)),
-        })  # fmt: skip
-        step = history[-1]
-        said = f"mean reward {step['reward']:.3f}, pass rate {step['success']:.3f}"
+            "places": Counter(self.job.environments[rollout.environment].name for rollout in plan[::size]),
+            **self.groups.unhinted(plan, scores),
+            **collectives.once(lambda: self.recipe.on_step_end(self.job, plays)),
+        }
+        history.append(step)
         if collectives.rank() == 0:
-            launch.report_progress(step["step"], self.steps, said)
+            message = f"mean reward {step['reward']:.3f}, pass rate {step['success']:.3f}"
+            launch.report_progress(step["step"], self.steps, message)
         scale = self.recipe.scale or 1.0
         rows = [
-            Row(play, informative[at // size], reward / scale, one.hint != "")
-            for at, (play, reward, one) in enumerate(zip(plays, rewards, wanted, strict=True))
+            TrainingRow(scored.play, informative[index // size], reward / scale, rollout.hint != "")
+            for index, (scored, reward, rollout) in enumerate(zip(plays, rewards, plan, strict=True))
         ]
-        rows += (len(asked) - len(rows)) * [Row(plays[0], False, None, False)]
+        rows += (len(names) - len(rows)) * [TrainingRow(plays[0].play, False, None, False)]
         trainer.stripped = any(row.hinted for row in rows)
         start = collectives.rank() * len(prompts)
         return self._batch(trainer, rows[start : start + len(prompts)])
 
-    def _batch(self, trainer: Any, rows: Sequence[Row]) -> dict[str, list[Any]]:
-        """What TRL is told of rows; the trainer keeps what it would compute itself."""
+    def _batch(self, trainer: PolicyTrainer, rows: Sequence[TrainingRow]) -> dict[str, list[Any]]:
+        """Rows as TRL takes them; the trainer gets what it would compute itself."""
         plays = [row.play for row in rows]
         opening = [play.mask.index(1) for play in plays]
         completions = [play.logprobs[start:] for play, start in zip(plays, opening, strict=True)]
-        learnt = [row.play.mask if row.informative else [0] * len(row.play.mask) for row in rows]
+        masks = [row.play.mask if row.informative else [0] * len(row.play.mask) for row in rows]
         width = max(len(row) for row in completions)
         trainer.sampled = torch.tensor([row + [0.0] * (width - len(row)) for row in completions])
         trainer.hinted = torch.tensor([row.hinted for row in rows])
@@ -324,11 +350,11 @@ class Sampler:
             "prompt_ids": [play.token_ids[:start] for play, start in zip(plays, opening, strict=True)],
             "completion_ids": [play.token_ids[start:] for play, start in zip(plays, opening, strict=True)],
             "logprobs": completions,
-            "env_mask": [mask[start:] for mask, start in zip(learnt, opening, strict=True)],
+            "env_mask": [mask[start:] for mask, start in zip(masks, opening, strict=True)],
             "environment_reward": [row.reward for row in rows],
         }
 
-    def _saved(self, trainer: Any) -> Path:
+    def _save_adapter(self, trainer: PolicyTrainer) -> Path:
         """The adapter as it is now, in a folder named by its content; the one before is removed."""
         aside = self.folder / "new"
         collectives.once(lambda: shutil.rmtree(self.folder, ignore_errors=True))
@@ -336,7 +362,7 @@ class Sampler:
         return collectives.once(lambda: aside.rename(self.folder / adapter_digest(aside)).resolve())
 
 
-def model_card(job: Job, trainer: GRPO, targets: Sequence[Target], result: dict[str, Any]) -> str:
+def model_card(job: Job, trainer: GRPO, targets: Sequence[Target], result: JsonObject) -> str:
     """A model card in Markdown, from results only."""
     first, last = result["history"][0], result["history"][-1]
     # A hinted rollout says little of what the adapter can do by itself.
@@ -346,11 +372,12 @@ def model_card(job: Job, trainer: GRPO, targets: Sequence[Target], result: dict[
         if "unhinted" in last
         else ""
     )
-    several = len(targets) > 1
+    plural = "s" if len(targets) > 1 else ""
     groups = Counter[str]()
     for step in result["history"]:
         groups.update(step["places"])
-    drawn = ", ".join(f"{place.name} {groups[place.name]}" for place in job.places)
+    shares = ", ".join(f"{environment.name} {groups[environment.name]}" for environment in job.environments)
+    fingerprints = ", ".join(target.fingerprint for target in targets)
     return f"""---
 library_name: peft
 base_model: captrain-base
@@ -359,13 +386,13 @@ tags: [captrain, grpo, lora]
 # {job.name}
 
 LoRA adapter (rank {trainer.rank}, alpha {trainer.alpha}) trained with GRPO in the \
-{"environments" if several else "environment"} {", ".join(f"`{target.name}`" for target in targets)}.
+environment{plural} {", ".join(f"`{target.name}`" for target in targets)}.
 
 | | |
 |---|---|
 | content hash | {result["digest"]} |
-| environment {"fingerprints" if several else "fingerprint"} | {", ".join(one.fingerprint for one in targets)} |
-{f"| groups of each environment | {drawn} |{chr(10)}" if several else ""}\
+| environment fingerprint{plural} | {fingerprints} |
+{f"| groups of each environment | {shares} |{chr(10)}" if plural else ""}\
 | rollouts (of which in discarded constant groups) | {result["rollouts"]} ({result["discarded"]}) |
 | group size, groups per step, epochs | {trainer.group_size}, {trainer.groups_per_step}, {trainer.epochs} |
 | learning rate, clip | {trainer.learning_rate}, {trainer.clip} |
@@ -377,10 +404,10 @@ Use it with the base it was trained on only: W' = W + (alpha / rank) B A.
 """
 
 
-def fit(recipe: GRPO, job: Job, policy: Learner, targets: list[Target], workspace: Path) -> dict[str, Any]:
+def fit(recipe: GRPO, job: Job, policy: Learner, targets: list[Target], workspace: Path) -> JsonObject:
     """Train from the last whole checkpoint in the workspace (or from nothing); leave the adapter in
-    `workspace/adapter`, and return the fields of `Trained` but name and folder. Where several processes train, all
-    of them call this."""
+    `workspace/adapter`, and return the fields of `Trained` but name and folder. Checkpoints stay: they are needed until
+    the result is published. Where several processes train, all of them call this."""
     if job.rollouts < 1:
         raise UserError(
             f"{job.name}: there are {job.rollouts} rollouts to train with",
@@ -401,8 +428,6 @@ def fit(recipe: GRPO, job: Job, policy: Learner, targets: list[Target], workspac
     result = {"digest": adapter_digest(folder), "rollouts": steps[-1]["rollouts"], **total, "history": rows}
     if collectives.rank() == 0:
         publish_text(folder / "README.md", model_card(job, recipe, targets, result))
-        for path in workspace.glob("checkpoints*"):
-            shutil.rmtree(path)
     return result
 
 

@@ -11,12 +11,12 @@ from captrain.environments import load_environment, read_passports
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
 from captrain.policies import Policy, load_policy
-from captrain.records import Passport
+from captrain.records import JsonObject, Passport
 
 
 @dataclass(frozen=True)
-class Synthesized:
-    """An environment file by its passport, and the folder that holds it."""
+class EnvironmentFile:
+    """The file of a synthesized environment by its passport, and the folder that holds it."""
 
     folder: Path
     passport: Passport
@@ -27,17 +27,17 @@ class Synthesized:
 
 
 @dataclass(frozen=True)
-class Place:
+class TrainingEnvironment:
     """Where groups are drawn from.
 
     Args:
-        name: of the environment; no two places of a job have the same.
-        environment: a synthesized environment, or a benchmark component.
+        name: of the environment; no two of a job have the same.
+        source: the file of a synthesized environment, or a benchmark component.
         skip: training tasks passed over because calibration has spent them.
     """
 
     name: str
-    environment: Synthesized | Component
+    source: EnvironmentFile | Component
     skip: int = 0
 
     def target(self, machine: Machine) -> Target:
@@ -46,9 +46,9 @@ class Place:
         Raises:
             UserError: its file is missing, or is another one than its passport was made out for.
         """
-        if isinstance(self.environment, Synthesized):
-            return load_environment(self.environment.folder, self.environment.passport, machine)
-        return load_benchmark(self.environment, machine)
+        if isinstance(self.source, EnvironmentFile):
+            return load_environment(self.source.folder, self.source.passport, machine)
+        return load_benchmark(self.source, machine)
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Job:
         base: folder of the base model.
         policy: the policy component (how to sample).
         trainer: the trainer component.
-        places: where to train, one or more.
+        environments: where to train, one or more.
         rollouts: exact budget.
         seed: run seed.
         machine: where installations of benchmarks lie, and how strict the sandbox is; no part of the result.
@@ -70,14 +70,16 @@ class Job:
     base: Path
     policy: Component
     trainer: Component
-    places: tuple[Place, ...]
+    environments: tuple[TrainingEnvironment, ...]
     rollouts: int
     seed: int
     machine: Machine
 
-    def decisive(self) -> list[Any]:
-        """What decides the result besides policy, trainer and environments, as JSON."""
-        return [self.name, self.rollouts, self.seed, [[place.name, place.skip] for place in self.places]]
+    def plan_identity(self) -> list[object]:
+        """What decides the result besides policy, trainer and environments, which have identities of their own; as
+        JSON. (A job that is sent away is known by all of its fields: `captrain.execution.fingerprint`.)"""
+        skipped = [[environment.name, environment.skip] for environment in self.environments]
+        return [self.name, self.rollouts, self.seed, skipped]
 
 
 class Learner(Policy, Protocol):
@@ -85,7 +87,7 @@ class Learner(Policy, Protocol):
     it read and wrote, with log-probabilities under the distribution that it drew from."""
 
     temperature: float
-    room: int
+    max_length: int
     """Tokens of the longest dialogue."""
     tokenizer: Any
 
@@ -117,9 +119,9 @@ class Trained:
     """A trained adapter: its content hash, its folder, and what it cost.
 
     `history` has one row a step: step, rollouts so far, mean reward, pass rate, share of informative groups, and
-    `places`, how many groups were of each place; where hints are given also `unhinted`, the step's rollouts without
-    one, and how many of these passed. `errors` are attempts at a rollout that came to nothing and were made again,
-    beyond `rollouts`.
+    `places`, how many groups were of each environment; where hints are given also `unhinted`, the step's rollouts
+    without one, and how many of these passed. `errors` are attempts at a rollout that came to nothing and were made
+    again, beyond `rollouts`.
     """
 
     name: str
@@ -130,20 +132,30 @@ class Trained:
     prompt_tokens: int
     completion_tokens: int
     errors: int
-    history: list[dict[str, Any]]
+    history: list[JsonObject]
+
+    def summary(self) -> JsonObject:
+        """What the index of its stage says of the training."""
+        return {"rollouts": self.rollouts, "discarded": self.discarded}
 
     def ledger(self, stage: str, method: str) -> LedgerEntry:
         """What the training spent."""
         return LedgerEntry(
-            stage=stage, purpose="training", method=method, item=self.name, rollouts=self.rollouts + self.errors,
-            discarded=self.discarded, errors=self.errors, prompt_tokens=self.prompt_tokens,
+            stage=stage,
+            purpose="training",
+            method=method,
+            item=self.name,
+            rollouts=self.rollouts + self.errors,
+            discarded=self.discarded,
+            errors=self.errors,
+            prompt_tokens=self.prompt_tokens,
             completion_tokens=self.completion_tokens,
-        )  # fmt: skip
+        )
 
 
-def places_of(environments: Path) -> tuple[Place, ...]:
+def training_environments(folder: Path) -> tuple[TrainingEnvironment, ...]:
     """The environments in a folder that have a passport, in the order of their names; none if there is no folder."""
     return tuple(
-        Place(name, Synthesized(environments, passport), passport.calibration_tasks)
-        for name, passport in read_passports(environments).items()
+        TrainingEnvironment(name, EnvironmentFile(folder, passport), passport.calibration_tasks)
+        for name, passport in read_passports(folder).items()
     )

@@ -19,25 +19,32 @@ the least rank that it can.
 """
 
 import json
-import os
 import shutil
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from captrain.config import Spec
 from captrain.errors import UserError
-from captrain.execution import run
+from captrain.execution import code_digest, run
 from captrain.models import Adapter, adapter_digest, lora_factors, save_lora_factors
-from captrain.records import digest, publish, publish_json, publish_text
+from captrain.records import JsonObject, digest, publish_text
 from captrain.training.distillation import distil, distillation
 from captrain.training.jobs import Trained
+from captrain.training.workspace import Workspace, replace_folder
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    LowRank = tuple[Tensor, Tensor]
 
 WORKSPACES = Path(".cache/merging")
 NEGLIGIBLE = 1e-6
 """Singular values below this share of the largest are rounding errors of float32."""
-COLUMNS = ("adapter", "step", "rollouts", "reward", "success", "divergence")
+MERGING_COLUMNS = ("adapter", "step", "rollouts", "reward", "success", "divergence")
+"""Of history.csv (see `captrain.training.workspace.publish_adapters`)."""
 
 
 def merge_all(spec: Spec, base: Path, results: Path) -> list[Trained]:
@@ -47,14 +54,14 @@ def merge_all(spec: Spec, base: Path, results: Path) -> list[Trained]:
         UserError: an adapter or an environment is missing, or not the one that its index or passport names.
     """
     members = _members(results / "adapters/index.json") if spec.merging.methods else {}
-    made = []
+    adapters: list[Trained] = []
     for method in spec.merging.methods if members else ():
         if method == "distillation":
             job = distillation(spec, base, results / "environments", members)
-            made += run(distil, [job], spec.machine, method)
+            adapters += run(distil, [job], spec.machine, method)
         else:
-            made.append(merge(method, members, density=spec.merging.density, seed=spec.seed))
-    return made
+            adapters.append(merge(method, members, density=spec.merging.density, seed=spec.seed))
+    return adapters
 
 
 def _members(path: Path) -> dict[str, Adapter]:
@@ -68,24 +75,8 @@ def _members(path: Path) -> dict[str, Adapter]:
     return members
 
 
-def publish_merged(made: Sequence[Trained]) -> None:
-    """Copy adapters to artifacts/merging/<digest>, and write results/merging: index, ledger of what was sampled,
-    history of what was trained."""
-    index, results, artifacts = {}, Path("results/merging"), Path("artifacts/merging")
-    artifacts.mkdir(parents=True, exist_ok=True)
-    for one in made:
-        folder = artifacts / one.digest
-        shutil.copytree(one.folder, folder, dirs_exist_ok=True)
-        counts = {"rollouts": one.rollouts, "discarded": one.discarded}
-        index[one.name] = {"digest": one.digest, "path": str(folder), "guidance": [], **counts}
-    rows = [COLUMNS, *([one.name, *(step[key] for key in COLUMNS[1:])] for one in made for step in one.history)]
-    publish_text(results / "history.csv", "".join(",".join(map(str, row)) + "\n" for row in rows))
-    publish(results / "ledger.jsonl", [one.ledger("merging", one.name) for one in made if one.rollouts])
-    publish_json(results / "index.json", index)
-
-
 def merge(method: str, members: Mapping[str, Adapter], *, density: float, seed: int) -> Trained:
-    """Merge adapters by arithmetic.
+    """Merge adapters by arithmetic, or return the result from its workspace when it is there already.
 
     Args:
         method: `sum`, `mean`, `svd`, `ties`, `dare` or `core`.
@@ -94,47 +85,94 @@ def merge(method: str, members: Mapping[str, Adapter], *, density: float, seed: 
         seed: run seed; `dare` draws by it.
 
     Returns:
-        The adapter, which cost no rollout; its folder is named by its content.
+        The adapter, which cost no rollout.
 
     Raises:
         UserError: a member is missing, damaged, or no plain LoRA adapter, or members do not go together.
     """
-    import torch
-
-    torch.set_num_threads(1)
-    names = sorted(members)
-    factors = [lora_factors(members[name]) for name in names]
-    if any(one.keys() != factors[0].keys() for one in factors):
-        raise UserError("adapters change different modules and cannot be merged", "use adapters of one trainer")
-    merged, whole, kept = {}, 0.0, 0.0
-    for module in factors[0]:
-        parts = [(up.double(), down.double()) for up, down in (one[module] for one in factors)]
-        ranks = [len(down) for _, down in parts]
-        up, down = _merged(method, parts, density, digest("dare", seed, module))
-        merged[module], everything, remaining = _reduced(up, down, max(ranks) if method == "svd" else sum(ranks))
-        whole, kept = whole + everything, kept + remaining
-    aside = WORKSPACES / f".{method}.{os.getpid()}.tmp"
-    shutil.rmtree(aside, ignore_errors=True)
-    save_lora_factors(aside, members[names[0]], merged)
-    content = adapter_digest(aside)
-    rank = max(len(down) for _, down in merged.values())
-    publish_text(
-        aside / "README.md", _card(method, members, content, rank, kept / whole if whole else 1.0, density, seed)
+    merging = _Merging(method, {name: members[name] for name in sorted(members)}, density, seed)
+    # Members are read even if nothing is to be made: what was altered is refused, whatever lies in the workspace.
+    digests = [(name, adapter_digest(Path(member.folder))) for name, member in merging.members.items()]
+    workspace = Workspace(
+        WORKSPACES / digest(code_digest(merge), method, digests, density, seed), method, scratch=("unfinished",)
     )
-    folder = WORKSPACES / method / content
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(folder, ignore_errors=True)
-    aside.rename(folder)
-    return Trained(method, content, folder, 0, 0, 0, 0, 0, [])
+
+    def train() -> JsonObject:
+        aside = workspace.folder / "unfinished"
+        content = merging.save(aside)
+        replace_folder(aside, workspace.adapter)
+        return {"digest": content}
+
+    content = workspace.result(train)["digest"]
+    return Trained(method, content, workspace.adapter, 0, 0, 0, 0, 0, [])
 
 
-def _merged(method: str, parts: Sequence[tuple[Any, Any]], density: float, key: str) -> tuple[Any, Any]:
+@dataclass(frozen=True)
+class _Merging:
+    """A merge: see `merge`, whose arguments these are; members are in the order of their names."""
+
+    method: str
+    members: Mapping[str, Adapter]
+    density: float
+    seed: int
+
+    def save(self, folder: Path) -> str:
+        """Write the adapter with its model card; returns the hash of its content."""
+        import torch
+
+        torch.set_num_threads(1)
+        factors = [lora_factors(member) for member in self.members.values()]
+        if any(factor.keys() != factors[0].keys() for factor in factors):
+            raise UserError("adapters change different modules and cannot be merged", "use adapters of one trainer")
+        merged, total, remaining = {}, 0.0, 0.0
+        for module in factors[0]:
+            parts = [(up.double(), down.double()) for up, down in (factor[module] for factor in factors)]
+            ranks = [len(down) for _, down in parts]
+            up, down = _merged(self.method, parts, self.density, digest("dare", self.seed, module))
+            rank = max(ranks) if self.method == "svd" else sum(ranks)
+            merged[module], norm, reduced_norm = _reduced(up, down, rank)
+            total, remaining = total + norm, remaining + reduced_norm
+        shutil.rmtree(folder, ignore_errors=True)
+        save_lora_factors(folder, next(iter(self.members.values())), merged)
+        content = adapter_digest(folder)
+        rank = max(len(down) for _, down in merged.values())
+        publish_text(folder / "README.md", self._card(content, rank, remaining / total if total else 1.0))
+        return content
+
+    def _card(self, content: str, rank: int, share: float) -> str:
+        """A model card in Markdown, from results only."""
+        rows: dict[str, object] = {"content hash": content}
+        rows |= {f"member `{name}`": member.digest for name, member in self.members.items()}
+        rows |= {"rank": rank}
+        rows["share of the squared norm of the merged update that this rank keeps"] = f"{share:.4f}"
+        rows |= {"density": self.density} if self.method in ("ties", "dare", "core") else {}
+        rows |= {"seed": self.seed} if self.method == "dare" else {}
+        table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
+        return f"""---
+library_name: peft
+base_model: captrain-base
+tags: [captrain, merging, lora]
+---
+# {self.method}
+
+LoRA adapter merged from {len(self.members)} others by `{self.method}`, without a rollout (see \
+`captrain.training.merging`).
+
+| | |
+|---|---|
+{table}
+
+Use it with the base of its members only: W' = W + (alpha / rank) B A.
+"""
+
+
+def _merged(method: str, parts: Sequence["LowRank"], density: float, key: str) -> "LowRank":
     """Factors (out, k) and (k, in) of what a method makes of one module; see the top of this module."""
     import torch
     from peft.utils import merge_utils
 
     up, down = torch.cat([up for up, _ in parts], 1), torch.cat([down for _, down in parts])
-    ones = torch.ones(len(parts), dtype=up.dtype)
+    units = torch.ones(len(parts), dtype=up.dtype)
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.filterwarnings("ignore", "The density")  # of 1, which prunes nothing, as asked for
         torch.manual_seed(int(key, 16) % 2**63)
@@ -144,58 +182,31 @@ def _merged(method: str, parts: Sequence[tuple[Any, Any]], density: float, key: 
             case "mean":
                 return up / len(parts), down
             case "core":
-                left, right = _basis(up), _basis(down.T)
-                cores = [(left.T @ up) @ (down @ right) for up, down in parts]
-                return left @ merge_utils.ties(cores, ones, density), right.T
+                columns, rows = _basis(up), _basis(down.T)
+                cores = [(columns.T @ up) @ (down @ rows) for up, down in parts]
+                return columns @ merge_utils.ties(cores, units, density), rows.T
         deltas = [up @ down for up, down in parts]
         rules = {"ties": merge_utils.ties, "dare": merge_utils.dare_linear}
-        weights = ones / len(parts) if method == "dare" else ones
+        weights = units / len(parts) if method == "dare" else units
         return rules[method](deltas, weights, density), torch.eye(down.shape[1], dtype=down.dtype)
 
 
-def _basis(stacked: Any) -> Any:
+def _basis(stacked: "Tensor") -> "Tensor":
     """An orthonormal basis (size, rank) of the columns, in the order of their singular values."""
     import torch
 
-    left, values, _ = torch.linalg.svd(stacked, full_matrices=False)
-    return left[:, values > NEGLIGIBLE * values[0]]
+    vectors, values, _ = torch.linalg.svd(stacked, full_matrices=False)
+    return vectors[:, values > NEGLIGIBLE * values[0]]
 
 
-def _reduced(up: Any, down: Any, rank: int) -> tuple[tuple[Any, Any], float, float]:
+def _reduced(up: "Tensor", down: "Tensor", rank: int) -> tuple["LowRank", float, float]:
     """The product of two factors in factors of the least rank, at most `rank`, by QR and SVD; and the squared norm of
-    the product and of what is kept of it."""
+    the product and of these factors' product."""
     import torch
 
-    (left, upper), (right, lower) = torch.linalg.qr(up), torch.linalg.qr(down.T)
+    (columns, upper), (rows, lower) = torch.linalg.qr(up), torch.linalg.qr(down.T)
     u, values, v = torch.linalg.svd(upper @ lower.T, full_matrices=False)
     count = min(rank, int((values > NEGLIGIBLE * values[0]).sum()))
     roots = values[:count].sqrt()
-    factors = (left @ (u[:, :count] * roots), (roots[:, None] * v[:count]) @ right.T)
+    factors = (columns @ (u[:, :count] * roots), (roots[:, None] * v[:count]) @ rows.T)
     return factors, values.square().sum().item(), values[:count].square().sum().item()
-
-
-def _card(
-    method: str, members: Mapping[str, Adapter], content: str, rank: int, kept: float, density: float, seed: int
-) -> str:  # fmt: skip
-    """A model card in Markdown, from results only."""
-    rows = {"content hash": content, **{f"member `{name}`": members[name].digest for name in sorted(members)}}
-    rows |= {"rank": rank}
-    rows["share of the squared norm of the merged update that this rank keeps"] = f"{kept:.4f}"
-    rows |= {"density": density} if method in ("ties", "dare", "core") else {}
-    rows |= {"seed": seed} if method == "dare" else {}
-    table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
-    return f"""---
-library_name: peft
-base_model: captrain-base
-tags: [captrain, merging, lora]
----
-# {method}
-
-LoRA adapter merged from {len(members)} others by `{method}`, without a rollout (see `captrain.training.merging`).
-
-| | |
-|---|---|
-{table}
-
-Use it with the base of its members only: W' = W + (alpha / rank) B A.
-"""

@@ -28,16 +28,17 @@ def train(order: Path) -> None:
     from captrain.config import build
     from captrain.policies import load_policy
     from captrain.training.grpo import fit
+    from captrain.training.processes import RESULT
     from captrain.training.recipe import GRPO
 
     job: Job = pickle.loads(order.read_bytes())
     if job.machine.accelerate.strategy == "fsdp":
         _shard_on_cpu()
     policy = load_policy(job.policy, job.base, job.machine, Learner)
-    targets = [place.target(job.machine) for place in job.places]
+    targets = [environment.target(job.machine) for environment in job.environments]
     result = fit(build(job.trainer, GRPO), job, policy, targets, order.parent)
     if rank() == 0:
-        publish_json(order.parent / "result.json", result)
+        publish_json(order.parent / RESULT, result)
     distributed.destroy_process_group()
 
 
@@ -47,15 +48,15 @@ def _shard_on_cpu() -> None:
     from accelerate.state import AcceleratorState, PartialState
     from accelerate.utils import DistributedType
 
-    made = AcceleratorState.__init__
+    initialise = AcceleratorState.__init__
 
-    def make(self: Any, *args: Any, fsdp_plugin: Any = None, **kwargs: Any) -> None:
-        made(self, *args, fsdp_plugin=fsdp_plugin, **kwargs)
+    def initialise_on_cpu(self: Any, *args: Any, fsdp_plugin: Any = None, **kwargs: Any) -> None:
+        initialise(self, *args, fsdp_plugin=fsdp_plugin, **kwargs)
         if fsdp_plugin is not None and self.distributed_type == DistributedType.MULTI_CPU:
             self.distributed_type, self.fsdp_plugin = DistributedType.FSDP, fsdp_plugin
             PartialState._shared_state["distributed_type"] = self.distributed_type
 
-    AcceleratorState.__init__ = make
+    AcceleratorState.__init__ = initialise_on_cpu
 
 
 def main() -> None:
@@ -67,13 +68,13 @@ def main() -> None:
     try:
         train(order)
     except Exception as error:
-        known = isinstance(error, UserError | InfrastructureError)
+        expected = isinstance(error, UserError | InfrastructureError)
         aside = order.with_name(f"failure-{rank()}.pkl")
-        aside.write_bytes(pickle.dumps(error if known else RuntimeError(traceback.format_exc())))
+        aside.write_bytes(pickle.dumps(error if expected else RuntimeError(traceback.format_exc())))
         # Of several the first: the end of one process makes others fail.
         with suppress(FileExistsError):
             os.link(aside, order.with_name("failure.pkl"))
-        # At once: nothing that others wait for is left to be said.
+        # At once: others wait for nothing that is still to come.
         os._exit(2)
 
 

@@ -10,19 +10,20 @@ The processes end when whoever waits for them does, however that comes about; ch
 settings are never gone on from. A `UserError` in a process reaches the caller as if it had been raised there.
 """
 
+import json
 import pickle
 import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import yaml
 
 from captrain.config import Accelerate
 from captrain.errors import UserError
-from captrain.records import publish_text
+from captrain.records import JsonObject, publish_text
 
 if TYPE_CHECKING:
     from captrain.training.jobs import Job
@@ -32,13 +33,13 @@ KEEPER = Path(__file__).parents[1] / "policies" / "keeper.py"
 GRACE = 20.0
 """Seconds that processes which are told to end may take."""
 TAIL = 20
-"""Last lines of what the processes said that are shown."""
+"""Last lines of the processes' log that are shown."""
+RESULT = "trained.json"
+"""What the first of the processes leaves in the workspace at the end."""
 
-Value = TypeVar("Value")
 
-
-def configuration(accelerate: Accelerate) -> dict[str, Any]:
-    """What `accelerate launch` is told, as its own configuration file has it.
+def configuration(accelerate: Accelerate) -> JsonObject:
+    """The configuration file of `accelerate launch`.
 
     Layers are the units of sharding, and frozen weights lie beside trainable ones within them. The first process reads
     the base, and the others get their parts from it. Precision is that in which the base is loaded: no other is mixed
@@ -68,13 +69,13 @@ def configuration(accelerate: Accelerate) -> dict[str, Any]:
     }
 
 
-def launch(job: "Job", trainer: "GRPO", workspace: Path) -> None:
-    """Train in the processes that `job.machine.accelerate` asks for; their result is in the workspace.
+def launch(job: "Job", trainer: "GRPO", workspace: Path) -> JsonObject:
+    """Train in the processes that `job.machine.accelerate` asks for; returns their result.
 
     Args:
         job: what to train.
         trainer: the job's, as it was built.
-        workspace: of the job; what the processes say goes to `processes.log` in it.
+        workspace: of the job; their output goes to `processes.log` in it.
 
     Raises:
         UserError: groups do not divide among the processes, there are too few GPUs, or a process died.
@@ -86,22 +87,23 @@ def launch(job: "Job", trainer: "GRPO", workspace: Path) -> None:
     log, failure = workspace / "processes.log", workspace / "failure.pkl"
     publish_text(config, yaml.safe_dump(configuration(job.machine.accelerate), sort_keys=False))
     order.write_bytes(pickle.dumps(job))
-    for path in workspace.glob("failure*.pkl"):
-        path.unlink()
+    for path in (*workspace.glob("failure*.pkl"), workspace / RESULT):
+        path.unlink(missing_ok=True)
     status = _run(config, order, log)
-    told = log.read_text(errors="replace")
+    output = log.read_text(errors="replace")
     # Those that are left when one is killed fail for want of it, and are told to end.
-    killed = set(re.findall(r"Signal \d+ \((SIG\w+)\) received by PID", told)) - {"SIGTERM"}
+    killed = set(re.findall(r"Signal \d+ \((SIG\w+)\) received by PID", output)) - {"SIGTERM"}
     if failure.exists() and not killed:
         raise pickle.loads(failure.read_bytes())
-    if status or not (workspace / "result.json").exists():
-        lines = "".join(f"\n    {line}" for line in told.splitlines()[-TAIL:])
-        how = f"one was killed ({', '.join(killed)})" if killed else f"they ended with status {status}:{lines}"
+    if status or not (workspace / RESULT).exists():
+        lines = "".join(f"\n    {line}" for line in output.splitlines()[-TAIL:])
+        end = f"one was killed ({', '.join(killed)})" if killed else f"they ended with status {status}:{lines}"
         raise UserError(
-            f"training {job.name}: of its {job.machine.accelerate.processes} processes {how}",
+            f"training {job.name}: of its {job.machine.accelerate.processes} processes {end}",
             f"see {log}; run again to go on from the last checkpoint, with smaller machine.accelerate.rows or more "
             "processes if it was memory",
         )
+    return json.loads((workspace / RESULT).read_text())
 
 
 def _check(job: "Job", trainer: "GRPO") -> None:
@@ -128,12 +130,15 @@ def _run(config: Path, order: Path, log: Path) -> int:
         *(sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config)),
         *("-m", "captrain.training.process", str(order)),
     ]
-    with log.open("wb") as said:
+    with log.open("wb") as output:
         # A job that is told of its time limit tells itself: its processes have nothing to do with that signal.
         running = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stderr=said, start_new_session=True,
+            command,
+            stdin=subprocess.PIPE,
+            stderr=output,
+            start_new_session=True,
             preexec_fn=lambda: signal.signal(signal.SIGUSR2, signal.SIG_IGN),
-        )  # fmt: skip
+        )
     assert running.stdin is not None
     try:
         return running.wait()

@@ -1,8 +1,8 @@
 """LoRA adapters by GRPO: TRL's GRPOTrainer and PEFT, rollouts by our own engine or by vLLM.
 
-A job trains one adapter in one place, or in several: an environment that was synthesized, or the benchmark itself. The
-trainer decides from which place each group is drawn; the tasks of a place are used in order, and none twice before all
-have been used that there are.
+A job trains one adapter in one environment, or in several: synthesized ones, or the benchmark itself. The trainer
+decides from which environment each group is drawn; the tasks of an environment are used in order, and none twice before
+all have been used that there are.
 
 A group is K rollouts of one task (one seed). Advantage (r - mean) / (std + 1e-4) within the group; a group of constant
 reward carries no signal and is discarded: its tokens are masked out of the loss (and counted). Clipped per-token
@@ -22,18 +22,18 @@ the end the adapter, whose name is the hash of its content. A job that was cut o
 checkpoint and ends in the identical adapter.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
 from captrain.config import Component, Count, Level, Rate, Share, Spec, takes
 from captrain.contract import Target
 from captrain.policies import Play
-from captrain.records import Score, Task
-from captrain.training.jobs import Job, places_of
+from captrain.records import JsonObject, Score, Task
+from captrain.training.jobs import Job, training_environments
 
 Size = Annotated[int, Field(ge=2)]
 
@@ -41,15 +41,15 @@ Layers = Annotated[Sequence[Annotated[str, Field(min_length=1)]], Field(min_leng
 
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
-Step = Mapping[str, Any]
-"""What is known of a step that has been played: a row of `Trained.history`."""
+Step = JsonObject
+"""What is known of a step that is over: a row of `Trained.history`."""
 
 
 @dataclass(frozen=True)
-class Played:
-    """One rollout of a step: the number of its place and what that is, and what came of it."""
+class ScoredPlay:
+    """One rollout of a step: the number of its environment and what that is, and what came of it."""
 
-    place: int
+    environment: int
     target: Target
     task: Task
     trial: int
@@ -58,8 +58,8 @@ class Played:
 
 
 class GRPO:
-    """The trainer. Of several places it takes each in turn; what a subclass may decide otherwise are the methods from
-    `jobs` to `noted`, whose only memory is the history, which checkpoints hold.
+    """The trainer. Of several environments it takes each in turn; what a subclass may decide otherwise are the methods
+    from `jobs` to `on_step_end`, whose only memory is the history, which checkpoints hold.
 
     Args:
         group_size: rollouts of one task, K.
@@ -80,9 +80,19 @@ class GRPO:
     """What advantages are divided by; None: the standard deviation of their group."""
 
     def __init__(
-        self, *, group_size: Size, groups_per_step: Count, epochs: Count, rank: Count, alpha: Count,
-        learning_rate: Rate, clip: Level, checkpoint_every: Count, hints: Share = 0.0, targets: Layers = LINEAR,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        group_size: Size,
+        groups_per_step: Count,
+        epochs: Count,
+        rank: Count,
+        alpha: Count,
+        learning_rate: Rate,
+        clip: Level,
+        checkpoint_every: Count,
+        hints: Share = 0.0,
+        targets: Layers = LINEAR,
+    ) -> None:
         self.group_size, self.groups_per_step, self.epochs = group_size, groups_per_step, epochs
         self.rank, self.alpha, self.learning_rate, self.clip = rank, alpha, learning_rate, clip
         self.checkpoint_every, self.hints, self.targets = checkpoint_every, hints, list(targets)
@@ -92,7 +102,7 @@ class GRPO:
         """Rollouts sampled for one update."""
         return self.group_size * self.groups_per_step
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> JsonObject:
         """The settings that decide the result."""
         return {key: value for key, value in vars(self).items() if key != "checkpoint_every" and key[0] != "_"}
 
@@ -100,38 +110,44 @@ class GRPO:
         """What the adapters stage trains; `project` is the folder of artifacts/ and results/."""
         return capability_jobs(spec, project / "artifacts/base", project / "results/environments")
 
-    def place(self, job: Job, group: int, history: Sequence[Step]) -> int:
-        """From which of the job's places a group is drawn, when its step is about to be played.
+    def choose_environment(self, job: Job, group: int, history: Sequence[Step]) -> int:
+        """The number of the job's environment that a group is drawn from, when its step is about to be played.
 
         Args:
             job: what is trained.
             group: its number in the whole training, from 0 on.
             history: the steps before.
         """
-        return group % len(job.places)
+        return group % len(job.environments)
 
-    def reward(self, job: Job, place: int, score: Score) -> float:
-        """What a rollout in a place earns, in [0, 1]."""
+    def reward(self, job: Job, environment: int, score: Score) -> float:
+        """What a rollout earns in the environment of that number, in [0, 1]."""
         return score.reward
 
-    def noted(self, job: Job, played: "Sequence[Played]") -> dict[str, Any]:
+    def on_step_end(self, job: Job, plays: Sequence[ScoredPlay]) -> JsonObject:
         """What a step's row of the history holds besides, as JSON: all that later groups are decided by."""
         return {}
 
 
-def recipe(trainer: Component, target: str = "captrain.training.recipe.GRPO", **changes: Any) -> Component:
+def derived_trainer(trainer: Component, target: str = "captrain.training.recipe.GRPO", **changes: object) -> Component:
     """Another trainer (or GRPO as it is), with the settings that it shares with a given one, but for the changes."""
-    other = Component.model_validate({"_target_": target})
-    shared = {name: value for name, value in trainer.settings().items() if takes(other, name)}
-    return other.model_copy(update={**shared, **changes})
+    derived = Component.model_validate({"_target_": target})
+    shared = {name: value for name, value in trainer.settings().items() if takes(derived, name)}
+    return derived.model_copy(update={**shared, **changes})
 
 
 def capability_jobs(spec: Spec, base: Path, environments: Path) -> list[Job]:
     """One job for each environment that has a passport, in the order of their names."""
     return [
         Job(
-            name=place.name, base=base, policy=spec.exploring(), trainer=spec.trainer, places=(place,),
-            rollouts=spec.adapters.rollouts, seed=spec.seed, machine=spec.machine,
+            name=environment.name,
+            base=base,
+            policy=spec.exploring(),
+            trainer=spec.trainer,
+            environments=(environment,),
+            rollouts=spec.adapters.rollouts,
+            seed=spec.seed,
+            machine=spec.machine,
         )
-        for place in places_of(environments)
-    ]  # fmt: skip
+        for environment in training_environments(environments)
+    ]
