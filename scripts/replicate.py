@@ -23,7 +23,7 @@ from captrain.errors import UserError
 from captrain.evaluation import (
     CONFIDENCE,
     GRPO,
-    Row,
+    ComparisonRow,
     differences_over_seeds,
     grouped,
     headline_methods,
@@ -59,7 +59,7 @@ def gather(whole: Iterable[Point], root: Path) -> list[TableRow]:
     return [row for point in whole for row in point_rows(point, root)]
 
 
-def table(rates: Sequence[Row], differences: Sequence[Row]) -> Table:
+def table(rates: Sequence[ComparisonRow], differences: Sequence[ComparisonRow]) -> Table:
     """Of the base, the baselines and TRACE: mean pass rate, and the difference to GRPO on the target."""
     summary = Table(title="Over seeds", title_justify="left")
     interval = f"{CONFIDENCE:.0%} interval"
@@ -82,7 +82,7 @@ def _interval(low: float, high: float, form: str = ".3f") -> str:
     return "" if np.isnan(low) else f"{low:{form}} to {high:{form}}"
 
 
-def selections(rows: Sequence[Row]) -> list[str]:
+def selections(rows: Sequence[ComparisonRow]) -> list[str]:
     """What was selected in how many points of each experiment, the most frequent first."""
     lines = []
     for experiment, members in grouped(rows, "experiment").items():

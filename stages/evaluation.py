@@ -5,7 +5,7 @@ from pathlib import Path
 from captrain.baselines import spending_stages
 from captrain.config import load_spec
 from captrain.environments import read_passports
-from captrain.evaluation import all_routes, controls_of, evaluate, play_arms, write
+from captrain.evaluation import all_routes, controls_of, evaluate, play_arms, publish_evaluation
 from captrain.execution import entry_point
 from captrain.ledger import LedgerEntry
 from captrain.records import Capability, load, publish
@@ -25,7 +25,9 @@ def main() -> None:
     )
     rows = {"ranked": [one.id for one in every if one.id in earned], "controls": controls_of(results / "controls")}
     settings = spec.evaluation.model_dump(include={"resamples", "confidence"})
-    write(evaluate(outcomes, all_routes(results), ledger, seed=spec.seed, **rows, **settings), results / "evaluation")
+    publish_evaluation(
+        evaluate(outcomes, all_routes(results), ledger, seed=spec.seed, **rows, **settings), results / "evaluation"
+    )
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from scipy.stats import binomtest
 from captrain.errors import UserError
 from captrain.evaluation.rows import unequal_total
 from captrain.evaluation.statistics import Bootstrap, best_single, oracle, sign_test, summarise
-from captrain.evaluation.tables import Evaluation, evaluate, write
+from captrain.evaluation.tables import Evaluation, evaluate, publish_evaluation
 from captrain.ledger import LedgerEntry
 from captrain.reporting.tables import table
 
@@ -213,7 +213,7 @@ def test_what_each_method_spent_is_told_with_the_stages_it_rests_on() -> None:
 def test_a_baseline_with_another_total_is_refused_unless_the_table_says_so(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="TRACE spent 100 rollouts and gepa 90"):
         run(many({"gepa/gepa": "PP,PP,PP,PP"}), routes_of(["base"] * 4), [*LEDGER, charged("gepa", 90)])
-    write(run(many({"adp/adp": "PP,PP,PP,PP"}), routes_of(["base"] * 4)), tmp_path)
+    publish_evaluation(run(many({"adp/adp": "PP,PP,PP,PP"}), routes_of(["base"] * 4)), tmp_path)
     console = Console(width=120, file=StringIO())
     with console.capture() as captured:
         console.print(table(tmp_path))
@@ -296,8 +296,10 @@ def test_rates_by_kind_average_to_the_rate_of_all_tasks() -> None:
 
 def test_the_order_of_the_rows_changes_nothing_and_equal_input_gives_equal_bytes(tmp_path: Path) -> None:
     outcomes, routes = drawn({"base": 0.3, "grpo_target": 0.6, "a": 0.6}, 30, 4, seed=2), routes_of(["a"] * 30)
-    write(run(outcomes, routes), tmp_path / "one")
-    write(run(outcomes.sample(frac=1, random_state=0), routes.sample(frac=1, random_state=1)), tmp_path / "two")
+    publish_evaluation(run(outcomes, routes), tmp_path / "one")
+    publish_evaluation(
+        run(outcomes.sample(frac=1, random_state=0), routes.sample(frac=1, random_state=1)), tmp_path / "two"
+    )
     names = sorted(path.name for path in (tmp_path / "one").iterdir())
     assert names == ["differences.csv", "kinds.csv", "ledger.csv", "main.csv", "metrics.json", "spent.csv"]
     for folder, name in product(("one", "two"), names):
@@ -305,7 +307,7 @@ def test_the_order_of_the_rows_changes_nothing_and_equal_input_gives_equal_bytes
 
 
 def test_the_printed_table_says_what_is_counted(tmp_path: Path) -> None:
-    write(run(outcomes_of(SMALL), routes_of(["base"] * 4)), tmp_path)
+    publish_evaluation(run(outcomes_of(SMALL), routes_of(["base"] * 4)), tmp_path)
     console = Console(width=120, file=StringIO())
     with console.capture() as captured:
         console.print(table(tmp_path))

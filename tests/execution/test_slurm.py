@@ -27,7 +27,7 @@ from captrain.config import compose_spec, load_spec, publish_spec
 from captrain.config.components import Component
 from captrain.config.machine import Machine, Slurm
 from captrain.errors import EnvironmentFault, InfrastructureError, UserError
-from captrain.evaluation.arms import Arm, Hand, play_hand
+from captrain.evaluation.arms import Arm, ArmBatch, play_batch
 from captrain.execution import jobs, launch, slurm
 from captrain.execution.fingerprint import fingerprint, identity_of
 from captrain.execution.jobs import ALIVE, JOBS
@@ -493,7 +493,7 @@ def test_a_key_is_of_content_and_never_of_the_machine_or_the_place(here: Path) -
     assert identity_of(here / "nothing") == "missing"
 
     chosen = compose_spec("smoke", 0, [], TESTS.parent / "conf")
-    hand = Hand((Arm("base"),), here / "base", chosen)
+    batch = ArmBatch((Arm("base"),), here / "base", chosen)
     acting, tasks = PolicySource(chosen.policy, here / "base", small), [Task(id="1", split="test", data={})]
     part = RolloutBatch("a", acting, chosen.benchmark, tasks, "evaluation", 0)
     assert fingerprint(collect_shard, replace(part, name="b", policy=replace(acting, machine=large))) == fingerprint(
@@ -503,7 +503,7 @@ def test_a_key_is_of_content_and_never_of_the_machine_or_the_place(here: Path) -
         assert fingerprint(collect_shard, replace(part, **changes)) != fingerprint(collect_shard, part), changes
     for override, same in (("labels.runs=9", True), ("machine.batch=3", True), ("evaluation.trials=3", False)):
         other = compose_spec("smoke", 0, [override], TESTS.parent / "conf")
-        assert (fingerprint(play_hand, replace(hand, spec=other)) == fingerprint(play_hand, hand)) == same, override
+        assert (fingerprint(play_batch, replace(batch, spec=other)) == fingerprint(play_batch, batch)) == same, override
 
 
 def test_a_key_is_of_the_code_that_runs_and_of_no_other(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,7 @@ from scipy.stats import ttest_1samp
 
 from captrain.config import Choice
 from captrain.evaluation.comparison import differences_over_seeds, rates_over_seeds, versus
-from captrain.evaluation.tables import evaluate
-from captrain.evaluation.tables import write as write_evaluation
+from captrain.evaluation.tables import evaluate, publish_evaluation
 from captrain.execution.clock import TIMES, timed
 from captrain.experiments.gathering import write_table
 from captrain.experiments.points import Point
@@ -63,7 +62,7 @@ def make_results(results: Path, base: int, grpo: int, trace: int, selected: Sequ
         LedgerEntry(stage=stage, purpose="training", method=method, rollouts=640)
         for stage, method in (("adapters", "trace"), ("grpo_target", "grpo_target"))
     ]
-    write_evaluation(
+    publish_evaluation(
         evaluate(outcomes, routes, ledger, ranked=["a"], controls={}, resamples=50, confidence=0.95, seed=0),
         results / "evaluation",
     )

@@ -1,8 +1,8 @@
 from .arms import all_routes as all_routes
 from .arms import play_arms as play_arms
 from .comparison import CONFIDENCE as CONFIDENCE
+from .comparison import ComparisonRow as ComparisonRow
 from .comparison import Difference as Difference
-from .comparison import Row as Row
 from .comparison import differences_over_seeds as differences_over_seeds
 from .comparison import grouped as grouped
 from .comparison import rates_over_seeds as rates_over_seeds
@@ -24,6 +24,6 @@ from .statistics import sign_test as sign_test
 from .statistics import summarise as summarise
 from .tables import SUMS as SUMS
 from .tables import evaluate as evaluate
-from .tables import read as read
-from .tables import reading as reading
-from .tables import write as write
+from .tables import evaluation_table as evaluation_table
+from .tables import interpret_difference as interpret_difference
+from .tables import publish_evaluation as publish_evaluation

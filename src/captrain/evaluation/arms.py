@@ -30,7 +30,7 @@ from captrain.routing import TurnRouter
 
 LOCAL = "captrain.policies.local.LocalPolicy"
 COMPOSITIONS = Path(".cache/compositions")
-HANDS = 4
+COMPOSITION_BATCHES = 4
 """Compositions are many and act on few tasks each: they are played in so many portions."""
 
 
@@ -72,7 +72,7 @@ class Arm:
 
 
 @dataclass(frozen=True)
-class Hand:
+class ArmBatch:
     """Arms that are played together, in one process."""
 
     arms: tuple[Arm, ...]
@@ -108,9 +108,9 @@ def play_arms(spec: Spec, base: Path, results: Path) -> tuple[list[Rollout], pd.
     known = {arm.name: arm for arm in left}
     whole = [Arm("base"), *(_narrowed(arm, routes) for arm in left), *_turning(spec, results, known)]
     composed = list(_composed(results, known, routes))
-    portions = [tuple(composed[at::HANDS]) for at in range(min(HANDS, len(composed)))]
-    hands = [Hand(arms, base, spec) for arms in [*((arm,) for arm in whole), *portions]]
-    played = [pair for pairs in launch.run(play_hand, hands, spec.machine, "evaluation") for pair in pairs]
+    portions = [tuple(composed[at::COMPOSITION_BATCHES]) for at in range(min(COMPOSITION_BATCHES, len(composed)))]
+    batches = [ArmBatch(arms, base, spec) for arms in [*((arm,) for arm in whole), *portions]]
+    played = [pair for pairs in launch.run(play_batch, batches, spec.machine, "evaluation") for pair in pairs]
     rows = _floor(played[0][1], load_benchmark(spec.benchmark, spec.machine)) + [
         (*_place(one), arm.name, arm.stage, one.trial, one.outcome, one.score.reward if one.score else None)
         for arm, rollouts in played
@@ -195,18 +195,18 @@ def _floor(rollouts: Sequence[Rollout], target: Target) -> list[tuple[Any, ...]]
     return rows
 
 
-def play_hand(hand: Hand) -> list[tuple[Arm, list[Rollout]]]:
+def play_batch(batch: ArmBatch) -> list[tuple[Arm, list[Rollout]]]:
     """All trials of each arm on its tasks of the test split; an arm without tasks is left out."""
-    spec = hand.spec
+    spec = batch.spec
     target = load_benchmark(spec.benchmark, spec.machine)
     tasks = target.tasks("test", spec.evaluation.tasks)
     played, policies = [], dict[tuple[str, ...], Policy]()
-    for arm in hand.arms:
+    for arm in batch.arms:
         wanted = [task for task in tasks if arm.tasks is None or task.id in arm.tasks]
         if wanted:
             if arm.guidance not in policies:
                 acting = guided(spec.policy, arm.guidance)
-                policies[arm.guidance] = load_policy(acting, hand.base, spec.machine, batch=spec.machine.batch)
+                policies[arm.guidance] = load_policy(acting, batch.base, spec.machine, batch=spec.machine.batch)
             plain = policies[arm.guidance]
             found = collect(
                 arm.turns.policy(plain) if arm.turns else plain, target, wanted, purpose="evaluation", seed=spec.seed,

@@ -1,8 +1,8 @@
 """How methods compare: each with one of them, in one run and over the seeds of several.
 
 A seed is one draw of everything, the base model included: over seeds the unit is the seed, and differences are paired
-by it. How a difference reads is said in the words of the table (`evaluation.reading`), here as there. Tables are lists
-of rows, as they are read from CSV: an empty cell is NaN.
+by it. How a difference reads is said in the words of the table (`interpret_difference`), here as there. Tables are
+lists of rows, as they are read from CSV: an empty cell is NaN.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,11 +13,11 @@ import numpy as np
 from captrain.baselines import baselines
 from captrain.evaluation.rows import GRPO, ORACLE, RANDOM, compared_pairs
 from captrain.evaluation.statistics import holm
-from captrain.evaluation.tables import reading
+from captrain.evaluation.tables import interpret_difference
 
 CONFIDENCE = 0.95
 """Of intervals over seeds."""
-Row = Mapping[Any, Any]
+ComparisonRow = Mapping[Any, Any]
 
 
 class Difference(NamedTuple):
@@ -30,7 +30,7 @@ class Difference(NamedTuple):
     reading: str
 
 
-def versus(differences: Iterable[Row], against: str) -> dict[str, Difference]:
+def versus(differences: Iterable[ComparisonRow], against: str) -> dict[str, Difference]:
     """The difference of each method to `against`, whichever way round the pair was compared.
 
     Args:
@@ -41,7 +41,7 @@ def versus(differences: Iterable[Row], against: str) -> dict[str, Difference]:
     found = {}
     for row in differences:
         mean, low, high = row["difference"], row["low"], row["high"]
-        said = "" if np.isnan(low) else reading(row)
+        said = "" if np.isnan(low) else interpret_difference(row)
         if np.isnan(mean):
             continue
         if row["second"] == against:
@@ -58,15 +58,15 @@ def compared(names: Sequence[str]) -> list[tuple[str, str]]:
     return [*table, *(pair for pair in further if pair not in table)]
 
 
-def grouped(rows: Iterable[Row], by: str) -> dict[Any, list[Row]]:
+def grouped(rows: Iterable[ComparisonRow], by: str) -> dict[Any, list[ComparisonRow]]:
     """The rows of each value of a column, in the order of their first ones."""
-    groups: dict[Any, list[Row]] = {}
+    groups: dict[Any, list[ComparisonRow]] = {}
     for row in rows:
         groups.setdefault(row[by], []).append(row)
     return groups
 
 
-def rates_over_seeds(points: Iterable[Row], by: str = "experiment") -> list[dict[str, Any]]:
+def rates_over_seeds(points: Iterable[ComparisonRow], by: str = "experiment") -> list[dict[str, Any]]:
     """Mean pass rate of each method over seeds with a t interval, for each group of points.
 
     Args:
@@ -89,7 +89,7 @@ def rates_over_seeds(points: Iterable[Row], by: str = "experiment") -> list[dict
     return table
 
 
-def differences_over_seeds(points: Iterable[Row], by: str = "experiment") -> list[dict[str, Any]]:
+def differences_over_seeds(points: Iterable[ComparisonRow], by: str = "experiment") -> list[dict[str, Any]]:
     """Mean difference over seeds of every compared pair, paired by seed, for each group of points.
 
     Args:
@@ -118,7 +118,7 @@ def differences_over_seeds(points: Iterable[Row], by: str = "experiment") -> lis
             rows.append({**known, "distinguishable": bool(low > 0 or high < 0)})
         for row, corrected in zip(rows, holm([row["p"] for row in rows]), strict=True):
             row["p_holm"] = corrected
-            row["reading"] = "" if np.isnan(row["low"]) else reading(row)
+            row["reading"] = "" if np.isnan(row["low"]) else interpret_difference(row)
         table += rows
     return table
 
@@ -135,4 +135,4 @@ def _interval(values: Sequence[float]) -> tuple[float, float, float, float]:
         return mean, mean, mean, float(mean == 0)
     test = ttest_1samp(values, popmean=0.0)
     interval = test.confidence_interval(CONFIDENCE)
-    return mean, float(interval.low), float(interval.high), float(test.pvalue)
+    return mean, float(interval.low), float(interval.high), float(test[1])

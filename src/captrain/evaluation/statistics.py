@@ -24,7 +24,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Played:
+class MethodOutcomes:
     """Outcomes of one method: `rates` (tasks,) is the pass rate over a task's trials, NaN where all were errors;
     `pass_k` (tasks,) estimates the chance that all k trials pass, NaN where fewer than k were without error;
     `one_policy` says that the outcomes of a task are one policy's, so that a sign test against another is exact."""
@@ -36,13 +36,13 @@ class Played:
     one_policy: bool = True
 
 
-def summarise(passes: Floats) -> Played:
+def summarise(passes: Floats) -> MethodOutcomes:
     """Summarise outcomes (tasks, trials); k of pass^k is the number of trials."""
     valid = ~np.isnan(passes)
     k = passes.shape[1]
     pairs = zip(np.nansum(passes, axis=1), valid.sum(axis=1), strict=True)
     pass_k = np.array([comb(int(c), k) / comb(int(n), k) if n >= k else np.nan for c, n in pairs])
-    return Played(task_means(passes), pass_k, int(valid.sum()), int((~valid).sum()))
+    return MethodOutcomes(task_means(passes), pass_k, int(valid.sum()), int((~valid).sum()))
 
 
 def task_means(values: Floats) -> Floats:
@@ -59,7 +59,7 @@ def followed(arms: Mapping[str, Floats], chosen: Sequence[str]) -> Floats:
     return np.stack([arms[arm][row] for row, arm in enumerate(chosen)])
 
 
-def oracle(arms: Sequence[Floats]) -> Played:
+def oracle(arms: Sequence[Floats]) -> MethodOutcomes:
     """The best arm a task, chosen on all trials but one and scored on that one, each in turn; the first arm wins
     ties.
 
@@ -72,7 +72,7 @@ def oracle(arms: Sequence[Floats]) -> Played:
     trials = stack.shape[2]
     undefined = np.full(stack.shape[1], np.nan)
     if trials < 2:
-        return Played(undefined, undefined, 0, 0, one_policy=False)
+        return MethodOutcomes(undefined, undefined, 0, 0, one_policy=False)
     scored = np.full(stack.shape[1:], np.nan)
     for score in range(trials):
         seen = np.delete(stack, score, axis=2)
@@ -84,11 +84,11 @@ def oracle(arms: Sequence[Floats]) -> Played:
     return replace(summarise(scored), pass_k=undefined, one_policy=False)
 
 
-def random_choice(arms: Sequence[Floats]) -> Played:
+def random_choice(arms: Sequence[Floats]) -> MethodOutcomes:
     """The exact expectation of a uniformly random arm a task: the mean over arms, nothing is sampled. Undefined for
     a task where one arm is: leaving that arm out would favour the others. Trials and errors are those of all arms."""
     each = [summarise(array) for array in arms]
-    return Played(
+    return MethodOutcomes(
         rates=np.stack([arm.rates for arm in each]).mean(axis=0),
         pass_k=np.stack([arm.pass_k for arm in each]).mean(axis=0),
         trials=sum(arm.trials for arm in each),
@@ -97,13 +97,13 @@ def random_choice(arms: Sequence[Floats]) -> Played:
     )
 
 
-def best_single(adapters: Mapping[str, Floats], tasks: Sequence[str]) -> Played:
+def best_single(adapters: Mapping[str, Floats], tasks: Sequence[str]) -> MethodOutcomes:
     """The one adapter that is best on average, for every task; chosen on half of the tasks and scored on the other
     half, and swapped. Halves alternate in the order of the task ids' hashes, so that they do not follow task kinds.
     Undefined without adapters or with one task."""
     if not adapters or len(tasks) < 2:
         undefined = np.full(len(tasks), np.nan)
-        return Played(undefined, undefined, 0, 0)
+        return MethodOutcomes(undefined, undefined, 0, 0)
     order = sorted(range(len(tasks)), key=lambda row: hashlib.sha256(tasks[row].encode()).hexdigest())
     halves = (np.array(order[0::2]), np.array(order[1::2]))
     chosen = [""] * len(tasks)

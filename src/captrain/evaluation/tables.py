@@ -35,7 +35,7 @@ from captrain.evaluation.rows import (
 )
 from captrain.evaluation.statistics import (
     Bootstrap,
-    Played,
+    MethodOutcomes,
     best_single,
     cohens_h,
     followed,
@@ -195,7 +195,7 @@ def _played(
     return {row.name: arms[row.arm] if row.arm else followed(arms, routes[row.route].tolist()) for row in rows}
 
 
-def _bounds(choices: dict[str, NDArray[np.float64]], routes: pd.DataFrame) -> dict[str, Played]:
+def _bounds(choices: dict[str, NDArray[np.float64]], routes: pd.DataFrame) -> dict[str, MethodOutcomes]:
     """What routers among the base, which is first, and TRACE's adapters can come to."""
     adapters = {arm: array for arm, array in choices.items() if arm != BASE}
     every = list(choices.values())
@@ -204,7 +204,10 @@ def _bounds(choices: dict[str, NDArray[np.float64]], routes: pd.DataFrame) -> di
 
 
 def _main_table(
-    played: dict[str, Played], rewards: dict[str, NDArray[np.float64]], intervals: Bootstrap, spent: Mapping[str, int]
+    played: dict[str, MethodOutcomes],
+    rewards: dict[str, NDArray[np.float64]],
+    intervals: Bootstrap,
+    spent: Mapping[str, int],
 ) -> pd.DataFrame:
     """See `Evaluation.main`. Routers and bounds use TRACE's adapters, so they spend what TRACE spends."""
     rows = []
@@ -230,7 +233,7 @@ def _main_table(
     return pd.DataFrame(rows)
 
 
-def _difference_table(played: dict[str, Played], intervals: Bootstrap) -> pd.DataFrame:
+def _difference_table(played: dict[str, MethodOutcomes], intervals: Bootstrap) -> pd.DataFrame:
     """See `Evaluation.differences`.
 
     The interval is of the mean difference over tasks defined for both; `distinguishable` says that it leaves out
@@ -265,7 +268,10 @@ def _difference_table(played: dict[str, Played], intervals: Bootstrap) -> pd.Dat
 
 
 def _kind_table(
-    played: dict[str, Played], rewards: dict[str, NDArray[np.float64]], intervals: Bootstrap, kinds: NDArray[np.object_]
+    played: dict[str, MethodOutcomes],
+    rewards: dict[str, NDArray[np.float64]],
+    intervals: Bootstrap,
+    kinds: NDArray[np.object_],
 ) -> pd.DataFrame:
     """See `Evaluation.kinds`."""
     rows = []
@@ -343,7 +349,7 @@ def _rounded(row: dict[Any, Any], *names: str) -> dict[str, float]:
     return {name: round(row[name], 6) for name in names}
 
 
-def write(evaluation: Evaluation, folder: Path) -> None:
+def publish_evaluation(evaluation: Evaluation, folder: Path) -> None:
     """Write main.csv, differences.csv, kinds.csv, ledger.csv, spent.csv and metrics.json."""
     for name in ("main", "differences", "kinds", "ledger", "spent"):
         frame: pd.DataFrame = getattr(evaluation, name)
@@ -351,8 +357,8 @@ def write(evaluation: Evaluation, folder: Path) -> None:
     publish_json(folder / "metrics.json", evaluation.metrics)
 
 
-def read(folder: Path, name: str) -> pd.DataFrame:
-    """One table that `write` wrote, by its name without `.csv`.
+def evaluation_table(folder: Path, name: str) -> pd.DataFrame:
+    """One table that `publish_evaluation` wrote, by its name without `.csv`.
 
     Raises:
         UserError: it is missing.
@@ -363,7 +369,7 @@ def read(folder: Path, name: str) -> pd.DataFrame:
     return pd.read_csv(path)
 
 
-def reading(row: Mapping[str, Any], level: float = 0.05) -> str:
+def interpret_difference(row: Mapping[str, Any], level: float = 0.05) -> str:
     """What to read in a row of `Evaluation.differences`: an interval that excludes 0 is not enough where the test,
     corrected for all comparisons of the table, does not agree. The interval alone decides where nothing was tested.
 

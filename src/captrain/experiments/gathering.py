@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from captrain.config import Choice
-from captrain.evaluation import GRPO, Difference, read, versus
+from captrain.evaluation import GRPO, Difference, evaluation_table, versus
 from captrain.execution import exclusive, times
 from captrain.experiments.points import Point
 from captrain.records import publish_text
@@ -45,7 +45,7 @@ def rows_of(choice: Choice, results: Path) -> list[TableRow]:
     Raises:
         UserError: the evaluation's tables are missing.
     """
-    main = read(results / "evaluation", "main")
+    main = evaluation_table(results / "evaluation", "main")
     candidates = json.loads((results / "capabilities/selection.json").read_text())["candidates"]
     advice = results / "capabilities/recommendation.json"
     diagnosis = {
@@ -53,7 +53,7 @@ def rows_of(choice: Choice, results: Path) -> list[TableRow]:
         "recommendation": json.loads(advice.read_text())["recommendation"] if advice.exists() else "",
     }
     seconds = _seconds(results)
-    differences = versus(read(results / "evaluation", "differences").to_dict("records"), GRPO)
+    differences = versus(evaluation_table(results / "evaluation", "differences").to_dict("records"), GRPO)
     return [
         {
             "experiment": choice.experiment,
@@ -83,7 +83,7 @@ def _seconds(results: Path) -> dict[str, float]:
     durations = times(results.parent)
     stages = {
         row["method"]: row["stages"].split()
-        for row in read(results / "evaluation", "spent").to_dict("records")
+        for row in evaluation_table(results / "evaluation", "spent").to_dict("records")
         if isinstance(row["stages"], str)
     }
     return {

@@ -25,7 +25,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from captrain.errors import UserError
-from captrain.evaluation import BASE, TRACE, label, read, sign_test
+from captrain.evaluation import BASE, TRACE, evaluation_table, label, sign_test
 from captrain.reporting import claims
 from captrain.reporting.published import published
 
@@ -204,8 +204,10 @@ def read_difficulty(folder: Path) -> Difficulty:
     """
     from scipy.special import ndtri
 
-    main = {row["method"]: row for row in read(folder, "main").to_dict("records")}
-    differences = {(row["first"], row["second"]): row for row in read(folder, "differences").to_dict("records")}
+    main = {row["method"]: row for row in evaluation_table(folder, "main").to_dict("records")}
+    differences = {
+        (row["first"], row["second"]): row for row in evaluation_table(folder, "differences").to_dict("records")
+    }
     z = float(ndtri((1 + json.loads((folder / "metrics.json").read_text())["confidence"]) / 2))
     rows = [main[TRACE], main[BASE]]
     tasks = int(main[BASE]["tasks"])

@@ -173,7 +173,7 @@ def load_main(root: Root = ".") -> pd.DataFrame:
     >>> captrain.load_main().set_index("method")["pass_rate"].to_dict()
     {'base': 0.25, 'trace': 0.5}
     """
-    return tables.read(Path(root) / "results/evaluation", "main")
+    return tables.evaluation_table(Path(root) / "results/evaluation", "main")
 
 
 def load_differences(root: Root = ".") -> pd.DataFrame:
@@ -182,7 +182,7 @@ def load_differences(root: Root = ".") -> pd.DataFrame:
     >>> captrain.load_differences()[["first", "second", "difference"]].values.tolist()
     [['trace', 'base', 0.25]]
     """
-    return tables.read(Path(root) / "results/evaluation", "differences")
+    return tables.evaluation_table(Path(root) / "results/evaluation", "differences")
 
 
 def load_kinds(root: Root = ".") -> pd.DataFrame:
@@ -191,7 +191,7 @@ def load_kinds(root: Root = ".") -> pd.DataFrame:
     >>> captrain.load_kinds()["kind"].unique().tolist()
     ['pick']
     """
-    return tables.read(Path(root) / "results/evaluation", "kinds")
+    return tables.evaluation_table(Path(root) / "results/evaluation", "kinds")
 
 
 def load_ledger(root: Root = ".") -> pd.DataFrame:

@@ -16,7 +16,7 @@ import pandas as pd
 import yaml
 from rich.table import Table
 
-from captrain.evaluation import label, read
+from captrain.evaluation import evaluation_table, label
 from captrain.records import Record
 
 NOT_RUN = "not run here"
@@ -188,7 +188,7 @@ def _measured(root: Path, rates: Rates) -> dict[tuple[str, str], tuple[float, in
     if not _same(root / "results", rates):
         return {}
     folder = root / "results/evaluation"
-    frames = [read(folder, "main").assign(kind=WHOLE), read(folder, "kinds")]
+    frames = [evaluation_table(folder, "main").assign(kind=WHOLE), evaluation_table(folder, "kinds")]
     measured = {}
     for row in pd.concat(frames).dropna(subset=["pass_rate"]).to_dict("records"):
         scale = {"percent": 100.0, "count": float(row["tasks"]), "mean": 1.0}[rates.unit]

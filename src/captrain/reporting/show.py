@@ -315,7 +315,7 @@ def adapter(root: Path, name: str) -> RenderableType:
 def results(root: Path) -> RenderableType:
     """The final table, the paired differences, and where the figures lie; of a benchmark that says what it is also
     the rates by kind, and what was found on the discovery split."""
-    from captrain.evaluation import read, reading
+    from captrain.evaluation import evaluation_table, interpret_difference
     from captrain.reporting.tables import table
 
     folder = root / "results/evaluation"
@@ -325,13 +325,13 @@ def results(root: Path) -> RenderableType:
     final = table(folder)
     level = 1 - _document(folder / "metrics.json", "evaluation")["confidence"]
     paired = _columns("paired differences over tasks", "difference", "in pass rate", "interval", "p", "reading")
-    for row in read(folder, "differences").dropna(subset=["difference"]).to_dict("records"):
+    for row in evaluation_table(folder, "differences").dropna(subset=["difference"]).to_dict("records"):
         paired.add_row(
             f"{row['first']} - {row['second']}",
             f"{row['difference']:+.3f}",
             f"{row['low']:+.3f} to {row['high']:+.3f}",
             "" if row["p"] != row["p"] else f"{row['p']:.3f}" if row["p"] >= 0.001 else "< 0.001",
-            reading(row, level),
+            interpret_difference(row, level),
         )
     paired.caption = (
         "p: exact sign test over tasks; not given for bounds, which are no single policy\n"
@@ -343,19 +343,21 @@ def results(root: Path) -> RenderableType:
         if figures
         else ("figures: not drawn yet; run `dvc repro figures`")
     )
-    more = (_kinds(read(folder, "kinds").to_dict("records")), Text(), discovery, Text()) if discovery else ()
+    more = (
+        (_kinds(evaluation_table(folder, "kinds").to_dict("records")), Text(), discovery, Text()) if discovery else ()
+    )
     return Group(final, Text(), paired, Text(), *more, Text(figures_line))
 
 
 def spent(root: Path) -> RenderableType:
     """What each method has spent, and what the stages that it rests on took."""
-    from captrain.evaluation import SUMS, read
+    from captrain.evaluation import SUMS, evaluation_table
     from captrain.execution import times
 
     seconds_of = times(root)
     names = ("method", "rollouts", "constant groups", "errors", "tokens read", "written", "wall s", "CPU s", "stages")
     table = _columns("what each method spent before the evaluation", *names)
-    for row in read(root / "results/evaluation", "spent").to_dict("records"):
+    for row in evaluation_table(root / "results/evaluation", "spent").to_dict("records"):
         stages = str(row["stages"]).split() if isinstance(row["stages"], str) else []
         numbers = [f"{row[name]:,}" for name in SUMS]
         complete = all(stage in seconds_of for stage in stages)

@@ -22,8 +22,8 @@ from captrain.evaluation import (
     CONFIDENCE,
     GRPO,
     TRACE,
+    ComparisonRow,
     Difference,
-    Row,
     differences_over_seeds,
     grouped,
     headline_methods,
@@ -85,12 +85,12 @@ def draw(results: Path, out: Path) -> list[Path]:
     return render(figures, out) if figures else []
 
 
-def _read(path: Path) -> Sequence[Row]:
+def _read(path: Path) -> Sequence[ComparisonRow]:
     # Nothing selected is an empty cell, and no number.
     return pd.read_csv(path).fillna({"selected": "", "reading": ""}).to_dict("records")
 
 
-def _unfit(study: Study, rows: Sequence[Row]) -> str:
+def _unfit(study: Study, rows: Sequence[ComparisonRow]) -> str:
     """Why a figure cannot be drawn from a table, "" where it can."""
     if study.methods and not ordered(grouped(rows, "method"), study.methods):
         return f"{study.tables[0]} has no method {study.methods[0]}..."
@@ -102,23 +102,23 @@ def _unfit(study: Study, rows: Sequence[Row]) -> str:
     return ""
 
 
-def replicates(rates: Sequence[Row], differences: Sequence[Row]) -> Figure:
+def replicates(rates: Sequence[ComparisonRow], differences: Sequence[ComparisonRow]) -> Figure:
     """Every method on every task mix, mean over seeds, and its difference to GRPO on the target."""
     return _over_experiments(rates, differences, headline_methods(), GRPO, "Methods over seeds, by task mix")
 
 
-def routing(rates: Sequence[Row], differences: Sequence[Row]) -> Figure:
+def routing(rates: Sequence[ComparisonRow], differences: Sequence[ComparisonRow]) -> Figure:
     """Routers, their bounds and their controls on every task mix, mean over seeds."""
     return _over_experiments(rates, differences, ROUTING, TRACE, "Routing over seeds, by task mix")
 
 
-def merging(rates: Sequence[Row], differences: Sequence[Row]) -> Figure:
+def merging(rates: Sequence[ComparisonRow], differences: Sequence[ComparisonRow]) -> Figure:
     """Merged adapters against TRACE on every task mix, mean over seeds."""
     return _over_experiments(rates, differences, MERGING, TRACE, "Merging over seeds, by task mix")
 
 
 def _over_experiments(
-    rates: Sequence[Row], differences: Sequence[Row], order: Sequence[str], against: str, title: str
+    rates: Sequence[ComparisonRow], differences: Sequence[ComparisonRow], order: Sequence[str], against: str, title: str
 ) -> Figure:
     by_experiment = grouped(differences, "experiment")
     rows = {
@@ -134,7 +134,9 @@ def _over_experiments(
     return compare(by_title, against, title, f"pass rate: {OVER_SEEDS}")
 
 
-def _rows(rates: Sequence[Row], differences: Sequence[Row], order: Sequence[str], against: str) -> list[Line]:
+def _rows(
+    rates: Sequence[ComparisonRow], differences: Sequence[ComparisonRow], order: Sequence[str], against: str
+) -> list[Line]:
     differences_of, most = versus(differences, against), max(row["seeds"] for row in rates)
     lines = {}
     for row in rates:
@@ -145,17 +147,17 @@ def _rows(rates: Sequence[Row], differences: Sequence[Row], order: Sequence[str]
     return [lines[name] for name in ordered(lines, order)]
 
 
-def rollouts(points: Sequence[Row]) -> Figure:
+def rollouts(points: Sequence[ComparisonRow]) -> Figure:
     """Pass rate over rollouts spent; beside it the published curves of both benchmarks."""
     return _scaling(points, "adapters.rollouts", "rollouts spent", ("tau2_rollouts", "toolsandbox_rollouts"))
 
 
-def capabilities(points: Sequence[Row]) -> Figure:
+def capabilities(points: Sequence[ComparisonRow]) -> Figure:
     """Pass rate over the number of capabilities kept; beside it the published curve."""
     return _scaling(points, "capabilities.count", "capabilities kept at most", ("tau2_capabilities",))
 
 
-def _scaling(points: Sequence[Row], setting: str, axis_label: str, curves: Sequence[str]) -> Figure:
+def _scaling(points: Sequence[ComparisonRow], setting: str, axis_label: str, curves: Sequence[str]) -> Figure:
     """Ours above and its differences beneath it, the published curves in a column of their own."""
     headline = [row for row in points if row["method"] in HEADLINE]
     totals = grouped((row for row in headline if row["method"] == TRACE), setting)
@@ -187,7 +189,7 @@ def _scaling(points: Sequence[Row], setting: str, axis_label: str, curves: Seque
     return figure
 
 
-def _differences_at(points: Sequence[Row], setting: str) -> dict[Any, Difference]:
+def _differences_at(points: Sequence[ComparisonRow], setting: str) -> dict[Any, Difference]:
     """TRACE's difference to GRPO on the target at each value of a setting: over seeds, or of one seed over tasks."""
     if _seeds(points) > 1:
         differences = grouped(differences_over_seeds(points, setting), setting)
@@ -202,7 +204,7 @@ def _differences_at(points: Sequence[Row], setting: str) -> dict[Any, Difference
     }
 
 
-def _lines(axes: Axes, points: Sequence[Row], setting: str, places: Mapping[Any, float]) -> None:
+def _lines(axes: Axes, points: Sequence[ComparisonRow], setting: str, places: Mapping[Any, float]) -> None:
     """Pass rates of the headline methods at each value of a setting; of one seed, with its interval over tasks."""
     rates = grouped(rates_over_seeds(points, setting) if _seeds(points) > 1 else points, "method")
     methods, apart = ordered(rates, HEADLINE), 0.012 * (max(places.values()) - min(places.values()))
@@ -217,11 +219,11 @@ def _lines(axes: Axes, points: Sequence[Row], setting: str, places: Mapping[Any,
         )
 
 
-def _seeds(points: Sequence[Row]) -> int:
+def _seeds(points: Sequence[ComparisonRow]) -> int:
     return len(grouped(points, "seed"))
 
 
-def _over(points: Sequence[Row]) -> str:
+def _over(points: Sequence[ComparisonRow]) -> str:
     """What the intervals of a study are over."""
     return OVER_SEEDS if _seeds(points) > 1 else "one seed, with its interval over tasks"
 
@@ -249,7 +251,7 @@ def _published(axes: Axes, name: str) -> None:
     axes.legend(frameon=True, fontsize=7)
 
 
-def thresholds(points: Sequence[Row]) -> Figure:
+def thresholds(points: Sequence[ComparisonRow]) -> Figure:
     """Pass rate over the threshold of the gap, a panel for each of coverage, with how many were selected and how TRACE
     compares with GRPO on the target."""
     coverages, deltas = (sorted(grouped(points, f"selection.{name}")) for name in ("coverage", "delta"))
@@ -285,7 +287,7 @@ def thresholds(points: Sequence[Row]) -> Figure:
     return figure
 
 
-def _selected(rows: Sequence[Row]) -> str:
+def _selected(rows: Sequence[ComparisonRow]) -> str:
     """How many capabilities were selected, of each seed where they differ."""
     return "/".join(map(str, sorted({len(row["selected"].split()) for row in rows})))
 

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from rich.table import Table
 
-from captrain.evaluation import BASE, IDLE, TRACE, headline_methods, label, read, unequal_total
+from captrain.evaluation import BASE, IDLE, TRACE, evaluation_table, headline_methods, label, unequal_total
 
 
 def table(folder: Path) -> Table:
@@ -16,7 +16,7 @@ def table(folder: Path) -> Table:
     Raises:
         UserError: a file is missing.
     """
-    main, ledger = read(folder, "main"), read(folder, "ledger")
+    main, ledger = evaluation_table(folder, "main"), evaluation_table(folder, "ledger")
     confidence = json.loads((folder / "metrics.json").read_text())["confidence"]
     final = Table(title="Test split", caption=_caption(main, ledger), caption_justify="left", title_justify="left")
     final.add_column("method")

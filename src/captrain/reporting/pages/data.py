@@ -52,7 +52,7 @@ def overview(root: Path) -> JsonObject:
     differences = files.table_of(root, "results/evaluation/differences.csv", "evaluation", files.DifferenceRow)
     if isinstance(differences, list):
         level = 1 - confidence
-        differences = [{**row, "reading": tables.reading(row, level)} for row in differences]
+        differences = [{**row, "reading": tables.interpret_difference(row, level)} for row in differences]
     return {
         "confidence": confidence,
         "main": files.table_of(root, "results/evaluation/main.csv", "evaluation", files.MethodRow),
