@@ -599,9 +599,9 @@ def test_the_interpreter_is_the_one_without_packages_even_in_a_virtual_environme
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from captrain.environments.sandbox.confined import confined
+from captrain.environments.sandbox.confined import load_confined
 layers = tuple(sys.argv[2].split())
-target = confined(Path(sys.argv[1]), "none", layers)
+target = load_confined(Path(sys.argv[1]), "none", layers)
 task = target.tasks("training", 1)[0]
 episodes = [target.open(task) for _ in range(3)]
 print(len([episode.messages for episode in episodes]), flush=True)
