@@ -29,6 +29,9 @@ from captrain.rollouts import rollout_record
 from captrain.training.jobs import Job, TrainingEnvironment, training_environments
 from captrain.training.recipe import GRPO, LINEAR, Layers, ScoredPlay, Size, Step
 
+DRAW_KEY = "ramp"
+"""Names the random draws; what the curriculum was first called, kept because another word would draw other groups."""
+
 
 @dataclass(frozen=True)
 class CurriculumJob(Job):
@@ -206,7 +209,7 @@ def _index_at(votes: Mapping[str, float], names: Sequence[str], position: float)
 
 def _random(seed: int, group: int, purpose: str) -> float:
     """A number in [0, 1) by its name, so that it is the same whatever was drawn before."""
-    return int(digest("ramp", seed, group, purpose), 16) / 16**16
+    return int(digest(DRAW_KEY, seed, group, purpose), 16) / 16**16
 
 
 def _joined(lacking: Collection[str] | None) -> str | None:
@@ -214,6 +217,6 @@ def _joined(lacking: Collection[str] | None) -> str | None:
 
 
 def _rollout(scored: ScoredPlay, job: Job) -> Rollout:
-    name = digest("ramp", job.seed, scored.task.id, scored.trial)[:12]
+    name = digest(DRAW_KEY, job.seed, scored.task.id, scored.trial)[:12]
     play, target = scored.play, scored.target
     return rollout_record(play, target, scored.task, scored.trial, "training", "", None, scored.score, 0, name)
