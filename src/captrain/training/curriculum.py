@@ -136,7 +136,7 @@ class Curriculum(GRPO):
                 for rollout, labels in zip(failed, answers, strict=True)
             ]
             lacking = needs(rows, [capability.id for capability in job.capabilities])
-        return {"needs": [_joined(lacking.get(rollout.id)) for rollout in scored]}
+        return {"needs": [_need_of(lacking.get(rollout.id)) for rollout in scored]}
 
 
 def votes(needs: Sequence[str | None], environments: Sequence[str]) -> dict[str, float]:
@@ -192,7 +192,7 @@ def curriculum_job(spec: Spec, project: Path, trainer: Component, rollouts: int)
         seed=spec.seed,
         machine=spec.machine,
         capabilities=tuple(selected),
-        needs=tuple(_joined(lacking.get(name)) for name in dict.fromkeys(row.rollout for row in labels)),
+        needs=tuple(_need_of(lacking.get(name)) for name in dict.fromkeys(row.rollout for row in labels)),
         analyst=spec.analyst,
         code=code_digest(CurriculumJob),
     )
@@ -212,7 +212,7 @@ def _random(seed: int, group: int, purpose: str) -> float:
     return int(digest(DRAW_KEY, seed, group, purpose), 16) / 16**16
 
 
-def _joined(lacking: Collection[str] | None) -> str | None:
+def _need_of(lacking: Collection[str] | None) -> str | None:
     return None if lacking is None else "+".join(sorted(lacking))
 
 
