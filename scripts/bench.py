@@ -88,15 +88,15 @@ class Timed(GRPOTrainer):
 
     seconds = 0.0
     prompts: list[list[int]]
-    written: list[list[int]]
+    model_masks: list[list[int]]
     dialogues: list[list[Message]]
 
     def _generate(self, prompts: list[Any]) -> Any:
         start = time.process_time()
-        made: Any = super()._generate(prompts)
+        generation: Any = super()._generate(prompts)
         self.seconds += time.process_time() - start
-        self.prompts, self.written, self.dialogues = made[0], made[2], made[3]
-        return made
+        self.prompts, self.model_masks, self.dialogues = generation[0], generation[2], generation[3]
+        return generation
 
 
 def make_trainer(policy: LocalPolicy, model: Path, batch: int, folder: str) -> Timed:
@@ -119,11 +119,13 @@ def make_trainer(policy: LocalPolicy, model: Path, batch: int, folder: str) -> T
         disable_tqdm=True,
     )
     trainer = Timed(
-        model=AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), args=config,
+        model=AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),
+        args=config,
         train_dataset=Dataset.from_list([{"prompt": [{"role": "user", "content": ""}]}]),
-        processing_class=policy.tokenizer, environment_factory=Desk,
+        processing_class=policy.tokenizer,
+        environment_factory=Desk,
         reward_funcs=[lambda completions, **_: [0.0] * len(completions)],
-    )  # fmt: skip
+    )
     # TRL would render the methods' own schemas, by name: the model must read the desk's, in the desk's order.
     trainer._env_tools[None] = TOOLS
     return trainer
@@ -133,32 +135,34 @@ def stock(trainer: Timed, target: Target, tasks: list[Task], batch: int) -> tupl
     """Time TRL on the tasks; also the prompts it gave to the model."""
     trainer.seconds = 0.0
     prompts: list[list[int]] = []
-    written = passed = 0
+    tokens = passed = 0
     for start in range(0, len(tasks), batch):
-        some = tasks[start : start + batch]
-        opened = [target.open(task).messages for task in some]
+        part = tasks[start : start + batch]
+        openings = [target.open(task).messages for task in part]
         trainer._generate_and_score_completions(
-            [{"prompt": one, "task": task.model_dump()} for one, task in zip(opened, some, strict=True)]
+            [{"prompt": opening, "task": task.model_dump()} for opening, task in zip(openings, part, strict=True)]
         )
         prompts += trainer.prompts
-        written += sum(map(sum, trainer.written))
-        dialogues = [[*one, *more] for one, more in zip(opened, trainer.dialogues, strict=True)]
-        passed += count_passed(target, some, dialogues)
-    return Measured("TRL", batch, len(tasks), spread(prompts), written, passed, trainer.seconds), prompts
+        tokens += sum(map(sum, trainer.model_masks))
+        dialogues = [[*opening, *replies] for opening, replies in zip(openings, trainer.dialogues, strict=True)]
+        passed += count_passed(target, part, dialogues)
+    return Measured("TRL", batch, len(tasks), spread(prompts), tokens, passed, trainer.seconds), prompts
 
 
-def ours(policy: LocalPolicy, target: Target, tasks: list[Task], batch: int) -> tuple[Measured, list[list[int]]]:
+def captrain_engine(
+    policy: LocalPolicy, target: Target, tasks: list[Task], batch: int
+) -> tuple[Measured, list[list[int]]]:
     """Time our engine on the tasks; also the prompts it gave to the model."""
     policy.batch = batch
     plays = [Play(f"bench/{task.id}", target.open(task)) for task in tasks]
     assert all(play.episode.messages for play in plays)  # opened before the clock starts, as on the other side
     start = time.process_time()
-    done = list(policy.play(plays))
+    finished = list(policy.play(plays))
     seconds = time.process_time() - start
-    prompts = [play.token_ids[: play.mask.index(1)] for play in done]
+    prompts = [play.token_ids[: play.mask.index(1)] for play in finished]
     passed = count_passed(target, tasks, [play.messages for play in plays])
-    written = sum(sum(play.mask) for play in done)
-    return Measured("captrain", batch, len(tasks), spread(prompts), written, passed, seconds), prompts
+    tokens = sum(sum(play.mask) for play in finished)
+    return Measured("captrain", batch, len(tasks), spread(prompts), tokens, passed, seconds), prompts
 
 
 def count_passed(target: Target, tasks: list[Task], dialogues: list[list[Message]]) -> int:
@@ -174,47 +178,56 @@ def spread(prompts: list[list[int]]) -> tuple[int, int]:
 def measure(spec: Spec, model: Path) -> list[Measured]:
     """Stock TRL, then ours in each precision, at each batch size, each warmed up on other tasks first."""
     target = Target(ServiceDesk(mix="mixed"), "servicedesk", "bench")
-    known = [t for t in target.tasks("training", 4 * TASKS) if not (t.data["anonymous"] or t.data["human"])]
-    tasks, others = known[:TASKS], known[TASKS : 2 * TASKS]
+    plain = [t for t in target.tasks("training", 4 * TASKS) if not (t.data["anonymous"] or t.data["human"])]
+    tasks, warm_up = plain[:TASKS], plain[TASKS : 2 * TASKS]
     policies: dict[str, LocalPolicy] = {
         name: build(spec.policy, LocalPolicy, model=model, precision=name) for name in ("float64", "float32")
     }
-    found: list[Measured] = []
+    measurements: list[Measured] = []
     for batch in BATCHES:
         with tempfile.TemporaryDirectory() as folder:
             trainer = make_trainer(policies["float64"], model, batch, folder)
-            stock(trainer, target, others[:batch], batch)
-            theirs, their_prompts = stock(trainer, target, tasks, batch)
-        found.append(theirs)
+            stock(trainer, target, warm_up[:batch], batch)
+            measured, trl_prompts = stock(trainer, target, tasks, batch)
+        measurements.append(measured)
         for name, policy in policies.items():
-            ours(policy, target, others[:batch], batch)
-            own, own_prompts = ours(policy, target, tasks, batch)
-            if sorted(their_prompts) != sorted(own_prompts):
+            captrain_engine(policy, target, warm_up[:batch], batch)
+            measured, prompts = captrain_engine(policy, target, tasks, batch)
+            if sorted(trl_prompts) != sorted(prompts):
                 raise SystemExit("the two sides gave the model different prompts: their work is not equal")
-            found.append(replace(own, side=f"{own.side}, {name}"))
+            measurements.append(replace(measured, side=f"{measured.side}, {name}"))
     if torch.get_num_threads() != 1:
         raise SystemExit(f"{torch.get_num_threads()} threads were in use: the CPU-seconds are not those of one")
-    return found
+    return measurements
 
 
-def table(found: list[Measured], title: str) -> Table:
+def table(measurements: list[Measured], title: str) -> Table:
     """The measurements, with the ratio of each to TRL's at the same batch size."""
-    drawn = Table(title=title, title_justify="left")
-    drawn.add_column("side")
+    comparison = Table(title=title, title_justify="left")
+    comparison.add_column("side")
     names = ("batch", "rollouts", "passed", "prompt", "model tokens", "CPU s", "rollouts / CPU s", "ratio")
     for name in names:
-        drawn.add_column(name, justify="right")
-    for start in range(0, len(found), 3):
-        theirs = found[start]
-        for one in found[start : start + 3]:
-            low, high = one.prompt
-            drawn.add_row(
-                one.side, str(one.batch), str(one.rollouts), str(one.passed), f"{low} to {high}", f"{one.tokens:,}",
-                f"{one.seconds:.2f}", f"{one.rate:.1f}", f"{one.rate / theirs.rate:.1f}",
-            )  # fmt: skip
-        drawn.add_section()
-    drawn.caption = "prompt: tokens of the shortest and the longest; the same ids on both sides, compared one by one"
-    return drawn
+        comparison.add_column(name, justify="right")
+    for start in range(0, len(measurements), 3):
+        trl = measurements[start]
+        for measured in measurements[start : start + 3]:
+            low, high = measured.prompt
+            comparison.add_row(
+                measured.side,
+                str(measured.batch),
+                str(measured.rollouts),
+                str(measured.passed),
+                f"{low} to {high}",
+                f"{measured.tokens:,}",
+                f"{measured.seconds:.2f}",
+                f"{measured.rate:.1f}",
+                f"{measured.rate / trl.rate:.1f}",
+            )
+        comparison.add_section()
+    comparison.caption = (
+        "prompt: tokens of the shortest and the longest; the same ids on both sides, compared one by one"
+    )
+    return comparison
 
 
 def main() -> None:
@@ -234,11 +247,11 @@ def main() -> None:
             build_model(tokenizer, spec.base, spec.seed).save_pretrained(model)
             tokenizer.save_pretrained(model)
             title = f"random weights ({options.model} is not here): every rollout is one turn of noise; one thread"
-        found = measure(spec, model)
-    Console(width=None if os.isatty(1) else 120).print(table(found, title))
+        measurements = measure(spec, model)
+    Console(width=None if os.isatty(1) else 120).print(table(measurements, title))
     if options.write:
         publish_json(
-            Path("results/bench.json"), [{**asdict(one), "rollouts_per_cpu_second": one.rate} for one in found]
+            Path("results/bench.json"), [{**asdict(row), "rollouts_per_cpu_second": row.rate} for row in measurements]
         )
 
 

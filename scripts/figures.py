@@ -13,8 +13,8 @@ from captrain.reporting import figures, studies
 @entry_point
 def main() -> None:
     results = Path("results")
-    drawn = [*figures.draw(results, results / "figures"), *studies.draw(results, results / "studies")]
-    print(f"{len(drawn)} files in results/figures/ and results/studies/")
+    paths = [*figures.draw(results, results / "figures"), *studies.draw(results, results / "studies")]
+    print(f"{len(paths)} files in results/figures/ and results/studies/")
 
 
 if __name__ == "__main__":
