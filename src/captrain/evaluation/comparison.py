@@ -133,6 +133,6 @@ def _interval(values: Sequence[float]) -> tuple[float, float, float, float]:
     if np.ptp(values) == 0:
         # The same in every seed, as the difference of routers that agree everywhere, is certain and not undefined.
         return mean, mean, mean, float(mean == 0)
-    test = ttest_1samp(values, popmean=0.0)
+    test: Any = ttest_1samp(values, popmean=0.0)
     interval = test.confidence_interval(CONFIDENCE)
-    return mean, float(interval.low), float(interval.high), float(test[1])
+    return mean, float(interval.low), float(interval.high), float(test.pvalue)
