@@ -114,7 +114,7 @@ def workshop(policy: ScriptedPolicy, *, against: Any = AGAINST, rollouts: Any = 
 def test_what_trace_has_trained_costs_nothing_and_what_no_template_trains_is_passed_over(elsewhere: Path) -> None:
     shop = workshop(ScriptedPolicy())
     assert all(shop.has(name) for name in FAMILIES[:2]) and not shop.has("small_talk")
-    assert shop.spent == [] and shop.made == {} and shop.lacking["small_talk"].startswith("no template trains")
+    assert shop.ledger == [] and shop.syntheses == {} and shop.lacking["small_talk"].startswith("no template trains")
 
 
 def test_calibration_is_counted_for_the_controls_and_its_spread_of_rewards_is_not_held_against_a_bound(
@@ -122,7 +122,7 @@ def test_calibration_is_counted_for_the_controls_and_its_spread_of_rewards_is_no
 ) -> None:
     shop = workshop(ScriptedPolicy())
     assert shop.has("valid_calls") and shop.has("valid_calls")
-    [entry] = shop.spent
+    [entry] = shop.ledger
     assert (entry.stage, entry.method, entry.item, entry.purpose) == (
         "controls",
         "controls",
@@ -130,7 +130,7 @@ def test_calibration_is_counted_for_the_controls_and_its_spread_of_rewards_is_no
         "calibration",
     )
     assert entry.rollouts == AGAINST.bounds.groups * AGAINST.bounds.group_size == 40
-    passport = shop.made["valid_calls"].best.passport
+    passport = shop.syntheses["valid_calls"].best.passport
     # A base that is perfect at it: every group is constant, which TRACE's passport would not allow.
     measured = {check.name: (check.measured, check.passed) for check in passport.checks}
     assert measured["share of constant-reward groups on the base"] == (1.0, True)
@@ -141,7 +141,7 @@ def test_calibration_is_counted_for_the_controls_and_its_spread_of_rewards_is_no
 def test_a_capability_whose_environment_fails_another_check_is_passed_over_with_what_was_found(elsewhere: Path) -> None:
     hard = replace(AGAINST, bounds=AGAINST.bounds.model_copy(update={"broken_reward": 0.0, "rounds": 1}))
     shop = workshop(ScriptedPolicy(), against=hard)
-    assert not shop.has("named_record") and shop.spent == []
+    assert not shop.has("named_record") and shop.ledger == []
     assert "reward of the broken solution" in shop.lacking["named_record"]
 
 

@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -36,7 +35,7 @@ from captrain.environments import (
 from captrain.execution import launch
 from captrain.ledger import LedgerEntry
 from captrain.policies import Policy
-from captrain.records import Capability, Passport, Rollout, Task, load, publish_json, publish_text
+from captrain.records import Capability, JsonObject, Passport, Rollout, Task, load, publish_json, publish_text
 from captrain.rollouts import PolicySource
 from captrain.routing import (
     OPENINGS,
@@ -54,7 +53,7 @@ STAGE = "controls"
 NAMES = ("random", "failures", "lowest")
 
 
-def rankings(report: Mapping[str, Any], seed: int) -> dict[str, list[str]]:
+def rankings(report: JsonObject, seed: int) -> dict[str, list[str]]:
     """All candidates in the order in which each control would take them, ties by id; undefined numbers come last.
 
     Args:
@@ -62,18 +61,16 @@ def rankings(report: Mapping[str, Any], seed: int) -> dict[str, list[str]]:
         seed: run seed, which names the draw.
     """
     rows = {row["id"]: row for row in report["candidates"]}
-    drawn = sorted(rows)
-    random.Random(f"controls-{seed}").shuffle(drawn)
+    shuffled = sorted(rows)
+    random.Random(f"controls-{seed}").shuffle(shuffled)
 
     def by(key: str, sign: int) -> list[str]:
         return sorted(rows, key=lambda name: (rows[name][key] is None, sign * (rows[name][key] or 0.0), name))
 
-    return dict(zip(NAMES, (drawn, by("coverage", -1), by("gap", 1)), strict=True))
+    return dict(zip(NAMES, (shuffled, by("coverage", -1), by("gap", 1)), strict=True))
 
 
-def choices(
-    report: Mapping[str, Any], candidates: Callable[[str], bool], count: int, seed: int
-) -> dict[str, list[str]]:  # fmt: skip
+def choices(report: JsonObject, candidates: Callable[[str], bool], count: int, seed: int) -> dict[str, list[str]]:
     """The capabilities of each control, in the order of TRACE's ranking, so that equal choices are routed equally.
 
     Args:
@@ -82,7 +79,7 @@ def choices(
         count: of capabilities, as many as TRACE has adapters.
         seed: run seed.
     """
-    place = {row["id"]: at for at, row in enumerate(report["candidates"])}
+    place = {row["id"]: rank for rank, row in enumerate(report["candidates"])}
     return {
         control: sorted(islice(filter(candidates, ranking), count), key=lambda name: place[name])
         for control, ranking in rankings(report, seed).items()
@@ -104,14 +101,21 @@ class Workshop:
     """
 
     def __init__(
-        self, trained: Collection[str], pool: Mapping[str, Capability], rollouts: Sequence[Rollout],
-        synthesizer: Synthesizer, policy: PolicySource | Policy, against: Standard, machine: Machine, seed: int,
-    ) -> None:  # fmt: skip
+        self,
+        trained: Collection[str],
+        pool: Mapping[str, Capability],
+        rollouts: Sequence[Rollout],
+        synthesizer: Synthesizer,
+        policy: PolicySource | Policy,
+        against: Standard,
+        machine: Machine,
+        seed: int,
+    ) -> None:
         self.trained, self.pool, self.rollouts, self.synthesizer = trained, pool, rollouts, synthesizer
         self.policy, self.machine, self.seed = policy, machine, seed
-        lifted = {"mean_reward": (0.0, 1.0), "success": (0.0, 1.0), "constant_groups": 1.0}
-        self.against = replace(against, bounds=against.bounds.model_copy(update=lifted))
-        self.made: dict[str, SynthesisResult] = {}
+        unbounded = {"mean_reward": (0.0, 1.0), "success": (0.0, 1.0), "constant_groups": 1.0}
+        self.against = replace(against, bounds=against.bounds.model_copy(update=unbounded))
+        self.syntheses: dict[str, SynthesisResult] = {}
         self.lacking: dict[str, str] = {}
         """Capabilities without an environment, and why."""
 
@@ -121,21 +125,21 @@ class Workshop:
         Raises:
             UserError: the synthesizer cannot be asked, or the sandbox is weaker than asked for.
         """
-        if name not in self.trained and name not in self.made and name not in self.lacking:
-            wanted = make_brief(self.pool[name], self.against.tools, self.rollouts)
+        if name not in self.trained and name not in self.syntheses and name not in self.lacking:
+            brief = make_brief(self.pool[name], self.against.tools, self.rollouts)
             try:
-                one = synthesize(wanted, self.synthesizer, self.policy, self.against, self.machine, self.seed)
-                self.made[name] = one
-                if not one.passed:
-                    self.lacking[name] = one.best.passport.complaints()
+                result = synthesize(brief, self.synthesizer, self.policy, self.against, self.machine, self.seed)
+                self.syntheses[name] = result
+                if not result.passed:
+                    self.lacking[name] = result.best.passport.complaints()
             except NoTemplate as lack:
                 self.lacking[name] = lack.problem
         return name not in self.lacking
 
     @property
-    def spent(self) -> list[LedgerEntry]:
+    def ledger(self) -> list[LedgerEntry]:
         """What calibration has cost, on the controls' account."""
-        entries = [entry for name in sorted(self.made) for entry in self.made[name].ledger]
+        entries = [entry for name in sorted(self.syntheses) for entry in self.syntheses[name].ledger]
         return [entry.model_copy(update={"stage": STAGE, "method": STAGE}) for entry in entries]
 
 
@@ -155,15 +159,15 @@ def run_controls(spec: Spec, base: Path, results: Path, artifacts: Path) -> list
         UserError: something that the stages before have left is missing, or an environment cannot be asked for.
     """
     folder, index = results / STAGE, json.loads((results / "adapters/index.json").read_text())
-    earned = {name: one for name, one in read_passports(results / "environments").items() if name in index}
-    if not earned:
+    passports = {name: passport for name, passport in read_passports(results / "environments").items() if name in index}
+    if not passports:
         publish_controls({}, [], [], folder)
         return ["no controls: TRACE has no adapter of a single capability"]
     benchmark = load_benchmark(spec.benchmark, spec.machine)
     rollouts = load(artifacts / "rollouts/discovery.jsonl", Rollout)
     workshop = Workshop(
-        earned,
-        {one.id: one for one in load(results / "labels/candidates.jsonl", Capability)},
+        passports,
+        {candidate.id: candidate for candidate in load(results / "labels/candidates.jsonl", Capability)},
         rollouts,
         build(spec.synthesizer, Synthesizer, access=spec.machine.asking),
         PolicySource(spec.exploring(), base, spec.machine),
@@ -172,55 +176,66 @@ def run_controls(spec: Spec, base: Path, results: Path, artifacts: Path) -> list
         spec.seed,
     )
     report = json.loads((results / "capabilities/selection.json").read_text())
-    chosen = choices(report, workshop.has, len(earned), spec.seed)
-    made = [workshop.made[name] for name in sorted(workshop.made)]
-    publish_environments(made, folder, artifacts / STAGE, required=False)
-    further = {one.capability.id: one.best.passport for one in made if one.passed}
+    selections = choices(report, workshop.has, len(passports), spec.seed)
+    syntheses = [workshop.syntheses[name] for name in sorted(workshop.syntheses)]
+    publish_environments(syntheses, folder, artifacts / STAGE, required=False)
+    further = {result.capability.id: result.best.passport for result in syntheses if result.passed}
     jobs = [job for job in capability_jobs(spec, base, folder) if job.name in further]
-    publish_controls(chosen, workshop.spent, launch.run(train, jobs, spec.machine, STAGE), folder)
-    places = {name: (results / "environments", one) for name, one in earned.items()}
-    places |= {name: (folder, one) for name, one in further.items()}
-    known = _known(report, places, results, artifacts, rollouts, spec.machine)
+    publish_controls(selections, workshop.ledger, launch.run(train, jobs, spec.machine, STAGE), folder)
+    places = {name: (results / "environments", passport) for name, passport in passports.items()}
+    places |= {name: (folder, passport) for name, passport in further.items()}
+    evidence = _routing_evidence(report, places, results, artifacts, rollouts, spec.machine)
     history = pd.concat([pd.read_csv(results / stage / "history.csv") for stage in ("adapters", STAGE)])
-    gained = adapter_gains([*known.targets], known.calibration, history)
+    gains = adapter_gains([*evidence.targets], evidence.calibration, history)
     tasks = benchmark.tasks("test", spec.evaluation.tasks)
-    publish_routes(control_routes(spec.router, base, known, gained, chosen, benchmark, tasks), gained, folder)
-    return [f"no control takes {name}: {why}" for name, why in workshop.lacking.items()]
+    publish_routes(control_routes(spec.router, base, evidence, gains, selections, benchmark, tasks), gains, folder)
+    return [f"no control takes {name}: {reason}" for name, reason in workshop.lacking.items()]
 
 
-def _known(
-    report: Mapping[str, Any], places: Mapping[str, tuple[Path, Passport]], results: Path, artifacts: Path,
-    rollouts: Sequence[Rollout], machine: Machine,
-) -> RoutingEvidence:  # fmt: skip
+def _routing_evidence(
+    report: JsonObject,
+    places: Mapping[str, tuple[Path, Passport]],
+    results: Path,
+    artifacts: Path,
+    rollouts: Sequence[Rollout],
+    machine: Machine,
+) -> RoutingEvidence:
     """What routers may know of all adapters there are, TRACE's and the controls', in the order of TRACE's ranking."""
     ranked = [row["id"] for row in report["candidates"] if row["id"] in places]
     targets = {name: load_environment(*places[name], machine) for name in ranked}
     pairs = read_passports(results / "pairs")
-    played = [
-        one for stage in ("environments", STAGE) for one in load(artifacts / stage / "calibration.jsonl", Rollout)
-    ]  # fmt: skip
+    calibration = [
+        rollout
+        for stage in ("environments", STAGE)
+        for rollout in load(artifacts / stage / "calibration.jsonl", Rollout)
+    ]
     return RoutingEvidence(
         targets=targets,
         pairs={name: load_environment(results / "pairs", passport, machine) for name, passport in pairs.items()},
-        calibration={name: [one for one in played if one.environment == targets[name].name] for name in ranked},
+        calibration={
+            name: [rollout for rollout in calibration if rollout.environment == targets[name].name] for name in ranked
+        },
         rollouts=rollouts,
     )
 
 
 def publish_controls(
-    chosen: Mapping[str, Sequence[str]], calibration: Sequence[LedgerEntry], trained: Sequence[Trained], folder: Path
+    selections: Mapping[str, Sequence[str]],
+    calibration: Sequence[LedgerEntry],
+    trained: Sequence[Trained],
+    folder: Path,
 ) -> None:
     """Write the adapters that TRACE does not have, the ledger of calibration and training, and the choices."""
     publish_adapters(trained, STAGE, STAGE, calibration=calibration)
-    publish_json(folder / "choices.json", chosen)
+    publish_json(folder / "choices.json", selections)
 
 
 def control_routes(
     component: Component,
     model: Path,
-    known: RoutingEvidence,
-    gained: pd.DataFrame,
-    chosen: Mapping[str, Sequence[str]],
+    evidence: RoutingEvidence,
+    gains: pd.DataFrame,
+    selections: Mapping[str, Sequence[str]],
     benchmark: Target,
     tasks: Sequence[Task],
 ) -> pd.DataFrame:
@@ -229,9 +244,9 @@ def control_routes(
     Args:
         component: the router.
         model: folder of the base model.
-        known: what routers may know of all adapters.
-        gained: what they gained (see `captrain.routing.gains.adapter_gains`).
-        chosen: control -> its capabilities.
+        evidence: what routers may know of all adapters.
+        gains: what they gained (see `captrain.routing.gains.adapter_gains`).
+        selections: control -> its capabilities.
         benchmark: where the tasks are from.
         tasks: to be routed.
 
@@ -241,17 +256,17 @@ def control_routes(
     router = build(component, Router, model=model)
     texts = openings(benchmark, tasks)
     table = pd.DataFrame({"task": [task.id for task in tasks]})
-    for control, names in chosen.items():
-        own = known.limited_to([name for name in routable(gained, router.gate) if name in names])
-        openers = examples(own.environments, OPENINGS, own.rollouts)
+    for control, names in selections.items():
+        limited = evidence.limited_to([name for name in routable(gains, router.gate) if name in names])
+        openers = examples(limited.environments, OPENINGS, limited.rollouts)
         table[f"control:{control}"] = router.route(openers, texts)
     return table
 
 
-def publish_routes(table: pd.DataFrame, gained: pd.DataFrame, folder: Path) -> None:
+def publish_routes(table: pd.DataFrame, gains: pd.DataFrame, folder: Path) -> None:
     """Write routes.csv, compositions.json and gains.csv, as `captrain.routing.routes` does for TRACE."""
     publish_text(folder / "routes.csv", table.to_csv(index=False))
     publish_json(
         folder / "compositions.json", composition_weights(map(str, table.drop(columns="task").to_numpy().ravel()))
     )
-    publish_text(folder / "gains.csv", gained.to_csv(index=False, float_format="%.6f"))
+    publish_text(folder / "gains.csv", gains.to_csv(index=False, float_format="%.6f"))
