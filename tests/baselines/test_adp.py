@@ -333,11 +333,17 @@ class TestTraining:
             assert teach_trajectories(TrajectoryLesson(composed(f"baselines.adp.source={source}"), tiny)) == one
         assert (home / one.folder / "adapter_model.safetensors").stat().st_mtime_ns == before
 
-    def test_an_altered_adapter_is_refused_and_made_again(self, tiny: Path, source: Path, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("removed", ["", "adapter_model.safetensors", "adapter_config.json", "README.md"])
+    def test_an_altered_adapter_or_what_is_missing_of_it_is_refused_and_made_again(
+        self, tiny: Path, source: Path, tmp_path: Path, removed: str
+    ) -> None:
         asked = composed(f"baselines.adp.source={source}", "baselines.adp.demonstrations=8")
         with inside(tmp_path):
             one = teach_trajectories(TrajectoryLesson(asked, tiny))
-            (one.folder / "adapter_config.json").write_text("{}")
+            if removed:
+                (one.folder / removed).unlink()
+            else:
+                (one.folder / "adapter_config.json").write_text("{}")
             with pytest.raises(UserError, match="altered after training"):
                 teach_trajectories(TrajectoryLesson(asked, tiny))
             assert teach_trajectories(TrajectoryLesson(asked, tiny)).digest == one.digest
