@@ -15,7 +15,7 @@ from captrain.cli import app
 from captrain.contract import tool_call
 from captrain.monitoring.versions import difference
 from captrain.records import Capability, Message, Rollout, Score, Task, publish, publish_json, publish_text
-from captrain.reporting.show import divergence
+from captrain.reporting.divergence import divergence
 
 REPOSITORY = Path(__file__).parents[2]
 GIT = {

@@ -6,10 +6,9 @@ a stage has not computed, except where a rollout leaves its reference. No torch.
 
 import difflib
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Group, RenderableType
 from rich.markdown import Markdown
@@ -19,62 +18,11 @@ from rich.text import Text
 from captrain.baselines import acting_stages
 from captrain.contract import calls_of
 from captrain.errors import UserError
-from captrain.records import Capability, Message, Rollout, load
+from captrain.records import Capability, Rollout, load
+from captrain.reporting.divergence import Divergence, call_text, divergence
 
 ROLLOUTS = ("artifacts/rollouts/discovery.jsonl", "artifacts/evaluation/rollouts.jsonl")
 COLOURS = {"passed": "green", "failed": "red", "error": "yellow"}
-
-
-class Mark(NamedTuple):
-    """What the comparison says of one tool call: `same`, `differs` (from `expected`) or `extra`."""
-
-    verdict: str
-    expected: str = ""
-
-
-@dataclass(frozen=True)
-class Divergence:
-    """Where the tool calls of a rollout leave those of its reference.
-
-    marks: one for each call of the rollout. missing: reference calls the rollout lacks, by the index of the rollout's
-    call they belong before (its number of calls: at the end). first: index of the first call that is not the
-    reference's or before which one is missing; None when there is no divergence.
-    """
-
-    marks: list[Mark]
-    missing: dict[int, list[str]]
-    first: int | None
-
-
-def call_text(name: str, arguments: dict[str, Any]) -> str:
-    """A tool call as one line; equal calls give equal lines."""
-    inner = ", ".join(f"{key}={json.dumps(arguments[key], ensure_ascii=False)}" for key in sorted(arguments))
-    return f"{name}({inner})"
-
-
-def calls(messages: Iterable[Message]) -> list[str]:
-    """All tool calls of the assistant messages, in order, one line each."""
-    turns = [message for message in messages if message["role"] == "assistant"]
-    return [call_text(name, arguments) for message in turns for name, arguments in calls_of(message)]
-
-
-def divergence(messages: Sequence[Message], reference: Sequence[Message]) -> Divergence:
-    """Align the tool calls (name and arguments) of a rollout with its reference's: longest matching blocks."""
-    actual, expected = calls(messages), calls(reference)
-    marks: list[Mark] = []
-    missing: dict[int, list[str]] = {}
-    first: int | None = None
-    for operation, i, i_end, j, j_end in difflib.SequenceMatcher(None, expected, actual, autojunk=False).get_opcodes():
-        if operation == "equal":
-            marks += [Mark("same")] * (j_end - j)
-            continue
-        first = j if first is None else first
-        pairs = min(i_end - i, j_end - j)
-        marks += [Mark("differs", expected[i + offset]) for offset in range(pairs)]
-        marks += [Mark("extra")] * (j_end - j - pairs)
-        if i_end - i > pairs:
-            missing[j_end] = expected[i + pairs : i_end]
-    return Divergence(marks, missing, first)
 
 
 def all_rollouts(root: Path) -> list[Rollout]:

@@ -45,6 +45,7 @@ from captrain.policies import Play
 from captrain.training import collectives
 from captrain.training.groups import Groups
 from captrain.training.jobs import Job, Learner
+from captrain.training.model_card import grpo_model_card
 from captrain.training.recipe import GRPO
 
 
@@ -362,48 +363,6 @@ class Sampler:
         return collectives.once(lambda: aside.rename(self.folder / adapter_digest(aside)).resolve())
 
 
-def model_card(job: Job, trainer: GRPO, targets: Sequence[Target], result: JsonObject) -> str:
-    """A model card in Markdown, from results only."""
-    first, last = result["history"][0], result["history"][-1]
-    # A hinted rollout says little of what the adapter can do by itself.
-    hinted = (
-        f"| share of rollouts with a hint | {trainer.hints} |\n| passed of those without, first and last step "
-        f"| {first['unhinted_passed']} of {first['unhinted']}, {last['unhinted_passed']} of {last['unhinted']} |\n"
-        if "unhinted" in last
-        else ""
-    )
-    plural = "s" if len(targets) > 1 else ""
-    groups = Counter[str]()
-    for step in result["history"]:
-        groups.update(step["places"])
-    shares = ", ".join(f"{environment.name} {groups[environment.name]}" for environment in job.environments)
-    fingerprints = ", ".join(target.fingerprint for target in targets)
-    return f"""---
-library_name: peft
-base_model: captrain-base
-tags: [captrain, grpo, lora]
----
-# {job.name}
-
-LoRA adapter (rank {trainer.rank}, alpha {trainer.alpha}) trained with GRPO in the \
-environment{plural} {", ".join(f"`{target.name}`" for target in targets)}.
-
-| | |
-|---|---|
-| content hash | {result["digest"]} |
-| environment fingerprint{plural} | {fingerprints} |
-{f"| groups of each environment | {shares} |{chr(10)}" if plural else ""}\
-| rollouts (of which in discarded constant groups) | {result["rollouts"]} ({result["discarded"]}) |
-| group size, groups per step, epochs | {trainer.group_size}, {trainer.groups_per_step}, {trainer.epochs} |
-| learning rate, clip | {trainer.learning_rate}, {trainer.clip} |
-| mean reward, first and last step | {first["reward"]:.3f}, {last["reward"]:.3f} |
-| pass rate in its environment, first and last step | {first["success"]:.3f}, {last["success"]:.3f} |
-{hinted}| seed | {job.seed} |
-
-Use it with the base it was trained on only: W' = W + (alpha / rank) B A.
-"""
-
-
 def fit(recipe: GRPO, job: Job, policy: Learner, targets: list[Target], workspace: Path) -> JsonObject:
     """Train from the last whole checkpoint in the workspace (or from nothing); leave the adapter in
     `workspace/adapter`, and return the fields of `Trained` but name and folder. Checkpoints stay: they are needed until
@@ -427,7 +386,7 @@ def fit(recipe: GRPO, job: Job, policy: Learner, targets: list[Target], workspac
     rows = [{key: value for key, value in step.items() if key not in total} for step in steps]
     result = {"digest": adapter_digest(folder), "rollouts": steps[-1]["rollouts"], **total, "history": rows}
     if collectives.rank() == 0:
-        publish_text(folder / "README.md", model_card(job, recipe, targets, result))
+        publish_text(folder / "README.md", grpo_model_card(job, recipe, targets, result))
     return result
 
 

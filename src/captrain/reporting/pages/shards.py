@@ -13,9 +13,9 @@ import pandas as pd
 
 from captrain.contract import calls_of
 from captrain.records import JsonObject, Message, Rollout
+from captrain.reporting.divergence import call_text, divergence
 from captrain.reporting.pages.data import Lack
 from captrain.reporting.pages.files import plain
-from captrain.reporting.show import call_text, divergence
 
 
 class Mark(TypedDict):
