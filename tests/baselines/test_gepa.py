@@ -17,7 +17,7 @@ import yaml
 from support.answering import Answering, refuses, says
 
 from captrain.baselines import gepa
-from captrain.baselines.gepa import Found, optimise, publish_gepa
+from captrain.baselines.gepa import GEPAResult, optimise, publish_gepa
 from captrain.baselines.reflection import Reflection, Walk, feedback
 from captrain.benchmarks.base.demonstrations import GUIDANCE
 from captrain.benchmarks.loading import load_benchmark
@@ -46,15 +46,15 @@ def run_of(*overrides: str, seed: int = 0, policy: str = "support.prompted.Promp
     )
 
 
-def found(run: Spec | None = None, budget: int = BUDGET, base: Path = Path("nowhere")) -> Found:
+def found(run: Spec | None = None, budget: int = BUDGET, base: Path = Path("nowhere")) -> GEPAResult:
     return optimise(run or run_of(), base, budget)
 
 
-def spent(one: Found) -> int:
+def spent(one: GEPAResult) -> int:
     return sum(entry.rollouts for entry in one.ledger)
 
 
-def published(one: Found | None, folder: Path) -> dict[str, bytes]:
+def published(one: GEPAResult | None, folder: Path) -> dict[str, bytes]:
     publish_gepa(one, folder)
     return written(folder)
 
@@ -75,7 +75,7 @@ def elsewhere(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Found, Path]:
+def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[GEPAResult, Path]:
     """A search, and the folder in which it was made and published."""
     folder = tmp_path_factory.mktemp("searched")
     with contextlib.chdir(folder):
@@ -93,19 +93,19 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[Task]:
     return tasks
 
 
-def test_the_line_that_helps_is_found_and_the_harmful_one_is_not_taken(searched: tuple[Found, Path]) -> None:
+def test_the_line_that_helps_is_found_and_the_harmful_one_is_not_taken(searched: tuple[GEPAResult, Path]) -> None:
     one, folder = searched
     index = json.loads((folder / "gepa/index.json").read_text())
-    lines = list(one.chosen.lines)
+    lines = list(one.best.lines)
     assert COPY in lines and FRIENDLY not in lines
     assert index == {
         "gepa": {"digest": digest(lines), "path": "", "guidance": lines, "rollouts": BUDGET, "discarded": 0}
     }
     first = one.candidates[0]
-    assert first.lines == () and first.pass_rate < 0.55 < 0.8 < one.chosen.pass_rate
+    assert first.lines == () and first.pass_rate < 0.55 < 0.8 < one.best.pass_rate
 
 
-def test_a_reader_can_follow_the_search(searched: tuple[Found, Path]) -> None:
+def test_a_reader_can_follow_the_search(searched: tuple[GEPAResult, Path]) -> None:
     one, folder = searched
     kept = rows(folder / "gepa")
     assert [row["candidate"] for row in kept] == list(range(len(kept))) and len(kept) > 10
@@ -134,11 +134,13 @@ def test_the_budget_is_spent_to_the_last_rollout(budget: int, opened: list[Task]
     assert {(entry.stage, entry.method, entry.item) for entry in one.ledger} == {("gepa", "gepa", "gepa")}
 
 
-def test_most_of_the_budget_is_searched_with_and_the_finalists_share_the_rest(searched: tuple[Found, Path]) -> None:
+def test_most_of_the_budget_is_searched_with_and_the_finalists_share_the_rest(
+    searched: tuple[GEPAResult, Path],
+) -> None:
     one, _ = searched
     choice = [len(candidate.choice) for candidate in one.candidates if candidate.choice]
     assert 0.1 * BUDGET <= sum(choice) <= 0.35 * BUDGET
-    assert 1 < len(choice) <= gepa.FINALISTS and max(choice) - min(choice) <= 1 and one.chosen.choice
+    assert 1 < len(choice) <= gepa.FINALISTS and max(choice) - min(choice) <= 1 and one.best.choice
 
 
 @pytest.mark.parametrize("stays", [False, True])
@@ -170,14 +172,14 @@ def test_only_training_tasks_are_touched_and_those_set_aside_are_not_learnt_from
     assert len(set_aside) == 10 and len(learnt) == 16 and not set_aside & learnt
 
 
-def test_no_rollout_is_counted_twice(searched: tuple[Found, Path]) -> None:
+def test_no_rollout_is_counted_twice(searched: tuple[GEPAResult, Path]) -> None:
     one, folder = searched
     rollouts = [r for path in (folder / ".cache/rollouts").glob("*.jsonl") for r in load(path, Rollout)]
     assert len(rollouts) == len({rollout.id for rollout in rollouts}) == spent(one) == BUDGET
 
 
 def test_equal_seeds_give_equal_bytes_and_another_seed_another_search(
-    tmp_path: Path, searched: tuple[Found, Path]
+    tmp_path: Path, searched: tuple[GEPAResult, Path]
 ) -> None:
     first = written(searched[1] / "gepa")
     assert published(found(), tmp_path / "second") == first
@@ -207,7 +209,7 @@ def stage(folder: Path, *, code: int = 0, **variables: str) -> str:
 
 
 def test_a_stage_that_is_killed_and_started_again_ends_in_the_same_result(
-    tmp_path: Path, searched: tuple[Found, Path]
+    tmp_path: Path, searched: tuple[GEPAResult, Path]
 ) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
@@ -277,7 +279,7 @@ def test_a_language_model_reflects_on_what_happened_and_is_asked_once(
     with Answering(writes(answer("Two\nlines"), answer("- " + MODEL), answer(MODEL, FRIENDLY))) as server:
         server.use(monkeypatch)
         one = found(run)
-    assert one.chosen.lines == (MODEL,) and spent(one) == BUDGET
+    assert one.best.lines == (MODEL,) and spent(one) == BUDGET
     first, again = texts(server.requests[0]), texts(server.requests[1])
     assert "update_zip" in first and "where a right solution makes" in first and 'outcome="failed"' in first
     assert "line break" in again and server.requests[0]["model"] == "some/model"
@@ -315,14 +317,14 @@ def test_a_served_policy_is_prompted_too(monkeypatch: pytest.MonkeyPatch) -> Non
     with Answering(acts) as server:
         server.use(monkeypatch)
         one = found(run, budget=200)
-    assert one.chosen.lines[-1] == SHORT and one.candidates[0].pass_rate == 0.0 < one.chosen.pass_rate
+    assert one.best.lines[-1] == SHORT and one.candidates[0].pass_rate == 0.0 < one.best.pass_rate
 
 
 def test_the_embedded_model_is_prompted_too(tiny: Path) -> None:
     settings = {"temperature": 1.0, "max_turns": 2, "max_tokens": 4}
     run = run_of("baselines.gepa.validation=8", policy="captrain.policies.local.LocalPolicy", **settings)
     one = found(run, budget=90, base=tiny)
-    assert spent(one) == 90 and one.chosen.lines == () and one.chosen.pass_rate < 1.0
+    assert spent(one) == 90 and one.best.lines == () and one.best.pass_rate < 1.0
 
 
 def rollout(kind: str, actions: Callable[[list[Message]], list[Message]]) -> Rollout:

@@ -21,7 +21,7 @@ ends in the same result. The library's own way to resume does not.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 
 from tqdm import tqdm
 
@@ -34,11 +34,12 @@ from captrain.contract import Target
 from captrain.errors import InfrastructureError, UserError
 from captrain.ledger import LedgerEntry, budget, ledger_entry
 from captrain.policies import load_policy
-from captrain.records import Purpose, Rollout, Task, digest, publish, publish_json, publish_text
+from captrain.records import JsonObject, Purpose, Rollout, Task, digest, publish, publish_json, publish_text
 from captrain.rollouts import collect
 
 if TYPE_CHECKING:
     from gepa.core.adapter import EvaluationBatch
+    from gepa.core.callbacks import CandidateAcceptedEvent, CandidateRejectedEvent, IterationStartEvent
 
 NAME = "gepa"
 GUIDANCE = "guidance"
@@ -48,6 +49,9 @@ CHOICE = 0.25
 mostly the luckiest."""
 FINALISTS = 4
 """Candidates among which is chosen."""
+
+ReflectiveDataset = Mapping[str, Sequence[Mapping[str, Rollout]]]
+"""By component of a candidate: the rollouts that a proposal is made from, each as the library's record."""
 
 
 class Case(NamedTuple):
@@ -80,35 +84,41 @@ class Candidate:
     @property
     def pass_rate(self) -> float:
         """Its pass rate over all its validation rollouts."""
-        both = self.search + self.choice
-        return sum(both) / len(both)
+        rollouts = self.search + self.choice
+        return sum(rollouts) / len(rollouts)
 
-    def row(self, chosen: bool) -> dict[str, Any]:
+    def row(self, selected: bool) -> JsonObject:
         """What a reader of the search wants to know."""
         return {
-            "candidate": self.number, "parent": self.parent, "step": self.step, "lines": list(self.lines),
-            "rollouts": self.rollouts, "minibatch": [round(mean, 6) for mean in self.minibatch],
-            "accepted": self.accepted, "validation": _counted(self.search), "choice": _counted(self.choice),
-            "chosen": chosen,
-        }  # fmt: skip
+            "candidate": self.number,
+            "parent": self.parent,
+            "step": self.step,
+            "lines": list(self.lines),
+            "rollouts": self.rollouts,
+            "minibatch": [round(mean, 6) for mean in self.minibatch],
+            "accepted": self.accepted,
+            "validation": _pass_counts(self.search),
+            "choice": _pass_counts(self.choice),
+            "chosen": selected,
+        }
 
 
-def _counted(passed: Sequence[bool]) -> dict[str, int]:
+def _pass_counts(passed: Sequence[bool]) -> dict[str, int]:
     return {"scored": len(passed), "passed": sum(passed)}
 
 
 @dataclass(frozen=True)
-class Found:
-    """The candidate that was taken, every candidate in the order of proposal, and what all of it has spent. `asked`:
+class GEPAResult:
+    """The candidate that was taken, every candidate in the order of proposal, and what all of it has spent. `usage`:
     what the reflecting model's answers took; {} without one."""
 
-    chosen: Candidate
+    best: Candidate
     candidates: list[Candidate]
     ledger: list[LedgerEntry]
-    asked: dict[str, Any]
+    usage: JsonObject
 
 
-def optimise(spec: Spec, base: Path, budget: int) -> Found:
+def optimise(spec: Spec, base: Path, budget: int) -> GEPAResult:
     """Search for lines of guidance, with exactly `budget` rollouts.
 
     Args:
@@ -145,16 +155,21 @@ def optimise(spec: Spec, base: Path, budget: int) -> Found:
         optimize(
             {GUIDANCE: ""},
             trainset=[Case("training", task) for task in tasks[settings.validation :]],
-            valset=validation, adapter=adapter, reflection_minibatch_size=settings.minibatch,
-            stop_callbacks=[lambda gepa_state: search.over], callbacks=[adapter], logger=Silent(), seed=spec.seed,
+            valset=validation,
+            adapter=adapter,
+            reflection_minibatch_size=settings.minibatch,
+            stop_callbacks=[lambda gepa_state: search.over],
+            callbacks=[adapter],
+            logger=Silent(),
+            seed=spec.seed,
             track_best_outputs=False,
-        )  # fmt: skip
+        )
         # The library swallows what proposers raise, and goes on.
         if search.fault is not None:
             raise search.fault
-        chosen = search.choose()
-    assert search.spent == budget
-    return Found(chosen, search.candidates, search.ledger(), search.proposer.asked)
+        best = search.choose()
+    assert search.total == budget
+    return GEPAResult(best, search.candidates, search.ledger(), search.proposer.usage)
 
 
 class Silent:
@@ -176,14 +191,14 @@ class Search:
         validation: the cases set aside.
     """
 
-    bar: Any = None
+    bar: "tqdm[NoReturn]"
 
     def __init__(
         self, spec: Spec, base: Path, budget: int, target: Target, proposer: Proposer, validation: Sequence[Case]
     ) -> None:
         self.spec, self.base, self.budget = spec, base, budget
         self.target, self.proposer, self.validation = target, proposer, validation
-        self.spent = 0
+        self.total = 0
         self.fault: Exception | None = None
         self.candidates = [Candidate(0, None, 0, (), accepted=True)]
         self._pool: dict[Lines, Candidate] = {(): self.candidates[0]}
@@ -195,21 +210,26 @@ class Search:
     def over(self) -> bool:
         """Whether another step of the search could exceed what it may spend, or the proposer has failed."""
         step = (2 * self.spec.baselines.gepa.minibatch + len(self.validation)) * (1 + self.spec.rollouts.retries)
-        return self.fault is not None or self.spent + step > self.budget or self.spent >= (1 - CHOICE) * self.budget
+        return self.fault is not None or self.total + step > self.budget or self.total >= (1 - CHOICE) * self.budget
 
     def play(self, lines: Lines, cases: Sequence[Case], trial: int, retries: int) -> list[Rollout]:
         """Play cases of one purpose, and count what it took."""
-        had = self.spec.policy.settings().get(GUIDANCE, [])
-        guided = self.spec.policy.model_copy(update={GUIDANCE: [*had, *lines]})
+        configured = self.spec.policy.settings().get(GUIDANCE, [])
+        guided = self.spec.policy.model_copy(update={GUIDANCE: [*configured, *lines]})
         policy = load_policy(guided, self.base, self.spec.machine, batch=self.spec.machine.batch)
         # Trials of a call are counted from 0 on: a later one is drawn under a seed of its own.
         seed = int(digest(self.spec.seed, trial)[:8], 16) if trial else self.spec.seed
         rollouts = collect(
-            policy, self.target, [case.task for case in cases], purpose=cases[0].purpose, seed=seed, retries=retries,
+            policy,
+            self.target,
+            [case.task for case in cases],
+            purpose=cases[0].purpose,
+            seed=seed,
+            retries=retries,
             quiet=True,
-        )  # fmt: skip
+        )
         self._entries.append(ledger_entry(rollouts, stage=NAME, method=NAME, item=NAME))
-        self.spent += self._entries[-1].rollouts
+        self.total += self._entries[-1].rollouts
         self.bar.update(self._entries[-1].rollouts)
         return rollouts
 
@@ -226,32 +246,36 @@ class Search:
         lines = _lines(candidate[GUIDANCE])
         validating = batch[0].purpose == "validation"
         # Of these the first validation alone may find less than `over` sees to.
-        retries = min(self.spec.rollouts.retries, (self.budget - self.spent) // len(batch) - 1)
+        retries = min(self.spec.rollouts.retries, (self.budget - self.total) // len(batch) - 1)
         rollouts = self.play(lines, batch, 0 if validating else self._step, retries)
         passed = [rollout.outcome == "passed" for rollout in rollouts if rollout.outcome != "error"]
         if not passed:
-            told = rollouts[-1].error
-            raise InfrastructureError(f"gepa: all {len(batch)} rollouts of a batch ended in errors, the last: {told}")
+            message = rollouts[-1].error
+            raise InfrastructureError(
+                f"gepa: all {len(batch)} rollouts of a batch ended in errors, the last: {message}"
+            )
         mean = sum(passed) / len(passed)
         if not validating:
             self._minibatch.append(mean)
         else:
-            one = self._pool.setdefault(lines, self.candidates[-1])
-            one.search, one.rollouts = passed, self.spent
-        scores = [mean if one.outcome == "error" else float(one.outcome == "passed") for one in rollouts]
+            validated = self._pool.setdefault(lines, self.candidates[-1])
+            validated.search, validated.rollouts = passed, self.total
+        scores = [mean if rollout.outcome == "error" else float(rollout.outcome == "passed") for rollout in rollouts]
         return EvaluationBatch(outputs=[None] * len(rollouts), scores=scores, trajectories=rollouts)
 
     def make_reflective_dataset(
         self, candidate: dict[str, str], eval_batch: "EvaluationBatch[Rollout, None]", components_to_update: list[str]
-    ) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+    ) -> ReflectiveDataset:
         """See `gepa.core.adapter.GEPAAdapter`: the rollouts themselves; a proposer shows of them what it needs."""
         whole = [rollout for rollout in eval_batch.trajectories or [] if rollout.outcome != "error"]
         return {GUIDANCE: [{"rollout": rollout} for rollout in whole]}
 
     def propose_new_texts(
-        self, candidate: dict[str, str], reflective_dataset: Mapping[str, Sequence[Mapping[str, Any]]],
+        self,
+        candidate: dict[str, str],
+        reflective_dataset: ReflectiveDataset,
         components_to_update: list[str],
-    ) -> dict[str, str]:  # fmt: skip
+    ) -> dict[str, str]:
         """See `gepa.core.adapter.GEPAAdapter`. What the proposer raises is kept: the library would go on without."""
         if self.fault is not None:  # it asks a second time
             raise self.fault
@@ -267,36 +291,39 @@ class Search:
         self.candidates.append(Candidate(len(self.candidates), parent.number, self._step, lines))
         return {GUIDANCE: "\n".join(lines)}
 
-    def on_iteration_start(self, event: Mapping[str, Any]) -> None:
+    def on_iteration_start(self, event: "IterationStartEvent") -> None:
         """A step begins."""
         self._step, self._minibatch = event["iteration"], []
 
-    def on_candidate_rejected(self, event: Mapping[str, Any]) -> None:
+    def on_candidate_rejected(self, event: "CandidateRejectedEvent") -> None:
         """A candidate was no better than its parent."""
         self._settle(accepted=False)
 
-    def on_candidate_accepted(self, event: Mapping[str, Any]) -> None:
+    def on_candidate_accepted(self, event: "CandidateAcceptedEvent") -> None:
         """A candidate was better than its parent, and has been validated."""
         self._settle(accepted=True)
 
     def _settle(self, accepted: bool) -> None:
-        one = self.candidates[-1]
-        one.minibatch, one.accepted, one.rollouts = self._minibatch, accepted, self.spent
+        candidate = self.candidates[-1]
+        candidate.minibatch, candidate.accepted, candidate.rollouts = self._minibatch, accepted, self.total
 
     def choose(self) -> Candidate:
         """Spend what is left on the best candidates, and take the best of them; of equals that with fewer lines, and
         of these the earlier."""
-        best = sorted(self._pool.values(), key=lambda one: (-(one.validation or 0.0), one.number))[:FINALISTS]
-        left, trial = self.budget - self.spent, 0
-        while left:
+        ranked = sorted(self._pool.values(), key=lambda candidate: (-(candidate.validation or 0.0), candidate.number))
+        finalists = ranked[:FINALISTS]
+        remaining, trial = self.budget - self.total, 0
+        while remaining:
             trial += 1
-            turns = [(case, one) for case in self.validation for one in best][:left]
-            for one in best:
-                if cases := [case for case, other in turns if other is one]:
-                    rollouts = self.play(one.lines, cases, trial, retries=0)
-                    one.choice += [rollout.outcome == "passed" for rollout in rollouts if rollout.outcome != "error"]
-            left -= len(turns)
-        return min(best, key=lambda one: (-one.pass_rate, len(one.lines), one.number))
+            turns = [(case, candidate) for case in self.validation for candidate in finalists][:remaining]
+            for candidate in finalists:
+                if cases := [case for case, player in turns if player is candidate]:
+                    rollouts = self.play(candidate.lines, cases, trial, retries=0)
+                    candidate.choice += [
+                        rollout.outcome == "passed" for rollout in rollouts if rollout.outcome != "error"
+                    ]
+            remaining -= len(turns)
+        return min(finalists, key=lambda candidate: (-candidate.pass_rate, len(candidate.lines), candidate.number))
 
     def ledger(self) -> list[LedgerEntry]:
         """What was spent, one entry a purpose."""
@@ -314,30 +341,35 @@ def _lines(text: str) -> Lines:
     return tuple(line for line in text.split("\n") if line)
 
 
-def publish_gepa(found: Found | None, results: Path) -> None:
+def publish_gepa(result: GEPAResult | None, results: Path) -> None:
     """Write index, ledger, history and candidates; with nothing in them where GEPA was not run.
 
     history.csv has one row a candidate: step, rollouts so far, validation pass rate in the search ("" for a rejected
     candidate, which is not validated), number of lines, and whether it was accepted (1) or not (0).
     """
-    candidates = found.candidates if found else []
+    candidates = result.candidates if result else []
     index = {}
-    if found:
-        lines = list(found.chosen.lines)
-        total = sum(entry.rollouts for entry in found.ledger)
+    if result:
+        lines = list(result.best.lines)
+        total = sum(entry.rollouts for entry in result.ledger)
         index[NAME] = {"digest": digest(lines), "path": "", "guidance": lines, "rollouts": total, "discarded": 0}
     rows = [
-        (one.step, one.rollouts, "" if one.validation is None else round(one.validation, 6), len(one.lines),
-         int(one.accepted))
-        for one in candidates
-    ]  # fmt: skip
+        (
+            candidate.step,
+            candidate.rollouts,
+            "" if candidate.validation is None else round(candidate.validation, 6),
+            len(candidate.lines),
+            int(candidate.accepted),
+        )
+        for candidate in candidates
+    ]
     table = [("step", "rollouts", "validation", "lines", "accepted"), *rows]
     publish_text(results / "history.csv", "".join(",".join(map(str, row)) + "\n" for row in table))
-    kept = [line_of(one.row(found is not None and one is found.chosen)) for one in candidates]
-    publish_text(results / "candidates.jsonl", "".join(f"{line}\n" for line in kept))
-    if found and found.asked:
-        publish_json(results / "asked.json", found.asked)
-    publish(results / "ledger.jsonl", found.ledger if found else [])
+    records = [line_of(candidate.row(result is not None and candidate is result.best)) for candidate in candidates]
+    publish_text(results / "candidates.jsonl", "".join(f"{line}\n" for line in records))
+    if result and result.usage:
+        publish_json(results / "asked.json", result.usage)
+    publish(results / "ledger.jsonl", result.ledger if result else [])
     publish_json(results / "index.json", index)
 
 
@@ -352,9 +384,9 @@ class GEPABaseline(Baseline):
 
     def compute(self, spec: Spec) -> str:
         """See `Baseline.compute`."""
-        search = optimise(spec, Path("artifacts/base"), budget(trace_ledger()))
-        publish_gepa(search, Path("results") / self.name)
-        return "\n".join([f"{len(search.chosen.lines)} lines of guidance", *search.chosen.lines])
+        result = optimise(spec, Path("artifacts/base"), budget(trace_ledger()))
+        publish_gepa(result, Path("results") / self.name)
+        return "\n".join([f"{len(result.best.lines)} lines of guidance", *result.best.lines])
 
     def publish_nothing(self) -> None:
         """See `Baseline.publish_nothing`."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from string import Template
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -19,7 +19,7 @@ from captrain.capabilities import compact, fenced, line_of, rendered
 from captrain.config import ModelAccess, Spec
 from captrain.contract import calls_of
 from captrain.models import Question, StructuredAnswers
-from captrain.records import Message, Rollout
+from captrain.records import JsonObject, Message, Rollout
 
 Lines = tuple[str, ...]
 
@@ -32,7 +32,7 @@ MOST = 12
 """Lines that a model may write."""
 LONGEST = 400
 """Characters of a line that a model writes."""
-TOLD = 400
+QUOTED = 400
 """Characters of an error or of a call that feedback repeats."""
 
 
@@ -51,7 +51,7 @@ class Proposer(Protocol):
     """Proposes lines."""
 
     @property
-    def asked(self) -> dict[str, Any]:
+    def usage(self) -> JsonObject:
         """The model that was asked, and what its answers took, the same when a run is replayed; {} without one."""
         ...
 
@@ -60,7 +60,7 @@ class Proposer(Protocol):
         ...
 
 
-def proposer(spec: Spec, tools: list[dict[str, Any]]) -> Proposer:
+def proposer(spec: Spec, tools: list[JsonObject]) -> Proposer:
     """The configured proposer."""
     name = spec.baselines.gepa.model
     if name is not None:
@@ -80,14 +80,14 @@ class Walk:
     hold it in what the user asked for or in the feedback; nothing where it is less frequent).
 
     Args:
-        known: the lines.
+        vocabulary: the lines.
         seed: of the run.
     """
 
-    asked: dict[str, Any] = {}
+    usage: JsonObject = {}
 
-    def __init__(self, known: Sequence[str], seed: int) -> None:
-        self.known, self.seed = known, seed
+    def __init__(self, vocabulary: Sequence[str], seed: int) -> None:
+        self.vocabulary, self.seed = vocabulary, seed
 
     def propose(self, reflection: Reflection) -> Lines | None:
         """See `Proposer.propose`."""
@@ -103,26 +103,28 @@ class Walk:
 
     def _neighbours(self, reflection: Reflection) -> dict[Lines, float]:
         relevance = self._relevance(reflection.rollouts)
-        held = [line for line in self.known if line in reflection.lines]
-        others = [line for line in reflection.lines if line not in self.known]
+        present = [line for line in self.vocabulary if line in reflection.lines]
+        foreign = [line for line in reflection.lines if line not in self.vocabulary]
         return {
-            (*others, *(line for line in self.known if line != drop and (line in held or line == add))): (
+            (*foreign, *(line for line in self.vocabulary if line != drop and (line in present or line == add))): (
                 relevance.get(add, 1.0) / relevance.get(drop, 1.0)
             )
-            for add in ["", *(line for line in self.known if line not in held)]
-            for drop in ["", *held]
+            for add in ["", *(line for line in self.vocabulary if line not in present)]
+            for drop in ["", *present]
         }
 
     def _relevance(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
-        texts = [(one.outcome == "failed", _words(f"{requested(one)} {feedback(one)}")) for one in rollouts]
+        texts = [
+            (rollout.outcome == "failed", _words(f"{requested(rollout)} {feedback(rollout)}")) for rollout in rollouts
+        ]
 
         def share(word: str, failed: bool) -> float:
-            some = [word in words for outcome, words in texts if outcome == failed]
-            return sum(some) / len(some) if some else 0.0
+            present = [word in words for outcome, words in texts if outcome == failed]
+            return sum(present) / len(present) if present else 0.0
 
         return {
             line: 1.0 + sum(max(0.0, share(word, True) - share(word, False)) for word in sorted(_words(line)))
-            for line in self.known
+            for line in self.vocabulary
         }
 
 
@@ -131,10 +133,11 @@ def _words(text: str) -> set[str]:
     return set(re.findall("[a-z]{3,}", text.lower()))
 
 
-class Written(BaseModel):
+class WrittenGuidance(BaseModel):
     """A model's answer."""
 
-    model_config = ConfigDict(extra="forbid")
+    # The title is part of the key under which answers are stored: it stays what it was when they were asked for.
+    model_config = ConfigDict(extra="forbid", title="Written")
     reasoning: Annotated[str, Field(description="The causes of the failures, and what each line does about them.")]
     lines: Annotated[list[str], Field(description="All lines of guidance, in order.")]
 
@@ -148,17 +151,17 @@ class Model:
         tools: schemas of the agent's tools.
     """
 
-    def __init__(self, access: ModelAccess | None, name: str, tools: list[dict[str, Any]]) -> None:
+    def __init__(self, access: ModelAccess | None, name: str, tools: list[JsonObject]) -> None:
         self._answers = StructuredAnswers(access, name=name, temperature=TEMPERATURE, max_tokens=MAX_TOKENS)
         schemas = fenced("tools", "\n".join(line_of(tool["function"]) for tool in tools))
         prompt = files("captrain").joinpath("baselines/prompts/reflection.md").read_text()
         self._system = Template(prompt).substitute(tools=schemas, most=MOST)
 
     @property
-    def asked(self) -> dict[str, Any]:
-        """See `Proposer.asked`."""
-        answers = self._answers.usage
-        counts = {name: getattr(answers, name) for name in ("answers", "prompt_tokens", "completion_tokens")}
+    def usage(self) -> JsonObject:
+        """See `Proposer.usage`."""
+        totals = self._answers.usage
+        counts = {name: getattr(totals, name) for name in ("answers", "prompt_tokens", "completion_tokens")}
         return {"model": self._answers.name, **counts}
 
     def propose(self, reflection: Reflection) -> Lines | None:
@@ -172,19 +175,19 @@ class Model:
             return None
         share = CHARACTERS // len(reflection.rollouts)
         texts = [
-            fenced("rollout", shown(rollout, share), number=number, outcome=rollout.outcome)
+            fenced("rollout", rendered_rollout(rollout, share), number=number, outcome=rollout.outcome)
             for number, rollout in enumerate(reflection.rollouts, start=1)
         ]
         now = fenced("guidance", "\n".join(reflection.lines)) if reflection.lines else "There are none yet."
         question = Question(
             self._system,
             "\n\n".join([f"The lines of guidance as they are now:\n{now}", *texts]),
-            Written,
+            WrittenGuidance,
             draw=reflection.step,
-            check=lambda written: complaint(written.lines, reflection.lines),
+            check=lambda answer: complaint(answer.lines, reflection.lines),
         )
-        [written] = self._answers.ask([question], f"reflection {reflection.step}")
-        return _bare(written.lines)
+        [answer] = self._answers.ask([question], f"reflection {reflection.step}")
+        return _bare(answer.lines)
 
 
 def _bare(lines: Sequence[str]) -> Lines:
@@ -213,7 +216,7 @@ def requested(rollout: Rollout) -> str:
     return next((str(message["content"]) for message in rollout.messages if message["role"] == "user"), "")
 
 
-def shown(rollout: Rollout, budget: int) -> str:
+def rendered_rollout(rollout: Rollout, budget: int) -> str:
     """A rollout with its feedback, as a model reads it."""
     return f"{rendered(compact(rollout.messages, budget))}\n{line_of({'feedback': feedback(rollout)})}"
 
@@ -222,15 +225,15 @@ def feedback(rollout: Rollout) -> str:
     """What came of a rollout: its outcome, the named parts of its score, what tools called an error, and where it left
     the path of the reference solution, if there is one."""
     score = rollout.score
-    said = [rollout.outcome + (f" with reward {score.reward:g}" if score else "")]
+    remarks = [rollout.outcome + (f" with reward {score.reward:g}" if score else "")]
     if score and score.parts:
-        said.append("score: " + ", ".join(f"{name} {value:g}" for name, value in score.parts.items()))
-    said += [
+        remarks.append("score: " + ", ".join(f"{name} {value:g}" for name, value in score.parts.items()))
+    remarks += [
         f"tool {message.get('name', '')} said: {_head(message)}" for message in rollout.messages if _refusal(message)
     ]
     if rollout.outcome == "failed" and rollout.reference:
-        said.append(divergence(rollout.messages, rollout.reference))
-    return "; ".join(said)
+        remarks.append(divergence(rollout.messages, rollout.reference))
+    return "; ".join(remarks)
 
 
 def _refusal(message: Message) -> bool:
@@ -238,23 +241,25 @@ def _refusal(message: Message) -> bool:
 
 
 def _head(message: Message) -> str:
-    return str(message.get("content") or "")[:TOLD]
+    return str(message.get("content") or "")[:QUOTED]
 
 
 def divergence(messages: Sequence[Message], reference: Sequence[Message]) -> str:
     """The first call in which a rollout differs from the reference solution; what is said is not compared."""
-    made, wanted = (
-        [call for one in some if one["role"] == "assistant" for call in calls_of(one)] for some in (messages, reference)
-    )
-    for number, (mine, theirs) in enumerate(zip(made, wanted, strict=False), start=1):
-        if mine != theirs:
-            return f"call {number} was {_call(mine)}, where a right solution makes {_call(theirs)}"
-    if len(made) < len(wanted):
-        return f"it ended where a right solution makes {_call(wanted[len(made)])}"
-    if len(made) > len(wanted):
-        return f"it made all calls of a right solution, and then {_call(made[len(wanted)])}"
+    calls, expected = _agent_calls(messages), _agent_calls(reference)
+    for number, (call, solution) in enumerate(zip(calls, expected, strict=False), start=1):
+        if call != solution:
+            return f"call {number} was {_call(call)}, where a right solution makes {_call(solution)}"
+    if len(calls) < len(expected):
+        return f"it ended where a right solution makes {_call(expected[len(calls)])}"
+    if len(calls) > len(expected):
+        return f"it made all calls of a right solution, and then {_call(calls[len(expected)])}"
     return "its calls are those of a right solution; what it said, or left unsaid, is not"
 
 
-def _call(call: tuple[str, dict[str, Any]]) -> str:
-    return f"{call[0]} {line_of(call[1])}"[:TOLD]
+def _agent_calls(messages: Sequence[Message]) -> list[tuple[str, JsonObject]]:
+    return [call for message in messages if message["role"] == "assistant" for call in calls_of(message)]
+
+
+def _call(call: tuple[str, JsonObject]) -> str:
+    return f"{call[0]} {line_of(call[1])}"[:QUOTED]
