@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from captrain.baselines import awm, scenarios
-from captrain.baselines.awm import narrowed, untargeted_environments
+from captrain.baselines.awm import narrowed_desk, untargeted_environments
 from captrain.baselines.scenarios import published_scenarios, text_of
 from captrain.benchmarks import servicedesk as desk
 from captrain.config import Spec, compose_spec, publish_spec
@@ -190,9 +190,9 @@ class TestOwn:
         }
 
     def test_seed_and_number_alone_decide_the_text(self) -> None:
-        texts = {(seed, number): narrowed("one", seed, number) for seed in range(2) for number in range(6)}
+        texts = {(seed, number): narrowed_desk("one", seed, number) for seed in range(2) for number in range(6)}
         assert len(set(texts.values())) == len(texts)
-        assert all(narrowed("one", *key) == text for key, text in texts.items())
+        assert all(narrowed_desk("one", *key) == text for key, text in texts.items())
 
     def test_each_is_a_desk_that_pays_half_for_parts_and_half_for_success(self, drawn: Path) -> None:
         target = load_file(drawn / "untargeted_00.py")

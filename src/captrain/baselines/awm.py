@@ -86,7 +86,7 @@ def drawn_environments(spec: Spec, folder: Path) -> list[Passport]:
     count, passed, complaints = spec.baselines.awm.environments, list[Passport](), list[str]()
     for number in range(DRAWS * count):
         name = f"untargeted_{number:02d}"
-        text = narrowed(name, spec.seed, number)
+        text = narrowed_desk(name, spec.seed, number)
         path = folder / f"{name}.py"
         publish_text(path, text)
         capability = Capability(id=name, name=name, description="untargeted")
@@ -113,7 +113,7 @@ def publish_passport(folder: Path, passport: Passport, text: str) -> None:
     publish_text(folder / f"{passport.capability}.md", passport_page(passport, text))
 
 
-def narrowed(name: str, seed: int, number: int) -> str:
+def narrowed_desk(name: str, seed: int, number: int) -> str:
     """The text of an environment: the desk, narrowed to requests that seed and number alone decide."""
     rng = random.Random(f"untargeted-{seed}-{number}")
     requests = [_request(rng) for _ in range(rng.randint(*REQUESTS))]

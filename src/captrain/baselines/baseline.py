@@ -90,8 +90,8 @@ class Baseline:
         if self.learns_from == "demonstrations":
             return 0
         shared = calibration / capabilities if self.first_capability else calibration
-        spent = {DIAGNOSIS: diagnosis, CALIBRATION: shared}
-        return diagnosis + calibration + training - sum(spent[stage] for stage in self.rests_on)
+        costs = {DIAGNOSIS: diagnosis, CALIBRATION: shared}
+        return diagnosis + calibration + training - sum(costs[stage] for stage in self.rests_on)
 
     def demonstrations(self, spec: Spec) -> tuple[int, int]:
         """How many demonstrations it is trained on, and how often on each; (0, 0) where it is trained on none."""

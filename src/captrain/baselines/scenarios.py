@@ -16,11 +16,10 @@ database, or where it raises, are left out, and the passport counts them.
 import ast
 import random
 import re
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -30,7 +29,7 @@ from captrain.contract import Target
 from captrain.environments import HeldOutTasks, Standard, Subject, failed_check, make_standard, passport_page, probes
 from captrain.environments.sandbox import MODULES, installed_packages, load_confined
 from captrain.errors import EnvironmentFault, UserError
-from captrain.records import Check, Passport, publish_json, publish_text
+from captrain.records import Check, JsonObject, Message, Passport, publish_json, publish_text
 
 LAYOUT = ("gen_tasks", "gen_db", "gen_sample", "gen_spec", "gen_envs", "gen_verifier.pure_code")
 LAYOUT_REMEDY = "give a folder in the layout of the Agent World Model, or leave baselines.awm.source empty"
@@ -39,6 +38,9 @@ LAYOUT_REMEDY = "give a folder in the layout of the Agent World Model, or leave 
 class _Row(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
     scenario: str
+
+
+AnyRow = TypeVar("AnyRow", bound=_Row)
 
 
 class _Part(BaseModel):
@@ -146,9 +148,8 @@ class Verifier(_Row):
     verification: Code
 
 
-KINDS: dict[str, type[_Row]] = dict(zip(LAYOUT, (Tasks, Database, Sample, Api, Source, Verifier), strict=True))
-TYPES = {"int": "integer", "integer": "integer", "float": "number", "number": "number", "bool": "boolean",
-         "boolean": "boolean", "array": "array", "list": "array", "object": "object", "dict": "object"}  # fmt: skip
+TYPES = {name: name for name in ("integer", "number", "boolean", "array", "object")}
+TYPES |= {"int": "integer", "float": "number", "bool": "boolean", "list": "array", "dict": "object"}
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,7 @@ class Scenario:
     name: str
     statements: list[str]
     code: str
-    routes: dict[str, dict[str, Any]]
+    routes: dict[str, JsonObject]
     tasks: list[dict[str, str]]
 
 
@@ -174,66 +175,84 @@ def scenarios(folder: Path) -> list[Scenario]:
     Raises:
         UserError: a file is missing, a line is not of the layout, or no scenario is in all files.
     """
-    rows = {name: _rows(folder / f"{name}.jsonl", kind) for name, kind in KINDS.items()}
-    one: dict[str, dict[str, Any]] = {
-        name: {slug(row.scenario): row for row in found} for name, found in rows.items() if name != LAYOUT[-1]
-    }
+    paths = {name: folder / f"{name}.jsonl" for name in LAYOUT}
+    requests = _by_scenario(paths["gen_tasks"], Tasks)
+    databases = _by_scenario(paths["gen_db"], Database)
+    samples = _by_scenario(paths["gen_sample"], Sample)
+    apis = _by_scenario(paths["gen_spec"], Api)
+    sources = _by_scenario(paths["gen_envs"], Source)
     checks: dict[str, dict[int, str]] = {}
-    for row in rows[LAYOUT[-1]]:
-        assert isinstance(row, Verifier)
-        checks.setdefault(slug(row.scenario), {})[row.task_idx] = row.verification.code
-    joined = [name for name in one["gen_tasks"] if name in checks and all(name in found for found in one.values())]
-    if not joined:
+    for verifier in _rows(paths["gen_verifier.pure_code"], Verifier):
+        checks.setdefault(slug(verifier.scenario), {})[verifier.task_idx] = verifier.verification.code
+    names = [name for name in requests if all(name in rows for rows in (databases, samples, apis, sources, checks))]
+    if not names:
         raise UserError(f"no scenario is in all of {', '.join(LAYOUT)} of {folder}", LAYOUT_REMEDY)
-    return [_scenario(name, {kind: found[name] for kind, found in one.items()}, checks[name]) for name in joined]
+    return [
+        Scenario(
+            name=name,
+            statements=_statements(databases[name].db_schema, samples[name].sample_data),
+            code=sources[name].full_code,
+            routes={
+                endpoint.operation_id: _route(endpoint)
+                for group in apis[name].api_spec.api_groups
+                for endpoint in group.endpoints
+            },
+            tasks=[
+                {"task": task, "check": checks[name][index]}
+                for index, task in enumerate(requests[name].tasks)
+                if index in checks[name]
+            ],
+        )
+        for name in names
+    ]
 
 
-def _rows(path: Path, kind: type[_Row]) -> list[_Row]:
+def _by_scenario(path: Path, kind: type[AnyRow]) -> dict[str, AnyRow]:
+    return {slug(row.scenario): row for row in _rows(path, kind)}
+
+
+def _rows(path: Path, kind: type[AnyRow]) -> list[AnyRow]:
     if not path.is_file():
         raise UserError(f"{path} is missing", LAYOUT_REMEDY)
-    found: list[_Row] = []
+    rows: list[AnyRow] = []
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         try:
-            found += [kind.model_validate_json(line)] if line.strip() else []
+            rows += [kind.model_validate_json(line)] if line.strip() else []
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
-            where = ".".join(str(part) for part in first["loc"])
-            problem = f"{first['msg']}{f' at {where}' if where else ''}"
+            field = ".".join(str(part) for part in first["loc"])
+            problem = f"{first['msg']}{f' at {field}' if field else ''}"
             raise UserError(f"{path}, line {number} is not of the layout ({problem})", LAYOUT_REMEDY) from None
-    return found
+    return rows
 
 
-def _scenario(name: str, found: Mapping[str, Any], checks: Mapping[int, str]) -> Scenario:
-    schema, sample = found["gen_db"].db_schema, found["gen_sample"].sample_data
-    made = [statement for table in schema.tables for statement in (table.ddl, *table.indexes, *table.examples)]
-    rows = [statement for table in sample.tables for statement in table.insert_statements]
-    endpoints = [one for group in found["gen_spec"].api_spec.api_groups for one in group.endpoints]
-    asked = enumerate(found["gen_tasks"].tasks)
-    return Scenario(
-        name=name,
-        statements=[*made, "PRAGMA foreign_keys = ON", *rows],
-        code=found["gen_envs"].full_code,
-        routes={endpoint.operation_id: _route(endpoint) for endpoint in endpoints},
-        tasks=[{"task": task, "check": checks[at]} for at, task in asked if at in checks],
-    )
+def _statements(schema: Schema, sample: Rows) -> list[str]:
+    """What makes a database: its tables, then their rows, whose references are checked."""
+    definitions = [statement for table in schema.tables for statement in (table.ddl, *table.indexes, *table.examples)]
+    inserts = [statement for table in sample.tables for statement in table.insert_statements]
+    return [*definitions, "PRAGMA foreign_keys = ON", *inserts]
 
 
-def _route(endpoint: Endpoint) -> dict[str, Any]:
+def _route(endpoint: Endpoint) -> JsonObject:
     """An operation as the driver takes it, from its specification."""
-    given = endpoint.request_params
+    parameters = endpoint.request_params
 
-    def where(place: str) -> list[str]:
-        return [name for name, one in given.items() if one.param_type == place]
+    def names(place: str) -> list[str]:
+        return [name for name, parameter in parameters.items() if parameter.param_type == place]
 
-    required = [name for name, one in given.items() if one.required]
     properties = {
-        name: {"type": TYPES.get(one.type, "string"), "description": one.description} for name, one in given.items()
+        name: {"type": TYPES.get(parameter.type, "string"), "description": parameter.description}
+        for name, parameter in parameters.items()
     }
+    required = [name for name, parameter in parameters.items() if parameter.required]
     return {
-        "path": endpoint.path, "method": endpoint.method.upper(), "in_path": where("path"), "in_query": where("query"),
+        "path": endpoint.path,
+        "method": endpoint.method.upper(),
+        "in_path": names("path"),
+        "in_query": names("query"),
         "description": endpoint.description or endpoint.summary,
         "parameters": {"type": "object", "properties": properties, "required": required},
-    }  # fmt: skip
+    }
 
 
 def text_of(scenario: Scenario) -> str:
@@ -254,8 +273,8 @@ def imported(code: str) -> list[str]:
     main = {inner for node in nodes if isinstance(node, ast.If) for inner in ast.walk(node)}
     names = [alias.name for node in nodes if isinstance(node, ast.Import) and node not in main for alias in node.names]
     names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and node not in main]
-    known = {module.partition(".")[0] for module in MODULES}
-    return sorted({name.partition(".")[0] for name in ["sqlite3", *names]} - known)
+    available = {module.partition(".")[0] for module in MODULES}
+    return sorted({name.partition(".")[0] for name in ["sqlite3", *names]} - available)
 
 
 def published_scenarios(source: Path, spec: Spec, folder: Path) -> list[Passport]:
@@ -305,34 +324,39 @@ def examined_scenario(scenario: Scenario, folder: Path, spec: Spec, tests: HeldO
     text, checks, fingerprint = text_of(scenario), list[Check](), ""
     publish_text(path, text)
     try:
-        kept = sound(scenario, load_confined(path, spec.machine.sandbox))
-        left = len(scenario.tasks) - len(kept)
-        detail = f"{left} left out: done on the untouched database, or their verifier raised"
-        checks.append(Check(name="tasks", passed=bool(kept), measured=len(kept), bound="at least 1", detail=detail))
-        if kept:
-            text = text_of(Scenario(**{**asdict(scenario), "tasks": kept}))
+        tasks = sound(scenario, load_confined(path, spec.machine.sandbox))
+        discarded = len(scenario.tasks) - len(tasks)
+        detail = f"{discarded} left out: done on the untouched database, or their verifier raised"
+        checks.append(Check(name="tasks", passed=bool(tasks), measured=len(tasks), bound="at least 1", detail=detail))
+        if tasks:
+            text = text_of(Scenario(**{**asdict(scenario), "tasks": tasks}))
             publish_text(path, text)
             target = load_confined(path, spec.machine.sandbox)
             fingerprint = target.fingerprint
-            checks += inspected(target, path, Standard(target.tools, tests, spec.environments), len(kept))
+            checks += inspected(target, path, Standard(target.tools, tests, spec.environments), len(tasks))
     except EnvironmentFault as fault:
         checks.append(failed_check("it plays", fault))
     passport = Passport(
-        capability=scenario.name, environment=fingerprint, attempt=0, trusted=False, calibration_tasks=0, checks=checks,
+        capability=scenario.name,
+        environment=fingerprint,
+        attempt=0,
+        trusted=False,
+        calibration_tasks=0,
+        checks=checks,
         passed=all(check.passed for check in checks),
-    )  # fmt: skip
+    )
     return passport, text
 
 
 def sound(scenario: Scenario, target: Target) -> list[dict[str, str]]:
     """The tasks that are not done before anything is done, and whose verifier does not raise there."""
-    kept = []
+    sound_tasks = []
     tasks = target.tasks("training", len(scenario.tasks)) if scenario.tasks else []
-    for task, asked in zip(tasks, scenario.tasks, strict=True):
+    for task, source in zip(tasks, scenario.tasks, strict=True):
         score = target.floor(task)
         if not score.success and not score.parts["raised"]:
-            kept.append(asked)
-    return kept
+            sound_tasks.append(source)
+    return sound_tasks
 
 
 def inspected(target: Target, path: Path, against: Standard, count: int) -> list[Check]:
@@ -340,20 +364,29 @@ def inspected(target: Target, path: Path, against: Standard, count: int) -> list
     subject = Subject(target, path, against, ())
     tasks = target.tasks("training", count)
 
-    def play(at: int) -> Any:
-        return subject.act(tasks[at], probes.random_agent(target.tools, random.Random(f"random/{at}")))
+    def play(index: int) -> list[Message]:
+        return subject.act(tasks[index], probes.random_agent(target.tools, random.Random(f"random/{index}")))
 
-    different = [tasks[at].id for at in range(count) if play(at) != play(at)]
-    named = against.tests.named(path.read_text())
+    different = [tasks[index].id for index in range(count) if play(index) != play(index)]
+    leaked = against.tests.named(path.read_text())
     refusals = int(target.about["statements refused"])
     return [
         Check(
-            name="same play, same observations", passed=not different, measured=float(not different), bound="1",
-            detail="random calls meet other observations" if different else "", task=next(iter(different), ""),
+            name="same play, same observations",
+            passed=not different,
+            measured=float(not different),
+            bound="1",
+            detail="random calls meet other observations" if different else "",
+            task=next(iter(different), ""),
         ),
-        Check(name="ids of test tasks", passed=not named, measured=float(bool(named)), bound="at most 0", detail=named),
         Check(
-            name="statements that the schema refuses", passed=True, measured=float(refusals), bound="none advised",
+            name="ids of test tasks", passed=not leaked, measured=float(bool(leaked)), bound="at most 0", detail=leaked
+        ),
+        Check(
+            name="statements that the schema refuses",
+            passed=True,
+            measured=float(refusals),
+            bound="none advised",
             detail="they are left out" if refusals else "",
         ),
-    ]  # fmt: skip
+    ]

@@ -27,10 +27,10 @@ def single_jobs(spec: Spec, project: Path, trace: Sequence[LedgerEntry]) -> list
     first = next((capability.id for capability in ranked if capability.id in environments), None)
     if first is None:
         return []
-    spent = [
+    charged = [
         entry for entry in trace if entry.stage == DIAGNOSIS or (entry.stage == CALIBRATION and entry.item == first)
     ]
-    return [baseline_job("single", spec, project, [environments[first]], budget(trace) - budget(spent))]
+    return [baseline_job("single", spec, project, [environments[first]], budget(trace) - budget(charged))]
 
 
 BASELINE = GRPOBaseline(

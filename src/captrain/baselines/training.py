@@ -99,9 +99,9 @@ class SFTBaseline(Baseline):
         adapters = launch.run(self.teach, self.lessons(spec, Path()), spec.machine, self.name)
         if adapters:
             publish_adapters(adapters, self.name, columns=SFT_COLUMNS)
-        used = sum(adapter.demonstrations for adapter in adapters)
+        count = sum(adapter.demonstrations for adapter in adapters)
         discarded = sum(sum(adapter.left_out.values()) for adapter in adapters)
-        return f"{used} demonstrations, left out {discarded}"
+        return f"{count} demonstrations, left out {discarded}"
 
     def publish_nothing(self) -> None:
         """See `Baseline.publish_nothing`."""
