@@ -12,10 +12,10 @@ from captrain.records import Capability, RolloutLabels, load, publish, publish_j
 
 @entry_point
 def main() -> None:
-    chosen, folder = load_spec(), Path("results/capabilities")
+    spec, folder = load_spec(), Path("results/capabilities")
     labels = load(Path("artifacts/labels/labels.jsonl"), RolloutLabels)
     candidates = load(Path("results/labels/candidates.jsonl"), Capability)
-    selected = select(labels, candidates, chosen.selection, chosen.capabilities.count, chosen.seed)
+    selected = select(labels, candidates, spec.selection, spec.capabilities.count, spec.seed)
     publish_json(folder / "selection.json", selected.report)
     publish(folder / "capabilities.jsonl", selected.capabilities)
     publish_text(folder / "stability.csv", stability_table(selected.report).to_csv(index=False, float_format="%.6f"))

@@ -10,12 +10,12 @@ from captrain.execution import entry_point
 @entry_point
 def main() -> None:
     """Selection, environments, base -> artifacts/controls, results/controls."""
-    spec, results, said = load_spec(), Path("results"), ["no controls: controls.run is false"]
+    spec, results, lines = load_spec(), Path("results"), ["no controls: controls.run is false"]
     if spec.controls.run:
-        said = run_controls(spec, Path("artifacts/base"), results, Path("artifacts"))
+        lines = run_controls(spec, Path("artifacts/base"), results, Path("artifacts"))
     else:
         publish_controls({}, [], [], results / "controls")
-    for line in said:
+    for line in lines:
         print(line)
 
 

@@ -15,19 +15,23 @@ from captrain.records import Capability, load, publish
 def main() -> None:
     """Adapters, routes, ledgers -> artifacts/evaluation, results/evaluation."""
     spec, results = load_spec(), Path("results")
-    rollouts, outcomes, spent = play_arms(spec, Path("artifacts/base"), results)
+    rollouts, outcomes, entries = play_arms(spec, Path("artifacts/base"), results)
     publish(Path("artifacts/evaluation/rollouts.jsonl"), rollouts)
     ledgers = [results / stage / "ledger.jsonl" for stage in spending_stages()]
-    ledger = [entry for path in ledgers for entry in load(path, LedgerEntry)] + spent
-    earned, every = (
-        read_passports(results / "environments"),
-        load(results / "capabilities/capabilities.jsonl", Capability),
+    ledger = [entry for path in ledgers for entry in load(path, LedgerEntry)] + entries
+    passports = read_passports(results / "environments")
+    selected = load(results / "capabilities/capabilities.jsonl", Capability)
+    evaluation = evaluate(
+        outcomes,
+        all_routes(results),
+        ledger,
+        ranked=[capability.id for capability in selected if capability.id in passports],
+        controls=controls_of(results / "controls"),
+        resamples=spec.evaluation.resamples,
+        confidence=spec.evaluation.confidence,
+        seed=spec.seed,
     )
-    rows = {"ranked": [one.id for one in every if one.id in earned], "controls": controls_of(results / "controls")}
-    settings = spec.evaluation.model_dump(include={"resamples", "confidence"})
-    publish_evaluation(
-        evaluate(outcomes, all_routes(results), ledger, seed=spec.seed, **rows, **settings), results / "evaluation"
-    )
+    publish_evaluation(evaluation, results / "evaluation")
 
 
 if __name__ == "__main__":

@@ -11,11 +11,11 @@ from captrain.records import Rollout, load, publish, publish_json
 
 @entry_point
 def main() -> None:
-    chosen = load_spec()
+    spec = load_spec()
     rollouts = load(Path("artifacts/rollouts/discovery.jsonl"), Rollout)
-    tools = load_benchmark(chosen.benchmark, chosen.machine).tools
-    analyst = build(chosen.analyst, Analyst, access=chosen.machine.asking)
-    candidates, labels = label_runs(analyst, rollouts, tools, chosen.labels.runs, chosen.seed)
+    tools = load_benchmark(spec.benchmark, spec.machine).tools
+    analyst = build(spec.analyst, Analyst, access=spec.machine.asking)
+    candidates, labels = label_runs(analyst, rollouts, tools, spec.labels.runs, spec.seed)
     publish(Path("artifacts/labels/labels.jsonl"), labels)
     publish(Path("results/labels/candidates.jsonl"), candidates)
     publish_json(Path("results/labels/agreement.json"), measure_agreement(analyst, labels, rollouts, tools))

@@ -14,7 +14,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from pydantic import ValidationError
 
@@ -147,20 +147,18 @@ class Target:
 
     def size(self, split: Split) -> int | None:
         """How many tasks a split has; None where there are as many as one asks for."""
-        environment: Any = self.environment
-        if not hasattr(environment, "size"):
-            return None
-        return self.call("size", f"split {split}", lambda: environment.size(split))
+        size: Callable[[Split], int] | None = getattr(self.environment, "size", None)
+        return None if size is None else self.call("size", f"split {split}", lambda: size(split))
 
     def open(self, task: Task, key: str = "") -> "GuardedEpisode":
         """A task as an episode, opened when its messages are first asked for; `key` names the randomness of the
         environment's side."""
         return GuardedEpisode(self, task, key)
 
-    def _opened(self, task: Task, key: str) -> Episode:
-        environment: Any = self.environment
-        more = {"key": key} if self._keyed else {}
-        return self.call("open", task.id, lambda: environment.open(task.model_dump(), **more))
+    def _open_episode(self, task: Task, key: str) -> Episode:
+        opener: Callable[..., Episode] = self.environment.open
+        options = {"key": key} if self._keyed else {}
+        return self.call("open", task.id, lambda: opener(task.model_dump(), **options))
 
     def score(self, task: Task, messages: Sequence[Message]) -> Score:
         """Score recorded messages.
@@ -200,10 +198,10 @@ class Target:
 
     def floor(self, task: Task) -> Score:
         """The score of an agent that does nothing."""
-        environment: Any = self.environment
-        if not hasattr(environment, "idle"):
+        idle: Callable[[JsonObject], list[Message]] | None = getattr(self.environment, "idle", None)
+        if idle is None:
             return self.score(task, self.play(task, [IDLE]))
-        return self.score(task, self.call("idle", task.id, lambda: environment.idle(task.model_dump())))
+        return self.score(task, self.call("idle", task.id, lambda: idle(task.model_dump())))
 
 
 class GuardedEpisode:
@@ -220,7 +218,7 @@ class GuardedEpisode:
     def _episode(self) -> Episode:
         # No cached_property: in Python 3.11 that opens the episodes of all threads one after another.
         if self._opening is None:
-            self._opening = self._target._opened(self._task, self._key)
+            self._opening = self._target._open_episode(self._task, self._key)
         return self._opening
 
     @property

@@ -220,10 +220,10 @@ def load(path: Path, kind: type[R]) -> list[R]:
             records.append(kind.model_validate_json(line))
         except ValidationError as error:
             first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            what = f"{first['msg']}{f' at {where}' if where else ''}"
+            location = ".".join(str(part) for part in first["loc"])
+            problem = f"{first['msg']}{f' at {location}' if location else ''}"
             raise UserError(
-                f"{path}, line {number} is not a whole {kind.__name__} record ({what})",
+                f"{path}, line {number} is not a whole {kind.__name__} record ({problem})",
                 f"delete {path} and run `dvc repro`: what is cached is restored, the rest is made again",
             ) from None
     return records

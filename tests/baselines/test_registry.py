@@ -76,7 +76,7 @@ def test_a_new_row_is_in_the_table_with_its_charges_and_its_comparisons() -> Non
     evaluation = evaluated(toy_rollouts=60)
     [row] = [row for row in evaluation.main.to_dict("records") if row["method"] == "toy"]
     assert (row["label"], row["pass_rate"], row["rollouts_spent"]) == ("a toy", 1.0, 100)
-    [spent] = [row for row in evaluation.spent.to_dict("records") if row["method"] == "toy"]
+    [spent] = [row for row in evaluation.costs.to_dict("records") if row["method"] == "toy"]
     assert spent["stages"] == "rollouts toy"
     pairs = {(row["first"], row["second"]) for row in evaluation.differences.to_dict("records")}
     assert {("toy", "base"), ("trace", "toy"), ("toy", "grpo_target")} < pairs

@@ -198,14 +198,14 @@ def test_every_stage_that_leaves_something_to_act_with_is_a_row_charged_for_what
     assert (
         spent["reference_sft"] == 60 and unequal_total("reference_sft") == "trains on the environments' own solutions"
     )
-    assert row(result.spent, method="reference_sft")["stages"] == "rollouts environments reference_sft"
-    assert row(result.spent, method="adp")["stages"] == "adp"
+    assert row(result.costs, method="reference_sft")["stages"] == "rollouts environments reference_sft"
+    assert row(result.costs, method="adp")["stages"] == "adp"
     compared = {*zip(result.differences["first"], result.differences["second"], strict=True)}
     assert {("reference_sft", "base"), ("reference_sft", "grpo_target"), ("reference_sft", "adp")} < compared
 
 
 def test_what_each_method_spent_is_told_with_the_stages_it_rests_on() -> None:
-    table = run(outcomes_of(SMALL), routes_of(["base"] * 4)).spent
+    table = run(outcomes_of(SMALL), routes_of(["base"] * 4)).costs
     assert row(table, method="trace")["stages"] == "rollouts adapters" and row(table, method="trace")["discarded"] == 10
     assert row(table, method="base")["rollouts"] == 0
 

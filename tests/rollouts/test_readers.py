@@ -112,7 +112,7 @@ def test_methods_are_charged_with_every_attempt_that_their_ledgers_hold(tmp_path
         confidence=0.9,
         seed=0,
     )
-    charged = result.spent.set_index("method")
+    charged = result.costs.set_index("method")
     names = ["rollouts", "discarded", "errors", "prompt_tokens", "completion_tokens"]
     [entry] = diagnosis
     assert charged.loc["trace", names].tolist() == [

@@ -433,7 +433,7 @@ def test_no_more_episodes_are_open_than_are_played_together(
     tiny: Path, letters: Letters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, most = 0, 0
-    open_, close = Target._opened, GuardedEpisode.close
+    open_, close = Target._open_episode, GuardedEpisode.close
 
     def opened(self: Target, task: Task, key: str) -> Any:
         nonlocal now, most
@@ -446,7 +446,7 @@ def test_no_more_episodes_are_open_than_are_played_together(
         now -= 1
         close(self)
 
-    monkeypatch.setattr(Target, "_opened", opened)
+    monkeypatch.setattr(Target, "_open_episode", opened)
     monkeypatch.setattr(GuardedEpisode, "close", closed)
     with inside(tmp_path / "work"):
         train(job(tiny, letters(), policy={"batch": 3}, rollouts=8))

@@ -368,7 +368,7 @@ def inspected(target: Target, path: Path, against: Standard, count: int) -> list
         return subject.act(tasks[index], probes.random_agent(target.tools, random.Random(f"random/{index}")))
 
     different = [tasks[index].id for index in range(count) if play(index) != play(index)]
-    leaked = against.tests.named(path.read_text())
+    leaked = against.tests.quoted_id(path.read_text())
     refusals = int(target.about["statements refused"])
     return [
         Check(

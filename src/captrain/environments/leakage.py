@@ -7,11 +7,10 @@ says is nobody's in particular. A leak in other words, or one that the file hide
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 from captrain.contract import Target, calls_of, closing_episodes
-from captrain.records import Message, Task
+from captrain.records import JsonObject, Message, Task
 
 WORDS = 8
 """Words of a run."""
@@ -97,7 +96,7 @@ class HeldOutTasks:
         shares = [(hit / self._sizes[body][1], self._sizes[body][0]) for body, hit in hits.items() if hit >= LEAST]
         return max(shares, default=(0.0, ""))
 
-    def named(self, text: str) -> str:
+    def quoted_id(self, text: str) -> str:
         """A test task's id in a text, or ""."""
         candidates = (name for name in self.ids if len(name) >= LEAST_ID and not name.isdigit())
         return next((name for name in candidates if name in text and _stands(name, text)), "")
@@ -110,9 +109,9 @@ def _stands(name: str, text: str) -> bool:
 
 def _opening(benchmark: Target, task: Task) -> list[Message]:
     """What can be seen of a test task without asking a simulated user anything."""
-    environment: Any = benchmark.environment
-    if hasattr(environment, "idle"):
-        return benchmark.call("idle", task.id, lambda: environment.idle(task.model_dump()))
+    idle: Callable[[JsonObject], list[Message]] | None = getattr(benchmark.environment, "idle", None)
+    if idle is not None:
+        return benchmark.call("idle", task.id, lambda: idle(task.model_dump()))
     episode = benchmark.open(task)
     with closing_episodes([episode]):
         return list(episode.messages)

@@ -193,10 +193,10 @@ def _structures(subject: Subject, name: str) -> Check:
 
 def _test_ids(subject: Subject, name: str) -> Check:
     tests = subject.against.tests
-    if test_id := tests.named(subject.path.read_text()):
+    if test_id := tests.quoted_id(subject.path.read_text()):
         return at_most(name, 1, 0, f"the file names {test_id}")
     for task in subject.tasks:
-        inside = tests.named(" ".join(leaves(task.data)))
+        inside = tests.quoted_id(" ".join(leaves(task.data)))
         if task.id in tests.ids or inside:
             return at_most(name, 1, 0, f"names {inside or task.id}", task.id)
     return at_most(name, 0, 0)
@@ -206,14 +206,14 @@ def _test_texts(subject: Subject, name: str) -> Check:
     tests = subject.against.tests
     places = {"": runs(subject.path.read_text())}
     places |= {task.id: runs_of(task, subject.solved(task)) for task in subject.tasks}
-    share, test, place = max((*tests.nearest(found), place) for place, found in places.items())
-    where = "this task has" if place else "the file has"
+    share, test, place = max((*tests.nearest(place_runs), place) for place, place_runs in places.items())
+    holder = "this task has" if place else "the file has"
     return Check(
         name=name,
         passed=share < SHARE,
         measured=round(share, 6),
         bound=f"less than {SHARE}",
-        detail="" if share < SHARE else f"{where} the words of {test}",
+        detail="" if share < SHARE else f"{holder} the words of {test}",
         task="" if share < SHARE else place,
     )
 

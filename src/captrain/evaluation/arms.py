@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -42,10 +41,10 @@ class Turns:
     router: Path
     arms: tuple[tuple[str, Adapter | None], ...]
 
-    def identity(self) -> tuple[Any, ...]:
+    def identity(self) -> tuple[object, ...]:
         """What decides what it does, beside the policy."""
-        acting = [(name, adapter.digest if adapter else "") for name, adapter in self.arms]
-        return TurnRouter.read(self.router).digest, acting
+        digests = [(name, adapter.digest if adapter else "") for name, adapter in self.arms]
+        return TurnRouter.read(self.router).digest, digests
 
     def policy(self, policy: Policy) -> TurnPolicy:
         """The policy over one that plays whole episodes."""
@@ -65,10 +64,10 @@ class Arm:
     tasks: frozenset[str] | None = None
     turns: Turns | None = None
 
-    def identity(self) -> tuple[Any, ...]:
+    def identity(self) -> tuple[object, ...]:
         """What decides what it does, beside the policy."""
-        acting = self.adapter.digest if self.adapter else ""
-        return acting, self.guidance, sorted(self.tasks or ()), self.turns.identity() if self.turns else ""
+        digest = self.adapter.digest if self.adapter else ""
+        return digest, self.guidance, sorted(self.tasks or ()), self.turns.identity() if self.turns else ""
 
 
 @dataclass(frozen=True)
@@ -84,13 +83,20 @@ class ArmBatch:
         """What `captrain jobs` calls it."""
         return self.arms[0].name if len(self.arms) == 1 else f"{len(self.arms)} compositions"
 
-    def identity(self) -> tuple[Any, ...]:
+    def identity(self) -> tuple[object, ...]:
         """What decides its rollouts."""
-        acting = [arm.identity() for arm in self.arms]
-        spec, asked = self.spec, self.spec.evaluation
+        arms = [arm.identity() for arm in self.arms]
+        spec, settings = self.spec, self.spec.evaluation
         return (
-            acting, self.base, spec.seed, spec.benchmark, spec.policy, asked.tasks, asked.trials, spec.rollouts.retries,
-        )  # fmt: skip
+            arms,
+            self.base,
+            spec.seed,
+            spec.benchmark,
+            spec.policy,
+            settings.tasks,
+            settings.trials,
+            spec.rollouts.retries,
+        )
 
 
 def play_arms(spec: Spec, base: Path, results: Path) -> tuple[list[Rollout], pd.DataFrame, list[LedgerEntry]]:
@@ -104,21 +110,30 @@ def play_arms(spec: Spec, base: Path, results: Path) -> tuple[list[Rollout], pd.
         UserError: an adapter is missing, or is not the one the index names.
     """
     routes = all_routes(results)
-    left = [arm for stage in acting_stages() for arm in _left(results, stage)]
-    known = {arm.name: arm for arm in left}
-    whole = [Arm("base"), *(_narrowed(arm, routes) for arm in left), *_turning(spec, results, known)]
-    composed = list(_composed(results, known, routes))
-    portions = [tuple(composed[at::COMPOSITION_BATCHES]) for at in range(min(COMPOSITION_BATCHES, len(composed)))]
+    stage_arms = [arm for stage in acting_stages() for arm in _stage_arms(results, stage)]
+    arms_by_name = {arm.name: arm for arm in stage_arms}
+    whole = [
+        Arm("base"),
+        *(_limited_to_routes(arm, routes) for arm in stage_arms),
+        *_turn_arms(spec, results, arms_by_name),
+    ]
+    compositions = list(_composition_arms(results, arms_by_name, routes))
+    portions = [
+        tuple(compositions[offset::COMPOSITION_BATCHES])
+        for offset in range(min(COMPOSITION_BATCHES, len(compositions)))
+    ]
     batches = [ArmBatch(arms, base, spec) for arms in [*((arm,) for arm in whole), *portions]]
-    played = [pair for pairs in launch.run(play_batch, batches, spec.machine, "evaluation") for pair in pairs]
-    rows = _floor(played[0][1], load_benchmark(spec.benchmark, spec.machine)) + [
-        (*_place(one), arm.name, arm.stage, one.trial, one.outcome, one.score.reward if one.score else None)
-        for arm, rollouts in played
-        for one in rollouts
+    arm_rollouts = [pair for pairs in launch.run(play_batch, batches, spec.machine, "evaluation") for pair in pairs]
+    rows = _floor(arm_rollouts[0][1], load_benchmark(spec.benchmark, spec.machine)) + [
+        (*_place(play), arm.name, arm.stage, play.trial, play.outcome, play.score.reward if play.score else None)
+        for arm, rollouts in arm_rollouts
+        for play in rollouts
     ]
     outcomes = pd.DataFrame(rows, columns=["task", "kind", "arm", "stage", "trial", "outcome", "reward"])
-    ledger = [ledger_entry(found, stage="evaluation", method="evaluation", item=arm.name) for arm, found in played]
-    return [rollout for _, found in played for rollout in found], outcomes, ledger
+    ledger = [
+        ledger_entry(rollouts, stage="evaluation", method="evaluation", item=arm.name) for arm, rollouts in arm_rollouts
+    ]
+    return [rollout for _, rollouts in arm_rollouts for rollout in rollouts], outcomes, ledger
 
 
 def all_routes(results: Path) -> pd.DataFrame:
@@ -128,7 +143,7 @@ def all_routes(results: Path) -> pd.DataFrame:
     return routes.merge(pd.read_csv(path, keep_default_na=False), on="task") if path.exists() else routes
 
 
-def _left(results: Path, stage: str) -> Iterator[Arm]:
+def _stage_arms(results: Path, stage: str) -> Iterator[Arm]:
     """What a stage has left to act with."""
     path = results / stage / "index.json"
     for name, row in json.loads(path.read_text()).items() if path.exists() else ():
@@ -136,55 +151,58 @@ def _left(results: Path, stage: str) -> Iterator[Arm]:
         if not row["path"]:
             yield Arm(name, stage, guidance=guidance)
             continue
-        found = adapter_digest(Path(row["path"]), stage)
-        if found != row["digest"]:
+        adapter_hash = adapter_digest(Path(row["path"]), stage)
+        if adapter_hash != row["digest"]:
             raise UserError(
-                f"adapter {name} in {row['path']} is {found}, but {row['digest']} was trained",
+                f"adapter {name} in {row['path']} is {adapter_hash}, but {row['digest']} was trained",
                 f"it was altered: run `dvc repro -f {stage}`",
             )
         yield Arm(name, stage, Adapter(row["path"], row["digest"]), guidance)
 
 
-def _narrowed(arm: Arm, routes: pd.DataFrame) -> Arm:
+def _limited_to_routes(arm: Arm, routes: pd.DataFrame) -> Arm:
     """The arm of a control acts on those tasks alone that a control routes to it."""
-    return replace(arm, tasks=_routed(arm.name, routes)) if arm.stage == "controls" else arm
+    return replace(arm, tasks=_routed_tasks(arm.name, routes)) if arm.stage == "controls" else arm
 
 
-def _routed(name: str, routes: pd.DataFrame) -> frozenset[str]:
-    there = routes.drop(columns=["task", "kind"]).eq(name).any(axis=1)
-    return frozenset(routes["task"][there])
+def _routed_tasks(name: str, routes: pd.DataFrame) -> frozenset[str]:
+    is_routed = routes.drop(columns=["task", "kind"]).eq(name).any(axis=1)
+    return frozenset(routes["task"][is_routed])
 
 
-def _turning(spec: Spec, results: Path, known: dict[str, Arm]) -> Iterator[Arm]:
+def _turn_arms(spec: Spec, results: Path, arms_by_name: dict[str, Arm]) -> Iterator[Arm]:
     """The arm that asks its router before each turn: where there are pair environments, which is where a task may need
     different adapters in turn, and a policy that can do it."""
     path = results / "routes/turns.json"
     if not path.exists() or not read_passports(results / "pairs") or spec.policy.target != LOCAL:
         return
-    named = {
-        arm: None if arm == BASE else _adapter(parse_composition(arm), known) for arm in TurnRouter.read(path).arms
+    adapters = {
+        arm: None if arm == BASE else _adapter(parse_composition(arm), arms_by_name)
+        for arm in TurnRouter.read(path).arms
     }
-    yield Arm("turns", "turns", turns=Turns(path, tuple(named.items())))
+    yield Arm("turns", "turns", turns=Turns(path, tuple(adapters.items())))
 
 
-def _adapter(weights: Mapping[str, float], known: dict[str, Arm]) -> Adapter:
-    members = {one: adapter for one in weights if (adapter := known[one].adapter) is not None}
+def _adapter(weights: Mapping[str, float], arms_by_name: dict[str, Arm]) -> Adapter:
+    members = {name: adapter for name in weights if (adapter := arms_by_name[name].adapter) is not None}
     return compose(members, weights, COMPOSITIONS)
 
 
-def _composed(results: Path, known: dict[str, Arm], routes: pd.DataFrame) -> Iterator[Arm]:
+def _composition_arms(results: Path, arms_by_name: dict[str, Arm], routes: pd.DataFrame) -> Iterator[Arm]:
     """Every composition that some task is routed to, as one adapter."""
     paths = [results / stage / "compositions.json" for stage in ("routes", "controls")]
-    named = {name: one for path in paths if path.exists() for name, one in json.loads(path.read_text()).items()}
-    for name, weights in named.items():
-        yield Arm(name, "compositions", _adapter(weights, known), tasks=_routed(name, routes))
+    compositions = {
+        name: recipe for path in paths if path.exists() for name, recipe in json.loads(path.read_text()).items()
+    }
+    for name, weights in compositions.items():
+        yield Arm(name, "compositions", _adapter(weights, arms_by_name), tasks=_routed_tasks(name, routes))
 
 
 def _place(rollout: Rollout) -> tuple[str, str]:
     return rollout.task.id, str(rollout.task.data.get("kind", ""))
 
 
-def _floor(rollouts: Sequence[Rollout], target: Target) -> list[tuple[Any, ...]]:
+def _floor(rollouts: Sequence[Rollout], target: Target) -> list[tuple[object, ...]]:
     """Outcomes of doing nothing on the tasks and trials of these rollouts."""
     scores = floor_scores(target, [*{r.task.id: r.task for r in rollouts}.values()])
     rows = []
@@ -200,20 +218,27 @@ def play_batch(batch: ArmBatch) -> list[tuple[Arm, list[Rollout]]]:
     spec = batch.spec
     target = load_benchmark(spec.benchmark, spec.machine)
     tasks = target.tasks("test", spec.evaluation.tasks)
-    played, policies = [], dict[tuple[str, ...], Policy]()
+    arm_rollouts, policies = [], dict[tuple[str, ...], Policy]()
     for arm in batch.arms:
-        wanted = [task for task in tasks if arm.tasks is None or task.id in arm.tasks]
-        if wanted:
+        arm_tasks = [task for task in tasks if arm.tasks is None or task.id in arm.tasks]
+        if arm_tasks:
             if arm.guidance not in policies:
-                acting = guided(spec.policy, arm.guidance)
-                policies[arm.guidance] = load_policy(acting, batch.base, spec.machine, batch=spec.machine.batch)
+                component = guided(spec.policy, arm.guidance)
+                policies[arm.guidance] = load_policy(component, batch.base, spec.machine, batch=spec.machine.batch)
             plain = policies[arm.guidance]
-            found = collect(
-                arm.turns.policy(plain) if arm.turns else plain, target, wanted, purpose="evaluation", seed=spec.seed,
-                trials=spec.evaluation.trials, adapter=arm.adapter, retries=spec.rollouts.retries, quiet=True,
-            )  # fmt: skip
-            played.append((arm, found))
-    return played
+            rollouts = collect(
+                arm.turns.policy(plain) if arm.turns else plain,
+                target,
+                arm_tasks,
+                purpose="evaluation",
+                seed=spec.seed,
+                trials=spec.evaluation.trials,
+                adapter=arm.adapter,
+                retries=spec.rollouts.retries,
+                quiet=True,
+            )
+            arm_rollouts.append((arm, rollouts))
+    return arm_rollouts
 
 
 def guided(policy: Component, lines: Sequence[str]) -> Component:

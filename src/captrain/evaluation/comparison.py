@@ -5,7 +5,7 @@ by it. How a difference reads is said in the words of the table (`interpret_diff
 lists of rows, as they are read from CSV: an empty cell is NaN.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ from captrain.evaluation.tables import interpret_difference
 CONFIDENCE = 0.95
 """Of intervals over seeds."""
 ComparisonRow = Mapping[Any, Any]
+"""As pandas gives the rows of a table, which types neither keys nor cells."""
 
 
 class Difference(NamedTuple):
@@ -38,17 +39,17 @@ def versus(differences: Iterable[ComparisonRow], against: str) -> dict[str, Diff
             `differences_over_seeds` have them.
         against: the method that is subtracted.
     """
-    found = {}
+    by_method = {}
     for row in differences:
         mean, low, high = row["difference"], row["low"], row["high"]
-        said = "" if np.isnan(low) else interpret_difference(row)
+        reading = "" if np.isnan(low) else interpret_difference(row)
         if np.isnan(mean):
             continue
         if row["second"] == against:
-            found[row["first"]] = Difference(mean, low, high, said)
+            by_method[row["first"]] = Difference(mean, low, high, reading)
         elif row["first"] == against:
-            found[row["second"]] = Difference(-mean, -high, -low, said)
-    return found
+            by_method[row["second"]] = Difference(-mean, -high, -low, reading)
+    return by_method
 
 
 def compared(names: Sequence[str]) -> list[tuple[str, str]]:
@@ -58,15 +59,15 @@ def compared(names: Sequence[str]) -> list[tuple[str, str]]:
     return [*table, *(pair for pair in further if pair not in table)]
 
 
-def grouped(rows: Iterable[ComparisonRow], by: str) -> dict[Any, list[ComparisonRow]]:
+def grouped(rows: Iterable[ComparisonRow], by: str) -> dict[Hashable, list[ComparisonRow]]:
     """The rows of each value of a column, in the order of their first ones."""
-    groups: dict[Any, list[ComparisonRow]] = {}
+    groups: dict[Hashable, list[ComparisonRow]] = {}
     for row in rows:
         groups.setdefault(row[by], []).append(row)
     return groups
 
 
-def rates_over_seeds(points: Iterable[ComparisonRow], by: str = "experiment") -> list[dict[str, Any]]:
+def rates_over_seeds(points: Iterable[ComparisonRow], by: str = "experiment") -> list[ComparisonRow]:
     """Mean pass rate of each method over seeds with a t interval, for each group of points.
 
     Args:
@@ -76,20 +77,20 @@ def rates_over_seeds(points: Iterable[ComparisonRow], by: str = "experiment") ->
     Returns:
         Rows of `by`, method, label, seeds, pass_rate, low, high (NaN with one seed) and rollouts_spent, their mean.
     """
-    table = []
-    for group, some in grouped(points, by).items():
-        for method, rows in grouped(some, "method").items():
-            known = [row for row in rows if not np.isnan(row["pass_rate"])]
-            if not known:
+    table: list[ComparisonRow] = []
+    for group, group_rows in grouped(points, by).items():
+        for method, rows in grouped(group_rows, "method").items():
+            valid = [row for row in rows if not np.isnan(row["pass_rate"])]
+            if not valid:
                 continue
-            rate, low, high, _ = _interval([row["pass_rate"] for row in known])
-            spent = float(np.mean([row["rollouts_spent"] for row in known]))
-            numbers = {"seeds": len(known), "pass_rate": rate, "low": low, "high": high, "rollouts_spent": spent}
-            table.append({by: group, "method": method, "label": known[0]["label"], **numbers})
+            rate, low, high, _ = _interval([row["pass_rate"] for row in valid])
+            rollouts = float(np.mean([row["rollouts_spent"] for row in valid]))
+            numbers = {"seeds": len(valid), "pass_rate": rate, "low": low, "high": high, "rollouts_spent": rollouts}
+            table.append({by: group, "method": method, "label": valid[0]["label"], **numbers})
     return table
 
 
-def differences_over_seeds(points: Iterable[ComparisonRow], by: str = "experiment") -> list[dict[str, Any]]:
+def differences_over_seeds(points: Iterable[ComparisonRow], by: str = "experiment") -> list[ComparisonRow]:
     """Mean difference over seeds of every compared pair, paired by seed, for each group of points.
 
     Args:
@@ -101,21 +102,21 @@ def differences_over_seeds(points: Iterable[ComparisonRow], by: str = "experimen
         for bounds, which are no single policy), distinguishable (the interval leaves out zero), p_holm, corrected for
         the comparisons of the group, and reading.
     """
-    table = []
-    for group, some in grouped(points, by).items():
+    table: list[ComparisonRow] = []
+    for group, group_rows in grouped(points, by).items():
         rates = {
             str(method): {row["seed"]: row["pass_rate"] for row in rows if not np.isnan(row["pass_rate"])}
-            for method, rows in grouped(some, "method").items()
+            for method, rows in grouped(group_rows, "method").items()
         }
         rows = []
         for first, second in compared(list(rates)):
-            both = [seed for seed in rates[first] if seed in rates[second]]
-            if not both:
+            seeds = [seed for seed in rates[first] if seed in rates[second]]
+            if not seeds:
                 continue
-            mean, low, high, p = _interval([rates[first][seed] - rates[second][seed] for seed in both])
-            known = {by: group, "first": first, "second": second, "seeds": len(both), "difference": mean}
-            known |= {"low": low, "high": high, "p": np.nan if {first, second} & {ORACLE, RANDOM} else p}
-            rows.append({**known, "distinguishable": bool(low > 0 or high < 0)})
+            mean, low, high, p = _interval([rates[first][seed] - rates[second][seed] for seed in seeds])
+            numbers = {by: group, "first": first, "second": second, "seeds": len(seeds), "difference": mean}
+            numbers |= {"low": low, "high": high, "p": np.nan if {first, second} & {ORACLE, RANDOM} else p}
+            rows.append({**numbers, "distinguishable": bool(low > 0 or high < 0)})
         for row, corrected in zip(rows, holm([row["p"] for row in rows]), strict=True):
             row["p_holm"] = corrected
             row["reading"] = "" if np.isnan(row["low"]) else interpret_difference(row)

@@ -125,19 +125,19 @@ def spending(
     Raises:
         UserError: a method has spent another total than TRACE, and is none of those that the table says so of.
     """
-    counted = [entry for entry in ledger if entry.purpose != "evaluation"]
-    spent: dict[str, int] = {}
+    entries = [entry for entry in ledger if entry.purpose != "evaluation"]
+    totals: dict[str, int] = {}
     for name in names:
         charged = charges(name, ranked, controls)
-        spent[name] = sum(entry.rollouts for entry in counted if charged(entry))
+        totals[name] = sum(entry.rollouts for entry in entries if charged(entry))
     for name in names:
-        if name not in (IDLE, BASE) and spent[name] != spent[TRACE] and not unequal_total(name):
+        if name not in (IDLE, BASE) and totals[name] != totals[TRACE] and not unequal_total(name):
             raise UserError(
-                f"TRACE spent {spent[TRACE]} rollouts and {name} {spent[name]}: not comparable",
+                f"TRACE spent {totals[TRACE]} rollouts and {name} {totals[name]}: not comparable",
                 "give both the same total (diagnosis and calibration count for TRACE) and run "
                 f"`dvc repro {name if name in baselines() else 'adapters'}`",
             )
-    return spent
+    return totals
 
 
 def unequal_total(name: str) -> str:

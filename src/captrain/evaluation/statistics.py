@@ -54,9 +54,9 @@ def task_means(values: Floats) -> Floats:
     return means
 
 
-def followed(arms: Mapping[str, Floats], chosen: Sequence[str]) -> Floats:
+def followed(arms: Mapping[str, Floats], choices: Sequence[str]) -> Floats:
     """Outcomes (tasks, trials) of the arm chosen for each task."""
-    return np.stack([arms[arm][row] for row, arm in enumerate(chosen)])
+    return np.stack([arms[arm][row] for row, arm in enumerate(choices)])
 
 
 def oracle(arms: Sequence[Floats]) -> MethodOutcomes:
@@ -75,10 +75,10 @@ def oracle(arms: Sequence[Floats]) -> MethodOutcomes:
         return MethodOutcomes(undefined, undefined, 0, 0, one_policy=False)
     scored = np.full(stack.shape[1:], np.nan)
     for score in range(trials):
-        seen = np.delete(stack, score, axis=2)
-        count = (~np.isnan(seen)).sum(axis=2)
+        remaining = np.delete(stack, score, axis=2)
+        count = (~np.isnan(remaining)).sum(axis=2)
         rates = np.full(count.shape, -1.0)
-        np.divide(np.nansum(seen, axis=2), count, out=rates, where=count > 0)
+        np.divide(np.nansum(remaining, axis=2), count, out=rates, where=count > 0)
         best = rates.argmax(axis=0)
         scored[:, score] = stack[best, np.arange(len(best))][:, score]
     return replace(summarise(scored), pass_k=undefined, one_policy=False)
@@ -87,12 +87,12 @@ def oracle(arms: Sequence[Floats]) -> MethodOutcomes:
 def random_choice(arms: Sequence[Floats]) -> MethodOutcomes:
     """The exact expectation of a uniformly random arm a task: the mean over arms, nothing is sampled. Undefined for
     a task where one arm is: leaving that arm out would favour the others. Trials and errors are those of all arms."""
-    each = [summarise(array) for array in arms]
+    summaries = [summarise(array) for array in arms]
     return MethodOutcomes(
-        rates=np.stack([arm.rates for arm in each]).mean(axis=0),
-        pass_k=np.stack([arm.pass_k for arm in each]).mean(axis=0),
-        trials=sum(arm.trials for arm in each),
-        errors=sum(arm.errors for arm in each),
+        rates=np.stack([arm.rates for arm in summaries]).mean(axis=0),
+        pass_k=np.stack([arm.pass_k for arm in summaries]).mean(axis=0),
+        trials=sum(arm.trials for arm in summaries),
+        errors=sum(arm.errors for arm in summaries),
         one_policy=False,
     )
 
@@ -106,12 +106,12 @@ def best_single(adapters: Mapping[str, Floats], tasks: Sequence[str]) -> MethodO
         return MethodOutcomes(undefined, undefined, 0, 0)
     order = sorted(range(len(tasks)), key=lambda row: hashlib.sha256(tasks[row].encode()).hexdigest())
     halves = (np.array(order[0::2]), np.array(order[1::2]))
-    chosen = [""] * len(tasks)
+    choices = [""] * len(tasks)
     for choose, score in (halves, halves[::-1]):
         best = max(adapters, key=lambda arm: mean(summarise(adapters[arm][choose]).rates, undefined=-1.0))
         for row in score:
-            chosen[row] = best
-    return summarise(followed(adapters, chosen))
+            choices[row] = best
+    return summarise(followed(adapters, choices))
 
 
 def mean(values: Floats, undefined: float = np.nan) -> float:
@@ -131,8 +131,8 @@ class Bootstrap:
     """
 
     def __init__(self, tasks: int, resamples: int, confidence: float, seed: int) -> None:
-        drawn = np.random.default_rng(seed).integers(tasks, size=(resamples, tasks))
-        flat = (drawn + np.arange(resamples)[:, None] * tasks).ravel()
+        draws = np.random.default_rng(seed).integers(tasks, size=(resamples, tasks))
+        flat = (draws + np.arange(resamples)[:, None] * tasks).ravel()
         self.counts: Floats = np.bincount(flat, minlength=resamples * tasks).reshape(resamples, tasks).astype(float)
         self.bounds = (50 * (1 - confidence), 50 * (1 + confidence))
 
@@ -172,8 +172,8 @@ def mcnemar(first: Floats, second: Floats) -> float:
         ValueError: an outcome between 0 and 1, the mean of several trials. Trials of one task are not independent,
             and to count them as pairs would overstate the evidence: use `sign_test` on tasks.
     """
-    both = ~np.isnan(first) & ~np.isnan(second)
-    if not np.isin((first[both], second[both]), (0.0, 1.0)).all():
+    defined = ~np.isnan(first) & ~np.isnan(second)
+    if not np.isin((first[defined], second[defined]), (0.0, 1.0)).all():
         raise ValueError("McNemar's test is of tasks played once: an outcome is neither 0 nor 1")
     return sign_test(int((first > second).sum()), int((first < second).sum()))
 

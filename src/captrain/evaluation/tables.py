@@ -47,7 +47,7 @@ from captrain.evaluation.statistics import (
     summarise,
 )
 from captrain.ledger import LedgerEntry
-from captrain.records import Purpose, publish_json, publish_text
+from captrain.records import JsonObject, Purpose, publish_json, publish_text
 
 OUTCOMES = {"passed": 1.0, "failed": 0.0, "error": np.nan}
 SUMS = ("rollouts", "discarded", "errors", "prompt_tokens", "completion_tokens")
@@ -66,7 +66,7 @@ class Evaluation:
     effect, and p_holm, p corrected for the number of comparisons that have one.
     kinds: one row a task kind and method: kind, method, label, pass_rate, low, high, pass_hat_k, mean_reward, tasks.
     ledger: rollouts and tokens by who spent them first, stage and purpose.
-    spent: one row a method: method, label, rollouts, discarded, errors, prompt_tokens, completion_tokens, and the
+    costs: one row a method: method, label, rollouts, discarded, errors, prompt_tokens, completion_tokens, and the
     stages that it rests on, joined by spaces; what methods share is charged to each.
     metrics: nested dict for `dvc metrics show`.
     """
@@ -75,8 +75,8 @@ class Evaluation:
     differences: pd.DataFrame
     kinds: pd.DataFrame
     ledger: pd.DataFrame
-    spent: pd.DataFrame
-    metrics: dict[str, Any]
+    costs: pd.DataFrame
+    metrics: JsonObject
 
 
 def evaluate(
@@ -114,28 +114,28 @@ def evaluate(
     passes = _by_arm(outcomes, stages, "passed")
     routes = _checked_routes(routes, outcomes, passes)
     rows = methods(stages, [str(column) for column in routes.columns])
-    spent = spending([row.name for row in rows], ledger, ranked, controls)
-    played = _played(rows, passes, routes)
-    rewards = _played(rows, _by_arm(outcomes, stages, "reward"), routes)
+    totals = spending([row.name for row in rows], ledger, ranked, controls)
+    passes_by_method = _method_outcomes(rows, passes, routes)
+    rewards = _method_outcomes(rows, _by_arm(outcomes, stages, "reward"), routes)
     choices = {arm: passes[arm].to_numpy(float) for arm in (BASE, *_of(stages, "adapters"))}
-    summaries = {name: summarise(array) for name, array in played.items()} | _bounds(choices, routes)
+    summaries = {name: summarise(array) for name, array in passes_by_method.items()} | _bounds(choices, routes)
     graded = {name: pd.DataFrame(array).mean(axis=1).to_numpy() for name, array in rewards.items()}
     kinds = outcomes.groupby("task", sort=False)["kind"].first().loc[passes[BASE].index].to_numpy()
     intervals = Bootstrap(len(kinds), resamples, confidence, seed)
-    main = _main_table(summaries, graded, intervals, {**spent, **dict.fromkeys(BOUNDS, spent[TRACE])})
+    main = _main_table(summaries, graded, intervals, {**totals, **dict.fromkeys(BOUNDS, totals[TRACE])})
     differences = _difference_table(summaries, intervals)
     return Evaluation(
         main=main,
         differences=differences,
         kinds=_kind_table(summaries, graded, intervals, kinds),
         ledger=_ledger_table(ledger),
-        spent=_spent_table([row.name for row in rows], ledger, ranked, controls),
-        metrics=_metrics(main, differences, spent, ledger, confidence),
+        costs=_cost_table([row.name for row in rows], ledger, ranked, controls),
+        metrics=_metrics(main, differences, totals, ledger, confidence),
     )
 
 
 def _of(stages: Mapping[str, str], stage: str) -> list[str]:
-    return sorted(arm for arm, its in stages.items() if its == stage)
+    return sorted(arm for arm, origin in stages.items() if origin == stage)
 
 
 def _by_arm(outcomes: pd.DataFrame, stages: Mapping[str, str], column: str) -> dict[str, pd.DataFrame]:
@@ -157,39 +157,37 @@ def _by_arm(outcomes: pd.DataFrame, stages: Mapping[str, str], column: str) -> d
     frames: dict[str, pd.DataFrame] = {}
     for arm, stage in stages.items():
         rows = scored[scored["arm"] == arm].set_index(["task", "trial"])
-        asked = rows.index.get_level_values("task").nunique() if stage in PARTIAL else len(tasks)
-        if len(rows) != asked * len(trials):
+        expected = rows.index.get_level_values("task").nunique() if stage in PARTIAL else len(tasks)
+        if len(rows) != expected * len(trials):
             raise UserError(
-                f"arm {arm} has {len(rows)} outcomes where {asked} tasks x {len(trials)} trials were played",
+                f"arm {arm} has {len(rows)} outcomes where {expected} tasks x {len(trials)} trials were played",
                 "play every arm on the same tasks and trials: run `dvc repro -f evaluation`",
             )
         frames[arm] = rows[column].astype(float).unstack("trial").loc[:, trials].reindex(tasks)
     return frames
 
 
-def _checked_routes(
-    routes: pd.DataFrame, outcomes: pd.DataFrame, passes: Mapping[str, pd.DataFrame]
-) -> pd.DataFrame:  # fmt: skip
+def _checked_routes(routes: pd.DataFrame, outcomes: pd.DataFrame, passes: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """Routes indexed by task in the order of the outcomes, columns of routers and controls only."""
     tasks = passes[BASE].index
     absent = set(tasks) - set(routes["task"])
     if absent or routes["task"].duplicated().any():
-        what = f"{len(absent)} evaluated tasks have no route" if absent else "a task is routed twice"
-        raise UserError(f"routes and outcomes do not match: {what}", "run `dvc repro routes evaluation`")
-    routed = routes.set_index("task").loc[tasks].drop(columns="kind", errors="ignore")
-    acted = set(zip(outcomes["task"], outcomes["arm"], strict=True))
-    for router in routed.columns:
-        if unknown := sorted({arm for task, arm in routed[router].items() if (task, arm) not in acted}):
+        problem = f"{len(absent)} evaluated tasks have no route" if absent else "a task is routed twice"
+        raise UserError(f"routes and outcomes do not match: {problem}", "run `dvc repro routes evaluation`")
+    arm_of_task = routes.set_index("task").loc[tasks].drop(columns="kind", errors="ignore")
+    pairs = set(zip(outcomes["task"], outcomes["arm"], strict=True))
+    for router in arm_of_task.columns:
+        if unknown := sorted({arm for task, arm in arm_of_task[router].items() if (task, arm) not in pairs}):
             raise UserError(
                 f"router {router} leads to {', '.join(unknown)}, which was not evaluated",
                 "run `dvc repro routes evaluation`",
             )
-    return routed
+    return arm_of_task
 
 
-def _played(
+def _method_outcomes(
     rows: Sequence[Method], frames: Mapping[str, pd.DataFrame], routes: pd.DataFrame
-) -> dict[str, NDArray[np.float64]]:  # fmt: skip
+) -> dict[str, NDArray[np.float64]]:
     """What each method's arms came to, (tasks, trials)."""
     arms = {arm: frame.to_numpy(dtype=float) for arm, frame in frames.items()}
     return {row.name: arms[row.arm] if row.arm else followed(arms, routes[row.route].tolist()) for row in rows}
@@ -204,14 +202,14 @@ def _bounds(choices: dict[str, NDArray[np.float64]], routes: pd.DataFrame) -> di
 
 
 def _main_table(
-    played: dict[str, MethodOutcomes],
+    outcomes: dict[str, MethodOutcomes],
     rewards: dict[str, NDArray[np.float64]],
     intervals: Bootstrap,
-    spent: Mapping[str, int],
+    totals: Mapping[str, int],
 ) -> pd.DataFrame:
     """See `Evaluation.main`. Routers and bounds use TRACE's adapters, so they spend what TRACE spends."""
     rows = []
-    for method, outcome in played.items():
+    for method, outcome in outcomes.items():
         low, high = intervals.interval(outcome.rates)
         defined = int((~np.isnan(outcome.rates)).sum())
         rows.append(
@@ -227,13 +225,13 @@ def _main_table(
                 "excluded": len(outcome.rates) - defined,
                 "trials": outcome.trials,
                 "errors": outcome.errors,
-                "rollouts_spent": spent[method],
+                "rollouts_spent": totals[method],
             }
         )
     return pd.DataFrame(rows)
 
 
-def _difference_table(played: dict[str, MethodOutcomes], intervals: Bootstrap) -> pd.DataFrame:
+def _difference_table(outcomes: dict[str, MethodOutcomes], intervals: Bootstrap) -> pd.DataFrame:
     """See `Evaluation.differences`.
 
     The interval is of the mean difference over tasks defined for both; `distinguishable` says that it leaves out
@@ -243,13 +241,13 @@ def _difference_table(played: dict[str, MethodOutcomes], intervals: Bootstrap) -
     cross-fitted or expectations and not outcomes of one policy.
     """
     rows = []
-    for first, second in compared_pairs(list(played)):
-        one, two = played[first], played[second]
-        difference = one.rates - two.rates
+    for first, second in compared_pairs(list(outcomes)):
+        first_outcomes, second_outcomes = outcomes[first], outcomes[second]
+        difference = first_outcomes.rates - second_outcomes.rates
         low, high = intervals.interval(difference)
-        both = ~np.isnan(difference)
+        defined = ~np.isnan(difference)
         better, worse = int((difference > 0).sum()), int((difference < 0).sum())
-        testable = one.one_policy and two.one_policy
+        testable = first_outcomes.one_policy and second_outcomes.one_policy
         rows.append(
             {
                 "first": first,
@@ -261,14 +259,14 @@ def _difference_table(played: dict[str, MethodOutcomes], intervals: Bootstrap) -
                 "worse": worse,
                 "p": sign_test(better, worse) if testable else np.nan,
                 "distinguishable": bool(low > 0 or high < 0),
-                "effect": cohens_h(mean(one.rates[both]), mean(two.rates[both])),
+                "effect": cohens_h(mean(first_outcomes.rates[defined]), mean(second_outcomes.rates[defined])),
             }
         )
     return pd.DataFrame(rows).assign(p_holm=holm([row["p"] for row in rows]))
 
 
 def _kind_table(
-    played: dict[str, MethodOutcomes],
+    outcomes: dict[str, MethodOutcomes],
     rewards: dict[str, NDArray[np.float64]],
     intervals: Bootstrap,
     kinds: NDArray[np.object_],
@@ -276,7 +274,7 @@ def _kind_table(
     """See `Evaluation.kinds`."""
     rows = []
     for kind in sorted(set(kinds)):
-        for method, outcome in played.items():
+        for method, outcome in outcomes.items():
             rates = np.where(kinds == kind, outcome.rates, np.nan)
             low, high = intervals.interval(rates)
             tasks = int((~np.isnan(rates)).sum())
@@ -305,10 +303,10 @@ def _ledger_table(ledger: Sequence[LedgerEntry]) -> pd.DataFrame:
     return pd.DataFrame([[*key, *total] for key, total in rows], columns=[*keys, *SUMS])
 
 
-def _spent_table(
+def _cost_table(
     names: Sequence[str], ledger: Sequence[LedgerEntry], ranked: Sequence[str], controls: Mapping[str, Sequence[str]]
-) -> pd.DataFrame:  # fmt: skip
-    """See `Evaluation.spent`."""
+) -> pd.DataFrame:
+    """See `Evaluation.costs`."""
     rows = []
     for name in names:
         charged = charges(name, ranked, controls)
@@ -321,12 +319,15 @@ def _spent_table(
 
 
 def _metrics(
-    main: pd.DataFrame, differences: pd.DataFrame, spent: Mapping[str, int], ledger: Sequence[LedgerEntry],
+    main: pd.DataFrame,
+    differences: pd.DataFrame,
+    totals: Mapping[str, int],
+    ledger: Sequence[LedgerEntry],
     confidence: float,
-) -> dict[str, Any]:  # fmt: skip
+) -> JsonObject:
     """Small and nested; undefined numbers are left out."""
     rows, compared = main.dropna(subset=["pass_rate"]), differences.dropna(subset=["difference"])
-    counted = {name: total for name, total in spent.items() if name in (TRACE, *baselines())}
+    rollouts = {name: total for name, total in totals.items() if name in (TRACE, *baselines())}
     evaluation = sum(entry.rollouts for entry in ledger if entry.purpose == "evaluation")
     return {
         "pass_rate": {row["method"]: round(row["pass_rate"], 6) for row in rows.to_dict("records")},
@@ -339,7 +340,7 @@ def _metrics(
             f"{row['first']}-{row['second']}": _rounded(row, "difference", "low", "high")
             for row in compared.to_dict("records")
         },
-        "rollouts": {**counted, "evaluation": evaluation},
+        "rollouts": {**rollouts, "evaluation": evaluation},
         "errors": sum(row["errors"] for row in main.to_dict("records") if row["method"] in headline_methods()),
         "confidence": confidence,
     }
@@ -351,8 +352,14 @@ def _rounded(row: dict[Any, Any], *names: str) -> dict[str, float]:
 
 def publish_evaluation(evaluation: Evaluation, folder: Path) -> None:
     """Write main.csv, differences.csv, kinds.csv, ledger.csv, spent.csv and metrics.json."""
-    for name in ("main", "differences", "kinds", "ledger", "spent"):
-        frame: pd.DataFrame = getattr(evaluation, name)
+    frames = {
+        "main": evaluation.main,
+        "differences": evaluation.differences,
+        "kinds": evaluation.kinds,
+        "ledger": evaluation.ledger,
+        "spent": evaluation.costs,
+    }
+    for name, frame in frames.items():
         publish_text(folder / f"{name}.csv", frame.to_csv(index=False, float_format="%.6f", lineterminator="\n"))
     publish_json(folder / "metrics.json", evaluation.metrics)
 

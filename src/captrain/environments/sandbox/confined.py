@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from captrain.benchmarks import Worker
 from captrain.contract import Target
@@ -39,7 +39,7 @@ SLICE = 64
 """Tasks in a reply."""
 REFERENCES = 4096
 """Reference solutions that are kept."""
-SHAPES: dict[str, Callable[[Any], Any]] = {"idle": messages_of, "broken": messages_of, "hint": text_of}
+SHAPES: dict[str, Callable[[object], object]] = {"idle": messages_of, "broken": messages_of, "hint": text_of}
 """Functions of the task that a file may define."""
 
 
@@ -160,7 +160,7 @@ class ConfinedEnvironment:
         self._references: dict[str, str] = {}
         self._optional: list[str] = []
         try:
-            self._describe(self._here().kept("describe", {}))
+            self._describe(self._host_of_process().ask_shared("describe", {}))
         except BaseException as fault:
             if self._host is not None:
                 self._host.server.close()
@@ -171,7 +171,7 @@ class ConfinedEnvironment:
                 "mend the file, or delete it and run `dvc repro environments`",
             ) from None
 
-    def _describe(self, description: Any) -> None:
+    def _describe(self, description: object) -> None:
         """Take over what the file defines."""
         match description:
             case {"missing": [*missing]} if missing:
@@ -188,7 +188,7 @@ class ConfinedEnvironment:
         self._optional = [candidate for candidate in ("about", *SHAPES) if candidate in optional]
         self._about, self._keyed = about, keyed
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         # Made when asked for: kept, they would keep this object, and its processes, until a garbage collection.
         if name == "open":
             return self._open_keyed if self._keyed else self._open
@@ -198,11 +198,11 @@ class ConfinedEnvironment:
 
     def tasks(self, split: str, count: int) -> list[JsonObject]:
         """See `captrain.contract.Environment.tasks`."""
-        with self.blamed("tasks", f"split {split}"):
+        with self.attributing_faults("tasks", f"split {split}"):
             tasks: list[JsonObject] = []
             for start in range(0, count + 1, SLICE):
                 arguments = {"split": split, "count": count, "start": start, "stop": start + SLICE}
-                batch = self._here().kept("tasks", arguments)
+                batch = self._host_of_process().ask_shared("tasks", arguments)
                 if not isinstance(batch, list):
                     raise Misbehaviour(f"returned what is not a list of tasks ({preview(batch)})")
                 tasks += batch
@@ -212,8 +212,8 @@ class ConfinedEnvironment:
 
     def score(self, task: JsonObject, messages: Sequence[Message]) -> JsonObject:
         """See `captrain.contract.Environment.score`; in a process of its own."""
-        with self.blamed("score", task["id"]):
-            return self._here().once("call", {"name": "score", "arguments": [task, list(messages)]})
+        with self.attributing_faults("score", task["id"]):
+            return self._host_of_process().ask_fresh("call", {"name": "score", "arguments": [task, list(messages)]})
 
     def reference(self, task: JsonObject) -> list[Message]:
         """See `captrain.contract.Environment.reference`; the file is asked once a task."""
@@ -227,33 +227,33 @@ class ConfinedEnvironment:
         return json.loads(text)
 
     def _open(self, task: JsonObject) -> "ConfinedEpisode":
-        return self._opened(task, {})
+        return self._start_episode(task, {})
 
     def _open_keyed(self, task: JsonObject, key: str) -> "ConfinedEpisode":
-        return self._opened(task, {"key": key})
+        return self._start_episode(task, {"key": key})
 
-    def _opened(self, task: JsonObject, more: dict[str, str]) -> "ConfinedEpisode":
-        with self.blamed("open", task["id"]):
-            return ConfinedEpisode(self, self._here().fresh(), task, more)
+    def _start_episode(self, task: JsonObject, more: dict[str, str]) -> "ConfinedEpisode":
+        with self.attributing_faults("open", task["id"]):
+            return ConfinedEpisode(self, self._host_of_process().fresh(), task, more)
 
-    def _function(self, name: str, task: JsonObject) -> Any:
+    def _function(self, name: str, task: JsonObject) -> object:
         shape = SHAPES.get(name, messages_of)
-        with self.blamed(name, task["id"]):
-            return shape(self._here().kept("call", {"name": name, "arguments": [task]}))
+        with self.attributing_faults(name, task["id"]):
+            return shape(self._host_of_process().ask_shared("call", {"name": name, "arguments": [task]}))
 
-    def _here(self) -> Host:
+    def _host_of_process(self) -> Host:
         """The host in this process of ours: another one if it was lost, or is our parent's."""
         if self._owner != os.getpid():
             # A thread that this process does not have may hold the lock.
             self._lock, self._owner, self._host = threading.Lock(), os.getpid(), None
         with self._lock:
-            if self._host is None or self._host.server.lost:
+            if self._host is None or self._host.server.end_reason:
                 self._host = Host(self._path, self._source, self._layers)
                 weakref.finalize(self, self._host.server.close)
             return self._host
 
     @contextmanager
-    def blamed(self, operation: str, item: str) -> Iterator[None]:
+    def attributing_faults(self, operation: str, item: str) -> Iterator[None]:
         """Make a verdict a fault of this environment, in the words of `captrain.contract.Target`."""
         try:
             yield
@@ -276,20 +276,20 @@ class ConfinedEpisode:
                 case {"messages": messages, "tools": tools}:
                     self.messages = messages_of(messages)
                     self.tools = None if tools is None else tools_of(tools)
-                case other:
-                    raise Misbehaviour(f"returned what is not an episode ({preview(other)})")
+                case unexpected:
+                    raise Misbehaviour(f"returned what is not an episode ({preview(unexpected)})")
         except BaseException:
             self.close()
             raise
 
     def step(self, message: Message) -> tuple[list[Message], bool]:
         """See `captrain.contract.Episode.step`."""
-        with self._environment.blamed("step", self._task):
+        with self._environment.attributing_faults("step", self._task):
             match ask(self._worker, "step", {"message": message}):
-                case [replies, bool(done)]:
-                    return messages_of(replies), done
-                case other:
-                    raise Misbehaviour(f"returned what is not messages and whether it is over ({preview(other)})")
+                case [replies, bool(is_over)]:
+                    return messages_of(replies), is_over
+                case unexpected:
+                    raise Misbehaviour(f"returned what is not messages and whether it is over ({preview(unexpected)})")
 
     def close(self) -> None:
         """End its process."""

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from captrain.benchmarks import Worker
 from captrain.errors import InfrastructureError, UserError
@@ -74,7 +74,7 @@ class ForkServer:
     def __init__(
         self, source: bytes, name: str, modules: Sequence[str], bubblewrap: bool, packages: Path | None = None
     ) -> None:
-        self.bubblewrap, self.lost = bubblewrap, ""
+        self.bubblewrap, self.end_reason = bubblewrap, ""
         self._owner, self._handle = os.getpid(), -1
         self._lock = threading.RLock()
         self._dropped: deque[int] = deque()
@@ -118,7 +118,7 @@ class ForkServer:
         Raises:
             InfrastructureError: the server did not survive it, or takes longer than that.
         """
-        return str(self._asked({"op": "compile", "seconds": seconds}, seconds)[0]["error"])
+        return str(self._request({"op": "compile", "seconds": seconds}, seconds)[0]["error"])
 
     def worker(self, layers: Sequence[str]) -> Worker:
         """A fresh process with these layers of confinement.
@@ -129,7 +129,7 @@ class ForkServer:
         """
         while self._dropped:
             self.reap(self._dropped.popleft())
-        reply, handles = self._asked({"op": "fork", "layers": [*layers]}, START)
+        reply, handles = self._request({"op": "fork", "layers": [*layers]}, START)
         if "error" in reply:
             raise InfrastructureError(f"the sandbox cannot fork: {reply['error']}")
         if len(handles) < 1 + (self._handle >= 0):
@@ -144,23 +144,23 @@ class ForkServer:
 
     def reap(self, pid: int) -> int:
         """The exit status of a process that has ended, or is about to."""
-        return int(self._asked({"op": "reap", "pid": pid}, START)[0]["status"])
+        return int(self._request({"op": "reap", "pid": pid}, START)[0]["status"])
 
     def drop(self, pid: int) -> None:
         """Reap a process that is about to end at the next opportunity: this is called by garbage collections, which
         may come amid a request."""
         self._dropped.append(pid)
 
-    def _asked(self, request: Mapping[str, Any], seconds: float) -> tuple[JsonObject, list[int]]:
+    def _request(self, request: Mapping[str, object], seconds: float) -> tuple[JsonObject, list[int]]:
         """The reply to a request, with the descriptors that came along; raises InfrastructureError if there is none."""
         with self._lock:
-            if not self.lost:
+            if not self.end_reason:
                 with suppress(BrokenPipeError, ConnectionResetError):
                     self._control.sendall(json.dumps(request).encode())
             return self._answer(seconds)
 
     def _answer(self, seconds: float) -> tuple[JsonObject, list[int]]:
-        if not self.lost:
+        if not self.end_reason:
             poll = select.poll()
             poll.register(self._control, select.POLLIN)
             line, handles = b"", []
@@ -170,9 +170,9 @@ class ForkServer:
                     line, handles, _, _ = socket.recv_fds(self._control, 1 << 14, 2, flags)
             if line:
                 return json.loads(line), handles
-            self.lost = "died" if ready else f"did not answer within {seconds:g} s"
+            self.end_reason = "died" if ready else f"did not answer within {seconds:g} s"
             self.close()
-        raise InfrastructureError(f"the sandbox's fork server {self.lost}")
+        raise InfrastructureError(f"the sandbox's fork server {self.end_reason}")
 
     def close(self) -> None:
         """End it, and all its processes; nothing happens in a process that has inherited it."""
@@ -181,7 +181,7 @@ class ForkServer:
         with self._lock:
             if self._control.fileno() < 0:
                 return
-            self.lost = self.lost or "was ended"
+            self.end_reason = self.end_reason or "was ended"
             self._control.close()
             # Its end is bubblewrap's end; it would survive that of bubblewrap.
             if self._handle >= 0:
@@ -194,19 +194,19 @@ class ForkServer:
 
     def forget(self) -> None:
         """Let go of what was inherited, so that the server still sees the end of its own process of ours."""
-        self.lost = "belongs to another process"
+        self.end_reason = "belongs to another process"
         self._control.close()
 
 
 SERVERS: "weakref.WeakSet[ForkServer]" = weakref.WeakSet()
 
 
-def _forked() -> None:
+def _forget_servers() -> None:
     for server in [*SERVERS]:
         server.forget()
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_forget_servers)
 
 
 class ConfinedProcess:

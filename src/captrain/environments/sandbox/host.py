@@ -20,13 +20,67 @@ from captrain.environments.sandbox.replies import Misbehaviour, bounded, one_lin
 from captrain.errors import InfrastructureError
 
 MODULES = (
-    "__future__", "abc", "array", "ast", "base64", "binascii", "bisect", "calendar", "cmath", "collections",
-    "collections.abc", "colorsys", "contextlib", "copy", "csv", "dataclasses", "datetime", "decimal", "difflib",
-    "enum", "fnmatch", "fractions", "functools", "graphlib", "hashlib", "heapq", "hmac", "html", "inspect", "io",
-    "ipaddress", "itertools", "json", "keyword", "logging", "math", "numbers", "operator", "os", "pathlib", "pprint",
-    "random", "re", "secrets", "shlex", "statistics", "string", "struct", "sys", "textwrap", "time", "traceback",
-    "types", "typing", "unicodedata", "urllib.parse", "uuid", "warnings", "weakref", "zlib",
-)  # fmt: skip
+    "__future__",
+    "abc",
+    "array",
+    "ast",
+    "base64",
+    "binascii",
+    "bisect",
+    "calendar",
+    "cmath",
+    "collections",
+    "collections.abc",
+    "colorsys",
+    "contextlib",
+    "copy",
+    "csv",
+    "dataclasses",
+    "datetime",
+    "decimal",
+    "difflib",
+    "enum",
+    "fnmatch",
+    "fractions",
+    "functools",
+    "graphlib",
+    "hashlib",
+    "heapq",
+    "hmac",
+    "html",
+    "inspect",
+    "io",
+    "ipaddress",
+    "itertools",
+    "json",
+    "keyword",
+    "logging",
+    "math",
+    "numbers",
+    "operator",
+    "os",
+    "pathlib",
+    "pprint",
+    "random",
+    "re",
+    "secrets",
+    "shlex",
+    "statistics",
+    "string",
+    "struct",
+    "sys",
+    "textwrap",
+    "time",
+    "traceback",
+    "types",
+    "typing",
+    "unicodedata",
+    "urllib.parse",
+    "uuid",
+    "warnings",
+    "weakref",
+    "zlib",
+)
 """All that an environment can import."""
 PACKAGES: dict[str, tuple[str, ...]] = {
     "fastapi": ("fastapi", "fastapi.openapi.utils", "pydantic.v1"),
@@ -101,8 +155,8 @@ class Host:
         """A process that nobody has used."""
         return self.server.worker(self._layers)
 
-    def kept(self, op: str, arguments: Mapping[str, Any]) -> Any:
-        """Ask the process that is kept, or the next one; returns and raises as `asked`."""
+    def ask_shared(self, op: str, arguments: Mapping[str, object]) -> object:
+        """Ask the process that is kept, or the next one; returns and raises as `ask`."""
         with self._lock:
             if self._worker is not None and (self._worked > TURN or self._worker.has_ended()):
                 dismiss(self._worker)
@@ -115,8 +169,8 @@ class Host:
             finally:
                 self._worked += time.monotonic() - began
 
-    def once(self, op: str, arguments: Mapping[str, Any]) -> Any:
-        """Ask a fresh process, once; returns and raises as `asked`."""
+    def ask_fresh(self, op: str, arguments: Mapping[str, object]) -> Any:
+        """Ask a fresh process, once; returns and raises as `ask`."""
         worker = self.fresh()
         try:
             return ask(worker, op, arguments)
@@ -124,7 +178,7 @@ class Host:
             dismiss(worker)
 
 
-def ask(worker: Worker, op: str, arguments: Mapping[str, Any]) -> Any:
+def ask(worker: Worker, op: str, arguments: Mapping[str, object]) -> Any:
     """What a process answers, as far as any answer can be believed.
 
     Raises:
@@ -137,8 +191,8 @@ def ask(worker: Worker, op: str, arguments: Mapping[str, Any]) -> Any:
     except InfrastructureError:
         child = worker.process
         assert isinstance(child, ConfinedProcess)
-        if child.server.lost:
-            raise InfrastructureError(f"the sandbox's fork server {child.server.lost}") from None
+        if child.server.end_reason:
+            raise InfrastructureError(f"the sandbox's fork server {child.server.end_reason}") from None
         reason = worker.end_reason
         raise Misbehaviour(DEATHS.get(-(child.status or 0), reason) if reason.startswith("died") else reason) from None
     if not reply["ok"]:

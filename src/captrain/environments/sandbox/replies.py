@@ -6,9 +6,11 @@ characters, thousands of levels. What has passed here, nothing of ours can stumb
 
 import json
 import math
-from typing import Any
+from typing import TypeVar
 
 from captrain.records import JsonObject, Message
+
+T = TypeVar("T")
 
 DEPTH = 64
 """Levels of lists and objects."""
@@ -32,13 +34,13 @@ def preview(value: object) -> str:
     return one_line(json.dumps(value))
 
 
-def bounded(value: object) -> Any:
+def bounded(value: T) -> T:
     """The result in a reply, if it is JSON that can be written again.
 
     Raises:
         Verdict: it has a number that is not finite or beyond 64 bits, text that is not Unicode, or too many levels.
     """
-    pending = [(value, 0)]
+    pending: list[tuple[object, int]] = [(value, 0)]
     while pending:
         element, depth = pending.pop()
         if depth > DEPTH:

@@ -11,9 +11,9 @@ import json
 import os
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import CodeType, ModuleType
-from typing import Any
+from typing import Protocol
 
 from confine import confine, probe
 
@@ -23,32 +23,56 @@ REQUIRED = ("name", "tools", "tasks", "open", "score", "reference")
 OPTIONAL = ("about", "idle", "broken", "hint")
 
 
+class Episode(Protocol):
+    """What an opened task should be; nothing in it is believed."""
+
+    messages: object
+
+    def step(self, message: dict[str, object]) -> tuple[object, object]:
+        """Replies, and whether the episode is over."""
+        ...
+
+
+class Environment(Protocol):
+    """What the file's `Environment` should be; nothing in it is believed."""
+
+    name: object
+    tools: object
+
+    def tasks(self, split: str, count: int) -> Iterable[object]:
+        """The first tasks of a split."""
+        ...
+
+    def open(self, task: dict[str, object], **options: str) -> Episode:
+        """Open a task."""
+        ...
+
+
 def serve(channel: int, code: CodeType, name: str, layers: list[str], server: int) -> None:
     """Confine this process, then answer requests until nobody is left to make them; never returns."""
     # Every process draws alike from a generator that its environment did not seed; forking has reseeded it.
     random.seed(0)
     confine(layers, server)
     operations = Operations(code, name)
-    rest = b""
+    remainder = b""
     while chunk := os.read(channel, 1 << 16):
-        *lines, rest = (rest + chunk).split(b"\n")
+        *lines, remainder = (remainder + chunk).split(b"\n")
         for line in lines:
             request = json.loads(line)
-            answer = memoryview(answered(operations, request.pop("id"), request.pop("op"), request))
+            answer = memoryview(reply_line(operations, request.pop("id"), request.pop("op"), request))
             while answer:
                 answer = answer[os.write(channel, answer) :]
     os._exit(0)
 
 
-def answered(operations: "Operations", number: int, operation: str, arguments: dict[str, Any]) -> bytes:
+def reply_line(operations: "Operations", number: int, operation: str, arguments: dict[str, object]) -> bytes:
     """One reply, as a line."""
-    said: dict[str, Any]
     try:
         result = getattr(operations, operation)(**arguments)
         return json.dumps({"id": number, "ok": True, "result": result}, allow_nan=False).encode() + b"\n"
     except BaseException as error:  # A SystemExit, too, is the environment's answer.
-        said = {"type": str(type(error).__name__), "message": words(error)}
-    return json.dumps({"id": number, "ok": False, "error": said}).encode() + b"\n"
+        fault = {"type": str(type(error).__name__), "message": words(error)}
+    return json.dumps({"id": number, "ok": False, "error": fault}).encode() + b"\n"
 
 
 def words(error: BaseException) -> str:
@@ -64,25 +88,26 @@ class Operations:
 
     def __init__(self, code: CodeType, name: str) -> None:
         self._code, self._name = code, name
-        self._loaded: Any = None
-        self._episode: Any = None
-        self._tasks: tuple[tuple[str, int], list[Any]] = ("", -1), []
+        self._loaded: Environment | None = None
+        self._episode: Episode | None = None
+        self._tasks: tuple[tuple[str, int], list[object]] = ("", -1), []
 
     @property
-    def _environment(self) -> Any:
+    def _environment(self) -> Environment:
         if self._loaded is None:
             module = ModuleType(self._name)
             module.__file__ = f"{self._name}.py"
             sys.modules[self._name] = module
             exec(self._code, module.__dict__)
-            self._loaded = module.__dict__["Environment"]()
+            loaded: Environment = module.__dict__["Environment"]()
+            self._loaded = loaded
         return self._loaded
 
     def probe(self) -> dict[str, bool]:
         """See `confine.probe`."""
         return probe()
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """What the environment is, or what it lacks."""
         environment = self._environment
         missing = [name for name in REQUIRED if not hasattr(environment, name)]
@@ -91,27 +116,33 @@ class Operations:
         optional = [name for name in OPTIONAL if hasattr(environment, name)]
         keyed = "key" in inspect.signature(environment.open).parameters
         return {
-            "missing": [], "name": environment.name, "tools": environment.tools, "optional": optional, "keyed": keyed,
+            "missing": [],
+            "name": environment.name,
+            "tools": environment.tools,
+            "optional": optional,
+            "keyed": keyed,
             "about": getattr(environment, "about", {}),
-        }  # fmt: skip
+        }
 
-    def tasks(self, split: str, count: int, start: int, stop: int) -> list[Any]:
+    def tasks(self, split: str, count: int, start: int, stop: int) -> list[object]:
         """Some of the tasks: all of them may be too long for a line."""
         if self._tasks[0] != (split, count):
             self._tasks = (split, count), list(self._environment.tasks(split, count))
         return self._tasks[1][start:stop]
 
-    def call(self, name: str, arguments: list[Any]) -> Any:
+    def call(self, name: str, arguments: list[object]) -> object:
         """A method: `score`, `reference`, `idle`, `broken`, `hint`."""
-        method: Callable[..., Any] = getattr(self._environment, name)
+        method: Callable[..., object] = getattr(self._environment, name)
         return method(*arguments)
 
-    def open(self, task: dict[str, Any], more: dict[str, str]) -> dict[str, Any]:
+    def open(self, task: dict[str, object], more: dict[str, str]) -> dict[str, object]:
         """Open the one episode of this process."""
-        self._episode = self._environment.open(task, **more)
-        return {"messages": self._episode.messages, "tools": getattr(self._episode, "tools", None)}
+        episode = self._environment.open(task, **more)
+        self._episode = episode
+        return {"messages": episode.messages, "tools": getattr(episode, "tools", None)}
 
-    def step(self, message: dict[str, Any]) -> list[Any]:
+    def step(self, message: dict[str, object]) -> list[object]:
         """Take a turn in it."""
-        replies, done = self._episode.step(message)
-        return [replies, bool(done)]
+        assert self._episode is not None
+        replies, is_over = self._episode.step(message)
+        return [replies, bool(is_over)]

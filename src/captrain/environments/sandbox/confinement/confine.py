@@ -14,14 +14,20 @@ import resource
 import socket
 import struct
 from collections.abc import Callable, Collection
-from typing import Any
 
 from seccomp import program
 
 LIMITS = {
-    "AS": 512 << 20, "CPU": 20, "FSIZE": 0, "NOFILE": 32, "NPROC": 0, "CORE": 0, "MEMLOCK": 0, "MSGQUEUE": 0,
+    "AS": 512 << 20,
+    "CPU": 20,
+    "FSIZE": 0,
+    "NOFILE": 32,
+    "NPROC": 0,
+    "CORE": 0,
+    "MEMLOCK": 0,
+    "MSGQUEUE": 0,
     "STACK": 8 << 20,
-}  # fmt: skip
+}
 """Bytes of memory, seconds of processor time, and what nobody needs."""
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
 SIGKILL = 9
@@ -72,13 +78,13 @@ def limit(limits: dict[str, int]) -> None:
 
 def landlock() -> None:
     """Handle every right that this kernel knows, and grant none."""
-    abi = called(LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint(1))
+    abi = system_call(LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint(1))
     # See linux/landlock.h: rights of files grew with versions 2, 3 and 5, TCP came with 4, sockets and signals with 6.
     files = (1 << (13 + (abi >= 2) + (abi >= 3) + (abi >= 5))) - 1
     rights = struct.pack("QQQ", files, 3, 3)[: 24 if abi >= 6 else 16 if abi >= 4 else 8]
-    ruleset = called(LANDLOCK_CREATE_RULESET, rights, ctypes.c_size_t(len(rights)), ctypes.c_uint(0))
+    ruleset = system_call(LANDLOCK_CREATE_RULESET, rights, ctypes.c_size_t(len(rights)), ctypes.c_uint(0))
     control(PR_SET_NO_NEW_PRIVS, 1)
-    called(LANDLOCK_RESTRICT_SELF, ruleset, ctypes.c_uint(0))
+    system_call(LANDLOCK_RESTRICT_SELF, ruleset, ctypes.c_uint(0))
     os.close(ruleset)
 
 
@@ -94,18 +100,18 @@ def seccomp() -> None:
         raise OSError("no filter for a 32-bit process")
     code = program(os.uname().machine)
     buffer = ctypes.create_string_buffer(code, len(code))
-    described = Program(len(code) // 8, ctypes.addressof(buffer))
+    filter_program = Program(len(code) // 8, ctypes.addressof(buffer))
     control(PR_SET_NO_NEW_PRIVS, 1)
-    control(PR_SET_SECCOMP, 2, ctypes.byref(described))
+    control(PR_SET_SECCOMP, 2, ctypes.byref(filter_program))
 
 
-def control(option: int, value: int, more: Any = 0) -> None:
+def control(option: int, value: int, more: object = 0) -> None:
     """prctl(2)."""
     if PRCTL is None or PRCTL(option, ctypes.c_ulong(value), more, 0, 0):
         raise OSError(ctypes.get_errno(), f"prctl {option}")
 
 
-def called(number: int, *arguments: Any) -> int:
+def system_call(number: int, *arguments: object) -> int:
     """syscall(2)."""
     result = SYSCALL(ctypes.c_long(number), *arguments)
     if result < 0:
@@ -118,7 +124,7 @@ def probe() -> dict[str, bool]:
     return {name: blocked(attempt) for name, attempt in ATTEMPTS.items()}
 
 
-def blocked(attempt: Callable[[], Any]) -> bool:
+def blocked(attempt: Callable[[], object]) -> bool:
     """Whether an attempt is refused."""
     try:
         attempt()
@@ -173,11 +179,11 @@ def peek() -> None:
     except OSError:
         if process_vm_readv is None:
             raise
-        one = ctypes.c_ulong(1)
-        called(process_vm_readv, os.getppid(), vector, one, vector, one, ctypes.c_ulong(0))
+        size = ctypes.c_ulong(1)
+        system_call(process_vm_readv, os.getppid(), vector, size, vector, size, ctypes.c_ulong(0))
 
 
-ATTEMPTS: dict[str, Callable[[], Any]] = {
+ATTEMPTS: dict[str, Callable[[], object]] = {
     "reading files": lambda: os.close(os.open("/etc/passwd", os.O_RDONLY)),
     "listing folders": lambda: os.listdir("/"),
     "creating files": create,

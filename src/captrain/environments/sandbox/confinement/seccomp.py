@@ -10,17 +10,51 @@ import struct
 from functools import cache
 
 CALLS = {
-    "read": (0, 63), "write": (1, 64), "close": (3, 57), "poll": (7, None), "lseek": (8, 62), "mmap": (9, 222),
-    "mprotect": (10, 226), "munmap": (11, 215), "brk": (12, 214), "rt_sigaction": (13, 134),
-    "rt_sigprocmask": (14, 135), "rt_sigreturn": (15, 139), "writev": (20, 66), "select": (23, None),
-    "sched_yield": (24, 124), "mremap": (25, 216), "madvise": (28, 233), "dup": (32, 23), "nanosleep": (35, 101),
-    "getpid": (39, 172), "exit": (60, 93), "gettimeofday": (96, 169), "getrlimit": (97, 163), "getrusage": (98, 165),
-    "getuid": (102, 174), "getgid": (104, 176), "geteuid": (107, 175), "getegid": (108, 177), "getppid": (110, 173),
-    "sigaltstack": (131, 132), "gettid": (186, 178), "time": (201, None), "futex": (202, 98),
-    "sched_getaffinity": (204, 123), "restart_syscall": (219, 128), "clock_gettime": (228, 113),
-    "clock_getres": (229, 114), "clock_nanosleep": (230, 115), "exit_group": (231, 94), "pselect6": (270, 72),
-    "ppoll": (271, 73), "set_robust_list": (273, 99), "getrandom": (318, 278), "rseq": (334, 293),
-}  # fmt: skip
+    "read": (0, 63),
+    "write": (1, 64),
+    "close": (3, 57),
+    "poll": (7, None),
+    "lseek": (8, 62),
+    "mmap": (9, 222),
+    "mprotect": (10, 226),
+    "munmap": (11, 215),
+    "brk": (12, 214),
+    "rt_sigaction": (13, 134),
+    "rt_sigprocmask": (14, 135),
+    "rt_sigreturn": (15, 139),
+    "writev": (20, 66),
+    "select": (23, None),
+    "sched_yield": (24, 124),
+    "mremap": (25, 216),
+    "madvise": (28, 233),
+    "dup": (32, 23),
+    "nanosleep": (35, 101),
+    "getpid": (39, 172),
+    "exit": (60, 93),
+    "gettimeofday": (96, 169),
+    "getrlimit": (97, 163),
+    "getrusage": (98, 165),
+    "getuid": (102, 174),
+    "getgid": (104, 176),
+    "geteuid": (107, 175),
+    "getegid": (108, 177),
+    "getppid": (110, 173),
+    "sigaltstack": (131, 132),
+    "gettid": (186, 178),
+    "time": (201, None),
+    "futex": (202, 98),
+    "sched_getaffinity": (204, 123),
+    "restart_syscall": (219, 128),
+    "clock_gettime": (228, 113),
+    "clock_getres": (229, 114),
+    "clock_nanosleep": (230, 115),
+    "exit_group": (231, 94),
+    "pselect6": (270, 72),
+    "ppoll": (271, 73),
+    "set_robust_list": (273, 99),
+    "getrandom": (318, 278),
+    "rseq": (334, 293),
+}
 """Allowed with any arguments: numbers on x86-64 and on aarch64, from the kernel's asm/unistd_64.h and asm-generic."""
 FCNTL, IOCTL, PRLIMIT = (72, 25), (16, 29), (302, 261)
 COMMANDS = (0, 1, 2, 3, 1030)
@@ -70,11 +104,14 @@ def program(machine: str) -> bytes:
         (EQUAL, 0, None, "refuse"),
         (LOAD, low(2) + 4, None, None),
         (EQUAL, 0, "allow", "refuse"),
-        "refuse", (RETURN, REFUSE, None, None),
-        "allow", (RETURN, ALLOW, None, None),
-        "kill", (RETURN, KILL, None, None),
-    ]  # fmt: skip
-    return assembled(code)
+        "refuse",
+        (RETURN, REFUSE, None, None),
+        "allow",
+        (RETURN, ALLOW, None, None),
+        "kill",
+        (RETURN, KILL, None, None),
+    ]
+    return assemble(code)
 
 
 def low(argument: int) -> int:
@@ -82,7 +119,7 @@ def low(argument: int) -> int:
     return 16 + 8 * argument
 
 
-def assembled(code: list[tuple[int, int, str | None, str | None] | str]) -> bytes:
+def assemble(code: list[tuple[int, int, str | None, str | None] | str]) -> bytes:
     """Instructions, with names for places to jump to among them, as bytes."""
     places: dict[str, int] = {}
     instructions: list[tuple[int, int, str | None, str | None]] = []
@@ -92,10 +129,10 @@ def assembled(code: list[tuple[int, int, str | None, str | None] | str]) -> byte
         else:
             instructions.append(line)
 
-    def distance(at: int, to: str | None) -> int:
-        return 0 if to is None else places[to] - at - 1
+    def distance(index: int, to: str | None) -> int:
+        return 0 if to is None else places[to] - index - 1
 
     return b"".join(
-        struct.pack("<HBBI", operation, distance(at, yes), distance(at, no), value)
-        for at, (operation, value, yes, no) in enumerate(instructions)
+        struct.pack("<HBBI", operation, distance(index, yes), distance(index, no), value)
+        for index, (operation, value, yes, no) in enumerate(instructions)
     )

@@ -18,7 +18,6 @@ import warnings
 from contextlib import suppress
 from pathlib import Path
 from types import CodeType
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -39,9 +38,9 @@ def main() -> None:
     for module in (*INTERNAL, *modules):
         importlib.import_module(module)
     # What an environment prints is nobody's: there is nothing to flood.
-    nothing = os.open(os.devnull, os.O_RDWR)
+    sink = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
-        os.dup2(nothing, standard)
+        os.dup2(sink, standard)
     warnings.simplefilter("ignore")
     with suppress(OSError):
         program(os.uname().machine)  # once for all processes
@@ -54,7 +53,7 @@ def main() -> None:
                 limit({"AS": LIMITS["AS"], "STACK": LIMITS["STACK"], "CORE": 0})
                 # If it takes longer, and nobody is left to end this process, the alarm does.
                 signal.alarm(int(seconds) + 1)
-                code, complaint = compiled(source, name)
+                code, complaint = compile_source(source, name)
                 signal.alarm(0)
                 gc.collect()
                 gc.freeze()
@@ -67,7 +66,7 @@ def main() -> None:
                 return
 
 
-def compiled(source: bytes, name: str) -> tuple[CodeType | None, str]:
+def compile_source(source: bytes, name: str) -> tuple[CodeType | None, str]:
     """The code, or what is wrong with its text."""
     try:
         return compile(source, f"{name}.py", "exec", dont_inherit=True), ""
@@ -77,7 +76,7 @@ def compiled(source: bytes, name: str) -> tuple[CodeType | None, str]:
 
 def start(control: socket.socket, code: CodeType, name: str, layers: list[str]) -> None:
     """Fork a confined process."""
-    ours, theirs = socket.socketpair()
+    local, remote = socket.socketpair()
     server = os.getpid()
     try:
         pid = os.fork()
@@ -87,21 +86,21 @@ def start(control: socket.socket, code: CodeType, name: str, layers: list[str]) 
     if pid == 0:
         try:
             os.setsid()
-            os.dup2(theirs.fileno(), 3)
+            os.dup2(remote.fileno(), 3)
             os.closerange(4, 1024)
             serve(3, code, name, layers, server)
         finally:
             os._exit(1)
     handles = [os.pidfd_open(pid)] if hasattr(os, "pidfd_open") else []
-    with ours, theirs:
-        tell(control, {"pid": pid}, [ours.fileno(), *handles])
+    with local, remote:
+        tell(control, {"pid": pid}, [local.fileno(), *handles])
     for handle in handles:
         os.close(handle)
 
 
-def tell(control: socket.socket, said: dict[str, Any], handles: list[int] | None = None) -> None:
+def tell(control: socket.socket, reply: dict[str, object], handles: list[int] | None = None) -> None:
     """Send a reply, with descriptors."""
-    socket.send_fds(control, [json.dumps(said).encode()], handles or [])
+    socket.send_fds(control, [json.dumps(reply).encode()], handles or [])
 
 
 main()
