@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from captrain.reporting import published as module
-from captrain.reporting.published import NOT_RUN, Published, claims, contradictions, published, shown, table
+from captrain.reporting.published import NOT_RUN, Published, claims, contradictions, published, published_tables, table
 
 EVALUATION = "results/evaluation"
 
@@ -65,14 +65,14 @@ def test_another_version_of_the_benchmark_is_another_thing(tau2: Path) -> None:
 
 def test_the_printed_tables_say_what_was_not_run_here(tau2: Path) -> None:
     console = Console(width=160, record=True, file=StringIO())
-    for part in shown(tau2):
+    for part in published_tables(tau2):
         console.print(part)
     text = console.export_text()
     assert NOT_RUN in text and "airline 40.0 (20 tasks)" in text and "arXiv 2604.05336" in text
 
 
 def test_the_known_contradictions_are_found() -> None:
-    found = {(one.where, one.printed): one.computed for one in contradictions()}
+    found = {(one.place, one.printed_value): one.computed for one in contradictions()}
     (single,) = [why for (where, printed), why in found.items() if printed == "40.3"]
     assert "66 of 164 print as 40.2" in single and "67 of 164 print as 40.9" in single
     (origin,) = [why for (where, printed), why in found.items() if "first point" in where]
@@ -91,11 +91,11 @@ def changed(monkeypatch: pytest.MonkeyPatch, edit: dict) -> list[str]:
         place[last] = value
     altered = Published.model_validate(data)
     monkeypatch.setattr(module, "published", lambda: altered)
-    return [one.where for one in contradictions()]
+    return [one.place for one in contradictions()]
 
 
 def test_a_table_that_agrees_has_no_contradiction_and_each_rule_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = [one.where for one in contradictions()]
+    before = [one.place for one in contradictions()]
     edits: dict[tuple[str | int, ...], tuple[object, str]] = {
         ("tables", "tau2", "values", "adp", "airline"): (29.0, "tau2, ADP, airline"),
         ("tables", "tau2", "values", "awm", "all"): (39.6, "tau2, AWM, all"),

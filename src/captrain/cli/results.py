@@ -16,14 +16,14 @@ def results(
     """Pass rates with intervals, paired differences, rollouts spent, and where the figures lie."""
     from captrain.reporting import show
 
-    print_all(show.spent(project_root()) if rollouts else show.results(project_root()))
+    print_all(show.costs(project_root()) if rollouts else show.results(project_root()))
 
 
 def published() -> None:
     """The paper's numbers beside ours where the same thing was run, and what in them does not agree."""
-    from captrain.reporting import shown
+    from captrain.reporting import published_tables
 
-    print_all(*shown(project_root()))
+    print_all(*published_tables(project_root()))
 
 
 def export(

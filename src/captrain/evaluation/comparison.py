@@ -5,7 +5,7 @@ by it. How a difference reads is said in the words of the table (`interpret_diff
 lists of rows, as they are read from CSV: an empty cell is NaN.
 """
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,9 +59,9 @@ def compared(names: Sequence[str]) -> list[tuple[str, str]]:
     return [*table, *(pair for pair in further if pair not in table)]
 
 
-def grouped(rows: Iterable[ComparisonRow], by: str) -> dict[Hashable, list[ComparisonRow]]:
+def grouped(rows: Iterable[ComparisonRow], by: str) -> dict[Any, list[ComparisonRow]]:
     """The rows of each value of a column, in the order of their first ones."""
-    groups: dict[Hashable, list[ComparisonRow]] = {}
+    groups: dict[Any, list[ComparisonRow]] = {}
     for row in rows:
         groups.setdefault(row[by], []).append(row)
     return groups

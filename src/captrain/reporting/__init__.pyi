@@ -1,5 +1,5 @@
 from .figures import capabilities as capabilities
 from .figures import draw as draw
 from .published import claims as claims
-from .published import shown as shown
+from .published import published_tables as published_tables
 from .style import render as render

@@ -319,8 +319,8 @@ def kinds(results: Path) -> Figure:
         places = [names.index(str(row["kind"])) + 0.2 * (index - (len(methods) - 1) / 2) for row in rows]
         for place, row in zip(places, rows, strict=True):
             axes.plot([row["low"], row["high"]], [place, place], color=colour, linewidth=1.6)
-        named = rows[0]["label"] if rows else method
-        axes.plot([row["pass_rate"] for row in rows], places, "o", color=colour, markersize=5, label=named)
+        legend_label = rows[0]["label"] if rows else method
+        axes.plot([row["pass_rate"] for row in rows], places, "o", color=colour, markersize=5, label=legend_label)
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_xlim(-0.02, 1.02)

@@ -44,7 +44,7 @@ class Rates(Record):
         """The number of tasks nearest to a printed value."""
         return round(value * self.tasks[column] / 100) if self.unit == "percent" else round(value)
 
-    def printed(self, count: int, column: str) -> float:
+    def printed_rate(self, count: int, column: str) -> float:
         """What a count of tasks prints as."""
         return round(100 * count / self.tasks[column], self.decimals) if self.unit == "percent" else count
 
@@ -120,11 +120,11 @@ class Claim(NamedTuple):
 
 @dataclass(frozen=True)
 class Contradiction:
-    """One published number that cannot be, or does not agree with another: where, what is printed, what it is by
+    """One published number that cannot be, or does not agree with another: its place, what is printed, what it is by
     computation."""
 
-    where: str
-    printed: str
+    place: str
+    printed_value: str
     computed: str
 
 
@@ -197,7 +197,7 @@ def _measured(root: Path, rates: Rates) -> dict[tuple[str, str], tuple[float, in
     return measured
 
 
-def shown(root: Path) -> list[Table]:
+def published_tables(root: Path) -> list[Table]:
     """The tables with ours beside them, and the contradictions, to be printed; curves are left to `table`."""
     publication, rows = published(), table(root).to_dict("records")
     tables = []
@@ -217,7 +217,7 @@ def shown(root: Path) -> list[Table]:
         tables.append(rates_table)
     disagreements = Table("where", "printed", "by computation", title="What does not agree", title_justify="left")
     for contradiction in contradictions():
-        disagreements.add_row(contradiction.where, contradiction.printed, contradiction.computed)
+        disagreements.add_row(contradiction.place, contradiction.printed_value, contradiction.computed)
     return [*tables, disagreements]
 
 
@@ -266,10 +266,13 @@ def _uncountable(publication: Published) -> Iterator[Contradiction]:
         if rates.unit == "mean" or rates.trials != 1:
             continue
         near = rates.count(value, column)
-        if value not in (rates.printed(near, column), *(rates.printed(near + step, column) for step in (-1, 1))):
+        if value not in (
+            rates.printed_rate(near, column),
+            *(rates.printed_rate(near + step, column) for step in (-1, 1)),
+        ):
             exact = value * rates.tasks[column] / 100
             options = " and ".join(
-                f"{count} of {rates.tasks[column]} print as {rates.formatted(rates.printed(count, column))}"
+                f"{count} of {rates.tasks[column]} print as {rates.formatted(rates.printed_rate(count, column))}"
                 for count in (int(exact), int(exact) + 1)
             )
             yield Contradiction("; ".join(places), rates.formatted(value), f"no count of tasks: {options}")
@@ -323,7 +326,7 @@ def _differences(publication: Published) -> Iterator[Contradiction]:
     for statement in publication.stated:
         rates = publication.tables[statement.table]
         counts = [rates.count(rates.values[method][WHOLE], WHOLE) for method in (statement.first, statement.second)]
-        difference = rates.printed(counts[0] - counts[1], WHOLE)
+        difference = rates.printed_rate(counts[0] - counts[1], WHOLE)
         if difference != statement.difference:
             yield Contradiction(
                 f"text, {label(statement.first)} over {label(statement.second)} on {statement.table}",

@@ -18,7 +18,7 @@ from rich.text import Text
 from captrain.baselines import acting_stages
 from captrain.contract import calls_of
 from captrain.errors import UserError
-from captrain.records import Capability, Rollout, load
+from captrain.records import Capability, JsonObject, Rollout, load
 from captrain.reporting.divergence import Divergence, call_text, divergence
 
 ROLLOUTS = ("artifacts/rollouts/discovery.jsonl", "artifacts/evaluation/rollouts.jsonl")
@@ -141,7 +141,7 @@ def _marked(index: int, call: str, divergences: Divergence) -> list[Text]:
     return [*lines, Text(f"  ≠ {call}", "red"), Text(f"    reference: {mark.expected}", "yellow")]
 
 
-def _document(path: Path, stage: str) -> Any:
+def _document(path: Path, stage: str) -> JsonObject:
     """A JSON document of results/."""
     if not path.exists():
         raise UserError(f"{path} is missing", f"run `dvc repro {stage}` to make it")
@@ -192,7 +192,7 @@ def capability(root: Path, name: str) -> RenderableType:
     return Group(Text(candidate["name"], "bold"), Text(candidate["description"]), _facts(facts))
 
 
-def _passports(root: Path) -> dict[str, dict[str, Any]]:
+def _passports(root: Path) -> dict[str, JsonObject]:
     paths = sorted((root / "results/environments").glob("*.passport.json"))
     if not paths:
         raise UserError("results/environments holds no passport", "run `dvc repro environments` to make them")
@@ -227,7 +227,7 @@ def environment(root: Path, name: str) -> RenderableType:
     return Group(table, _facts({**facts, "file": f"results/environments/{name}.py"}))
 
 
-def _adapters(root: Path) -> dict[str, dict[str, Any]]:
+def _adapters(root: Path) -> dict[str, JsonObject]:
     """The indices of adapters and, as far as they were trained, of all others."""
     index = _document(root / "results/adapters/index.json", "adapters")
     for stage in acting_stages():
@@ -297,7 +297,7 @@ def results(root: Path) -> RenderableType:
     return Group(final, Text(), paired, Text(), *more, Text(figures_line))
 
 
-def spent(root: Path) -> RenderableType:
+def costs(root: Path) -> RenderableType:
     """What each method has spent, and what the stages that it rests on took."""
     from captrain.evaluation import SUMS, evaluation_table
     from captrain.execution import times
