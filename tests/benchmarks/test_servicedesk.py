@@ -171,11 +171,11 @@ def answered(*words: str) -> Callable[[Actions, dict[str, Any]], Actions]:
         pytest.param("steps", one_less, "database", id="the last operation left out"),
         pytest.param("check", denied_and_done, "database", id="a write after the denial"),
         pytest.param("check", unchecked, "database", id="a write that the policy forbids"),
-        pytest.param("status", answered(servicedesk.DONE), "information", id="the information withheld"),
+        pytest.param("status", answered(servicedesk.CLOSING), "information", id="the information withheld"),
         pytest.param("status", answered(*servicedesk.STATUSES), "information", id="every answer at once"),
         pytest.param("status", handed_over, "closing", id="handed over instead of answered"),
         pytest.param("pick", handed_over, "closing", id="done, then handed over instead of said"),
-        pytest.param("human", answered(servicedesk.DONE), "closing", id="answered instead of handed over"),
+        pytest.param("human", answered(servicedesk.CLOSING), "closing", id="answered instead of handed over"),
     ],
 )
 def test_a_task_is_failed_by(kind: str, bend: Callable[[Actions, dict[str, Any]], Actions], part: str) -> None:

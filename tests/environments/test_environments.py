@@ -260,7 +260,7 @@ BAD = {
     "no seed": (
         """
 def make(self, split, index):
-    return make_data(random.Random(), self.name, **self.wanted(random))
+    return make_data(random.Random(), self.name, **self.requests(random))
 """,
         {ELSEWHERE, "same play, same observations"},
         "another task",

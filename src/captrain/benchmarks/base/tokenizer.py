@@ -43,7 +43,7 @@ def phrases(tools_block: str) -> list[str]:
     markers = [f"\n<|im_start|>{role}\n" for role in ("user", "assistant")]
     markers += ["<|im_start|>system\n", "\n<|im_start|>user\n<tool_response>\n", "\n</tool_response>"]
     hermes = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
-    spoken = [desk.ASK, desk.DONE, desk.STATUS_ANSWER, desk.THANKS, "What is the status of order "]
+    spoken = [desk.ASK, desk.CLOSING, desk.STATUS_ANSWER, desk.THANKS, "What is the status of order "]
     world = [*desk.ORDER_IDS, *desk.STATUSES, *desk.AGES, *desk.PHRASES.values(), *desk.JOINERS]
     openings = [opening for opening in desk.OPENINGS if opening]
     guidance = [f"\n- {line}" for line in GUIDANCE]
