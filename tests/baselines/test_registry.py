@@ -105,7 +105,7 @@ def test_a_new_row_is_drawn_planned_and_watched(tmp_path: Path) -> None:
     step = {"step": 1, "rollouts": 40, "reward": 0.5, "success": 0.5, "informative": 0.5}
     publish_json(tmp_path / ".cache/adapters/aaaa/checkpoints/checkpoint-1/history.json", [step])
     [(fact, _)] = Progress(tmp_path).of("toy", 0.0)
-    assert "40 of 100 rollouts" in fact
+    assert "40 of 60 rollouts" in fact
 
 
 def with_toy(spec: Spec) -> Spec:
