@@ -513,7 +513,7 @@ def test_a_key_is_of_the_code_that_runs_and_of_no_other(here: Path, monkeypatch:
     monkeypatch.setattr(fingerprint, "PACKAGE", package)
 
     def digest() -> str:
-        return fingerprint._closure_digest.__wrapped__(package / "training/training.py")
+        return fingerprint._closure_digest.__wrapped__(package / "training/runs.py")
 
     before = digest()
     others = ("cli/app.py", "reporting/figures.py", "config/spec.py", "execution/slurm.py", "execution/launch.py")
@@ -521,7 +521,7 @@ def test_a_key_is_of_the_code_that_runs_and_of_no_other(here: Path, monkeypatch:
         (package / name).write_text((package / name).read_text() + "\n")
         assert digest() == before, name
     # Imported at the top, within a function, by another; components, which are named and not imported; and data.
-    reached = ("training/training.py", "training/grpo.py", "models/chat.py", "records.py", "policies/engine.py")
+    reached = ("training/runs.py", "training/grpo.py", "models/chat.py", "records.py", "policies/engine.py")
     for name in (*reached, "benchmarks/servicedesk.py", "capabilities/prompts/labelling.md"):
         (package / name).write_text((package / name).read_text() + "\n")
         assert digest() != before, name

@@ -561,7 +561,8 @@ def test_the_baseline_spends_exactly_what_trace_spends_in_all(tiny: Path, tmp_pa
     chosen = compose_spec("smoke", 3, overrides, ROOT / "conf")
     trace = [entry(8), entry(11), entry(5, stage="adapters", discarded=5)]
     spent = [*trace, entry(100, "grpo_target"), entry(7, "evaluation")]
-    [one] = target_jobs(chosen, tiny, spent)
+    shutil.copytree(tiny, tmp_path / "artifacts/base")
+    [one] = target_jobs(chosen, tmp_path, spent)
     assert (one.rollouts, one.seed, one.name) == (24, 3, "grpo_target")
     assert one.environments == (TrainingEnvironment("target", chosen.benchmark),) and one.policy == chosen.policy
     assert one.trainer.settings() == {**chosen.trainer.settings(), "learning_rate": 0.005}
