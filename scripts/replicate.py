@@ -30,8 +30,7 @@ from captrain.evaluation import (
     rates_over_seeds,
     versus,
 )
-from captrain.experiments import Point, point_rows, points, write_table
-from captrain.experiments.gathering import TableRow
+from captrain.experiments import Point, TableRow, point_rows, points, write_table
 
 OVERRIDES = ["machine.workers=1"]
 """Points run side by side, each in one process; `machine` is no param, so no stage runs again for it."""

@@ -19,9 +19,8 @@ def main() -> None:
         rollouts = load(Path("artifacts/rollouts/discovery.jsonl"), Rollout)
         standard = make_standard(load_benchmark(run.benchmark, run.machine), run.evaluation.tasks, run.environments)
         synthesizer = build(run.synthesizer, Synthesizer, access=run.machine.asking)
-        pairs = synthesize_pairs(
-            labels, selected, rollouts, run.pairs.count, synthesizer, standard, run.machine, run.seed
-        )
+        count, machine = run.pairs.count, run.machine
+        pairs = synthesize_pairs(labels, selected, rollouts, count, synthesizer, standard, machine, run.seed)
     publish_pairs(pairs, Path("results/pairs"), Path("artifacts/pairs"))
     passed = sum(outcome["environment"] for outcome in pairs.account.values())
     print(f"{passed} pair environments" if run.pairs.count else "no pair environments: pairs.count is 0")

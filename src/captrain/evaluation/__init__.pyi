@@ -7,6 +7,7 @@ from .comparison import differences_over_seeds as differences_over_seeds
 from .comparison import grouped as grouped
 from .comparison import rates_over_seeds as rates_over_seeds
 from .comparison import versus as versus
+from .project import evaluate_project as evaluate_project
 from .rows import BASE as BASE
 from .rows import BEST_SINGLE as BEST_SINGLE
 from .rows import GRPO as GRPO

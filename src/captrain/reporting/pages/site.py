@@ -1,5 +1,9 @@
 """Writes the report: pages from templates, data for them, into one folder that opens from a disk.
 
+`files` reads results/ and artifacts/, `data` gathers what the pages say, `shards` cuts the rollouts into files that a
+page loads when it needs them, and this renders and writes. Nothing is computed anew but marks, gains by kind and what
+is drawn.
+
 Equal inputs give equal bytes: nothing of time, machine or path is written. The folder is made aside and renamed at the
 end, so that what stands there is always a whole report; a folder that is not one is never replaced. Rollouts are data:
 templates escape all text, scripts set text alone, and the pages' policy runs no script but the report's own files.

@@ -1,0 +1,43 @@
+"""The evaluation of a project: plays what its stages have left, and compares what came of it with what was spent."""
+
+from pathlib import Path
+
+from captrain.baselines import spending_stages
+from captrain.config import Spec
+from captrain.environments import read_passports
+from captrain.evaluation.arms import all_routes, play_arms
+from captrain.evaluation.rows import controls_of
+from captrain.evaluation.tables import Evaluation, evaluate
+from captrain.ledger import LedgerEntry
+from captrain.records import Capability, Rollout, load
+
+
+def evaluate_project(spec: Spec, project: Path = Path()) -> tuple[list[Rollout], Evaluation]:
+    """Play the test split with the base and all that can act, and compare.
+
+    Args:
+        spec: the whole specification.
+        project: folder of artifacts/ and results/.
+
+    Returns:
+        Every rollout of the test split, and the tables.
+
+    Raises:
+        UserError: a file is missing or corrupt, or rows that must have one total have not.
+    """
+    results = project / "results"
+    rollouts, outcomes, entries = play_arms(spec, project / "artifacts/base", results)
+    ledgers = [results / stage / "ledger.jsonl" for stage in spending_stages()]
+    passports = read_passports(results / "environments")
+    selected = load(results / "capabilities/capabilities.jsonl", Capability)
+    evaluation = evaluate(
+        outcomes,
+        all_routes(results),
+        [entry for path in ledgers for entry in load(path, LedgerEntry)] + entries,
+        ranked=[capability.id for capability in selected if capability.id in passports],
+        controls=controls_of(results / "controls"),
+        resamples=spec.evaluation.resamples,
+        confidence=spec.evaluation.confidence,
+        seed=spec.seed,
+    )
+    return rollouts, evaluation

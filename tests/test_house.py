@@ -1,0 +1,113 @@
+"""The house itself: rooms and their layers, names, types, and how long what a newcomer reads may be."""
+
+import ast
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCES = sorted(path for top in ("src/captrain", "stages", "scripts") for path in (ROOT / top).rglob("*.py"))
+DIALECT = {
+    *("one", "ones", "some", "each", "other", "others", "another", "both", "these", "those", "theirs", "ours", "own"),
+    *("mine", "its", "they", "who", "whom", "what", "which", "whose", "where", "why", "how", "when", "there", "here"),
+    *("none", "nothing", "anything", "everything", "several", "rest", "two", "at"),
+    *("found", "said", "asked", "told", "held", "given", "shown", "made", "known", "wanted", "left", "kept", "written"),
+    *("done", "seen", "drawn", "chosen", "taken", "played", "spent", "earned", "heard", "took", "had", "got", "meant"),
+    *("put", "gone", "answered", "called", "ended", "counted", "sent", "listed", "needed", "lost", "begun", "started"),
+    *("printed", "refused", "opened", "stated", "named", "acted", "noted", "looked", "taught", "learnt", "gained"),
+    *("reached", "proposed", "judged", "described", "understood", "unpacked", "numbered", "gathered", "turned", "used"),
+    *("asking", "answering", "playing", "waiting", "staying", "speaking", "telling", "saying", "taking", "keeping"),
+}
+"""Pronouns, question words and participles: a variable is named by what it is."""
+FOREIGN = {
+    ("config/machine.py", "asking"),  # of conf/
+    ("execution/jobs.py", "at"),  # of .cache/jobs/ledger.jsonl
+    ("reporting/pages/files.py", "chosen"),  # of results/routes/routes.csv
+    ("reporting/pages/shards.py", "at"),  # of the report's scripts
+    ("reporting/pages/shards.py", "why"),
+    ("reporting/published.py", "needed"),  # of published.yaml
+    ("reporting/published.py", "kept"),
+    ("reporting/published.py", "stated"),
+    ("benchmarks/workers/tau2_worker.py", "done"),  # tau2's own attribute
+}
+"""Names that files or other people's code give."""
+
+
+def bound_names(path: Path) -> Iterator[tuple[str, int]]:
+    """The names that a file gives to variables, parameters and attributes of itself, with their lines."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id, node.lineno
+        elif isinstance(node, ast.arg):
+            yield node.arg, node.lineno
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr, node.lineno
+
+
+def test_imports_go_down_the_layers_and_in_no_circle() -> None:
+    done = subprocess.run([Path(sys.executable).with_name("lint-imports")], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_every_room_is_in_the_layers_and_says_in_one_sentence_what_it_holds() -> None:
+    [layers, *_] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    named = {name for layer in layers["layers"] for name in layer.replace(" ", "").split("|")}
+    package = ROOT / "src/captrain"
+    assert {path.stem for path in package.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()} == {
+        *named, "__init__",
+    }  # fmt: skip
+    for init in package.rglob("*/__init__.py"):
+        sentence = ast.get_docstring(ast.parse(init.read_text())) or ""
+        assert sentence.endswith(".") and "\n" not in sentence, init
+
+
+def test_rooms_import_from_rooms_and_not_from_their_modules() -> None:
+    """What a room does not export is its own affair; a stage of a row runs that row."""
+    for path in (path for path in SOURCES if "workers" not in path.parts and "confinement" not in path.parts):
+        room = path.relative_to(ROOT / "src/captrain").parts[0] if "captrain" in path.parts else ""
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("captrain."):
+                _, place, *module = node.module.split(".")
+                row = [alias.name for alias in node.names] == ["BASELINE"]
+                assert place == room or not module or row, (
+                    f"{path.relative_to(ROOT)}:{node.lineno} imports {node.module}"
+                )
+
+
+def test_names_are_nouns_of_the_field() -> None:
+    dialect = [
+        f"{path.relative_to(ROOT)}:{line} {name}"
+        for path in SOURCES
+        for name, line in bound_names(path)
+        if name.strip("_").lower() in DIALECT
+        and not any(name == foreign and path.match(end) for end, foreign in FOREIGN)
+    ]
+    assert not dialect, "\n".join(dialect)
+
+
+def test_any_stands_where_a_library_gives_it_and_no_line_is_kept_from_the_formatter() -> None:
+    names = [node for path in SOURCES for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Name)]
+    assert sum(node.id == "Any" for node in names) < 120
+    assert not [path for path in SOURCES if "# fmt: skip" in path.read_text()]
+
+
+@pytest.mark.parametrize(("name", "most"), [("README.md", 150), ("dvc.yaml", 300)])
+def test_what_a_newcomer_reads_first_is_short(name: str, most: int) -> None:
+    assert len((ROOT / name).read_text().splitlines()) <= most
+
+
+def test_a_stage_is_a_short_script() -> None:
+    assert all(len(path.read_text().splitlines()) <= 30 for path in (ROOT / "stages").glob("*.py"))
+
+
+def test_no_test_imports_another() -> None:
+    tests = {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
+    for path in (ROOT / "tests").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            assert not tests & {part for name in names for part in name.split(".")}, path
