@@ -7,8 +7,7 @@ from captrain.baselines.baseline import CALIBRATION, DIAGNOSIS
 from captrain.baselines.training import GRPOBaseline, training_budget
 from captrain.config import Spec
 from captrain.ledger import LedgerEntry
-from captrain.training import Job, derived_trainer, training_environments
-from captrain.training.curriculum import curriculum_job
+from captrain.training import Job, curriculum_job, derived_trainer, training_environments
 
 
 def curriculum_jobs(spec: Spec, project: Path, trace: Sequence[LedgerEntry]) -> list[Job]:

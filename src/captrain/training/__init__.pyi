@@ -1,3 +1,4 @@
+from .curriculum import curriculum_job as curriculum_job
 from .jobs import EnvironmentFile as EnvironmentFile
 from .jobs import Job as Job
 from .jobs import Learner as Learner
