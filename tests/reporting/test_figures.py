@@ -20,7 +20,7 @@ from captrain.errors import UserError
 from captrain.records import Capability, Label, RolloutLabels, publish_json, publish_text
 from captrain.reporting import figures
 from captrain.reporting.figures import draw
-from captrain.reporting.published import published
+from captrain.reporting.published import read_published
 
 STAGE = Path(__file__).parents[2] / "stages" / "figures.py"
 
@@ -137,7 +137,7 @@ def test_merging_is_drawn_where_a_merged_adapter_was_played(tmp_path: Path) -> N
 def test_published_rates_are_marked_only_where_the_same_thing_was_measured(tmp_path: Path) -> None:
     results = make_results(tmp_path / "results")
     assert not [one for one in written(figures.main(results)) if "published" in one]
-    known = published()
+    known = read_published()
     publish_text(
         results / "spec.yaml",
         f"base: {{model: {known.model}}}\nbenchmark: {{_target_: captrain.benchmarks.tau2.Tau2, version: 0.2.1-dev}}\n",

@@ -8,7 +8,15 @@ import pytest
 from rich.console import Console
 
 from captrain.reporting import published as module
-from captrain.reporting.published import NOT_RUN, Published, claims, contradictions, published, published_tables, table
+from captrain.reporting.published import (
+    NOT_RUN,
+    Published,
+    claims,
+    contradictions,
+    published_tables,
+    read_published,
+    table,
+)
 
 EVALUATION = "results/evaluation"
 
@@ -16,7 +24,7 @@ EVALUATION = "results/evaluation"
 @pytest.fixture
 def tau2(tmp_path: Path) -> Path:
     """A project whose results are of the paper's benchmark and model, on fewer tasks."""
-    known = published()
+    known = read_published()
     (tmp_path / EVALUATION).mkdir(parents=True)
     (tmp_path / "results/spec.yaml").write_text(
         f"base: {{model: {known.model}@abc}}\n"
@@ -31,7 +39,7 @@ def tau2(tmp_path: Path) -> Path:
 
 
 def test_every_table_holds_a_number_for_each_method_and_column() -> None:
-    for rates in published().tables.values():
+    for rates in read_published().tables.values():
         assert set(rates.values) == {"base", "adp", "awm", "grpo_target", "gepa", "single", "trace"}
         assert all(set(columns) == set(rates.tasks) for columns in rates.values.values())
 
@@ -82,7 +90,7 @@ def test_the_known_contradictions_are_found() -> None:
 
 def changed(monkeypatch: pytest.MonkeyPatch, edit: dict) -> list[str]:
     """Where contradictions are found once a published number is another one."""
-    data = published().model_dump()
+    data = read_published().model_dump()
     for path, value in edit.items():
         place = data
         *folders, last = path

@@ -367,7 +367,7 @@ def test_several_runs_are_on_a_page_with_their_tables_and_figures(project: Path,
 def test_published_numbers_stand_beside_ours_only_where_the_same_thing_was_run(project: Path, tmp_path: Path) -> None:
     root = tmp_path / "played"
     shutil.copytree(project, root)
-    known = published.published()
+    known = published.read_published()
     benchmark = known.tables["tau2"].benchmark
     publish_json(root / "results/spec.yaml", {"benchmark": benchmark, "base": {"model": "another"}})
     build(root, tmp_path / "report")

@@ -18,7 +18,7 @@ from support.results import make_results
 from captrain.evaluation.comparison import differences_over_seeds, rates_over_seeds
 from captrain.evaluation.rows import label
 from captrain.experiments.gathering import write_table
-from captrain.reporting.published import published
+from captrain.reporting.published import read_published
 from captrain.reporting.studies import STUDIES, draw
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "figures.py"
@@ -138,11 +138,11 @@ def test_published_curves_stand_in_panels_of_their_own(tmp_path: Path) -> None:
         figure = figure_of(name, results)
         panels = {axes.get_title(loc="left"): axes for axes in figure.axes}
         theirs = {title: axes for title, axes in panels.items() if title.startswith("As published")}
-        assert len(theirs) == len(curves) and published().paper in " ".join(written(figure))
+        assert len(theirs) == len(curves) and read_published().paper in " ".join(written(figure))
         drawn = {
             title: [np.asarray(line.get_ydata()).tolist() for line in axes.lines] for title, axes in panels.items()
         }
         ours = {value for title, lines in drawn.items() if title not in theirs for line in lines for value in line}
         for curve, title in zip(curves, theirs, strict=True):
-            known = [list(line.values()) for line in published().curves[curve].lines.values()]
+            known = [list(line.values()) for line in read_published().curves[curve].lines.values()]
             assert drawn[title] == known and not ours & {value for line in known for value in line}

@@ -68,7 +68,7 @@ def verify() -> None:
 
 def jobs(id: Annotated[str | None, typer.Argument(metavar="ID", help="Print this one's log.")] = None) -> None:
     """Jobs on the cluster: state, node, elapsed, progress, last line, reason; of one, its log."""
-    from captrain.execution.jobs import job_log, jobs_table
+    from captrain.execution import job_log, jobs_table
 
     if id:
         print(job_log(project_root(), id), end="")

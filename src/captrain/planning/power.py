@@ -26,8 +26,7 @@ from rich.table import Table
 
 from captrain.errors import UserError
 from captrain.evaluation import BASE, TRACE, evaluation_table, label, sign_test
-from captrain.reporting import claims
-from captrain.reporting.published import published
+from captrain.reporting import claims, read_published
 
 Floats = NDArray[np.float64]
 MAX_TASKS, MAX_TRIALS = 100_000, 64
@@ -329,7 +328,7 @@ def claim_tables(icc: float, shared: float, level: float, power: float, source: 
         table.add_column(name, justify="right")
     for row in frame.to_dict("records"):
         trials = row["trials_needed"]
-        only = len(published().tables[row["table"]].tasks) == 1
+        only = len(read_published().tables[row["table"]].tasks) == 1
         table.add_row(
             row["table"].replace("_", " ") + ("" if only else f", {row['column']}"),
             label(row["second"]),
@@ -345,7 +344,7 @@ def claim_tables(icc: float, shared: float, level: float, power: float, source: 
         "McNemar's, if TRACE passes all that the other passes (at least), and if the two are unrelated. No p is "
         "corrected for the number of comparisons. Mean similarities are left out: their spread was not published."
     )
-    title = f"Claims of {published().paper}, each task played once"
+    title = f"Claims of {read_published().paper}, each task played once"
     return [title, table, text, _assumed(icc, shared, source)]
 
 

@@ -24,7 +24,7 @@ from captrain.capabilities import SelectionAccount, replay
 from captrain.errors import UserError
 from captrain.evaluation import GRPO, TRACE, label, versus
 from captrain.records import JsonObject
-from captrain.reporting.published import published, reference
+from captrain.reporting.published import read_published, reference
 from captrain.reporting.style import GREY, HEADLINE, MERGING, ROUTING, Line, compare, ordered, render, tint
 
 REQUIRED = (
@@ -93,7 +93,9 @@ def _compared(results: Path, title: str, order: Sequence[str] | None) -> Figure:
     confidence = json.loads((results / "evaluation/metrics.json").read_text())["confidence"]
     rows, (name, publication) = _rows(results, TRACE, order), reference(results)
     note = (
-        f"Open diamonds: as published ({published().paper}; {name}); measured there, not here." if publication else ""
+        f"Open diamonds: as published ({read_published().paper}; {name}); measured there, not here."
+        if publication
+        else ""
     )
     return compare({"": rows}, TRACE, title, f"pass rate, with {confidence:.0%} interval over test tasks", note)
 
@@ -214,7 +216,7 @@ def stability(results: Path) -> Figure:
     for axes in (grid[0], grid[3]):
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
     _published_selection(grid[3])
-    publication = published()
+    publication = read_published()
     note = f"Grey outlines: {publication.paper}; {publication.selection.source}: another model, other benchmarks."
     figure.supxlabel(note, fontsize=7.5, color=GREY)
     sns.despine(figure, left=True)
@@ -222,7 +224,7 @@ def stability(results: Path) -> Figure:
 
 
 def _published_selection(axes: Axes) -> None:
-    publication = published().selection
+    publication = read_published().selection
     axes.barh(
         range(len(publication.times)), list(publication.times.values()), height=0.6, facecolor="none", edgecolor=GREY
     )

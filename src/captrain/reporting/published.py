@@ -129,7 +129,7 @@ class Contradiction:
 
 
 @cache
-def published() -> Published:
+def read_published() -> Published:
     """The published numbers."""
     return Published.model_validate(yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text()))
 
@@ -144,7 +144,7 @@ def table(root: Path) -> pd.DataFrame:
         What (a table, a curve or the selection), method (or candidate), at (a column or point), published, tasks (of
         the published number), ours (in the same unit), our_tasks; the last two are empty where it was not run here.
     """
-    publication = published()
+    publication = read_published()
     rows = []
     for name, rates in publication.tables.items():
         measured = _measured(root, rates)
@@ -167,7 +167,7 @@ def table(root: Path) -> pd.DataFrame:
 def reference(results: Path) -> tuple[str, dict[str, float]]:
     """What was published of the very thing that was measured in `results`: the title of the table, and method -> share
     of all tasks passed. "" and {} where another thing was measured, or no table of passed tasks is of it."""
-    for rates in published().tables.values():
+    for rates in read_published().tables.values():
         if rates.unit != "mean" and _same(results, rates):
             scale = 100 if rates.unit == "percent" else rates.tasks[WHOLE]
             return rates.title, {method: values[WHOLE] / scale for method, values in rates.values.items()}
@@ -180,7 +180,7 @@ def _same(results: Path, rates: Rates) -> bool:
     spec = yaml.safe_load(path.read_text()) if path.exists() else {}
     model = str((spec.get("base") or {}).get("model") or "").split("@")[0]
     same = all((spec.get("benchmark") or {}).get(key) == value for key, value in rates.benchmark.items())
-    return same and model.split("/")[-1] == published().model.split("/")[-1]
+    return same and model.split("/")[-1] == read_published().model.split("/")[-1]
 
 
 def _measured(root: Path, rates: Rates) -> dict[tuple[str, str], tuple[float, int]]:
@@ -199,7 +199,7 @@ def _measured(root: Path, rates: Rates) -> dict[tuple[str, str], tuple[float, in
 
 def published_tables(root: Path) -> list[Table]:
     """The tables with ours beside them, and the contradictions, to be printed; curves are left to `table`."""
-    publication, rows = published(), table(root).to_dict("records")
+    publication, rows = read_published(), table(root).to_dict("records")
     tables = []
     for name, rates in publication.tables.items():
         rates_table = Table(title=f"{rates.title}, as published", title_justify="left", caption_justify="left")
@@ -229,7 +229,7 @@ def claims() -> list[Claim]:
             passed=rates.count(rates.values["trace"][column], column),
             passed_second=rates.count(values[column], column),
         )
-        for name, rates in published().tables.items()
+        for name, rates in read_published().tables.items()
         if rates.unit != "mean"
         for method, values in rates.values.items()
         if method != "trace"
@@ -239,7 +239,7 @@ def claims() -> list[Claim]:
 
 def contradictions() -> list[Contradiction]:
     """What cannot be, or does not agree, in the order of the file."""
-    publication = published()
+    publication = read_published()
     return [
         *_uncountable(publication),
         *_parts(publication),

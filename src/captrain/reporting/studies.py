@@ -31,7 +31,7 @@ from captrain.evaluation import (
     rates_over_seeds,
     versus,
 )
-from captrain.reporting.published import published
+from captrain.reporting.published import read_published
 from captrain.reporting.style import (
     GREY,
     HEADLINE,
@@ -182,7 +182,7 @@ def _scaling(points: Sequence[ComparisonRow], setting: str, axis_label: str, cur
     bottom.xaxis.set_major_locator(MaxNLocator(5))
     for name in curves:
         _published(panels[name], name)
-    publication = published()
+    publication = read_published()
     note = f"Grey: {publication.paper}; {publication.curves[curves[0]].source}: another model, other benchmarks."
     figure.supxlabel(note, fontsize=7.5, color=GREY)
     sns.despine(figure, left=True)
@@ -230,7 +230,7 @@ def _over(points: Sequence[ComparisonRow]) -> str:
 
 def _published(axes: Axes, name: str) -> None:
     """A published curve, in its own unit: reference marks, nothing of which was measured here."""
-    publication = published()
+    publication = read_published()
     curve = publication.curves[name]
     marks = {GRPO: "s", "gepa": "^", TRACE: "D"}
     for method, points in curve.lines.items():

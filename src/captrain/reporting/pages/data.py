@@ -85,7 +85,7 @@ def tables_of_runs(root: Path) -> JsonObject:
 
 def literature(root: Path) -> JsonObject:
     """The tables of the paper as printed, our number where the same thing was run, and what does not agree."""
-    publication, run = published.published(), dict[tuple[str, str, str], JsonObject]()
+    publication, run = published.read_published(), dict[tuple[str, str, str], JsonObject]()
     if all((root / "results" / name).exists() for name in ("evaluation/main.csv", "evaluation/kinds.csv", "spec.yaml")):
         with files.corruption_named(root, "results/spec.yaml", "compose"):
             TypeAdapter(dict[str, Any]).validate_python(yaml.safe_load((root / "results/spec.yaml").read_text()))
