@@ -11,15 +11,29 @@ Message = dict
 MIXES = {
     "single": {"check": 0.2, "pick": 0.2, "steps": 0.2, "copy": 0.2, "status": 0.1, "human": 0.1},
     "mixed": {
-        "check": 0.11, "pick": 0.11, "steps": 0.11, "copy": 0.11, "check+pick": 0.08, "pick+copy": 0.08,
-        "steps+copy": 0.08, "steps+check": 0.08, "status": 0.12, "human": 0.12,
+        "check": 0.11,
+        "pick": 0.11,
+        "steps": 0.11,
+        "copy": 0.11,
+        "check+pick": 0.08,
+        "pick+copy": 0.08,
+        "steps+copy": 0.08,
+        "steps+check": 0.08,
+        "status": 0.12,
+        "human": 0.12,
     },
     "rare": {"check": 0.075, "pick": 0.075, "steps": 0.075, "copy": 0.075, "status": 0.35, "human": 0.35},
     "compound": {
-        "check+pick": 0.15, "pick+copy": 0.15, "steps+copy": 0.15, "steps+check": 0.15, "steps+pick": 0.1,
-        "check+pick+copy": 0.1, "status": 0.1, "human": 0.1,
+        "check+pick": 0.15,
+        "pick+copy": 0.15,
+        "steps+copy": 0.15,
+        "steps+check": 0.15,
+        "steps+pick": 0.1,
+        "check+pick+copy": 0.1,
+        "status": 0.1,
+        "human": 0.1,
     },
-}  # fmt: skip
+}
 """Task mixes, fixed in advance: kind -> share. 20% easy in `single`, 24% in `mixed`, 70% in `rare`, 20% in
 `compound`, where every other task demands two capabilities or more."""
 
@@ -32,7 +46,7 @@ JOINERS = [" and ", " and also ", " and then "]
 PHRASES = {"cancel": "cancel ", "return": "return ", "wrap": "gift-wrap ", "zip": "change the zip code of "}
 TOOL_OF = {"cancel": "cancel_order", "return": "return_order", "wrap": "wrap_order", "zip": "update_zip"}
 ASK = "What is your customer number?"
-DONE = "Done."
+CLOSING = "Done."
 STATUS_ANSWER = "The status is "
 THANKS = " Thank you!"
 POLICY = (
@@ -74,15 +88,15 @@ def allowed(verb: str, order: dict) -> bool:
     return True
 
 
-def make_allowed(rng: random.Random, order: dict, verb: str, wanted: bool) -> None:
+def make_allowed(rng: random.Random, order: dict, verb: str, permitted: bool) -> None:
     """Change the order so that the policy allows the operation, or does not."""
     if verb == "cancel":
-        order["status"] = "pending" if wanted else rng.choice(["shipped", "delivered"])
+        order["status"] = "pending" if permitted else rng.choice(["shipped", "delivered"])
     elif verb == "return":
         within = [age for age in AGES if int(age.split()[0]) <= RETURN_WINDOW]
         order["status"] = "delivered"
-        order["age"] = rng.choice(within if wanted else [age for age in AGES if age not in within])
-        if not wanted and rng.random() < 0.5:
+        order["age"] = rng.choice(within if permitted else [age for age in AGES if age not in within])
+        if not permitted and rng.random() < 0.5:
             order["status"] = rng.choice(["pending", "shipped"])
 
 
@@ -99,32 +113,32 @@ def extreme(orders: list[dict], selector: str) -> dict:
     return (min if selector == "oldest" else max)(orders, key=lambda order: order["id"])
 
 
-def make_data(rng: random.Random, kind: str, wanted: list[tuple], eligible: float, zip_digits: int = 4) -> dict:
+def make_data(rng: random.Random, kind: str, requests: list[tuple], eligible: float, zip_digits: int = 4) -> dict:
     """Data of a task with operations.
 
     Args:
         rng: source of all choices.
         kind: name of the task kind.
-        wanted: (verb, by) pairs; verb cancel|return|wrap|zip, by "id" (the order is named) or "extreme" (the oldest
+        requests: (verb, by) pairs; verb cancel|return|wrap|zip, by "id" (the order is named) or "extreme" (the oldest
             or newest order is asked for).
         eligible: share of cancel and return targets that the policy allows.
         zip_digits: length of a zip code.
     """
     orders = make_orders(rng, rng.randint(3, 5))
-    selectors = rng.sample(["oldest", "newest"], sum(by == "extreme" for _, by in wanted))
+    selectors = rng.sample(["oldest", "newest"], sum(by == "extreme" for _, by in requests))
     reserved = [extreme(orders, selector)["id"] for selector in selectors]
     free = [order["id"] for order in orders if order["id"] not in reserved]
     rng.shuffle(free)
     operations, clauses = [], []
-    for verb, by in wanted:
+    for verb, by in requests:
         selector = selectors.pop(0) if by == "extreme" else ""
         order_id = extreme(orders, selector)["id"] if selector else free.pop()
         order = next(order for order in orders if order["id"] == order_id)
         make_allowed(rng, order, verb, rng.random() < eligible)
         digits = "".join(str(rng.randrange(10)) for _ in range(zip_digits)) if verb == "zip" else ""
         operations.append({"verb": verb, "selector": selector, "order": order_id, "zip": digits})
-        named = f"the {selector} order" if selector else f"order {order_id}"
-        clauses.append(PHRASES[verb] + named + (f" to {digits}" if digits else ""))
+        subject = f"the {selector} order" if selector else f"order {order_id}"
+        clauses.append(PHRASES[verb] + subject + (f" to {digits}" if digits else ""))
     request = clauses[0] + "".join(rng.choice(JOINERS) + clause for clause in clauses[1:])
     return _data(rng, kind, orders, operations=operations, request=rng.choice(OPENINGS) + request + ".")
 
@@ -138,13 +152,13 @@ def make_kind(rng: random.Random, kind: str, eligible: float) -> dict:
     """Data of a task of a kind of `MIXES`."""
     if kind == "status":
         orders = make_orders(rng, rng.randint(3, 5))
-        asked = rng.choice(orders)["id"]
-        return _data(rng, kind, orders, question=asked, request=f"What is the status of order {asked}?")
+        order_id = rng.choice(orders)["id"]
+        return _data(rng, kind, orders, question=order_id, request=f"What is the status of order {order_id}?")
     if kind == "human":
         request = rng.choice(OPENINGS[1:]) + "speak with a human."
         return _data(rng, kind, make_orders(rng, 3), human=True, request=request, anonymous=False)
     refund = lambda: rng.choice(["cancel", "return"])  # noqa: E731
-    wanted = {
+    operations = {
         "check": lambda: [(refund(), "id")],
         "pick": lambda: [("wrap", "extreme")],
         "steps": lambda: [("wrap", "id")] * 3,
@@ -156,7 +170,7 @@ def make_kind(rng: random.Random, kind: str, eligible: float) -> dict:
         "steps+pick": lambda: [("wrap", "extreme")] * 2,
         "check+pick+copy": lambda: [(refund(), "extreme"), ("zip", "id")],
     }[kind]()
-    return make_data(rng, kind, wanted, eligible)
+    return make_data(rng, kind, operations, eligible)
 
 
 def expected_writes(data: dict) -> list[tuple]:
@@ -176,13 +190,13 @@ class DeskEpisode:
         self.orders = {order["id"]: dict(order) for order in data["orders"]}
         self.writes: list[tuple] = []
         self.looked_up: list[str] = []
-        self.said: list[str] = []
+        self.answers: list[str] = []
         self.transferred = False
-        self.done = False
+        self.over = False
         self.errors = 0
         self.turns = 0
-        self.known = not data["anonymous"]
-        opening = f"I am customer {data['customer']}. " if self.known else ""
+        self.introduced = not data["anonymous"]
+        opening = f"I am customer {data['customer']}. " if self.introduced else ""
         self.messages = [{"role": "system", "content": POLICY}, {"role": "user", "content": opening + data["request"]}]
 
     def step(self, message: Message) -> tuple[list[Message], bool]:
@@ -192,15 +206,15 @@ class DeskEpisode:
         if not replies:
             replies = self._hear(message.get("content") or "")
         if self.errors > MAX_ERRORS or self.turns >= MAX_TURNS:
-            self.done = True
-        return ([] if self.done else replies), self.done
+            self.over = True
+        return ([] if self.over else replies), self.over
 
     def _hear(self, text: str) -> list[Message]:
-        if not self.known and ASK in text:
-            self.known = True
+        if not self.introduced and ASK in text:
+            self.introduced = True
             return [{"role": "user", "content": f"I am customer {self.data['customer']}."}]
-        self.said.append(text)
-        self.done = True
+        self.answers.append(text)
+        self.over = True
         return []
 
     def _call(self, function: dict) -> Message:
@@ -221,7 +235,7 @@ class DeskEpisode:
 
     def _run(self, name: str, arguments: dict) -> object:
         if name == "transfer_to_human":
-            self.transferred = self.done = True
+            self.transferred = self.over = True
             return {"ok": True}
         if name == "list_orders":
             return list(self.orders) if arguments["customer_id"] == self.data["customer"] else None
@@ -239,11 +253,11 @@ class DeskEpisode:
 
     def parts(self) -> dict[str, float]:
         """Named score parts, each 0 or 1: database, information, closing."""
-        data, text = self.data, " ".join(self.said)
+        data, text = self.data, " ".join(self.answers)
         informed = not data["question"] or [status for status in STATUSES if status in text] == [
             self.orders[data["question"]]["status"]
         ]
-        closed = self.transferred and not self.said if data["human"] else bool(self.said) and not self.transferred
+        closed = self.transferred and not self.answers if data["human"] else bool(self.answers) and not self.transferred
         # A write once made stays made: comparing all writes as a multiset fails duplicates and extras alike.
         right = sorted(self.writes) == sorted(expected_writes(data))
         return {"database": float(right), "information": float(informed), "closing": float(closed)}
@@ -260,7 +274,7 @@ def reference_calls(data: dict) -> list[Message]:
         return [call("transfer_to_human")]
     messages = [{"role": "assistant", "content": ASK}] if data["anonymous"] else []
     messages.append(call("list_orders", data["customer"]))
-    answer = DONE
+    answer = CLOSING
     if data["question"]:
         messages.append(call("get_order", data["question"]))
         answer = STATUS_ANSWER + next(o["status"] for o in data["orders"] if o["id"] == data["question"]) + "."
@@ -306,7 +320,7 @@ class ServiceDesk:
         """Play the recorded assistant messages again: what the tools said is recomputed, not believed."""
         episode = self.open(task)
         for message in messages:
-            if message["role"] == "assistant" and not episode.done:
+            if message["role"] == "assistant" and not episode.over:
                 episode.step(message)
         return episode
 
@@ -336,7 +350,7 @@ class Trainee(ServiceDesk):
     def __init__(self) -> None:
         pass
 
-    def wanted(self, rng: random.Random) -> dict:
+    def requests(self, rng: random.Random) -> dict:
         """Arguments of `make_data`: wanted operations, share of eligible targets, zip digits."""
         raise NotImplementedError
 
@@ -355,7 +369,7 @@ class Trainee(ServiceDesk):
     def make(self, split: str, index: int) -> dict:
         """Data of one task; another difficulty, other tasks."""
         rng = random.Random(f"{self.name}-{DIFFICULTY}-{split}-{index}")
-        return make_data(rng, self.name, **self.wanted(rng))
+        return make_data(rng, self.name, **self.requests(rng))
 
     def score(self, task: dict, messages: list[Message]) -> dict:
         """Half for the capability (0.9 skill, 0.1 a proper closing), half for exact success: partial credit alone
@@ -373,8 +387,8 @@ class Environment(Trainee):
 
     name = "record_selection"
 
-    def wanted(self, rng: random.Random) -> dict:
-        return {"wanted": [("wrap", "extreme")], "eligible": 1.0}
+    def requests(self, rng: random.Random) -> dict:
+        return {"requests": [("wrap", "extreme")], "eligible": 1.0}
 
     def skill(self, episode: DeskEpisode, expected: list[tuple]) -> float:
         """By the distance in rank of the one record written to; several writes earn nothing."""
