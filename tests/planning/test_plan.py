@@ -94,14 +94,14 @@ def test_what_does_not_run_costs_nothing(spec: Compose) -> None:
 
 
 def test_the_tokens_of_the_embedded_default_are_near_those_of_its_ledgers(spec: Compose) -> None:
+    """Of all that TRACE plays: the plan has one mean for a rollout, and trained agents write more than the base."""
     works = stages(planned(spec()).low)
-    for path in LEDGERS:
-        entries, work = load(path, LedgerEntry), works[path.parent.name]
-        rollouts = sum(entry.rollouts for entry in entries)
-        read = sum(entry.prompt_tokens for entry in entries) / rollouts
-        written = sum(entry.completion_tokens for entry in entries) / rollouts
-        assert work.use.input / work.rollouts == pytest.approx(read, rel=0.1)
-        assert work.use.output / work.rollouts == pytest.approx(written, rel=0.1)
+    entries = [entry for path in LEDGERS for entry in load(path, LedgerEntry)]
+    rollouts = sum(entry.rollouts for entry in entries)
+    costs = [works[stage] for stage in TRACE_STAGES]
+    for use, tokens in (("input", "prompt_tokens"), ("output", "completion_tokens")):
+        expected = sum(getattr(cost.use, use) for cost in costs) / sum(cost.rollouts for cost in costs)
+        assert expected == pytest.approx(sum(getattr(entry, tokens) for entry in entries) / rollouts, rel=0.1)
 
 
 def test_the_speed_of_the_engine_is_that_of_the_table_on_its_page() -> None:
