@@ -98,7 +98,7 @@ def changed(monkeypatch: pytest.MonkeyPatch, edit: dict) -> list[str]:
             place = place[key]
         place[last] = value
     altered = Published.model_validate(data)
-    monkeypatch.setattr(module, "published", lambda: altered)
+    monkeypatch.setattr(module, "read_published", lambda: altered)
     return [one.place for one in contradictions()]
 
 
