@@ -50,7 +50,7 @@ class QuestionSizes(NamedTuple):
 
 
 ROLLOUT_RATES = {
-    key: Assumption(rate, "measured here: make bench, in README.md")
+    key: Assumption(rate, "measured here: make bench, in docs/speed.md")
     for key, rate in {
         ("float64", 64): 121.2,
         ("float64", 256): 155.0,
