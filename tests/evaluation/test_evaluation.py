@@ -13,7 +13,7 @@ from rich.console import Console
 from scipy.stats import binomtest
 
 from captrain.errors import UserError
-from captrain.evaluation.rows import unequal_total
+from captrain.evaluation.rows import compared_pairs, unequal_total
 from captrain.evaluation.statistics import Bootstrap, best_single, oracle, sign_test, summarise
 from captrain.evaluation.tables import Evaluation, evaluate, publish_evaluation
 from captrain.ledger import LedgerEntry
@@ -320,3 +320,11 @@ def test_the_printed_table_says_what_is_counted(tmp_path: Path) -> None:
 def test_a_table_without_results_names_the_stage_that_makes_them(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="dvc repro evaluation"):
         table(tmp_path)
+
+
+def test_a_row_is_compared_with_those_alone_that_were_played() -> None:
+    played = ["base", "trace", "reference_sft", "adp", "router:sets"]
+    assert {("reference_sft", "adp"), ("router:sets", "trace")} < {*compared_pairs(played)}
+    assert not [pair for pair in compared_pairs(played) if "grpo_target" in pair]
+    further = {*compared_pairs([*played, "grpo_target"])} - {*compared_pairs(played)}
+    assert {("router:sets", "grpo_target"), ("reference_sft", "grpo_target"), ("trace", "grpo_target")} <= further
