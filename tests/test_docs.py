@@ -24,6 +24,7 @@ from captrain.cli.app import app
 from captrain.config import compose_spec
 
 RUN = (
+    ".venv/bin/captrain diagnose",
     "captrain diagnose",
     "captrain export",
     "captrain plan",

@@ -39,8 +39,9 @@ def commands_of(page: Path) -> list[PageCommand]:
 
 
 def run_command(line: str, folder: Path, columns: int = 120) -> subprocess.CompletedProcess[str]:
-    """Run a command of a page in a folder, with the commands of this environment."""
-    words = shlex.split(line)
+    """Run a command of a page in a folder, with the commands of this environment, also where the line names its
+    folder."""
+    words = shlex.split(line.removeprefix(".venv/bin/"))
     environment = {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
