@@ -1,4 +1,5 @@
-"""Rollouts per CPU-second: our engine beside stock TRL generation, on one thread. Run by `make bench`.
+"""Rollouts per CPU-second: our engine beside stock TRL generation, on one thread. Run by `make bench`; with `--growth`
+how time and memory grow with the size of what is given, which `bench_growth` measures.
 
 Both sides play the same tasks of servicedesk (mix `mixed`) with the same model and the same prompt tokens, and their
 dialogues are scored by the same benchmark. Stock TRL is GRPOTrainer with `environment_factory`: its own loop over tool

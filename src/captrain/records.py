@@ -9,9 +9,10 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -155,6 +156,8 @@ class Passport(Record):
 
 
 R = TypeVar("R", bound=Record)
+BLOCK = 1 << 20
+"""Bytes of a file that are in memory at once where its size must not matter."""
 
 
 def digest(*parts: object) -> str:
@@ -173,7 +176,9 @@ def file_digest(*paths: Path) -> str:
     """SHA-256 (hex, first 16 digits) over the bytes of the files, in the given order."""
     total = hashlib.sha256()
     for path in paths:
-        total.update(path.read_bytes())
+        with path.open("rb") as file:
+            while block := file.read(BLOCK):
+                total.update(block)
     return total.hexdigest()[:16]
 
 
@@ -201,8 +206,20 @@ def publish_json(path: Path, value: object) -> None:
 
 
 def publish(path: Path, records: Iterable[Record]) -> None:
-    """Publish records as JSON lines, atomically."""
-    publish_text(path, "".join(record.model_dump_json(exclude_defaults=True) + "\n" for record in records))
+    """Publish records as JSON lines, atomically; they are written as they come, so that they need not be in memory."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with aside.open("w") as file:
+            file.writelines(line_of(record) for record in records)
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def line_of(record: Record) -> str:
+    """A record as it stands in a file, with the end of its line."""
+    return record.model_dump_json(exclude_defaults=True) + "\n"
 
 
 def load(path: Path, kind: type[R]) -> list[R]:
@@ -211,19 +228,55 @@ def load(path: Path, kind: type[R]) -> list[R]:
     Raises:
         UserError: the file is missing, or a line is corrupt, truncated or not a record of this kind.
     """
+    return [record for _, record in scan(path, kind)]
+
+
+def scan(path: Path, kind: type[R]) -> Iterator[tuple[int, R]]:
+    """Read the records of a JSON-lines file one by one, each with the offset of its line in bytes.
+
+    Raises:
+        As `load`, when the line is reached.
+    """
     if not path.exists():
         raise UserError(f"{path} is missing", "run `dvc repro` to make it again")
-    records: list[R] = []
+    offset = 0
     # Of bytes: text has more line breaks than JSON lines have.
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
-        try:
-            records.append(kind.model_validate_json(line))
-        except ValidationError as error:
-            first = error.errors()[0]
-            location = ".".join(str(part) for part in first["loc"])
-            problem = f"{first['msg']}{f' at {location}' if location else ''}"
-            raise UserError(
-                f"{path}, line {number} is not a whole {kind.__name__} record ({problem})",
-                f"delete {path} and run `dvc repro`: what is cached is restored, the rest is made again",
-            ) from None
-    return records
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                record = kind.model_validate_json(line.rstrip(b"\r\n"))
+            except ValidationError as error:
+                first = error.errors()[0]
+                location = ".".join(str(part) for part in first["loc"])
+                problem = f"{first['msg']}{f' at {location}' if location else ''}"
+                raise UserError(
+                    f"{path}, line {number} is not a whole {kind.__name__} record ({problem})",
+                    f"delete {path} and run `dvc repro`: what is cached is restored, the rest is made again",
+                ) from None
+            yield offset, record
+            offset += len(line)
+
+
+class Spool(Generic[R]):
+    """Records on disk instead of in memory: added one by one, read in that order as often as need be, gone with the
+    object."""
+
+    def __init__(self, kind: type[R]) -> None:
+        self._kind, self._count = kind, 0
+        self._file = tempfile.NamedTemporaryFile("w", encoding="utf-8")  # noqa: SIM115  (it goes with the object)
+
+    def add(self, record: R) -> None:
+        """Add a record at the end."""
+        self._file.write(line_of(record))
+        self._count += 1
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __contains__(self, record: object) -> bool:
+        return any(entry == record for entry in self)
+
+    def __iter__(self) -> Iterator[R]:
+        self._file.flush()
+        for _, record in scan(Path(self._file.name), self._kind):
+            yield record

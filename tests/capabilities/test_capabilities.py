@@ -39,6 +39,7 @@ from captrain.records import (
 )
 from captrain.reporting import figures, loaders
 from captrain.reporting.pages import data
+from captrain.reporting.pages.archive import majority_lacks
 from captrain.reporting.pages.files import Missing
 
 ROOT = Path(__file__).parents[2]
@@ -607,7 +608,7 @@ def test_what_the_stages_write_is_what_loaders_report_and_figures_read(workspace
     assert not isinstance(account, Missing)
     assert replay(account, THRESHOLDS.delta, THRESHOLDS.coverage) == selected
     # The page of a failed rollout names what its labels find lacking.
-    lacking = {rollout: {lack.capability for lack in lacks} for rollout, lacks in data.majority_lacks(rows).items()}
+    lacking = {rollout: {lack.capability for lack in lacks} for rollout, lacks in majority_lacks(rows).items()}
     failed = labels[(labels.outcome == "failed") & (labels.verdict == "LACKING")]
     assert lacking == failed.groupby("rollout").capability.agg(set).to_dict()
     assert figures.stability(workspace / "results").axes and figures.thresholds(workspace / "results").axes

@@ -138,9 +138,9 @@ def test_answers_find_their_calls_by_id_or_by_tool_in_order(tmp_path: Path) -> N
 
 def test_exported_chats_are_read_back_by_our_own_reader(file: Path, tmp_path: Path) -> None:
     (out,) = export_rollouts([file], "openai", tmp_path / "chats.jsonl")
-    found = read_logs([out])
-    assert [one.score.reward for one in found.rollouts if one.score] == [0.25, 0.25, 1.0, 1.0, 0.25, 0.25, 0.25]
-    assert found.rollouts[0].messages[2]["tool_calls"][0]["function"]["arguments"] == {"order": "#7"}
+    rollouts = [*read_logs([out]).rollouts]
+    assert [one.score.reward for one in rollouts if one.score] == [0.25, 0.25, 1.0, 1.0, 0.25, 0.25, 0.25]
+    assert rollouts[0].messages[2]["tool_calls"][0]["function"]["arguments"] == {"order": "#7"}
 
 
 @pytest.mark.parametrize("to", ["inspect", "openai"])

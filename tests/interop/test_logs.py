@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ def split(folder: Path, data: dict[str, Any]) -> Path:
     return folder
 
 
-def bare(rollouts: list[Rollout]) -> list[dict[str, Any]]:
+def bare(rollouts: Iterable[Rollout]) -> list[dict[str, Any]]:
     """Rollouts without their ids, which come from the file's bytes."""
     return [rollout.model_dump(exclude={"id"}) for rollout in rollouts]
 
@@ -244,7 +244,7 @@ def test_chats_are_read_under_the_usual_names_of_their_columns(tmp_path: Path) -
         ("passed", 1.0),
     ]
     assert [r.messages[0]["content"] for r in logs.rollouts] == ["Hi", "Hi", ""]
-    assert calls_of(logs.rollouts[2].messages[0]) == [("f", {"x": 1})]
+    assert calls_of([*logs.rollouts][2].messages[0]) == [("f", {"x": 1})]
     assert logs.tools == [CHATS[2]["tools"][0]]
     assert [(one.place, one.reason.split(":")[0]) for one in logs.skipped] == [
         ("line 5", "it is not JSON"),

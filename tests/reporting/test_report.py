@@ -38,7 +38,7 @@ from captrain.records import (
     publish_text,
 )
 from captrain.reporting import published
-from captrain.reporting.pages import build, data, shards
+from captrain.reporting.pages import archive, build, data, shards
 
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 STATIC = Path(build.__code__.co_filename).parent / "static"
@@ -698,7 +698,7 @@ def test_the_table_filters_and_opens_by_keyboard_with_base_and_routed_arm_side_b
 
 def test_the_sliders_select_as_the_stage_does(browser: Browser, report: Path, project: Path) -> None:
     browser.events.clear()
-    labels = load(project / data.LABELS, RolloutLabels)
+    labels = load(project / archive.LABELS, RolloutLabels)
     for delta, coverage, agreement in [(0.2, 0.1, 3), (0.02, 0.02, 2), (0.6, 0.3, 4), (1.0, 0.9, 5)]:
         changed = LIMITS.model_copy(update={"delta": delta, "coverage": coverage, "agreement": agreement})
         expected = [one.id for one in select(labels, CANDIDATES, changed, 2, 0).capabilities]

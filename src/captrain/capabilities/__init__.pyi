@@ -15,8 +15,13 @@ from .labelling import label_runs as label_runs
 from .programmatic import ProgrammaticAnalyst as ProgrammaticAnalyst
 from .rule import SelectionAccount as SelectionAccount
 from .rule import replay as replay
+from .selection import LACKING as LACKING
+from .selection import PRESENT as PRESENT
 from .selection import select as select
+from .selection import select_by_verdicts as select_by_verdicts
 from .selection import selection_table as selection_table
 from .stability import stability_table as stability_table
+from .streaming import StreamedLabels as StreamedLabels
+from .streaming import label_streamed as label_streamed
 from .verdicts import is_majority as is_majority
 from .verdicts import labels_of_rollouts as labels_of_rollouts

@@ -24,13 +24,13 @@ from captrain.capabilities.alignment import (
     text_of,
 )
 from captrain.capabilities.milestones import call_arguments, needed_calls, reached_state, told_outcome, withheld_acts
+from captrain.capabilities.vocabulary import WORD, Vocabulary
 
-Values = Sequence[str]
 HANDING_OVER = re.compile(r"\b(transfer|connect|hand)(ring|ing)? you\b", re.IGNORECASE)
-Finder = Callable[[Story, Values], Iterator[Finding]]
+Finder = Callable[[Story, Vocabulary], Iterator[Finding]]
 
 
-def precondition_verification(story: Story, values: Values) -> Iterator[Finding]:
+def precondition_verification(story: Story, values: Vocabulary) -> Iterator[Finding]:
     """The reference reads a record, then decides on a write on it."""
     for pair in story.pairs:
         if not pair.guards or pair.write is None:
@@ -62,7 +62,7 @@ def _unread(story: Story) -> list[tuple[Act, tuple[str, ...]]]:
     return unread
 
 
-def record_selection(story: Story, values: Values) -> Iterator[Finding]:
+def record_selection(story: Story, values: Vocabulary) -> Iterator[Finding]:
     """The reference writes on a record that no user message names."""
     for pair in story.pairs:
         if pair.derived and pair.write is not None:
@@ -71,7 +71,7 @@ def record_selection(story: Story, values: Values) -> Iterator[Finding]:
             yield Finding(wrong, f"{pair.write} {judgement}", pair.write.message, (pair.goal.tool,), pair.derived)
 
 
-def named_record(story: Story, values: Values) -> Iterator[Finding]:
+def named_record(story: Story, values: Vocabulary) -> Iterator[Finding]:
     """The reference writes on a record that the user names."""
     for pair in story.pairs:
         names = tuple(name for name in pair.goal.record if name not in pair.derived)
@@ -81,7 +81,7 @@ def named_record(story: Story, values: Values) -> Iterator[Finding]:
             yield Finding(wrong, evidence, pair.write.message, (pair.goal.tool,), names)
 
 
-def operation_choice(story: Story, values: Values) -> Iterator[Finding]:
+def operation_choice(story: Story, values: Vocabulary) -> Iterator[Finding]:
     """The reference writes on a record without reading it first: what it does there follows from the request alone."""
     for pair in story.pairs:
         if pair.write is not None and not pair.guards and same(pair.write.record, pair.goal.record):
@@ -90,7 +90,7 @@ def operation_choice(story: Story, values: Values) -> Iterator[Finding]:
             yield Finding(wrong, evidence, pair.write.message, (pair.goal.tool,))
 
 
-def carrying_out(story: Story, values: Values) -> Iterator[Finding]:
+def carrying_out(story: Story, values: Vocabulary) -> Iterator[Finding]:
     """The reference writes."""
     if story.pairs:
         goal = story.pairs[0].goal
@@ -101,7 +101,7 @@ def carrying_out(story: Story, values: Values) -> Iterator[Finding]:
         yield Finding(not story.writes, evidence, message, tuple(pair.goal.tool for pair in story.pairs))
 
 
-def multi_step_completion(story: Story, values: Values) -> Iterator[Finding]:
+def multi_step_completion(story: Story, values: Vocabulary) -> Iterator[Finding]:
     """The reference makes several writes, and the rollout at least one: without any it is `carrying_out` that lacks."""
     if len(story.pairs) > 1 and story.writes:
         missing = [pair.goal for pair in story.pairs if pair.write is None]
@@ -110,7 +110,7 @@ def multi_step_completion(story: Story, values: Values) -> Iterator[Finding]:
         yield Finding(bool(missing), evidence, story.last, tuple(pair.goal.tool for pair in story.pairs))
 
 
-def argument_precision(story: Story, values: Values) -> Iterator[Finding]:
+def argument_precision(story: Story, values: Vocabulary) -> Iterator[Finding]:
     """The reference copies a content argument of a write from the user's words."""
     for write, name, value, wrong in _contents(story):
         if says(story.user, value):
@@ -118,7 +118,7 @@ def argument_precision(story: Story, values: Values) -> Iterator[Finding]:
             yield Finding(wrong, evidence, write.message, (write.tool,), (name,))
 
 
-def derived_arguments(story: Story, values: Values) -> Iterator[Finding]:
+def derived_arguments(story: Story, values: Vocabulary) -> Iterator[Finding]:
     """The reference gives a content argument of a write a value that the user has not said: it follows from records
     or policy."""
     for write, name, value, wrong in _contents(story, elsewhere=False):
@@ -140,7 +140,7 @@ def _contents(story: Story, elsewhere: bool = True) -> Iterator[tuple[Act, str, 
                         yield pair.write, name, value, name in wrong
 
 
-def initial_lookup(story: Story, values: Values) -> Iterator[Finding]:
+def initial_lookup(story: Story, values: Vocabulary) -> Iterator[Finding]:
     """The reference's first look-up takes arguments that the user states. Another one that finds something is no worse;
     none before a write is the matter of `precondition_verification`, and where nothing is to be done or told none is
     needed."""
@@ -156,7 +156,7 @@ def initial_lookup(story: Story, values: Values) -> Iterator[Finding]:
     yield Finding(wrong, evidence, first.message if first else story.last, (expected.tool,), tuple(expected.arguments))
 
 
-def valid_calls(story: Story, values: Values) -> Iterator[Finding]:
+def valid_calls(story: Story, values: Vocabulary) -> Iterator[Finding]:
     """The rollout calls tools, or tries to."""
     for index, message in enumerate(story.messages):
         if is_malformed(message):
@@ -177,7 +177,7 @@ def _handover(acts: Sequence[Act]) -> Act | None:
     return next((act for act in acts if act.kind == "handover"), None)
 
 
-def closing(story: Story, values: Values) -> Iterator[Finding]:
+def closing(story: Story, values: Vocabulary) -> Iterator[Finding]:
     """Every rollout comes to an end. A hand-over that is missing is the matter of `escalation`; one that is not due is
     no closing, where the reference shows how to end."""
     handover, due = _handover(story.acts), _handover(story.expected)
@@ -191,7 +191,7 @@ def closing(story: Story, values: Values) -> Iterator[Finding]:
         yield Finding(cut, "is cut off without a last message" if cut else "ends with a message", story.last)
 
 
-def escalation(story: Story, values: Values) -> Iterator[Finding]:
+def escalation(story: Story, values: Vocabulary) -> Iterator[Finding]:
     """The reference hands over. A user who leaves on the offer of it leaves no time to do it."""
     handover, due = _handover(story.acts), _handover(story.expected)
     if due is not None:
@@ -200,20 +200,20 @@ def escalation(story: Story, values: Values) -> Iterator[Finding]:
         yield Finding(not handover and not offered, evidence, handover.message if handover else story.last, (due.tool,))
 
 
-def information(story: Story, values: Values) -> Iterator[Finding]:
+def information(story: Story, values: Vocabulary) -> Iterator[Finding]:
     """The reference tells the user values that tools return, or says itself which values must be told."""
     for value in story.informs:
         index = story.first_telling(value)
         evidence = f"{value} was {'not told' if index is None else 'told'}"
         yield Finding(index is None, evidence, story.last if index is None else index)
     replies = {index: message["content"] for index, message in enumerate(story.messages) if is_reply(message)}
-    for value in story.informed(values):
+    for value in story.informed(values.near(story.expected_final or "")):
         tellings = [index for index, content in replies.items() if says(content, value)]
         evidence = f"{value} was {'told' if tellings else 'not told'}"
         yield Finding(not tellings, evidence, tellings[0] if tellings else story.last)
 
 
-def clarification(story: Story, values: Values) -> Iterator[Finding]:
+def clarification(story: Story, values: Vocabulary) -> Iterator[Finding]:
     """The reference asks the user something before it acts."""
     if len(story.reference) < 2 or not is_reply(story.reference[0]):
         return
@@ -225,7 +225,7 @@ def clarification(story: Story, values: Values) -> Iterator[Finding]:
     yield Finding(not has_asked, "asked the user first" if has_asked else "acted or closed without asking first", start)
 
 
-def no_extra_writes(story: Story, values: Values) -> Iterator[Finding]:
+def no_extra_writes(story: Story, values: Vocabulary) -> Iterator[Finding]:
     """The rollout writes. Extras that show another lack are its matter: those put to the user, wrong decisions, and
     those on a record that had to be read."""
     unread = [act for act, _ in _unread(story)]
@@ -239,7 +239,7 @@ def no_extra_writes(story: Story, values: Values) -> Iterator[Finding]:
             yield Finding(False, f"{pair.write} was asked for", pair.write.message, (pair.write.tool,))
 
 
-def declining_requests(story: Story, values: Values) -> Iterator[Finding]:
+def declining_requests(story: Story, values: Vocabulary) -> Iterator[Finding]:
     """The rollout put a write to the user that the reference leaves undone, or the reference changes nothing at all."""
     if not story.has_reference:
         return
@@ -259,20 +259,19 @@ def _forbidden(story: Story, act: Act) -> bool:
     return alone and story.put_to_user(act) and all(act is not unread_act for unread_act, _ in _unread(story))
 
 
-def reply_wording(story: Story, values: Values) -> Iterator[Finding]:
+def reply_wording(story: Story, values: Vocabulary) -> Iterator[Finding]:
     """Both close with a message; one that lacks the information asked for is not judged on its wording."""
     if story.final is None or story.expected_final is None:
         return
     if any(finding.lacking for finding in information(story, values)):
         return
-    words_told = {word for value in values for word in _words(value)}
-    missing = sorted(_words(story.expected_final) - _words(story.final) - words_told)
+    missing = sorted(_words(story.expected_final) - _words(story.final) - values.words)
     evidence = f"last message lacks {', '.join(missing)}" if missing else "last message has all words of the reference"
     yield Finding(bool(missing), evidence, story.last)
 
 
 def _words(text: str) -> set[str]:
-    return {*re.findall(r"\w+", text.lower())}
+    return {*WORD.findall(text.lower())}
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ def label_runs(
     scored = _scored(rollouts)
     draws = [np.random.default_rng([seed, run]).integers(len(scored), size=len(scored)) for run in range(runs)]
     proposals = analyst.propose([[scored[i] for i in draw] for draw in draws], tools)
-    pool = _pooled(proposals)
+    pool = pooled(proposals)
     requests = []
     for run, proposal in enumerate(proposals):
         slugs = {candidate.id for candidate in proposal}
@@ -72,12 +72,12 @@ def _scored(rollouts: Sequence[Rollout]) -> list[Rollout]:
     return scored
 
 
-def _pooled(proposals: Sequence[Sequence[Capability]]) -> dict[str, Capability]:
+def pooled(proposals: Sequence[Sequence[Capability]]) -> dict[str, Capability]:
     """The candidates of all runs by id, in the order of ids: text as first proposed, lists in details united."""
     pool: dict[str, Capability] = {}
     for candidate in (candidate for proposal in proposals for candidate in proposal):
-        pooled = pool.setdefault(candidate.id, candidate)
-        pool[candidate.id] = pooled.model_copy(update={"details": _united(pooled.details, candidate.details)})
+        earlier = pool.setdefault(candidate.id, candidate)
+        pool[candidate.id] = earlier.model_copy(update={"details": _united(earlier.details, candidate.details)})
     return dict(sorted(pool.items()))
 
 

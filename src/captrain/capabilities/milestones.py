@@ -9,9 +9,10 @@ whose part is 0 where it happened. Any of these may be absent.
 Milestones build on one another: what comes after an unmet one is not judged, so that one mismatch has one charge.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from captrain.capabilities.alignment import Act, Finding, Story, is_reply, same, text_of
+from captrain.capabilities.vocabulary import Vocabulary
 from captrain.records import JsonObject
 
 MET = 1 - 1e-6
@@ -20,7 +21,7 @@ TOLD_ENOUGH = 0.5
 EXCERPT = 160
 
 
-def needed_calls(story: Story, values: Sequence[str]) -> Iterator[Finding]:
+def needed_calls(story: Story, values: Vocabulary) -> Iterator[Finding]:
     """A milestone asks for a call of a tool."""
     for milestone, score in _reachable(story):
         if "tool" in milestone and not _is_minefield(milestone):
@@ -33,7 +34,7 @@ def needed_calls(story: Story, values: Sequence[str]) -> Iterator[Finding]:
             )
 
 
-def call_arguments(story: Story, values: Sequence[str]) -> Iterator[Finding]:
+def call_arguments(story: Story, values: Vocabulary) -> Iterator[Finding]:
     """A milestone asks for a call of a tool, and the tool was called."""
     for milestone, score in _reachable(story):
         calls = [] if _is_minefield(milestone) else _calls(story, milestone)
@@ -44,7 +45,7 @@ def call_arguments(story: Story, values: Sequence[str]) -> Iterator[Finding]:
             yield Finding(score < MET, f"{calls[-1]}{expectation}", calls[-1].message, (calls[-1].tool,), tuple(wrong))
 
 
-def reached_state(story: Story, values: Sequence[str]) -> Iterator[Finding]:
+def reached_state(story: Story, values: Vocabulary) -> Iterator[Finding]:
     """A milestone asks for a state of the records."""
     for milestone, score in _reachable(story):
         if not _is_minefield(milestone) and "tool" not in milestone and "message" not in milestone:
@@ -54,7 +55,7 @@ def reached_state(story: Story, values: Sequence[str]) -> Iterator[Finding]:
             yield Finding(lacking, evidence, message)
 
 
-def told_outcome(story: Story, values: Sequence[str]) -> Iterator[Finding]:
+def told_outcome(story: Story, values: Vocabulary) -> Iterator[Finding]:
     """A milestone asks for words to the user."""
     replies = [index for index, message in enumerate(story.messages) if is_reply(message)]
     for milestone, score in _reachable(story):
@@ -65,7 +66,7 @@ def told_outcome(story: Story, values: Sequence[str]) -> Iterator[Finding]:
             yield Finding(lacking, evidence, replies[-1] if replies else story.last)
 
 
-def withheld_acts(story: Story, values: Sequence[str]) -> Iterator[Finding]:
+def withheld_acts(story: Story, values: Vocabulary) -> Iterator[Finding]:
     """A minefield: the task cannot or must not be done, and says which act would show that it was tried."""
     for milestone, score in story.milestones:
         if _is_minefield(milestone):

@@ -5,13 +5,17 @@ never the task's data (but for a benchmark's own milestones) or how the agent wa
 of a family (see `families`) when one occasion went wrong, and without an occasion the label is NA.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from captrain.capabilities.alignment import Story, Toolbox, leaves, reports_error, result_of
+from captrain.capabilities.alignment import Finding, Story, Toolbox, leaves, reports_error, result_of
 from captrain.capabilities.analyst import LabelRequest
-from captrain.capabilities.families import FAMILIES, Family, Values, information, reply_wording
+from captrain.capabilities.families import FAMILIES, Family, information, reply_wording
+from captrain.capabilities.vocabulary import Vocabulary
 from captrain.config import ModelAccess
 from captrain.records import Capability, JsonObject, Label, Message, Rollout
+
+TELLING = (information, reply_wording)
+"""Families whose findings depend on the values that references tell users."""
 
 
 class ProgrammaticAnalyst:
@@ -29,39 +33,101 @@ class ProgrammaticAnalyst:
     def propose(self, samples: Sequence[Sequence[Rollout]], tools: list[JsonObject]) -> list[list[Capability]]:
         """The families of which at least one rollout of a sample shows a lack; `details` are the tools and arguments
         that occasions of the family involve, and the values that references tell users (`values`)."""
-        toolbox = Toolbox(tools)
-        return [self._candidates(sample, toolbox) for sample in samples]
-
-    def _candidates(self, rollouts: Sequence[Rollout], toolbox: Toolbox) -> list[Capability]:
-        stories = [Story(rollout, toolbox) for rollout in {rollout.id: rollout for rollout in rollouts}.values()]
-        values = sorted({value for story in stories for value in story.informed(_returned(story.messages))})
-        candidates = []
-        for slug, family in FAMILIES.items():
-            findings = [finding for story in stories for finding in family.find(story, values)]
-            if any(finding.lacking for finding in findings):
-                details = {
-                    "tools": sorted({tool for finding in findings for tool in finding.tools}),
-                    "arguments": sorted({name for finding in findings for name in finding.arguments}),
-                    "values": values if family.find in (information, reply_wording) else [],
-                }
-                candidate = Capability(id=slug, name=family.name, description=family.description, details=details)
-                candidates.append(candidate)
-        return candidates
+        runs_of: dict[str, tuple[Rollout, list[int]]] = {}
+        for run, sample in enumerate(samples):
+            for name, rollout in {rollout.id: rollout for rollout in sample}.items():
+                runs_of.setdefault(name, (rollout, []))[1].append(run)
+        return propose_drawn(runs_of.values(), len(samples), Toolbox(tools))
 
     def label(self, requests: Sequence[LabelRequest], tools: list[JsonObject]) -> list[dict[str, Label]]:
         """LACKING at the first occasion that went wrong, PRESENT when none did, NA without an occasion."""
         toolbox = Toolbox(tools)
-        return [_labels(Story(request.rollout, toolbox), request.capabilities) for request in requests]
+        pools = {id(request.capabilities): request.capabilities for request in requests}
+        labellers = {key: Labeller(capabilities, toolbox) for key, capabilities in pools.items()}
+        return [labellers[id(request.capabilities)].labels(request.rollout) for request in requests]
 
 
-def _labels(story: Story, capabilities: Sequence[Capability]) -> dict[str, Label]:
-    return {
-        capability.id: _verdict(FAMILIES[capability.id], story, capability.details.get("values", []))
-        for capability in capabilities
-    }
+class Labeller:
+    """Labels rollouts, one at a time, with the same capabilities."""
+
+    def __init__(self, capabilities: Sequence[Capability], toolbox: Toolbox) -> None:
+        self._toolbox = toolbox
+        self._values = {capability.id: Vocabulary(capability.details.get("values", [])) for capability in capabilities}
+
+    def labels(self, rollout: Rollout) -> dict[str, Label]:
+        """See `ProgrammaticAnalyst.label`."""
+        story = Story(rollout, self._toolbox)
+        return {slug: _verdict(FAMILIES[slug], story, values) for slug, values in self._values.items()}
 
 
-def _verdict(family: Family, story: Story, values: Values) -> Label:
+def propose_drawn(
+    samples: Iterable[tuple[Rollout, Sequence[int]]], runs: int, toolbox: Toolbox
+) -> list[list[Capability]]:
+    """The candidates of each run (see `ProgrammaticAnalyst.propose`).
+
+    Args:
+        samples: distinct rollouts, each with the runs whose resamples drew it; read twice, and none stays in memory.
+        runs: how many there are.
+        toolbox: of the target.
+    """
+    values: list[set[str]] = [set() for _ in range(runs)]
+    for rollout, places in samples:
+        story = Story(rollout, toolbox)
+        informed = story.informed(_returned(story.messages))
+        for run in places:
+            values[run].update(informed)
+    # Runs that drew the same values have the same findings, and most do.
+    lists = [tuple(sorted(run_values)) for run_values in values]
+    vocabularies = {entries: Vocabulary(entries) for entries in {*lists}}
+    occasions = [_Occasions(vocabularies[entries]) for entries in lists]
+    for rollout, places in samples:
+        story = Story(rollout, toolbox)
+        for slug, family in FAMILIES.items():
+            findings = {}
+            for run in places:
+                key = id(occasions[run].values) if family.find in TELLING else 0
+                if key not in findings:
+                    findings[key] = [*family.find(story, occasions[run].values)]
+                if findings[key]:
+                    occasions[run].add(slug, findings[key])
+    return [run_occasions.candidates() for run_occasions in occasions]
+
+
+class _Occasions:
+    """What the rollouts of one run come to, family by family: whether any lacks it, and what occasions involve."""
+
+    def __init__(self, values: Vocabulary) -> None:
+        self.values = values
+        self._lacking: set[str] = set()
+        self._tools: dict[str, set[str]] = {}
+        self._arguments: dict[str, set[str]] = {}
+
+    def add(self, slug: str, findings: Sequence[Finding]) -> None:
+        """Count the findings of one rollout in."""
+        if any(finding.lacking for finding in findings):
+            self._lacking.add(slug)
+        self._tools.setdefault(slug, set()).update(tool for finding in findings for tool in finding.tools)
+        self._arguments.setdefault(slug, set()).update(name for finding in findings for name in finding.arguments)
+
+    def candidates(self) -> list[Capability]:
+        """The families that some rollout lacks, in their order."""
+        return [
+            Capability(
+                id=slug,
+                name=family.name,
+                description=family.description,
+                details={
+                    "tools": sorted(self._tools[slug]),
+                    "arguments": sorted(self._arguments[slug]),
+                    "values": [*self.values] if family.find in TELLING else [],
+                },
+            )
+            for slug, family in FAMILIES.items()
+            if slug in self._lacking
+        ]
+
+
+def _verdict(family: Family, story: Story, values: Vocabulary) -> Label:
     findings = sorted(family.find(story, values), key=lambda finding: not finding.lacking)
     if not findings:
         return Label(verdict="NA", evidence=family.absent)

@@ -17,10 +17,16 @@ from rich.table import Table
 from captrain.capabilities.rule import CandidateAccount, Contrast, Decision, Limits, RunRates, SelectionAccount, decide
 from captrain.config import spec
 from captrain.errors import UserError
-from captrain.records import Capability, RolloutLabels
+from captrain.records import Capability, Label, RolloutLabels
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
+Counts = NDArray[np.unsignedinteger]
+Codes = NDArray[np.uint8]
+PRESENT, LACKING = 1, 2
+"""Codes of verdicts; 0 is NA, and what was not labelled."""
+CHUNK = 1 << 19
+"""Weights of resamples that are in memory at once."""
 
 
 @dataclass(frozen=True)
@@ -48,15 +54,23 @@ class Rates:
 
 @dataclass(frozen=True)
 class Verdicts:
-    """Labels as arrays: `lacking` and `present` (candidates, runs, rollouts) are 1.0 where a label says so, `counts`
-    (runs, rollouts) how often the resample drew the rollout, `is_candidate` (candidates, runs) whether the run proposed
-    the candidate, `failed` (rollouts,)."""
+    """Labels as arrays: `codes` (candidates, label sets, rollouts) of verdicts, `counts` (runs, rollouts) how often the
+    resample drew the rollout, `is_candidate` (candidates, runs) whether the run proposed the candidate, `failed`
+    (rollouts,). There are as many label sets as runs, or one where the labels of a rollout are the same in all."""
 
-    lacking: Floats
-    present: Floats
-    counts: Floats
+    codes: Codes
+    counts: Counts
     is_candidate: Flags
-    failed: Floats
+    failed: Flags
+
+    def runs_saying(self, row: int, code: int) -> Floats:
+        """In how many runs of a candidate's own each rollout has this verdict, (rollouts,)."""
+        runs_of_set = self.is_candidate[row].reshape(self.codes.shape[1], -1).sum(axis=1)
+        return runs_of_set.astype(float) @ (self.codes[row] == code).astype(float)
+
+    def count(self, row: int, code: int, failed: bool) -> int:
+        """How many failed or passed rollouts have this verdict of a candidate in the last of its label sets."""
+        return int(np.count_nonzero((self.codes[row, -1] == code) & (self.failed == failed)))
 
 
 @dataclass(frozen=True)
@@ -83,12 +97,16 @@ def select(
     """
     if not labels:
         raise UserError("there are no labels", "run `dvc repro labels` to make them again")
-    verdicts = _arrays(labels, candidates)
-    # The same resamples serve every candidate, so that a candidate's interval does not depend on what stands beside it.
-    rollouts = len(verdicts.failed)
-    weights = np.random.default_rng(seed).multinomial(rollouts, [1 / rollouts] * rollouts, size=selection.resamples)
+    return select_by_verdicts(_arrays(labels, candidates), candidates, selection, count, seed)
+
+
+def select_by_verdicts(
+    verdicts: Verdicts, candidates: Sequence[Capability], selection: spec.Selection, count: int, seed: int
+) -> Selection:
+    """See `select`; the rows of `verdicts` are the candidates, in their order."""
+    rollouts, gaps = len(verdicts.failed), _resampled_gaps(verdicts, selection.resamples, seed)
     estimates = {
-        candidate.id: _estimate(verdicts, row, weights.astype(float), selection.confidence)
+        candidate.id: _estimate(verdicts, row, gaps[row], selection.confidence)
         for row, candidate in enumerate(candidates)
     }
     limits = Limits(
@@ -118,46 +136,75 @@ def _arrays(labels: Sequence[RolloutLabels], candidates: Sequence[Capability]) -
     runs = {run: index for index, run in enumerate(sorted({row.run for row in labels}))}
     slugs = {candidate.id: index for index, candidate in enumerate(candidates)}
     shape = len(slugs), len(runs), len(rollouts)
-    lacking, present, counts = np.zeros(shape), np.zeros(shape), np.zeros(shape[1:])
-    is_candidate, failed = np.zeros(shape[:2], bool), np.zeros(shape[2])
+    codes, counts = np.zeros(shape, np.uint8), np.zeros(shape[1:], np.uint32)
+    is_candidate, failed = np.zeros(shape[:2], bool), np.zeros(shape[2], bool)
     for row in labels:
         run, rollout = runs[row.run], rollouts[row.rollout]
         counts[run, rollout] = row.count
         failed[rollout] = row.outcome == "failed"
         for slug, label in row.labels.items():
-            lacking[slugs[slug], run, rollout] = label.verdict == "LACKING"
-            present[slugs[slug], run, rollout] = label.verdict == "PRESENT"
+            codes[slugs[slug], run, rollout] = code_of(label)
             is_candidate[slugs[slug], run] = True
-    return Verdicts(lacking, present, counts, is_candidate, failed)
+    return Verdicts(codes, counts, is_candidate, failed)
 
 
-def _rates(lacking: Floats, present: Floats, failed: Floats, weights: Floats) -> Rates:
-    """Rates under weights (weightings, rollouts); labels are (rollouts,), or one row for each weighting."""
+def code_of(label: Label) -> int:
+    """The code of a label's verdict."""
+    return {"NA": 0, "PRESENT": PRESENT, "LACKING": LACKING}[label.verdict]
 
-    def total(values: Floats) -> Floats:
-        return (weights * values).sum(axis=1) if values.ndim == 2 else weights @ values
 
-    lacks, shows = total(lacking * failed), total(present * failed)
-    passed_lacks, passed_shows = total(lacking * (1 - failed)), total(present * (1 - failed))
+def _rates(lacking: Floats, present: Floats, failed: Flags, weights: Floats, runs: int = 1) -> Rates:
+    """Rates under weights (weightings, rollouts); labels are (rollouts,), out of so many runs. All sums are of whole
+    numbers, and exact in whatever order they are taken."""
+    lacks, shows = weights @ (lacking * failed), weights @ (present * failed)
+    passed_lacks, passed_shows = weights @ (lacking * ~failed), weights @ (present * ~failed)
     return Rates(
         er_failed=_share(lacks, lacks + shows),
         er_passed=_share(passed_lacks, passed_lacks + passed_shows),
-        coverage=_share(lacks, total(failed)),
+        coverage=_share(lacks, runs * (weights @ failed.astype(float))),
     )
+
+
+def _resampled_gaps(verdicts: Verdicts, resamples: int, seed: int) -> Floats:
+    """The pooled gap of each candidate in each resample of the rollouts, (candidates, resamples).
+
+    The same resamples serve every candidate, so that a candidate's interval does not depend on what stands beside it.
+    They are drawn a few at a time: all weights of many rollouts at once would fill the memory.
+    """
+    rollouts, generator = len(verdicts.failed), np.random.default_rng(seed)
+    chances = np.full(rollouts, 1 / rollouts)
+    gaps = np.empty((len(verdicts.codes), resamples))
+    size = max(1, CHUNK // rollouts)
+    for start in range(0, resamples, size):
+        part = slice(start, min(start + size, resamples))
+        weights = generator.multinomial(rollouts, chances, size=part.stop - start).astype(float)
+        for row in range(len(verdicts.codes)):
+            lacking, present = verdicts.runs_saying(row, LACKING), verdicts.runs_saying(row, PRESENT)
+            gaps[row, part] = _rates(lacking, present, verdicts.failed, weights).gap
+    return gaps
 
 
 def _share(part: Floats, whole: Floats) -> Floats:
     return np.divide(part, whole, out=np.full(len(whole), np.nan), where=whole > 0)
 
 
-def _estimate(verdicts: Verdicts, row: int, weights: Floats, confidence: float) -> Estimate:
-    lacking, present, is_candidate = verdicts.lacking[row], verdicts.present[row], verdicts.is_candidate[row]
-    runs = _rates(lacking, present, verdicts.failed, verdicts.counts * is_candidate[:, None])
+def _estimate(verdicts: Verdicts, row: int, gaps: Floats, confidence: float) -> Estimate:
+    is_candidate, sets = verdicts.is_candidate[row], verdicts.codes.shape[1]
+    rates = []
+    for run, has_say in enumerate(is_candidate):
+        codes = verdicts.codes[row, run % sets]
+        weights = (verdicts.counts[run] * has_say).astype(float)[None]
+        lacking, present = (codes == LACKING).astype(float), (codes == PRESENT).astype(float)
+        rates.append(_rates(lacking, present, verdicts.failed, weights))
+    runs = Rates(
+        er_failed=np.concatenate([run.er_failed for run in rates]),
+        er_passed=np.concatenate([run.er_passed for run in rates]),
+        coverage=np.concatenate([run.coverage for run in rates]),
+    )
     # Where runs disagree on a rollout it counts in parts, one rollout in all.
-    share = is_candidate / max(1, is_candidate.sum())
-    lacking, present = share @ lacking, share @ present
-    pooled = _rates(lacking, present, verdicts.failed, np.ones((1, len(verdicts.failed))))
-    gaps = _rates(lacking, present, verdicts.failed, weights).gap
+    lacking, present = verdicts.runs_saying(row, LACKING), verdicts.runs_saying(row, PRESENT)
+    weights = np.ones((1, len(verdicts.failed)))
+    pooled = _rates(lacking, present, verdicts.failed, weights, max(1, int(is_candidate.sum())))
     defined = gaps[~np.isnan(gaps)]
     low = high = np.nan
     if 2 * len(defined) >= len(gaps):

@@ -10,12 +10,11 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
-import numpy as np
 from rich.table import Table
 
+from captrain.capabilities import LACKING, PRESENT
 from captrain.contract import calls_of
 from captrain.diagnosis.diagnosis import Diagnosis
-from captrain.evaluation import Bootstrap, mean, summarise
 from captrain.records import Capability, Label, Message, Rollout, publish, publish_json, publish_text
 
 QUOTED = 240
@@ -35,11 +34,11 @@ which lack goes with failing, not what training would gain."""
 
 def diagnosis_summary(diagnosis: Diagnosis) -> list[Table | str]:
     """What the command prints: counts, the ranking, with failed rollouts that lack each capability, what is amiss."""
-    skipped = len(diagnosis.logs.skipped)
+    contrasted = diagnosis.contrasted
     lines: list[Table | str] = [
-        f"{len(diagnosis.logs.rollouts)} rollouts read, {skipped} entries not readable; contrasted: "
-        f"{diagnosis.count('passed')} passed, {diagnosis.count('failed')} failed; "
-        f"{len(diagnosis.faults)} left out as faults of infrastructure or simulator"
+        f"{len(diagnosis.logs.rollouts)} rollouts read, {diagnosis.logs.unread} entries not readable; contrasted: "
+        f"{contrasted.passed} passed, {contrasted.failed} failed; "
+        f"{contrasted.faults} left out as faults of infrastructure or simulator"
     ]
     if diagnosis.report is not None:
         lines.append(_table(diagnosis))
@@ -63,8 +62,8 @@ def publish_diagnosis(diagnosis: Diagnosis, out: Path) -> list[Path]:
     equal bytes. Returns the files written."""
     publish_text(out / "report.md", report_text(diagnosis))
     publish(out / "rollouts.jsonl", diagnosis.logs.rollouts)
-    publish(out / "candidates.jsonl", diagnosis.candidates)
-    publish(out / "labels.jsonl", diagnosis.labels)
+    publish(out / "candidates.jsonl", diagnosis.labels.candidates if diagnosis.labels else [])
+    publish(out / "labels.jsonl", diagnosis.labels.rows if diagnosis.labels else [])
     paths = [out / name for name in ("report.md", "rollouts.jsonl", "candidates.jsonl", "labels.jsonl")]
     if diagnosis.report is not None:
         from captrain.reporting import capabilities, render
@@ -77,8 +76,7 @@ def publish_diagnosis(diagnosis: Diagnosis, out: Path) -> list[Path]:
 
 def _rows(diagnosis: Diagnosis) -> list[dict[str, str]]:
     """The rows of the ranking as text; undefined numbers as a dash."""
-    examples = {candidate.id: candidate.examples for candidate in diagnosis.candidates}
-    names = {rollout.id: _name(rollout) for rollout in diagnosis.contrasted}
+    examples = diagnosis.labels.examples if diagnosis.labels else {}
     rows = []
     for candidate in diagnosis.report["candidates"] if diagnosis.report else []:
         verdict = "selected" if candidate["selected"] else candidate["reason"]
@@ -89,12 +87,12 @@ def _rows(diagnosis: Diagnosis) -> list[dict[str, str]]:
                 "gap": _number(candidate["gap"]),
                 "interval": f"{_number(candidate['gap_low'])} to {_number(candidate['gap_high'])}",
                 "coverage": _number(candidate["coverage"]),
-                "failed": _exercised(diagnosis, candidate["id"], "failed"),
-                "passed": _exercised(diagnosis, candidate["id"], "passed"),
+                "failed": _exercised(diagnosis, candidate["id"], failed=True),
+                "passed": _exercised(diagnosis, candidate["id"], failed=False),
                 "runs": f"{candidate['runs_retained']}/{candidate['runs']}",
                 "selected": "yes" if candidate["selected"] else "no",
                 "verdict": f"too few rollouts ({verdict})" if diagnosis.shortage else verdict,
-                "examples": ", ".join(names[name] for name in examples[candidate["id"]][:3]),
+                "examples": ", ".join(_name(rollout) for rollout, _ in examples[candidate["id"]][:3]),
             }
         )
     return rows
@@ -107,7 +105,7 @@ def report_text(diagnosis: Diagnosis) -> str:
         f"> **Nothing can be concluded from these logs**: {diagnosis.shortage}." if diagnosis.shortage else "",
         _outcomes(diagnosis),
         _ranking(diagnosis),
-        *(_capability(capability, _lacking(diagnosis, capability)) for capability in _ranked(diagnosis)),
+        *_capabilities(diagnosis),
         _left_out(diagnosis),
         _sources(diagnosis),
         _method(diagnosis),
@@ -118,45 +116,18 @@ def report_text(diagnosis: Diagnosis) -> str:
 def _outcomes(diagnosis: Diagnosis) -> str:
     """Rollouts and pass rates by environment. Those of logs are of every rollout that has a verdict, faults of the
     simulated user included: the contrast leaves them out, the rate must not."""
-    scored = [rollout for rollout in diagnosis.logs.rollouts if rollout.outcome != "error"]
-    groups: dict[str, list[Rollout]] = {}
-    for rollout in scored:
-        groups.setdefault(rollout.environment, []).append(rollout)
-    if len(groups) > 1:
-        groups["all"] = scored
     rows = [
         "| environment | rollouts | tasks | passed | pass rate | 95% interval over tasks | mean reward |",
         "|---|---|---|---|---|---|---|",
+        *(
+            f"| {row.environment} | {row.rollouts} | {row.tasks} | {row.passed} "
+            f"| {row.rate:.3f} | {row.low:.3f} to {row.high:.3f} | {row.reward:.3f} |"
+            for row in diagnosis.contrasted.outcomes.environments()
+        ),
     ]
-    for environment, rollouts in groups.items():
-        tasks: dict[str, list[float]] = {}
-        for rollout in rollouts:
-            tasks.setdefault(rollout.task.id, []).append(float(rollout.outcome == "passed"))
-        rates = np.array([sum(trials) / len(trials) for trials in tasks.values()])
-        low, high = Bootstrap(len(rates), 2000, 0.95, 0).interval(rates)
-        rewards: dict[str, list[float]] = {}
-        for rollout in rollouts:
-            rewards.setdefault(rollout.task.id, []).append(rollout.score.reward if rollout.score else 0.0)
-        reward = mean(np.array([sum(trials) / len(trials) for trials in rewards.values()]))
-        passed = sum(rollout.outcome == "passed" for rollout in rollouts)
-        rows.append(
-            f"| {environment} | {len(rollouts)} | {len(tasks)} | {passed} "
-            f"| {mean(rates):.3f} | {low:.3f} to {high:.3f} | {reward:.3f} |"
-        )
-    lines = ["## Outcomes", "\n".join(rows), *_repeated(scored)]
-    return "\n\n".join(lines)
-
-
-def _repeated(rollouts: Sequence[Rollout]) -> list[str]:
-    """pass^k, where every task was played as often as every other and more than once."""
-    trials: dict[str, list[float]] = {}
-    for rollout in rollouts:
-        trials.setdefault(rollout.task.id, []).append(float(rollout.outcome == "passed"))
-    lengths = {len(outcomes) for outcomes in trials.values()}
-    if len(lengths) != 1 or lengths == {1}:
-        return []
-    summary = summarise(np.array([*trials.values()]))
-    return [f"pass^{lengths.pop()} (all trials of a task pass): {mean(summary.pass_k):.3f}."]
+    repeated = diagnosis.contrasted.outcomes.repeated()
+    share = [f"pass^{repeated[0]} (all trials of a task pass): {repeated[1]:.3f}."] if repeated else []
+    return "\n\n".join(["## Outcomes", "\n".join(rows), *share])
 
 
 def _ranking(diagnosis: Diagnosis) -> str:
@@ -174,31 +145,20 @@ def _ranking(diagnosis: Diagnosis) -> str:
     return "\n\n".join(["## Capabilities, by coverage x gap", "\n".join(lines), figure])
 
 
-def _exercised(diagnosis: Diagnosis, capability: str, outcome: str) -> str:
-    """Of the rollouts with this outcome that exercised the capability, how many lack it."""
-    verdicts = {
-        row.rollout: row.labels[capability].verdict
-        for row in diagnosis.labels
-        if row.outcome == outcome and capability in row.labels
-    }
-    counts = Counter(verdicts.values())
-    return f"{counts['LACKING']} of {counts['LACKING'] + counts['PRESENT']}"
+def _exercised(diagnosis: Diagnosis, capability: str, failed: bool) -> str:
+    """Of the failed or passed rollouts that exercised the capability, how many lack it."""
+    assert diagnosis.labels is not None
+    row = [candidate.id for candidate in diagnosis.labels.candidates].index(capability)
+    lacking, present = (diagnosis.labels.verdicts.count(row, code, failed) for code in (LACKING, PRESENT))
+    return f"{lacking} of {lacking + present}"
 
 
-def _lacking(diagnosis: Diagnosis, capability: Capability) -> list[tuple[Rollout, Label]]:
-    """The capability's example rollouts, each with the label that finds it lacking."""
-    labels = {
-        row.rollout: label
-        for row in diagnosis.labels
-        if (label := row.labels.get(capability.id)) is not None and label.verdict == "LACKING"
-    }
-    by_id = {rollout.id: rollout for rollout in diagnosis.contrasted}
-    return [(by_id[name], labels[name]) for name in capability.examples if name in labels]
-
-
-def _ranked(diagnosis: Diagnosis) -> list[Capability]:
-    by_id = {candidate.id: candidate for candidate in diagnosis.candidates}
-    return [by_id[row["id"]] for row in _rows(diagnosis)]
+def _capabilities(diagnosis: Diagnosis) -> list[str]:
+    """A part for each candidate, in the order of the ranking."""
+    if diagnosis.labels is None:
+        return []
+    by_id = {candidate.id: candidate for candidate in diagnosis.labels.candidates}
+    return [_capability(by_id[row["id"]], diagnosis.labels.examples[row["id"]]) for row in _rows(diagnosis)]
 
 
 def _capability(capability: Capability, lacking: Sequence[tuple[Rollout, Label]]) -> str:
@@ -223,30 +183,34 @@ def _quoted(message: Message) -> str:
 
 def _left_out(diagnosis: Diagnosis) -> str:
     """Rollouts that were read but say nothing of the agent, and what could not be read."""
-    by_id = {rollout.id: rollout for rollout in diagnosis.logs.rollouts}
+    contrasted, logs = diagnosis.contrasted, diagnosis.logs
     parts = []
-    if diagnosis.faults:
+    if contrasted.faults:
         lines = [
-            f"- {_name(by_id[name])} ({by_id[name].outcome}): {evidence}" for name, evidence in diagnosis.faults.items()
+            f"- {_place(fault.task, fault.trial)} ({fault.outcome}): {fault.evidence}" for fault in contrasted.listed
         ]
+        lines += _more(contrasted.faults - len(lines))
         parts.append(
-            f"{len(lines)} rollouts of infrastructure or simulator faults are not contrasted:\n\n" + "\n".join(lines)
+            f"{contrasted.faults} rollouts of infrastructure or simulator faults are not contrasted:\n\n"
+            + "\n".join(lines)
         )
-    if unreferenced := sum(not rollout.reference and not _has_milestones(rollout) for rollout in diagnosis.contrasted):
+    if contrasted.unreferenced:
         parts.append(
-            f"{unreferenced} of {len(diagnosis.contrasted)} rollouts have neither reference actions nor milestones: "
-            "most capabilities cannot be judged on them."
+            f"{contrasted.unreferenced} of {len(contrasted.rollouts)} rollouts have neither reference actions nor "
+            "milestones: most capabilities cannot be judged on them."
         )
-    if diagnosis.logs.skipped:
-        reasons = Counter((entry.source, entry.reason) for entry in diagnosis.logs.skipped)
+    if logs.skipped:
+        reasons = Counter((entry.source, entry.reason) for entry in logs.skipped)
         lines = [f"- {source}: {reason} ({number})" for (source, reason), number in reasons.items()]
-        lines += [f"  - {entry.source}, {entry.place}" for entry in diagnosis.logs.skipped]
-        parts.append(f"{len(diagnosis.logs.skipped)} entries could not be read:\n\n" + "\n".join(lines))
+        lines += [f"  - {entry.source}, {entry.place}" for entry in logs.skipped]
+        lines += _more(logs.unread - len(logs.skipped))
+        parts.append(f"{logs.unread} entries could not be read:\n\n" + "\n".join(lines))
     return "\n\n".join(["## Left out", *parts]) if parts else ""
 
 
-def _has_milestones(rollout: Rollout) -> bool:
-    return rollout.score is not None and any(name.startswith("milestone") for name in rollout.score.parts)
+def _more(number: int) -> list[str]:
+    """The line that stands for what is not listed, if anything."""
+    return [f"- and {number} more"] if number else []
 
 
 def _sources(diagnosis: Diagnosis) -> str:
@@ -274,7 +238,11 @@ def _method(diagnosis: Diagnosis) -> str:
 
 
 def _name(rollout: Rollout) -> str:
-    return f"{rollout.task.id}, trial {rollout.trial}" if rollout.trial else rollout.task.id
+    return _place(rollout.task.id, rollout.trial)
+
+
+def _place(task: str, trial: int) -> str:
+    return f"{task}, trial {trial}" if trial else task
 
 
 def _number(value: float | None) -> str:

@@ -13,7 +13,7 @@ scipy and statsmodels are imported where they are called, because most readers o
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import asin, comb, sqrt
 
@@ -120,6 +120,10 @@ def mean(values: Floats, undefined: float = np.nan) -> float:
     return float(defined.mean()) if len(defined) else undefined
 
 
+CHUNK = 1 << 20
+"""Counts of resamples that are in memory at once: many tasks are resampled a few times at a time."""
+
+
 class Bootstrap:
     """Percentile intervals of means over tasks; all methods share the same resamples, so differences are paired.
 
@@ -131,17 +135,35 @@ class Bootstrap:
     """
 
     def __init__(self, tasks: int, resamples: int, confidence: float, seed: int) -> None:
-        draws = np.random.default_rng(seed).integers(tasks, size=(resamples, tasks))
-        flat = (draws + np.arange(resamples)[:, None] * tasks).ravel()
-        self.counts: Floats = np.bincount(flat, minlength=resamples * tasks).reshape(resamples, tasks).astype(float)
+        self.tasks, self.resamples, self.seed = tasks, resamples, seed
         self.bounds = (50 * (1 - confidence), 50 * (1 + confidence))
+        self._whole = [*self._draws()] if resamples * tasks <= CHUNK else []
+
+    def _draws(self) -> Iterator[Floats]:
+        """How often each task is drawn, (some resamples, tasks), until all resamples are there."""
+        generator, size = np.random.default_rng(self.seed), max(1, CHUNK // self.tasks)
+        for start in range(0, self.resamples, size):
+            rows = min(size, self.resamples - start)
+            draws = generator.integers(self.tasks, size=(rows, self.tasks))
+            flat = (draws + np.arange(rows)[:, None] * self.tasks).ravel()
+            yield np.bincount(flat, minlength=rows * self.tasks).reshape(rows, self.tasks).astype(float)
 
     def interval(self, values: Floats) -> tuple[float, float]:
         """Interval of the mean of `values` (tasks,) over the tasks where it is defined."""
-        defined = ~np.isnan(values)
-        weight = self.counts @ defined.astype(float)
-        total = self.counts @ np.where(defined, values, 0.0)
-        means = total[weight > 0] / weight[weight > 0]
+        return self.intervals([values])[0]
+
+    def intervals(self, rows: Sequence[Floats]) -> list[tuple[float, float]]:
+        """The intervals of several means at the price of one series of resamples."""
+        means: list[list[Floats]] = [[] for _ in rows]
+        for counts in self._whole or self._draws():
+            for values, chunks in zip(rows, means, strict=True):
+                defined = ~np.isnan(values)
+                weight = counts @ defined.astype(float)
+                total = counts @ np.where(defined, values, 0.0)
+                chunks.append(total[weight > 0] / weight[weight > 0])
+        return [self._percentiles(np.concatenate(chunks)) for chunks in means]
+
+    def _percentiles(self, means: Floats) -> tuple[float, float]:
         if not len(means):
             return np.nan, np.nan
         low, high = np.percentile(means, self.bounds)

@@ -155,8 +155,9 @@ def _by_arm(outcomes: pd.DataFrame, stages: Mapping[str, str], column: str) -> d
     scored = outcomes.assign(passed=[OUTCOMES[outcome] for outcome in outcomes["outcome"]])
     tasks, trials = sorted(outcomes["task"].unique()), sorted(outcomes["trial"].unique())
     frames: dict[str, pd.DataFrame] = {}
+    rows_of = dict(iter(scored.groupby("arm", sort=False)))
     for arm, stage in stages.items():
-        rows = scored[scored["arm"] == arm].set_index(["task", "trial"])
+        rows = rows_of[arm].set_index(["task", "trial"])
         expected = rows.index.get_level_values("task").nunique() if stage in PARTIAL else len(tasks)
         if len(rows) != expected * len(trials):
             raise UserError(
@@ -209,8 +210,8 @@ def _main_table(
 ) -> pd.DataFrame:
     """See `Evaluation.main`. Routers and bounds use TRACE's adapters, so they spend what TRACE spends."""
     rows = []
-    for method, outcome in outcomes.items():
-        low, high = intervals.interval(outcome.rates)
+    bounds = intervals.intervals([outcome.rates for outcome in outcomes.values()])
+    for (method, outcome), (low, high) in zip(outcomes.items(), bounds, strict=True):
         defined = int((~np.isnan(outcome.rates)).sum())
         rows.append(
             {
@@ -240,11 +241,10 @@ def _difference_table(outcomes: dict[str, MethodOutcomes], intervals: Bootstrap)
     independent and would overstate the evidence. It is empty where one side is a bound, whose task rates are
     cross-fitted or expectations and not outcomes of one policy.
     """
-    rows = []
-    for first, second in compared_pairs(list(outcomes)):
+    rows, pairs = [], compared_pairs(list(outcomes))
+    gaps = [outcomes[first].rates - outcomes[second].rates for first, second in pairs]
+    for (first, second), difference, (low, high) in zip(pairs, gaps, intervals.intervals(gaps), strict=True):
         first_outcomes, second_outcomes = outcomes[first], outcomes[second]
-        difference = first_outcomes.rates - second_outcomes.rates
-        low, high = intervals.interval(difference)
         defined = ~np.isnan(difference)
         better, worse = int((difference > 0).sum()), int((difference < 0).sum())
         testable = first_outcomes.one_policy and second_outcomes.one_policy
@@ -274,9 +274,9 @@ def _kind_table(
     """See `Evaluation.kinds`."""
     rows = []
     for kind in sorted(set(kinds)):
-        for method, outcome in outcomes.items():
-            rates = np.where(kinds == kind, outcome.rates, np.nan)
-            low, high = intervals.interval(rates)
+        kind_rates = [np.where(kinds == kind, outcome.rates, np.nan) for outcome in outcomes.values()]
+        bounds = intervals.intervals(kind_rates)
+        for (method, outcome), rates, (low, high) in zip(outcomes.items(), kind_rates, bounds, strict=True):
             tasks = int((~np.isnan(rates)).sum())
             numbers = {
                 "pass_rate": mean(rates),

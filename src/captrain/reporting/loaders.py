@@ -142,20 +142,14 @@ def load_outcomes(root: Root = ".", rollouts: Sequence[Rollout] | None = None) -
     >>> captrain.load_outcomes().pivot(index="task", columns="arm", values="reward").to_dict("records")
     [{'base': 0.0, 'record_selection': 1.0}]
     """
-    entries = [(name, row) for index in _indices(root).values() for name, row in index]
-    adapters = {row["digest"]: name for name, row in reversed(entries) if row["path"]}
+    arms = Arms(root)
     rollouts = load_rollouts(root, "evaluation") if rollouts is None else rollouts
-    # The base is played first, then the prompts in the order of their stages.
-    policies = list(dict.fromkeys(rollout.policy for rollout in rollouts))
-    prompts = dict(zip(policies, ["base", *(name for name, row in entries if row.get("guidance"))], strict=False))
     rows = [
         {
             "rollout": record.id,
             "task": record.task.id,
             "kind": str(record.task.data.get("kind", "")),
-            "arm": adapters.get(record.adapter, record.adapter)
-            if record.adapter
-            else prompts.get(record.policy, record.policy),
+            "arm": arms.of(record),
             "trial": record.trial,
             "outcome": record.outcome,
             "reward": record.score.reward if record.score else None,
@@ -165,6 +159,30 @@ def load_outcomes(root: Root = ".", rollouts: Sequence[Rollout] | None = None) -
         for record in rollouts
     ]
     return pd.DataFrame(rows).astype({"reward": float})
+
+
+class Arms:
+    """Names of arms, for the rollouts of the evaluation in the order in which they were played.
+
+    Args:
+        root: of the project.
+    """
+
+    def __init__(self, root: Root) -> None:
+        entries = [(name, row) for index in _indices(root).values() for name, row in index]
+        self._adapters = {row["digest"]: name for name, row in reversed(entries) if row["path"]}
+        # The base is played first, then the prompts in the order of their stages.
+        self._guided = ["base", *(name for name, row in entries if row.get("guidance"))]
+        self._policies: dict[str, str] = {}
+
+    def of(self, rollout: Rollout) -> str:
+        """The arm of the next rollout."""
+        policies = self._policies
+        if rollout.policy not in policies:
+            more = len(policies) < len(self._guided)
+            policies[rollout.policy] = self._guided[len(policies)] if more else rollout.policy
+        adapter = rollout.adapter
+        return self._adapters.get(adapter, adapter) if adapter else policies[rollout.policy]
 
 
 def load_main(root: Root = ".") -> pd.DataFrame:

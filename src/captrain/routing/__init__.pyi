@@ -3,11 +3,14 @@ from .compositions import composition_weights as composition_weights
 from .compositions import members as members
 from .gains import adapter_gains as adapter_gains
 from .gains import routable as routable
+from .retrieval import RetrievalRouter as RetrievalRouter
 from .router import OPENINGS as OPENINGS
+from .router import Example as Example
 from .router import Router as Router
 from .router import examples as examples
 from .router import openings as openings
 from .routes import RoutingEvidence as RoutingEvidence
 from .routes import publish_routes as publish_routes
 from .routes import route_all as route_all
+from .sets import SetRouter as SetRouter
 from .turns import TurnRouter as TurnRouter

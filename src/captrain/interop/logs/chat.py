@@ -5,40 +5,43 @@ messages of a solution) are used where they are there; everything else is left o
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from captrain.interop.logs.source import Source, parsed, record_of_entry, text_of
-from captrain.records import JsonObject, Message, Rollout
+from captrain.records import JsonObject, Message, Rollout, file_digest
 
 MESSAGES = ("messages", "conversation", "trajectory")
 REWARD = ("reward", "score", "success")
 ROLES = {"system", "developer", "user", "assistant", "tool", "function"}
 
 
-def read_chats(path: Path, text: bytes) -> Source:
+def read_chats(path: Path) -> Source:
     """One entry for each line that is not empty."""
-    entries: list[tuple[str, Rollout | str]] = []
-    tools: dict[str, JsonObject] = {}
-    for number, line in enumerate(text.split(b"\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            entries.append((f"line {number}", f"it is not JSON: {error}"))
-            continue
-        entries.append((f"line {number}", _rollout(path, number, row)))
-        if isinstance(row, Mapping):
-            tools |= {tool["function"]["name"]: tool for tool in row.get("tools") or [] if _is_schema(tool)}
-    return Source({"format": "chat JSONL"}, entries, [*tools.values()])
+    file, tools = file_digest(path), dict[str, JsonObject]()
+    return Source(file, {"format": "chat JSONL"}, _entries(path, file, tools), tools)
+
+
+def _entries(path: Path, file: str, tools: dict[str, JsonObject]) -> Iterator[tuple[str, Rollout | str]]:
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                yield f"line {number}", f"it is not JSON: {error}"
+                continue
+            if isinstance(row, Mapping):
+                tools |= {tool["function"]["name"]: tool for tool in row.get("tools") or [] if _is_schema(tool)}
+            yield f"line {number}", _rollout(file, number, row)
 
 
 def _is_schema(tool: object) -> bool:
     return isinstance(tool, Mapping) and isinstance(tool.get("function"), Mapping) and "name" in tool["function"]
 
 
-def _rollout(path: Path, number: int, row: object) -> Rollout | str:
+def _rollout(file: str, number: int, row: object) -> Rollout | str:
     if not isinstance(row, Mapping):
         return "it is no object"
     messages = next((row[name] for name in MESSAGES if isinstance(row.get(name), list)), None)
@@ -51,7 +54,7 @@ def _rollout(path: Path, number: int, row: object) -> Rollout | str:
     except ValueError as error:
         return str(error)
     return record_of_entry(
-        path,
+        file,
         number,
         environment="chat",
         task=str(row.get("task_id", number)),

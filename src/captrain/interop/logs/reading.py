@@ -4,17 +4,22 @@ What a file is, is told by its content. Embedded tasks are used, because an inst
 the same ids. Only known fields are taken, so no setting or header of a run comes along, and values under
 credential-like names inside tool arguments are replaced. Nothing is silently skipped: what cannot be read is listed
 with its reason.
+
+Logs may be larger than memory: files are read entry by entry, and rollouts wait on disk for whoever reads them.
 """
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from captrain.contract import calls_of
 from captrain.errors import UserError
+from captrain.interop.logs.document import JsonDocument
 from captrain.interop.logs.source import Source
-from captrain.records import JsonObject, Rollout
+from captrain.records import JsonObject, Rollout, Spool
+
+LISTED = 200
+"""Entries that were not read and are listed one by one; of more there is the number alone."""
 
 
 @dataclass(frozen=True)
@@ -31,14 +36,20 @@ class Logs:
     """Everything that was read.
 
     rollouts: of all files, as records of diagnosis. tools: OpenAI schemas, from the files where they hold any, else
-    inferred from the calls seen. skipped: what was not read. sources: for each file its name, format, where known
-    version, domain, agent and user model, and how many entries it holds, of which how many imported and skipped.
+    inferred from the calls seen. skipped: what was not read, the first of them where they are more than `LISTED`.
+    sources: for each file its name, format, where known version, domain, agent and user model, and how many entries it
+    holds, of which how many imported and skipped.
     """
 
-    rollouts: list[Rollout]
+    rollouts: Spool[Rollout]
     tools: list[JsonObject]
     skipped: list[Skipped]
     sources: list[JsonObject]
+
+    @property
+    def unread(self) -> int:
+        """How many entries were not read, listed or not."""
+        return sum(source["skipped"] for source in self.sources)
 
 
 def read_logs(paths: Sequence[Path]) -> Logs:
@@ -51,10 +62,11 @@ def read_logs(paths: Sequence[Path]) -> Logs:
     Raises:
         UserError: a path does not exist, or there is not one rollout in all of them; the reasons are named.
     """
-    rollouts: list[Rollout] = []
+    rollouts, calls = Spool(Rollout), _CallShapes()
     skipped: list[Skipped] = []
     sources: list[JsonObject] = []
     tools: dict[str, JsonObject] = {}
+    digests: set[str] = set()
     for path in _files(paths):
         try:
             source = _read(path)
@@ -62,18 +74,23 @@ def read_logs(paths: Sequence[Path]) -> Logs:
             skipped.append(Skipped(path.name, "file", str(error)))
             sources.append({"file": path.name, "format": "unknown", "entries": 0, "imported": 0, "skipped": 1})
             continue
-        fresh = [entry for _, entry in source.entries if isinstance(entry, Rollout)]
-        reasons = [Skipped(path.name, place, entry) for place, entry in source.entries if isinstance(entry, str)]
-        counts = {"entries": len(source.entries), "imported": len(fresh), "skipped": len(reasons)}
+        counts = {"entries": 0, "imported": 0, "skipped": 0}
+        for place, entry in source.entries:
+            counts["entries"] += 1
+            counts["imported" if isinstance(entry, Rollout) else "skipped"] += 1
+            if isinstance(entry, str):
+                skipped += [Skipped(path.name, place, entry)] if len(skipped) < LISTED else []
+            elif source.file not in digests:  # a file given twice counts once
+                rollouts.add(entry)
+                calls.add(entry)
+        digests.add(source.file)
         sources.append({"file": path.name, **source.about, **counts})
-        rollouts += fresh
-        skipped += reasons
-        tools |= {tool["function"]["name"]: tool for tool in source.tools}
+        tools |= source.tools
     if not rollouts:
         reasons = [f"{entry.source}, {entry.place}: {entry.reason}" for entry in skipped[:5]]
         names = ", ".join(path.name for path in paths)
         raise UserError(f"there is no rollout in {names}: {'; '.join(reasons) or 'the folders are empty'}", REMEDY)
-    return Logs(_distinct(rollouts), [*(inferred_tools(rollouts) | tools).values()], skipped, sources)
+    return Logs(rollouts, [*(calls.schemas() | tools).values()], skipped, sources)
 
 
 REMEDY = (
@@ -104,40 +121,44 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
 def _read(path: Path) -> Source:
     from captrain.interop.logs import chat, tau2, toolsandbox
 
-    text = path.read_bytes()
     if path.suffix == ".jsonl":
-        return chat.read_chats(path, text)
+        return chat.read_chats(path)
     try:
-        data = json.loads(text)
+        document = JsonDocument(path, (toolsandbox.SCENARIOS, tau2.SIMULATIONS))
     except ValueError as error:
         raise Unreadable(f"it is not JSON: {error}") from None
-    formats: tuple[tuple[str, Callable[[Path, JsonObject], Source]], ...] = (
-        ("per_scenario_results", toolsandbox.read_toolsandbox),
-        ("simulations", tau2.read_tau2),
+    formats: tuple[tuple[str, Callable[[JsonDocument], Source]], ...] = (
+        (toolsandbox.SCENARIOS, toolsandbox.read_toolsandbox),
+        (tau2.SIMULATIONS, tau2.read_tau2),
         ("simulation_index", tau2.read_tau2),
     )
     for key, reader in formats:
-        if isinstance(data, dict) and key in data:
-            return reader(path, data)
+        if key in document.members or key in document.counts:
+            return reader(document)
     raise Unreadable("it is of no known format: neither tau2 nor ToolSandbox results")
 
 
-def inferred_tools(rollouts: Iterable[Rollout]) -> dict[str, JsonObject]:
-    """Schemas by tool name, from the calls that agents and references made: every argument seen, and as required those
-    that every call has."""
-    arguments_of: dict[str, list[set[str]]] = {}
-    for rollout in rollouts:
+class _CallShapes:
+    """The calls that agents and references made, as schemas: every argument seen, and as required those that every
+    call has."""
+
+    def __init__(self) -> None:
+        self._possible: dict[str, set[str]] = {}
+        self._required: dict[str, set[str]] = {}
+
+    def add(self, rollout: Rollout) -> None:
+        """Count the calls of a rollout in."""
         for message in (*rollout.messages, *rollout.reference):
             for name, arguments in calls_of(message) if message["role"] == "assistant" else []:
-                arguments_of.setdefault(name, []).append({str(key) for key in arguments if key != ""})
-    tools = {}
-    for name, calls in sorted(arguments_of.items()):
-        properties = {argument: {} for argument in sorted(set.union(*calls))}
-        parameters = {"type": "object", "properties": properties, "required": sorted(set.intersection(*calls))}
-        tools[name] = {"type": "function", "function": {"name": name, "parameters": parameters}}
-    return tools
+                names = {str(key) for key in arguments if key != ""}
+                self._possible.setdefault(name, set()).update(names)
+                self._required.setdefault(name, names).intersection_update(names)
 
-
-def _distinct(rollouts: Sequence[Rollout]) -> list[Rollout]:
-    """A file given twice counts once."""
-    return [*{rollout.id: rollout for rollout in rollouts}.values()]
+    def schemas(self) -> dict[str, JsonObject]:
+        """Schemas by tool name, in the order of the names."""
+        tools: dict[str, JsonObject] = {}
+        for name, possible in sorted(self._possible.items()):
+            properties = {argument: {} for argument in sorted(possible)}
+            parameters = {"type": "object", "properties": properties, "required": sorted(self._required[name])}
+            tools[name] = {"type": "function", "function": {"name": name, "parameters": parameters}}
+        return tools

@@ -2,11 +2,10 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from captrain.records import JsonObject, Message, Rollout, Score, Task, digest, file_digest
+from captrain.records import JsonObject, Message, Rollout, Score, Task, digest
 
 CREDENTIAL = re.compile(
     r"(api|access|secret|private|auth|bearer|session|refresh)[-_ ]?(key|token)|^(key|token|secret|bearer|auth)$"
@@ -19,16 +18,18 @@ PERFECT = 1 - 1e-6
 
 @dataclass(frozen=True)
 class Source:
-    """One file as a format reads it: what is known of it, its entries (a rollout, or why there is none, each with its
-    place), and the tools it names."""
+    """One file as a format reads it: its digest, what is known of it, its entries (a rollout, or why there is none,
+    each with its place), which can be read once, and the tools it names, by name: all are there when all entries have
+    been read."""
 
+    file: str
     about: JsonObject
-    entries: list[tuple[str, Rollout | str]]
-    tools: list[JsonObject]
+    entries: Iterator[tuple[str, Rollout | str]]
+    tools: dict[str, JsonObject]
 
 
 def record_of_entry(
-    path: Path,
+    file: str,
     index: int,
     *,
     environment: str,
@@ -45,7 +46,7 @@ def record_of_entry(
     """The record of one entry, or the reason why there is none.
 
     Args:
-        path: of the file; with the entry's index it gives the rollout its id.
+        file: digest of the file; with the entry's index it gives the rollout its id.
         reward: as the file has it; it must be a number in [0, 1].
         fault: what went wrong that is no verdict on the agent; the reward is then kept in the task's data.
     """
@@ -58,7 +59,7 @@ def record_of_entry(
     passed = reward >= PERFECT
     more = {"recorded_reward": float(reward)} if fault else {}
     return Rollout(
-        id=digest(file_digest(path), index)[:12],
+        id=digest(file, index)[:12],
         environment=environment,
         task=Task(id=f"{environment}/{task}", split="discovery", data={**data, "task": task, **more}),
         trial=trial,

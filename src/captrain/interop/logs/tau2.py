@@ -5,29 +5,62 @@ was computed from, where they fit one embedded task only.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 
+from captrain.interop.logs.document import JsonDocument
 from captrain.interop.logs.source import Source, cleaned, models, parsed, record_of_entry, text_of
-from captrain.records import JsonObject, Message, Rollout
+from captrain.records import JsonObject, Message, Rollout, file_digest
 
 NO_VERDICT = ("user_error", "infrastructure_error", "unexpected_error", "timeout")
 """Terminations that say nothing of the agent."""
+SIMULATIONS = "simulations"
+Actions = tuple[tuple[str | None, str], ...]
+"""Names of gold actions, with their arguments as text."""
 
 
-def read_tau2(path: Path, data: JsonObject) -> Source:
+class Tasks:
+    """The embedded tasks, by name and by their gold actions."""
+
+    def __init__(self, tasks: object) -> None:
+        entries = tasks if isinstance(tasks, list) else []
+        self.by_name: JsonObject = {
+            str(task["id"]): task for task in entries if isinstance(task, Mapping) and "id" in task
+        }
+
+    @cached_property
+    def _by_actions(self) -> dict[Actions, list[str]]:
+        names: dict[Actions, list[str]] = {}
+        for name, task in self.by_name.items():
+            names.setdefault(_gold_actions(task), []).append(name)
+        return names
+
+    def name_of(self, reward_info: JsonObject) -> str | None:
+        """The one task whose gold actions are those that were checked."""
+        checked = [check.get("action") or {} for check in reward_info.get("action_checks") or []]
+        expected: Actions = tuple(
+            (action.get("name"), json.dumps(action.get("arguments"), sort_keys=True)) for action in checked
+        )
+        names = self._by_actions.get(expected, []) if expected else []
+        return names[0] if len(names) == 1 else None
+
+
+def read_tau2(document: JsonDocument) -> Source:
     """The simulations of a result file, 0.x or 1.0."""
+    path, data, file = document.path, document.members, file_digest(document.path)
     info = data.get("info") if isinstance(data.get("info"), Mapping) else {}
     assert isinstance(info, Mapping)
-    tasks = {str(task["id"]): task for task in data.get("tasks") or [] if isinstance(task, Mapping) and "id" in task}
+    tasks = Tasks(data.get("tasks"))
     agent, user = models(info.get("agent_info")), models(info.get("user_info"))
     world = info.get("environment_info")
     domain_name = world.get("domain_name") if isinstance(world, Mapping) else None
-    domain = str(domain_name or _domain(tasks) or "unknown")
-    entries: list[tuple[str, Rollout | str]] = []
-    for index, (place, simulation) in enumerate(_simulations(path, data)):
-        entries.append((place, _rollout(path, index, simulation, tasks, domain, str(agent["model"] or "unknown"))))
-    split = "simulations" not in data or not data["simulations"]
+    domain = str(domain_name or _domain(tasks.by_name) or "unknown")
+    split, policy = not document.counts.get(SIMULATIONS), str(agent["model"] or "unknown")
+    entries = (
+        (place, _rollout(file, index, simulation, tasks, domain, policy))
+        for index, (place, simulation) in enumerate(_simulations(document))
+    )
     about = {
         "format": "tau2 1.0, a file for each simulation" if split and _folder(path).is_dir() else "tau2",
         "commit": info.get("git_commit"),
@@ -35,22 +68,23 @@ def read_tau2(path: Path, data: JsonObject) -> Source:
         "agent": agent,
         "user": user,
     }
-    return Source(about, entries, [])
+    return Source(file, about, entries, {})
 
 
 def _folder(path: Path) -> Path:
     return path.parent / "simulations"
 
 
-def _simulations(path: Path, data: JsonObject) -> list[tuple[str, object]]:
+def _simulations(document: JsonDocument) -> Iterator[tuple[str, object]]:
     """Each simulation with its place: in the file, or in files of their own, in the order of the index."""
-    inside = data.get("simulations")
-    if isinstance(inside, list) and inside:
-        return [(f"simulation {position}", simulation) for position, simulation in enumerate(inside)]
-    index = [str(entry["id"]) for entry in data.get("simulation_index") or []]
-    files = {file.stem: file for file in sorted(_folder(path).glob("*.json"))}
-    names = [*index, *(name for name in files if name not in index)]
-    return [(f"simulations/{name}.json", _loaded(files.get(name))) for name in names]
+    if document.counts.get(SIMULATIONS):
+        for position, simulation in enumerate(document.elements(SIMULATIONS)):
+            yield f"simulation {position}", simulation
+        return
+    index = dict.fromkeys(str(entry["id"]) for entry in document.members.get("simulation_index") or [])
+    files = {file.stem: file for file in sorted(_folder(document.path).glob("*.json"))}
+    for name in [*index, *(name for name in files if name not in index)]:
+        yield f"simulations/{name}.json", _loaded(files.get(name))
 
 
 def _loaded(path: Path | None) -> object:
@@ -71,20 +105,20 @@ def _domain(tasks: JsonObject) -> str | None:
     return None
 
 
-def _rollout(path: Path, index: int, simulation: object, tasks: JsonObject, domain: str, policy: str) -> Rollout | str:
+def _rollout(file: str, index: int, simulation: object, tasks: Tasks, domain: str, policy: str) -> Rollout | str:
     if not isinstance(simulation, Mapping):
         return simulation if isinstance(simulation, str) else "it is no object"
     reward_info = simulation.get("reward_info")
     reward_info = reward_info if isinstance(reward_info, dict) else {}
     name = simulation.get("task_id")
     if name is None:
-        name = _task_by_actions(reward_info, tasks)
+        name = tasks.name_of(reward_info)
         if name is None:
             return "it names no task, and its gold actions do not tell which it is"
     reason = str(simulation.get("termination_reason") or "")
     breakdown = reward_info.get("reward_breakdown") or {}
     return record_of_entry(
-        path,
+        file,
         index,
         environment=f"tau2/{domain}",
         task=str(name),
@@ -94,22 +128,14 @@ def _rollout(path: Path, index: int, simulation: object, tasks: JsonObject, doma
         policy=policy,
         trial=simulation.get("trial") or 0,
         parts={str(part).lower(): float(value) for part, value in breakdown.items()},
-        reference=_reference(tasks[str(name)]) if str(name) in tasks else None,
+        reference=_reference(tasks.by_name[str(name)]) if str(name) in tasks.by_name else None,
         fault=f"the simulation ended with {reason}" if reason in NO_VERDICT else None,
     )
 
 
-def _task_by_actions(reward_info: JsonObject, tasks: JsonObject) -> str | None:
-    """The one task whose gold actions are those that were checked."""
-    checked = [check.get("action") or {} for check in reward_info.get("action_checks") or []]
-    expected = [(action.get("name"), json.dumps(action.get("arguments"), sort_keys=True)) for action in checked]
-    names = [name for name, task in tasks.items() if expected and expected == _gold_actions(task)]
-    return names[0] if len(names) == 1 else None
-
-
-def _gold_actions(task: JsonObject) -> list[tuple[str, str]]:
+def _gold_actions(task: JsonObject) -> Actions:
     actions = _criteria(task).get("actions") or []
-    return [(action["name"], json.dumps(action["arguments"], sort_keys=True)) for action in actions]
+    return tuple((action["name"], json.dumps(action["arguments"], sort_keys=True)) for action in actions)
 
 
 def _criteria(task: JsonObject) -> JsonObject:

@@ -10,24 +10,33 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from captrain.interop.logs.chat import chat_message
+from captrain.interop.logs.document import JsonDocument
 from captrain.interop.logs.source import Source, record_of_entry
-from captrain.records import JsonObject, Message, Rollout
+from captrain.records import JsonObject, Message, Rollout, file_digest
 
 CATEGORIES = ("insufficient_information", "multiple_user_turn", "multiple_tool_call", "single_tool_call")
 NO_KEY = "RAPID_API_KEY"
+SCENARIOS = "per_scenario_results"
 
 
-def read_toolsandbox(path: Path, data: JsonObject) -> Source:
+def read_toolsandbox(document: JsonDocument) -> Source:
     """The scenarios of a result folder."""
-    entries: list[tuple[str, Rollout | str]] = []
-    for index, result in enumerate(data["per_scenario_results"]):
+    file = file_digest(document.path)
+    about = {"format": "ToolSandbox", "commit": document.members.get("git_sha")}
+    return Source(file, about, _entries(document, file), {})
+
+
+def _entries(document: JsonDocument, file: str) -> Iterator[tuple[str, Rollout | str]]:
+    for index, result in enumerate(document.elements(SCENARIOS)):
         name = result.get("name") if isinstance(result, dict) else None
         place = f"scenario {name}" if name else f"scenario {index}"
-        entries.append((place, _rollout(path, index, result, str(name)) if name else "it has no name"))
-    return Source({"format": "ToolSandbox", "commit": data.get("git_sha")}, entries, [])
+        if isinstance(result, dict) and name:
+            yield place, _rollout(document.path, file, index, result, str(name))
+        else:
+            yield place, "it has no name"
 
 
-def _rollout(path: Path, index: int, result: JsonObject, name: str) -> Rollout | str:
+def _rollout(path: Path, file: str, index: int, result: JsonObject, name: str) -> Rollout | str:
     fault = None
     if result.get("exception_type"):
         if NO_KEY in str(result.get("traceback")):
@@ -44,7 +53,7 @@ def _rollout(path: Path, index: int, result: JsonObject, name: str) -> Rollout |
     milestones, parts = _milestones(turns, result)
     kinds = [str(category).lower() for category in result.get("categories") or []]
     return record_of_entry(
-        path,
+        file,
         index,
         environment="toolsandbox",
         task=name,

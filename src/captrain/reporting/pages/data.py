@@ -1,43 +1,25 @@
 """What the pages of the report say, of what `files` reads. Numbers that are undefined are None."""
 
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-import pandas as pd
 import yaml
 from pydantic import TypeAdapter
 
-from captrain.baselines import acting_stages
-from captrain.capabilities import demands, is_majority, labels_of_rollouts
 from captrain.errors import UserError
 from captrain.evaluation import Bootstrap, tables
-from captrain.records import Capability, Passport, Rollout, RolloutLabels, load
-from captrain.reporting import loaders, published
+from captrain.records import Capability, Passport, Rollout, load
+from captrain.reporting import published
 from captrain.reporting.pages import files
+from captrain.reporting.pages.archive import Archive, Lack, indices
 from captrain.reporting.pages.files import JsonObject, Missing, plain
 
-LABELS = "artifacts/labels/labels.jsonl"
 SELECTION = "results/capabilities/selection.json"
 EXAMPLES = 5
 """Rollouts that the page of a capability shows in full."""
 RESAMPLES = 2000
 OWN_KINDS, OTHER_KINDS = "its own kinds", "all other kinds"
-
-
-@dataclass(frozen=True)
-class Lack:
-    """What the labels say of one failed rollout and one capability: in how many of the runs that labelled it it is
-    LACKING, and the evidence that most of those give, with the index of the message it points at."""
-
-    capability: str
-    lacking: int
-    runs: int
-    evidence: str
-    message: int | None
 
 
 def selection(root: Path) -> Any:
@@ -94,57 +76,8 @@ def literature(root: Path) -> JsonObject:
     return {"known": publication, "ours": run, "contradictions": published.contradictions()}
 
 
-def rollouts(root: Path, purpose: Literal["diagnosis", "evaluation"]) -> list[Rollout] | Missing:
-    """The rollouts of one purpose."""
-    stage = "rollouts" if purpose == "diagnosis" else purpose
-    return files.present(root, loaders.ROLLOUTS[purpose], stage, lambda: loaders.load_rollouts(root, purpose))
-
-
-def outcomes(root: Path, rollouts: list[Rollout] | Missing) -> pd.DataFrame | Missing:
-    """As `loaders.load_outcomes` gives them, of the rollouts of the evaluation."""
-    if isinstance(rollouts, Missing):
-        return rollouts
-    adapters = files.document(root, "results/adapters/index.json", "adapters", dict[str, files.AdapterEntry])
-    if isinstance(adapters, Missing):
-        return adapters
-    indices(root)  # so that a corrupt one is named
-    return files.present(
-        root, loaders.ROLLOUTS["evaluation"], "evaluation", lambda: loaders.load_outcomes(root, rollouts)
-    )
-
-
-def labels(root: Path) -> list[RolloutLabels] | Missing:
-    """All labels of all runs."""
-    return files.present(root, LABELS, "labels", lambda: load(root / LABELS, RolloutLabels))
-
-
-def majority_lacks(labels: Sequence[RolloutLabels]) -> dict[str, list[Lack]]:
-    """What each failed rollout lacks in more than half of the runs that labelled it."""
-    lacking: defaultdict[str, list[Lack]] = defaultdict(list)
-    for rollout, capabilities in labels_of_rollouts(row for row in labels if row.outcome == "failed").items():
-        for name, runs in capabilities.items():
-            if is_majority([label.verdict == "LACKING" for label in runs]):
-                against = [label for label in runs if label.verdict == "LACKING"]
-                reasons = Counter((label.evidence, label.message) for label in against)
-                ((evidence, message), _), *_ = reasons.most_common(1)
-                lacking[rollout].append(Lack(name, len(against), len(runs), evidence, message))
-    return dict(lacking)
-
-
-def capabilities(
-    root: Path,
-    discovery: Sequence[Rollout] | Missing,
-    verdicts: Sequence[RolloutLabels] | Missing,
-    outcomes: pd.DataFrame | Missing,
-) -> list[JsonObject] | Missing:
-    """One row a candidate, best first, with all that its page shows.
-
-    Args:
-        root: of the project.
-        discovery: rollouts of the diagnosis.
-        verdicts: labels of these.
-        outcomes: of the evaluation, as `loaders.load_outcomes` gives them.
-    """
+def capabilities(root: Path, archive: Archive) -> list[JsonObject] | Missing:
+    """One row a candidate, best first, with all that its page shows."""
     account = selection(root)
     if isinstance(account, Missing):
         return account
@@ -152,7 +85,6 @@ def capabilities(
     adapters = files.document(root, "results/adapters/index.json", "adapters", dict[str, files.AdapterEntry])
     kinds = files.table_of(root, "results/evaluation/kinds.csv", "evaluation", files.KindRow)
     proposals = _proposals(root)
-    lacking = {} if isinstance(verdicts, Missing) else majority_lacks(verdicts)
     synthesized = (root / "results/environments").exists()
     rows = []
     for candidate in account["candidates"]:
@@ -171,8 +103,8 @@ def capabilities(
                 "history": steps,
                 "adapter": adapters if isinstance(adapters, Missing) else adapters.get(name),
                 "kinds": kinds,
-                "evidence": _evidence(name, proposals.get(name), discovery, verdicts, lacking),
-                "gains": gains(name, discovery, verdicts, outcomes),
+                "evidence": _evidence(name, proposals.get(name), archive),
+                "gains": gains(name, archive),
             }
         )
     return rows
@@ -190,54 +122,33 @@ def _proposals(root: Path) -> dict[str, Capability]:
     return proposals
 
 
-def _evidence(
-    name: str,
-    proposal: Capability | None,
-    discovery: Sequence[Rollout] | Missing,
-    verdicts: Sequence[RolloutLabels] | Missing,
-    lacking: Mapping[str, list[Lack]],
-) -> list[tuple[Rollout, Lack]] | Missing:
+def _evidence(name: str, proposal: Capability | None, archive: Archive) -> list[tuple[Rollout, Lack]] | Missing:
     """Rollouts that lack the capability, those first that it was proposed from."""
-    if isinstance(discovery, Missing) or isinstance(verdicts, Missing):
-        return discovery if isinstance(discovery, Missing) else verdicts  # type: ignore[return-value]
-    first = {rollout: position for position, rollout in enumerate(proposal.examples if proposal else ())}
-    pairs = [
-        (failure, lack) for failure in discovery for lack in lacking.get(failure.id, ()) if lack.capability == name
-    ]
-    pairs.sort(key=lambda pair: first.get(pair[0].id, len(first)))  # stable: the others stay in their order
-    return pairs[:EXAMPLES]
+    missing = archive.discovery or archive.labels
+    return missing or archive.examples(name, proposal.examples if proposal else (), EXAMPLES)
 
 
-def gains(
-    name: str,
-    discovery: Sequence[Rollout] | Missing,
-    verdicts: Sequence[RolloutLabels] | Missing,
-    outcomes: pd.DataFrame | Missing,
-) -> JsonObject | Missing | None:
+def gains(name: str, archive: Archive) -> JsonObject | Missing | None:
     """What the adapter gains over the base on tasks of each kind, on its own kinds together and on the others.
 
     A kind is the capability's own where more than half of its failed discovery rollouts demand it
     (`compounds.demands`). None where no such adapter was played; without labels no kind is known as its own.
     Intervals (95%) are of a bootstrap over tasks.
     """
-    if isinstance(outcomes, Missing):
-        return outcomes
-    if name not in set(outcomes["arm"]):
+    if archive.outcomes:
+        return archive.outcomes
+    if name not in archive.arms():
         return None
-    passed: defaultdict[tuple[str, str], dict[str, list[bool]]] = defaultdict(lambda: {"base": [], name: []})
-    for kind, task, arm, outcome in outcomes[["kind", "task", "arm", "outcome"]].itertuples(index=False, name=None):
-        if arm in ("base", name) and outcome != "error":
-            passed[str(kind), task][arm].append(outcome == "passed")
-    tasks = {place: arms for place, arms in passed.items() if all(arms.values())}
-    own_kinds = _own_kinds(name, discovery, verdicts)
-    kinds = sorted({kind for kind, _ in tasks})
+    places, tasks = archive.paired_rates(name)
+    own_kinds = archive.own_kinds(name)
+    kinds = sorted(places)
     groups = {OWN_KINDS: own_kinds, OTHER_KINDS: {*kinds} - own_kinds} if own_kinds else {}
     groups |= {kind: {kind} for kind in kinds}
     rows = []
     for group, members in groups.items():
-        part = [arms for (kind, _), arms in tasks.items() if kind in members]
-        if part:
-            rates = np.array([[sum(arms[arm]) / len(arms[arm]) for arm in ("base", name)] for arms in part])
+        part = tasks[np.isin(tasks["kind"], [place for place, kind in enumerate(places) if kind in members])]
+        if len(part):
+            rates = np.stack([part["base"], part["adapter"]], axis=1)
             differences = rates[:, 1] - rates[:, 0]
             low, high = Bootstrap(len(differences), RESAMPLES, 0.95, 0).interval(differences)
             base, adapter = rates.mean(axis=0).tolist()
@@ -254,19 +165,6 @@ def gains(
                 }
             )
     return {"rows": rows, "own": sorted(own_kinds)}
-
-
-def _own_kinds(
-    name: str, discovery: Sequence[Rollout] | Missing, verdicts: Sequence[RolloutLabels] | Missing
-) -> set[str]:
-    if isinstance(discovery, Missing) or isinstance(verdicts, Missing):
-        return set()
-    demanded = demands(verdicts, [name])
-    demands_of: defaultdict[str, list[bool]] = defaultdict(list)
-    for rollout in discovery:
-        if rollout.id in demanded:
-            demands_of[str(rollout.task.data.get("kind", ""))].append(name in demanded[rollout.id])
-    return {kind for kind, flags in demands_of.items() if is_majority(flags)}
 
 
 def provenance(root: Path) -> list[JsonObject] | Missing:
@@ -308,35 +206,7 @@ def _is_present(root: Path, name: str) -> bool:
     return any(path.iterdir()) if path.is_dir() else path.exists()
 
 
-def routes(root: Path) -> list[JsonObject] | Missing:
-    """One row a task: task, kind, the arm that each router chooses, and the configured one's (`chosen`)."""
-    return files.table_of(root, "results/routes/routes.csv", "routes", files.RouteRow)
-
-
-def arm_names(root: Path, outcomes: pd.DataFrame, routes: Sequence[JsonObject]) -> dict[str, str]:
-    """Names of compositions by the digest that stands for them among the arms: a composition is played on the tasks
-    that are routed to it and on no other, and is named where that is true of one alone."""
-    names = files.document(root, "results/routes/compositions.json", "routes", dict[str, Any])
-    if isinstance(names, Missing):
-        return {}
-    tasks_of: dict[str, set[str]] = {name: set() for name in names}
-    for row in routes:
-        for column, arm in row.items():
-            if column not in ("task", "kind") and arm in tasks_of:
-                tasks_of[arm].add(row["task"])
-    arms = {"base", *(name for index in indices(root).values() for name in index)}
-    names_of = {}
-    for arm, part in outcomes.groupby("arm"):
-        fitting = [name for name, tasks in tasks_of.items() if tasks == set(part["task"])]
-        if arm not in arms and len(fitting) == 1:
-            names_of[str(arm)] = fitting[0]
-    return names_of
-
-
-def indices(root: Path) -> dict[str, dict[str, Any]]:
-    """What each stage that is here has left to act with, by stage and name."""
-    documents = {
-        stage: files.document(root, f"results/{stage}/index.json", stage, dict[str, files.AdapterEntry])
-        for stage in acting_stages()
-    }
-    return {stage: index for stage, index in documents.items() if not isinstance(index, Missing)}
+def arm_names(root: Path, archive: Archive) -> dict[str, str]:
+    """What arms are called that are known by a digest alone: compositions of adapters."""
+    known = {"base", *(name for index in indices(root).values() for name in index)}
+    return archive.composition_names(known)

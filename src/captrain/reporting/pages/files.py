@@ -9,6 +9,7 @@ that nobody sees would be worse than none.
 import io
 import json
 import math
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ JsonObject = dict[str, Any]
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
 Number = float | None
+PART = 2000
+"""Rows of a long table that are in memory at once."""
 COMMANDS = {"replicates": "make replicate", "sweeps": "captrain-sweep"}
 """What makes files that no stage makes."""
 
@@ -273,6 +276,22 @@ def table_of(root: Path, name: str, stage: str, shape: type[BaseModel] | None = 
         return table
 
     return present(root, name, stage, read)
+
+
+def table_parts(path: Path, shape: type[BaseModel]) -> Iterator[list[JsonObject]]:
+    """The rows of a CSV table that may be long, as of `table_of`, a part at a time; to be read by what `present` is
+    told to read by, which names what is corrupt."""
+    words = {column: str for column, field in shape.model_fields.items() if field.annotation is str}
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        if file.read() != b"\n":
+            raise ValueError("its last line has no end")
+        file.seek(0)
+        for frame in pd.read_csv(file, dtype=words, keep_default_na=False, na_values=[""], chunksize=PART):  # type: ignore[arg-type]
+            part = rows(frame)
+            for row in part:
+                shape.model_validate(row, strict=True)
+            yield part
 
 
 def rows(frame: pd.DataFrame) -> list[JsonObject]:

@@ -6,15 +6,14 @@ a shard. Text never becomes markup: `<` is escaped here, and pages set text alon
 """
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TypedDict
 
-import pandas as pd
-
 from captrain.contract import calls_of
-from captrain.records import JsonObject, Message, Rollout
+from captrain.records import BLOCK, JsonObject, Message, Rollout
 from captrain.reporting.divergence import call_text, divergence
-from captrain.reporting.pages.data import Lack
+from captrain.reporting.pages.archive import Archive, Lack, kind_of
 from captrain.reporting.pages.files import plain
 
 
@@ -37,6 +36,8 @@ class ShownMessage(TypedDict):
     calls: list[str]
 
 
+Content = str | bytes | Iterable[str]
+"""Of a file: whole, or piece by piece."""
 SHARD = 240
 """Rollouts a shard, at least: it ends with a task."""
 REQUEST = 200
@@ -45,8 +46,12 @@ REQUEST = 200
 
 def script(function: str, *arguments: object) -> str:
     """A script file that calls a function with JSON, safe inside of HTML, too."""
-    inner = ",".join(json.dumps(argument, separators=(",", ":"), allow_nan=False) for argument in arguments)
-    return f"{function}({escaped(inner)});\n"
+    return f"{function}({','.join(map(compact, arguments))});\n"
+
+
+def compact(value: object) -> str:
+    """JSON without spaces, in which no markup can begin."""
+    return escaped(json.dumps(value, separators=(",", ":"), allow_nan=False))
 
 
 def escaped(text: str) -> str:
@@ -112,65 +117,90 @@ def request(rollout: Rollout) -> str:
     return message_on_page(first)["text"][:REQUEST] if first else ""
 
 
-def shard_files(
-    discovery: Sequence[Rollout],
-    evaluation: Sequence[Rollout],
-    outcomes: pd.DataFrame | None,
-    lacking: Mapping[str, Sequence[Lack]],
-    selected: Collection[str],
-    names: Mapping[str, str],
-    routes: Mapping[str, str],
-) -> Iterator[tuple[str, str]]:
-    """The files of data, name and text.
+def shard_files(archive: Archive, selected: Collection[str], names: Mapping[str, str]) -> Iterator[tuple[str, Content]]:
+    """The files of data, name and content.
 
     Args:
-        discovery: rollouts of the diagnosis.
-        evaluation: rollouts of the test split.
-        outcomes: of these, as `loaders.load_outcomes` gives them, in the same order; None where there are none.
-        lacking: rollout -> what it lacks.
+        archive: what there is of rollouts.
         selected: ids of the capabilities that were selected.
         names: arm -> what it is called, where that is not its own name.
-        routes: task -> arm that TRACE's router chooses.
     """
-    arms = [] if outcomes is None else [names.get(arm, arm) for arm in outcomes["arm"]]
-    # Tasks in the order in which they were played first; within one, trials and arms side by side.
-    order: dict[str, int] = {}
-    for rollout in (*discovery, *evaluation):
-        order.setdefault(rollout.task.id, len(order))
-    pairs = [*((rollout, "base") for rollout in discovery), *zip(evaluation, arms, strict=True)]
-    pairs.sort(key=lambda pair: (order[pair[0].task.id], pair[0].trial))
-    tables = _Names(), _Names()
-    columns: dict[str, list[object]] = {
-        key: [] for key in ("id", "task", "arm", "trial", "outcome", "reward", "mark", "shard")
-    }
-    tasks: list[list[str]] = []
-    shard, number, previous = _Shard(), 0, ""
-    for rollout, arm in pairs:
-        if len(shard.rollouts) >= SHARD and rollout.task.id != previous:
+    with _Rows() as rows:
+        shard, number = _Shard(), 0
+        for rollout, arm, lacking in archive.rollouts():
+            if len(shard.rollouts) >= SHARD and rollout.task.id != rows.task:
+                yield f"data/shard-{number:03d}.js", script("captrainShard", number, shard.data())
+                shard, number = _Shard(), number + 1
+            if rollout.task.id != rows.task:
+                rows.begin(rollout, archive.route(rollout.task.id))
+            points = marks(rollout, lacking, selected)
+            failing = points[0]["at"] if points and points[0]["selected"] else -1
+            rows.add(rollout, names.get(arm, arm), failing, number)
+            shard.add(rollout, points)
+        if shard.rollouts:
             yield f"data/shard-{number:03d}.js", script("captrainShard", number, shard.data())
-            shard, number = _Shard(), number + 1
-        if tables[0].index(rollout.task.id) == len(tasks):
-            kind, task = str(rollout.task.data.get("kind", "")), rollout.task
-            tasks.append([task.id, kind, task.split, request(rollout), routes.get(task.id, "")])
-        points = marks(rollout, lacking.get(rollout.id, ()), selected)
-        failing = points[0]["at"] if points and points[0]["selected"] else -1
+        yield "data/rows.js", rows.script()
+
+
+class _Rows:
+    """The table of all rollouts, column by column, each on disk until all are there."""
+
+    COLUMNS = ("id", "task", "arm", "trial", "outcome", "reward", "mark", "shard")
+
+    def __init__(self) -> None:
+        self.task = ""
+        self._arms, self._tasks = _Names(), 0
+        self._parts = {
+            name: tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115  (closed with the object)
+            for name in ("tasks", *self.COLUMNS)
+        }
+
+    def __enter__(self) -> "_Rows":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for part in self._parts.values():
+            part.close()
+
+    def begin(self, rollout: Rollout, route: str) -> None:
+        """The rollouts that follow are of this one's task."""
+        task = rollout.task
+        self.task, self._tasks = task.id, self._tasks + 1
+        self._write("tasks", [task.id, kind_of(rollout), task.split, request(rollout), route])
+
+    def add(self, rollout: Rollout, arm: str, failing: int, shard: int) -> None:
+        """One row: `failing` is the message that is marked, -1 for none, `shard` where its messages are."""
         values = (
             rollout.id,
-            tables[0].index(rollout.task.id),
-            tables[1].index(arm),
+            self._tasks - 1,
+            self._arms.index(arm),
             rollout.trial,
             rollout.outcome[0],
             plain(rollout.score.reward) if rollout.score else None,
             failing,
-            number,
+            shard,
         )
-        for column, value in zip(columns.values(), values, strict=True):
-            column.append(value)
-        shard.add(rollout, points)
-        previous = rollout.task.id
-    if shard.rollouts:
-        yield f"data/shard-{number:03d}.js", script("captrainShard", number, shard.data())
-    yield "data/rows.js", script("captrainRows", {"arms": tables[1].names, "tasks": tasks, "columns": columns})
+        for name, value in zip(self.COLUMNS, values, strict=True):
+            self._write(name, value)
+
+    def _write(self, name: str, value: object) -> None:
+        self._parts[name].write(("," if self._parts[name].tell() else "") + compact(value))
+
+    def script(self) -> Iterator[str]:
+        """The file that hands the table to its page, piece by piece."""
+        yield f'captrainRows({{"arms":{compact(self._arms.names)},"tasks":['
+        yield from self._pieces("tasks")
+        yield '],"columns":{'
+        for number, name in enumerate(self.COLUMNS):
+            yield f'{"," if number else ""}"{name}":['
+            yield from self._pieces(name)
+            yield "]"
+        yield "}});\n"
+
+    def _pieces(self, name: str) -> Iterator[str]:
+        self._parts[name].seek(0)
+        while piece := self._parts[name].read(BLOCK):
+            yield piece
 
 
 class _Names:

@@ -1,8 +1,8 @@
 """Writes the report: pages from templates, data for them, into one folder that opens from a disk.
 
-`files` reads results/ and artifacts/, `data` gathers what the pages say, `shards` cuts the rollouts into files that a
-page loads when it needs them, and this renders and writes. Nothing is computed anew but marks, gains by kind and what
-is drawn.
+`files` reads results/, `archive` finds rollouts and labels in artifacts/, `data` gathers what the pages say, `shards`
+cuts the rollouts into files that a page loads when it needs them, and this renders and writes. Nothing is computed anew
+but marks, gains by kind and what is drawn.
 
 Equal inputs give equal bytes: nothing of time, machine or path is written. The folder is made aside and renamed at the
 end, so that what stands there is always a whole report; a folder that is not one is never replaced. Rollouts are data:
@@ -22,6 +22,7 @@ from captrain.errors import UserError
 from captrain.evaluation import headline_methods, label, unequal_total
 from captrain.records import JsonObject
 from captrain.reporting.pages import data, shards
+from captrain.reporting.pages.archive import Archive
 from captrain.reporting.pages.files import Missing
 
 FOLDER = Path(__file__).parent
@@ -62,7 +63,9 @@ def build(root: Path, out: Path) -> list[Path]:
     paths = []
     try:
         for name, content in _files(root):
-            (aside / name).write_bytes(content.encode() if isinstance(content, str) else content)
+            with (aside / name).open("wb") as file:
+                pieces = [content] if isinstance(content, str | bytes) else content
+                file.writelines(piece.encode() if isinstance(piece, str) else piece for piece in pieces)
             paths.append(out / name)
         if out.exists():
             shutil.rmtree(out)
@@ -80,19 +83,22 @@ def _refuse_foreign(out: Path) -> None:
         raise UserError(f"{out} exists and is not a report", "name a new folder with --out")
 
 
-def _files(root: Path) -> Iterator[tuple[str, str | bytes]]:
+def _files(root: Path) -> Iterator[tuple[str, shards.Content]]:
+    with Archive(root) as archive:
+        yield from _files_of(root, archive)
+
+
+def _files_of(root: Path, archive: Archive) -> Iterator[tuple[str, shards.Content]]:
     """Every file of the report, name and content; pages first."""
-    discovery, evaluation = data.rollouts(root, "diagnosis"), data.rollouts(root, "evaluation")
-    verdicts, outcomes = data.labels(root), data.outcomes(root, evaluation)
-    candidates = data.capabilities(root, discovery, verdicts, outcomes)
+    candidates = data.capabilities(root, archive)
     runs = data.tables_of_runs(root)
     shared = {
         "generator": Markup(GENERATOR),
         "style": Markup((FOLDER / "static/style.css").read_text()),
         "pages": PAGES,
         "headline": headline_methods(),
-        "missing": [part for part in (discovery, verdicts, evaluation) if isinstance(part, Missing)],
-        "rollouts": any(isinstance(part, list) and part for part in (discovery, evaluation)),
+        "missing": [part for part in (archive.discovery, archive.labels, archive.evaluation) if part],
+        "rollouts": archive.has_rollouts,
     }
     views: Mapping[str, JsonObject] = {
         "index": data.overview(root),
@@ -113,19 +119,8 @@ def _files(root: Path) -> Iterator[tuple[str, str | bytes]]:
         yield name, (FOLDER / "static" / name).read_text()
     for name in runs["figures"]:
         yield f"{PREFIX}{name}", (root / "results/studies" / name).read_bytes()
-    lacking = {} if isinstance(verdicts, Missing) else data.majority_lacks(verdicts)
-    routes = data.routes(root)
-    routing = [] if isinstance(routes, Missing) else routes
-    whole = not isinstance(evaluation, Missing) and not isinstance(outcomes, Missing)
-    yield from shards.shard_files(
-        [] if isinstance(discovery, Missing) else discovery,
-        evaluation if whole else [],  # type: ignore[arg-type]
-        outcomes if whole else None,  # type: ignore[arg-type]
-        lacking,
-        [row["id"] for row in candidates if row["selected"]] if isinstance(candidates, list) else [],
-        data.arm_names(root, outcomes, routing) if whole else {},  # type: ignore[arg-type]
-        {row["task"]: row["chosen"] for row in routing},
-    )
+    selected = [row["id"] for row in candidates if row["selected"]] if isinstance(candidates, list) else []
+    yield from shards.shard_files(archive, selected, {} if archive.outcomes else data.arm_names(root, archive))
 
 
 def page_of(capability: str) -> str:
