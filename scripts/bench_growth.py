@@ -107,12 +107,14 @@ def prepare_tau2(size: int, folder: Path) -> None:
 
 def criteria(row: dict[str, object]) -> dict[str, object]:
     """The gold actions of a shipped rollout as tau2 has them."""
-    calls = [call["function"] for message in listed(row["reference"]) for call in listed(message.get("tool_calls", []))]
+    calls = [
+        call["function"] for message in objects(row["reference"]) for call in objects(message.get("tool_calls", []))
+    ]
     actions = [{"name": call["name"], "arguments": json.loads(str(call["arguments"]))} for call in calls]
     return {"actions": actions, "communicate_info": []}
 
 
-def listed(value: object) -> list[dict]:
+def objects(value: object) -> list[dict]:
     """A JSON list of objects."""
     assert isinstance(value, list)
     return value
@@ -121,7 +123,7 @@ def listed(value: object) -> list[dict]:
 def simulation(row: dict[str, object]) -> dict[str, object]:
     """A shipped rollout as a simulation of tau2."""
     messages = []
-    for message in listed(row["messages"]):
+    for message in objects(row["messages"]):
         calls = [call["function"] | {"id": call["id"]} for call in message.get("tool_calls", [])]
         result = {"id": message["tool_call_id"]} if message["role"] == "tool" else {}
         messages.append({"role": message["role"], "content": message["content"], "tool_calls": calls or None, **result})
@@ -263,8 +265,8 @@ def write_outcomes(tasks: int, adapters: int, folder: Path) -> None:
                 rows.append((f"t{task:06d}", f"kind {task % 6}", arm, stage, trial, outcome, reward))
     columns = ["task", "kind", "arm", "stage", "trial", "outcome", "reward"]
     pd.DataFrame(rows, columns=columns).to_csv(folder / "outcomes.csv", index=False)
-    chosen = {name: [draw.choice(names) for _ in range(tasks)] for name in ("retrieval", "sets", "chosen")}
-    frame = {"task": [f"t{task:06d}" for task in range(tasks)], "kind": "any", **chosen}
+    columns_of = {name: [draw.choice(names) for _ in range(tasks)] for name in ("retrieval", "sets", "chosen")}
+    frame = {"task": [f"t{task:06d}" for task in range(tasks)], "kind": "any", **columns_of}
     pd.DataFrame(frame).to_csv(folder / "routes.csv", index=False)
 
 

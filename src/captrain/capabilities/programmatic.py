@@ -14,7 +14,7 @@ from captrain.capabilities.vocabulary import Vocabulary
 from captrain.config import ModelAccess
 from captrain.records import Capability, JsonObject, Label, Message, Rollout
 
-TELLING = (information, reply_wording)
+VALUE_FAMILIES = (information, reply_wording)
 """Families whose findings depend on the values that references tell users."""
 
 
@@ -85,7 +85,7 @@ def propose_drawn(
         for slug, family in FAMILIES.items():
             findings = {}
             for run in places:
-                key = id(occasions[run].values) if family.find in TELLING else 0
+                key = id(occasions[run].values) if family.find in VALUE_FAMILIES else 0
                 if key not in findings:
                     findings[key] = [*family.find(story, occasions[run].values)]
                 if findings[key]:
@@ -119,7 +119,7 @@ class _Occasions:
                 details={
                     "tools": sorted(self._tools[slug]),
                     "arguments": sorted(self._arguments[slug]),
-                    "values": [*self.values] if family.find in TELLING else [],
+                    "values": [*self.values] if family.find in VALUE_FAMILIES else [],
                 },
             )
             for slug, family in FAMILIES.items()

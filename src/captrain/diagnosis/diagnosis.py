@@ -19,7 +19,7 @@ from captrain.records import Rollout, Spool
 FEW = 10
 """Fewer passed or fewer failed rollouts than this conclude nothing: with 9 on a side, the 95% interval of a rate of one
 half is wider than 0.6."""
-LISTED = 200
+LIST_LENGTH = 200
 """Faults that are listed one by one; of more there is the number alone."""
 
 
@@ -38,7 +38,7 @@ class Contrasted:
     """The rollouts of a log that say something of the agent.
 
     rollouts: these. passed, failed: how many of them. unreferenced: how many have neither reference nor milestones.
-    faults: how many others there are. listed: the first of those. outcomes: of every rollout that has a verdict.
+    faults: how many others there are. examples: the first of those. outcomes: of every rollout that has a verdict.
     """
 
     rollouts: Spool[Rollout]
@@ -46,7 +46,7 @@ class Contrasted:
     failed: int
     unreferenced: int
     faults: int
-    listed: list[Fault]
+    examples: list[Fault]
     outcomes: OutcomeTally
 
 
@@ -100,14 +100,14 @@ def _contrasted(logs: Logs) -> Contrasted:
         outcomes.add(rollout)
         if evidence := _fault(rollout):
             faults = errors if rollout.outcome == "error" else slips
-            if len(faults) < LISTED:
+            if len(faults) < LIST_LENGTH:
                 faults.append(Fault(rollout.task.id, rollout.trial, rollout.outcome, evidence))
             continue
         rollouts.add(rollout)
         counts[rollout.outcome] += 1
         counts["unreferenced"] += not rollout.reference and not _has_milestones(rollout)
     faults = len(logs.rollouts) - len(rollouts)
-    return Contrasted(rollouts, **counts, faults=faults, listed=[*errors, *slips][:LISTED], outcomes=outcomes)
+    return Contrasted(rollouts, **counts, faults=faults, examples=[*errors, *slips][:LIST_LENGTH], outcomes=outcomes)
 
 
 def _fault(rollout: Rollout) -> str | None:

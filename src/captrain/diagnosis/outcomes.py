@@ -19,7 +19,7 @@ CREATE TABLE tally (
     environment TEXT, task TEXT, rollouts INTEGER, passed INTEGER, reward REAL,
     PRIMARY KEY (environment, task)
 )"""
-COUNTED = """
+ADDITION = """
 INSERT INTO tally VALUES (?1, ?2, 1, ?3, ?4)
 ON CONFLICT DO UPDATE SET rollouts = rollouts + 1, passed = passed + ?3, reward = reward + ?4"""
 TASKS = """
@@ -60,7 +60,7 @@ class OutcomeTally:
         if rollout.outcome != "error":
             reward = rollout.score.reward if rollout.score else 0.0
             row = (rollout.environment, rollout.task.id, rollout.outcome == "passed", reward)
-            self._database.execute(COUNTED, row)
+            self._database.execute(ADDITION, row)
 
     def environments(self) -> Iterator[EnvironmentOutcomes]:
         """By environment, in the order in which they came, and all together where they are several."""

@@ -187,7 +187,7 @@ def _left_out(diagnosis: Diagnosis) -> str:
     parts = []
     if contrasted.faults:
         lines = [
-            f"- {_place(fault.task, fault.trial)} ({fault.outcome}): {fault.evidence}" for fault in contrasted.listed
+            f"- {_place(fault.task, fault.trial)} ({fault.outcome}): {fault.evidence}" for fault in contrasted.examples
         ]
         lines += _more(contrasted.faults - len(lines))
         parts.append(

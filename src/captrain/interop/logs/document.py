@@ -127,10 +127,11 @@ class _Text:
                 if not self._more():
                     raise self._error(reason, self._place + place) from None
                 continue
-            # A number goes on where the text does.
-            if end == len(self._buffer) and self._more():
+            length = end - self._place
+            # A number may go on: after "1" there may come "e+5".
+            if len(self._buffer) - end < len("e+5") and self._more():
                 continue
-            self._place = min(end, len(self._buffer))
+            self._place += length
             return value
 
     def end(self) -> None:

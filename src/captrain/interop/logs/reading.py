@@ -18,7 +18,7 @@ from captrain.interop.logs.document import JsonDocument
 from captrain.interop.logs.source import Source
 from captrain.records import JsonObject, Rollout, Spool
 
-LISTED = 200
+LIST_LENGTH = 200
 """Entries that were not read and are listed one by one; of more there is the number alone."""
 
 
@@ -36,7 +36,7 @@ class Logs:
     """Everything that was read.
 
     rollouts: of all files, as records of diagnosis. tools: OpenAI schemas, from the files where they hold any, else
-    inferred from the calls seen. skipped: what was not read, the first of them where they are more than `LISTED`.
+    inferred from the calls seen. skipped: what was not read, the first of them where they are more than `LIST_LENGTH`.
     sources: for each file its name, format, where known version, domain, agent and user model, and how many entries it
     holds, of which how many imported and skipped.
     """
@@ -79,7 +79,7 @@ def read_logs(paths: Sequence[Path]) -> Logs:
             counts["entries"] += 1
             counts["imported" if isinstance(entry, Rollout) else "skipped"] += 1
             if isinstance(entry, str):
-                skipped += [Skipped(path.name, place, entry)] if len(skipped) < LISTED else []
+                skipped += [Skipped(path.name, place, entry)] if len(skipped) < LIST_LENGTH else []
             elif source.file not in digests:  # a file given twice counts once
                 rollouts.add(entry)
                 calls.add(entry)

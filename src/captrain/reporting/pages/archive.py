@@ -45,7 +45,7 @@ CREATE INDEX examples ON lack (capability, rollout);
 CREATE TABLE route (task TEXT PRIMARY KEY, arm TEXT);
 CREATE TABLE composed (name TEXT, task TEXT, PRIMARY KEY (name, task));
 """
-PLAYED = """
+ADDITION = """
 INSERT INTO tally VALUES (?1, ?2, ?3, ?4, ?5, ?6)
 ON CONFLICT DO UPDATE SET rollouts = rollouts + ?4, passed = passed + ?5, first = coalesce(first, ?6)"""
 PAIRED = """
@@ -135,7 +135,7 @@ class Archive:
             if arms:
                 has_verdict = rollout.outcome != "error"
                 counts = (has_verdict, rollout.outcome == "passed", number if has_verdict else None)
-                self._database.execute(PLAYED, (kind_of(rollout), name, arm, *counts))
+                self._database.execute(ADDITION, (kind_of(rollout), name, arm, *counts))
 
     def _read_labels(self) -> None:
         rows = scan(self._root / LABELS, RolloutLabels)
@@ -241,14 +241,14 @@ class Archive:
         row = self._database.execute("SELECT arm FROM route WHERE task = ?", (task,)).fetchone()
         return row[0] if row else ""
 
-    def composition_names(self, known: Collection[str]) -> dict[str, str]:
+    def composition_names(self, arms: Collection[str]) -> dict[str, str]:
         """Names of compositions by the digest that stands for them among the arms: a composition is played on the tasks
-        that are routed to it and on no other, and is named where that is true of one alone. `known`: other arms."""
+        that are routed to it and on no other, and is named where that is true of one alone. `arms`: all others."""
         compositions = self._database.execute("SELECT name, count(*) FROM composed GROUP BY name").fetchall()
         names_of = {}
         for arm, tasks in self._database.execute("SELECT arm, count(DISTINCT task) FROM tally GROUP BY arm").fetchall():
             fitting = [name for name, size in compositions if size == tasks and self._common(name, arm) == tasks]
-            if arm not in known and len(fitting) == 1:
+            if arm not in arms and len(fitting) == 1:
                 names_of[arm] = fitting[0]
         return names_of
 

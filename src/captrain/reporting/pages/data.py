@@ -208,5 +208,5 @@ def _is_present(root: Path, name: str) -> bool:
 
 def arm_names(root: Path, archive: Archive) -> dict[str, str]:
     """What arms are called that are known by a digest alone: compositions of adapters."""
-    known = {"base", *(name for index in indices(root).values() for name in index)}
-    return archive.composition_names(known)
+    arms = {"base", *(name for index in indices(root).values() for name in index)}
+    return archive.composition_names(arms)

@@ -1,0 +1,219 @@
+"""How time and memory grow: the benchmark of growth itself, and what keeps memory from growing with the rollouts.
+
+No time is measured here. Memory is: what stays in it at once is counted, or traced at two sizes.
+"""
+
+import gc
+import json
+import math
+import random
+import shutil
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from captrain.capabilities import ProgrammaticAnalyst, label_runs, label_streamed, select, select_by_verdicts
+from captrain.capabilities import selection as selection_rule
+from captrain.capabilities.alignment import says
+from captrain.capabilities.vocabulary import Vocabulary
+from captrain.config import Selection
+from captrain.diagnosis import diagnose, publish_diagnosis
+from captrain.evaluation import Bootstrap, statistics
+from captrain.interop import read_logs
+from captrain.interop.logs import document
+from captrain.interop.logs.document import JsonDocument
+from captrain.records import Rollout, Spool, Task, publish
+from captrain.reporting.pages import build, shards
+
+ROOT = Path(__file__).parents[1]
+LIBRARY = ROOT / "tests/logs/library.json"
+LIMITS = Selection(delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, resamples=200)
+sys.path.insert(0, str(ROOT / "scripts"))
+import bench_growth  # noqa: E402  (a script, not a module of the package)
+
+
+def prepared(size: int, folder: Path) -> Path:
+    """A chat log of so many rollouts, made as the benchmark makes its own."""
+    folder.mkdir()
+    bench_growth.prepare_chats(size, folder)
+    return folder / "log.jsonl"
+
+
+def test_exponents_are_slopes_over_the_larger_half_of_the_sizes() -> None:
+    sizes = bench_growth.sizes(3200, 6)
+    assert sizes == [100, 200, 400, 800, 1600, 3200]
+    costs = [bench_growth.Cost(size, 5.0 if size < 800 else size**2 / 1e4, 200.0) for size in sizes]
+    assert bench_growth.exponent(costs, lambda cost: cost.seconds) == pytest.approx(2)
+    assert bench_growth.exponent(costs, lambda cost: cost.memory) == pytest.approx(0)
+
+
+@pytest.mark.slow
+def test_the_benchmark_measures_every_growth_and_prints_a_row_of_each() -> None:
+    command = [sys.executable, "scripts/bench_growth.py", "--largest", "40", "--steps", "2"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in done.stdout.splitlines() if "│" in line]
+    assert [row[0] for row in rows] == [f"{name}, {measure.unit}" for name, measure in bench_growth.MEASURES.items()]
+    for _, first, last, *numbers in rows:
+        assert (int(first), int(last)) == (40, 40) and len(numbers) == 6
+
+
+def test_a_measure_that_fails_ends_the_benchmark_with_what_it_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = bench_growth.Measure("chat log", "rollouts", 2, bench_growth.prepare_chats, command=("diagnose", "none"))
+    with pytest.raises(SystemExit, match="chat log at 2: exit status 2"):
+        bench_growth.measure_once(broken, 2)
+
+
+def test_records_are_published_as_they_come_and_spooled_ones_are_read_one_by_one(tmp_path: Path) -> None:
+    most = 0
+
+    def rollouts() -> Iterator[Rollout]:
+        nonlocal most
+        for number in range(50):
+            most = max(most, alive())
+            task = Task(id=f"t{number}", split="discovery", data={})
+            yield Rollout(
+                id=f"r{number}",
+                environment="e",
+                task=task,
+                trial=0,
+                purpose="diagnosis",
+                policy="p",
+                messages=[],
+                outcome="failed",
+            )
+
+    publish(tmp_path / "a.jsonl", rollouts())
+    spool = Spool(Rollout)
+    for rollout in rollouts():
+        spool.add(rollout)
+    del rollout
+    for twice in range(2):
+        for number, rollout in enumerate(spool):
+            most = max(most, alive())
+            assert rollout.id == f"r{number}", twice
+    publish(tmp_path / "b.jsonl", spool)
+    assert len(spool) == 50 and most < 5
+    assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "b.jsonl").read_bytes()
+
+
+def alive() -> int:
+    """Rollouts that are in memory now."""
+    return sum(type(thing) is Rollout for thing in gc.get_objects())
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 7, 1 << 10])
+def test_a_document_read_in_pieces_is_the_document(chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(document, "CHUNK", chunk)
+    value = json.loads(LIBRARY.read_text()) | {"number": 123456789, "text": 'é"\\ \u2028 \U0001f600', "none": None}
+    value |= {"empty": [], "last": -1.5e10}
+    path = tmp_path / "a.json"
+    for text in (json.dumps(value), json.dumps(value, indent=2, ensure_ascii=False), "\ufeff" + json.dumps(value)):
+        path.write_text(text, encoding="utf-8")
+        whole = JsonDocument(path, ("simulations", "empty", "number"))
+        lists = {name: [*whole.elements(name)] for name in ("simulations", "empty")}
+        assert whole.members | lists == value
+        assert whole.counts == {"simulations": len(value["simulations"]), "empty": 0}
+
+
+@pytest.mark.parametrize(
+    "text", ['{"simulations": [1, 2', '{"simulations": [1 2]}', '{"a": 1} 2', '{"a" 1}', "{1: 2}", ""]
+)
+def test_a_damaged_document_is_refused_before_anything_is_taken_from_it(text: str, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(ValueError):
+        JsonDocument(tmp_path / "a.json", ("simulations",))
+
+
+def test_a_vocabulary_leaves_no_value_out_that_a_text_says() -> None:
+    draw = random.Random(0)
+    pieces = ["#W12", "w12", "3.50", "$3.50", "3", "50", "é", "ÉTÉ", "a-b", "-", "--", "order 7", "#12", "İ", "_x", "x"]
+    values = [*dict.fromkeys(" ".join(draw.choices(pieces, k=draw.randint(1, 3))) for _ in range(300))]
+    vocabulary = Vocabulary(values)
+    for _ in range(300):
+        text = draw.choice(["", "so: "]) + draw.choice([" ", ", ", "", "#"]).join(draw.choices(pieces, k=6))
+        near = vocabulary.near(text)
+        assert [value for value in near if says(text, value)] == [value for value in values if says(text, value)]
+        assert len(near) < len(values)
+
+
+def test_labels_of_rollouts_on_disk_are_those_of_rollouts_in_memory(tmp_path: Path) -> None:
+    logs = read_logs([prepared(120, tmp_path / "log")])
+    candidates, rows = label_runs(ProgrammaticAnalyst(), [*logs.rollouts], logs.tools, 10, 3)
+    streamed = label_streamed(logs.rollouts, logs.tools, 10, 3)
+    assert streamed.candidates == candidates and [*streamed.rows] == rows and len(streamed.rows) == len(rows)
+    by_verdicts = select_by_verdicts(streamed.verdicts, candidates, LIMITS, 4, 0)
+    assert by_verdicts == select(rows, candidates, LIMITS, 4, 0)
+
+
+def test_resamples_are_the_same_however_many_are_drawn_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    logs = read_logs([prepared(80, tmp_path / "log")])
+    streamed = label_streamed(logs.rollouts, logs.tools, 10, 0)
+    values = np.random.default_rng(0).integers(5, size=(2, 80)) / 4
+    values[1, 3] = math.nan
+    whole = select_by_verdicts(streamed.verdicts, streamed.candidates, LIMITS, 4, 0)
+    intervals = [Bootstrap(80, 500, 0.95, 7).interval(row) for row in values]
+    monkeypatch.setattr(selection_rule, "CHUNK", 250)
+    monkeypatch.setattr(statistics, "CHUNK", 250)
+    assert select_by_verdicts(streamed.verdicts, streamed.candidates, LIMITS, 4, 0) == whole
+    assert Bootstrap(80, 500, 0.95, 7).intervals([*values]) == intervals
+
+
+def test_the_memory_of_a_diagnosis_does_not_grow_with_the_log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(selection_rule, "CHUNK", 1 << 12)
+    monkeypatch.setattr(statistics, "CHUNK", 1 << 12)
+    peaks = {}
+    for size in (80, 160, 640):  # the first imports what is imported on the way
+        path = prepared(size, tmp_path / str(size))
+        tracemalloc.start()
+        diagnosis = diagnose(read_logs([path]), LIMITS, runs=10, count=4, seed=0)
+        publish_diagnosis(diagnosis, tmp_path / f"out-{size}")
+        peaks[size] = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert len(diagnosis.logs.rollouts) == size
+        del diagnosis
+    # A rollout takes some 20 kB: 480 more of them 10 MB, and a byte for each candidate and each run 10 kB.
+    assert peaks[640] - peaks[160] < 300_000
+
+
+def test_what_a_diagnosis_leaves_out_is_counted_and_the_first_of_it_listed(tmp_path: Path) -> None:
+    path = prepared(40, tmp_path / "log")
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    silent = [{"role": "user", "content": "###STOP###"}, {"role": "assistant", "content": "Hello?"}]
+    faults = [
+        json.dumps(row | {"messages": silent, "task_id": f"fault-{number}"}) for number, row in enumerate(rows * 6)
+    ]
+    path.write_text("\n".join([*map(json.dumps, rows), *faults, *["{"] * 230]) + "\n")
+    publish_diagnosis(diagnose(read_logs([path]), LIMITS, runs=2, count=4, seed=0), tmp_path / "out")
+    report = (tmp_path / "out/report.md").read_text()
+    assert "240 rollouts of infrastructure or simulator faults are not contrasted" in report
+    assert report.count("the user stopped before it stated a request") == 200 and "- and 40 more" in report
+    assert "230 entries could not be read" in report and "- and 30 more" in report
+
+
+def test_a_report_has_few_rollouts_in_memory_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    most, add = 0, shards._Shard.add
+
+    def counted(shard: shards._Shard, rollout: Rollout, points: list[shards.Mark]) -> None:
+        nonlocal most
+        most = max(most, alive())
+        add(shard, rollout, points)
+
+    monkeypatch.setattr(shards._Shard, "add", counted)
+    bench_growth.prepare_project(400, tmp_path)
+    gc.collect()
+    before = alive()
+    build(tmp_path, tmp_path / "report")
+    text = (tmp_path / "report/data/rows.js").read_text()
+    table = json.loads(text[text.index("(") + 1 : text.rindex(")")])
+    assert len(table["columns"]["id"]) == 400 and len({*table["columns"]["id"]}) == 400
+    # The examples of each capability's page, and the rollout that is written.
+    assert 0 < most - before < 80
+    shutil.rmtree(tmp_path / "report")
