@@ -10,6 +10,8 @@ call and never at one with it, so the tasks are those that need neither a user's
 
 import argparse
 import os
+import subprocess
+import sys
 import tempfile
 import time
 import warnings
@@ -236,7 +238,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Rollouts per CPU-second of our engine beside stock TRL generation.")
     parser.add_argument("--model", type=Path, default=BASE, help="folder of a model of the base stage")
     parser.add_argument("--write", action="store_true", help="write results/bench.json (not kept in git)")
-    options = parser.parse_args()
+    parser.add_argument(
+        "--growth", action="store_true", help="how time and memory grow instead; takes --only, --largest"
+    )
+    options, further = parser.parse_known_args()
+    if options.growth:
+        # Of its own: a process begins with the peak memory of the one that starts it.
+        growth = Path(__file__).with_name("bench_growth.py")
+        raise SystemExit(subprocess.run([sys.executable, str(growth), *further]).returncode)
+    parser.parse_args()
     warnings.filterwarnings("ignore")
     hf_logging.disable_progress_bar()
     torch.set_num_threads(1)

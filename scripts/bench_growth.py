@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SHIPPED = ROOT / "docs/examples/servicedesk.jsonl"
 MOST = 1.1
 """The largest exponent that is called linear: what is constant bends a line, and caches fill."""
-STEPS = 6
+STEPS = 8
 TRIALS = 4
 RUNS = 10
 SEED = 0
@@ -61,10 +61,14 @@ def sizes(largest: int, steps: int = STEPS) -> list[int]:
     return [max(1, largest >> (steps - step - 1)) for step in range(steps)]
 
 
+def larger_half(costs: Sequence[Cost]) -> Sequence[Cost]:
+    """The costs that an exponent is read off: two at least."""
+    return costs[len(costs) // 2 :] if len(costs) > 2 else costs
+
+
 def exponent(costs: Sequence[Cost], value: Callable[[Cost], float]) -> float:
     """Slope of the logarithms over the larger half of the sizes."""
-    half = costs[len(costs) // 2 :]
-    points = [(math.log(cost.size), math.log(value(cost))) for cost in half]
+    points = [(math.log(cost.size), math.log(value(cost))) for cost in larger_half(costs)]
     centre = [sum(axis) / len(points) for axis in zip(*points, strict=True)]
     spread = sum((x - centre[0]) ** 2 for x, _ in points)
     return sum((x - centre[0]) * (y - centre[1]) for x, y in points) / spread if spread else math.nan
@@ -352,7 +356,8 @@ MEASURES = {
 
 
 def measure_once(measure: Measure, size: int) -> Cost:
-    """Prepare in one process, measure another, by what the system says of it when it has ended.
+    """Prepare in one process, measure another, by what the system says of it when it has ended. Its peak memory is no
+    less than this process had when it started it, so that nothing large is imported here.
 
     Raises:
         SystemExit: it failed.
@@ -393,7 +398,7 @@ def table(costs: dict[str, list[Cost]]) -> Table:
     for name in ("from", "to", "CPU s", "CPU s", "exponent", "MiB", "MiB", "exponent"):
         grid.add_column(name, justify="right")
     for name, row in costs.items():
-        first, last = row[len(row) // 2], row[-1]
+        first, *_, last = larger_half(row)
         grid.add_row(
             f"{name}, {MEASURES[name].unit}",
             *(f"{cost.size:,}" for cost in (first, last)),
