@@ -46,13 +46,13 @@ def script(name: str) -> ModuleType:
     return module
 
 
-bench_growth = script("bench_growth")
+growth_measures, bench_growth = script("growth_measures"), script("bench_growth")
 
 
 def prepared(size: int, folder: Path) -> Path:
     """A chat log of so many rollouts, made as the benchmark makes its own."""
     folder.mkdir()
-    bench_growth.prepare_chats(size, folder)
+    growth_measures.prepare_chats(size, folder)
     return folder / "log.jsonl"
 
 
@@ -70,13 +70,15 @@ def test_the_benchmark_measures_every_growth_and_prints_a_row_of_each() -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in done.stdout.splitlines() if "│" in line]
-    assert [row[0] for row in rows] == [f"{name}, {measure.unit}" for name, measure in bench_growth.MEASURES.items()]
+    assert [row[0] for row in rows] == [f"{name}, {measure.unit}" for name, measure in growth_measures.MEASURES.items()]
     for _, first, last, *numbers in rows:
         assert (int(first), int(last)) == (20, 40) and all(math.isfinite(float(number)) for number in numbers)
 
 
 def test_a_measure_that_fails_ends_the_benchmark_with_what_it_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = bench_growth.Measure("chat log", "rollouts", 2, bench_growth.prepare_chats, command=("diagnose", "none"))
+    broken = growth_measures.Measure(
+        "chat log", "rollouts", 2, growth_measures.prepare_chats, command=("diagnose", "none")
+    )
     with pytest.raises(SystemExit, match="chat log at 2: exit status 2"):
         bench_growth.measure_once(broken, 2)
 
@@ -218,7 +220,7 @@ def test_a_report_has_few_rollouts_in_memory_at_once(monkeypatch: pytest.MonkeyP
         add(shard, rollout, points)
 
     monkeypatch.setattr(shards._Shard, "add", counted)
-    bench_growth.prepare_project(400, tmp_path)
+    growth_measures.prepare_project(400, tmp_path)
     gc.collect()
     before = alive()
     build(tmp_path, tmp_path / "report")
