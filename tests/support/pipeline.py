@@ -1,0 +1,35 @@
+"""The pipeline without DVC: its stages one after the other in one process, which imports torch once for all of them.
+
+    python -m support.pipeline FOLDER
+
+plays a project's stages in a process of its own, as a test needs that sets what is read when a process starts.
+"""
+
+import sys
+from pathlib import Path
+
+import yaml
+from support.training import ROOT, stage
+
+
+def make_project(folder: Path, *overrides: str, experiment: str = "smoke", seed: int = 0) -> Path:
+    """A project in which nothing has run: the configuration, stages and pipeline of this checkout, linked, and a
+    choice of its own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("conf", "stages", "dvc.yaml"):
+        (folder / name).symlink_to(ROOT / name)
+    choice = {"experiment": experiment, "seed": seed, "overrides": list(overrides)}
+    (folder / "params.yaml").write_text(yaml.safe_dump(choice))
+    return folder
+
+
+def run_stages(folder: Path, *names: str) -> None:
+    """Run stages of a project's pipeline in this process, without names all of them, in the order of its dvc.yaml."""
+    stages = yaml.safe_load((folder / "dvc.yaml").read_text())["stages"]
+    for name in names or stages:
+        status = stage(folder, name)
+        assert status == 0, f"stage {name} ended with {status}"
+
+
+if __name__ == "__main__":
+    run_stages(Path(sys.argv[1]), *sys.argv[2:])
