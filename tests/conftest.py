@@ -1,11 +1,15 @@
 """What several tests share: a tiny model with random weights, and an environment that needs no skill to be rewarded."""
 
+import gc
+import importlib
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.letters import LETTERS
+from support.warm import Server, warm_commands
 
 from captrain.contract import Target
 from captrain.records import Task
@@ -17,9 +21,25 @@ LONGEST = ("test_pipeline.py", "test_slurm.py", "test_sweep.py", "test_distribut
 """Minutes each."""
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Start the server of warm processes, unless whoever started this process has."""
+    if not hasattr(config, "workerinput"):
+        folder = tempfile.TemporaryDirectory()
+        server = Server(Path(folder.name))
+        config.add_cleanup(folder.cleanup)
+        config.add_cleanup(server.stop)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files first, so that workers which take a file at a time end at about the same time."""
     items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
+
+
+def pytest_collection_finish() -> None:
+    """Leave what the modules of the tests have imported out of every search for garbage: libraries ask for these after
+    each training and each correction, and they would go through all that pytest has ever loaded."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
@@ -37,7 +57,16 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "tiny"
     build_model(tokenizer, size, seed=0).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    importlib.import_module("trl.trainer.grpo_trainer")  # what trains it: a part of what is loaded for good
+    gc.collect()
+    gc.freeze()
     return folder
+
+
+@pytest.fixture(scope="session")
+def warm() -> Path:
+    """Folder of the commands `python`, `dvc` and `captrain`, whose processes have their libraries at once."""
+    return warm_commands()
 
 
 @pytest.fixture

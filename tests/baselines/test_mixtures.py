@@ -236,7 +236,9 @@ def test_stages_that_are_not_wanted_leave_empty_files_and_load_nothing(tiny: Pat
         assert (folder / f"results/{name}/history.csv").read_text().count("\n") == 1
 
 
-def test_a_killed_stage_of_several_environments_resumes_to_the_identical_adapter(tiny: Path, tmp_path: Path) -> None:
+def test_a_killed_stage_of_several_environments_resumes_to_the_identical_adapter(
+    tiny: Path, tmp_path: Path, warm: Path
+) -> None:
     def made(name: str) -> Path:
         folder = project(tmp_path / name, tiny, "alpha", "beta", more=["baselines.mixed.run=true"])
         spent = {"rollouts": [entry("rollouts", 8)], "environments": [], "adapters": [entry("adapters", 44, "alpha")]}
@@ -245,7 +247,7 @@ def test_a_killed_stage_of_several_environments_resumes_to_the_identical_adapter
         return folder
 
     killed, undisturbed = made("killed"), made("undisturbed")
-    kill(killed, "mixed")
+    kill(killed, "mixed", warm)
     assert stage(killed, "mixed") == stage(undisturbed, "mixed") == 0
     assert published(killed, "mixed") == published(undisturbed, "mixed")
     index = json.loads((killed / "results/mixed/index.json").read_text())

@@ -299,9 +299,9 @@ def test_a_baseline_ends_where_its_job_does(root: Path, start: Start, stage: str
 
 
 @pytest.mark.slow
-def test_what_a_training_leaves_is_what_is_read(tmp_path: Path, tiny: Path) -> None:
+def test_what_a_training_leaves_is_what_is_read(tmp_path: Path, tiny: Path, warm: Path) -> None:
     folder = project(tmp_path / "project", tiny, "alpha")
-    kill(folder, "adapters")
+    kill(folder, "adapters", warm)
     [(fact, _)] = Progress(folder).of("adapters", 0.0)
     assert re.match(
         r"training alpha: step \d+, \d+ of 48 rollouts, mean reward [\d.]+, pass rate [\d.]+, informa", fact

@@ -8,6 +8,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from support.warm import warm_commands
+
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(?:bash|sh|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -44,7 +46,7 @@ def run_command(line: str, folder: Path, columns: int = 120) -> subprocess.Compl
     words = shlex.split(line.removeprefix(".venv/bin/"))
     environment = {
         **os.environ,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PATH": os.pathsep.join([str(warm_commands()), str(Path(sys.executable).parent), os.environ["PATH"]]),
         "PYTHONPATH": str(ROOT / "src"),
         "COLUMNS": str(columns),
         "DVC_NO_ANALYTICS": "1",

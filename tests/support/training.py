@@ -5,14 +5,13 @@ import os
 import runpy
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from support.letters import LETTERS
+from support.warm import ADDRESS, start
 
 from captrain.config import compose_spec, publish_spec
 from captrain.config.components import Component
@@ -111,15 +110,18 @@ def published(folder: Path, name: str = "adapters") -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths if path.is_file()}
 
 
-def kill(folder: Path, name: str, **environment: str) -> None:
-    """Run a stage in a process of its own, and kill it when its training has left a checkpoint and is not over."""
-    running = subprocess.Popen(
-        [sys.executable, f"stages/{name}.py"], cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        env={**os.environ, **environment},
-    )  # fmt: skip
+def kill(folder: Path, name: str, warm: Path, *paths: Path) -> None:
+    """Run a stage in a process of its own, and kill it when its training has left a checkpoint and is not over.
+
+    Args:
+        warm: the fixture.
+        paths: further ones on which the stage finds modules.
+    """
+    imported = os.pathsep.join([*map(str, paths), os.environ.get("PYTHONPATH", "")])
+    running = start(warm / ADDRESS, [f"stages/{name}.py"], folder, {**os.environ, "PYTHONPATH": imported})
     deadline = time.monotonic() + 180
     while not list(folder.glob(".cache/adapters/*/checkpoints/checkpoint-*/history.json")):
-        assert running.poll() is None and time.monotonic() < deadline
+        assert running.alive() and time.monotonic() < deadline
         time.sleep(0.005)
     os.kill(running.pid, signal.SIGKILL)
     assert running.wait() == -signal.SIGKILL

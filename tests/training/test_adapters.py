@@ -162,9 +162,9 @@ def test_what_training_went_on_from_is_removed_even_if_it_was_cut_off_after_its_
         assert train(job(tiny, environment)).digest == trained.digest and not checkpoints.exists()
 
 
-def test_a_killed_stage_resumes_to_the_identical_adapter(tiny: Path, tmp_path: Path) -> None:
+def test_a_killed_stage_resumes_to_the_identical_adapter(tiny: Path, tmp_path: Path, warm: Path) -> None:
     killed = project(tmp_path / "killed", tiny, "letters")
-    kill(killed, "adapters")
+    kill(killed, "adapters", warm)
     assert stage(killed, "adapters") == 0
     undisturbed = project(tmp_path / "undisturbed", tiny, "letters")
     assert stage(undisturbed, "adapters") == 0

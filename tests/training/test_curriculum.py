@@ -210,15 +210,13 @@ def test_without_pairs_single_environments_do_and_without_any_there_is_no_job(ti
     assert curriculum_jobs(chosen, folder, SPENT) == [] == build(one.trainer, GRPO).jobs(chosen, folder)
 
 
-def test_a_ramp_killed_on_the_way_resumes_to_the_identical_adapter(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_ramp_killed_on_the_way_resumes_to_the_identical_adapter(tiny: Path, tmp_path: Path, warm: Path) -> None:
     """Through the adapters stage, whose one adapter it then is."""
     killed, undisturbed = (
         rampable(tmp_path / name, tiny, "trainer=curriculum", "trainer.window=8", "adapters.rollouts=40")
         for name in ("killed", "undisturbed")
     )
-    kill(killed, "adapters", PYTHONPATH=str(Path(__file__).parents[1]))
+    kill(killed, "adapters", warm, Path(__file__).parents[1])
     assert stage(killed, "adapters") == stage(undisturbed, "adapters") == 0
     assert published(killed) == published(undisturbed)
     index = json.loads((killed / "results/adapters/index.json").read_text())

@@ -30,11 +30,21 @@ from captrain.training.processes import configuration
 from captrain.training.recipe import GRPO
 from captrain.training.runs import train
 
+PYTHON = sys.executable
 HINT = '    def hint(self, task):\n        return "Say letters."\n\n    def tasks'
 SCORE = "    def score(self, task, messages):\n"
 BROKEN = '        import os\n        assert os.environ.get("RANK") != "1", "broken"\n'
 BUDGET = 20
 """Two steps and a half: in the last one only the first process has rollouts of its own."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def warm_processes(warm: Path) -> Iterator[None]:
+    """Processes have their libraries at once, those of `accelerate launch` too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", str(warm / "python"))
+        patch.setenv("PYTHON_EXEC", str(warm / "python"))
+        yield
 
 
 def on(**settings: Any) -> Machine:
@@ -140,12 +150,15 @@ def until(true: Any, seconds: float = 120.0) -> None:
 
 @pytest.mark.slow
 def test_processes_end_with_their_starter_and_their_successors_go_on_from_the_checkpoint(
-    job: Job, shared: Trained, tmp_path: Path
+    job: Job, shared: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start = replace(job, machine=two("fsdp"))
     (tmp_path / "job.pkl").write_bytes(pickle.dumps(start))
     script = "import pickle, captrain.training.runs as a; a.train(pickle.load(open('job.pkl', 'rb')))"
-    running = subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path, stderr=subprocess.DEVNULL)
+    # Which process ends which is the point: nothing stands between them.
+    with monkeypatch.context() as patch:
+        patch.delenv("PYTHON_EXEC")
+        running = subprocess.Popen([PYTHON, "-c", script], cwd=tmp_path, stderr=subprocess.DEVNULL)
     until(lambda: [*tmp_path.glob(".cache/adapters/*/checkpoints-*/checkpoint-1/history.json")])
     [workspace] = tmp_path.glob(".cache/adapters/*")
     assert len(processes(workspace.name)) >= 3
