@@ -2,7 +2,10 @@
 
 import gc
 import importlib
+import io
 import os
+import subprocess
+import tarfile
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -67,6 +70,16 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def warm() -> Path:
     """Folder of the commands `python`, `dvc` and `captrain`, whose processes have their libraries at once."""
     return warm_commands()
+
+
+@pytest.fixture(scope="session")
+def committed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The commit that is checked out, without what has been changed or run in this folder since."""
+    root, folder = Path(__file__).parent.parent, tmp_path_factory.mktemp("committed")
+    archive = subprocess.run(["git", "archive", "HEAD"], cwd=root, capture_output=True, check=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+        files.extractall(folder, filter="data")
+    return folder
 
 
 @pytest.fixture

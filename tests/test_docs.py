@@ -91,13 +91,18 @@ def table_of(page: str, head: str) -> list[list[str]]:
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What is committed, and rollouts where the pipeline leaves them: those of the file that ships."""
+def project(tmp_path_factory: pytest.TempPathFactory, committed: Path) -> Path:
+    """The code and pages that are here, the results that are committed, and rollouts where the pipeline leaves them:
+    those of the file that ships."""
     root = tmp_path_factory.mktemp("project")
-    for name in ("conf", "docs", "results", "src", "stages"):
+    for name in ("conf", "docs", "scripts", "src", "stages"):
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("params.yaml", "dvc.yaml", "dvc.lock", "pyproject.toml"):
+    shutil.copytree(committed / "results", root / "results")
+    for name in ("params.yaml", "dvc.yaml", "pyproject.toml", "mkdocs.yml", "LICENSE", "Makefile"):
         shutil.copy(ROOT / name, root)
+    for page in ROOT.glob("*.md"):
+        shutil.copy(page, root)
+    shutil.copy(committed / "dvc.lock", root)
     (root / ".dvc").mkdir()
     shutil.copy(ROOT / ".dvc/config", root / ".dvc")
     subprocess.run(["git", "init", "-q"], cwd=root, check=True)
@@ -188,19 +193,19 @@ def test_the_rooms_on_the_page_stand_in_the_layers_that_hold_imports() -> None:
     assert listed == expected
 
 
-def test_the_pages_build_without_a_warning_and_a_reader_fetches_nothing(tmp_path: Path) -> None:
+def test_the_pages_build_without_a_warning_and_a_reader_fetches_nothing(project: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
-    done = run_command(f"mkdocs build --strict --quiet --site-dir {site}", ROOT)
+    done = run_command(f"mkdocs build --strict --quiet --site-dir {site}", project)
     assert done.returncode == 0, done.stderr
     pages = {page.name: page.read_text() for page in site.glob("*.html")}
     assert {page.with_suffix(".html").name for page in (ROOT / "docs").glob("*.md")} <= set(pages)
     for text in pages.values():
         assert re.findall(r"<(?:script|img|link)[^>]+(?:src|href)=.?https?:", text) == []
-    assert (site / "results/figures/main.png").read_bytes() == (ROOT / "results/figures/main.png").read_bytes()
+    assert (site / "results/figures/main.png").read_bytes() == (project / "results/figures/main.png").read_bytes()
 
 
-def test_the_differences_on_the_page_of_findings_are_those_of_the_table() -> None:
-    with (ROOT / "results/replicates/differences.csv").open(newline="") as file:
+def test_the_differences_on_the_page_of_findings_are_those_of_the_table(committed: Path) -> None:
+    with (committed / "results/replicates/differences.csv").open(newline="") as file:
         rows = [[float(row[name]) for name in ("difference", "low", "high")] for row in csv.DictReader(file)]
     recorded = {tuple(f"{value:.3f}" for value in row) for row in rows}
     recorded |= {tuple(f"{-value:.3f}" for value in (difference, high, low)) for difference, low, high in rows}

@@ -137,9 +137,9 @@ def test_a_written_file_says_what_it_is_for_and_other_attempts_have_other_tasks(
     assert len(set(splits)) == 3
 
 
-def test_the_files_of_the_results_are_what_the_templates_write_to_the_byte() -> None:
+def test_the_files_of_the_results_are_what_the_templates_write_to_the_byte(committed: Path) -> None:
     """Templates of other capabilities and of pairs change nothing of those whose results lie there."""
-    results = Path(__file__).parents[2] / "results"
+    results = committed / "results"
     known = {one.id: one for one in load_records(results / "capabilities/capabilities.jsonl", Capability)}
     earned = read_passports(results / "environments")
     assert earned and {*earned} <= {*FAMILIES}

@@ -334,13 +334,13 @@ def test_adapters_trained_as_jobs_are_those_trained_here_though_one_is_preempted
 
 
 @pytest.fixture(scope="module")
-def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def smoke(tmp_path_factory: pytest.TempPathFactory, committed: Path) -> Path:
     """A project of experiment smoke with a base of little training, and two environments of this repository."""
     folder = tmp_path_factory.mktemp("smoke")
     chosen = compose_spec("smoke", 0, SMALL, ROOT / "conf")
     publish_spec(chosen, folder / "results/spec.yaml")
     train_base(chosen.base, chosen.seed, folder / "artifacts/base", lambda batches: batches)
-    for path in sorted((ROOT / "results/environments").iterdir()):
+    for path in sorted((committed / "results/environments").iterdir()):
         if path.stem.partition(".")[0] in ENVIRONMENTS:
             publish_text(folder / "results/environments" / path.name, path.read_text())
     return folder

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy.stats import ttest_1samp
+from support.warm import EXECUTABLE, warm_commands
 
 from captrain.config import Choice
 from captrain.evaluation.comparison import differences_over_seeds, rates_over_seeds, versus
@@ -219,9 +220,10 @@ def run(project: Path, *experiments: str) -> tuple[int, list[str], list[str]]:
     """Exit status, printed lines, and the stages that ran."""
     ran = project / "ran.txt"
     ran.unlink(missing_ok=True)
+    python = str(warm_commands() / "python")
     done = subprocess.run(
-        [sys.executable, "replicate.py", "--seeds", "0", "--experiments", *experiments], cwd=project,
-        env={**os.environ, "RAN": str(ran)}, capture_output=True, text=True, timeout=300,
+        [python, "replicate.py", "--seeds", "0", "--experiments", *experiments], cwd=project,
+        env={**os.environ, "RAN": str(ran), EXECUTABLE: python}, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     return done.returncode, done.stdout.splitlines(), ran.read_text().splitlines() if ran.exists() else []
 

@@ -17,7 +17,6 @@ from captrain.planning import assumptions, estimate, plan
 from captrain.records import load
 
 REPOSITORY = Path(__file__).parents[2]
-LEDGERS = [REPOSITORY / f"results/{stage}/ledger.jsonl" for stage in TRACE_STAGES]
 PAPER = ("experiment=paper_tau2", "seed=42")
 CALLS = "machine.asking.input_price=2.0", "machine.asking.output_price=10.0"
 SMALL = (*PAPER, "adapters.rollouts=128", "capabilities.count=1", "rollouts.tasks=32", "environments.rounds=1")
@@ -53,9 +52,9 @@ def printed(made: plan.Plan) -> str:
     return text.get()
 
 
-def test_the_rollouts_of_the_embedded_default_are_those_of_its_ledgers(spec: Compose) -> None:
+def test_the_rollouts_of_the_embedded_default_are_those_of_its_ledgers(spec: Compose, committed: Path) -> None:
     default = spec("selection.delta=0.2")
-    ledgers = {stage: REPOSITORY / f"results/{stage}/ledger.jsonl" for stage in (*TRACE_STAGES, *baselines())}
+    ledgers = {stage: committed / f"results/{stage}/ledger.jsonl" for stage in (*TRACE_STAGES, *baselines())}
     spent = {stage: load(path, LedgerEntry) for stage, path in ledgers.items() if path.exists()}
     real = {stage: sum(entry.rollouts for entry in entries) for stage, entries in spent.items() if entries}
     # How many attempts were needed is the one thing that no plan can know.
@@ -93,10 +92,11 @@ def test_what_does_not_run_costs_nothing(spec: Compose) -> None:
     assert "gepa" in stages(planned(spec(*nothing, "baselines.gepa.run=true")).low)
 
 
-def test_the_tokens_of_the_embedded_default_are_near_those_of_its_ledgers(spec: Compose) -> None:
+def test_the_tokens_of_the_embedded_default_are_near_those_of_its_ledgers(spec: Compose, committed: Path) -> None:
     """Of all that TRACE plays: the plan has one mean for a rollout, and trained agents write more than the base."""
     works = stages(planned(spec()).low)
-    entries = [entry for path in LEDGERS for entry in load(path, LedgerEntry)]
+    ledgers = [committed / f"results/{stage}/ledger.jsonl" for stage in TRACE_STAGES]
+    entries = [entry for path in ledgers for entry in load(path, LedgerEntry)]
     rollouts = sum(entry.rollouts for entry in entries)
     costs = [works[stage] for stage in TRACE_STAGES]
     for use, tokens in (("input", "prompt_tokens"), ("output", "completion_tokens")):

@@ -39,6 +39,8 @@ exec {python} -I -S {client} {address} {script} "$@"
 """
 """What is to be isolated has no libraries."""
 ADDRESS = "socket"
+EXECUTABLE = "PYTHON_EXEC"
+"""Names what these processes start further ones with, if they are to be such, too; `torch.distributed.run` reads it."""
 FOLDER = "CAPTRAIN_TESTS_WARM"
 """Names the folder of the server's commands to the workers of xdist, which share one."""
 
@@ -172,6 +174,7 @@ def take_place(words: list[str], folder: str, environment: dict[str, str], descr
 def become(words: list[str]) -> None:
     """Do as the interpreter does with these words: a script, -P and a script, or -m and a module, after -u or not."""
     words = words[words[0] == "-u" :]
+    sys.executable = os.environ.get(EXECUTABLE, sys.executable)
     kind, status = words[0], 0
     sys.argv = words[1:] if kind in ("-P", "-m") else words
     folder = {"-P": [], "-m": [os.getcwd()]}.get(kind, [str(Path(words[0]).resolve().parent)])

@@ -16,6 +16,7 @@ import pytest
 import yaml
 from support.training import ROOT, inside, weights
 from support.training import job as letters_job
+from support.warm import EXECUTABLE
 
 from captrain.config import compose_spec
 from captrain.config.components import Component, build
@@ -43,7 +44,7 @@ def warm_processes(warm: Path) -> Iterator[None]:
     """Processes have their libraries at once, those of `accelerate launch` too."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "executable", str(warm / "python"))
-        patch.setenv("PYTHON_EXEC", str(warm / "python"))
+        patch.setenv(EXECUTABLE, str(warm / "python"))
         yield
 
 
@@ -157,7 +158,7 @@ def test_processes_end_with_their_starter_and_their_successors_go_on_from_the_ch
     script = "import pickle, captrain.training.runs as a; a.train(pickle.load(open('job.pkl', 'rb')))"
     # Which process ends which is the point: nothing stands between them.
     with monkeypatch.context() as patch:
-        patch.delenv("PYTHON_EXEC")
+        patch.delenv(EXECUTABLE)
         running = subprocess.Popen([PYTHON, "-c", script], cwd=tmp_path, stderr=subprocess.DEVNULL)
     until(lambda: [*tmp_path.glob(".cache/adapters/*/checkpoints-*/checkpoint-1/history.json")])
     [workspace] = tmp_path.glob(".cache/adapters/*")
