@@ -157,6 +157,7 @@ def test_an_unknown_experiment_ends_the_process_with_status_2(workspace: Path) -
         ({"overrides": ["base.zzzz=1"]}, "known are base.model, base.hidden"),
         ({"overrides": ["policy.temprature=1.0"]}, "did you mean policy.temperature?"),
         ({"overrides": ["router=clasifier"]}, "did you mean classifier?"),
+        ({"overrides": ["hydra.job.name=x"]}, "there is no setting hydra.job.name"),
         ({"overrides": ["selection.delta"]}, "not of the form key=value"),
         ({"overrides": ["selection.delta: 0.1"]}, "not of the form key=value"),
         ({"overrides": ["~selection.delta"]}, "not of the form key=value"),

@@ -34,14 +34,24 @@ def compose_data(experiment: str, seed: int, overrides: Sequence[str], conf_dir:
         raise UserError(f"unknown experiment {experiment!r}", alternatives(experiment, groups["experiment"]))
     pairs = [_parsed(override, groups) for override in overrides]
     choices = [f"experiment={experiment}", f"seed={seed}", *(text for text, key in pairs if key in groups)]
-    data = _merged(conf_dir, choices)
-    if values := [(text, key) for text, key in pairs if key not in groups]:
-        settings = _dotted(data)
-        for text, key in values:
-            if key not in settings and not text.startswith("+"):
-                raise UserError(f"override {text!r}: there is no setting {key}", alternatives(key, settings))
+    values = [(text, key) for text, key in pairs if key not in groups]
+    try:
         data = _merged(conf_dir, [*choices, *(text for text, _ in values)])
+    except UserError:
+        _check_keys(values, _merged(conf_dir, choices))
+        raise
+    # Hydra takes settings of its own, too. What there is without the values takes as long again to compose.
+    if not {key for _, key in values} <= {*_dotted(data)}:
+        _check_keys(values, _merged(conf_dir, choices))
     return data
+
+
+def _check_keys(values: Sequence[tuple[str, str]], data: Mapping[str, object]) -> None:
+    """Refuse an override of a setting that is not there, unless it says that it adds it."""
+    settings = _dotted(data)
+    for text, key in values:
+        if key not in settings and not text.startswith("+"):
+            raise UserError(f"override {text!r}: there is no setting {key}", alternatives(key, settings))
 
 
 def _groups(conf_dir: Path) -> dict[str, list[str]]:
