@@ -81,7 +81,7 @@ def code_closure(start: Path) -> list[Path]:
             continue
         closure.add(path)
         if path.suffix == ".py":
-            queue += _references(path)
+            queue += _references(path, path.read_bytes())
         for room, protocol in PROTOCOLS.items():
             if path == PACKAGE / protocol:
                 queue += files_below(PACKAGE / room)
@@ -95,17 +95,22 @@ def _is_plain(path: Path) -> bool:
     return path.is_relative_to(PACKAGE) and path.relative_to(PACKAGE).parts[0] in PLAIN
 
 
-def _references(path: Path) -> Iterator[Path]:
-    """The files of this package that a module imports, and those that it names in its strings."""
-    for node in ast.walk(ast.parse(path.read_bytes())):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield from _imported(alias.name, "")
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            for alias in node.names:
-                yield from _imported(node.module, alias.name)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "/" in node.value[:200]:
-            yield from _data(node.value)
+@cache
+def _references(path: Path, text: bytes) -> list[Path]:
+    """The files of this package that a module of this text imports, and those that it names in its strings."""
+    return [reference for node in ast.walk(ast.parse(text, str(path))) for reference in _named(node)]
+
+
+def _named(node: ast.AST) -> Iterator[Path]:
+    """The files that a part of a module names."""
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            yield from _imported(alias.name, "")
+    elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        for alias in node.names:
+            yield from _imported(node.module, alias.name)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "/" in node.value[:200]:
+        yield from _data(node.value)
 
 
 def _imported(module: str, name: str) -> Iterator[Path]:
