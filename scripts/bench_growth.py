@@ -118,6 +118,8 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--prepare", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--work", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
+    if options.steps < 2:
+        parser.error("an exponent takes two sizes at least")
     if options.prepare:
         name, size, folder = options.prepare
         MEASURES[name].prepare(int(size), Path(folder))
