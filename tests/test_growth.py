@@ -7,6 +7,7 @@ import gc
 import importlib.util
 import json
 import math
+import os
 import random
 import shutil
 import subprocess
@@ -18,6 +19,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from support.warm import EXECUTABLE, warm_commands
 
 from captrain.capabilities import ProgrammaticAnalyst, label_runs, label_streamed, select, select_by_verdicts
 from captrain.capabilities import selection as selection_rule
@@ -66,8 +68,10 @@ def test_exponents_are_slopes_over_the_larger_half_of_the_sizes() -> None:
 
 @pytest.mark.slow
 def test_the_benchmark_measures_every_growth_and_prints_a_row_of_each() -> None:
-    command = [sys.executable, "scripts/bench_growth.py", "--largest", "40", "--steps", "2"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    python = str(warm_commands() / "python")
+    command = [python, "scripts/bench_growth.py", "--largest", "40", "--steps", "2"]
+    environment = {**os.environ, EXECUTABLE: python}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in done.stdout.splitlines() if "│" in line]
     assert [row[0] for row in rows] == [f"{name}, {measure.unit}" for name, measure in growth_measures.MEASURES.items()]

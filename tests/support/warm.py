@@ -183,7 +183,7 @@ def become(words: list[str]) -> None:
         if kind == "-m":
             runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
         else:
-            runpy.run_path(sys.argv[0], run_name="__main__")
+            runpy.run_path(str(Path(sys.argv[0]).absolute()), run_name="__main__")
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
         if isinstance(end.code, str):
