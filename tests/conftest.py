@@ -1,10 +1,13 @@
-"""What several tests share: a tiny model with random weights, and an environment that needs no skill to be rewarded."""
+"""What several tests share: a tiny model with random weights, an environment that needs no skill to be rewarded, a
+pipeline that has run, and the command line."""
 
 import gc
 import importlib
 import io
 import os
+import shutil
 import subprocess
+import sys
 import tarfile
 import tempfile
 from collections.abc import Callable
@@ -12,8 +15,10 @@ from pathlib import Path
 
 import pytest
 from support.letters import LETTERS
+from support.pipelines import Captrain, finished_pipeline
 from support.warm import Server, warm_commands
 
+from captrain.cli import app
 from captrain.contract import Target
 from captrain.records import Task
 
@@ -101,3 +106,31 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[Task]:
     open_ = Target.open
     monkeypatch.setattr(Target, "open", lambda self, task, key="": (tasks.append(task), open_(self, task, key))[1])
     return tasks
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pipeline that has run, all committed. Copied for each test."""
+    return finished_pipeline(tmp_path_factory.mktemp("finished"))
+
+
+@pytest.fixture
+def pipeline(finished: Path, tmp_path: Path) -> Path:
+    """A copy of `finished`."""
+    return shutil.copytree(finished, tmp_path / "project", symlinks=True)
+
+
+@pytest.fixture
+def captrain(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Captrain:
+    """Run `captrain ARGUMENTS` in a folder; gives exit status, stdout and stderr."""
+
+    def run(folder: Path, *arguments: str) -> tuple[int, str, str]:
+        monkeypatch.chdir(folder)
+        monkeypatch.setenv("COLUMNS", "200")
+        monkeypatch.setattr(sys, "argv", ["captrain", *arguments])
+        with pytest.raises(SystemExit) as end:
+            app.main()
+        said = capsys.readouterr()
+        return int(end.value.code or 0), said.out, said.err
+
+    return run

@@ -46,7 +46,7 @@ COVERED = {
     "captrain status": "tests/cli/test_cli.py::test_status_of_a_finished_pipeline_has_nothing_to_do",
     "captrain validate": "tests/environments/test_passport.py::"
     "test_validate_prints_the_sandbox_and_every_check_and_writes_passport_and_page",
-    "captrain verify": "tests/cli/test_cli.py::test_verify_holds_for_what_was_run_and_committed",
+    "captrain verify": "tests/monitoring/test_verification.py::test_verify_holds_for_what_was_run_and_committed",
     "captrain-sweep -m +study=": "tests/experiments/test_sweep.py::"
     "test_a_study_names_its_table_shares_points_and_yields_to_what_is_given",
     "captrain-sweep -m selection": "tests/experiments/test_sweep.py::"

@@ -1,46 +1,17 @@
 """The command line through its entry point, on results and a pipeline made by hand."""
 
-import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import yaml
+from support.pipelines import MAKE, READ, Captrain
 
-from captrain.cli import app
 from captrain.contract import tool_call
-from captrain.monitoring.versions import difference
 from captrain.records import Capability, Message, Rollout, Score, Task, publish, publish_json, publish_text
 from captrain.reporting.divergence import divergence
-
-REPOSITORY = Path(__file__).parents[2]
-GIT = {
-    **dict.fromkeys(("GIT_AUTHOR_NAME", "GIT_COMMITTER_NAME"), "nobody"),
-    **dict.fromkeys(("GIT_AUTHOR_EMAIL", "GIT_COMMITTER_EMAIL"), "nobody@example.org"),
-    **dict.fromkeys(("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"), os.devnull),
-}
-
-Captrain = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def captrain(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Captrain:
-    """Run `captrain ARGUMENTS` in a folder; gives exit status, stdout and stderr."""
-
-    def run(folder: Path, *arguments: str) -> tuple[int, str, str]:
-        monkeypatch.chdir(folder)
-        monkeypatch.setenv("COLUMNS", "200")
-        monkeypatch.setattr(sys, "argv", ["captrain", *arguments])
-        with pytest.raises(SystemExit) as end:
-            app.main()
-        said = capsys.readouterr()
-        return int(end.value.code or 0), said.out, said.err
-
-    return run
 
 
 def get(order: str) -> Message:
@@ -114,7 +85,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 def test_no_module_behind_the_commands_imports_torch() -> None:
-    modules = "captrain.evaluation.tables, captrain.monitoring.provenance, captrain.reporting.show, dvc.repo"
+    modules = "captrain.evaluation.tables, captrain.monitoring.verification, captrain.reporting.show, dvc.repo"
     code = f"import sys, {modules}\nprint('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "False"
@@ -245,72 +216,6 @@ def test_a_corrupt_rollout_names_file_and_line(project: Path, captrain: Captrain
     assert status == 2 and "discovery.jsonl, line 3" in err
 
 
-# A pipeline of two stages: `make` has an output in DVC's cache and one in git, `read` reads both.
-PIPELINE = """stages:
-  make:
-    cmd: {python} make.py
-    deps: [make.py]
-    params: [seed, section]
-    outs:
-      - artifacts/data
-      - results/make: {{cache: false}}
-  read:
-    cmd: {python} read.py
-    deps: [read.py, artifacts/data, results/make/table.csv]
-    outs:
-      - results/read.json: {{cache: false}}
-"""
-MAKE = """from pathlib import Path
-for folder in ("artifacts/data", "results/make"):
-    Path(folder).mkdir(parents=True)
-Path("artifacts/data/rows.txt").write_text("rows")
-Path("results/make/table.csv").write_text("method,rate\\nbase,0.25\\ntrace,0.5\\n")
-"""
-READ = """from pathlib import Path
-Path("results/read.json").write_text('{"rate": 0.5, "note": "fine"}')
-"""
-
-
-def shell(folder: Path, *command: str) -> None:
-    subprocess.run(command, cwd=folder, env={**os.environ, **GIT}, check=True, capture_output=True)
-
-
-def initialise(folder: Path) -> None:
-    """What `git init` and `dvc init` leave behind, without starting DVC."""
-    shell(folder, "git", "init", "--quiet")
-    publish_text(folder / ".dvc/config", "[core]\n    analytics = false\n    check_update = false\n")
-    publish_text(folder / ".dvc/.gitignore", "/config.local\n/tmp\n/cache\n")
-
-
-def repro(folder: Path) -> None:
-    shell(folder, sys.executable, "-m", "dvc", "repro", "--quiet")
-
-
-def commit(folder: Path) -> None:
-    shell(folder, "git", "add", "--all")
-    shell(folder, "git", "commit", "--quiet", "--allow-empty", "--message", "state")
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pipeline that has run, all committed. Copied for each test."""
-    folder = tmp_path_factory.mktemp("finished")
-    initialise(folder)
-    publish_text(folder / "dvc.yaml", PIPELINE.format(python=sys.executable))
-    publish_text(folder / "params.yaml", "seed: 0\nsection: {delta: 0.2, rest: 1}\n")
-    publish_text(folder / "make.py", MAKE)
-    publish_text(folder / "read.py", READ)
-    publish_text(folder / ".gitignore", "/artifacts/\n")
-    repro(folder)
-    commit(folder)
-    return folder
-
-
-@pytest.fixture
-def pipeline(finished: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(finished, tmp_path / "project", symlinks=True)
-
-
 def stage(out: str, name: str) -> str:
     """The lines of the status table that belong to one stage."""
     lines = [line for line in out.splitlines() if line.startswith("│")]
@@ -359,111 +264,3 @@ def test_a_broken_pipeline_file_ends_in_one_message(pipeline: Path, captrain: Ca
     publish_text(pipeline / "dvc.yaml", "stages: [\n")
     status, _, err = captrain(pipeline, "status")
     assert status == 2 and "DVC cannot read the pipeline" in err and "Traceback" not in err
-
-
-def test_verify_holds_for_what_was_run_and_committed(pipeline: Path, captrain: Captrain) -> None:
-    status, out, _ = captrain(pipeline, "verify")
-    assert status == 0, out
-    assert "2 of 2 stages" in out and "as committed in" in out and "FAILS" not in out
-
-
-def test_verify_holds_in_a_fresh_clone_and_names_what_is_not_here(
-    pipeline: Path, tmp_path: Path, captrain: Captrain
-) -> None:
-    shell(tmp_path, "git", "clone", "--quiet", str(pipeline), "clone")
-    status, out, _ = captrain(tmp_path / "clone", "verify")
-    assert status == 0, out
-    assert "artifacts/data, output of make: not here, not checked" in out
-
-
-def test_verify_fails_when_code_changed_after_the_run_even_if_committed(pipeline: Path, captrain: Captrain) -> None:
-    publish_text(pipeline / "read.py", READ + "# more\n")
-    status, out, _ = captrain(pipeline, "verify")
-    assert status == 1 and "read: code changed: read.py" in out and "read.py differs from commit" in out
-    commit(pipeline)
-    status, out, _ = captrain(pipeline, "verify")
-    assert status == 1 and "read: code changed: read.py" in out and "differs from commit" not in out
-
-
-def test_verify_fails_when_a_result_was_altered_and_says_by_how_much(pipeline: Path, captrain: Captrain) -> None:
-    publish_text(pipeline / "results/make/table.csv", "method,rate\nbase,0.25\ntrace,0.75\n")
-    status, out, _ = captrain(pipeline, "verify")
-    assert status == 1 and "make: output results/make was altered" in out
-    assert "largest difference 0.25 at line 3, rate" in out
-
-
-def test_verify_says_by_how_much_a_rerun_differs_from_what_is_committed(pipeline: Path, captrain: Captrain) -> None:
-    publish_text(pipeline / "read.py", READ.replace("0.5", "0.5000001"))
-    repro(pipeline)
-    status, out, _ = captrain(pipeline, "verify")
-    assert status == 1 and "results/read.json differs from commit" in out and "largest difference 1e-07 at rate" in out
-    assert "2 of 2 stages" in out
-    commit(pipeline)
-    assert captrain(pipeline, "verify")[0] == 0
-
-
-def test_verify_fails_when_a_stage_read_another_output_than_was_made(pipeline: Path, captrain: Captrain) -> None:
-    shutil.rmtree(pipeline / "artifacts")
-    lock = (pipeline / "dvc.lock").read_text()
-    digest = next(line.split()[-1] for line in lock.splitlines() if line.strip().endswith(".dir"))
-    head, _, tail = lock.rpartition(digest)
-    publish_text(pipeline / "dvc.lock", head + "0" * 32 + ".dir" + tail)
-    commit(pipeline)
-    status, out, _ = captrain(pipeline, "verify")
-    assert status == 1 and "read read another artifacts/data than its stage made last" in out
-
-
-def test_verify_says_of_a_stage_that_went_only_that_its_record_is_to_go(pipeline: Path, captrain: Captrain) -> None:
-    lock = yaml.safe_load((pipeline / "dvc.lock").read_text())
-    lock["stages"]["gone"] = {
-        "cmd": "python gone.py",
-        "deps": [{"path": "artifacts/data", "md5": "0" * 32 + ".dir"}, {"path": "results/read.json", "md5": "0" * 32}],
-        "outs": [{"path": "results/gone.json", "md5": "0" * 32}],
-    }
-    publish_text(pipeline / "dvc.lock", yaml.safe_dump(lock))
-    commit(pipeline)
-    status, out, _ = captrain(pipeline, "verify")
-    [fault] = [line for line in out.splitlines() if line.startswith("FAILS")]
-    assert status == 1 and "records stage gone, which dvc.yaml has no more: delete the entry `gone:`" in fault
-
-
-def test_verify_fails_when_what_a_stage_reads_is_not_in_git(pipeline: Path, captrain: Captrain) -> None:
-    shell(pipeline, "git", "rm", "--quiet", "--cached", "read.py")
-    shell(pipeline, "git", "commit", "--quiet", "--message", "forget it")
-    status, out, _ = captrain(pipeline, "verify")
-    assert status == 1 and "read.py is not committed" in out
-
-
-def test_verify_composes_the_configuration_again(tmp_path: Path, captrain: Captrain) -> None:
-    for name in ("conf", "stages"):
-        shutil.copytree(REPOSITORY / name, tmp_path / name)
-    publish_text(tmp_path / "params.yaml", "experiment: default\nseed: 3\noverrides: []\n")
-    command = f"{sys.executable} stages/compose.py"
-    publish_text(
-        tmp_path / "dvc.yaml",
-        f"stages:\n  compose:\n    cmd: {command}\n    deps: [conf]\n    params: [experiment, seed, overrides]\n"
-        "    outs:\n      - results/spec.yaml: {cache: false}\n",
-    )
-    initialise(tmp_path)
-    repro(tmp_path)
-    commit(tmp_path)
-    status, out, _ = captrain(tmp_path, "verify")
-    assert status == 0 and "results/spec.yaml is what params.yaml and conf/ compose to" in out, out
-    path = tmp_path / "results/spec.yaml"
-    publish_text(path, path.read_text().replace("delta: 0.2", "delta: 0.1"))
-    status, out, _ = captrain(tmp_path, "verify")
-    assert status == 1 and "selection.delta is 0.1, but params.yaml and conf/ say 0.2" in out
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "suffix", "expected"),
-    [
-        ('{"a": [1, 2.5]}', '{"a": [1, 2.0]}', ".json", "largest difference 0.5 at a.1"),
-        ('{"a": true}', '{"a": false}', ".json", "no number differs, 1 values that are not numbers differ"),
-        ("a,b\n1,x\n", "a,b\n1,y\n2,z\n", ".csv", "1 values that are not numbers differ, 2 cells are in one version"),
-        ('{"n": 1}\n{"n": 2}\n', '{"n": 1}\n{"n": 5}\n', ".jsonl", "largest difference 3 at line 2.n"),
-        ("{", "{}", ".json", "cannot be read"),
-    ],
-)
-def test_differences_of_result_files_are_told_in_numbers(old: str, new: str, suffix: str, expected: str) -> None:
-    assert expected in difference(old, new, suffix)

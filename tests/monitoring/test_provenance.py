@@ -12,7 +12,8 @@ import pytest
 from captrain.cli import app
 from captrain.errors import UserError
 from captrain.monitoring import provenance
-from captrain.monitoring.provenance import stage_states, verify
+from captrain.monitoring.provenance import stage_states
+from captrain.monitoring.verification import verify
 from captrain.records import publish_text
 
 PIPELINE = f"""
@@ -90,7 +91,7 @@ def test_status_while_a_stage_runs_neither_fails_nor_ends_the_run(
 
 def test_a_run_that_begins_while_it_is_looked_at_ends_and_is_seen(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (root / "go").touch()
-    plain, looks = provenance._changes, 0
+    plain, looks = provenance.stage_changes, 0
 
     def slow(*given: Any) -> Any:
         nonlocal looks
@@ -100,7 +101,7 @@ def test_a_run_that_begins_while_it_is_looked_at_ends_and_is_seen(root: Path, mo
             assert done.returncode == 0, done.stderr
         return plain(*given)
 
-    monkeypatch.setattr(provenance, "_changes", slow)
+    monkeypatch.setattr(provenance, "stage_changes", slow)
     assert states(root) == {"first": "fresh", "second": "fresh"}
     assert looks == 4  # what was seen first was out of date, and was looked at once more
 
@@ -130,7 +131,7 @@ def test_files_that_go_while_they_are_looked_at_are_said_to_change(root: Path, m
 
 
 def test_a_record_that_never_rests_ends_in_one_message(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, looks = provenance._changes, 0
+    plain, looks = provenance.stage_changes, 0
 
     def busy(*given: Any) -> Any:
         nonlocal looks
@@ -138,6 +139,6 @@ def test_a_record_that_never_rests_ends_in_one_message(root: Path, monkeypatch: 
         publish_text(root / "dvc.lock", f"schema: '2.0'\nstages: {{}}\n# {looks}\n")
         return plain(*given)
 
-    monkeypatch.setattr(provenance, "_changes", busy)
+    monkeypatch.setattr(provenance, "stage_changes", busy)
     with pytest.raises(UserError, match="dvc.lock was written each time"):
         stage_states(root)

@@ -19,6 +19,8 @@ STATES = {
     "changing": ("yellow", "changes right now"),
 }
 
+STATUSES = {"ok": "green", "differs": "red", "note": "yellow"}
+
 
 def status() -> None:
     """Which stages of the pipeline are up to date, stale or missing, and why."""
@@ -50,20 +52,32 @@ def watch(
         view.follow(project_root(), interval)
 
 
-def verify() -> None:
-    """Whether the committed results were made by the committed code, specification and data (exit status 1 if not)."""
+def verify(
+    complete: Annotated[bool, typer.Option("--all", help="Every file, parameter and stage behind a finding.")] = False,
+) -> None:
+    """Whether the committed results are those of the committed code, specification and data, and if not, why.
+
+    Exit status 0 if they are; 1 if not, be it within noise; 2 if that cannot be told.
+    """
     from captrain.monitoring import verify as check
 
     verification = check(project_root())
-    print_all(*(Text(f"ok           {line}", "green") for line in verification.holds))
-    print_all(*(Text(f"not checked  {line}", "dim") for line in verification.unchecked))
-    print_all(*(Text(f"FAILS        {line}", "red") for line in verification.problems))
-    if verification.problems:
-        print_all(
-            Text(f"{len(verification.problems)} things do not hold: the results are not those of this code and data")
+    table = Table.grid(padding=(0, 2))
+    for finding in verification.findings:
+        table.add_row(Text(finding.status, STATUSES[finding.status]), finding.topic, Text(finding.text))
+        for detail in finding.details if complete else ():
+            table.add_row("", "", Text(f"- {detail}", "dim"))
+    if absent := verification.unchecked:
+        table.add_row(
+            Text("note", "dim"), "not checked", Text(f"outputs in DVC's cache that are not here: {len(absent)}")
         )
+        for detail in absent if complete else ():
+            table.add_row("", "", Text(f"- {detail}", "dim"))
+    print_all(Text(verification.summary, "green" if verification.holds else "red"), "", table)
+    if not verification.holds:
+        if not complete:
+            print_all("", "`captrain verify --all` lists every file, parameter and stage")
         raise typer.Exit(1)
-    print_all(Text("the committed results are those of the committed code, specification and data"))
 
 
 def jobs(id: Annotated[str | None, typer.Argument(metavar="ID", help="Print this one's log.")] = None) -> None:

@@ -1,15 +1,25 @@
 """Two versions of a result or a document, and by how much they differ: what `captrain verify` says of a changed table.
 
-Every value has its place, so that a number that moved is told from a row that was added.
+Every value has its place, so that a number that moved is told from a row that was added. Pass rates come with the
+interval that they were published with, which says whether a number that moved matters.
 """
 
 import csv
 import io
 import json
 import math
+from dataclasses import dataclass
 
 MISSING = object()
 """Stands for a value in the version that lacks it."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The pass rates of two versions of a table: how many rows, and those that lie `beyond` the old interval."""
+
+    rows: int
+    beyond: tuple[str, ...]
 
 
 def value_changes(old: object, new: object) -> dict[str, tuple[object, object]]:
@@ -74,3 +84,40 @@ def _distance(old: object, new: object) -> float | None:
     if isinstance(old, bool) or isinstance(new, bool):
         return None
     return abs(old - new) if isinstance(old, int | float) and isinstance(new, int | float) else None
+
+
+def compare_rates(old: str, new: str) -> Rates | None:
+    """The pass rates of a table (.csv with the columns pass_rate, low and high) against the intervals of its older
+    version; None of any other table. A row is named by its columns before the rate, and one that a version lacks is
+    beyond any interval."""
+    before, after = _rates(old), _rates(new)
+    if before is None or after is None:
+        return None
+    beyond = []
+    for name in {**before, **after}:
+        if name not in before or name not in after:
+            beyond.append(f"{name} in one version only")
+            continue
+        (rate, low, high), (moved, *_) = before[name], after[name]
+        undefined = math.isnan(rate) and math.isnan(moved)
+        if rate != moved and not undefined and not low <= moved <= high:
+            beyond.append(f"{name} {rate:.3f} -> {moved:.3f} ({low:.3f} to {high:.3f})")
+    return Rates(len({**before, **after}), tuple(beyond))
+
+
+def _rates(text: str) -> dict[str, tuple[float, float, float]] | None:
+    """Pass rate and interval of each row by its name, an undefined one as NaN; None of a table without them."""
+    table = csv.DictReader(io.StringIO(text))
+    columns = [*(table.fieldnames or ())]
+    if not {"pass_rate", "low", "high"} <= {*columns}:
+        return None
+    names = [name for name in columns[: columns.index("pass_rate")] if name != "label"]
+    return {
+        " ".join(str(row[name]) for name in names): (_rate(row["pass_rate"]), _rate(row["low"]), _rate(row["high"]))
+        for row in table
+    }
+
+
+def _rate(cell: str) -> float:
+    number = _number(cell)
+    return number if isinstance(number, float) else math.nan

@@ -1,0 +1,287 @@
+"""Whether results belong to the committed code, and if not, why: each verdict of `captrain verify`, brought about."""
+
+import platform
+import shutil
+import sys
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import yaml
+from support.pipelines import READ, Captrain, commit, initialise, repro, shell
+
+from captrain.monitoring import installation
+from captrain.monitoring.versions import compare_rates, difference
+from captrain.records import publish_text
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def remade(pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Run the whole pipeline again, as a processor does whose results differ by that much."""
+
+    def run(noise: str) -> None:
+        monkeypatch.setenv("KERNEL", noise)
+        repro(pipeline, "--force")
+
+    return run
+
+
+def row(out: str, topic: str) -> str:
+    """What is found of one topic: status and text, in one line."""
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    [text] = [line for line in lines if line.split(" ")[1:2] == [topic]]
+    return text
+
+
+def test_verify_holds_for_what_was_run_and_committed(pipeline: Path, captrain: Captrain) -> None:
+    status, out, _ = captrain(pipeline, "verify")
+    assert status == 0, out
+    assert out.startswith("verified: the committed results are those of the committed code")
+    assert "of 2 stages are as dvc.lock has them and as committed in" in row(out, "results")
+    assert "differs" not in out and "note" not in out and "machine" not in out
+
+
+def test_verify_holds_in_a_fresh_clone_and_names_what_is_not_here(
+    pipeline: Path, tmp_path: Path, captrain: Captrain
+) -> None:
+    shell(tmp_path, "git", "clone", "--quiet", str(pipeline), "clone")
+    status, out, _ = captrain(tmp_path / "clone", "verify")
+    assert status == 0, out
+    assert "outputs in DVC's cache that are not here: 1" in out
+    assert "artifacts/data, output of make: not here, not checked" in captrain(tmp_path / "clone", "verify", "--all")[1]
+
+
+def test_code_that_changed_after_the_run_is_named_with_its_stages_even_if_committed(
+    pipeline: Path, captrain: Captrain
+) -> None:
+    publish_text(pipeline / "read.py", READ + "# more\n")
+    status, out, _ = captrain(pipeline, "verify", "--all")
+    assert status == 1 and "read: code changed: read.py" in out and "read.py differs from commit" in out
+    commit(pipeline)
+    status, out, _ = captrain(pipeline, "verify", "--all")
+    assert status == 1 and "read: code changed: read.py" in out and "differs from commit" not in out
+    status, out, _ = captrain(pipeline, "verify")
+    assert status == 1
+    assert out.startswith("not verified: the code here is not that which made the results\n")
+    assert row(out, "code") == "differs code changed for 1 of 2 stages: read.py (read)"
+    assert {line.split()[0] for line in out.splitlines()[2:-2]} == {"differs", "ok"}
+    assert out.count("differs") == 1 and "`captrain verify --all` lists" in out
+
+
+def test_a_result_that_was_edited_is_told_from_one_that_was_made_again(pipeline: Path, captrain: Captrain) -> None:
+    publish_text(pipeline / "results/make/table.csv", "method,rate\nbase,0.25\ntrace,0.75\n")
+    status, out, _ = captrain(pipeline, "verify")
+    assert status == 1 and "results were edited after their stage made them" in out.splitlines()[0]
+    assert "made again" not in out and "machine" not in out and "code" in row(out, "code") and "ok" in row(out, "code")
+    assert "results/make/table.csv differs" in row(out, "edits")
+    assert "largest difference 0.25 at line 3, rate" in row(out, "edits")
+    assert row(out, "record").startswith("ok")  # that `read` reads the edited file is no second fault
+    assert "make: output results/make was altered" in captrain(pipeline, "verify", "--all")[1]
+
+
+def test_an_edit_that_was_committed_is_still_an_edit(pipeline: Path, captrain: Captrain) -> None:
+    publish_text(pipeline / "results/make/table.csv", "method,rate\nbase,0.25\ntrace,0.75\n")
+    commit(pipeline)
+    status, out, _ = captrain(pipeline, "verify")
+    assert status == 1 and "results were edited" in out and "output results/make was altered" in row(out, "edits")
+
+
+def test_results_of_other_code_are_compared_with_the_committed_ones(pipeline: Path, captrain: Captrain) -> None:
+    publish_text(pipeline / "read.py", READ.replace("0.5,", "0.5000001,").replace("0.5 +", "0.52 +"))
+    repro(pipeline)
+    status, out, _ = captrain(pipeline, "verify")
+    assert status == 1
+    assert out.startswith(
+        "not verified: the results were made again here, by other code: the same result within noise\n"
+    )
+    assert "1 of 2 stages made other files than committed." in row(out, "results")
+    assert row(out, "code") == "differs code changed for 1 of 2 stages: read.py (read)"
+    assert row(out, "machine").startswith("note")
+    out = captrain(pipeline, "verify", "--all")[1]
+    assert "read: run on another read.py than committed" in out
+    assert "results/read.json differs from commit" in out and "largest difference 1e-07 at rate" in out
+    commit(pipeline)
+    assert captrain(pipeline, "verify")[0] == 0
+
+
+def test_results_of_another_specification_say_which_parameter(pipeline: Path, captrain: Captrain) -> None:
+    publish_text(pipeline / "params.yaml", "seed: 0\nsection: {delta: 0.3, rest: 1}\n")
+    status, out, _ = captrain(pipeline, "verify")
+    assert status == 1 and out.startswith("not verified: the specification here is not that which made the results")
+    repro(pipeline, "--force")
+    status, out, _ = captrain(pipeline, "verify")
+    assert status == 1 and "parameter section.delta (params.yaml): 0.2 -> 0.3 (make)" in row(out, "specification")
+    assert out.startswith("not verified: the specification here is not the committed one, and made the same results\n")
+
+
+def test_the_same_of_everything_and_other_results_leave_the_machine(
+    pipeline: Path,
+    captrain: Captrain,
+    remade: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    remade("0.02")
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("model name\t: A CPU\nflags\t\t: fpu avx2 fma\n")
+    monkeypatch.setattr(installation, "CPUINFO", cpuinfo)
+    monkeypatch.setattr(installation.platform, "machine", lambda: "x86_64")
+    monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
+    status, out, _ = captrain(pipeline, "verify")
+    assert status == 1
+    assert out.startswith(
+        "not verified: the results were made again here, on another machine: the same result within noise\n"
+    )
+    text = " ".join(out.split())
+    assert "2 of 2 stages made other files than committed, beginning with make. 2 of 2 pass rates" in text
+    assert "results/evaluation/main.csv are within the committed intervals: the same result within noise" in text
+    assert "this machine: A CPU, x86_64 with AVX2; set here: OPENBLAS_CORETYPE=Haswell" in text
+    assert "against the promise: please report it" in text
+    assert row(out, "code").startswith("ok") and row(out, "libraries").startswith("ok")
+    assert len(out.splitlines()) < 16
+    cpuinfo.write_text("flags\t: fpu sse2\n")
+    assert "does not cover that: AVX2 was not found here" in " ".join(captrain(pipeline, "verify")[1].split())
+    monkeypatch.setattr(installation.platform, "machine", lambda: "aarch64")
+    assert "does not cover that: arm64 is designed for" in " ".join(captrain(pipeline, "verify")[1].split())
+
+
+def test_pass_rates_beyond_the_committed_intervals_are_named(
+    pipeline: Path, captrain: Captrain, remade: Callable[[str], None]
+) -> None:
+    remade("0.2")
+    status, out, _ = captrain(pipeline, "verify")
+    assert status == 1
+    assert "on another machine: 1 of 2 pass rates are beyond the committed intervals" in out.splitlines()[0]
+    assert "beyond are trace 0.500 -> 0.700 (0.450 to 0.550)" in " ".join(out.split())
+    assert "within noise" not in out
+
+
+def test_results_of_other_libraries_say_which_versions(
+    pipeline: Path, captrain: Captrain, remade: Callable[[str], None]
+) -> None:
+    pins = (pipeline / "requirements.lock").read_text()
+    publish_text(pipeline / "requirements.lock", pins + "rich==1.0\nScikit_Learn==0.20.1\ntorch==1.0+cpu\n")
+    commit(pipeline)
+    status, out, _ = captrain(pipeline, "verify")
+    assert status == 0 and row(out, "libraries").startswith("note")  # the committed results are what they were
+    remade("0.02")
+    status, out, _ = captrain(pipeline, "verify")
+    assert status == 1 and "here, with other versions of libraries: the same result" in out.splitlines()[0]
+    libraries = row(out, "libraries")
+    assert libraries.startswith("differs") and f"scikit-learn {version('scikit-learn')} (pinned 0.20.1)" in libraries
+    assert f"torch {version('torch')} (pinned 1.0+cpu)" in libraries and "numpy" not in libraries
+    assert "of others 1 differ" in libraries and "another machine" not in out
+    assert "Whether it matters cannot be told while libraries differ" in row(out, "machine")
+    assert f"rich {version('rich')}, pinned 1.0" in captrain(pipeline, "verify", "--all")[1]
+
+
+def test_another_python_counts_as_another_library(pipeline: Path, captrain: Captrain) -> None:
+    publish_text(pipeline / "requirements.lock", f"# For Python 3.1.\nnumpy=={version('numpy')}\n")
+    commit(pipeline)
+    assert f"python {platform.python_version()} (pinned 3.1)" in row(captrain(pipeline, "verify")[1], "libraries")
+
+
+def test_committed_files_beside_the_record_of_another_run_are_no_edit(
+    pipeline: Path, captrain: Captrain, remade: Callable[[str], None]
+) -> None:
+    remade("0.02")
+    shell(pipeline, "git", "checkout", "--quiet", "--", "results")
+    status, out, _ = captrain(pipeline, "verify", "--all")
+    assert status == 1 and "results/make is as committed, and dvc.lock is of a run here" in out
+    assert "edited" not in out and "the same pass rates" in out.splitlines()[0]
+    publish_text(pipeline / "artifacts/data/rows.txt", "rows 7")
+    assert "output artifacts/data was altered" in row(captrain(pipeline, "verify")[1], "edits")
+
+
+def test_verify_fails_when_a_stage_read_another_output_than_was_made(pipeline: Path, captrain: Captrain) -> None:
+    shutil.rmtree(pipeline / "artifacts")
+    lock = (pipeline / "dvc.lock").read_text()
+    digest = next(line.split()[-1] for line in lock.splitlines() if line.strip().endswith(".dir"))
+    head, _, tail = lock.rpartition(digest)
+    publish_text(pipeline / "dvc.lock", head + "0" * 32 + ".dir" + tail)
+    commit(pipeline)
+    status, out, _ = captrain(pipeline, "verify")
+    assert status == 1 and "read another artifacts/data than its stage made last" in row(out, "record")
+    assert "the record of the run is incomplete or contradicts itself" in out.splitlines()[0]
+
+
+def test_verify_says_of_a_stage_that_went_only_that_its_record_is_to_go(pipeline: Path, captrain: Captrain) -> None:
+    lock = yaml.safe_load((pipeline / "dvc.lock").read_text())
+    lock["stages"]["gone"] = {
+        "cmd": "python gone.py",
+        "deps": [{"path": "artifacts/data", "md5": "0" * 32 + ".dir"}, {"path": "results/read.json", "md5": "0" * 32}],
+        "outs": [{"path": "results/gone.json", "md5": "0" * 32}],
+    }
+    publish_text(pipeline / "dvc.lock", yaml.safe_dump(lock))
+    commit(pipeline)
+    status, out, _ = captrain(pipeline, "verify")
+    [fault] = [line for line in out.splitlines() if line.startswith("differs")]
+    assert status == 1 and "records stage gone, which dvc.yaml has no more: delete the entry `gone:`" in fault
+
+
+def test_verify_fails_when_what_a_stage_reads_is_not_in_git(pipeline: Path, captrain: Captrain) -> None:
+    shell(pipeline, "git", "rm", "--quiet", "--cached", "read.py")
+    shell(pipeline, "git", "commit", "--quiet", "--message", "forget it")
+    status, out, _ = captrain(pipeline, "verify")
+    assert status == 1 and "read.py is not committed" in row(out, "code")
+
+
+def test_verify_fails_when_a_result_is_missing_or_a_stage_never_ran(pipeline: Path, captrain: Captrain) -> None:
+    (pipeline / "results/read.json").unlink()
+    status, out, _ = captrain(pipeline, "verify")
+    assert status == 1 and "output results/read.json is missing" in row(out, "record")
+    lock = yaml.safe_load((pipeline / "dvc.lock").read_text())
+    del lock["stages"]["read"]
+    publish_text(pipeline / "dvc.lock", yaml.safe_dump(lock))
+    status, out, _ = captrain(pipeline, "verify")
+    assert status == 1 and "dvc.lock has no record of it (read)" in row(out, "record")
+
+
+def test_verify_composes_the_configuration_again(tmp_path: Path, captrain: Captrain) -> None:
+    for name in ("conf", "stages"):
+        shutil.copytree(REPOSITORY / name, tmp_path / name)
+    publish_text(tmp_path / "params.yaml", "experiment: default\nseed: 3\noverrides: []\n")
+    command = f"{sys.executable} stages/compose.py"
+    publish_text(
+        tmp_path / "dvc.yaml",
+        f"stages:\n  compose:\n    cmd: {command}\n    deps: [conf]\n    params: [experiment, seed, overrides]\n"
+        "    outs:\n      - results/spec.yaml: {cache: false}\n",
+    )
+    initialise(tmp_path)
+    repro(tmp_path)
+    commit(tmp_path)
+    status, out, _ = captrain(tmp_path, "verify")
+    assert status == 0 and "results/spec.yaml is what params.yaml and conf/ compose to" in out, out
+    path = tmp_path / "results/spec.yaml"
+    publish_text(path, path.read_text().replace("delta: 0.2", "delta: 0.1"))
+    status, out, _ = captrain(tmp_path, "verify")
+    assert status == 1 and "selection.delta is 0.1, but params.yaml and conf/ say 0.2" in out
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "suffix", "expected"),
+    [
+        ('{"a": [1, 2.5]}', '{"a": [1, 2.0]}', ".json", "largest difference 0.5 at a.1"),
+        ('{"a": true}', '{"a": false}', ".json", "no number differs, 1 values that are not numbers differ"),
+        ("a,b\n1,x\n", "a,b\n1,y\n2,z\n", ".csv", "1 values that are not numbers differ, 2 cells are in one version"),
+        ('{"n": 1}\n{"n": 2}\n', '{"n": 1}\n{"n": 5}\n', ".jsonl", "largest difference 3 at line 2.n"),
+        ("{", "{}", ".json", "cannot be read"),
+    ],
+)
+def test_differences_of_result_files_are_told_in_numbers(old: str, new: str, suffix: str, expected: str) -> None:
+    assert expected in difference(old, new, suffix)
+
+
+def test_pass_rates_are_judged_by_the_older_interval_row_by_row() -> None:
+    columns = "seed,method,label,pass_rate,low,high\n"
+    old = f"{columns}0,idle,nothing,0,0,0\n0,base,Base,0.4,0.3,0.5\n1,base,Base,,,\n1,trace,TRACE,0.6,0.5,0.7\n"
+    new = f"{columns}0,idle,nothing,0,0,0\n0,base,Base,0.5,0.4,0.6\n1,base,Base,,,\n1,gepa,GEPA,0.6,0.5,0.7\n"
+    rates = compare_rates(old, new)
+    assert rates and rates.rows == 5
+    assert rates.beyond == ("1 trace in one version only", "1 gepa in one version only")
+    moved = compare_rates(old, new.replace("0.5,0.4,0.6", "0.51,0.4,0.6"))
+    assert moved and moved.beyond[0] == "0 base 0.400 -> 0.510 (0.300 to 0.500)"
+    assert compare_rates("method,rate\nbase,1\n", "method,rate\nbase,2\n") is None
