@@ -188,6 +188,8 @@ def test_committed_files_beside_the_record_of_another_run_are_no_edit(
     pipeline: Path, captrain: Captrain, remade: Callable[[str], None]
 ) -> None:
     remade("0.02")
+    publish_text(pipeline / "results/make/table.csv", "method,rate\nbase,0.99\n")
+    assert "results/make/table.csv differs from commit" in row(captrain(pipeline, "verify")[1], "edits")
     shell(pipeline, "git", "checkout", "--quiet", "--", "results")
     status, out, _ = captrain(pipeline, "verify", "--all")
     assert status == 1 and "results/make is as committed, and dvc.lock is of a run here" in out
@@ -227,6 +229,7 @@ def test_verify_fails_when_what_a_stage_reads_is_not_in_git(pipeline: Path, capt
     shell(pipeline, "git", "commit", "--quiet", "--message", "forget it")
     status, out, _ = captrain(pipeline, "verify")
     assert status == 1 and "read.py is not committed" in row(out, "code")
+    assert out.startswith("not verified: the code here is not the committed one\n")
 
 
 def test_verify_fails_when_a_result_is_missing_or_a_stage_never_ran(pipeline: Path, captrain: Captrain) -> None:
