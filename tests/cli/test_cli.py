@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.pipelines import MAKE, READ, Captrain
+from support.finished import MAKE, READ, Captrain
 
 from captrain.contract import tool_call
 from captrain.records import Capability, Message, Rollout, Score, Task, publish, publish_json, publish_text

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.pipelines import READ, Captrain, commit, initialise, repro, shell
+from support.finished import READ, Captrain, commit, initialise, repro, shell
 
 from captrain.monitoring import installation
 from captrain.monitoring.versions import compare_rates, difference
