@@ -155,7 +155,10 @@ def teach_trajectories(lesson: TrajectoryLesson) -> FineTuned:
     card = f"| trajectories from | {source.name}, SHA-256 {hashed} |\n| trajectories read | {lines.trajectories} |\n"
     key = [code_digest(TrajectoryLesson), hashed]
     recipe = fine_tuning_settings(spec, settings)
-    return fine_tune(FineTuning("adp", base, recipe, lines.rows, lines.left_out, card, key), policy)
+    return fine_tune(
+        FineTuning("adp", base, recipe, lines.rows, lines.left_out, card, spec.machine.accelerate.precision, key),
+        policy,
+    )
 
 
 BASELINE = SFTBaseline(

@@ -94,7 +94,10 @@ def teach_solutions(lesson: SolutionLesson) -> FineTuned:
         )
     recipe, key = fine_tuning_settings(spec, settings), [code_digest(teach_solutions)]
     discarded = dict(sorted(left_out.items()))
-    return fine_tune(FineTuning("reference_sft", lesson.base, recipe, rows, discarded, card, key), policy)
+    return fine_tune(
+        FineTuning("reference_sft", lesson.base, recipe, rows, discarded, card, spec.machine.accelerate.precision, key),
+        policy,
+    )
 
 
 BASELINE = SFTBaseline(

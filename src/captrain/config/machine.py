@@ -90,8 +90,9 @@ class Accelerate(Section):
     """On one machine; on GPUs one for each. The groups of a step divide among them."""
     strategy: Literal["none", "ddp", "fsdp"] = "none"
     """How several share the work: each holds the whole model (ddp), or its part of each layer (fsdp)."""
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """Of the base's weights; those of the adapter are float32."""
+    precision: Literal["float64", "float32", "bfloat16"] = "float64"
+    """Of the base's weights. float64 is for the embedded default: an adapter has the same bytes on every CPU (see
+    `captrain.models.barrier`). The weights of the adapter are float64 then, else float32."""
     gradient_checkpointing: bool = False
     """Whether activations are computed again in the backward pass, which saves memory."""
     rows: Count | None = None

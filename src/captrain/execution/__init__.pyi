@@ -1,3 +1,4 @@
+from .arithmetic import prepare_torch as prepare_torch
 from .clock import TIMES as TIMES
 from .clock import times as times
 from .entry import entry_point as entry_point

@@ -3,6 +3,11 @@ from .answer_files import answer_times as answer_times
 from .answer_usage import AnswerUsage as AnswerUsage
 from .answers import Question as Question
 from .answers import StructuredAnswers as StructuredAnswers
+from .barrier import AdamW as AdamW
+from .barrier import Muon as Muon
+from .barrier import draw_adapter as draw_adapter
+from .barrier import draw_normal as draw_normal
+from .barrier import to_grid as to_grid
 from .chat import Chat as Chat
 from .chat import dialogue_tokens as dialogue_tokens
 from .chat import guide as guide
@@ -12,6 +17,8 @@ from .composition import lora_factors as lora_factors
 from .composition import normalised_weights as normalised_weights
 from .composition import parse_composition as parse_composition
 from .composition import save_lora_factors as save_lora_factors
+from .double import make_exact as make_exact
+from .double import to_float64 as to_float64
 from .endpoint import Completion as Completion
 from .endpoint import ContextLengthExceeded as ContextLengthExceeded
 from .endpoint import Endpoint as Endpoint
@@ -19,6 +26,7 @@ from .endpoint import ReplyMessage as ReplyMessage
 from .endpoint import TransientFault as TransientFault
 from .lora import Adapter as Adapter
 from .lora import adapter_digest as adapter_digest
-from .lora import settle as settle
+from .lora import save_adapter as save_adapter
 from .plain_lora import read_plain_lora as read_plain_lora
+from .weights import load_module as load_module
 from .weights import model_source as model_source

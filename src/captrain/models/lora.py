@@ -1,12 +1,19 @@
 """LoRA adapters as files: plain PEFT folders that equal weights make equal, known by the hash of their content."""
 
 import json
+import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from captrain.errors import UserError
 from captrain.models.weights import model_source
 from captrain.records import file_digest
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -33,10 +40,34 @@ def adapter_digest(folder: Path, stage: str = "adapters") -> str:
     return file_digest(*paths)
 
 
-def settle(folder: Path, base: Path, policy: str) -> None:
-    """Make a saved adapter one that equal weights always give: the path of the base on this machine is no part of it,
-    and key order and unset fields must not vary. A base that has a name is called by it, another by the `policy`'s
-    digest."""
+def save_adapter(
+    model: "PeftModel", folder: Path, base: Path, policy: str, state: "Mapping[str, Tensor] | None" = None
+) -> None:
+    """Leave the adapter "default" of a PEFT model in a folder, in plain PEFT format. Equal weights always give equal
+    files: the path of the base on this machine is no part of it, and key order and unset fields do not vary. Weights
+    in float64 are on the barrier's grid and are saved as float32, which is exact.
+
+    Args:
+        model: as it is trained.
+        folder: of the adapter; replaced.
+        base: a base that has a name is called by it in the adapter's configuration,
+        policy: another by this digest.
+        state: the model's weights by name, where some of them lie in other processes.
+    """
+    import torch
+
+    weights = model.state_dict() if state is None else state
+    plain = {
+        name: tensor.float() if tensor.dtype == torch.float64 else tensor
+        for name, tensor in weights.items()
+        if ".lora_" in name
+    }
+    shutil.rmtree(folder, ignore_errors=True)
+    model.save_pretrained(str(folder), state_dict=plain, selected_adapters=["default"])
+    _settle(folder, base, policy)
+
+
+def _settle(folder: Path, base: Path, policy: str) -> None:
     model = model_source(base)
     path = folder / "adapter_config.json"
     config = json.loads(path.read_text())

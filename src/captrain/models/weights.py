@@ -3,6 +3,10 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -21,3 +25,25 @@ def model_source(folder: Path) -> ModelSource:
         return ModelSource(str(folder))
     name, _, revision = json.loads(pointer.read_text())["model"].partition("@")
     return ModelSource(name, revision or None, in_hub=True)
+
+
+def load_module(folder: Path, precision: str) -> "PreTrainedModel":
+    """The model that the base stage has left in a folder, to be trained on.
+
+    Args:
+        folder: of the base.
+        precision: of its weights: float64, in which it computes wholly so (see `captrain.models.barrier`), float32 or
+            bfloat16.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from captrain.models.double import to_float64
+
+    model = model_source(folder)
+    module: Any = AutoModelForCausalLM.from_pretrained(
+        model.source, revision=model.revision, dtype=getattr(torch, precision)
+    )
+    if precision == "float64":
+        to_float64(module)
+    return module

@@ -18,6 +18,9 @@ import torch.nn.functional as F
 State = dict[str, torch.Tensor]
 BLOCK = 64
 """The KV cache grows by so many positions at a time."""
+LOGPROB_DIGITS = 6
+"""Decimals of the log-probabilities that rollouts record and training reads. The noise of different CPUs is near 1e-15:
+of a million tokens one in a thousand runs is expected to be rounded otherwise."""
 COMPACT = 0.8
 """Rows that are over leave the KV cache once no more than this share of its rows is alive."""
 
@@ -267,4 +270,4 @@ def sample(logits: torch.Tensor, uniforms: torch.Tensor, temperature: float) -> 
         tokens = torch.searchsorted(totals, uniforms * totals[:, -1:], right=True).clamp(max=logits.shape[-1] - 1)
     else:
         tokens = logprobs.argmax(-1, keepdim=True)
-    return tokens[:, 0].tolist(), [round(value, 9) for value in logprobs.gather(1, tokens)[:, 0].tolist()]
+    return tokens[:, 0].tolist(), [round(value, LOGPROB_DIGITS) for value in logprobs.gather(1, tokens)[:, 0].tolist()]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from captrain.errors import UserError
+from captrain.execution import prepare_torch
 from captrain.models import Chat, guide, read_plain_lora
 from captrain.policies.policy import Play
 from captrain.records import JsonObject, Message, digest, file_digest
@@ -53,9 +54,7 @@ class LocalPolicy:
         guidance: Sequence[str] = (),
         precision: Literal["float64", "float32"] = "float64",
     ) -> None:
-        import torch
-
-        torch.set_num_threads(1)
+        prepare_torch()
         self.batch, self.temperature, self.max_turns, self.max_tokens = batch, temperature, max_turns, max_tokens
         self.guidance, self.precision = list(guidance), precision
         weights = sorted(model.glob("*.safetensors"))
@@ -101,7 +100,7 @@ class LocalPolicy:
         dtype = getattr(torch, self.precision)
         if self.module is None:
             return Qwen3Decoder(self.config, state, self.max_length, dtype)
-        module = copy.deepcopy(self.module)
+        module = copy.deepcopy(self.module).to(dtype)
         module.load_state_dict(state)
         return HuggingFaceDecoder(module, dtype)
 
@@ -235,8 +234,9 @@ def with_adapter(state: "State", adapter: str) -> "State":
     try:
         for name in lora.modules:
             target = f"{name.removeprefix('base_model.model.')}.weight"
-            change = lora.tensors[f"{name}.lora_B.weight"] @ lora.tensors[f"{name}.lora_A.weight"]
-            out[target] = out[target] + lora.scale * change
+            # In float64, as all that decides a token: sums in float32 differ between CPUs.
+            change = lora.tensors[f"{name}.lora_B.weight"].double() @ lora.tensors[f"{name}.lora_A.weight"].double()
+            out[target] = out[target].double() + lora.scale * change
     except KeyError as error:
         raise UserError(
             f"adapter {adapter} changes {error}, which the model lacks", "use it with its own base"

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 from captrain.config import Component, Machine, Spec, build
 from captrain.contract import Target
 from captrain.errors import UserError
-from captrain.execution import code_digest, launch
+from captrain.execution import code_digest, launch, prepare_torch
 from captrain.ledger import ledger_entry
-from captrain.models import Adapter, adapter_digest, model_source, settle
+from captrain.models import Adapter, adapter_digest, load_module, save_adapter
 from captrain.records import JsonObject, Rollout, Task, digest, publish_text
 from captrain.rollouts import collect, pass_rate
 from captrain.training.jobs import Learner, Trained, TrainingEnvironment, learner, training_environments
@@ -140,7 +140,9 @@ class _Student:
         from transformers import set_seed
         from transformers.utils import logging as hf_logging
 
-        torch.set_num_threads(1)
+        from captrain.models import AdamW, draw_adapter
+
+        prepare_torch()
         hf_logging.set_verbosity_error()
         hf_logging.disable_progress_bar()
         warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
@@ -156,17 +158,18 @@ class _Student:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.model: Any = self._model()
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        self.optimizer = torch.optim.AdamW(self.parameters, lr=job.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+        kind: Any = torch.optim.AdamW
+        if job.machine.accelerate.precision == "float64":
+            draw_adapter(self.model, job.seed)
+            kind = AdamW
+        self.optimizer = kind(self.parameters, lr=job.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
         self.history: list[JsonObject] = []
 
     def _model(self) -> object:
         """The base with the student, adapter "default", and the teachers, "teacher_<number>"."""
-        import torch
         from peft import LoraConfig, get_peft_model
-        from transformers import AutoModelForCausalLM
 
-        source = model_source(self.job.base)
-        base: Any = AutoModelForCausalLM.from_pretrained(source.source, revision=source.revision, dtype=torch.float32)
+        base = load_module(self.job.base, self.job.machine.accelerate.precision)
         lora = LoraConfig(
             r=self.trainer.rank,
             lora_alpha=self.trainer.alpha,
@@ -283,8 +286,7 @@ class _Student:
     def _save_adapter(self, parent: Path) -> Path:
         """The student as it is now, in a folder named by its content."""
         shutil.rmtree(parent, ignore_errors=True)
-        self.model.save_pretrained(parent / "new", selected_adapters=["default"])
-        settle(parent / "new", self.job.base, self.policy.digest)
+        save_adapter(self.model, parent / "new", self.job.base, self.policy.digest)
         return (parent / "new").rename(parent / adapter_digest(parent / "new"))
 
     def _save_checkpoint(self) -> None:

@@ -201,3 +201,20 @@ class Groups:
             f"({play.retokenised})",
             "choose a model whose chat template renders earlier turns as the model wrote them, or policy=local",
         )
+
+
+def advantages(rewards: Sequence[float], scale: float | None) -> list[float]:
+    """The advantages of one group's rollouts, (r - mean) / (std + 1e-4) (paper, section 3.3; std as TRL's, over n - 1).
+
+    Sums are exact and all else is rounded as IEEE 754 says: they are the same on every CPU.
+
+    Args:
+        rewards: of the group.
+        scale: what the differences are divided by instead; None: that standard deviation.
+    """
+    mean = math.fsum(rewards) / len(rewards)
+    differences = [reward - mean for reward in rewards]
+    if scale is None:
+        variance = math.fsum(value * value for value in differences) / max(1, len(rewards) - 1)
+        scale = math.sqrt(variance) + 1e-4
+    return [value / scale for value in differences]

@@ -24,7 +24,6 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig
 from transformers import (
-    AutoModelForCausalLM,
     PrinterCallback,
     TrainerCallback,
     TrainerControl,
@@ -40,10 +39,10 @@ from captrain.config import REMEDY, alternatives
 from captrain.contract import Target
 from captrain.errors import UserError
 from captrain.execution import launch
-from captrain.models import adapter_digest, model_source, settle
+from captrain.models import adapter_digest, load_module, make_exact, save_adapter
 from captrain.policies import Play
 from captrain.training import collectives
-from captrain.training.groups import Groups
+from captrain.training.groups import Groups, advantages
 from captrain.training.jobs import Job, Learner
 from captrain.training.model_card import grpo_model_card
 from captrain.training.recipe import GRPO
@@ -60,6 +59,7 @@ class PolicyTrainer(GRPOTrainer):
 
     history: list[JsonObject]
     sampled: torch.Tensor | None = None
+    advantages: torch.Tensor
     hinted: torch.Tensor
     stripped = False
     """Whether any rollout of the step had a hint, in whatever process."""
@@ -67,6 +67,8 @@ class PolicyTrainer(GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: list[JsonObject]) -> JsonObject:
         batch = super()._generate_and_score_completions(inputs)
+        # TRL's own are made in float32, by kernels that round differently on different CPUs.
+        batch["advantages"] = self.advantages.to(batch["advantages"].device)
         self.sampled = None
         self.signal = bool(batch["num_items_in_batch"] > 0)
         # The parts of a batch, in time or over processes, must have equally many rows.
@@ -170,6 +172,8 @@ def make_trainer(recipe: GRPO, job: Job, policy: Learner, targets: Sequence[Targ
         reward_funcs=[_reward],
         rollout_func=sampler,
     )
+    if job.machine.accelerate.precision == "float64":
+        make_exact(trainer, job.seed, policy.temperature)
     trainer.remove_callback(PrinterCallback)
     trainer.history = []
     marks.trainer = trainer
@@ -206,7 +210,6 @@ def _configuration(recipe: GRPO, job: Job, policy: Learner, folder: Path, steps:
         epsilon=recipe.clip,
         beta=0.0,
         loss_type="dapo",
-        scale_rewards="group" if recipe.scale is None else "none",
         temperature=policy.temperature,
         max_completion_length=policy.max_length,
         bf16=False,
@@ -227,8 +230,7 @@ def _configuration(recipe: GRPO, job: Job, policy: Learner, folder: Path, steps:
 
 
 def _base(recipe: GRPO, job: Job) -> Any:
-    model, precision = model_source(job.base), getattr(torch, job.machine.accelerate.precision)
-    base = AutoModelForCausalLM.from_pretrained(model.source, revision=model.revision, dtype=precision)
+    base = load_module(job.base, job.machine.accelerate.precision)
     linear = {name.rpartition(".")[2] for name, part in base.named_modules() if isinstance(part, torch.nn.Linear)}
     if unknown := [name for name in recipe.targets if name.rpartition(".")[2] not in linear]:
         raise UserError(
@@ -252,19 +254,13 @@ def save(model: Any, folder: Path, base: Path, policy: str) -> None:
     Args:
         model: as it is trained, shared or not.
         folder: of the adapter; replaced.
-        base: see `settle`.
-        policy: see `settle`.
+        base: see `save_adapter`.
+        policy: see `save_adapter`.
     """
     # Tensors of a shared model give their whole values; full_tensor is collective, so that the order must be one.
     state = {name: tensor for name, tensor in model.state_dict().items() if ".lora_" in name}
     whole = {name: tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor for name, tensor in state.items()}
-
-    def write() -> None:
-        shutil.rmtree(folder, ignore_errors=True)
-        model.save_pretrained(folder, state_dict=whole)
-        settle(folder, base, policy)
-
-    collectives.once(write)
+    collectives.once(lambda: save_adapter(model, folder, base, policy, whole))
 
 
 def _reward(completions: object, environment_reward: list[float | None], **_: object) -> list[float | None]:
@@ -279,6 +275,7 @@ class TrainingRow:
     play: Play
     informative: bool
     reward: float | None
+    advantage: float
     hinted: bool
 
 
@@ -328,12 +325,12 @@ class Sampler:
         if collectives.rank() == 0:
             message = f"mean reward {step['reward']:.3f}, pass rate {step['success']:.3f}"
             launch.report_progress(step["step"], self.steps, message)
-        scale = self.recipe.scale or 1.0
+        gains = [advantage for group in by_group for advantage in advantages(group, self.recipe.scale)]
         rows = [
-            TrainingRow(scored.play, informative[index // size], reward / scale, rollout.hint != "")
-            for index, (scored, reward, rollout) in enumerate(zip(plays, rewards, plan, strict=True))
+            TrainingRow(scored.play, informative[index // size], reward, gain, rollout.hint != "")
+            for index, (scored, reward, gain, rollout) in enumerate(zip(plays, rewards, gains, plan, strict=True))
         ]
-        rows += (len(names) - len(rows)) * [TrainingRow(plays[0].play, False, None, False)]
+        rows += (len(names) - len(rows)) * [TrainingRow(plays[0].play, False, None, 0.0, False)]
         trainer.stripped = any(row.hinted for row in rows)
         start = collectives.rank() * len(prompts)
         return self._batch(trainer, rows[start : start + len(prompts)])
@@ -345,7 +342,9 @@ class Sampler:
         completions = [play.logprobs[start:] for play, start in zip(plays, opening, strict=True)]
         masks = [row.play.mask if row.informative else [0] * len(row.play.mask) for row in rows]
         width = max(len(row) for row in completions)
-        trainer.sampled = torch.tensor([row + [0.0] * (width - len(row)) for row in completions])
+        sampled = [row + [0.0] * (width - len(row)) for row in completions]
+        trainer.sampled = torch.tensor(sampled, dtype=torch.float64)
+        trainer.advantages = torch.tensor([row.advantage for row in rows], dtype=torch.float64)
         trainer.hinted = torch.tensor([row.hinted for row in rows])
         return {
             "prompt_ids": [play.token_ids[:start] for play, start in zip(plays, opening, strict=True)],

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 from captrain.config import Spec
 from captrain.errors import UserError
-from captrain.execution import code_digest, run
+from captrain.execution import code_digest, prepare_torch, run
 from captrain.models import Adapter, adapter_digest, lora_factors, save_lora_factors
 from captrain.records import JsonObject, digest, publish_text
 from captrain.training.distillation import distil, distillation
@@ -118,9 +118,7 @@ class _Merging:
 
     def save(self, folder: Path) -> str:
         """Write the adapter with its model card; returns the hash of its content."""
-        import torch
-
-        torch.set_num_threads(1)
+        prepare_torch()
         factors = [lora_factors(member) for member in self.members.values()]
         if any(factor.keys() != factors[0].keys() for factor in factors):
             raise UserError("adapters change different modules and cannot be merged", "use adapters of one trainer")
@@ -200,13 +198,17 @@ def _basis(stacked: "Tensor") -> "Tensor":
 
 
 def _reduced(up: "Tensor", down: "Tensor", rank: int) -> tuple["LowRank", float, float]:
-    """The product of two factors in factors of the least rank, at most `rank`, by QR and SVD; and the squared norm of
-    the product and of these factors' product."""
+    """The product of two factors in factors of the least rank, at most `rank`, by QR and SVD, on the grid of trained
+    weights; and the squared norm of the product and of these factors' product."""
     import torch
+
+    from captrain.models import to_grid
 
     (columns, upper), (rows, lower) = torch.linalg.qr(up), torch.linalg.qr(down.T)
     u, values, v = torch.linalg.svd(upper @ lower.T, full_matrices=False)
     count = min(rank, int((values > NEGLIGIBLE * values[0]).sum()))
     roots = values[:count].sqrt()
     factors = (columns @ (u[:, :count] * roots), (roots[:, None] * v[:count]) @ rows.T)
+    for factor in factors:
+        to_grid(factor)
     return factors, values.square().sum().item(), values[:count].square().sum().item()

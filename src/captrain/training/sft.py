@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from captrain.config import Adp, ReferenceSft, Spec, build
 from captrain.execution import code_digest
-from captrain.models import Chat, adapter_digest, dialogue_tokens, model_source, settle
+from captrain.models import Chat, adapter_digest, dialogue_tokens, load_module, make_exact, save_adapter
 from captrain.records import JsonObject, Message, digest, publish_text
 from captrain.training.jobs import Learner
 from captrain.training.recipe import GRPO
@@ -107,6 +107,7 @@ class FineTuning:
         demonstrations: what is trained on.
         left_out: how many further ones could not be used, by reason.
         card: rows of the model card that say where the demonstrations come from.
+        precision: of the arithmetic, as `machine.accelerate.precision` says.
         key: what else decides the adapter, such as the code that made the demonstrations.
     """
 
@@ -116,6 +117,7 @@ class FineTuning:
     demonstrations: Sequence[Demonstration]
     left_out: dict[str, int]
     card: str
+    precision: str
     key: Sequence[str] = ()
 
 
@@ -151,10 +153,9 @@ def _fit(job: FineTuning, policy: Learner, folder: Path) -> list[float]:
     """Train on demonstrations and leave the adapter in `folder`; returns the mean loss over written tokens of each
     update. The learning rate falls linearly to zero."""
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
-    import torch
     from datasets import Dataset
     from peft import LoraConfig
-    from transformers import AutoModelForCausalLM, PrinterCallback, set_seed
+    from transformers import PrinterCallback, set_seed
     from transformers.utils import logging as hf_logging
     from trl.trainer.sft_trainer import SFTTrainer
 
@@ -170,20 +171,20 @@ def _fit(job: FineTuning, policy: Learner, folder: Path) -> list[float]:
         bias="none",
         task_type="CAUSAL_LM",
     )
-    model = model_source(job.base)
     config = _configuration(settings, folder)
     set_seed(settings["seed"])
     trainer: Any = SFTTrainer(
-        model=AutoModelForCausalLM.from_pretrained(model.source, revision=model.revision, dtype=torch.float32),
+        model=load_module(job.base, job.precision),
         args=config,
         train_dataset=Dataset.from_list([_example(demonstration) for demonstration in job.demonstrations]),
         processing_class=policy.tokenizer,
         peft_config=lora,
     )
+    if job.precision == "float64":
+        make_exact(trainer, settings["seed"])
     trainer.remove_callback(PrinterCallback)
     trainer.train()
-    trainer.model.save_pretrained(folder)
-    settle(folder, job.base, policy.digest)
+    save_adapter(trainer.model, folder, job.base, policy.digest)
     return [round(row["loss"], 6) for row in trainer.state.log_history if "loss" in row]
 
 

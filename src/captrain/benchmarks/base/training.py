@@ -1,8 +1,8 @@
 """Train the embedded base: a tiny Qwen3 from random weights on flawed demonstrations.
 
-One thread, fixed seeds, fp32: two runs give the same weights, bit for bit. Muon on the matrices and AdamW on the rest,
-loss on the tokens the agent writes. The first part of training is rich in look-up drills, which is what lets so small
-a model copy and compare at all.
+Fixed seeds, float64 and a barrier around each step (`captrain.models.barrier`): every run on every CPU gives the same
+weights, bit for bit. Muon on the matrices and AdamW on the rest, loss on the tokens the agent writes. The first part of
+training is rich in look-up drills, which is what lets so small a model copy and compare at all.
 """
 
 import random
@@ -15,6 +15,7 @@ from captrain.benchmarks import servicedesk as desk
 from captrain.benchmarks.base import demonstrations
 from captrain.benchmarks.base.tokenizer import build_tokenizer
 from captrain.config import Base
+from captrain.execution import prepare_torch
 from captrain.models import Chat, dialogue_tokens
 from captrain.records import JsonObject, Message, file_digest, publish_json
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 Supervised = tuple[list[int], list[int]]
 """Token ids of a dialogue, and which of them the agent writes."""
 
+INITIAL_DEVIATION = 0.06
+"""Of the random weights of matrices."""
 BUCKET = 16
 """Batches whose sequences are sorted by length together: little padding, still mixed."""
 
@@ -61,11 +64,12 @@ def make_batches(chat: Chat, spec: Base, seed: int) -> list[list[Supervised]]:
 
 
 def build_model(tokenizer: Any, spec: Base, seed: int) -> "Qwen3ForCausalLM":
-    """A Qwen3 with random weights, as wide and deep as the spec says."""
-    import torch
+    """A Qwen3 with random weights in float64, as wide and deep as the spec says."""
+    import numpy as np
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    torch.manual_seed(seed)
+    from captrain.models import draw_normal, to_float64
+
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=spec.hidden,
@@ -76,13 +80,18 @@ def build_model(tokenizer: Any, spec: Base, seed: int) -> "Qwen3ForCausalLM":
         head_dim=spec.hidden // spec.heads,
         max_position_embeddings=2048,
         tie_word_embeddings=True,
-        initializer_range=0.06,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
     )
-    return Qwen3ForCausalLM(config)
+    model = Qwen3ForCausalLM(config)
+    to_float64(model)
+    random = np.random.Generator(np.random.PCG64(seed))
+    for parameter in model.parameters():
+        if parameter.ndim == 2:
+            draw_normal(parameter, INITIAL_DEVIATION, random)
+    return model
 
 
 def train_base(
@@ -108,7 +117,7 @@ def train_base(
     import torch.nn.functional as F
     from transformers.utils import logging as hf_logging
 
-    torch.set_num_threads(1)
+    prepare_torch()
     hf_logging.disable_progress_bar()
     tokenizer = build_tokenizer()
     model = build_model(tokenizer, spec, seed)
@@ -132,7 +141,7 @@ def train_base(
         losses.append(loss.item())
     aside = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(aside, ignore_errors=True)
-    model.save_pretrained(aside)
+    model.float().save_pretrained(aside)  # exact: see `captrain.models.barrier`
     tokenizer.save_pretrained(aside)
     shutil.rmtree(folder, ignore_errors=True)
     aside.rename(folder)
@@ -147,17 +156,10 @@ def train_base(
 
 
 def _optimizers(model: "Qwen3ForCausalLM", spec: Base) -> "list[Optimizer]":
-    import torch
+    from captrain.models import AdamW, Muon
 
     parameters = list(model.named_parameters())
     matrices = [p for name, p in parameters if p.ndim == 2 and "embed" not in name]
     vectors = [p for name, p in parameters if p.ndim != 2 or "embed" in name]
-    muon = torch.optim.Muon(
-        matrices,
-        lr=spec.learning_rate,
-        weight_decay=spec.weight_decay,
-        momentum=0.95,
-        adjust_lr_fn="match_rms_adamw",
-        ns_steps=3,
-    )
-    return [muon, torch.optim.AdamW(vectors, lr=spec.learning_rate, betas=(0.9, 0.98), weight_decay=0.0)]
+    muon = Muon(matrices, lr=spec.learning_rate, weight_decay=spec.weight_decay, iterations=3)
+    return [muon, AdamW(vectors, lr=spec.learning_rate, betas=(0.9, 0.98))]
