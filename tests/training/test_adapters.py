@@ -487,8 +487,9 @@ def test_the_adapter_loads_in_plain_peft_and_acts_as_the_engine_lets_it_act(tiny
         base = plain(ids).logits[:, -1]
         adapted = PeftModel.from_pretrained(plain, str(trained.folder)).eval()(ids).logits[:, -1]
         decoder = LocalPolicy(tiny, temperature=1.0, max_turns=1, max_tokens=1).decoder(str(trained.folder))
-        decoder.reset(2)
-        ours = decoder.forward(ids)
+        decoder.reset()
+        decoder.keep([0, 0])
+        ours = decoder.forward(ids, [0, 1])
     torch.testing.assert_close(ours.float(), adapted, rtol=0, atol=1e-4)
     assert (adapted - base).abs().max() > 0.01
     config = json.loads((trained.folder / "adapter_config.json").read_text())

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from captrain.errors import UserError
 from captrain.models.barrier import AdamW, draw_adapter
+from captrain.models.forest import IGNORED, make_forest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, Trainer
@@ -33,11 +35,18 @@ class _Rotary(nn.Module):
 
 
 def to_float64(model: "PreTrainedModel") -> None:
-    """Make a model compute in float64 wholly, in place: transformers takes norms and positions to float32, whatever
-    the weights are in. Dense Qwen3 is known, the embedded base's architecture; other models keep those two."""
+    """Make a model compute in float64 wholly, in place.
+
+    Raises:
+        UserError: it is no dense Qwen3, the architecture of the embedded base: what others do in float32 is not known.
+    """
+    config = model.config
+    if config.model_type != "qwen3" or config.rope_parameters["rope_type"] != "default" or config.use_sliding_window:
+        raise UserError(
+            f"training in float64 knows dense Qwen3 models alone, and this one is {config.model_type}",
+            "set machine.accelerate.precision=float32, or bfloat16",
+        )
     model.double()
-    if model.config.model_type != "qwen3" or model.config.rope_parameters["rope_type"] != "default":
-        return
     for module in [*model.modules()]:
         for name, child in module.named_children():
             if type(child).__name__ == "Qwen3RMSNorm":
@@ -45,36 +54,42 @@ def to_float64(model: "PreTrainedModel") -> None:
                 norm.weight = child.weight
                 setattr(module, name, norm)
             elif type(child).__name__ == "Qwen3RotaryEmbedding":
-                setattr(module, name, _Rotary(model.config.rope_parameters["rope_theta"], model.config.head_dim))
+                setattr(module, name, _Rotary(config.rope_parameters["rope_theta"], config.head_dim))
 
 
 def _exact_head(model: "PreTrainedModel", temperature: float) -> None:
     """Replace the head that TRL adds to a causal LM (`trl.trainer.utils.add_fused_lm_head`) by one in the type of the
-    model, in place. What TRL asks of it is the same: log-probabilities and entropies of labels, and their loss."""
+    model, in place. What TRL asks of it is the same: log-probabilities and entropies of labels, and their loss. Rows
+    that begin alike are computed together (`captrain.models.forest`)."""
     from trl.trainer.utils import FusedCausalLMOutput
 
     def forward(
-        self: "PreTrainedModel", input_ids: Tensor, labels: Tensor, num_items_in_batch: Any = None, **options: Any
+        self: "PreTrainedModel",
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        labels: Tensor,
+        num_items_in_batch: Tensor | int | None = None,
+        **_: object,
     ) -> FusedCausalLMOutput:
-        options = {name: options[name] for name in ("attention_mask", "position_ids") if name in options}
-        hidden = self.base_model(input_ids=input_ids, use_cache=False, **options).last_hidden_state[:, :-1]
-        labels = labels[:, 1:]
-        mask = labels != -100
-        logits = self.get_output_embeddings()(hidden[mask])
-        distribution = (logits / temperature).log_softmax(-1)
-        scores = distribution.gather(-1, labels[mask][:, None])[:, 0]
-        entropy = -(distribution.detach().exp() * distribution.detach()).sum(-1)
-        best = distribution.detach().argmax(-1) == labels[mask]
+        forest = make_forest(input_ids, attention_mask, labels)
+        mask = labels[:, 1:] != IGNORED
+        nodes, places = forest.nodes[:, :-1][mask].unique(return_inverse=True)
+        targets = labels[:, 1:][mask]
+        states = self.base_model(
+            input_ids=forest.ids, position_ids=forest.positions, attention_mask=forest.attention, use_cache=False
+        ).last_hidden_state
+        distribution = (self.get_output_embeddings()(states.flatten(0, 1)[nodes]) / temperature).log_softmax(-1)
+        scores = distribution[places, targets]
+        fixed = distribution.detach()
 
-        def whole(values: Tensor) -> Tensor:
+        def padded(values: Tensor) -> Tensor:
             return values.new_zeros(mask.shape).masked_scatter(mask, values)
 
-        count = mask.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
         return FusedCausalLMOutput(
-            loss=-scores.sum() / count,
-            log_probs=whole(scores),
-            entropy=whole(entropy),
-            is_top1=whole(best),
+            loss=-scores.sum() / (mask.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch),
+            log_probs=padded(scores),
+            entropy=padded(-(fixed.exp() * fixed).sum(-1)[places]),
+            is_top1=padded(fixed.argmax(-1)[places] == targets),
             label_mask=mask,
         )
 

@@ -1,10 +1,13 @@
 """Batched multi-turn sampling in lockstep, in process, for any Hugging Face causal LM.
 
 All live rows stand at the same position: a step feeds each row its next known token (prompt, tool result, or its own
-sample); a row that has run out of known tokens samples one. No padding, no attention mask, no second prefill;
-finished rows leave the KV cache. Randomness is one stream of uniforms per row, named by the row's key, and arithmetic
-is in float64 (differences between batch shapes are then near 1e-15, far below what can change a sampled token), so
-that a rollout does not depend on what is played beside it. float32 is there for who prefers speed to that guarantee.
+sample); a row that has run out of known tokens samples one. No padding, no attention mask, no second prefill. Rows
+whose tokens are the same so far are one branch: it is computed once and lies in the KV cache once, and forks where its
+rows part. So a group's prompt costs what one costs, and so does all that its rollouts have in common after it.
+
+Randomness is one stream of uniforms per row, named by the row's key, and arithmetic is in float64 (differences between
+batch shapes, or between CPUs, are then near 1e-15, far below what can change a sampled token), so that a rollout does
+not depend on what is played beside it. float32 is there for who prefers speed to that guarantee.
 """
 
 import hashlib
@@ -22,22 +25,23 @@ LOGPROB_DIGITS = 6
 """Decimals of the log-probabilities that rollouts record and training reads. The noise of different CPUs is near 1e-15:
 of a million tokens one in a thousand runs is expected to be rounded otherwise."""
 COMPACT = 0.8
-"""Rows that are over leave the KV cache once no more than this share of its rows is alive."""
+"""Branches that are over leave the KV cache once no more than this share of its rows is alive."""
 
 
 class Decoder(Protocol):
     """A causal LM with a KV cache over a batch of rows at equal positions."""
 
-    def reset(self, rows: int) -> None:
-        """Forget everything and make room for so many rows."""
+    def reset(self) -> None:
+        """Forget everything: the cache has one row and no position."""
         ...
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Append ids (rows, tokens) to the cache; logits (rows, vocabulary) after the last of them, float64."""
+    def forward(self, ids: torch.Tensor, due: Sequence[int]) -> torch.Tensor:
+        """Append ids (rows, tokens) to the cache; logits (due, vocabulary) after the last of them of the rows that are
+        due, float64."""
         ...
 
-    def keep(self, rows: torch.Tensor) -> None:
-        """Keep only these rows (indices, in order)."""
+    def keep(self, rows: Sequence[int]) -> None:
+        """The cache's rows become these of its rows, in order; an index may repeat."""
         ...
 
 
@@ -47,20 +51,20 @@ class HuggingFaceDecoder:
     def __init__(self, model: Any, dtype: torch.dtype = torch.float64) -> None:
         self.model = model.to(dtype).eval()
 
-    def reset(self, rows: int) -> None:
+    def reset(self) -> None:
         """See `Decoder`."""
         from transformers import DynamicCache
 
         self.cache = DynamicCache(config=self.model.config)
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, ids: torch.Tensor, due: Sequence[int]) -> torch.Tensor:
         """See `Decoder`."""
         output = self.model(input_ids=ids, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
-        return output.logits[:, -1].double()
+        return output.logits[list(due), -1].double()
 
-    def keep(self, rows: torch.Tensor) -> None:
+    def keep(self, rows: Sequence[int]) -> None:
         """See `Decoder`."""
-        self.cache.batch_select_indices(rows)
+        self.cache.batch_select_indices(torch.tensor(rows))
 
 
 class Qwen3Shape(Protocol):
@@ -125,20 +129,29 @@ class Qwen3Decoder:
             "down": columns("", "mlp.down_proj"),
         }
 
-    def reset(self, rows: int) -> None:
+    def reset(self) -> None:
         """See `Decoder`."""
-        self.cache = self.embed.new_zeros((len(self.layers), 2, rows, self.groups, 0, self.width))
-        self.position = 0
+        self.cache = self.embed.new_empty((len(self.layers), 2, 1, self.groups, BLOCK, self.width))
+        self.rows, self.position = 1, 0
 
-    def keep(self, rows: torch.Tensor) -> None:
+    def keep(self, rows: Sequence[int]) -> None:
         """See `Decoder`."""
-        self.cache = self.cache[:, :, rows]
+        if len(rows) < self.rows:
+            self.cache = self.cache[:, :, list(rows)]
+        else:
+            # Forks alone are copied: most rows stay where they are.
+            places = [place for place, row in enumerate(rows) if place != row]
+            copies = self.cache[:, :, [rows[place] for place in places], :, : self.position]
+            while self.cache.shape[2] < len(rows):
+                self.cache = torch.cat([self.cache, torch.empty_like(self.cache)], 2)
+            self.cache[:, :, places, :, : self.position] = copies
+        self.rows = len(rows)
 
     def _normed(self, x: torch.Tensor) -> torch.Tensor:
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         return x * (norm.square() / x.shape[-1] + self.config.rms_norm_eps).rsqrt()
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, ids: torch.Tensor, due: Sequence[int]) -> torch.Tensor:
         """See `Decoder`."""
         start, stop = self.position, self.position + ids.shape[1]
         if stop > self.cache.shape[4]:
@@ -146,11 +159,11 @@ class Qwen3Decoder:
             self.cache = torch.cat([self.cache, self.cache.new_empty((*self.cache.shape[:4], grown, self.width))], 4)
         x = self.embed[ids]
         for index, layer in enumerate(self.layers):
-            x = x + self._attention(x, layer, self.cache[index], start, stop) @ layer["out"]
+            x = x + self._attention(x, layer, self.cache[index, :, : self.rows], start, stop) @ layer["out"]
             gate, up = (self._normed(x) @ layer["gate_up"]).chunk(2, -1)
             x = x + (F.silu(gate) * up) @ layer["down"]
         self.position = stop
-        return (self._normed(x[:, -1]) @ self.head).double()
+        return (self._normed(x[list(due), -1]) @ self.head).double()
 
     def _attention(self, x: torch.Tensor, layer: State, cache: torch.Tensor, start: int, stop: int) -> torch.Tensor:
         rows, count, _ = x.shape
@@ -232,33 +245,61 @@ def sample_rows(
         max_tokens: longest turn.
         max_length: longest dialogue.
     """
-    live = list(rows)
-    decoder.reset(len(live))
-    position = 0
-    while any(not row.over for row in live):
-        reach = min(len(row.ids) for row in live if not row.over)
-        # A row that is over is fed its last token until enough of them have gathered to be worth moving the cache.
-        fed = [row.ids[position:reach] if len(row.ids) >= reach else row.ids[-1:] * (reach - position) for row in live]
-        logits = decoder.forward(torch.tensor(fed))
+    decoder.reset()
+    # Row i of the cache is branch i: the live rows whose tokens up to `position` are those; without any it is over.
+    branches, position = [[row for row in rows if not row.over]], 0
+    while any(branches):
+        reach = min(len(row.ids) for branch in branches for row in branch)
+        branches = _forked(decoder, branches, position, reach)
+        # A branch that is over is fed anything until enough of them have gathered to be worth moving the cache.
+        idle = [0] * (reach - position)
+        fed = [branch[0].ids[position:reach] if branch else idle for branch in branches]
         position = reach
-        due = [index for index, row in enumerate(live) if len(row.ids) == position and not row.over]
-        uniforms = torch.tensor([[live[index].uniform()] for index in due], dtype=torch.float64)
-        tokens, logprobs = sample(logits[torch.tensor(due)], uniforms, temperature)
-        for index, token, logprob in zip(due, tokens, logprobs, strict=True):
-            live[index].take(token, logprob, end, max_tokens, max_length)
-        alive = [index for index, row in enumerate(live) if not row.over]
-        if alive and len(alive) <= COMPACT * len(live):
-            live = [live[index] for index in alive]
-            decoder.keep(torch.tensor(alive))
+        due = [(index, row) for index, branch in enumerate(branches) for row in branch if len(row.ids) == position]
+        numbers = {index: number for number, index in enumerate(dict.fromkeys(index for index, _ in due))}
+        logits = decoder.forward(torch.tensor(fed), [*numbers])
+        uniforms = torch.tensor([[row.uniform()] for _, row in due], dtype=torch.float64)
+        tokens, logprobs = sample(logits, uniforms, temperature, [numbers[index] for index, _ in due])
+        for (_, row), token, logprob in zip(due, tokens, logprobs, strict=True):
+            row.take(token, logprob, end, max_tokens, max_length)
+        branches = [[row for row in branch if not row.over] for branch in branches]
+        alive = [index for index, branch in enumerate(branches) if branch]
+        if alive and len(alive) <= COMPACT * len(branches):
+            branches = [branches[index] for index in alive]
+            decoder.keep(alive)
 
 
-def sample(logits: torch.Tensor, uniforms: torch.Tensor, temperature: float) -> tuple[list[int], list[float]]:
+def _forked(decoder: Decoder, branches: list[list[EngineRow]], position: int, reach: int) -> list[list[EngineRow]]:
+    """The branches, each forked where its rows differ between two positions; new ones take the places of those that
+    are over, or follow the others."""
+    forked: list[list[EngineRow]] = [[] for _ in branches]
+    places = iter([index for index, branch in enumerate(branches) if not branch])
+    origins = list(range(len(branches)))
+    for index, branch in enumerate(branches):
+        parts: dict[tuple[int, ...], list[EngineRow]] = {}
+        for row in branch:
+            parts.setdefault(tuple(row.ids[position:reach]), []).append(row)
+        for number, part in enumerate(parts.values()):
+            place = index if number == 0 else next(places, len(forked))
+            if place == len(forked):
+                forked.append([])
+                origins.append(index)
+            forked[place], origins[place] = part, index
+    if origins != list(range(len(branches))):
+        decoder.keep(origins)
+    return forked
+
+
+def sample(
+    logits: torch.Tensor, uniforms: torch.Tensor, temperature: float, sources: Sequence[int]
+) -> tuple[list[int], list[float]]:
     """Draw one token per row by inversion of the distribution function.
 
     Args:
-        logits: (rows, vocabulary), float64.
+        logits: (branches, vocabulary), float64.
         uniforms: (rows, 1) in [0, 1).
         temperature: 0 is greedy.
+        sources: the branch of each row.
 
     Returns:
         Tokens, and their log-probabilities under the distribution drawn from (at temperature 0: under softmax of
@@ -266,8 +307,9 @@ def sample(logits: torch.Tensor, uniforms: torch.Tensor, temperature: float) -> 
     """
     logprobs = F.log_softmax(logits / temperature if temperature > 0 else logits, -1)
     if temperature > 0:
-        totals = logprobs.exp().cumsum(-1)
+        totals = logprobs.exp().cumsum(-1)[sources]
         tokens = torch.searchsorted(totals, uniforms * totals[:, -1:], right=True).clamp(max=logits.shape[-1] - 1)
     else:
-        tokens = logprobs.argmax(-1, keepdim=True)
-    return tokens[:, 0].tolist(), [round(value, LOGPROB_DIGITS) for value in logprobs.gather(1, tokens)[:, 0].tolist()]
+        tokens = logprobs.argmax(-1, keepdim=True)[sources]
+    chosen = logprobs[sources, tokens[:, 0]].tolist()
+    return tokens[:, 0].tolist(), [round(value, LOGPROB_DIGITS) for value in chosen]

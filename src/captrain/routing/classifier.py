@@ -42,8 +42,8 @@ class ClassifierRouter(ShareRouter):
             letters = [chr(ord("A") + i) for i in range(len(routes))]
             question = classifier_prompt(nearest, dict(zip(routes, letters, strict=True)), text)
             prompt = chat.prompt([{"role": "user", "content": question}])
-            decoder.reset(1)
-            logits = decoder.forward(torch.tensor([prompt[-policy.max_length :]]))[0]
+            decoder.reset()
+            logits = decoder.forward(torch.tensor([prompt[-policy.max_length :]]), [0])[0]
             scores = logits[[chat.encode(letter)[0] for letter in letters]].softmax(0)
             rows.append(dict(zip(routes, scores.tolist(), strict=True)))
         return rows
