@@ -3,9 +3,13 @@ how time and memory grow with the size of what is given, which `bench_growth` me
 
 Both sides play the same tasks of servicedesk (mix `mixed`) with the same model and the same prompt tokens, and their
 dialogues are scored by the same benchmark. Stock TRL is GRPOTrainer with `environment_factory`: its own loop over tool
-calls, `generate` of Hugging Face for every turn, float32; its method `_generate` alone is timed. Our side is
-`LocalPolicy`, float64, timed whole. Neither side has an adapter. TRL's loop ends at the first message without a tool
-call and never at one with it, so the tasks are those that need neither a user's reply nor a hand-over.
+calls, `generate` of Hugging Face for every turn; its method `_generate` alone is timed. Our side is `LocalPolicy`,
+timed whole. Each side is timed in float64, which the pipeline uses, and in float32; neither has an adapter. The rollouts are
+GRPO's, groups of eight of one task, or of one task each. TRL's loop ends at the first message without a tool call and
+never at one with it, so the tasks are those that need neither a user's reply nor a hand-over.
+
+The arithmetic's own limit stands beside: what the positions that a side cannot do without would take at the rate of
+one large product of matrices on this machine. Of rows that begin alike a position is counted once.
 """
 
 import argparse
@@ -15,7 +19,7 @@ import sys
 import tempfile
 import time
 import warnings
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,23 +41,28 @@ from captrain.contract import Target, tool_call
 from captrain.policies import LocalPolicy, Play
 from captrain.records import Message, Task, publish_json
 
-TASKS = 256
-BATCHES = (64, 256)
+ROLLOUTS = 256
+GROUPS = (8, 1)
+"""Rollouts of one task: GRPO's group, and none."""
+PRECISIONS = ("float64", "float32")
 BASE = Path("artifacts/base")
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One side at one batch size. `prompt` is the shortest and the longest prompt, in tokens; `tokens` counts what
-    the model wrote."""
+    """One side in one precision, at groups of one size. `prompt` is the shortest and the longest prompt, in tokens;
+    `tokens` counts what the model wrote, `positions` what no engine could save, `limit` is their seconds."""
 
     side: str
-    batch: int
+    precision: str
+    group: int
     rollouts: int
     prompt: tuple[int, int]
     tokens: int
     passed: int
     seconds: float
+    positions: int
+    limit: float
 
     @property
     def rate(self) -> float:
@@ -102,12 +111,12 @@ class Timed(GRPOTrainer):
         return generation
 
 
-def make_trainer(policy: LocalPolicy, model: Path, batch: int, folder: str) -> Timed:
+def make_trainer(policy: LocalPolicy, model: Path, precision: str, folder: str) -> Timed:
     """Stock TRL with the policy's limits; only generation is ever asked of it."""
     hf_logging.disable_progress_bar()
     config = GRPOConfig(
         output_dir=folder,
-        per_device_train_batch_size=batch,
+        per_device_train_batch_size=ROLLOUTS,
         num_generations=8,
         max_completion_length=policy.max_length,
         temperature=policy.temperature,
@@ -122,7 +131,7 @@ def make_trainer(policy: LocalPolicy, model: Path, batch: int, folder: str) -> T
         disable_tqdm=True,
     )
     trainer = Timed(
-        model=AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),
+        model=AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, precision)),
         args=config,
         train_dataset=Dataset.from_list([{"prompt": [{"role": "user", "content": ""}]}]),
         processing_class=policy.tokenizer,
@@ -134,30 +143,25 @@ def make_trainer(policy: LocalPolicy, model: Path, batch: int, folder: str) -> T
     return trainer
 
 
-def stock(trainer: Timed, target: Target, tasks: list[Task], batch: int) -> tuple[Measured, list[list[int]]]:
-    """Time TRL on the tasks; also the prompts it gave to the model."""
+def stock(trainer: Timed, target: Target, tasks: list[Task], group: int, speed: "Speed") -> Measured:
+    """Time TRL on the tasks."""
     trainer.seconds = 0.0
-    prompts: list[list[int]] = []
-    tokens = passed = 0
-    for start in range(0, len(tasks), batch):
-        part = tasks[start : start + batch]
-        openings = [target.open(task).messages for task in part]
-        trainer._generate_and_score_completions(
-            [{"prompt": opening, "task": task.model_dump()} for opening, task in zip(openings, part, strict=True)]
-        )
-        prompts += trainer.prompts
-        tokens += sum(map(sum, trainer.model_masks))
-        dialogues = [[*opening, *replies] for opening, replies in zip(openings, trainer.dialogues, strict=True)]
-        passed += count_passed(target, part, dialogues)
-    return Measured("TRL", batch, len(tasks), spread(prompts), tokens, passed, trainer.seconds), prompts
+    openings = [target.open(task).messages for task in tasks]
+    trainer._generate_and_score_completions(
+        [{"prompt": opening, "task": task.model_dump()} for opening, task in zip(openings, tasks, strict=True)]
+    )
+    dialogues = [[*opening, *replies] for opening, replies in zip(openings, trainer.dialogues, strict=True)]
+    tokens = sum(map(sum, trainer.model_masks))
+    passed = count_passed(target, tasks, dialogues)
+    return speed.measured("TRL", group, trainer.prompts, tokens, passed, trainer.seconds, 0)
 
 
 def captrain_engine(
-    policy: LocalPolicy, target: Target, tasks: list[Task], batch: int
+    policy: LocalPolicy, target: Target, tasks: list[Task], group: int, speed: "Speed"
 ) -> tuple[Measured, list[list[int]]]:
     """Time our engine on the tasks; also the prompts it gave to the model."""
-    policy.batch = batch
-    plays = [Play(f"bench/{task.id}", target.open(task)) for task in tasks]
+    policy.batch = len(tasks)
+    plays = [Play(f"bench/{number}", target.open(task)) for number, task in enumerate(tasks)]
     assert all(play.episode.messages for play in plays)  # opened before the clock starts, as on the other side
     start = time.process_time()
     finished = list(policy.play(plays))
@@ -165,7 +169,9 @@ def captrain_engine(
     prompts = [play.token_ids[: play.mask.index(1)] for play in finished]
     passed = count_passed(target, tasks, [play.messages for play in plays])
     tokens = sum(sum(play.mask) for play in finished)
-    return Measured("captrain", batch, len(tasks), spread(prompts), tokens, passed, seconds), prompts
+    rows = [tuple(play.token_ids[:-1]) for play in finished]
+    positions = len({row[:stop] for row in rows for stop in range(1, len(row) + 1)})
+    return speed.measured("captrain", group, prompts, tokens, passed, seconds, positions), prompts
 
 
 def count_passed(target: Target, tasks: list[Task], dialogues: list[list[Message]]) -> int:
@@ -173,62 +179,90 @@ def count_passed(target: Target, tasks: list[Task], dialogues: list[list[Message
     return sum(target.score(task, dialogue).success for task, dialogue in zip(tasks, dialogues, strict=True))
 
 
-def spread(prompts: list[list[int]]) -> tuple[int, int]:
-    """Length of the shortest and of the longest prompt."""
-    return min(map(len, prompts)), max(map(len, prompts))
+@dataclass(frozen=True)
+class Speed:
+    """What this machine does in one precision: `rate` in operations a second in one large product of matrices, and
+    `operations` of one position of the model."""
+
+    precision: str
+    rate: float
+    operations: int
+
+    @classmethod
+    def of(cls, policy: LocalPolicy) -> "Speed":
+        """Time the product, 20 times."""
+        matrix = torch.rand((1024, 1024), dtype=getattr(torch, policy.precision))
+        seconds: list[float] = []
+        for _ in range(20):
+            start = time.process_time()
+            matrix @ matrix
+            seconds.append(time.process_time() - start)
+        return cls(policy.precision, 2 * 1024**3 / min(seconds), 2 * sum(map(torch.numel, policy.state.values())))
+
+    def measured(
+        self, side: str, group: int, prompts: list[list[int]], tokens: int, passed: int, seconds: float, positions: int
+    ) -> Measured:
+        """A row of the table."""
+        lengths = [*map(len, prompts)]
+        limit = positions * self.operations / self.rate
+        spread = (min(lengths), max(lengths))
+        return Measured(side, self.precision, group, len(prompts), spread, tokens, passed, seconds, positions, limit)
 
 
 def measure(spec: Spec, model: Path) -> list[Measured]:
-    """Stock TRL, then ours in each precision, at each batch size, each warmed up on other tasks first."""
+    """Stock TRL and ours, in each precision and at each size of groups, each warmed up on other tasks first."""
     target = Target(ServiceDesk(mix="mixed"), "servicedesk", "bench")
-    plain = [t for t in target.tasks("training", 4 * TASKS) if not (t.data["anonymous"] or t.data["human"])]
-    tasks, warm_up = plain[:TASKS], plain[TASKS : 2 * TASKS]
-    policies: dict[str, LocalPolicy] = {
-        name: build(spec.policy, LocalPolicy, model=model, precision=name) for name in ("float64", "float32")
-    }
+    plain = [t for t in target.tasks("training", 4 * ROLLOUTS) if not (t.data["anonymous"] or t.data["human"])]
     measurements: list[Measured] = []
-    for batch in BATCHES:
-        with tempfile.TemporaryDirectory() as folder:
-            trainer = make_trainer(policies["float64"], model, batch, folder)
-            stock(trainer, target, warm_up[:batch], batch)
-            measured, trl_prompts = stock(trainer, target, tasks, batch)
-        measurements.append(measured)
-        for name, policy in policies.items():
-            captrain_engine(policy, target, warm_up[:batch], batch)
-            measured, prompts = captrain_engine(policy, target, tasks, batch)
-            if sorted(trl_prompts) != sorted(prompts):
+    for group in GROUPS:
+        tasks, warm_up = (
+            [task for task in plain[start : start + ROLLOUTS // group] for _ in range(group)] for start in (0, ROLLOUTS)
+        )
+        for precision in PRECISIONS:
+            policy = build(spec.policy, LocalPolicy, model=model, precision=precision)
+            speed = Speed.of(policy)
+            with tempfile.TemporaryDirectory() as folder:
+                trainer = make_trainer(policy, model, precision, folder)
+                stock(trainer, target, warm_up, group, speed)
+                measurements.append(stock(trainer, target, tasks, group, speed))
+            captrain_engine(policy, target, warm_up, group, speed)
+            measured, prompts = captrain_engine(policy, target, tasks, group, speed)
+            if sorted(trainer.prompts) != sorted(prompts):
                 raise SystemExit("the two sides gave the model different prompts: their work is not equal")
-            measurements.append(replace(measured, side=f"{measured.side}, {name}"))
+            measurements.append(measured)
     if torch.get_num_threads() != 1:
         raise SystemExit(f"{torch.get_num_threads()} threads were in use: the CPU-seconds are not those of one")
     return measurements
 
 
 def table(measurements: list[Measured], title: str) -> Table:
-    """The measurements, with the ratio of each to TRL's at the same batch size."""
+    """The measurements, with the ratio of each of ours to TRL's in the same precision."""
     comparison = Table(title=title, title_justify="left")
-    comparison.add_column("side")
-    names = ("batch", "rollouts", "passed", "prompt", "model tokens", "CPU s", "rollouts / CPU s", "ratio")
+    names = ("rollouts", "passed", "prompt", "model tokens", "CPU s", "limit s", "rollouts / CPU s", "ratio")
+    for name in ("of a task", "precision", "side"):
+        comparison.add_column(name)
     for name in names:
         comparison.add_column(name, justify="right")
-    for start in range(0, len(measurements), 3):
-        trl = measurements[start]
-        for measured in measurements[start : start + 3]:
+    for trl, ours in zip(measurements[::2], measurements[1::2], strict=True):
+        for measured in (trl, ours):
             low, high = measured.prompt
             comparison.add_row(
+                str(measured.group),
+                measured.precision,
                 measured.side,
-                str(measured.batch),
                 str(measured.rollouts),
                 str(measured.passed),
                 f"{low} to {high}",
                 f"{measured.tokens:,}",
                 f"{measured.seconds:.2f}",
+                f"{measured.limit:.2f}" if measured.limit else "",
                 f"{measured.rate:.1f}",
                 f"{measured.rate / trl.rate:.1f}",
             )
         comparison.add_section()
     comparison.caption = (
-        "prompt: tokens of the shortest and the longest; the same ids on both sides, compared one by one"
+        "prompt: tokens of the shortest and the longest; the same ids on both sides, compared one by one. limit: the "
+        "positions that are left when what rows have in common is computed once, at the rate of one large product"
     )
     return comparison
 

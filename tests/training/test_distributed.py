@@ -296,4 +296,4 @@ def test_a_mixture_of_experts_is_adapted_at_its_attention(mixture: Path, environ
     assert got.rollouts == 8 and got.history[0]["informative"] > 0
     # The experts are one tensor each, and no linear layers.
     with inside(tmp_path), pytest.raises(UserError, match=r"trainer\.targets.*gate_proj.*its experts are one tensor"):
-        train(letters_job(mixture, environment, rollouts=8))
+        train(replace(letters_job(mixture, environment, rollouts=8), machine=on(precision="bfloat16")))

@@ -6,9 +6,9 @@ differ by some 1e-17; before a step they are rounded to multiples of a fixed num
 are far coarser than the noise, so that the next step begins from the same bytes, and far finer than what a step does.
 
 Why this holds. A value lands on the other side of a boundary with probability (its noise / the grid). Between AVX-512
-kernels and none at all, gradients of the embedded base differ by 2e-18 on average and its weights after Muon's step by
-1e-18, so that (540,000 elements x 600 steps) x (2e-18 / 2^-16 + 1e-18 / 2^-18) = 1e-4 elements are expected to differ
-in a whole run; of an adapter, with fewer elements and steps, 1e-6 (`tests/test_instruction_sets.py` measures both).
+kernels and none at all, an element of the gradient of the embedded base differs by 7e-19 on average and a weight after
+its step not at all, so that 540,000 elements x 600 steps x 7e-19 / 2^-18 = 6e-5 elements are expected to differ in a
+whole run; of an adapter, with fewer elements and steps, still fewer.
 
 Between the two roundings AdamW makes no noise at all: it is written in operations that IEEE 754 rounds exactly (sum,
 product, quotient, root), one a kernel, because torch's own fuse product and sum on one CPU and not on another. So its

@@ -50,15 +50,10 @@ class QuestionSizes(NamedTuple):
 
 
 ROLLOUT_RATES = {
-    key: Assumption(rate, "measured here: make bench, in docs/speed.md")
-    for key, rate in {
-        ("float64", 64): 121.2,
-        ("float64", 256): 155.0,
-        ("float32", 64): 195.0,
-        ("float32", 256): 262.2,
-    }.items()
+    precision: Assumption(rate, "measured here: make bench, in docs/speed.md")
+    for precision, rate in {"float64": 249.7, "float32": 395.4}.items()
 }
-"""Rollouts a CPU second of the embedded base, by precision and batch."""
+"""Rollouts of one task each a CPU second of the embedded base; those of one task share what they have in common."""
 TRAINING_RATE = Assumption(40.0, "measured here: one adapter of `default`")
 """Rollouts a CPU second of the embedded base in training, updates included."""
 DEMONSTRATION_RATE = Assumption(100.0, "measured here: the base of `default`")

@@ -79,7 +79,7 @@ def basis(estimate: Estimate) -> list[BasisRow]:
 
 def _embedded(estimate: Estimate) -> list[BasisRow]:
     """Of the embedded base, whose rollouts are played in this process."""
-    rate = ROLLOUT_RATES[estimate.policy["precision"], estimate.batch]
+    rate = ROLLOUT_RATES[estimate.policy["precision"]]
     return [
         BasisRow("rollouts a CPU second", f"{rate.value:g}", rate.source),
         BasisRow("in training", f"{TRAINING_RATE.value:g}", TRAINING_RATE.source),

@@ -125,7 +125,6 @@ class Estimate:
         self.timed = node.throughput is not None or self.size is not None
         installed = spec.machine.benchmarks.get(spec.benchmark.target.split(".")[-2])
         self.processes = installed.processes if installed else 1
-        self.batch = 256 if spec.machine.batch >= 256 else 64
         self.shards = SHARDS if spec.machine.launcher == "slurm" else 1
         self.diagnosis = spec.rollouts.tasks * spec.rollouts.trials
         calibration = attempts * spec.environments.groups * spec.environments.group_size
@@ -244,7 +243,7 @@ class Estimate:
         if self.episode == EpisodeCost() or not (self.local or self.served):
             return replace(cost, seconds=None)
         if self.local:
-            rate = TRAINING_RATE if training else ROLLOUT_RATES[self.policy["precision"], self.batch]
+            rate = TRAINING_RATE if training else ROLLOUT_RATES[self.policy["precision"]]
             return replace(cost, seconds=rollouts / rate.value * math.ceil(jobs / parallel) / jobs)
         separate = user and self.user is not None and self._is_other_model(self.user.settings())
         seconds = self._served_seconds(cost, episode, parallel, separate=separate, training=training)

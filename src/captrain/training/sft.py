@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from captrain.config import Adp, ReferenceSft, Spec, build
 from captrain.execution import code_digest
-from captrain.models import Chat, adapter_digest, dialogue_tokens, load_module, make_exact, save_adapter
+from captrain.models import Chat, adapter_digest, dialogue_tokens, load_module, save_adapter
 from captrain.records import JsonObject, Message, digest, publish_text
 from captrain.training.jobs import Learner
 from captrain.training.recipe import GRPO
@@ -158,6 +158,8 @@ def _fit(job: FineTuning, policy: Learner, folder: Path) -> list[float]:
     from transformers import PrinterCallback, set_seed
     from transformers.utils import logging as hf_logging
     from trl.trainer.sft_trainer import SFTTrainer
+
+    from captrain.models import make_exact
 
     hf_logging.set_verbosity_error()
     hf_logging.disable_progress_bar()

@@ -64,11 +64,11 @@ def make_batches(chat: Chat, spec: Base, seed: int) -> list[list[Supervised]]:
 
 
 def build_model(tokenizer: Any, spec: Base, seed: int) -> "Qwen3ForCausalLM":
-    """A Qwen3 with random weights in float64, as wide and deep as the spec says."""
+    """A Qwen3 with random weights, as wide and deep as the spec says."""
     import numpy as np
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from captrain.models import draw_normal, to_float64
+    from captrain.models import draw_normal
 
     config = Qwen3Config(
         vocab_size=len(tokenizer),
@@ -86,7 +86,6 @@ def build_model(tokenizer: Any, spec: Base, seed: int) -> "Qwen3ForCausalLM":
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
     )
     model = Qwen3ForCausalLM(config)
-    to_float64(model)
     random = np.random.Generator(np.random.PCG64(seed))
     for parameter in model.parameters():
         if parameter.ndim == 2:
@@ -117,10 +116,13 @@ def train_base(
     import torch.nn.functional as F
     from transformers.utils import logging as hf_logging
 
+    from captrain.models import to_float64
+
     prepare_torch()
     hf_logging.disable_progress_bar()
     tokenizer = build_tokenizer()
     model = build_model(tokenizer, spec, seed)
+    to_float64(model)
     batches = make_batches(Chat(tokenizer, desk.TOOLS), spec, seed)
     optimizers = _optimizers(model, spec)
     warm = max(5, spec.steps // 20)
