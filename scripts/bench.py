@@ -4,9 +4,9 @@ how time and memory grow with the size of what is given, which `bench_growth` me
 Both sides play the same tasks of servicedesk (mix `mixed`) with the same model and the same prompt tokens, and their
 dialogues are scored by the same benchmark. Stock TRL is GRPOTrainer with `environment_factory`: its own loop over tool
 calls, `generate` of Hugging Face for every turn; its method `_generate` alone is timed. Our side is `LocalPolicy`,
-timed whole. Each side is timed in float64, which the pipeline uses, and in float32; neither has an adapter. The rollouts are
-GRPO's, groups of eight of one task, or of one task each. TRL's loop ends at the first message without a tool call and
-never at one with it, so the tasks are those that need neither a user's reply nor a hand-over.
+timed whole. Each side is timed in float64, which the pipeline uses, and in float32; neither has an adapter. The
+rollouts are GRPO's, groups of eight of one task, or of one task each. TRL's loop ends at the first message without a
+tool call and never at one with it, so the tasks are those that need neither a user's reply nor a hand-over.
 
 The arithmetic's own limit stands beside: what the positions that a side cannot do without would take at the rate of
 one large product of matrices on this machine. Of rows that begin alike a position is counted once.

@@ -40,7 +40,9 @@ def to_float64(model: "PreTrainedModel") -> None:
     Raises:
         UserError: it is no dense Qwen3, the architecture of the embedded base: what others do in float32 is not known.
     """
-    config = model.config
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, Qwen3RotaryEmbedding
+
+    config: Any = model.config
     if config.model_type != "qwen3" or config.rope_parameters["rope_type"] != "default" or config.use_sliding_window:
         raise UserError(
             f"training in float64 knows dense Qwen3 models alone, and this one is {config.model_type}",
@@ -49,11 +51,11 @@ def to_float64(model: "PreTrainedModel") -> None:
     model.double()
     for module in [*model.modules()]:
         for name, child in module.named_children():
-            if type(child).__name__ == "Qwen3RMSNorm":
+            if isinstance(child, Qwen3RMSNorm):
                 norm = nn.RMSNorm(child.weight.shape[0], eps=child.variance_epsilon, dtype=torch.float64)
                 norm.weight = child.weight
                 setattr(module, name, norm)
-            elif type(child).__name__ == "Qwen3RotaryEmbedding":
+            elif isinstance(child, Qwen3RotaryEmbedding):
                 setattr(module, name, _Rotary(config.rope_parameters["rope_theta"], config.head_dim))
 
 
