@@ -45,7 +45,7 @@ class _Exact(torch.optim.Optimizer):
     """The barrier: a subclass says how a parameter is moved by its gradient, and both are rounded here."""
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         """One update of all parameters that have a gradient.
 
         Raises:

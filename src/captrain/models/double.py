@@ -23,9 +23,7 @@ class _Rotary(nn.Module):
 
     def __init__(self, theta: float, width: int) -> None:
         super().__init__()
-        self.register_buffer(
-            "frequency", theta ** (-torch.arange(0, width, 2, dtype=torch.float64) / width), persistent=False
-        )
+        self.frequency = nn.Buffer(theta ** (-torch.arange(0, width, 2, dtype=torch.float64) / width), persistent=False)
 
     @torch.no_grad()
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,7 +78,8 @@ def _exact_head(model: "PreTrainedModel", temperature: float) -> None:
         states = self.base_model(
             input_ids=forest.ids, position_ids=forest.positions, attention_mask=forest.attention, use_cache=False
         ).last_hidden_state
-        distribution = (self.get_output_embeddings()(states.flatten(0, 1)[nodes]) / temperature).log_softmax(-1)
+        head: Any = self.get_output_embeddings()
+        distribution = (head(states.flatten(0, 1)[nodes]) / temperature).log_softmax(-1)
         scores = distribution[places, targets]
         fixed = distribution.detach()
 
