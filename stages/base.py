@@ -14,7 +14,8 @@ from captrain.records import publish_json
 def main() -> None:
     """Spec -> artifacts/base, results/base.json."""
     spec = load_spec()
-    summary = train_base(spec.base, spec.seed, Path("artifacts/base"), lambda batches: tqdm(batches, unit="step"))
+    folder, threads = Path("artifacts/base"), spec.machine.workers
+    summary = train_base(spec.base, spec.seed, folder, lambda batches: tqdm(batches, unit="step"), threads)
     publish_json(Path("results/base.json"), summary)
 
 

@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 from support.finished import Captrain, finished_pipeline
 from support.letters import LETTERS
-from support.pipelines import Captrain, finished_pipeline
 from support.warm import Server, warm_commands
 
 from captrain.cli import app

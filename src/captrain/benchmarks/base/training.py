@@ -94,7 +94,11 @@ def build_model(tokenizer: Any, spec: Base, seed: int) -> "Qwen3ForCausalLM":
 
 
 def train_base(
-    spec: Base, seed: int, folder: Path, show: Callable[[list[list[Supervised]]], Iterable[list[Supervised]]] = iter
+    spec: Base,
+    seed: int,
+    folder: Path,
+    show: Callable[[list[list[Supervised]]], Iterable[list[Supervised]]] = iter,
+    threads: int = 1,
 ) -> JsonObject:
     """Train and save the base in Hugging Face format. Where `model` names one that is served elsewhere, nothing is
     trained and the folder holds that name alone.
@@ -104,6 +108,7 @@ def train_base(
         seed: run seed.
         folder: where model and tokenizer are written.
         show: wraps the sequence of batches, for a progress bar.
+        threads: no part of the result.
 
     Returns:
         Summary: SHA-256 of the weights, parameter count, losses (mean over the last tenth of steps).
@@ -118,7 +123,7 @@ def train_base(
 
     from captrain.models import to_float64
 
-    prepare_torch()
+    prepare_torch(threads)
     hf_logging.disable_progress_bar()
     tokenizer = build_tokenizer()
     model = build_model(tokenizer, spec, seed)
