@@ -11,9 +11,9 @@ NEVER = 2**31 - 1
 def prepare_torch(threads: int = 1) -> None:
     """Make this process fit for many small products of matrices.
 
-    One thread, unless it has the machine for itself: other processes use the other cores better. And the C library keeps what is freed:
-    glibc gives every block above 128 KiB back to the system at once, and to get its pages again for the next
-    activation took half of the time of training. What a process has once used it keeps until its end.
+    One thread, unless it has the machine for itself: other processes use the other cores better. And the C library
+    keeps what is freed: glibc gives every block above 128 KiB back to the system at once, and to get its pages again
+    for the next activation took half of the time of training. What a process has once used it keeps until its end.
     """
     import torch
 
