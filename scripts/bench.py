@@ -243,8 +243,8 @@ def table(measurements: list[Measured], title: str) -> Table:
         comparison.add_column(name)
     for name in names:
         comparison.add_column(name, justify="right")
-    for trl, ours in zip(measurements[::2], measurements[1::2], strict=True):
-        for measured in (trl, ours):
+    for trl, engine in zip(measurements[::2], measurements[1::2], strict=True):
+        for measured in (trl, engine):
             low, high = measured.prompt
             comparison.add_row(
                 str(measured.group),

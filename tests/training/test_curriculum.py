@@ -116,14 +116,14 @@ def test_advantages_are_divided_by_a_constant_and_rollouts_on_the_target_are_lab
 
     def remembered(prompts: list[str], trainer: Any) -> dict[str, list[Any]]:
         out = play(prompts, trainer)
-        earned.extend(reward * Curriculum.scale for reward in out["environment_reward"])
+        earned.extend(out["environment_reward"])
         return out
 
     trainer.rollout_func = remembered
     batch = trainer._generate_and_score_completions(groups(8))
     rewards = torch.tensor(earned).view(8, 4)
     spread = (rewards.amax(1) - rewards.amin(1)) > 1e-6
-    expected = ((rewards - rewards.mean(1, keepdim=True)) / 0.5)[spread].flatten()
+    expected = ((rewards - rewards.mean(1, keepdim=True)) / 0.5)[spread].flatten().double()
     learnt = (batch["tool_mask"] * batch["completion_mask"]).any(1)
     torch.testing.assert_close(batch["advantages"].flatten()[learnt], expected, rtol=1e-4, atol=1e-5)
     [step] = trainer.history

@@ -130,6 +130,7 @@ def same_work(several: Trained, one: Trained, job: Job) -> None:
 @pytest.mark.slow
 def test_two_processes_that_share_the_layers_do_the_work_of_one(job: Job, alone: Trained, shared: Trained) -> None:
     same_work(shared, alone, job)
+    assert shared.digest == alone.digest  # sums in another order are rounded alike, in float64
     left = {path.name for path in shared.folder.parent.iterdir()}
     assert {"adapter", "result.json"} <= left and not any(name.startswith("checkpoints") for name in left)
     assert shared.digest in (shared.folder / "README.md").read_text()

@@ -22,7 +22,7 @@ CPUINFO = Path("/proc/cpuinfo")
 AVX512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma"}
 AVX2 = {"avx2", "fma"}
 """The flags by which torch chooses its vector kernels."""
-SWITCHES = ("ATEN_CPU_CAPABILITY", "BLIS_", "DNNL_", "KMP_", "MKL_", "NPY_", "OMP_", "ONEDNN_", "OPENBLAS_")
+SWITCHES = ("ATEN_CPU_CAPABILITY", "BLIS_", "DNNL_", "MKL_", "NPY_", "OMP_", "ONEDNN_", "OPENBLAS_")
 """How the variables begin that choose kernels of torch, numpy and BLAS, or how many threads share a sum."""
 PROMISE = "every trained weight and every result of the embedded default has the same bytes on any x86-64 CPU with AVX2"
 

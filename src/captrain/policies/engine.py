@@ -311,5 +311,5 @@ def sample(
         tokens = torch.searchsorted(totals, uniforms * totals[:, -1:], right=True).clamp(max=logits.shape[-1] - 1)
     else:
         tokens = logprobs.argmax(-1, keepdim=True)[sources]
-    chosen = logprobs[sources, tokens[:, 0]].tolist()
-    return tokens[:, 0].tolist(), [round(value, LOGPROB_DIGITS) for value in chosen]
+    scores = logprobs[sources, tokens[:, 0]].tolist()
+    return tokens[:, 0].tolist(), [round(value, LOGPROB_DIGITS) for value in scores]

@@ -3,8 +3,8 @@
 What is trained is the same: the same groups, tasks and keys, so that with equal weights the rollouts of a step do not
 depend on the number of processes. Each process samples the rollouts that it trains on; where a policy starts servers,
 the first process samples for all. Budget, ledger and history are those of the whole step, and known to every process.
-The adapter is gathered from all and written by the first. Sums over processes are in another order than within one, so
-that adapters differ in their last digits, as they do between CPU and GPU.
+The adapter is gathered from all and written by the first. Sums over processes are in another order than within one: in
+float64 they are rounded alike (`captrain.models.barrier`), in other types adapters differ as between CPU and GPU.
 
 The processes end when whoever waits for them does, however that comes about; checkpoints remain, and those of other
 settings are never gone on from. A `UserError` in a process reaches the caller as if it had been raised there.
