@@ -51,10 +51,10 @@ class QuestionSizes(NamedTuple):
 
 ROLLOUT_RATES = {
     precision: Assumption(rate, "measured here: make bench, in docs/speed.md")
-    for precision, rate in {"float64": 249.7, "float32": 395.4}.items()
+    for precision, rate in {"float64": 277.1, "float32": 488.5}.items()
 }
 """Rollouts of one task each a CPU second of the embedded base; those of one task share what they have in common."""
-TRAINING_RATE = Assumption(40.0, "measured here: one adapter of `default`")
+TRAINING_RATE = Assumption(100.0, "measured here: one adapter of `default`")
 """Rollouts a CPU second of the embedded base in training, updates included."""
 DEMONSTRATION_RATE = Assumption(100.0, "measured here: the base of `default`")
 """Demonstrations a CPU second that the embedded base is trained on."""
