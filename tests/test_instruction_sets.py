@@ -13,13 +13,14 @@ from support.pipeline import make_project
 from torch.backends.cpu import get_cpu_capability
 
 TRAINED = (
+    "base.steps=120",
     "baselines.curriculum.run=true",
     "baselines.reference_sft.run=true",
     "baselines.reference_sft.demonstrations=200",
     "merging.methods=[svd,distillation]",
     "merging.rollouts=80",
 )
-"""Besides the base, TRACE's adapters and GRPO on the target: all other ways in which weights are made."""
+"""A base of fewer steps; and besides it, TRACE's adapters and GRPO on the target all other ways to make weights."""
 SWITCHES = (
     "ATEN_CPU_CAPABILITY",
     "MKL_ENABLE_INSTRUCTIONS",

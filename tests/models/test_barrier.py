@@ -1,0 +1,160 @@
+"""The barrier around an optimizer's steps, and models that compute in float64 wholly."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from captrain.errors import UserError
+from captrain.models.barrier import GRADIENT_GRID, WEIGHT_GRID, AdamW, Muon, to_grid
+from captrain.models.double import _exact_head, to_float64
+from captrain.models.forest import IGNORED, make_forest
+
+SIZE: dict[str, Any] = {
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.3,
+}
+
+
+def weights(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
+
+
+def steps(optimizer: torch.optim.Optimizer, parameter: Tensor, noise: float = 0.0, count: int = 20) -> Tensor:
+    """The parameter after some steps along gradients that are the same but for noise."""
+    draw, disturb = torch.Generator().manual_seed(1), torch.Generator().manual_seed(2)
+    for _ in range(count):
+        gradient = 0.01 * torch.randn(parameter.shape, generator=draw, dtype=torch.float64)
+        gradient += noise * torch.randn(parameter.shape, generator=disturb, dtype=torch.float64)
+        parameter.grad = gradient
+        optimizer.step()
+    return parameter.detach()
+
+
+def test_rounding_leaves_multiples_of_the_grid_and_no_negative_zero() -> None:
+    values = torch.tensor([0.3, -0.3, 1e-9, -1e-9, -WEIGHT_GRID], dtype=torch.float64)
+    to_grid(values, WEIGHT_GRID)
+    assert values.tolist() == [
+        round(0.3 / WEIGHT_GRID) * WEIGHT_GRID,
+        -round(0.3 / WEIGHT_GRID) * WEIGHT_GRID,
+        0,
+        0,
+        -WEIGHT_GRID,
+    ]
+    assert not values[2:4].signbit().any()
+    assert torch.equal(values.float().double(), values)  # what is saved is what was trained
+
+
+def test_adamw_is_that_of_torch_to_the_grid() -> None:
+    ours, torchs = weights(8, 8), weights(8, 8)
+    options: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.95), "weight_decay": 0.1}
+    moved = steps(AdamW([ours], **options), ours)
+    expected = steps(torch.optim.AdamW([torchs], **options), torchs)
+    assert (moved - expected).abs().max() < 20 * WEIGHT_GRID < (moved - weights(8, 8)).abs().max()
+    assert torch.equal(moved, torch.round(moved / WEIGHT_GRID) * WEIGHT_GRID)
+
+
+@pytest.mark.parametrize("shape", [(16, 16), (32, 16), (16, 32)])
+def test_muon_steps_along_matrices_that_are_nearly_orthogonal(shape: tuple[int, int]) -> None:
+    parameter = weights(*shape)
+    moved = steps(Muon([parameter], lr=1e-2, weight_decay=0.0), parameter, count=1)
+    step = (moved - weights(*shape)) / (1e-2 * 0.2 * max(shape) ** 0.5)
+    assert torch.linalg.svdvals(step).min() > 0.5 and torch.linalg.svdvals(step).max() < 1.3
+
+
+@pytest.mark.parametrize("kind", [AdamW, Muon])
+def test_noise_of_kernels_changes_no_bit_of_weights_or_averages(kind: type[AdamW] | type[Muon]) -> None:
+    results = []
+    for noise in (0.0, 1e-17):
+        parameter = weights(64, 64)
+        optimizer = kind([parameter], lr=1e-2, weight_decay=0.01)
+        moved = steps(optimizer, parameter, noise)
+        results.append([moved, *(value for value in optimizer.state[parameter].values() if isinstance(value, Tensor))])
+    assert all(torch.equal(plain, disturbed) for plain, disturbed in zip(*results, strict=True))
+    parameter = weights(64, 64)  # where the noise is as coarse as the grid it shows
+    assert not torch.equal(
+        steps(kind([parameter], lr=1e-2, weight_decay=0.01), parameter, GRADIENT_GRID), results[0][0]
+    )
+
+
+def test_what_the_grid_would_swallow_is_refused() -> None:
+    with pytest.raises(UserError, match=r"1e-05 is lost in float64") as refusal:
+        AdamW([weights(2)], lr=1e-5)
+    assert "machine.accelerate.precision=float32" in refusal.value.remedy
+    single = nn.Parameter(torch.ones(2))
+    single.grad = torch.ones(2)
+    with pytest.raises(ValueError, match=r"torch\.float32"):
+        AdamW([single], lr=1e-2).step()
+
+
+def test_only_an_architecture_that_is_known_trains_in_float64() -> None:
+    with pytest.raises(UserError, match="dense Qwen3 models alone, and this one is llama"):
+        to_float64(LlamaForCausalLM(LlamaConfig(**SIZE)))
+
+
+def padded_rows() -> tuple[Tensor, Tensor, Tensor]:
+    """Four rollouts of each of three prompts: ids, mask and labels, padded as TRL pads them."""
+    draw = torch.Generator().manual_seed(1)
+    rows = []
+    for extra in range(3):
+        prompt, stem = (torch.randint(1, 50, (size,), generator=draw) for size in (5 + extra, 4))
+        rows += [
+            (prompt, torch.cat([stem[: k + 1], torch.randint(1, 50, (2 * k + 1,), generator=draw)])) for k in range(4)
+        ]
+    opening, longest = max(len(prompt) for prompt, _ in rows), max(len(text) for _, text in rows)
+    ids = torch.zeros((len(rows), opening + longest), dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row, (prompt, text) in enumerate(rows):
+        for start, tokens in ((opening - len(prompt), prompt), (opening, text)):
+            ids[row, start : start + len(tokens)] = tokens
+            mask[row, start : start + len(tokens)] = 1
+    labels = ids.masked_fill(mask == 0, IGNORED)
+    labels[:, :opening] = IGNORED
+    return ids, mask, labels
+
+
+def test_rows_as_trees_have_the_losses_and_gradients_of_rows_one_by_one() -> None:
+    torch.manual_seed(0)
+    rope = {"rope_type": "default", "rope_theta": 10000.0}
+    model: Any = Qwen3ForCausalLM(Qwen3Config(**SIZE, head_dim=8, rope_parameters=rope))
+    to_float64(model)
+    ids, mask, labels = padded_rows()
+    scored = labels[:, 1:] != IGNORED
+    importance = torch.randn(scored.shape, dtype=torch.float64)
+    logits = model(input_ids=ids, attention_mask=mask).logits / 0.7
+    expected = logits.log_softmax(-1)[:, :-1].gather(-1, ids[:, 1:, None])[..., 0] * scored
+    (expected * importance).sum().backward()
+    gradients = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    _exact_head(model, 0.7)
+    output = model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True)
+    (output.log_probs * importance).sum().backward()
+    torch.testing.assert_close(output.log_probs, expected, rtol=0, atol=1e-12)
+    assert output.loss.item() == pytest.approx(-expected.sum().item() / scored.sum().item())
+    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=0, atol=1e-11)
+
+
+def test_a_tree_holds_what_its_rows_have_in_common_once() -> None:
+    ids, mask, labels = padded_rows()
+    forest = make_forest(ids, mask, labels)
+    assert len(forest.ids) == 3  # one for each prompt
+    rows = [
+        tuple(token for token, real in zip(*row, strict=True) if real)
+        for row in zip(ids.tolist(), mask.tolist(), strict=True)
+    ]
+    distinct = {row[:stop] for row in rows for stop in range(1, len(row) + 1)}
+    assert len(forest.nodes[mask.bool()].unique()) == len(distinct) < mask.sum()
+    assert torch.equal(forest.ids.flatten()[forest.nodes[mask.bool()]], ids[mask.bool()])
+    assert forest.positions.max() == max(map(len, rows)) - 1
+    assert torch.equal(
+        forest.attention[:, 0].sum(-1).flatten()[forest.nodes[mask.bool()]] - 1,
+        forest.positions.flatten()[forest.nodes[mask.bool()]],
+    )
