@@ -17,6 +17,7 @@ saved is what was trained.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from itertools import repeat
 from typing import Any
@@ -41,7 +42,7 @@ def to_grid(tensor: Tensor, spacing: float = WEIGHT_GRID) -> None:
     tensor.div_(spacing).round_().mul_(spacing).add_(0.0)
 
 
-class _Exact(torch.optim.Optimizer):
+class _Exact(torch.optim.Optimizer, ABC):
     """The barrier: a subclass says how a parameter is moved by its gradient, and both are rounded here."""
 
     @torch.no_grad()
@@ -61,8 +62,8 @@ class _Exact(torch.optim.Optimizer):
                 self._move(parameter, parameter.grad, group)
                 to_grid(parameter)
 
-    def _move(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _move(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None: ...
 
 
 class AdamW(_Exact):

@@ -32,7 +32,7 @@ class Forest:
 
 
 def make_forest(ids: Tensor, mask: Tensor, labels: Tensor) -> Forest:
-    """Trees of padded rows.
+    """Trees of padded rows, on the device of these.
 
     Args:
         ids: (rows, tokens).
@@ -57,7 +57,7 @@ def make_forest(ids: Tensor, mask: Tensor, labels: Tensor) -> Forest:
         ids=torch.zeros((len(trees), size), dtype=torch.long),
         positions=torch.zeros((len(trees), size), dtype=torch.long),
         attention=torch.eye(size, dtype=torch.bool).repeat(len(trees), 1, 1, 1),
-        nodes=torch.zeros_like(ids),
+        nodes=torch.zeros(ids.shape, dtype=torch.long),
     )
     for number, tree in enumerate(trees.values()):
         attention, positions = forest.attention[number, 0], [0] * size
@@ -69,4 +69,4 @@ def make_forest(ids: Tensor, mask: Tensor, labels: Tensor) -> Forest:
         forest.positions[number] = torch.tensor(positions)
     for row, (number, columns, path) in enumerate(places):
         forest.nodes[row, columns] = torch.tensor(path) + number * size
-    return forest
+    return Forest(*(tensor.to(ids.device) for tensor in (forest.ids, forest.positions, forest.attention, forest.nodes)))
