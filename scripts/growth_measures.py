@@ -178,7 +178,7 @@ def prepare_candidates(size: int, folder: Path) -> None:
 
 def select_capabilities(size: int, folder: Path) -> None:
     """The stage `capabilities`."""
-    from captrain.capabilities import recommend_recipe, select, stability_table
+    from captrain.capabilities import select, stability_table
     from captrain.config import Selection
     from captrain.records import Capability, RolloutLabels, load, publish, publish_json, publish_text
 
@@ -188,8 +188,6 @@ def select_capabilities(size: int, folder: Path) -> None:
     publish_json(folder / "selection.json", selected.report)
     publish(folder / "capabilities.jsonl", selected.capabilities)
     publish_text(folder / "stability.csv", stability_table(selected.report).to_csv(index=False))
-    advice = recommend_recipe(labels, [capability.id for capability in selected.capabilities])
-    publish_json(folder / "recommendation.json", advice)
 
 
 def prepare_nothing(size: int, folder: Path) -> None:

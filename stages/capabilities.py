@@ -1,10 +1,10 @@
-"""Select capabilities from cached labels; say which recipe they speak for."""
+"""Select capabilities from cached labels."""
 
 from pathlib import Path
 
 import rich
 
-from captrain.capabilities import recommend_recipe, recommendation_sentence, select, selection_table, stability_table
+from captrain.capabilities import select, selection_table, stability_table
 from captrain.config import load_spec
 from captrain.execution import entry_point
 from captrain.records import Capability, RolloutLabels, load, publish, publish_json, publish_text
@@ -19,9 +19,7 @@ def main() -> None:
     publish_json(folder / "selection.json", selected.report)
     publish(folder / "capabilities.jsonl", selected.capabilities)
     publish_text(folder / "stability.csv", stability_table(selected.report).to_csv(index=False, float_format="%.6f"))
-    advice = recommend_recipe(labels, [capability.id for capability in selected.capabilities])
-    publish_json(folder / "recommendation.json", advice)
-    rich.print(selection_table(selected.report), recommendation_sentence(advice))
+    rich.print(selection_table(selected.report))
 
 
 if __name__ == "__main__":

@@ -14,9 +14,8 @@ from torch.backends.cpu import get_cpu_capability
 
 TRAINED = (
     "base.steps=120",
-    "baselines.curriculum.run=true",
-    "baselines.reference_sft.run=true",
-    "baselines.reference_sft.demonstrations=200",
+    "baselines.solutions.run=true",
+    "baselines.solutions.demonstrations=200",
     "merging.methods=[svd,distillation]",
     "merging.rollouts=80",
 )
@@ -79,7 +78,7 @@ def test_results_and_artifacts_have_the_same_bytes_on_another_processor(
     del here["results/spec.yaml"], there["results/spec.yaml"]
     assert len(here) > 90 and here.keys() == there.keys()
     assert [path for path, digest in here.items() if there[path] != digest] == []
-    for name in ("base/model", "adapters", "grpo_target", "curriculum", "reference_sft", "merging"):
+    for name in ("base/model", "adapters", "grpo_target", "solutions", "merging"):
         assert any(path.startswith(f"artifacts/{name}") and path.endswith(".safetensors") for path in here), name
     whole = hashlib.sha256("".join(f"{path} {digest}\n" for path, digest in here.items()).encode()).hexdigest()
     print(f"{get_cpu_capability()} and {processor}: {len(here)} files, {whole[:16]}")

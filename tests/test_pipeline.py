@@ -25,8 +25,7 @@ TRAINING = [
     "awm",
     "single",
     "mixed",
-    "curriculum",
-    "reference_sft",
+    "solutions",
     "merging",
     "controls",
 ]

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from support.training import ROOT, inside, job, kill, passport, project, published, stage
 
-from captrain.baselines.grpo_target import target_jobs
 from captrain.baselines.mixed import mixed_jobs
 from captrain.baselines.single import single_jobs
 from captrain.baselines.training import baseline_job, training_budget
@@ -199,16 +198,6 @@ def test_untargeted_training_spends_the_whole_total(letters: Letters, tmp_path: 
     assert (one.name, one.rollouts, [place.name for place in one.environments]) == ("awm", 129, ["alpha", "beta"])
 
 
-def test_baselines_train_by_plain_grpo_whatever_trains_trace(letters: Letters, tmp_path: Path) -> None:
-    ramp, plain = (
-        chosen("trainer=curriculum", "trainer.rank=8"), chosen("trainer.rank=8", "trainer.learning_rate=0.0015")
-    )  # fmt: skip
-    project = earned(letters, tmp_path, "alpha")
-    for jobs in (target_jobs, mixed_jobs):
-        [one], [other] = jobs(ramp, project, TRACE), jobs(plain, project, TRACE)
-        assert one.trainer == other.trainer and one.trainer.target == "captrain.training.recipe.GRPO"
-
-
 def earned(letters: Letters, tmp_path: Path, *names: str) -> Path:
     """A project whose environments have passports."""
     folder = tmp_path / "results/environments"
@@ -220,7 +209,7 @@ def earned(letters: Letters, tmp_path: Path, *names: str) -> Path:
 
 
 def test_stages_that_are_not_wanted_leave_empty_files_and_load_nothing(tiny: Path, tmp_path: Path) -> None:
-    names = ("grpo_target", "single", "mixed", "curriculum")
+    names = ("grpo_target", "single", "mixed", "solutions")
     folder = project(tmp_path / "project", tiny, more=[f"baselines.{name}.run=false" for name in names])
     code = "import runpy, sys\nfor name in sys.argv[1:]: runpy.run_path(f'stages/{name}.py', run_name='__main__')\n"
     done = subprocess.run(

@@ -583,7 +583,7 @@ def test_thresholds_replay_from_cached_labels_in_seconds_and_to_the_byte(workspa
     assert time.monotonic() - start < 10
     assert done.returncode == 0, done.stderr
     first = {path.name: path.read_bytes() for path in results.iterdir()}
-    assert {*first} == {"selection.json", "capabilities.jsonl", "stability.csv", "recommendation.json"}
+    assert {*first} == {"selection.json", "capabilities.jsonl", "stability.csv"}
     assert {one.id for one in load(results / "capabilities.jsonl", Capability)} == PLANTED
     assert all(slug in done.stdout for slug in PLANTED)
     run_stage(workspace, "capabilities")

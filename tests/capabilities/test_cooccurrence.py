@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from captrain.benchmarks.loading import load_benchmark
-from captrain.capabilities.cooccurrence import count_pairs, demands, frequent_pairs, needs, recommend_recipe
+from captrain.capabilities.cooccurrence import count_pairs, demands, frequent_pairs, needs
 from captrain.config import compose_spec, publish_spec
 from captrain.contract import Target, load_file, tool_call
 from captrain.environments.loading import load_environment, read_passports
@@ -23,7 +23,6 @@ from captrain.environments.subject import make_standard
 from captrain.environments.synthesis import examine, make_brief
 from captrain.environments.synthesizer import Attempt, Brief
 from captrain.environments.templates import FAMILIES, PAIRS, TemplateSynthesizer
-from captrain.errors import UserError
 from captrain.policies.scripted import ScriptedPolicy
 from captrain.records import Capability, Label, Message, Rollout, RolloutLabels, Score, Task, Verdict, publish
 from captrain.rollouts.collection import collect
@@ -66,25 +65,6 @@ def test_pairs_are_counted_in_larger_sets_too_and_the_most_frequent_comes_first(
     assert count_pairs(lacking) == {("a", "b"): 1, ("a", "c"): 1, ("b", "c"): 2, ("a", "d"): 1}
     assert frequent_pairs(lacking, 3) == [("b", "c"), ("a", "b"), ("a", "c")]
     assert frequent_pairs(lacking, 0) == [] and len(frequent_pairs(lacking, 99)) == 4
-
-
-@pytest.mark.parametrize(
-    ("compound", "advice"), [(0, "specialists"), (1, "specialists"), (2, "curriculum"), (8, "curriculum")]
-)
-def test_specialists_are_recommended_below_a_quarter_of_compound_failures(compound: int, advice: str) -> None:
-    labels = rows(**{f"f{i}": ["a:L b:P" if i < compound else "a:L b:-"] for i in range(8)}, p=["a:P b:P"])
-    found = recommend_recipe(labels, ["a", "b"])
-    assert (found["recommendation"], found["failed"], found["compound"]) == (advice, 8, compound)
-    assert found["share"] == compound / 8 and found["threshold"] == 0.25 and "25%" in found["rule"]
-
-
-def test_what_a_task_demands_counts_and_what_was_lacking_is_reported_beside_it() -> None:
-    found = recommend_recipe(rows(f=["a:L b:P"], g=["a:L b:L"], h=["a:P b:-"]), ["a", "b"])
-    assert found["demanding"] == {"1": 1, "2": 2} and found["lacking"] == {"0": 1, "1": 1, "2": 1}
-    assert found["pairs"] == {"a+b": {"demanded": 2, "lacking": 1}}
-    assert json.loads(json.dumps(found)) == found
-    with pytest.raises(UserError, match="no labels of failed rollouts"):
-        recommend_recipe(rows(passed=["a:L"]), ["a"])
 
 
 # The environments of pairs.

@@ -182,7 +182,7 @@ def test_every_stage_that_leaves_something_to_act_with_is_a_row_charged_for_what
         charged("mixed", 60), charged("merging", 30, "distillation"),
     ]  # fmt: skip
     stages = {"gepa/gepa": "PP,PP,PP,PP", "adp/adp": "FF,FF,FF,FF", "single/single": "PP,FF,FF,FF"}
-    stages |= {"reference_sft/reference_sft": "PP,PP,FF,FF"}
+    stages |= {"solutions/solutions": "PP,PP,FF,FF"}
     stages |= {"mixed/mixed": "PP,PP,PP,FF", "merging/sum": "PF,PF,FF,FF", "merging/distillation": "PP,PP,FF,PF"}
     result = run(many(stages), routes_of(["base"] * 4), ledger)
     main = result.main
@@ -195,13 +195,11 @@ def test_every_stage_that_leaves_something_to_act_with_is_a_row_charged_for_what
     )
     assert (spent["adp"], spent["merged:distillation"]) == (0, 150)
     # Diagnosis and calibration, and the time of what has no entry of its own.
-    assert (
-        spent["reference_sft"] == 60 and unequal_total("reference_sft") == "trains on the environments' own solutions"
-    )
-    assert row(result.costs, method="reference_sft")["stages"] == "rollouts environments reference_sft"
+    assert spent["solutions"] == 60 and unequal_total("solutions") == "trains on the environments' own solutions"
+    assert row(result.costs, method="solutions")["stages"] == "rollouts environments solutions"
     assert row(result.costs, method="adp")["stages"] == "adp"
     compared = {*zip(result.differences["first"], result.differences["second"], strict=True)}
-    assert {("reference_sft", "base"), ("reference_sft", "grpo_target"), ("reference_sft", "adp")} < compared
+    assert {("solutions", "base"), ("solutions", "grpo_target"), ("solutions", "adp")} < compared
 
 
 def test_what_each_method_spent_is_told_with_the_stages_it_rests_on() -> None:
@@ -323,8 +321,8 @@ def test_a_table_without_results_names_the_stage_that_makes_them(tmp_path: Path)
 
 
 def test_a_row_is_compared_with_those_alone_that_were_played() -> None:
-    played = ["base", "trace", "reference_sft", "adp", "router:sets"]
-    assert {("reference_sft", "adp"), ("router:sets", "trace")} < {*compared_pairs(played)}
+    played = ["base", "trace", "solutions", "adp", "router:sets"]
+    assert {("solutions", "adp"), ("router:sets", "trace")} < {*compared_pairs(played)}
     assert not [pair for pair in compared_pairs(played) if "grpo_target" in pair]
     further = {*compared_pairs([*played, "grpo_target"])} - {*compared_pairs(played)}
-    assert {("router:sets", "grpo_target"), ("reference_sft", "grpo_target"), ("trace", "grpo_target")} <= further
+    assert {("router:sets", "grpo_target"), ("solutions", "grpo_target"), ("trace", "grpo_target")} <= further

@@ -75,7 +75,6 @@ def test_a_point_is_gathered_into_a_row_for_each_method(replicate: ModuleType, t
     point = Point(Choice(experiment="rare", seed=3, overrides=[]))
     results = point.workspace(tmp_path) / "results"
     make_results(results, 2, 6, 9, [*FAMILIES[:3], "closing"])
-    publish_json(results / "capabilities/recommendation.json", {"recommendation": "curriculum"})
     rows = {row["method"]: row for row in replicate.gather([point], tmp_path)}
     rates = {name: row["pass_rate"] for name, row in rows.items()}
     assert rates == pytest.approx(
@@ -97,7 +96,6 @@ def test_a_point_is_gathered_into_a_row_for_each_method(replicate: ModuleType, t
     assert base["over_grpo"] == pytest.approx(-0.4) and base["over_low"] <= -0.4 <= base["over_high"]
     assert trace["reading"] and rows["idle"]["over_grpo"] is rows["idle"]["reading"] is None
     assert trace["selected"] == "closing multi_step_completion precondition_verification record_selection"
-    assert trace["recommendation"] == "curriculum"
 
 
 def test_cpu_seconds_are_those_of_stages_that_all_ran_there(replicate: ModuleType, tmp_path: Path) -> None:

@@ -269,9 +269,7 @@ TRACE = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("stage", "end"), [("grpo_target", 1760), ("awm", 1760), ("single", 1360), ("mixed", 1280), ("curriculum", 1280)]
-)
+@pytest.mark.parametrize(("stage", "end"), [("grpo_target", 1760), ("awm", 1760), ("single", 1360), ("mixed", 1280)])
 def test_a_baseline_ends_where_its_job_does(root: Path, start: Start, stage: str, end: int) -> None:
     """TRACE's total, without what of it the baseline is charged for beside its own rollouts."""
     publish_text(root / f"stages/{stage}.py", "import time\ntime.sleep(300)\n")

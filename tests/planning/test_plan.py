@@ -73,10 +73,10 @@ def test_every_method_spends_what_trace_spends_and_pays_for_what_it_uses_of_it(s
         of = {stage: work.rollouts for stage, work in stages(works).items()}
         trace = sum(of[stage] for stage in TRACE_STAGES)
         assert of["grpo_target"] == of["gepa"] == of["awm"] == trace
-        shared = {"mixed": of["rollouts"] + of["environments"], "curriculum": of["rollouts"] + of["environments"],
+        shared = {"mixed": of["rollouts"] + of["environments"],
                   "single": of["rollouts"] + of["environments"] / chosen.capabilities.count}  # fmt: skip
         assert all(of[name] + spent == trace for name, spent in shared.items())
-        assert of["adp"] == of["reference_sft"] == 0 and of["merging"] == chosen.merging.rollouts
+        assert of["adp"] == of["solutions"] == 0 and of["merging"] == chosen.merging.rollouts
     low, high = stages(planned(chosen).low), stages(planned(chosen).high)
     # base, 4 adapters, 8 baselines, 7 merged; at most 12 capabilities of controls, and compositions in 3 columns.
     tests = chosen.evaluation.tasks * chosen.evaluation.trials

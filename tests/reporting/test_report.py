@@ -49,7 +49,7 @@ CANDIDATES = [Capability(id=slug, name=name, description=f"{name}, always.") for
 MAIN = """method,label,pass_rate,low,high,pass_hat_k,mean_reward,tasks,excluded,trials,errors,rollouts_spent
 base,base,0.374,0.332,0.416,0.26,0.374,6,0,12,0,0
 trace,TRACE,0.577,0.533,0.619,0.44,0.577,6,0,12,0,3200
-reference_sft,"TRACE, reference SFT",0.7,0.6,0.8,0.5,0.7,6,0,12,0,640
+solutions,"TRACE, solutions",0.7,0.6,0.8,0.5,0.7,6,0,12,0,640
 bound:oracle,bound: oracle router,0.6,0.5,0.7,,,6,0,12,0,3200
 """
 DIFFERENCES = """first,second,difference,low,high,better,worse,p,distinguishable,effect,p_holm
@@ -149,8 +149,6 @@ def made(root: Path) -> Path:
     publish(results / "labels/candidates.jsonl", CANDIDATES)
     publish(results / "capabilities/capabilities.jsonl", chosen.capabilities)
     publish_json(results / "capabilities/selection.json", chosen.report)
-    advice = {"recommendation": "curriculum", "rule": "of compounds", "failed": 18, "compound": 9, "share": 0.5}
-    publish_json(results / "capabilities/recommendation.json", advice)
     check = Check(name="reward of doing nothing", passed=True, measured=0.05, bound="at most 0.2")
     passport = Passport(
         capability="check_first", environment="e0", attempt=0, passed=True, trusted=True, calibration_tasks=1,
@@ -228,7 +226,6 @@ def test_the_overview_has_the_table_with_intervals_and_says_what_is_not_distingu
         "bound: oracle router",
         "undefined",
         "< 0.001",
-        "curriculum",
     ):
         assert words in text
     row = next(
@@ -237,7 +234,7 @@ def test_the_overview_has_the_table_with_intervals_and_says_what_is_not_distingu
     assert "not distinguishable after correction" in row
     marked = [tag for tag, given in page(report, "index").tags if tag == "svg" and given.get("role") == "img"]
     assert len(marked) == 4 + len(CANDIDATES)
-    assert "Totals differ: 3,200, 640. TRACE, reference SFT trains on the environments' own solutions." in text
+    assert "Totals differ: 3,200, 640. TRACE, solutions trains on the environments' own solutions." in text
 
 
 def test_a_capability_page_marks_the_failing_message_and_compares_its_own_kinds_with_others(report: Path) -> None:
@@ -403,7 +400,6 @@ def cut(text: str) -> str:
 
 CORRUPT = {
     "capabilities/selection.json": "capabilities",
-    "capabilities/recommendation.json": "capabilities",
     "capabilities/capabilities.jsonl": "capabilities",
     "labels/candidates.jsonl": "labels",
     "environments/check_first.passport.json": "environments",

@@ -7,8 +7,6 @@ from .compaction import line_of as line_of
 from .compaction import rendered as rendered
 from .cooccurrence import demands as demands
 from .cooccurrence import needs as needs
-from .cooccurrence import recommend_recipe as recommend_recipe
-from .cooccurrence import recommendation_sentence as recommendation_sentence
 from .faults import fault_of as fault_of
 from .labelling import EXAMPLES as EXAMPLES
 from .labelling import label_runs as label_runs

@@ -22,8 +22,8 @@ from .spec import Base as Base
 from .spec import Baselines as Baselines
 from .spec import Choice as Choice
 from .spec import Environments as Environments
-from .spec import ReferenceSft as ReferenceSft
 from .spec import Selection as Selection
+from .spec import Solutions as Solutions
 from .spec import Spec as Spec
 from .spec import compose_spec as compose_spec
 from .spec import load_choice as load_choice

@@ -155,17 +155,7 @@ class Switch(Section):
     run: bool
 
 
-class CurriculumSettings(Section):
-    """One adapter, from targeted environments to the target (see `captrain.training.curriculum`)."""
-
-    run: bool
-    start: Share
-    slope: Share
-    window: Count
-    learning_rate: Rate
-
-
-class ReferenceSft(Section):
+class Solutions(Section):
     """Supervised fine-tuning on the solutions that the synthesized environments know of their own tasks."""
 
     run: bool
@@ -184,8 +174,7 @@ class Baselines(Section):
     awm: Awm
     single: Switch
     mixed: Switch
-    curriculum: CurriculumSettings
-    reference_sft: ReferenceSft
+    solutions: Solutions
 
 
 class Pairs(Section):

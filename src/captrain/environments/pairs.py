@@ -1,8 +1,8 @@
 """Pair environments: two capabilities in every task, for the pairs that failed rollouts lack together most often.
 
 A pair is asked for as a capability of its own, "<a>+<b>" with a < b, whose evidence is the failed rollouts that lack
-both. Its passport holds all checks but those on the base, so that it costs no rollout: what trains in it (the
-curriculum) measures the spread of rewards itself. A pair without an environment is left out, with what was found;
+both. Its passport holds all checks but those on the base, so that it costs no rollout: what is taught in it are
+its solutions. A pair without an environment is left out, with what was found;
 nothing rests on any one of them.
 """
 

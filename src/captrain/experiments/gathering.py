@@ -40,18 +40,14 @@ def rows_of(choice: Choice, results: Path) -> list[TableRow]:
         Rows of experiment, seed, method, label, pass_rate, low, high (over tasks), rollouts_spent, cpu_s (of the stages
         that the method rests on, None unless all of them ran in this point), over_grpo, over_low, over_high, reading
         (the paired difference to GRPO on the target, None where the evaluation compares no such pair), selected
-        (capabilities, joined by spaces) and recommendation.
+        (capabilities, joined by spaces).
 
     Raises:
         UserError: the evaluation's tables are missing.
     """
     main = evaluation_table(results / "evaluation", "main")
     candidates = json.loads((results / "capabilities/selection.json").read_text())["candidates"]
-    advice = results / "capabilities/recommendation.json"
-    diagnosis = {
-        "selected": " ".join(sorted(candidate["id"] for candidate in candidates if candidate["selected"])),
-        "recommendation": json.loads(advice.read_text())["recommendation"] if advice.exists() else "",
-    }
+    selected = " ".join(sorted(candidate["id"] for candidate in candidates if candidate["selected"]))
     seconds = _seconds(results)
     differences = versus(evaluation_table(results / "evaluation", "differences").to_dict("records"), GRPO)
     return [
@@ -61,7 +57,7 @@ def rows_of(choice: Choice, results: Path) -> list[TableRow]:
             **{name: row[name] for name in ("method", "label", "pass_rate", "low", "high", "rollouts_spent")},
             "cpu_s": seconds.get(row["method"]),
             **_over_grpo(differences.get(row["method"])),
-            **diagnosis,
+            "selected": selected,
         }
         for row in main.to_dict("records")
     ]

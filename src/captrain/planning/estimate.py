@@ -3,7 +3,7 @@
 diagnosis    rollouts.tasks x rollouts.trials
 calibration  capabilities x attempts x environments.groups x environments.group_size
 training     capabilities x adapters.rollouts
-TRACE        these three together, and so many: grpo_target, gepa, awm; mixed and curriculum without diagnosis
+TRACE        these three together, and so many: grpo_target, gepa, awm; mixed without diagnosis
              and calibration, single without diagnosis and one capability's calibration
 controls     calibration and training of each capability that only they take
 evaluation   (base + capabilities + each other arm) x evaluation.tasks x evaluation.trials; compositions on the

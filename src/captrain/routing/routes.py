@@ -1,8 +1,8 @@
 """The table of routes: every test task, and the arm that each router chooses for it.
 
 The configured router's choice is `chosen`; what other routers and routers that know nothing would have chosen stands
-beside it, so that the evaluation compares them on the same outcomes. An adapter of no environment (one trained on a
-curriculum) is the only one there is, acts on every task, and leaves a router nothing to choose.
+beside it, so that the evaluation compares them on the same outcomes. An adapter of no environment is the only one
+there is, acts on every task, and leaves a router nothing to choose.
 """
 
 import json

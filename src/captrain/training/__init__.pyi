@@ -1,4 +1,3 @@
-from .curriculum import curriculum_job as curriculum_job
 from .jobs import EnvironmentFile as EnvironmentFile
 from .jobs import Job as Job
 from .jobs import Learner as Learner

@@ -64,7 +64,7 @@ class Groups:
             counts.update(step["places"])
         plan: list[PlannedRollout] = []
         for group in groups:
-            index = self.recipe.choose_environment(self.job, group, history)
+            index = group % len(self.job.environments)
             name = self.job.environments[index].name
             turn, number = divmod(counts[name], self._size(index))
             task = self._task(index, number)
@@ -203,18 +203,13 @@ class Groups:
         )
 
 
-def advantages(rewards: Sequence[float], scale: float | None) -> list[float]:
+def advantages(rewards: Sequence[float]) -> list[float]:
     """The advantages of one group's rollouts, (r - mean) / (std + 1e-4) (paper, section 3.3; std as TRL's, over n - 1).
 
     Sums are exact and all else is rounded as IEEE 754 says: they are the same on every CPU.
-
-    Args:
-        rewards: of the group.
-        scale: what the differences are divided by instead; None: that standard deviation.
     """
     mean = math.fsum(rewards) / len(rewards)
     differences = [reward - mean for reward in rewards]
-    if scale is None:
-        variance = math.fsum(value * value for value in differences) / max(1, len(rewards) - 1)
-        scale = math.sqrt(variance) + 1e-4
+    variance = math.fsum(value * value for value in differences) / max(1, len(rewards) - 1)
+    scale = math.sqrt(variance) + 1e-4
     return [value / scale for value in differences]

@@ -303,7 +303,7 @@ class Sampler:
         groups = [int(name.split()[1]) for name in names[::size]]
         plan = self.groups.plan(groups, history)[: self.job.rollouts - before]
         plays, errors = self.groups.play(str(self._save_adapter(trainer)), plan, len(prompts))
-        rewards = [self.recipe.reward(self.job, scored.environment, scored.score) for scored in plays]
+        rewards = [scored.score.reward for scored in plays]
         by_group = [rewards[start : start + size] for start in range(0, len(rewards), size)]
         informative = [max(group) - min(group) > 1e-6 for group in by_group]
         scores = [scored.score for scored in plays]
@@ -319,13 +319,12 @@ class Sampler:
             "errors": errors,
             "places": Counter(self.job.environments[rollout.environment].name for rollout in plan[::size]),
             **self.groups.unhinted(plan, scores),
-            **collectives.once(lambda: self.recipe.on_step_end(self.job, plays)),
         }
         history.append(step)
         if collectives.rank() == 0:
             message = f"mean reward {step['reward']:.3f}, pass rate {step['success']:.3f}"
             launch.report_progress(step["step"], self.steps, message)
-        gains = [advantage for group in by_group for advantage in advantages(group, self.recipe.scale)]
+        gains = [advantage for group in by_group for advantage in advantages(group)]
         rows = [
             TrainingRow(scored.play, informative[index // size], reward, gain, rollout.hint != "")
             for index, (scored, reward, gain, rollout) in enumerate(zip(plays, rewards, gains, plan, strict=True))

@@ -58,8 +58,7 @@ class ScoredPlay:
 
 
 class GRPO:
-    """The trainer. Of several environments it takes each in turn; what a subclass may decide otherwise are the methods
-    from `jobs` to `on_step_end`, whose only memory is the history, which checkpoints hold.
+    """The trainer. Of several environments it takes each in turn.
 
     Args:
         group_size: rollouts of one task, K.
@@ -75,9 +74,6 @@ class GRPO:
         targets: linear layers that get low-rank weights, by the ends of their names; a mixture of experts takes those
             of its attention only.
     """
-
-    scale: float | None = None
-    """What advantages are divided by; None: the standard deviation of their group."""
 
     def __init__(
         self,
@@ -106,32 +102,10 @@ class GRPO:
         """The settings that decide the result."""
         return {key: value for key, value in vars(self).items() if key != "checkpoint_every" and key[0] != "_"}
 
-    def jobs(self, spec: Spec, project: Path = Path()) -> list[Job]:
-        """What the adapters stage trains; `project` is the folder of artifacts/ and results/."""
-        return capability_jobs(spec, project / "artifacts/base", project / "results/environments")
 
-    def choose_environment(self, job: Job, group: int, history: Sequence[Step]) -> int:
-        """The number of the job's environment that a group is drawn from, when its step is about to be played.
-
-        Args:
-            job: what is trained.
-            group: its number in the whole training, from 0 on.
-            history: the steps before.
-        """
-        return group % len(job.environments)
-
-    def reward(self, job: Job, environment: int, score: Score) -> float:
-        """What a rollout earns in the environment of that number, in [0, 1]."""
-        return score.reward
-
-    def on_step_end(self, job: Job, plays: Sequence[ScoredPlay]) -> JsonObject:
-        """What a step's row of the history holds besides, as JSON: all that later groups are decided by."""
-        return {}
-
-
-def derived_trainer(trainer: Component, target: str = "captrain.training.recipe.GRPO", **changes: object) -> Component:
-    """Another trainer (or GRPO as it is), with the settings that it shares with a given one, but for the changes."""
-    derived = Component.model_validate({"_target_": target})
+def derived_trainer(trainer: Component, **changes: object) -> Component:
+    """GRPO with the settings that it shares with a given trainer, but for the changes."""
+    derived = Component.model_validate({"_target_": "captrain.training.recipe.GRPO"})
     shared = {name: value for name, value in trainer.settings().items() if takes(derived, name)}
     return derived.model_copy(update={**shared, **changes})
 

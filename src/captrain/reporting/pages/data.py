@@ -28,7 +28,7 @@ def selection(root: Path) -> Any:
 
 
 def overview(root: Path) -> JsonObject:
-    """Main table, differences with their reading, candidates, recommendation."""
+    """Main table, differences with their reading, candidates."""
     metrics = files.document(root, "results/evaluation/metrics.json", "evaluation", files.Metrics)
     confidence = 0.95 if isinstance(metrics, Missing) else metrics["confidence"]
     differences = files.table_of(root, "results/evaluation/differences.csv", "evaluation", files.DifferenceRow)
@@ -40,9 +40,6 @@ def overview(root: Path) -> JsonObject:
         "main": files.table_of(root, "results/evaluation/main.csv", "evaluation", files.MethodRow),
         "differences": differences,
         "candidates": selection(root),
-        "recommendation": files.document(
-            root, "results/capabilities/recommendation.json", "capabilities", files.Recommendation
-        ),
     }
 
 

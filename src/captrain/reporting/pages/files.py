@@ -194,16 +194,6 @@ class Selection(BaseModel):
     candidates: list[Candidate]
 
 
-class Recommendation(BaseModel):
-    """results/capabilities/recommendation.json."""
-
-    recommendation: str
-    rule: str
-    failed: int
-    compound: int
-    share: Number
-
-
 @contextmanager
 def corruption_named(root: Path, name: str, stage: str) -> Iterator[None]:
     """Reading of one file: what shows that it is corrupt becomes a `UserError`."""

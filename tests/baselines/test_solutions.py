@@ -7,7 +7,7 @@ import pytest
 from support.letters import LETTERS
 from support.training import ROOT, inside, passport, project, stage
 
-from captrain.baselines.reference_sft import WRONG, solution_lessons, teach_solutions
+from captrain.baselines.solutions import WRONG, solution_lessons, teach_solutions
 from captrain.config import Spec, compose_spec
 from captrain.contract import Target, load_file
 from captrain.errors import UserError
@@ -28,8 +28,8 @@ SMALL = [
     # A model this small, with random weights, is never sure: sampled cold, it shows what it has learnt.
     "policy.temperature=0.1",
     "policy.max_turns=3", "policy.max_tokens=8", "policy.precision=float32", "trainer.rank=8", "trainer.alpha=16",
-    "baselines.reference_sft.run=true", "baselines.reference_sft.demonstrations=41", "baselines.reference_sft.epochs=6",
-    "baselines.reference_sft.learning_rate=2e-2", "machine.workers=1", "machine.batch=1",
+    "baselines.solutions.run=true", "baselines.solutions.demonstrations=41", "baselines.solutions.epochs=6",
+    "baselines.solutions.learning_rate=2e-2", "machine.workers=1", "machine.batch=1",
 ]  # fmt: skip
 
 
@@ -94,7 +94,7 @@ def test_solutions_are_of_training_tasks_that_calibration_has_not_played(
 ) -> None:
     for name in ("alpha", "alpha+beta"):
         written(tmp_path, name)
-    taught(tmp_path, tiny, "baselines.reference_sft.demonstrations=5")
+    taught(tmp_path, tiny, "baselines.solutions.demonstrations=5")
     assert [task.id for task in opened] == [
         *(f"alpha/training/{at}" for at in (3, 4, 5)), *(f"alpha+beta/training/{at}" for at in (0, 1)),
     ]  # fmt: skip
@@ -105,12 +105,12 @@ def test_what_is_no_solution_or_cannot_be_read_is_left_out_and_counted(tiny: Pat
     written(tmp_path, "beta", ('"content": "yes"', '"content": "yes" * (1 + 4000 * (task["data"]["i"] == 4))'))
     few = "class Environment:\n    def size(self, split):\n        return 5\n"
     written(tmp_path, "gamma", ("class Environment:\n", few))
-    found = taught(tmp_path, tiny, "baselines.reference_sft.demonstrations=30")
+    found = taught(tmp_path, tiny, "baselines.solutions.demonstrations=30")
     assert (found.demonstrations, found.left_out) == (5 + 9 + 2, {TOO_LONG: 1, WRONG: 5})
     for name in ("alpha", "beta", "gamma"):
         written(tmp_path, name, ('"content": "yes"', '"content": ""'))
     with pytest.raises(UserError, match=f"no solution of the environments can be trained on .{WRONG}: 30."):
-        taught(tmp_path, tiny, "baselines.reference_sft.demonstrations=30")
+        taught(tmp_path, tiny, "baselines.solutions.demonstrations=30")
 
 
 def test_equal_seeds_give_equal_bytes_and_others_do_not(home: Path, tiny: Path, one: FineTuned, tmp_path: Path) -> None:
@@ -126,12 +126,12 @@ def test_the_stage_leaves_an_adapter_that_cost_no_rollout_or_nothing(
     tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = project(tmp_path / "project", tiny, "alpha", "beta", more=SMALL)
-    assert stage(folder, "reference_sft") == 0
-    assert "reference_sft: 41 demonstrations, left out 0" in capsys.readouterr().out
-    row = json.loads((folder / "results/reference_sft/index.json").read_text())["reference_sft"]
+    assert stage(folder, "solutions") == 0
+    assert "solutions: 41 demonstrations, left out 0" in capsys.readouterr().out
+    row = json.loads((folder / "results/solutions/index.json").read_text())["solutions"]
     assert (row["rollouts"], row["demonstrations"]) == (0, 41)
     assert row["digest"] == adapter_digest(folder / row["path"])
-    assert load(folder / "results/reference_sft/ledger.jsonl", LedgerEntry) == []
+    assert load(folder / "results/solutions/ledger.jsonl", LedgerEntry) == []
     without = project(tmp_path / "without", tiny, more=SMALL)
-    assert stage(without, "reference_sft") == 0
-    assert json.loads((without / "results/reference_sft/index.json").read_text()) == {}
+    assert stage(without, "solutions") == 0
+    assert json.loads((without / "results/solutions/index.json").read_text()) == {}

@@ -43,12 +43,12 @@ class SolutionLesson:
     spec: Spec
     base: Path
     environments: tuple[TrainingEnvironment, ...]
-    name = "reference_sft"
+    name = "solutions"
 
     def identity(self) -> tuple[object, ...]:
         """What decides the adapter."""
         spec = self.spec
-        return spec.seed, spec.policy, spec.trainer, spec.baselines.reference_sft, self.base, self.environments
+        return spec.seed, spec.policy, spec.trainer, spec.baselines.solutions, self.base, self.environments
 
 
 def solution_lessons(spec: Spec, project: Path = Path()) -> list[SolutionLesson]:
@@ -65,9 +65,9 @@ def teach_solutions(lesson: SolutionLesson) -> FineTuned:
         UserError: the base cannot be trained, an environment is missing or damaged, or no solution can be used.
         EnvironmentFault: an environment broke its contract.
     """
-    spec, settings = lesson.spec, lesson.spec.baselines.reference_sft
-    alternative = "set baselines.reference_sft.run to false"
-    policy = learner(spec.policy, lesson.base, spec.machine, "reference_sft", alternative)
+    spec, settings = lesson.spec, lesson.spec.baselines.solutions
+    alternative = "set baselines.solutions.run to false"
+    policy = learner(spec.policy, lesson.base, spec.machine, "solutions", alternative)
     rows: list[Demonstration] = []
     left_out: Counter[str] = Counter()
     card = ""
@@ -90,19 +90,19 @@ def teach_solutions(lesson: SolutionLesson) -> FineTuned:
         reasons = "; ".join(f"{reason}: {times}" for reason, times in left_out.items()) or "there are no further tasks"
         raise UserError(
             f"no solution of the environments can be trained on ({reasons})",
-            "set baselines.reference_sft.run to false",
+            "set baselines.solutions.run to false",
         )
     recipe, key = fine_tuning_settings(spec, settings), [code_digest(teach_solutions)]
     discarded = dict(sorted(left_out.items()))
     return fine_tune(
-        FineTuning("reference_sft", lesson.base, recipe, rows, discarded, card, spec.machine.accelerate.precision, key),
+        FineTuning("solutions", lesson.base, recipe, rows, discarded, card, spec.machine.accelerate.precision, key),
         policy,
     )
 
 
 BASELINE = SFTBaseline(
-    name="reference_sft",
-    label="TRACE, reference SFT",
+    name="solutions",
+    label="TRACE, solutions",
     order=8,
     lessons=solution_lessons,
     teach=teach_solutions,

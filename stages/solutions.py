@@ -1,13 +1,13 @@
 """Fine-tune the base on the environments' own solutions; it costs no rollout of training."""
 
-from captrain.baselines.reference_sft import BASELINE
+from captrain.baselines.solutions import BASELINE
 from captrain.config import load_spec
 from captrain.execution import entry_point
 
 
 @entry_point
 def main() -> None:
-    """Base, environments, pairs -> artifacts/reference_sft, results/reference_sft."""
+    """Base, environments, pairs -> artifacts/solutions, results/solutions."""
     BASELINE.run(load_spec())
 
 
