@@ -15,7 +15,8 @@ def main() -> None:
     rollouts = load(Path("artifacts/rollouts/discovery.jsonl"), Rollout)
     tools = load_benchmark(spec.benchmark, spec.machine).tools
     analyst = build(spec.analyst, Analyst, access=spec.machine.asking)
-    candidates, labels = label_runs(analyst, rollouts, tools, spec.labels.runs, spec.seed)
+    runs, resample = spec.labels.runs, spec.labels.resample
+    candidates, labels = label_runs(analyst, rollouts, tools, runs, spec.seed, resample)
     publish(Path("artifacts/labels/labels.jsonl"), labels)
     publish(Path("results/labels/candidates.jsonl"), candidates)
     publish_json(Path("results/labels/agreement.json"), measure_agreement(analyst, labels, rollouts, tools))

@@ -112,10 +112,12 @@ class Label(Record):
 
 class RolloutLabels(Record):
     """Labels of one rollout in one labelling run. `count`: how often the run's resample drew this rollout
-    (0: not drawn, but labelled all the same). A capability absent from `labels` was not a candidate of the run."""
+    (0: not drawn, but labelled all the same). A capability absent from `labels` was not a candidate of the run.
+    `task`: what it is a rollout of, where there are several of one task; "" where it is the only one of its task."""
 
     run: int
     rollout: str
+    task: str = ""
     outcome: Literal["passed", "failed"]
     count: int
     labels: dict[str, Label]

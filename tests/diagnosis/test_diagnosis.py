@@ -27,10 +27,11 @@ def diagnose(*arguments: Any) -> str:
 
 
 def larger(path: Path, times: int) -> Path:
-    """The hand-made file with each simulation several times over, as further trials."""
+    """The hand-made file with each task several times over, as further tasks."""
     data = json.loads(LIBRARY.read_text())
-    simulations = data["simulations"]
-    data["simulations"] = [{**one, "trial": one["trial"] + 10 * k} for k in range(times) for one in simulations]
+    simulations, tasks = data["simulations"], data["tasks"]
+    data["simulations"] = [{**one, "task_id": f"{one['task_id']}-{k}"} for k in range(times) for one in simulations]
+    data["tasks"] = [{**one, "id": f"{one['id']}-{k}"} for k in range(times) for one in tasks]
     path.write_text(json.dumps(data))
     return path
 
@@ -56,6 +57,16 @@ def test_logs_of_one_outcome_give_a_report_without_a_ranking(tmp_path: Path) -> 
     path.write_text(json.dumps(data))
     assert "4 passed and 0 failed rollouts: there is nothing to contrast" in diagnose(path, "--out", tmp_path / "out")
     assert not (tmp_path / "out" / "selection.json").exists() and (tmp_path / "out" / "report.md").exists()
+
+
+def test_further_trials_of_the_same_tasks_are_no_further_evidence(tmp_path: Path) -> None:
+    path, out = tmp_path / "a.json", tmp_path / "out"
+    data = json.loads(LIBRARY.read_text())
+    data["simulations"] = [{**one, "trial": 10 * k + one["trial"]} for k in range(6) for one in data["simulations"]]
+    path.write_text(json.dumps(data))
+    diagnose(path, "--out", out)
+    assert ranked(out)["argument_precision"]["gap"] == 1.0
+    assert not any(row["selected"] for row in ranked(out).values())
 
 
 def test_enough_rollouts_give_a_ranking_with_evidence_by_message(tmp_path: Path) -> None:

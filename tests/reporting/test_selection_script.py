@@ -7,10 +7,12 @@ import subprocess
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from captrain.capabilities.rule import Contrast, Limits, RunRates, decide
+from captrain.config import Ranking
 from captrain.reporting import pages
 
 SCRIPT = Path(pages.__file__).parent / "static/selection.js"
@@ -70,7 +72,10 @@ def cases() -> Iterator[tuple[list[Contrast], Limits]]:
         ]
         limits = {"delta": draw.choice([0.0, 0.2, 0.3]), "coverage": draw.choice([0.0, 0.1]), "count": 2}
         agreement, floor = draw.randint(1, runs), draw.choice([-1.0, 0.0, 0.2])
-        yield candidates, Limits(**{**LIMITS, **limits, "agreement": agreement, "floor": floor})
+        settings = Limits(**{**LIMITS, **limits, "agreement": agreement, "floor": floor})
+        yield candidates, settings
+        for ranking in get_args(Ranking):
+            yield candidates, Limits(**{**settings, "ranking": ranking})
 
 
 def node() -> str:

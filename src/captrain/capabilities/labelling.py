@@ -1,17 +1,19 @@
 """Labelling runs: every rollout labelled with every candidate, several times over.
 
-Each run proposes on its own bootstrap resample of the rollouts, so that a candidate which hangs on a few rollouts
-shows as unstable. What the runs propose is pooled by id before anything is labelled: a run labels the candidates that
+Each run proposes on its own bootstrap resample of the tasks, so that a candidate which hangs on a few of them shows as
+unstable; or, as in the paper, on all rollouts in an order of its own: an analyst that samples differs from run to run
+by itself. What the runs propose is pooled by id before anything is labelled: a run labels the candidates that
 it proposed itself, as the pool defines them. Labels are cached by the stage; thresholds are applied later.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
 from captrain.capabilities.analyst import Analyst, LabelRequest
 from captrain.capabilities.faults import fault_of
+from captrain.capabilities.selection import Places
 from captrain.errors import UserError
 from captrain.ledger import guard_split
 from captrain.records import Capability, JsonObject, Label, Rollout, RolloutLabels
@@ -20,7 +22,12 @@ EXAMPLES = 5
 
 
 def label_runs(
-    analyst: Analyst, rollouts: Sequence[Rollout], tools: list[JsonObject], runs: int, seed: int
+    analyst: Analyst,
+    rollouts: Sequence[Rollout],
+    tools: list[JsonObject],
+    runs: int,
+    seed: int,
+    resample: bool = True,
 ) -> tuple[list[Capability], list[RolloutLabels]]:
     """Propose and label in `runs` runs.
 
@@ -29,8 +36,10 @@ def label_runs(
         rollouts: diagnostic rollouts; those that infrastructure or the simulated user spoilt (`faults.fault_of`) say
             nothing of the agent and are left out.
         tools: the tool schemas of the environment.
-        runs: number of runs, each with its own resample.
+        runs: number of runs.
         seed: of the resamples.
+        resample: whether each run has its own resample of the tasks, in which a task brings all of its rollouts; or all
+            rollouts once.
 
     Returns:
         The candidates of all runs, by id, each with up to five failed rollouts that lack it; and one row for every
@@ -41,8 +50,12 @@ def label_runs(
     """
     guard_split([rollout.task for rollout in rollouts], "diagnosis")
     scored = _scored(rollouts)
-    draws = [np.random.default_rng([seed, run]).integers(len(scored), size=len(scored)) for run in range(runs)]
-    proposals = analyst.propose([[scored[i] for i in draw] for draw in draws], tools)
+    tasks = task_numbers(scored)
+    groups: list[list[Rollout]] = [[] for _ in {*tasks.tolist()}]
+    for rollout, task in zip(scored, tasks, strict=True):
+        groups[task].append(rollout)
+    draws = [draw_tasks(len(groups), [seed, run], resample) for run in range(runs)]
+    proposals = analyst.propose([[rollout for task in draw for rollout in groups[task]] for draw in draws], tools)
     pool = pooled(proposals)
     requests = []
     for run, proposal in enumerate(proposals):
@@ -50,12 +63,27 @@ def label_runs(
         candidates = [candidate for candidate in pool.values() if candidate.id in slugs]
         requests += [LabelRequest(run, rollout, candidates) for rollout in scored]
     labels = _labels(analyst, requests, [*pool.values()], tools)
-    counts = [count for draw in draws for count in np.bincount(draw, minlength=len(scored))]
+    counts = [count for draw in draws for count in np.bincount(draw, minlength=len(groups))[tasks]]
+    repeated = {rollout.task.id for group in groups if len(group) > 1 for rollout in group}
     rows = [
-        _row(request, int(count), {candidate.id: verdicts[candidate.id] for candidate in request.capabilities})
+        _row(
+            request, int(count), {candidate.id: verdicts[candidate.id] for candidate in request.capabilities}, repeated
+        )
         for request, count, verdicts in zip(requests, counts, labels, strict=True)
     ]
     return _with_examples(pool, rows), rows
+
+
+def task_numbers(rollouts: Iterable[Rollout]) -> Places:
+    """The number of each rollout's task, (rollouts,), from 0 on in the order of their first rollouts."""
+    numbers: dict[str, int] = {}
+    return np.array([numbers.setdefault(rollout.task.id, len(numbers)) for rollout in rollouts], np.intp)
+
+
+def draw_tasks(tasks: int, seed: Sequence[int], resample: bool) -> list[int]:
+    """The numbers of the tasks that a labelling run sees, in its order: drawn with replacement, or each once."""
+    generator = np.random.default_rng(seed)
+    return (generator.integers(tasks, size=tasks) if resample else generator.permutation(tasks)).tolist()
 
 
 def _scored(rollouts: Sequence[Rollout]) -> list[Rollout]:
@@ -100,10 +128,13 @@ def _labels(
     return [labels[request.rollout.id] for request in requests]
 
 
-def _row(request: LabelRequest, count: int, labels: dict[str, Label]) -> RolloutLabels:
+def _row(request: LabelRequest, count: int, labels: dict[str, Label], repeated: Collection[str]) -> RolloutLabels:
     rollout = request.rollout
     assert rollout.outcome != "error"
-    return RolloutLabels(run=request.run, rollout=rollout.id, outcome=rollout.outcome, count=count, labels=labels)
+    task = rollout.task.id if rollout.task.id in repeated else ""
+    return RolloutLabels(
+        run=request.run, rollout=rollout.id, task=task, outcome=rollout.outcome, count=count, labels=labels
+    )
 
 
 def _with_examples(pool: Mapping[str, Capability], rows: Sequence[RolloutLabels]) -> list[Capability]:

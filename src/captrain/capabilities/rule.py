@@ -12,7 +12,9 @@ stability and the report's sliders (reporting/pages/static/selection.js, held to
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import NotRequired, TypedDict
+
+from captrain.config import Ranking
 
 
 class RunRates(TypedDict):
@@ -49,7 +51,8 @@ class CandidateAccount(Contrast):
 
 
 class Limits(TypedDict):
-    """The settings that a selection was made by. `agreement`: of how many runs; `count`: selected at most."""
+    """The settings that a selection was made by. `agreement`: of how many runs; `count`: selected at most; `ranking`:
+    "product" where it is not named."""
 
     delta: float
     coverage: float
@@ -57,6 +60,7 @@ class Limits(TypedDict):
     confidence: float
     floor: float
     count: int
+    ranking: NotRequired[Ranking]
 
 
 class SelectionAccount(TypedDict):
@@ -84,11 +88,16 @@ def decide(candidates: Sequence[Contrast], limits: Limits) -> list[Decision]:
     """Decide on all candidates.
 
     Returns:
-        Decisions in rank order: candidates that meet the rule first, then by pooled coverage x gap (the share of
-        failures that the contrast explains), ties by id. Of those that meet it, the first `count` are selected.
+        Decisions in rank order: candidates that meet the rule first, then by what `ranking` names (the product, pooled
+        coverage x gap, is the share of failures that the contrast explains; the paper ranks by the mean of the runs'
+        gaps), ties by id. Of those that meet it, the first `count` are selected.
     """
     met = {candidate["id"]: _meets(candidate, limits) for candidate in candidates}
-    ranked = sorted(candidates, key=lambda candidate: (not met[candidate["id"]], -_score(candidate), candidate["id"]))
+    ranking = limits.get("ranking", "product")
+    scores = {candidate["id"]: _score(candidate, ranking) for candidate in candidates}
+    ranked = sorted(
+        candidates, key=lambda candidate: (not met[candidate["id"]], -scores[candidate["id"]], candidate["id"])
+    )
     return [
         Decision(
             id=candidate["id"],
@@ -142,6 +151,15 @@ def _meets(candidate: Contrast, limits: Limits) -> bool:
     return runs_retained(candidate, limits) >= _runs_required(candidate, limits) and _is_bounded(candidate, limits)
 
 
-def _score(candidate: Contrast) -> float:
+def mean_gap(candidate: Contrast) -> float | None:
+    """The mean of the gaps of the runs that define one; None where none does. Gaps have six digits, so that sums of
+    their millionths are exact, and the report's script finds the same mean."""
+    gaps = [round(run["gap"] * 1e6) for run in candidate["per_run"] if run["gap"] is not None]
+    return sum(gaps) / (1e6 * len(gaps)) if gaps else None
+
+
+def _score(candidate: Contrast, ranking: Ranking) -> float:
     gap, coverage = candidate["gap"], candidate["coverage"]
-    return -math.inf if gap is None or coverage is None else coverage * gap
+    product = None if gap is None or coverage is None else coverage * gap
+    score = {"product": product, "gap": gap, "mean_gap": mean_gap(candidate), "coverage": coverage}[ranking]
+    return -math.inf if score is None else score

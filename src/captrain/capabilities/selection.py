@@ -2,9 +2,9 @@
 
 Source: TRACE, capability selection. Per run, ER-(c) = LACKING / (LACKING + PRESENT) among failed rollouts, ER+(c) the
 same among passed ones, gap = ER- - ER+, coverage = LACKING among failed / all failed. We add: a rate without a
-denominator is undefined, never 0; and a bootstrap interval of the gap over rollouts, because a gap of few rollouts may
-be luck. What follows from these numbers is decided by `captrain.capabilities.rule`. Pure arithmetic on labels:
-thresholds replay in seconds.
+denominator is undefined, never 0; and a bootstrap interval of the gap over tasks, because a gap of few rollouts may be
+luck, and rollouts of one task are nearly the same one. What follows from these numbers is decided by
+`captrain.capabilities.rule`. Pure arithmetic on labels: thresholds replay in seconds.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
-from captrain.capabilities.rule import CandidateAccount, Contrast, Decision, Limits, RunRates, SelectionAccount, decide
+from captrain.capabilities.rule import (
+    CandidateAccount,
+    Contrast,
+    Decision,
+    Limits,
+    RunRates,
+    SelectionAccount,
+    decide,
+    mean_gap,
+)
 from captrain.config import spec
 from captrain.errors import UserError
 from captrain.records import Capability, Label, RolloutLabels
@@ -23,6 +32,7 @@ Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Counts = NDArray[np.unsignedinteger]
 Codes = NDArray[np.uint8]
+Places = NDArray[np.intp]
 PRESENT, LACKING = 1, 2
 """Codes of verdicts; 0 is NA, and what was not labelled."""
 CHUNK = 1 << 19
@@ -56,12 +66,14 @@ class Rates:
 class Verdicts:
     """Labels as arrays: `codes` (candidates, label sets, rollouts) of verdicts, `counts` (runs, rollouts) how often the
     resample drew the rollout, `is_candidate` (candidates, runs) whether the run proposed the candidate, `failed`
-    (rollouts,). There are as many label sets as runs, or one where the labels of a rollout are the same in all."""
+    (rollouts,), `tasks` (rollouts,) the number of each rollout's task, from 0 without a hole. There are as many label
+    sets as runs, or one where the labels of a rollout are the same in all."""
 
     codes: Codes
     counts: Counts
     is_candidate: Flags
     failed: Flags
+    tasks: Places
 
     def runs_saying(self, row: int, code: int) -> Floats:
         """In how many runs of a candidate's own each rollout has this verdict, (rollouts,)."""
@@ -117,6 +129,8 @@ def select_by_verdicts(
         floor=selection.floor,
         count=count,
     )
+    if selection.ranking != "product":
+        limits["ranking"] = selection.ranking
     capabilities = {candidate.id: candidate for candidate in candidates}
     decisions = decide([_contrast(slug, estimate) for slug, estimate in estimates.items()], limits)
     failed = int(verdicts.failed.sum())
@@ -135,6 +149,9 @@ def _arrays(labels: Sequence[RolloutLabels], candidates: Sequence[Capability]) -
     rollouts = {name: index for index, name in enumerate(dict.fromkeys(row.rollout for row in labels))}
     runs = {run: index for index, run in enumerate(sorted({row.run for row in labels}))}
     slugs = {candidate.id: index for index, candidate in enumerate(candidates)}
+    names = {row.rollout: (row.task != "", row.task or row.rollout) for row in labels}
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names.values()))}
+    tasks = np.array([numbers[names[rollout]] for rollout in rollouts], np.intp)
     shape = len(slugs), len(runs), len(rollouts)
     codes, counts = np.zeros(shape, np.uint8), np.zeros(shape[1:], np.uint32)
     is_candidate, failed = np.zeros(shape[:2], bool), np.zeros(shape[2], bool)
@@ -145,7 +162,7 @@ def _arrays(labels: Sequence[RolloutLabels], candidates: Sequence[Capability]) -
         for slug, label in row.labels.items():
             codes[slugs[slug], run, rollout] = code_of(label)
             is_candidate[slugs[slug], run] = True
-    return Verdicts(codes, counts, is_candidate, failed)
+    return Verdicts(codes, counts, is_candidate, failed, tasks)
 
 
 def code_of(label: Label) -> int:
@@ -166,18 +183,19 @@ def _rates(lacking: Floats, present: Floats, failed: Flags, weights: Floats, run
 
 
 def _resampled_gaps(verdicts: Verdicts, resamples: int, seed: int) -> Floats:
-    """The pooled gap of each candidate in each resample of the rollouts, (candidates, resamples).
+    """The pooled gap of each candidate in each resample of the tasks, (candidates, resamples): a task that is drawn
+    brings all of its rollouts.
 
     The same resamples serve every candidate, so that a candidate's interval does not depend on what stands beside it.
     They are drawn a few at a time: all weights of many rollouts at once would fill the memory.
     """
-    rollouts, generator = len(verdicts.failed), np.random.default_rng(seed)
-    chances = np.full(rollouts, 1 / rollouts)
+    rollouts, tasks, generator = len(verdicts.failed), int(verdicts.tasks.max()) + 1, np.random.default_rng(seed)
+    chances = np.full(tasks, 1 / tasks)
     gaps = np.empty((len(verdicts.codes), resamples))
     size = max(1, CHUNK // rollouts)
     for start in range(0, resamples, size):
         part = slice(start, min(start + size, resamples))
-        weights = generator.multinomial(rollouts, chances, size=part.stop - start).astype(float)
+        weights = generator.multinomial(tasks, chances, size=part.stop - start)[:, verdicts.tasks].astype(float)
         for row in range(len(verdicts.codes)):
             lacking, present = verdicts.runs_saying(row, LACKING), verdicts.runs_saying(row, PRESENT)
             gaps[row, part] = _rates(lacking, present, verdicts.failed, weights).gap
@@ -290,13 +308,14 @@ def selection_table(report: SelectionAccount) -> Table:
     """The account as a table, undefined numbers as a dash."""
     counts = report["rollouts"]
     table = Table(title=f"Candidates on {counts['passed']} passed and {counts['failed']} failed rollouts")
-    for name in ("capability", "gap", "interval", "coverage", "runs", "verdict"):
+    for name in ("capability", "gap", "interval", "mean of runs", "coverage", "runs", "verdict"):
         table.add_column(name)
     for row in report["candidates"]:
         interval = f"{_cell(row['gap_low'])} to {_cell(row['gap_high'])}"
         verdict = "selected" if row["selected"] else row["reason"]
         runs = f"{row['runs_retained']}/{row['runs']}"
-        table.add_row(row["id"], _cell(row["gap"]), interval, _cell(row["coverage"]), runs, verdict)
+        cells = (_cell(row["gap"]), interval, _cell(mean_gap(row)), _cell(row["coverage"]), runs, verdict)
+        table.add_row(row["id"], *cells)
     if not any(row["selected"] for row in report["candidates"]):
         table.caption = "no capability was selected"
     return table

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from captrain.capabilities.alignment import Toolbox
-from captrain.capabilities.labelling import EXAMPLES, pooled
+from captrain.capabilities.labelling import EXAMPLES, pooled, task_numbers
 from captrain.capabilities.programmatic import Labeller, propose_drawn
 from captrain.capabilities.selection import Counts, Verdicts, code_of
 from captrain.records import Capability, JsonObject, Label, Rollout, RolloutLabels, Spool
@@ -62,15 +62,17 @@ class _Drawn:
 
 
 def label_streamed(rollouts: Collection[Rollout], tools: list[JsonObject], runs: int, seed: int) -> StreamedLabels:
-    """Propose and label in `runs` runs, each on its own resample.
+    """Propose and label in `runs` runs, each on its own resample of the tasks.
 
     Args:
-        rollouts: diagnostic rollouts without faults, of which some passed and some failed; they are read three times.
+        rollouts: diagnostic rollouts without faults, of which some passed and some failed; they are read four times.
         tools: the tool schemas of the environment.
         runs: number of runs.
         seed: of the resamples.
     """
-    counts, toolbox = resample_counts(len(rollouts), runs, seed), Toolbox(tools)
+    tasks, toolbox = task_numbers(rollouts), Toolbox(tools)
+    repeated = np.bincount(tasks)[tasks] > 1
+    counts = resample_counts(int(tasks.max()) + 1, runs, seed)[:, tasks]
     proposals = propose_drawn(_Drawn(rollouts, counts), runs, toolbox)
     pool = pooled(proposals)
     is_candidate = np.array([[slug in {entry.id for entry in run} for run in proposals] for slug in pool], bool)
@@ -81,7 +83,9 @@ def label_streamed(rollouts: Collection[Rollout], tools: list[JsonObject], runs:
     for place, rollout in enumerate(rollouts):
         assert rollout.outcome != "error"
         labels = labeller.labels(rollout)
-        spool.add(RolloutLabels(run=0, rollout=rollout.id, outcome=rollout.outcome, count=0, labels=labels))
+        task = rollout.task.id if repeated[place] else ""
+        row = RolloutLabels(run=0, rollout=rollout.id, task=task, outcome=rollout.outcome, count=0, labels=labels)
+        spool.add(row)
         codes[:, 0, place] = [code_of(label) for label in labels.values()]
         failed[place] = rollout.outcome == "failed"
         for slug, label in labels.items() if failed[place] else ():
@@ -92,16 +96,16 @@ def label_streamed(rollouts: Collection[Rollout], tools: list[JsonObject], runs:
         for slug, capability in pool.items()
     ]
     slugs = [[slug for slug, flag in zip(pool, is_candidate[:, run], strict=True) if flag] for run in range(runs)]
-    verdicts = Verdicts(codes, counts, is_candidate, failed)
+    verdicts = Verdicts(codes, counts, is_candidate, failed, tasks)
     return StreamedLabels(candidates, LabelRows(spool, counts, slugs), verdicts, examples)
 
 
-def resample_counts(rollouts: int, runs: int, seed: int) -> Counts:
-    """How often the resample of each run draws each rollout, (runs, rollouts), in as few bytes as that takes."""
-    counts = np.zeros((runs, rollouts), np.uint8)
+def resample_counts(tasks: int, runs: int, seed: int) -> Counts:
+    """How often the resample of each run draws each task, (runs, tasks), in as few bytes as that takes."""
+    counts = np.zeros((runs, tasks), np.uint8)
     for run in range(runs):
-        draw = np.random.default_rng([seed, run]).integers(rollouts, size=rollouts)
-        row = np.bincount(draw, minlength=rollouts)
+        draw = np.random.default_rng([seed, run]).integers(tasks, size=tasks)
+        row = np.bincount(draw, minlength=tasks)
         counts = counts.astype(np.promote_types(counts.dtype, np.min_scalar_type(row.max())), copy=False)
         counts[run] = row
     return counts

@@ -63,13 +63,19 @@ class Rollouts(Section):
 
 
 class Labels(Section):
-    """Labelling runs over the same rollouts."""
+    """Labelling runs over the same rollouts, each on a bootstrap resample of their tasks, or on all of them."""
 
     runs: Count
+    resample: bool = True
+
+
+Ranking = Literal["product", "gap", "mean_gap", "coverage"]
+"""Orders of the candidates that meet the rule, largest first: pooled coverage x gap, pooled gap, mean over runs of the
+gap, pooled coverage."""
 
 
 class Selection(Section):
-    """What a candidate capability must show to be selected."""
+    """What a candidate capability must show to be selected, and the order in which those that do are kept."""
 
     delta: Share
     coverage: Share
@@ -77,6 +83,7 @@ class Selection(Section):
     confidence: Level
     floor: Annotated[float, Field(ge=-1, le=1)]
     resamples: Count
+    ranking: Ranking = "product"
 
 
 class Capabilities(Section):

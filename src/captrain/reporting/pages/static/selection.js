@@ -18,7 +18,14 @@ function captrainSelect(report, limits) {
     if (retained < needed) shortfall = `retained in ${retained} of ${runs} runs, ${needed} needed`;
     else if (one.gap_low === null) shortfall = "the gap is undefined in most resamples";
     else if (one.gap_low <= limits.floor) shortfall = `lower bound of the gap ${one.gap_low.toFixed(3)} is not above ${limits.floor}`;
-    const score = one.gap === null || one.coverage === null ? -Infinity : one.gap * one.coverage;
+    const gaps = one.per_run.filter((each) => each.gap !== null).map((each) => Math.round(each.gap * 1e6));
+    const scores = {
+      product: one.gap === null || one.coverage === null ? null : one.gap * one.coverage,
+      gap: one.gap,
+      mean_gap: gaps.length ? gaps.reduce((sum, gap) => sum + gap, 0) / (1e6 * gaps.length) : null,
+      coverage: one.coverage,
+    };
+    const score = scores[limits.ranking || "product"] ?? -Infinity;
     return { id: one.id, name: one.name, gap: one.gap, coverage: one.coverage, retained, runs, needed, shortfall, score };
   });
   const order = (first, second) => (first < second ? -1 : first > second ? 1 : 0);
