@@ -21,6 +21,7 @@ STAGES = [*yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]]
 TRAINING = [
     "adapters",
     "grpo_target",
+    "grpo_untuned",
     "adp",
     "awm",
     "single",

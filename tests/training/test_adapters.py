@@ -34,7 +34,7 @@ from captrain.config.machine import Machine
 from captrain.contract import GuardedEpisode, Target, load_file
 from captrain.errors import EnvironmentFault, UserError
 from captrain.ledger import LedgerEntry
-from captrain.models.lora import adapter_digest
+from captrain.models.lora import Adapter, adapter_digest
 from captrain.records import Task, load
 from captrain.training.grpo import last_checkpoint
 from captrain.training.jobs import EnvironmentFile, Trained, TrainingEnvironment
@@ -133,6 +133,90 @@ def test_a_training_that_was_cut_off_goes_on_from_its_last_whole_checkpoint(
         # Only the third step was played: the checkpoint was used, and the torn one was not.
         assert len(opened) == 8
         assert not checkpoints.exists()
+
+
+def test_a_rate_that_falls_goes_on_from_a_checkpoint_where_it_was(
+    tiny: Path, environment: Path, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from captrain.training import grpo
+
+    falling = job(tiny, environment, trainer={"schedule": "linear", "clip_high": 0.28})
+    rates: list[float] = []
+    update = grpo.PolicyTrainer.training_step
+
+    def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        rates.append(self.optimizer.param_groups[0]["lr"])
+        return update(self, *args, **kwargs)
+
+    play = grpo.Sampler.__call__
+
+    def pull_the_plug(self: Any, prompts: list[str], trainer: Any) -> Any:
+        if len(trainer.history) == 2:
+            raise KeyboardInterrupt
+        return play(self, prompts, trainer)
+
+    monkeypatch.setattr(grpo.PolicyTrainer, "training_step", noted)
+    with inside(tmp_path / "whole"):
+        whole = train(falling)
+        card = (whole.folder / "README.md").read_text()
+    assert rates == pytest.approx([0.01 * (6 - update) / 6 for update in range(6)])
+    assert "| learning rate, clip | 0.01 linear, 0.2 below, 0.28 above |" in card
+    assert whole.digest != trained.digest and whole.history[0] == trained.history[0]
+    with inside(tmp_path / "cut"):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(grpo.Sampler, "__call__", pull_the_plug)
+            train(falling)
+        rates.clear()
+        resumed = train(falling)
+    assert rates == pytest.approx([0.01 * 2 / 6, 0.01 / 6])
+    assert (resumed.digest, resumed.history) == (whole.digest, whole.history)
+
+
+def test_the_upper_side_of_the_clip_has_a_range_of_its_own(tiny: Path, letters: Letters) -> None:
+    import torch
+
+    def gradient(clip_high: float | None, shift: float) -> float:
+        trainer = trainer_of(job(tiny, letters(), trainer={"clip_high": clip_high}, skip=0))
+        batch = trainer._generate_and_score_completions(groups(2))
+        trainer.current_gradient_accumulation_steps = 1  # TRL sets it when training begins.
+        batch["old_per_token_logps"] = batch["old_per_token_logps"] - shift  # the ratio is exp(shift) everywhere
+        batch["advantages"] = torch.ones_like(batch["advantages"])
+        trainer.compute_loss(trainer.model, batch).backward()
+        return max(float(p.grad.abs().max()) for p in trainer.model.parameters() if p.grad is not None)
+
+    assert gradient(None, 0.22) == 0.0 < gradient(0.28, 0.22)
+    assert gradient(0.28, 0.3) == 0.0
+
+
+def test_training_goes_on_from_an_adapter_and_stays_one_adapter(
+    tiny: Path, environment: Path, trained: Trained, tmp_path: Path
+) -> None:
+    start = Adapter(str(trained.folder), trained.digest)
+    begun = trainer_of(job(tiny, environment, start=start)).model.state_dict()
+    before = {name.replace(".default.", "."): tensor for name, tensor in begun.items() if ".lora_" in name}
+    kept = weights(trained.folder)
+    assert before.keys() == kept.keys() and all((before[name] == kept[name]).all() for name in kept)
+    with inside(tmp_path):
+        further = train(job(tiny, environment, skip=9, rollouts=16, start=start))
+        config = json.loads((further.folder / "adapter_config.json").read_text())
+        card = (further.folder / "README.md").read_text()
+    assert further.digest != trained.digest and config["r"] == 4
+    assert f"| trained on from the adapter | {trained.digest} |" in card
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"trainer": {"rank": 2}}, "has r = 4, and the trainer 2"),
+        ({"start": Adapter("", "0123")}, "is .*, and training goes on from 0123"),
+    ],
+)
+def test_an_adapter_that_training_cannot_go_on_from_is_refused(
+    tiny: Path, environment: Path, trained: Trained, tmp_path: Path, change: dict[str, Any], problem: str
+) -> None:
+    digest = change.pop("start").digest if "start" in change else trained.digest
+    with inside(tmp_path), pytest.raises(UserError, match=problem):
+        train(job(tiny, environment, start=Adapter(str(trained.folder), digest), **change))
 
 
 def test_a_training_that_was_cut_off_before_its_result_was_there_is_not_played_again(
@@ -510,7 +594,7 @@ def test_the_model_card_names_its_numbers(environment: Path, trained: Trained) -
         "environment fingerprint": load_file(environment).fingerprint,
         "rollouts (of which in discarded constant groups)": f"24 ({trained.discarded})",
         "group size, groups per step, epochs": "4, 2, 2",
-        "learning rate, clip": "0.01, 0.2",
+        "learning rate, clip": "0.01 constant, 0.2",
         "mean reward, first and last step": f"{first['reward']:.3f}, {last['reward']:.3f}",
         "pass rate in its environment, first and last step": f"{first['success']:.3f}, {last['success']:.3f}",
         "seed": "0",

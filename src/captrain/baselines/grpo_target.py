@@ -1,12 +1,16 @@
-"""What TRACE is compared with: GRPO on the target itself, with as many rollouts as TRACE spends in all."""
+"""What TRACE is compared with: GRPO on the target itself, with as many rollouts as TRACE spends in all.
+
+A baseline is as strong as its settings, so these are its own and not the adapters': `scripts/tune_grpo.py` has searched
+them. What the trainer's settings give is the row `grpo_untuned`.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from captrain.baselines.training import GRPOBaseline
+from captrain.baselines.training import GRPOBaseline, baseline_job
 from captrain.config import Spec
 from captrain.ledger import LedgerEntry, budget
-from captrain.training import Job, TrainingEnvironment, derived_trainer
+from captrain.training import Job, TrainingEnvironment
 
 
 def target_jobs(spec: Spec, project: Path, trace: Sequence[LedgerEntry]) -> list[Job]:
@@ -17,18 +21,9 @@ def target_jobs(spec: Spec, project: Path, trace: Sequence[LedgerEntry]) -> list
         project: folder of artifacts/ and results/.
         trace: every ledger entry on TRACE's side: diagnosis and calibration count as much as training.
     """
-    return [
-        Job(
-            name="grpo_target",
-            base=project / "artifacts/base",
-            policy=spec.exploring(),
-            trainer=derived_trainer(spec.trainer, learning_rate=spec.baselines.grpo_target.learning_rate),
-            environments=(TrainingEnvironment("target", spec.benchmark),),
-            rollouts=budget(trace),
-            seed=spec.seed,
-            machine=spec.machine,
-        )
-    ]
+    settings = spec.baselines.grpo_target.differences()
+    target = TrainingEnvironment("target", spec.benchmark)
+    return [baseline_job("grpo_target", spec, project, [target], budget(trace), settings)]
 
 
 BASELINE = GRPOBaseline(

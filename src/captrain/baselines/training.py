@@ -10,6 +10,8 @@ from captrain.config import Spec
 from captrain.errors import UserError
 from captrain.execution import launch
 from captrain.ledger import LedgerEntry, budget
+from captrain.models import Adapter
+from captrain.records import JsonObject
 from captrain.training import (
     SFT_COLUMNS,
     FineTuned,
@@ -109,9 +111,15 @@ class SFTBaseline(Baseline):
 
 
 def baseline_job(
-    name: str, spec: Spec, project: Path, environments: Sequence[TrainingEnvironment], rollouts: int
+    name: str,
+    spec: Spec,
+    project: Path,
+    environments: Sequence[TrainingEnvironment],
+    rollouts: int,
+    settings: JsonObject | None = None,
+    start: Adapter | None = None,
 ) -> Job:
-    """One adapter by GRPO as TRACE trains its own; only where, and how long, differs.
+    """One adapter by GRPO as TRACE trains its own; only where, and how long, differs, and what the row says itself.
 
     Args:
         name: of the row.
@@ -119,6 +127,8 @@ def baseline_job(
         project: folder of artifacts/ and results/.
         environments: where to train.
         rollouts: what is left to train with.
+        settings: of the trainer, where the row has its own.
+        start: the adapter that is trained on; None: a new one.
 
     Raises:
         UserError: nothing is left.
@@ -132,11 +142,12 @@ def baseline_job(
         name=name,
         base=project / "artifacts/base",
         policy=spec.exploring(),
-        trainer=derived_trainer(spec.trainer),
+        trainer=derived_trainer(spec.trainer, **(settings or {})),
         environments=tuple(environments),
         rollouts=rollouts,
         seed=spec.seed,
         machine=spec.machine,
+        start=start,
     )
 
 

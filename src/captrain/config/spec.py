@@ -30,7 +30,7 @@ from captrain.config.components import (
 from captrain.config.compose import compose_data
 from captrain.config.machine import Machine
 from captrain.errors import UserError
-from captrain.records import publish_text
+from captrain.records import JsonObject, publish_text
 
 
 class Trainer(Component):
@@ -118,11 +118,21 @@ class Adapters(Section):
     rollouts: Count
 
 
-class GrpoTarget(Section):
-    """GRPO on the target itself: what differs from the trainer of the adapters."""
+class GrpoSettings(Section):
+    """A row that trains by GRPO with settings of its own: what differs from the trainer of the adapters. Null: what the
+    trainer has."""
 
     run: bool
-    learning_rate: Rate
+    group_size: Annotated[int, Field(ge=2)] | None = None
+    groups_per_step: Count | None = None
+    epochs: Count | None = None
+    learning_rate: Rate | None = None
+    schedule: Literal["constant", "linear"] | None = None
+    clip_high: Rate | None = None
+
+    def differences(self) -> JsonObject:
+        """The settings that are not null."""
+        return self.model_dump(exclude={"run"}, exclude_none=True)
 
 
 class Gepa(Section):
@@ -175,7 +185,8 @@ class Solutions(Section):
 class Baselines(Section):
     """What TRACE is compared with, one stage and one row each."""
 
-    grpo_target: GrpoTarget
+    grpo_target: GrpoSettings
+    grpo_untuned: GrpoSettings
     gepa: Gepa
     adp: Adp
     awm: Awm
@@ -242,6 +253,12 @@ class Spec(Section):
             return self.policy
         return self.policy.model_copy(update={"temperature": self.environments.temperature})
 
+    def _groups_per_step(self) -> dict[str, int]:
+        """Of the trainer, and of each row that runs with another number of its own."""
+        rows = {name: section for name, section in self.baselines if isinstance(section, GrpoSettings) and section.run}
+        counts = {f"baselines.{name}": section.groups_per_step for name, section in rows.items()}
+        return {"trainer": self.trainer.groups_per_step, **{name: count for name, count in counts.items() if count}}
+
     @model_validator(mode="after")
     def _relations(self) -> "Spec":
         update = self.trainer.group_size * self.trainer.groups_per_step
@@ -256,11 +273,12 @@ class Spec(Section):
             for name, total in totals.items()
             if total % update
         ]
-        if self.trainer.groups_per_step % (processes := self.machine.accelerate.processes):
-            broken.append(
-                f"trainer.groups_per_step = {self.trainer.groups_per_step} is not a multiple of "
-                f"machine.accelerate.processes = {processes}"
-            )
+        processes = self.machine.accelerate.processes
+        broken += [
+            f"{name}.groups_per_step = {groups} is not a multiple of machine.accelerate.processes = {processes}"
+            for name, groups in self._groups_per_step().items()
+            if groups % processes
+        ]
         if self.selection.agreement > self.labels.runs:
             broken.append(f"selection.agreement = {self.selection.agreement} exceeds labels.runs = {self.labels.runs}")
         if self.base.hidden % (2 * self.base.heads):

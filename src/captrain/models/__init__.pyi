@@ -26,6 +26,7 @@ from .endpoint import ReplyMessage as ReplyMessage
 from .endpoint import TransientFault as TransientFault
 from .lora import Adapter as Adapter
 from .lora import adapter_digest as adapter_digest
+from .lora import copy_adapter as copy_adapter
 from .lora import save_adapter as save_adapter
 from .plain_lora import read_plain_lora as read_plain_lora
 from .weights import load_module as load_module

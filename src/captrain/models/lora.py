@@ -75,3 +75,35 @@ def _settle(folder: Path, base: Path, policy: str) -> None:
     config["target_modules"] = sorted(config["target_modules"])
     path.write_text(json.dumps(config, indent=1, sort_keys=True) + "\n")
     (folder / "README.md").unlink(missing_ok=True)
+
+
+def copy_adapter(model: "PeftModel", start: Adapter) -> None:
+    """Give the adapter "default" of a PEFT model the weights of another one of its shape, in place: what is trained
+    then is that adapter further, and no second one on top of it.
+
+    Args:
+        model: before it trains.
+        start: whose weights it gets.
+
+    Raises:
+        UserError: the adapter is not the one of that digest, or of another shape than the model's.
+    """
+    from peft import load_peft_weights, set_peft_model_state_dict
+
+    folder = Path(start.folder)
+    if (content := adapter_digest(folder)) != start.digest:
+        raise UserError(
+            f"the adapter in {folder} is {content}, and training goes on from {start.digest}",
+            "it was altered: remove it and run `dvc repro` to make it again",
+        )
+    config, expected = json.loads((folder / "adapter_config.json").read_text()), model.peft_config["default"].to_dict()
+    for name in ("r", "lora_alpha", "target_modules"):
+        before, after = (
+            sorted(value[name]) if name == "target_modules" else value[name] for value in (config, expected)
+        )
+        if before != after:
+            raise UserError(
+                f"the adapter in {folder} has {name} = {before}, and the trainer {after}",
+                "train both with the same rank, alpha and targets",
+            )
+    set_peft_model_state_dict(model, load_peft_weights(str(folder), device="cpu"))

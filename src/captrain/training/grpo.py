@@ -39,7 +39,7 @@ from captrain.config import REMEDY, alternatives
 from captrain.contract import Target
 from captrain.errors import UserError
 from captrain.execution import launch
-from captrain.models import adapter_digest, load_module, make_exact, save_adapter
+from captrain.models import adapter_digest, copy_adapter, load_module, make_exact, save_adapter
 from captrain.policies import Play
 from captrain.training import collectives
 from captrain.training.groups import Groups, advantages
@@ -142,7 +142,8 @@ def make_trainer(recipe: GRPO, job: Job, policy: Learner, targets: Sequence[Targ
         folder: where checkpoints go, and the adapter that samples.
 
     Raises:
-        UserError: the base has no layer of one of the names in `targets`.
+        UserError: the base has no layer of one of the names in `targets`, or the adapter to start from is another one
+            or of another shape.
         EnvironmentFault: an environment has too few tasks.
     """
     sampler = Sampler(recipe, policy, targets, job, folder / "sampling")
@@ -174,6 +175,9 @@ def make_trainer(recipe: GRPO, job: Job, policy: Learner, targets: Sequence[Targ
     )
     if job.machine.accelerate.precision == "float64":
         make_exact(trainer, job.seed, policy.temperature)
+    if job.start is not None:
+        model: Any = trainer.model
+        copy_adapter(model, job.start)
     trainer.remove_callback(PrinterCallback)
     trainer.history = []
     marks.trainer = trainer
@@ -202,12 +206,13 @@ def _configuration(recipe: GRPO, job: Job, policy: Learner, folder: Path, steps:
         max_steps=steps * recipe.epochs,
         shuffle_dataset=False,
         learning_rate=recipe.learning_rate,
-        lr_scheduler_type="constant",
+        lr_scheduler_type=recipe.schedule,
         adam_beta2=0.95,
         weight_decay=0.0,
         max_grad_norm=1.0,
         optim="adamw_torch",
         epsilon=recipe.clip,
+        epsilon_high=recipe.clip_high,
         beta=0.0,
         loss_type="dapo",
         temperature=policy.temperature,

@@ -1,6 +1,6 @@
 """The jobs of training: where one adapter is trained, how, with which budget, and what came of it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -10,6 +10,7 @@ from captrain.contract import Target
 from captrain.environments import load_environment, read_passports
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
+from captrain.models import Adapter
 from captrain.policies import Policy, load_policy
 from captrain.records import JsonObject, Passport
 
@@ -64,6 +65,7 @@ class Job:
         rollouts: exact budget.
         seed: run seed.
         machine: where installations of benchmarks lie, and how strict the sandbox is; no part of the result.
+        start: the adapter whose training goes on; None: a new one, which changes nothing at first.
     """
 
     name: str
@@ -74,12 +76,14 @@ class Job:
     rollouts: int
     seed: int
     machine: Machine
+    start: Adapter | None = field(default=None, kw_only=True)
 
     def plan_identity(self) -> list[object]:
         """What decides the result besides policy, trainer and environments, which have identities of their own; as
         JSON. (A job that is sent away is known by all of its fields: `captrain.execution.fingerprint`.)"""
         skipped = [[environment.name, environment.skip] for environment in self.environments]
-        return [self.name, self.rollouts, self.seed, skipped]
+        start = [self.start.digest] if self.start else []
+        return [self.name, self.rollouts, self.seed, skipped, *start]
 
 
 class Learner(Policy, Protocol):

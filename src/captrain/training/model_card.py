@@ -24,6 +24,8 @@ def grpo_model_card(job: Job, trainer: GRPO, targets: Sequence[Target], result: 
     for step in result["history"]:
         groups.update(step["places"])
     shares = ", ".join(f"{environment.name} {groups[environment.name]}" for environment in job.environments)
+    clip = f"{trainer.clip}" if trainer.clip_high is None else f"{trainer.clip} below, {trainer.clip_high} above"
+    start = f"| trained on from the adapter | {job.start.digest} |\n" if job.start else ""
     fingerprints = ", ".join(target.fingerprint for target in targets)
     return f"""---
 library_name: peft
@@ -41,8 +43,8 @@ environment{plural} {", ".join(f"`{target.name}`" for target in targets)}.
 | environment fingerprint{plural} | {fingerprints} |
 {f"| groups of each environment | {shares} |{chr(10)}" if plural else ""}\
 | rollouts (of which in discarded constant groups) | {result["rollouts"]} ({result["discarded"]}) |
-| group size, groups per step, epochs | {trainer.group_size}, {trainer.groups_per_step}, {trainer.epochs} |
-| learning rate, clip | {trainer.learning_rate}, {trainer.clip} |
+{start}| group size, groups per step, epochs | {trainer.group_size}, {trainer.groups_per_step}, {trainer.epochs} |
+| learning rate, clip | {trainer.learning_rate} {trainer.schedule}, {clip} |
 | mean reward, first and last step | {first["reward"]:.3f}, {last["reward"]:.3f} |
 | pass rate in its environment, first and last step | {first["success"]:.3f}, {last["success"]:.3f} |
 {hinted}| seed | {job.seed} |

@@ -25,7 +25,7 @@ checkpoint and ends in the identical adapter.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -38,6 +38,8 @@ from captrain.training.jobs import Job, training_environments
 Size = Annotated[int, Field(ge=2)]
 
 Layers = Annotated[Sequence[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
+
+Schedule = Literal["constant", "linear"]
 
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -66,8 +68,10 @@ class GRPO:
         epochs: passes over each batch of rollouts.
         rank: LoRA rank.
         alpha: LoRA alpha; updates are scaled by alpha / rank.
-        learning_rate: AdamW's, constant.
-        clip: PPO clipping range.
+        learning_rate: AdamW's, at the first update.
+        schedule: of the rate: constant, or falling linearly to zero over all updates.
+        clip: PPO clipping range, on both sides of 1.
+        clip_high: of the upper side alone, as DAPO has it (arXiv 2503.14476, section 3.1); None: `clip`.
         checkpoint_every: steps between full-state checkpoints; no influence on the result.
         hints: share of rollouts that read the environment's hint, where it offers one; each is drawn by its own key,
             so that a group may hold both kinds.
@@ -86,11 +90,14 @@ class GRPO:
         learning_rate: Rate,
         clip: Level,
         checkpoint_every: Count,
+        schedule: Schedule = "constant",
+        clip_high: Rate | None = None,
         hints: Share = 0.0,
         targets: Layers = LINEAR,
     ) -> None:
         self.group_size, self.groups_per_step, self.epochs = group_size, groups_per_step, epochs
         self.rank, self.alpha, self.learning_rate, self.clip = rank, alpha, learning_rate, clip
+        self.schedule, self.clip_high = schedule, clip_high
         self.checkpoint_every, self.hints, self.targets = checkpoint_every, hints, list(targets)
 
     @property
