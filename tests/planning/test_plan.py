@@ -308,6 +308,14 @@ def test_a_scripted_user_costs_no_calls_and_is_said_to_be_for_checks(spec: Compo
     assert any("for checks and not for results" in warning for warning in scripted.warnings)
 
 
+def test_the_causal_test_asks_at_most_once_for_each_test_rollout_of_the_base(spec: Compose) -> None:
+    calls = stages(planned(spec(*SMALL)).low)["causality"].use.calls
+    chosen = spec(*SMALL)
+    assert calls == chosen.evaluation.tasks * chosen.evaluation.trials
+    assert "causality" not in stages(planned(spec(*SMALL, "causality.run=false")).low)
+    assert "causality" not in stages(planned(spec()).low)  # the programmatic analyst asks nobody
+
+
 def test_every_assumption_says_where_it_comes_from(spec: Compose) -> None:
     own = spec(*PAPER, "policy=vllm", "baselines.adp.run=true", "controls.run=true", "baselines.gepa.model=other")
     for configuration in (spec(), spec(*PAPER), spec(*PAPER, *CALLS), own):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
-from support.results import make_results
+from support.results import causal_tables, make_results
 
 from captrain.capabilities.rule import replay
 from captrain.capabilities.selection import select
@@ -51,9 +51,10 @@ def test_two_processes_draw_the_same_bytes_without_torch_and_without_dates(
     # A setting of the machine's own matplotlib must change nothing.
     (tmp_path / "matplotlibrc").write_text("font.size: 20\n")
     finished = run_stage(tmp_path)
-    said, torch = finished.stdout.strip().splitlines()
+    merging, causality, torch = finished.stdout.strip().splitlines()
     assert (finished.returncode, torch) == (0, "False"), finished.stderr
-    assert said.startswith("merging: not drawn") and "experiment=all_methods" in said
+    assert merging.startswith("merging: not drawn") and "experiment=all_methods" in merging
+    assert causality.startswith("causality: not drawn") and "dvc repro causality" in causality
     there = tmp_path / "results/figures"
     assert digests(there) == drawn
     stems = ("main", "capabilities", "stability", "thresholds", "training", "kinds", "routing")
@@ -111,6 +112,20 @@ def test_the_stage_ends_in_one_message_without_traceback(tmp_path: Path) -> None
 def written(figure: Figure) -> list[str]:
     """Every text of a figure that is not empty."""
     return [text.get_text() for text in figure.findobj(Text) if isinstance(text, Text) and text.get_text()]
+
+
+def test_a_capability_that_was_tested_is_drawn_with_its_placebo_and_every_adapter(tmp_path: Path) -> None:
+    results = make_results(tmp_path / "results")
+    for name, text in causal_tables("check_first", "copy_exactly").items():
+        publish_text(results / name, text)
+    assert {path.stem for path in draw(results, tmp_path / "out")} > {"causality"}
+    texts = written(figures.causality(results))
+    assert {"check first", "claimed", "repaired", "other failures", "passed rollouts"} <= {*texts}
+    assert texts.count("+0.40") == texts.count("+0.00") == 2  # on the diagonal and off it
+    assert any("placebo" in text for text in texts)
+    for name, text in causal_tables().items():
+        publish_text(results / name, text)
+    assert "causality" not in {path.stem for path in draw(results, tmp_path / "none")}
 
 
 def test_each_difference_is_read_in_the_words_of_the_table(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.results import causal_tables
 
 from captrain.capabilities.selection import select
 from captrain.cli import app
@@ -168,6 +169,7 @@ def made(root: Path) -> Path:
         "evaluation/ledger.csv": LEDGER,
         "routes/routes.csv": "task,kind,retrieval,chosen\n"
         + "".join(f"desk/test/{i},{KINDS[i % 2]},base,{'base' if i % 2 else 'check_first'}\n" for i in range(6)),
+        **causal_tables("check_first"),
     }
     for name, text in tables.items():
         publish_text(results / name, text)
@@ -233,7 +235,7 @@ def test_the_overview_has_the_table_with_intervals_and_says_what_is_not_distingu
     )
     assert "not distinguishable after correction" in row
     marked = [tag for tag, given in page(report, "index").tags if tag == "svg" and given.get("role") == "img"]
-    assert len(marked) == 4 + len(CANDIDATES)
+    assert len(marked) == 4 + len(CANDIDATES) + 2  # and what a capability claims, and what is repaired
     assert "Totals differ: 3,200, 640. TRACE, solutions trains on the environments' own solutions." in text
 
 
@@ -394,6 +396,26 @@ def test_the_overview_and_the_terminal_read_the_differences_alike(
     assert "TRACE in this run: against base +0.203, distinguishable; against GRPO on target -0.026, not" in text
 
 
+def test_the_causal_test_is_printed_beneath_the_table(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project)
+    monkeypatch.setenv("COLUMNS", "170")
+    monkeypatch.setattr("sys.argv", ["captrain", "results"])
+    with suppress(SystemExit):
+        app.main()
+    out = capsys.readouterr().out
+    assert "Does repairing a capability alone" in out and "check first" in out and "0.300 to 0.500" in out
+
+
+def test_each_capability_has_what_it_claims_and_what_its_adapter_repairs(report: Path) -> None:
+    text = " ".join(page(report, "index").text.split())
+    assert "check first 30 of 90 0.400 0.300 to 0.500" in text and "above placebo" in text
+    own = " ".join(page(report, "capability-check_first").text.split())
+    assert "failed, lacks it +0.400" in own and "failed, does not lack it +0.000" in own and "passed +0.000" in own
+    assert "It was not tested" in page(report, "capability-be_polite").text
+
+
 def cut(text: str) -> str:
     return text[: 2 * len(text) // 3].rstrip()
 
@@ -414,6 +436,8 @@ CORRUPT = {
     "evaluation/kinds.csv": "evaluation",
     "evaluation/spent.csv": "evaluation",
     "evaluation/ledger.csv": "evaluation",
+    "causality/capabilities.csv": "causality",
+    "causality/effects.csv": "causality",
     "spec.yaml": "compose",
     "replicates/summary.csv": "replicate",
     "sweeps/rollouts.csv": "captrain-sweep",
@@ -465,6 +489,8 @@ def test_a_corrupt_file_ends_in_a_message_that_names_it_and_what_makes_it(breaka
         ("evaluation/main.csv", "pass_rate", "rate", "pass_rate"),
         ("evaluation/main.csv", "0.332", "much", "low"),
         ("evaluation/differences.csv", "True", "3", "distinguishable"),
+        ("causality/capabilities.csv", "repaired,", "mended,", "repaired"),
+        ("causality/effects.csv", "0.1,0.2", "0.1,much", "rate"),
         ("adapters/index.json", '"digest"', '"hash"', "check_first.digest"),
     ],
 )

@@ -245,6 +245,7 @@ class Spec(Section):
     controls: Switch
     router: Component
     evaluation: Evaluation
+    causality: Switch
     machine: Machine
 
     def exploring(self) -> Component:

@@ -1,5 +1,10 @@
+from .arm_names import Arms as Arms
+from .arm_names import arm_indices as arm_indices
 from .arms import all_routes as all_routes
 from .arms import play_arms as play_arms
+from .causality import Causality as Causality
+from .causality import measure_causality as measure_causality
+from .causality import publish_causality as publish_causality
 from .comparison import CONFIDENCE as CONFIDENCE
 from .comparison import ComparisonRow as ComparisonRow
 from .comparison import Difference as Difference

@@ -120,6 +120,20 @@ def mean(values: Floats, undefined: float = np.nan) -> float:
     return float(defined.mean()) if len(defined) else undefined
 
 
+@dataclass(frozen=True)
+class Ratio:
+    """A quotient of two sums over tasks: `numerators` and `denominators` are what each task adds, (tasks,)."""
+
+    numerators: Floats
+    denominators: Floats
+
+    @property
+    def value(self) -> float:
+        """NaN where the denominator is 0."""
+        total = float(self.denominators.sum())
+        return float(self.numerators.sum()) / total if total > 0 else np.nan
+
+
 CHUNK = 1 << 20
 """Counts of resamples that are in memory at once: many tasks are resampled a few times at a time."""
 
@@ -154,19 +168,26 @@ class Bootstrap:
 
     def intervals(self, rows: Sequence[Floats]) -> list[tuple[float, float]]:
         """The intervals of several means at the price of one series of resamples."""
-        means: list[list[Floats]] = [[] for _ in rows]
-        for counts in self._whole or self._draws():
-            for values, chunks in zip(rows, means, strict=True):
-                defined = ~np.isnan(values)
-                weight = counts @ defined.astype(float)
-                total = counts @ np.where(defined, values, 0.0)
-                chunks.append(total[weight > 0] / weight[weight > 0])
-        return [self._percentiles(np.concatenate(chunks)) for chunks in means]
+        defined = [(~np.isnan(values)).astype(float) for values in rows]
+        ratios = [Ratio(np.where(weights, values, 0.0), weights) for values, weights in zip(rows, defined, strict=True)]
+        return [self.percentiles(values) for values in self.resampled(ratios)]
 
-    def _percentiles(self, means: Floats) -> tuple[float, float]:
-        if not len(means):
+    def resampled(self, ratios: Sequence["Ratio"]) -> list[Floats]:
+        """Each ratio in each resample of the tasks, (resamples,), NaN where its denominator is 0. All have the same
+        resamples, so that what is computed of several, as a difference, is paired."""
+        chunks: list[list[Floats]] = [[] for _ in ratios]
+        for counts in self._whole or self._draws():
+            for ratio, values in zip(ratios, chunks, strict=True):
+                weight, total = counts @ ratio.denominators, counts @ ratio.numerators
+                values.append(np.divide(total, weight, out=np.full(len(counts), np.nan), where=weight > 0))
+        return [np.concatenate(values) for values in chunks]
+
+    def percentiles(self, values: Floats) -> tuple[float, float]:
+        """The interval of what has these values over the resamples where it is defined."""
+        defined = values[~np.isnan(values)]
+        if not len(defined):
             return np.nan, np.nan
-        low, high = np.percentile(means, self.bounds)
+        low, high = np.percentile(defined, self.bounds)
         return float(low), float(high)
 
 

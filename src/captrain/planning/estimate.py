@@ -8,6 +8,7 @@ TRACE        these three together, and so many: grpo_target, gepa, awm; mixed wi
 controls     calibration and training of each capability that only they take
 evaluation   (base + capabilities + each other arm) x evaluation.tasks x evaluation.trials; compositions on the
              tasks that are routed to them
+causality    questions alone: evaluation.tasks x evaluation.trials at the most
 tokens       rollouts x those of one; questions x those of one
 wall         embedded base: rollouts / (rollouts a CPU second x workers); served model: the longest of
                computing  (new / prefill + written / decode) / GPUs of servers + 4 x trained / prefill / GPUs of
@@ -159,6 +160,7 @@ class Estimate:
             self._rollout_stage("merging", ("distillation" in merging) * spec.merging.rollouts, training=True),
             self._rollout_stage("controls", self.controls, max(1, math.ceil(self.further)), workers, training=True),
             self._evaluation(),
+            self._with_questions(StageCost("causality", 1), spec.analyst, self._causal_labels(), concurrency),
         ]
         costing = [stage for stage in stages if stage.rollouts or stage.use.calls or stage.use.new_input]
         first = [] if spec.base.model else stages[:1]
@@ -308,6 +310,14 @@ class Estimate:
             new_input=tokens,
             output=2 * proposals + labels * QUESTIONS.candidates * QUESTIONS.label,
         )
+
+    def _causal_labels(self) -> ModelUse:
+        """A question for each failed rollout of the base on the test split: at the most, for all of them."""
+        if self.spec.analyst.target != ANALYST or not self.spec.causality.run:
+            return ModelUse()
+        labels = self.spec.evaluation.tasks * self.spec.evaluation.trials
+        tokens = labels * (self.spec.analyst.settings().get("characters", 16_000) / 4 + QUESTIONS.frame)
+        return ModelUse(labels, tokens, tokens, labels * self.count * QUESTIONS.label)
 
     def _synthesis(self, count: int) -> ModelUse:
         """All questions of a synthesizer for so many environments; every one but the first shows the file before."""

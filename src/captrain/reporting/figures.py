@@ -24,6 +24,7 @@ from captrain.capabilities import SelectionAccount, replay
 from captrain.errors import UserError
 from captrain.evaluation import GRPO, TRACE, label, versus
 from captrain.records import JsonObject
+from captrain.reporting.causality import causality, has_causality
 from captrain.reporting.published import read_published, reference
 from captrain.reporting.style import GREY, HEADLINE, MERGING, ROUTING, Line, compare, ordered, render, tint
 
@@ -63,6 +64,7 @@ def draw(results: Path, out: Path) -> list[Path]:
         "kinds": kinds,
         "routing": routing,
         "merging": merging,
+        "causality": causality,
     }
     for name in REQUIRED:
         if not (results / name).exists():
@@ -70,6 +72,11 @@ def draw(results: Path, out: Path) -> list[Path]:
     if not _rows(results, TRACE, ("merged:",)):
         del figures["merging"]
         print("merging: not drawn, for no merged adapter was played; `dvc exp run -S experiment=all_methods` plays all")
+    if not has_causality(results):
+        del figures["causality"]
+        print(
+            "causality: not drawn, for no capability was tested; `dvc repro causality` tests those that have adapters"
+        )
     return render({name: partial(make, results) for name, make in figures.items()}, out)
 
 

@@ -8,7 +8,7 @@ imports this module when one is first asked for.
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pandas as pd
 
@@ -16,7 +16,7 @@ from captrain.baselines import acting_stages, spending_stages
 from captrain.config import Spec
 from captrain.config import spec as specification
 from captrain.errors import UserError
-from captrain.evaluation import tables
+from captrain.evaluation import Arms, arm_indices, tables
 from captrain.ledger import LedgerEntry
 from captrain.records import Capability, Passport, Rollout, RolloutLabels, load
 from captrain.reporting import published
@@ -103,7 +103,9 @@ def load_adapters(root: Root = ".") -> pd.DataFrame:
     >>> captrain.load_adapters()[["stage", "name"]].values.tolist()
     [['adapters', 'record_selection']]
     """
-    rows = [{"stage": stage, "name": name, **row} for stage, index in _indices(root).items() for name, row in index]
+    rows = [
+        {"stage": stage, "name": name, **row} for stage, index in arm_indices(Path(root)).items() for name, row in index
+    ]
     return pd.DataFrame(rows).drop(columns="guidance", errors="ignore")
 
 
@@ -142,7 +144,7 @@ def load_outcomes(root: Root = ".", rollouts: Sequence[Rollout] | None = None) -
     >>> captrain.load_outcomes().pivot(index="task", columns="arm", values="reward").to_dict("records")
     [{'base': 0.0, 'record_selection': 1.0}]
     """
-    arms = Arms(root)
+    arms = Arms(Path(root))
     rollouts = load_rollouts(root, "evaluation") if rollouts is None else rollouts
     rows = [
         {
@@ -159,30 +161,6 @@ def load_outcomes(root: Root = ".", rollouts: Sequence[Rollout] | None = None) -
         for record in rollouts
     ]
     return pd.DataFrame(rows).astype({"reward": float})
-
-
-class Arms:
-    """Names of arms, for the rollouts of the evaluation in the order in which they were played.
-
-    Args:
-        root: of the project.
-    """
-
-    def __init__(self, root: Root) -> None:
-        entries = [(name, row) for index in _indices(root).values() for name, row in index]
-        self._adapters = {row["digest"]: name for name, row in reversed(entries) if row["path"]}
-        # The base is played first, then the prompts in the order of their stages.
-        self._guided = ["base", *(name for name, row in entries if row.get("guidance"))]
-        self._policies: dict[str, str] = {}
-
-    def of(self, rollout: Rollout) -> str:
-        """The arm of the next rollout."""
-        policies = self._policies
-        if rollout.policy not in policies:
-            more = len(policies) < len(self._guided)
-            policies[rollout.policy] = self._guided[len(policies)] if more else rollout.policy
-        adapter = rollout.adapter
-        return self._adapters.get(adapter, adapter) if adapter else policies[rollout.policy]
 
 
 def load_main(root: Root = ".") -> pd.DataFrame:
@@ -245,10 +223,3 @@ def _required(root: Root, name: str, stage: str) -> Path:
 def _table(path: Path) -> pd.DataFrame:
     # A kind or an arm may be called "none" or "NA".
     return pd.read_csv(path, keep_default_na=False, na_values=[""])
-
-
-def _indices(root: Root) -> dict[str, list[tuple[str, dict[str, Any]]]]:
-    """Stage -> what it has left, by name, in the order of the stages."""
-    _required(root, "results/adapters/index.json", "adapters")
-    paths = {stage: Path(root) / "results" / stage / "index.json" for stage in acting_stages()}
-    return {stage: [*json.loads(path.read_text()).items()] for stage, path in paths.items() if path.exists()}

@@ -264,7 +264,7 @@ def results(root: Path) -> RenderableType:
     """The final table, the paired differences, and where the figures lie; of a benchmark that says what it is also
     the rates by kind, and what was found on the discovery split."""
     from captrain.evaluation import evaluation_table, interpret_difference
-    from captrain.reporting.tables import table
+    from captrain.reporting.tables import causal_table, table
 
     folder = root / "results/evaluation"
     discovery = _discovery(root)
@@ -294,6 +294,8 @@ def results(root: Path) -> RenderableType:
     more = (
         (_kinds(evaluation_table(folder, "kinds").to_dict("records")), Text(), discovery, Text()) if discovery else ()
     )
+    causal = causal_table(root / "results/causality")
+    more += (causal, Text()) if causal else ()
     return Group(final, Text(), paired, Text(), *more, Text(figures_line))
 
 

@@ -9,6 +9,24 @@ from rich.table import Table
 
 from captrain.evaluation import BASE, IDLE, TRACE, evaluation_table, headline_methods, label, unequal_total
 
+CAUSAL_HEADINGS = {
+    "claimed": "claimed",
+    "repaired": "repaired",
+    "efficacy": "repaired of claimed",
+    "sole_efficacy": "of sole lacks",
+    "difference": "above other failures",
+    "placebo": "placebo",
+    "specificity": "above placebo",
+}
+"""Columns of the causal table, by the column of results/causality/capabilities.csv."""
+CAUSAL_CAPTION = """\
+The base's failed test rollouts, labelled by the analyst of the diagnosis; its adapter on every task.
+claimed: share of the failures with the label; repaired: share of all failures that its adapter repairs there.
+of sole lacks: of failures that lack no other selected capability. Labels are of one trial, rates of the others.
+above other failures: change in pass rate minus that on failures without the label.
+placebo: change by the adapters of the other capabilities, on failures that lack this one and not theirs.
+Intervals by bootstrap over tasks, not corrected for their number."""
+
 
 def table(folder: Path) -> Table:
     """The final table, drawn from what `write` wrote: pass rates with intervals, rollouts spent, what is counted.
@@ -27,12 +45,36 @@ def table(folder: Path) -> Table:
     for name in names:
         final.add_column(name, justify="right")
     for row in main.to_dict("records"):
-        interval = "" if np.isnan(row["low"]) else f"{row['low']:.3f} to {row['high']:.3f}"
+        interval = _interval(row["low"], row["high"])
         cells = [row["label"], _number(row["pass_rate"]), interval, _number(row["pass_hat_k"])]
         cells += [_number(row["mean_reward"])] * graded
         style = "bold" if row["method"] in headline_methods() else "dim"
         final.add_row(*cells, f"{row['rollouts_spent']:,}", style=style)
     return final
+
+
+def causal_table(folder: Path) -> Table | None:
+    """The causal test of each capability that has an adapter, drawn from what the stage `causality` wrote; None where
+    nothing was tested."""
+    path = folder / "capabilities.csv"
+    rows = pd.read_csv(path).to_dict("records") if path.exists() else []
+    if not rows:
+        return None
+    title = "Does repairing a capability alone repair the failures that were labelled with it?"
+    causal = Table(title=title, caption=CAUSAL_CAPTION, caption_justify="left", title_justify="left")
+    causal.add_column("capability")
+    for heading in CAUSAL_HEADINGS.values():
+        causal.add_column(heading, justify="right")
+    for row in rows:
+        cells = [
+            f"{_number(row[name])}\n{_interval(row[f'{name}_low'], row[f'{name}_high'])}" for name in CAUSAL_HEADINGS
+        ]
+        causal.add_row(row["name"], *cells)
+    return causal
+
+
+def _interval(low: float, high: float) -> str:
+    return "" if np.isnan(low) else f"{low:.3f} to {high:.3f}"
 
 
 def _number(value: float) -> str:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from captrain.baselines import acting_stages
 from captrain.capabilities import demands, is_majority, labels_of_rollouts
+from captrain.evaluation import Arms
 from captrain.records import Rollout, RolloutLabels, scan
 from captrain.reporting import loaders
 from captrain.reporting.pages import files
@@ -104,7 +105,7 @@ class Archive:
         adapters = files.document(root, "results/adapters/index.json", "adapters", dict[str, files.AdapterEntry])
         self.discovery = self._present("diagnosis", lambda: self._read_rollouts("diagnosis", None))
         indices(root)  # so that a corrupt one is named
-        arms = None if isinstance(adapters, Missing) else loaders.Arms(root)
+        arms = None if isinstance(adapters, Missing) else Arms(root)
         self.evaluation = self._present("evaluation", lambda: self._read_rollouts("evaluation", arms))
         self.labels = files.present(root, LABELS, "labels", self._read_labels)
         self.outcomes = self.evaluation or (adapters if isinstance(adapters, Missing) else None)
@@ -125,7 +126,7 @@ class Archive:
     def _present(self, part: Part, read: Callable[[], None]) -> Missing | None:
         return files.present(self._root, loaders.ROLLOUTS[part], STAGES[part], read)
 
-    def _read_rollouts(self, part: Part, arms: loaders.Arms | None) -> None:
+    def _read_rollouts(self, part: Part, arms: Arms | None) -> None:
         for place, rollout in scan(self._root / loaders.ROLLOUTS[part], Rollout):
             name, arm = rollout.task.id, arms.of(rollout) if arms else "base"
             self._database.execute("INSERT OR IGNORE INTO task (name) VALUES (?)", (name,))

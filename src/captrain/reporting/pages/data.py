@@ -40,6 +40,7 @@ def overview(root: Path) -> JsonObject:
         "main": files.table_of(root, "results/evaluation/main.csv", "evaluation", files.MethodRow),
         "differences": differences,
         "candidates": selection(root),
+        "causality": files.table_of(root, "results/causality/capabilities.csv", "causality", files.CausalRow),
     }
 
 
@@ -81,6 +82,7 @@ def capabilities(root: Path, archive: Archive) -> list[JsonObject] | Missing:
     history = files.table_of(root, "results/adapters/history.csv", "adapters", files.StepRow)
     adapters = files.document(root, "results/adapters/index.json", "adapters", dict[str, files.AdapterEntry])
     kinds = files.table_of(root, "results/evaluation/kinds.csv", "evaluation", files.KindRow)
+    effects = files.table_of(root, "results/causality/effects.csv", "causality", files.EffectRow)
     proposals = _proposals(root)
     synthesized = (root / "results/environments").exists()
     rows = []
@@ -102,9 +104,15 @@ def capabilities(root: Path, archive: Archive) -> list[JsonObject] | Missing:
                 "kinds": kinds,
                 "evidence": _evidence(name, proposals.get(name), archive),
                 "gains": gains(name, archive),
+                "effects": effects if isinstance(effects, Missing) else _own_effects(name, effects),
             }
         )
     return rows
+
+
+def _own_effects(name: str, effects: list[JsonObject]) -> list[JsonObject]:
+    """What the adapter of a capability changes, by stratum of the base's rollouts."""
+    return [row for row in effects if row["arm"] == name and row["capability"] in (name, None)]
 
 
 def _proposals(root: Path) -> dict[str, Capability]:

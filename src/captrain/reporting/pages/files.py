@@ -84,6 +84,52 @@ class KindRow(BaseModel):
     tasks: int
 
 
+class CausalRow(BaseModel):
+    """A row of results/causality/capabilities.csv."""
+
+    capability: str
+    name: str
+    failures: int
+    lacking: int
+    sole: int
+    tasks: int
+    claimed: Number
+    claimed_low: Number
+    claimed_high: Number
+    repaired: Number
+    repaired_low: Number
+    repaired_high: Number
+    efficacy: Number
+    efficacy_low: Number
+    efficacy_high: Number
+    sole_efficacy: Number
+    sole_efficacy_low: Number
+    sole_efficacy_high: Number
+    difference: Number
+    difference_low: Number
+    difference_high: Number
+    placebo: Number
+    placebo_low: Number
+    placebo_high: Number
+    specificity: Number
+    specificity_low: Number
+    specificity_high: Number
+
+
+class EffectRow(BaseModel):
+    """A row of results/causality/effects.csv."""
+
+    capability: str | None
+    stratum: str
+    arm: str
+    tasks: int
+    base: Number
+    rate: Number
+    change: Number
+    low: Number
+    high: Number
+
+
 class SpendingCounts(BaseModel):
     """What a row of results/evaluation/ledger.csv and spent.csv counts."""
 

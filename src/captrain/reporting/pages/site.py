@@ -38,6 +38,13 @@ PAGES = {
     "provenance": "Provenance",
 }
 """Pages by name, with what the navigation calls them."""
+STRATA = {
+    "lacking": "failed, lacks it",
+    "sole": "failed, lacks it and no other selected capability",
+    "other": "failed, does not lack it",
+    "passed": "passed",
+}
+"""Strata of the causal test, with what the pages call them."""
 PREFIX = "figure-"
 """What names of copied figures begin with."""
 
@@ -154,6 +161,7 @@ def _environment() -> jinja2.Environment:
         "unequal_total": unequal_total,
         "least": _least,
         "prefix": PREFIX,
+        "strata": STRATA,
     }
     return pages
 

@@ -1,0 +1,102 @@
+"""The causal test of the capabilities as it is drawn: claimed and repaired, change by stratum, lack against adapter.
+
+Drawn from `results/causality/` alone (see `captrain.evaluation.causality` for what is measured). An adapter that
+repairs its capability and nothing else stands out on the diagonal of the last panel, and its dots lie right of zero on
+failures that lack the capability, and at zero elsewhere.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from captrain.baselines import baselines
+from captrain.evaluation import ComparisonRow, label
+from captrain.reporting.style import GREY
+
+STRATA = {
+    "lacking": "failures that lack it",
+    "sole": "failures that lack it alone",
+    "other": "other failures",
+    "passed": "passed rollouts",
+}
+PLACEBO = "failures that lack it, by the others' adapters (placebo)"
+SPACING = 0.15
+"""Between the intervals of one capability, in rows."""
+
+
+def has_causality(results: Path) -> bool:
+    """Whether a capability was tested."""
+    path = results / "causality/capabilities.csv"
+    return path.exists() and not pd.read_csv(path).empty
+
+
+def causality(results: Path) -> Figure:
+    """What each capability claims of the failures and what its adapter repairs of them; what it changes elsewhere; and
+    what every adapter changes on the failures of each lack."""
+    table, effects = (pd.read_csv(results / f"causality/{name}.csv") for name in ("capabilities", "effects"))
+    effects = effects.assign(capability=effects["capability"].fillna(""))
+    figure = Figure(figsize=(12.4, 2.2 + 0.62 * len(table)), layout="constrained")
+    shares, changes, cells = figure.subplots(1, 3, width_ratios=(3, 4, 4))
+    rows = table.to_dict("records")
+    _draw_shares(shares, rows)
+    _draw_changes(changes, rows, effects)
+    _draw_cells(cells, rows, effects)
+    for axes in (shares, changes):
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+    shares.set_yticks(range(len(rows)), [row["name"] for row in rows])
+    changes.set_yticks(range(len(rows)), [""] * len(rows))
+    sns.despine(figure, left=True)
+    return figure
+
+
+def _draw_shares(axes: Axes, rows: Sequence[ComparisonRow]) -> None:
+    green = sns.color_palette("deep")[2]
+    for name, place, colour in (("claimed", -0.18, GREY), ("repaired", 0.18, green)):
+        heights = [index + place for index in range(len(rows))]
+        axes.barh(heights, [row[name] for row in rows], height=0.32, color=colour, alpha=0.75, label=name)
+        for height, row in zip(heights, rows, strict=True):
+            axes.plot([row[f"{name}_low"], row[f"{name}_high"]], [height, height], color="0.15", linewidth=1.2)
+    axes.set_xlabel("share of the base's failures on the test split")
+    axes.set_title("Claimed and repaired", loc="left")
+    axes.legend(fontsize=7, frameon=True, loc="lower right")
+
+
+def _draw_changes(axes: Axes, rows: Sequence[ComparisonRow], effects: pd.DataFrame) -> None:
+    colours = dict(zip(STRATA, ["#1b7a45", "#6fbf8b", "#c44e52", "#4c72b0"], strict=True))
+    places = np.linspace(-2 * SPACING, 2 * SPACING, len(STRATA) + 1)
+    for index, row in enumerate(rows):
+        name = row["capability"]
+        strata = effects[(effects["arm"] == name) & effects["capability"].isin([name, ""])].set_index("stratum")
+        for place, stratum in zip(places, STRATA, strict=False):
+            cell, height = strata.loc[stratum], index + place
+            axes.plot([cell["low"], cell["high"]], [height, height], color=colours[stratum], linewidth=1.4)
+            text = STRATA[stratum] if index == 0 else None
+            axes.plot(cell["change"], height, "o", color=colours[stratum], markersize=4, label=text)
+        height = index + places[-1]
+        axes.plot([row["placebo_low"], row["placebo_high"]], [height, height], color=GREY, linewidth=1.4)
+        axes.plot(row["placebo"], height, "D", color=GREY, markersize=3.5, label=PLACEBO if index == 0 else None)
+    axes.axvline(0, color="0.2", linewidth=0.8)
+    axes.set_xlabel("change in pass rate, in other trials than were labelled")
+    axes.set_title("What its adapter changes", loc="left")
+    axes.legend(fontsize=6.5, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=2)
+
+
+def _draw_cells(axes: Axes, rows: Sequence[ComparisonRow], effects: pd.DataFrame) -> None:
+    lacking = effects[effects["stratum"] == "lacking"]
+    names = [row["capability"] for row in rows]
+    arms = [*names, *(arm for arm in dict.fromkeys(lacking["arm"]) if arm not in names)]
+    cells = lacking.pivot(index="capability", columns="arm", values="change").loc[names, arms].to_numpy(dtype=float)
+    axes.imshow(cells, cmap="RdYlGn", vmin=-1, vmax=1, aspect="auto")
+    for (y, x), change in np.ndenumerate(cells):
+        if not np.isnan(change):
+            axes.text(x, y, f"{change:+.2f}", ha="center", va="center", fontsize=7, color="0.1")
+    texts = [label(arm) if arm in baselines() else arm.replace("_", " ") for arm in arms]
+    axes.set_xticks(range(len(arms)), texts, rotation=35, ha="right", fontsize=7)
+    axes.set_yticks(range(len(names)), [""] * len(names))
+    axes.grid(visible=False)
+    axes.set_title("Change on failures of a lack, by adapter", loc="left")

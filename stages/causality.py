@@ -1,0 +1,27 @@
+"""Hold what each adapter repairs against what the analyst labels the base's failures with."""
+
+from pathlib import Path
+
+from captrain.benchmarks import load_benchmark
+from captrain.capabilities import Analyst
+from captrain.config import build, load_spec
+from captrain.evaluation import measure_causality, publish_causality
+from captrain.execution import entry_point
+from captrain.records import publish, publish_json
+
+
+@entry_point
+def main() -> None:
+    """Evaluation rollouts, capabilities, adapters -> artifacts/causality, results/causality."""
+    spec, folder = load_spec(), Path("results/causality")
+    tools = load_benchmark(spec.benchmark, spec.machine).tools
+    analyst = build(spec.analyst, Analyst, access=spec.machine.asking)
+    labels, causality = measure_causality(analyst, tools, spec)
+    publish(Path("artifacts/causality/labels.jsonl"), labels)
+    publish_causality(causality, folder)
+    if (account := getattr(analyst, "usage", None)) is not None:
+        publish_json(folder / "asked.json", account)
+
+
+if __name__ == "__main__":
+    main()
