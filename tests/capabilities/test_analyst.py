@@ -236,6 +236,16 @@ def test_discovery_shows_distinct_rollouts_of_both_outcomes_and_tells_which_they
     assert first == second
 
 
+def test_discovery_may_read_shorter_rollouts_than_labelling(served: Served) -> None:
+    server, rollouts = served(), sample()
+    length = max(len(rendered(rollout.messages)) for rollout in rollouts)
+    analyst(ModelAccess(), failed=40, passed=1, discovery_characters=1).propose([rollouts], desk().tools)
+    (body,) = (body for body in server.requests if form_of(body) == "Discovery")
+    texts = [text for *_, text in FENCED.findall(contents(body)[1])]
+    assert len(texts) == 1 + min(40, sum(rollout.outcome == "failed" for rollout in rollouts))
+    assert max(map(len, texts)) < length and any("characters left out" in text for text in texts)
+
+
 def test_a_labelling_question_tells_neither_outcome_nor_reference_nor_task_data(served: Served) -> None:
     server = served(lambda body: {"labels": [judged("a", Label(verdict="NA"))]})
     rollout = sample()[0]

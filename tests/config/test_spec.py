@@ -171,9 +171,8 @@ def test_an_unknown_experiment_ends_the_process_with_status_2(workspace: Path) -
         ({"overrides": ["evaluation.trials=1"]}, "evaluation.trials = 1"),
         ({"overrides": ["environments.success=[0.8,0.2]"]}, "the lower bound is above the upper one"),
         ({"overrides": ["+selection.gap=0.1"]}, "there is no setting selection.gap"),
-        ({"overrides": ["adapters.rollouts=650"]}, "adapters.rollouts = 650 is not a multiple"),
-        ({"overrides": ["rollouts.tasks=250"]}, "rollouts.tasks x rollouts.trials = 250 is not a multiple"),
-        ({"overrides": ["environments.groups=3"]}, "environments.group_size = 24 is not a multiple"),
+        ({"overrides": ["selection.ranking=mean"]}, "selection.ranking = 'mean'"),
+        ({"overrides": ["trainer.loss=tokens"]}, "trainer.loss = 'tokens'"),
         ({"overrides": ["selection.agreement=11"]}, "selection.agreement = 11 exceeds labels.runs = 10"),
         (
             {"overrides": ["policy._target_=captrain.policies.lokal.LocalPolicy"]},
@@ -329,8 +328,8 @@ def test_where_a_benchmark_is_installed_is_an_override_of_machine_alone() -> Non
 
 
 PAPER = {
-    "paper_tau2": {"discovery": (64, 4), "test": 60, "adapter": 1280, "step": 8, "groups": 8, "total": 5120},
-    "paper_toolsandbox": {"discovery": (32, 4), "test": 51, "adapter": 640, "step": 4, "groups": 4, "total": 2560},
+    "paper_tau2": {"discovery": (64, 1), "test": 60, "adapter": 1280, "step": 8, "groups": 8, "total": 5120},
+    "paper_toolsandbox": {"discovery": (32, 1), "test": 51, "adapter": 640, "step": 4, "groups": 4, "total": 2560},
 }
 
 
@@ -352,10 +351,19 @@ def test_a_paper_experiment_states_the_numbers_of_the_paper(experiment: str) -> 
     assert given.adapters.rollouts == 10 * 16 * given.trainer.groups_per_step
     assert [trainer[name] for name in ("rank", "alpha", "learning_rate", "clip")] == [16, 16, 1e-5, 0.2]
     assert (given.selection.coverage, given.selection.delta) == (0.1, 0.2)
-    assert (given.selection.agreement, given.labels.runs) == (8, 10)
+    assert [trainer[name] for name in ("epochs", "hints", "loss")] == [1, 0.25, "dapo"]
+    assert (given.selection.agreement, given.labels.runs, given.labels.resample) == (8, 10, False)
+    assert given.selection.ranking == "mean_gap" and given.analyst.settings()["failed"] == 50
+    assert given.machine.vllm.max_lora_rank == trainer["rank"]
     bounds = given.environments
     assert (bounds.groups, bounds.group_size, bounds.rounds) == (paper["groups"], 16, 5)
     assert bounds.mean_reward == bounds.success == (0.2, 0.6) and bounds.constant_groups == 0.5
+
+
+@pytest.mark.parametrize("rollouts", [160, 320, 640, 960, 1280])
+@pytest.mark.parametrize("experiment", PAPER)
+def test_every_point_of_the_published_curves_is_a_budget_that_runs(experiment: str, rollouts: int) -> None:
+    assert compose(experiment, f"adapters.rollouts={rollouts}", seed=42).adapters.rollouts == rollouts
 
 
 def test_machine_is_a_param_of_no_stage_and_every_other_section_of_some_stage() -> None:

@@ -17,6 +17,7 @@ from support.adapters import save_adapter
 from support.servers import SETTINGS, machine, policy, servers
 from support.training import GRPO, POLICY, inside, passport
 
+from captrain.config import compose_spec
 from captrain.config.components import Component
 from captrain.config.machine import VLLM
 from captrain.contract import Target, load_file
@@ -293,6 +294,21 @@ def test_no_interpreter_is_said_before_anything_is_played(tiny: Path, letters: L
             played(policy(tiny, machine(python=python)), single(letters), tmp_path)
     with pytest.raises(UserError, match="lacks config.json"):
         policy(tmp_path)
+
+
+def test_servers_take_adapters_of_the_trainers_rank(tiny: Path, letters: Letters, tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    spec = compose_spec("default", 0, ["trainer.rank=24"], root / "conf")
+    assert spec.machine.vllm.max_lora_rank == 24
+    write = "import sys; sys.exit(' '.join(sys.argv[sys.argv.index('--max-lora-rank'):]))"
+    for rank, arguments, expected in (
+        (24, [], "--max-lora-rank 32 --"),
+        (24, ["--max-lora-rank=64"], "--max-lora-rank=64"),  # what is asked for comes last, and wins
+        (600, [], "vLLM takes adapters up to 512"),
+    ):
+        settings = machine(command=["-c", write], replicas=1, max_lora_rank=rank, arguments=arguments)
+        with pytest.raises(UserError, match=expected):
+            played(policy(tiny, settings), single(letters), tmp_path, tasks=1)
 
 
 def test_servers_end_with_the_process_that_started_them(tiny: Path, tmp_path: Path) -> None:

@@ -388,6 +388,28 @@ def test_leaving_discarded_rows_out_changes_neither_loss_nor_gradient(
         torch.testing.assert_close(one_grad, other, rtol=1e-4, atol=1e-7)
 
 
+def test_a_mean_over_rollouts_is_one_over_those_that_teach_however_a_batch_is_divided(
+    tiny: Path, letters: Letters
+) -> None:
+    import torch
+
+    def gradient(loss: str, parts: int) -> list[torch.Tensor]:
+        settings = {"groups_per_step": 4, "loss": loss}
+        trainer = trainer_of(job(tiny, letters("half", flat=2), trainer=settings, rollouts=16, skip=0))
+        trainer.args.gradient_accumulation_steps = parts
+        batch = trainer._generate_and_score_completions(groups(4))
+        assert len(batch["completion_ids"]) == (8 if parts == 1 else 16)
+        trainer.current_gradient_accumulation_steps = 1  # TRL sets it when training begins.
+        trainer.compute_loss(trainer.model, batch).backward()
+        return [p.grad for p in trainer.model.parameters() if p.grad is not None]
+
+    whole, divided, over_tokens = gradient("grpo", 1), gradient("grpo", 2), gradient("dapo", 1)
+    assert max(part.abs().max().item() for part in whole) > 1e-4
+    for first, second in zip(whole, divided, strict=True):
+        torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-7)
+    assert any(not torch.allclose(one, other, rtol=1e-2) for one, other in zip(whole, over_tokens, strict=True))
+
+
 def test_a_batch_without_any_signal_keeps_one_row() -> None:
     import torch
 

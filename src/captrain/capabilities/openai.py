@@ -113,6 +113,7 @@ class OpenAIAnalyst:
         passed: passed rollouts beside them.
         proposals: capabilities that one discovery question may propose.
         characters: of one rollout, beyond which long texts are shortened.
+        discovery_characters: the same in a discovery question, which shows many; null: as many.
     """
 
     deterministic = False
@@ -128,9 +129,11 @@ class OpenAIAnalyst:
         passed: Count = 4,
         proposals: Count = 8,
         characters: Count = 16000,
+        discovery_characters: Count | None = None,
     ) -> None:
         self._answers = StructuredAnswers(access, name=name, temperature=temperature, max_tokens=max_tokens)
         self.failed, self.passed, self.proposals, self.characters = failed, passed, proposals, characters
+        self.discovery_characters = discovery_characters or characters
 
     @property
     def usage(self) -> dict[str, int]:
@@ -154,7 +157,7 @@ class OpenAIAnalyst:
     def label(self, requests: Sequence[LabelRequest], tools: list[JsonObject]) -> list[dict[str, Label]]:
         """See `Analyst.label`: one question for each rollout in each run, over all its capabilities."""
         texts = {request.rollout.id: request.rollout for request in requests}
-        texts = {name: fenced("rollout", self._read(rollout)) for name, rollout in texts.items()}
+        texts = {name: fenced("rollout", _read(rollout, self.characters)) for name, rollout in texts.items()}
         pools = {_ids(request.capabilities): request.capabilities for request in requests}
         systems = {ids: _prompt("labelling", tools, capabilities=_listing(pool)) for ids, pool in pools.items()}
         questions = [
@@ -178,12 +181,9 @@ class OpenAIAnalyst:
         passed = [rollout for rollout in distinct if rollout.outcome == "passed"]
         return failed[: self.failed] + passed[: self.passed]
 
-    def _read(self, rollout: Rollout) -> str:
-        return rendered(compact(rollout.messages, self.characters))
-
     def _discovery(self, run: int, rollouts: Sequence[Rollout], tools: list[JsonObject]) -> Question[Discovery]:
         texts = [
-            fenced("rollout", self._read(rollout), number=number, outcome=rollout.outcome)
+            fenced("rollout", _read(rollout, self.discovery_characters), number=number, outcome=rollout.outcome)
             for number, rollout in enumerate(rollouts, start=1)
         ]
         return Question(
@@ -214,6 +214,10 @@ class OpenAIAnalyst:
             )
             for group in merging.groups
         ]
+
+
+def _read(rollout: Rollout, characters: int) -> str:
+    return rendered(compact(rollout.messages, characters))
 
 
 def slug_of(name: str) -> str:

@@ -73,10 +73,13 @@ class VLLM(Section):
     command: list[str] = ["-m", "vllm.entrypoints.cli.main", "serve"]
     """What the interpreter runs: a server that takes `vllm serve`'s arguments."""
     arguments: list[str] = []
-    """Further arguments, such as --max-lora-rank=32 or --gpu-memory-utilization=0.5."""
+    """Further arguments, such as --gpu-memory-utilization=0.5."""
     replicas: Count = 1
     gpus: Annotated[int, Field(ge=0)] = 1
     """Of each replica; 0 leaves the choice to the server."""
+    max_lora_rank: Count = 16
+    """Largest rank of an adapter that servers take; conf/ gives that of the trainer, and a composition of adapters has
+    the sum of their ranks. vLLM is asked for the least that it knows and that is enough."""
     start_timeout: Rate = 900.0
     """Seconds until a server must be healthy."""
 

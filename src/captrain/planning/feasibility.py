@@ -48,7 +48,7 @@ def _tasks(spec: Spec) -> list[UserError]:
             errors.append(
                 UserError(f"{key} = {count}, and split {split} has {most} tasks at most", f"set {key}={most}")
             )
-    tasks, seeds = spec.environments.groups + spec.adapters.rollouts // group_size, spec.environments.seeds
+    tasks, seeds = spec.environments.groups + -(-spec.adapters.rollouts // group_size), spec.environments.seeds
     if tasks > seeds:
         errors.append(
             UserError(

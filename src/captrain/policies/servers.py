@@ -43,8 +43,25 @@ HEALTH = 30.0
 """Seconds in which a server must say that it is healthy, once it is suspected."""
 FRUITLESS = 3
 """Starts of one server without a single answer between them, after which it is given up."""
+RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""What vLLM takes for --max-lora-rank."""
 TAIL = 20
 """Last lines of a server's log that are shown."""
+
+
+def served_rank(rank: int) -> int:
+    """The least --max-lora-rank that takes adapters of this rank.
+
+    Raises:
+        UserError: there is none.
+    """
+    for candidate in RANKS:
+        if candidate >= rank:
+            return candidate
+    raise UserError(
+        f"machine.vllm.max_lora_rank = {rank}, and vLLM takes adapters up to {RANKS[-1]}",
+        "set it to the rank of the largest adapter that is served",
+    )
 
 
 class Replica(Endpoint):
@@ -155,6 +172,7 @@ class Replica(Endpoint):
         command = [
             *(sys.executable, "-I", str(KEEPER), str(GRACE), interpreter, *self.machine.command, self.source),
             *("--host", "127.0.0.1", "--port", str(self._port), "--served-model-name", self.name, "--enable-lora"),
+            *("--max-lora-rank", str(served_rank(self.machine.max_lora_rank))),
             *self.settings,
             *self.machine.arguments,
         ]
@@ -264,7 +282,7 @@ class Replica(Endpoint):
             except TransientFault as fault:
                 raise UserError(
                     f"{self._label} does not take adapter {name} from {folder} ({fault})",
-                    f"see {self.log}; a rank above 16 needs --max-lora-rank in machine.vllm.arguments",
+                    f"see {self.log}; machine.vllm.max_lora_rank is {self.machine.max_lora_rank}",
                 ) from None
         self.adapters[name] = folder
 

@@ -384,6 +384,7 @@ def main() -> None:
     parser.add_argument("--tool-call-parser", choices=["hermes"])
     parser.add_argument("--generation-config", choices=["vllm"])
     parser.add_argument("--logprobs-mode", choices=["processed_logprobs"])
+    parser.add_argument("--max-lora-rank", type=int, help="adapters of every rank are taken")
     arguments = parser.parse_args()
     name = arguments.served_model_name or str(arguments.model)
     serve(arguments.model, arguments.host, arguments.port, name, dict(arguments.lora_modules))

@@ -10,6 +10,7 @@ A job's workspace is named by the fingerprint of all that decides its result. Af
 and half-sampled steps lie in journals: a job that was cut off goes on and ends in the identical adapter.
 """
 
+import math
 import os
 import shutil
 import warnings
@@ -54,7 +55,7 @@ class Distillation:
         policy: the policy component (how to sample).
         trainer: the trainer component: rank and alpha, size of groups and batches, passes over a batch.
         specialists: in the order in which they take turns.
-        rollouts: exact budget, a multiple of a batch.
+        rollouts: exact budget; where it is no multiple of a step, the last step is smaller, and its last group may be.
         learning_rate: AdamW's, constant.
         seed: run seed.
         machine: where servers and the sandbox run; no part of the result.
@@ -103,19 +104,14 @@ def distil(job: Distillation) -> Trained:
     """Train the student, or return it from its workspace when it is there already.
 
     Raises:
-        UserError: the policy cannot be trained through, the budget is no whole number of batches, an environment's
-            file is missing, a rollout ended in an infrastructure error, or the adapter was altered.
+        UserError: the policy cannot be trained through, an environment's file is missing, a rollout ended in an
+            infrastructure error, or the adapter was altered.
         EnvironmentFault: an environment broke its contract.
     """
     policy = learner(
         job.policy, job.base, job.machine, purpose=job.name, way_out="leave distillation out of merging.methods"
     )
     trainer = build(job.trainer, GRPO)
-    if job.rollouts % trainer.step_rollouts:
-        raise UserError(
-            f"merging.rollouts = {job.rollouts} is not a multiple of the {trainer.step_rollouts} of a step",
-            "change merging.rollouts, or trainer.group_size and trainer.groups_per_step",
-        )
     targets = [specialist.environment.target(job.machine) for specialist in job.specialists]
     identity = digest(
         code_digest(distil),
@@ -149,7 +145,7 @@ class _Student:
         self.job, self.trainer, self.policy, self.targets = job, trainer, policy, targets
         self.workspace, self.checkpoint = workspace.folder, workspace.folder / "state.pt"
         self.adapter = workspace.adapter
-        groups = job.rollouts // trainer.group_size
+        groups = math.ceil(job.rollouts / trainer.group_size)
         self.tasks: list[list[Task]] = []
         for specialist, target in zip(job.specialists, targets, strict=True):
             skip = specialist.environment.skip
@@ -188,7 +184,7 @@ class _Student:
         """Train from the last checkpoint (or from nothing); leave the adapter in the workspace, and return the fields
         of `Trained` but name and folder."""
         self._restore()
-        steps = self.job.rollouts // self.trainer.step_rollouts
+        steps = math.ceil(self.job.rollouts / self.trainer.step_rollouts)
         while len(self.history) < steps:
             self.history.append(self._step())
             self._save_checkpoint()
@@ -210,7 +206,7 @@ class _Student:
         rewards = [rollout.score.reward for rollout in rollouts if rollout.score is not None]
         return {
             "step": len(self.history) + 1,
-            "rollouts": len(rollouts) * (len(self.history) + 1),
+            "rollouts": len(self.history) * self.trainer.step_rollouts + len(rollouts),
             "reward": round(sum(rewards) / len(rewards), 6),
             "success": round(pass_rate(rollouts) or 0.0, 6),
             "divergence": round(divergences[0], 6),
@@ -223,22 +219,26 @@ class _Student:
     def _sample(self, folder: Path, step: int) -> list[list[Rollout]]:
         """The rollouts of one step by specialist; groups of equal tasks, environments in turn over all steps."""
         student, count = Adapter(str(folder), folder.name), len(self.targets)
-        groups = range(step * self.trainer.groups_per_step, (step + 1) * self.trainer.groups_per_step)
+        first, size = step * self.trainer.groups_per_step, self.trainer.group_size
+        budget = min(self.job.rollouts - step * self.trainer.step_rollouts, self.trainer.step_rollouts)
+        # Of how many rollouts each group is: the last one of the last step may be smaller.
+        sizes = {first + index: min(size, budget - index * size) for index in range(math.ceil(budget / size))}
         batches: list[list[Rollout]] = []
         for index, (target, tasks) in enumerate(zip(self.targets, self.tasks, strict=True)):
-            batches.append(
-                collect(
+            batch: list[Rollout] = []
+            for trials in sorted({*sizes.values()}, reverse=True):
+                batch += collect(
                     self.policy,
                     target,
-                    [tasks[group // count] for group in groups if group % count == index],
+                    [tasks[group // count] for group in sizes if group % count == index and sizes[group] == trials],
                     purpose="training",
                     seed=self.job.seed,
-                    trials=self.trainer.group_size,
+                    trials=trials,
                     adapter=student,
                     journals=self.workspace / "rollouts",
                     quiet=True,
                 )
-            )
+            batches.append(batch)
         rollouts = [rollout for batch in batches for rollout in batch]
         if failure := next((rollout for rollout in rollouts if rollout.outcome == "error"), None):
             raise UserError(

@@ -64,6 +64,8 @@ class PolicyTrainer(GRPOTrainer):
     stripped = False
     """Whether any rollout of the step had a hint, in whatever process."""
     signal = True
+    informative = 1.0
+    """Share of the step's rows that teach something, in all processes."""
 
     def _generate_and_score_completions(self, inputs: list[JsonObject]) -> JsonObject:
         batch = super()._generate_and_score_completions(inputs)
@@ -72,8 +74,13 @@ class PolicyTrainer(GRPOTrainer):
         self.sampled = None
         self.signal = bool(batch["num_items_in_batch"] > 0)
         # The parts of a batch, in time or over processes, must have equally many rows.
-        undivided = self.args.gradient_accumulation_steps == collectives.size() == 1
-        return without_discarded(batch) if undivided else batch
+        if self.args.gradient_accumulation_steps == collectives.size() == 1:
+            return without_discarded(batch)
+        if self.loss_type == "grpo" and self.signal:
+            # TRL's mean is over all rows: the loss is linear in the advantages, and this makes it one over those that
+            # teach something, as it is where the others are left out.
+            batch["advantages"] = batch["advantages"] / self.informative
+        return batch
 
     def _get_per_token_logps_and_entropies(
         self, model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, *args: Any, **kwargs: Any
@@ -214,7 +221,7 @@ def _configuration(recipe: GRPO, job: Job, policy: Learner, folder: Path, steps:
         epsilon=recipe.clip,
         epsilon_high=recipe.clip_high,
         beta=0.0,
-        loss_type="dapo",
+        loss_type=recipe.loss,
         temperature=policy.temperature,
         max_completion_length=policy.max_length,
         bf16=False,
@@ -336,6 +343,7 @@ class Sampler:
         ]
         rows += (len(names) - len(rows)) * [TrainingRow(plays[0].play, False, None, 0.0, False)]
         trainer.stripped = any(row.hinted for row in rows)
+        trainer.informative = sum(row.informative for row in rows) / len(rows)
         start = collectives.rank() * len(prompts)
         return self._batch(trainer, rows[start : start + len(prompts)])
 

@@ -6,9 +6,10 @@ all have been used that there are.
 
 A group is K rollouts of one task (one seed). Advantage (r - mean) / (std + 1e-4) within the group; a group of constant
 reward carries no signal and is discarded: its tokens are masked out of the loss (and counted). Clipped per-token
-ratio, mean over all tokens of the batch, no KL term, tokens the model wrote only (paper section 3.3). The sampler's
-own log-probabilities are the old policy's. The rollout budget is exact: where it is no multiple of a step, the last
-step is smaller, and its last group may be (one of a single rollout is counted and teaches nothing).
+ratio, mean over all tokens of the batch (paper section 3.3) or over those of each rollout and then over rollouts (the
+reference's draft), no KL term, tokens the model wrote only. The sampler's own log-probabilities are the old policy's.
+The rollout budget is exact: where it is no multiple of a step, the last step is smaller, and its last group may be (one
+of a single rollout is counted and teaches nothing).
 
 An environment may define `hint(task) -> str`: what a share of the rollouts read at the end of the system prompt, so
 that groups which would all fail have something to learn from. Before the update the hint is stripped: the prompt
@@ -40,6 +41,7 @@ Size = Annotated[int, Field(ge=2)]
 Layers = Annotated[Sequence[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
 
 Schedule = Literal["constant", "linear"]
+Loss = Literal["dapo", "grpo"]
 
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -73,6 +75,8 @@ class GRPO:
         clip: PPO clipping range, on both sides of 1.
         clip_high: of the upper side alone, as DAPO has it (arXiv 2503.14476, section 3.1); None: `clip`.
         checkpoint_every: steps between full-state checkpoints; no influence on the result.
+        loss: what the mean is over, by TRL's names: dapo, all tokens of a step; grpo, those of each rollout, and then
+            the rollouts whose groups are informative.
         hints: share of rollouts that read the environment's hint, where it offers one; each is drawn by its own key,
             so that a group may hold both kinds.
         targets: linear layers that get low-rank weights, by the ends of their names; a mixture of experts takes those
@@ -92,12 +96,14 @@ class GRPO:
         checkpoint_every: Count,
         schedule: Schedule = "constant",
         clip_high: Rate | None = None,
+        loss: Loss = "dapo",
         hints: Share = 0.0,
         targets: Layers = LINEAR,
     ) -> None:
         self.group_size, self.groups_per_step, self.epochs = group_size, groups_per_step, epochs
         self.rank, self.alpha, self.learning_rate, self.clip = rank, alpha, learning_rate, clip
         self.schedule, self.clip_high = schedule, clip_high
+        self.loss = loss
         self.checkpoint_every, self.hints, self.targets = checkpoint_every, hints, list(targets)
 
     @property
