@@ -237,7 +237,7 @@ def test_discovery_shows_distinct_rollouts_of_both_outcomes_and_tells_which_they
 
 
 def test_discovery_may_read_shorter_rollouts_than_labelling(served: Served) -> None:
-    server, rollouts = served(), sample()
+    server, rollouts = served(lambda body: {"capabilities": []}), sample()
     length = max(len(rendered(rollout.messages)) for rollout in rollouts)
     analyst(ModelAccess(), failed=40, passed=1, discovery_characters=1).propose([rollouts], desk().tools)
     (body,) = (body for body in server.requests if form_of(body) == "Discovery")
