@@ -6,25 +6,62 @@ from typing import Annotated
 import typer
 
 from captrain.cli.console import print_all
+from captrain.config import Ranking
+from captrain.errors import UserError
+
+RUNS = 10
+"""Labelling runs over logs."""
 
 
 def diagnose(
-    files: Annotated[list[Path], typer.Argument(help="tau2 or ToolSandbox results, or chat JSONL with rewards.")],
     out: Annotated[Path, typer.Option(help="Folder for report.md, figures and labels.")],
+    files: Annotated[
+        list[Path] | None, typer.Argument(help="tau2 or ToolSandbox results, or chat JSONL with rewards.")
+    ] = None,
+    labels: Annotated[
+        list[Path] | None,
+        typer.Option(help="In place of logs: JSONL of labels made elsewhere; repeatable, a run each."),
+    ] = None,
     delta: Annotated[float, typer.Option(min=0, max=1, help="Least gap between failed and passed rollouts.")] = 0.2,
     coverage: Annotated[float, typer.Option(min=0, max=1, help="Least share of failed rollouts that lack it.")] = 0.1,
-    agreement: Annotated[int, typer.Option(min=1, max=10, help="Labelling runs, of 10, that must agree.")] = 8,
+    agreement: Annotated[int, typer.Option(min=1, help="Labelling runs, of 10 for logs, that must agree.")] = 8,
+    ranking: Annotated[
+        Ranking, typer.Option(help="Order of those that meet the rule; product: coverage x gap.")
+    ] = "product",
     count: Annotated[int, typer.Option(min=1, help="Capabilities selected at most.")] = 4,
     seed: Annotated[int, typer.Option(min=0, help="Of the resamples.")] = 0,
 ) -> None:
     """Which capabilities the agent behind these logs lacks: a ranked table, report.md, figures, labels."""
     from captrain.config import Selection
-    from captrain.diagnosis import diagnose, diagnosis_summary, publish_diagnosis
+    from captrain.diagnosis import (
+        diagnose,
+        diagnose_labels,
+        diagnosis_summary,
+        label_summary,
+        publish_diagnosis,
+        publish_label_diagnosis,
+        read_labels,
+    )
     from captrain.interop import read_logs
 
+    if bool(files) == bool(labels):
+        raise UserError("captrain diagnose reads logs or labels, one of the two", "name files, or --labels FILE")
     selection = Selection(
-        delta=delta, coverage=coverage, agreement=agreement, confidence=0.95, floor=0.0, resamples=1000
+        delta=delta,
+        coverage=coverage,
+        agreement=agreement,
+        confidence=0.95,
+        floor=0.0,
+        resamples=1000,
+        ranking=ranking,
     )
-    diagnosis = diagnose(read_logs(files), selection, runs=10, count=count, seed=seed)
+    if labels:
+        verdict = diagnose_labels(read_labels(labels), selection, count, seed)
+        publish_label_diagnosis(verdict, out)
+        print_all(*label_summary(verdict), f"{out / 'selection.json'} has the account")
+        return
+    if agreement > RUNS:
+        raise UserError(f"--agreement {agreement} of {RUNS} labelling runs", f"say at most {RUNS}")
+    diagnosis = diagnose(read_logs(files or []), selection, runs=RUNS, count=count, seed=seed)
     publish_diagnosis(diagnosis, out)
     print_all(*diagnosis_summary(diagnosis), f"{out / 'report.md'} has the evidence")

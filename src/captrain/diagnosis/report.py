@@ -26,7 +26,7 @@ METHOD = """\
 captrain {version}, programmatic analyst. Each rollout is labelled NA, PRESENT or LACKING for each capability, by
 comparing it with the reference actions, the information to be told, or the milestones that came with the log. *Gap*:
 error rate among failed minus error rate among passed rollouts that exercised the capability; *coverage*: share of all
-failed rollouts that lack it. Intervals by bootstrap over rollouts; where all failed rollouts lack a capability and no
+failed rollouts that lack it. Intervals by bootstrap over tasks; where all failed rollouts lack a capability and no
 passed one does, they are narrower than the truth: look at the counts. Selected: gap >= {delta:g} and coverage >=
 {coverage:g} in {agreement} of 10 labelling runs, lower bound of the gap above {floor:g}, at most {count}. A gap says
 which lack goes with failing, not what training would gain."""
@@ -48,7 +48,7 @@ def diagnosis_summary(diagnosis: Diagnosis) -> list[Table | str]:
 
 
 def _table(diagnosis: Diagnosis) -> Table:
-    table = Table(title="Capabilities by coverage x gap", title_justify="left")
+    table = Table(title=f"Capabilities by {_order(diagnosis)}", title_justify="left")
     for name in ("capability", "gap", "95% interval", "coverage", "runs", "selected", "failed rollouts that lack it"):
         table.add_column(name)
     for row in _rows(diagnosis):
@@ -142,7 +142,13 @@ def _ranking(diagnosis: Diagnosis) -> str:
         cells = (name, *(row[key] for key in ("gap", "interval", "coverage", "failed", "passed", "verdict")))
         lines.append(f"| {' | '.join(cells)} |")
     figure = "![gap and coverage of each candidate](figures/capabilities.png)"
-    return "\n\n".join(["## Capabilities, by coverage x gap", "\n".join(lines), figure])
+    return "\n\n".join([f"## Capabilities, by {_order(diagnosis)}", "\n".join(lines), figure])
+
+
+def _order(diagnosis: Diagnosis) -> str:
+    """What the ranking goes by, in words."""
+    ranking = diagnosis.report["thresholds"].get("ranking", "product") if diagnosis.report else "product"
+    return {"product": "coverage x gap", "mean_gap": "mean gap of the runs"}.get(ranking, ranking)
 
 
 def _exercised(diagnosis: Diagnosis, capability: str, failed: bool) -> str:
