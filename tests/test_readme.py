@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from support.pages import ROOT, diagnosis_without_examples
+from support.pages import ROOT, printed_diagnosis
 
 README = (ROOT / "README.md").read_text()
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -19,7 +19,7 @@ def test_it_has_at_most_150_lines_and_its_first_screen_has_a_picture_and_the_com
 
 
 def test_it_shows_what_diagnose_prints_for_the_file_that_ships(tmp_path: Path) -> None:
-    printed = diagnosis_without_examples(tmp_path / "out")
+    printed = printed_diagnosis(tmp_path / "out")
     assert f"```text\n{printed}\n```" in README
     assert f"```text\n{printed}\n```" in (ROOT / "docs/diagnose.md").read_text()
     quoted = re.findall(r"^(?:- \*\*chat/|  > ).*$", (ROOT / "docs/diagnose.md").read_text(), re.MULTILINE)

@@ -40,14 +40,14 @@ def ranked(out: Path) -> dict[str, dict[str, Any]]:
     return {one["id"]: one for one in json.loads((out / "selection.json").read_text())["candidates"]}
 
 
-def test_few_rollouts_are_said_to_conclude_nothing(tmp_path: Path) -> None:
+def test_few_rollouts_are_said_to_conclude_nothing_and_nothing_is_selected(tmp_path: Path) -> None:
     said = diagnose(LIBRARY, "--out", tmp_path)
     why = "4 passed and 6 failed rollouts; at least 10 of each are needed to conclude anything"
-    assert f"nothing can be concluded: {why}" in said
+    assert f"nothing can be concluded: {why}" in said and "selected" not in said
     report = (tmp_path / "report.md").read_text()
     assert report.index(why) < report.index("## Outcomes")
-    table = report[report.index("## Capabilities") : report.index("![gap")]
-    assert table.count("too few rollouts") == len(ranked(tmp_path)) and "| selected |" not in table
+    assert not any(row["selected"] for row in ranked(tmp_path).values())
+    assert all(row["reason"].startswith("too few rollouts") for row in ranked(tmp_path).values())
 
 
 def test_logs_of_one_outcome_give_a_report_without_a_ranking(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_further_trials_of_the_same_tasks_are_no_further_evidence(tmp_path: Path
     data["simulations"] = [{**one, "trial": 10 * k + one["trial"]} for k in range(6) for one in data["simulations"]]
     path.write_text(json.dumps(data))
     diagnose(path, "--out", out)
-    assert ranked(out)["argument_precision"]["gap"] == 1.0
+    assert ranked(out)["wrong_argument"]["gap"] > 0.3
     assert not any(row["selected"] for row in ranked(out).values())
 
 
@@ -73,22 +73,23 @@ def test_enough_rollouts_give_a_ranking_with_evidence_by_message(tmp_path: Path)
     out = tmp_path / "out"
     said = diagnose(larger(tmp_path / "a.json", 6), "--out", out)
     rows = ranked(out)
-    assert rows["argument_precision"]["gap"] == 1.0
-    assert rows["no_extra_writes"]["coverage"] == pytest.approx(2 / 6, abs=1e-6)
+    assert rows["wrong_argument"]["gap"] > 0.3
+    assert rows["extra_write"]["coverage"] == pytest.approx(2 / 6, abs=1e-6)
     assert "nothing can be concluded" not in said
-    chosen = [name for name, row in rows.items() if row["selected"]]
-    assert chosen and all(re.search(rf"{name} .* yes ", said) for name in chosen)
+    selected = [name for name, row in rows.items() if row["selected"]]
+    assert selected and all(re.search(rf"{name} .* yes ", said) for name in selected)
     report = (out / "report.md").read_text()
-    assert "message 6: renew_loan(L-4, 3): weeks should be 2, as the user said" in report
+    assert "message 6, wrong_argument: renew_loan: weeks 3 should be 2 (as the user said)" in report
     assert "> assistant: renew_loan(loan_id='L-4', weeks=3)" in report
-    assert "message 6: 3.50 was not told" in report
+    assert "message 6, missing_information: 3.50 was not told" in report
 
 
 def test_faults_of_simulator_and_infrastructure_are_listed_and_not_contrasted(tmp_path: Path) -> None:
     said = diagnose(LIBRARY, "--out", tmp_path)
-    assert "contrasted: 4 passed, 6 failed; 2 left out as faults of infrastructure or simulator" in said.replace(
-        "\n", " "
+    counts = (
+        "contrasted: 4 passed, 6 failed; left out: 0 of suspect references, 2 as faults of infrastructure or simulator"
     )
+    assert counts in said.replace("\n", " ")
     report = (tmp_path / "report.md").read_text()
     assert "tau2/library/fee, trial 2 (error): the simulation ended with infrastructure_error" in report
     assert "tau2/library/renew, trial 3 (failed): message 5: the user left its instructions" in report
@@ -132,14 +133,11 @@ def test_a_file_that_is_no_log_ends_in_one_message(tmp_path: Path) -> None:
         diagnose(path, "--out", tmp_path)
 
 
-def test_the_shared_files_are_diagnosed_in_seconds_with_stable_output(tmp_path: Path) -> None:
-    files = sorted(SHARED.glob("*.json"))
-    if len(files) != 2:
+def test_the_shared_files_are_explained_in_seconds(tmp_path: Path) -> None:
+    files = sorted(SHARED.glob("gpt-oss*.json"))
+    if not files:
         pytest.skip("the shared tau2 files are not here")
     start = time.monotonic()
     said = diagnose(*files, "--out", tmp_path)
     assert time.monotonic() - start < 10
-    assert "contrasted: 44 passed, 16 failed" in said
-    rows = ranked(tmp_path)
-    assert [name for name, row in rows.items() if row["selected"]] == ["declining_requests", "derived_arguments"]
-    assert (rows["derived_arguments"]["coverage"], rows["derived_arguments"]["gap"]) == (0.4375, 0.7)
+    assert "50 rollouts read" in said and "unexplained: 0 of 31" in said

@@ -15,6 +15,8 @@ TOKEN = re.compile(r"###([A-Z-]+)###")
 OUT_OF_SCOPE = "OUT-OF-SCOPE"
 AS_AGENT = re.compile(r"\bhow (can|may) i (help|assist) you\b|\banything else i can (help|assist)\b", re.IGNORECASE)
 DECLINES = re.compile(r"\b(no|not|never|nothing|instead|leave|skip|changed my mind)\b|n[’']t\b", re.IGNORECASE)
+ASKS = re.compile(r"\bplease (confirm|reply|let me know)\b|\breply (with )?\W{0,3}yes\b", re.IGNORECASE)
+"""A question of consent that has no question mark."""
 ECHO = 40
 """Shorter messages may be alike by chance."""
 
@@ -24,6 +26,15 @@ def fault_of(rollout: Rollout) -> str | None:
     does."""
     if rollout.outcome == "error":
         return f"infrastructure: {rollout.error or 'no reason is recorded'}"
+    slip = slip_of(rollout)
+    return f"message {slip[0]}: {slip[1]}" if slip else None
+
+
+def slip_of(rollout: Rollout) -> tuple[int, str] | None:
+    """Where the simulated user failed first, and what shows it; None if nothing does. A rollout that passed all the
+    same was not spoilt."""
+    if rollout.outcome != "failed":
+        return None
     has_request, last_reply = False, ""
     for index, message in enumerate(rollout.messages):
         text = text_of(message.get("content") or "").strip()
@@ -33,18 +44,18 @@ def fault_of(rollout: Rollout) -> str | None:
             continue
         tokens, words = TOKEN.findall(text), TOKEN.sub("", text).strip()
         if OUT_OF_SCOPE in tokens:
-            return f"message {index}: the user left its instructions ({OUT_OF_SCOPE})"
+            return index, f"the user left its instructions ({OUT_OF_SCOPE})"
         if tokens and not words and not has_request:
-            return f"message {index}: the user stopped before it stated a request"
+            return index, "the user stopped before it stated a request"
         if not text:
-            return f"message {index}: the user said nothing"
+            return index, "the user said nothing"
         if AS_AGENT.search(words) or (len(words) >= ECHO and words == last_reply):
-            return f"message {index}: the user speaks as the agent: {words[:ECHO]}"
+            return index, f"the user speaks as the agent: {words[:ECHO]}"
         has_request = has_request or bool(words)
     return _left_open(rollout)
 
 
-def _left_open(rollout: Rollout) -> str | None:
+def _left_open(rollout: Rollout) -> tuple[int, str] | None:
     """The user ended the conversation on a question whether to make a write that the reference expects, and did not
     decline."""
     if len(rollout.messages) < 2:
@@ -54,10 +65,10 @@ def _left_open(rollout: Rollout) -> str | None:
     if farewell["role"] != "user" or not TOKEN.search(text) or DECLINES.search(TOKEN.sub("", text)):
         return None
     words = text_of(question.get("content") or "")
-    if not (is_reply(question) and asks_consent(words)):
+    if not (is_reply(question) and (asks_consent(words) or ASKS.search(words))):
         return None
     # Without schemas nothing is a key: a write stands for any of the same tool, so that few count as missing.
     missing = [pair.goal for pair in Story(rollout, Toolbox(())).pairs if pair.write is None]
     goal_asked = next((goal for goal in missing if any(says(words, value) for value in goal.arguments.values())), None)
     index = len(rollout.messages) - 1
-    return f"message {index}: the user left while asked about {goal_asked}" if goal_asked else None
+    return (index, f"the user left while asked about {goal_asked}") if goal_asked else None

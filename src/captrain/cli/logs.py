@@ -30,8 +30,9 @@ def diagnose(
     ] = "product",
     count: Annotated[int, typer.Option(min=1, help="Capabilities selected at most.")] = 4,
     seed: Annotated[int, typer.Option(min=0, help="Of the resamples.")] = 0,
+    keep_suspects: Annotated[bool, typer.Option(help="Contrast rollouts of suspect references, too.")] = False,
 ) -> None:
-    """Which capabilities the agent behind these logs lacks: a ranked table, report.md, figures, labels."""
+    """Why the rollouts in these logs failed, and what the agent lacks: causes, a ranking, report.md, figures."""
     from captrain.config import Selection
     from captrain.diagnosis import (
         diagnose,
@@ -62,6 +63,7 @@ def diagnose(
         return
     if agreement > RUNS:
         raise UserError(f"--agreement {agreement} of {RUNS} labelling runs", f"say at most {RUNS}")
-    diagnosis = diagnose(read_logs(files or []), selection, runs=RUNS, count=count, seed=seed)
+    logs = read_logs(files or [])
+    diagnosis = diagnose(logs, selection, runs=RUNS, count=count, seed=seed, keep_suspects=keep_suspects)
     publish_diagnosis(diagnosis, out)
     print_all(*diagnosis_summary(diagnosis), f"{out / 'report.md'} has the evidence")

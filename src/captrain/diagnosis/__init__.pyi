@@ -1,5 +1,8 @@
+from .cause import KINDS as KINDS
 from .diagnosis import Diagnosis as Diagnosis
 from .diagnosis import diagnose as diagnose
+from .explained import Explained as Explained
+from .explained import RolloutCause as RolloutCause
 from .foreign_labels import diagnose_labels as diagnose_labels
 from .foreign_labels import label_summary as label_summary
 from .foreign_labels import publish_label_diagnosis as publish_label_diagnosis

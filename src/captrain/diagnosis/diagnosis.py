@@ -1,73 +1,111 @@
-"""What an agent's own logs say it lacks: label and select. No model, no network, no torch.
+"""What an agent's own logs say it lacks: explain each failure, contrast, select. No model, no network, no torch.
 
-The analyst, the labelling runs and the selection are those of the pipeline; only the rollouts come from elsewhere.
-What infrastructure or the simulated user brought about is listed and not contrasted: it says nothing of the agent. A
-ranking of few rollouts is luck, so where fewer than `FEW` passed or failed the report says so before anything else,
-and calls nothing a finding.
+Each failed rollout gets the causes that the log proves (`captrain.diagnosis.explanation`); the contrast between failed
+and passed rollouts and the selection are those of the pipeline, with causes for capabilities. What infrastructure or
+the simulated user brought about is listed and not contrasted, and so is what a suspect reference judged: neither says
+anything of the agent. A ranking of few rollouts is luck, so where fewer than `FEW` passed or failed the report says so
+before anything else, and selects nothing.
 
 Logs may hold more rollouts than memory: they are read one by one, a few times over, and what stays of each is counted.
 """
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
-from captrain.capabilities import SelectionAccount, StreamedLabels, fault_of, label_streamed, select_by_verdicts
+from captrain.capabilities import SelectionAccount, StreamedLabels, select_by_verdicts
 from captrain.config import Selection
-from captrain.diagnosis.outcomes import OutcomeTally
+from captrain.diagnosis.contrast import label_causes
+from captrain.diagnosis.explained import Explained, Explanations, Standing, explain_logs
 from captrain.interop import Logs
-from captrain.records import Rollout, Spool
+from captrain.records import Rollout
 
 FEW = 10
 """Fewer passed or fewer failed rollouts than this conclude nothing: with 9 on a side, the 95% interval of a rate of one
 half is wider than 0.6."""
 LIST_LENGTH = 200
-"""Faults that are listed one by one; of more there is the number alone."""
+"""Rollouts that are listed one by one; of more there is the number alone."""
 
 
-@dataclass(frozen=True)
-class Fault:
-    """A rollout that is left out of the contrast, and what shows that it is a fault."""
+@dataclass
+class CauseTally:
+    """How often a cause was the primary one of a failure, how often a secondary one, and how often it was a lapse of a
+    rollout that passed; and the first failure that it is primary to."""
 
-    task: str
-    trial: int
-    outcome: str
-    evidence: str
+    primary: int = 0
+    secondary: int = 0
+    passed: int = 0
+    example: Explained | None = None
 
 
-@dataclass(frozen=True)
-class Contrasted:
-    """The rollouts of a log that say something of the agent.
+@dataclass
+class Account:
+    """Counts over explained rollouts.
 
-    rollouts: these. passed, failed: how many of them. unreferenced: how many have neither reference nor milestones.
-    faults: how many others there are. examples: the first of those. outcomes: of every rollout that has a verdict.
+    standings: rollouts by what they are to the contrast. passed, failed: of the contrasted ones, tasks: the first
+    `FEW` that these are of. failures: failed
+    rollouts in all, unexplained those without any cause. causes: by kind. unreferenced: rollouts with neither reference
+    nor milestones. left_out: the first that are, by standing.
     """
 
-    rollouts: Spool[Rollout]
-    passed: int
-    failed: int
-    unreferenced: int
-    faults: int
-    examples: list[Fault]
-    outcomes: OutcomeTally
+    standings: Counter[Standing] = field(default_factory=Counter[Standing])
+    passed: int = 0
+    failed: int = 0
+    tasks: set[str] = field(default_factory=set[str])
+    failures: int = 0
+    unexplained: int = 0
+    causes: dict[str, CauseTally] = field(default_factory=dict[str, CauseTally])
+    unreferenced: int = 0
+    left_out: dict[Standing, list[Explained]] = field(default_factory=dict[Standing, list[Explained]])
+
+    def add(self, row: Explained, *, keep: bool) -> None:
+        """Count a rollout in; `keep`: those of suspect references are contrasted, too."""
+        self.standings[row.standing] += 1
+        if row.standing == "contrasted" or (keep and row.standing == "suspect"):
+            self.tasks |= {row.task} if len(self.tasks) < FEW else set()
+            self.passed += row.outcome == "passed"
+            self.failed += row.outcome == "failed"
+        if row.standing != "contrasted":
+            entries = self.left_out.setdefault(row.standing, [])
+            entries += [row] if len(entries) < LIST_LENGTH else []
+        if row.outcome == "failed":
+            self.failures += 1
+            self.unexplained += row.primary is None
+            if row.primary is not None:
+                tally = self.causes.setdefault(row.primary.cause, CauseTally())
+                tally.primary += 1
+                tally.example = tally.example or row
+        for cause in row.secondary if row.outcome != "error" else ():
+            tally = self.causes.setdefault(cause.cause, CauseTally())
+            tally.secondary += row.outcome == "failed"
+            tally.passed += row.outcome == "passed"
 
 
 @dataclass(frozen=True)
 class Diagnosis:
     """The outcome of a diagnosis.
 
-    logs: what was read. contrasted: the rollouts that say something of the agent. labels: of every run, with the
-    candidates, which are capabilities that some rollout lacks; None where nothing could be contrasted, and so is
-    report, the account of the selection. shortage: why nothing can be concluded, "" where enough was read.
+    logs: what was read. explanations: of every rollout. account: counts over all of them, and agents those of each
+    agent by its name. labels: of every run, with the candidates, which are causes that some failed rollout shows; None
+    where nothing could be contrasted, and so is report, the account of the selection. shortage: why nothing can be
+    concluded, "" where enough was read; then nothing is selected either. keeps_suspects: whether rollouts of
+    suspect references count.
     """
 
     logs: Logs
-    contrasted: Contrasted
+    explanations: Explanations
+    account: Account
+    agents: dict[str, Account]
     labels: StreamedLabels | None
     report: SelectionAccount | None
     shortage: str
+    keeps_suspects: bool
 
 
-def diagnose(logs: Logs, selection: Selection, *, runs: int, count: int, seed: int) -> Diagnosis:
-    """Label the rollouts of other people's logs and rank the capabilities that failed ones lack and passed ones show.
+def diagnose(
+    logs: Logs, selection: Selection, *, runs: int, count: int, seed: int, keep_suspects: bool = False
+) -> Diagnosis:
+    """Explain the failed rollouts of other people's logs, and rank the causes by the contrast with passed ones.
 
     Args:
         logs: from `captrain.interop.read_logs`.
@@ -75,46 +113,44 @@ def diagnose(logs: Logs, selection: Selection, *, runs: int, count: int, seed: i
         runs: labelling runs, each on a resample of the rollouts.
         count: capabilities selected at most.
         seed: of the resamples.
+        keep_suspects: contrast rollouts whose reference is suspect, too.
     """
-    contrasted = _contrasted(logs)
-    passed, failed = contrasted.passed, contrasted.failed
-    if not passed or not failed:
-        shortage = f"{passed} passed and {failed} failed rollouts: there is nothing to contrast"
-        return Diagnosis(logs, contrasted, None, None, shortage)
-    labels = label_streamed(contrasted.rollouts, logs.tools, runs, seed)
+    explanations = explain_logs(logs)
+    account, agents = Account(), dict[str, Account]()
+    for row, rollout in zip(explanations.rollouts, logs.rollouts, strict=True):
+        for tally in (account, agents.setdefault(row.agent, Account())):
+            tally.add(row, keep=keep_suspects)
+            tally.unreferenced += not rollout.reference and not _has_milestones(rollout)
+    shortage = _shortage(account)
+    if not account.passed or not account.failed:
+        return Diagnosis(logs, explanations, account, agents, None, None, shortage, keep_suspects)
+    labels = label_causes(explanations.rollouts, logs.rollouts, runs, seed, keep=keep_suspects)
     report = select_by_verdicts(labels.verdicts, labels.candidates, selection, count, seed).report
-    shortage = ""
+    if shortage:
+        report["candidates"] = [
+            {**entry, "selected": False, "reason": f"too few rollouts ({entry['reason']})"}
+            for entry in report["candidates"]
+        ]
+    return Diagnosis(logs, explanations, account, agents, labels, report, shortage, keep_suspects)
+
+
+def _shortage(account: Account) -> str:
+    passed, failed, tasks = account.passed, account.failed, len(account.tasks)
+    if not passed or not failed:
+        return f"{passed} passed and {failed} failed rollouts: there is nothing to contrast"
     if min(passed, failed) < FEW:
-        shortage = (
-            f"{passed} passed and {failed} failed rollouts; at least {FEW} of each are needed to conclude anything"
+        return f"{passed} passed and {failed} failed rollouts; at least {FEW} of each are needed to conclude anything"
+    if tasks < FEW:
+        return (
+            f"{tasks} tasks; at least {FEW} are needed to conclude anything: trials of one task are nearly the same one"
         )
-    return Diagnosis(logs, contrasted, labels, report, shortage)
-
-
-def _contrasted(logs: Logs) -> Contrasted:
-    rollouts, outcomes = Spool(Rollout), OutcomeTally()
-    counts = {"passed": 0, "failed": 0, "unreferenced": 0}
-    errors: list[Fault] = []
-    slips: list[Fault] = []
-    for rollout in logs.rollouts:
-        outcomes.add(rollout)
-        if evidence := _fault(rollout):
-            faults = errors if rollout.outcome == "error" else slips
-            if len(faults) < LIST_LENGTH:
-                faults.append(Fault(rollout.task.id, rollout.trial, rollout.outcome, evidence))
-            continue
-        rollouts.add(rollout)
-        counts[rollout.outcome] += 1
-        counts["unreferenced"] += not rollout.reference and not _has_milestones(rollout)
-    faults = len(logs.rollouts) - len(rollouts)
-    return Contrasted(rollouts, **counts, faults=faults, examples=[*errors, *slips][:LIST_LENGTH], outcomes=outcomes)
-
-
-def _fault(rollout: Rollout) -> str | None:
-    if rollout.outcome == "error":
-        return rollout.error or "an infrastructure error"
-    return fault_of(rollout)
+    return ""
 
 
 def _has_milestones(rollout: Rollout) -> bool:
     return rollout.score is not None and any(name.startswith("milestone") for name in rollout.score.parts)
+
+
+def shares(account: Account) -> Iterable[tuple[str, CauseTally]]:
+    """The causes by how many failures they are primary to, the most first."""
+    return sorted(account.causes.items(), key=lambda item: (-item[1].primary, -item[1].secondary, item[0]))

@@ -16,19 +16,27 @@ from captrain.records import Rollout
 
 SCHEMA = """
 CREATE TABLE tally (
-    environment TEXT, task TEXT, rollouts INTEGER, passed INTEGER, reward REAL,
-    PRIMARY KEY (environment, task)
+    environment TEXT, task TEXT, agent TEXT, rollouts INTEGER, passed INTEGER, reward REAL,
+    PRIMARY KEY (environment, task, agent)
 )"""
 ADDITION = """
-INSERT INTO tally VALUES (?1, ?2, 1, ?3, ?4)
-ON CONFLICT DO UPDATE SET rollouts = rollouts + 1, passed = passed + ?3, reward = reward + ?4"""
+INSERT INTO tally VALUES (?1, ?2, ?3, 1, ?4, ?5)
+ON CONFLICT DO UPDATE SET rollouts = rollouts + 1, passed = passed + ?4, reward = reward + ?5"""
 TASKS = """
 SELECT CAST(sum(passed) AS REAL) / sum(rollouts), sum(reward) / sum(rollouts) FROM tally
-WHERE environment = ?1 OR ?1 IS NULL GROUP BY task ORDER BY min(rowid)"""
-TOTALS = "SELECT sum(rollouts), sum(passed) FROM tally WHERE environment = ?1 OR ?1 IS NULL"
+WHERE (environment = ?1 OR ?1 IS NULL) AND (agent = ?2 OR ?2 IS NULL) GROUP BY task ORDER BY min(rowid)"""
+TOTALS = """
+SELECT sum(rollouts), sum(passed) FROM tally
+WHERE (environment = ?1 OR ?1 IS NULL) AND (agent = ?2 OR ?2 IS NULL)"""
+ATTEMPTS = "SELECT sum(rollouts), sum(passed), count(*) FROM tally WHERE environment = ? AND task = ?"
+COMMON = """
+SELECT CAST(a.passed AS REAL) / a.rollouts, CAST(b.passed AS REAL) / b.rollouts FROM tally a JOIN tally b
+ON a.environment = b.environment AND a.task = b.task WHERE a.agent = ? AND b.agent = ? ORDER BY a.rowid"""
+TRIED = 4
+"""So many rollouts of a task, of at least two agents, must fail before that alone makes its reference suspect."""
 TRIALS = """
 SELECT min(trials), max(trials), avg(passed = trials)
-FROM (SELECT sum(rollouts) AS trials, sum(passed) AS passed FROM tally GROUP BY task)"""
+FROM (SELECT sum(rollouts) AS trials, sum(passed) AS passed FROM tally GROUP BY environment, task)"""
 
 
 @dataclass(frozen=True)
@@ -59,24 +67,49 @@ class OutcomeTally:
         """Count a rollout in; one without a verdict is none."""
         if rollout.outcome != "error":
             reward = rollout.score.reward if rollout.score else 0.0
-            row = (rollout.environment, rollout.task.id, rollout.outcome == "passed", reward)
+            row = (rollout.environment, rollout.task.id, rollout.policy, rollout.outcome == "passed", reward)
             self._database.execute(ADDITION, row)
 
-    def environments(self) -> Iterator[EnvironmentOutcomes]:
-        """By environment, in the order in which they came, and all together where they are several."""
-        query = "SELECT environment FROM tally GROUP BY environment ORDER BY min(rowid)"
-        names: list[str | None] = [name for (name,) in self._database.execute(query)]
-        for name in names + ([None] if len(names) > 1 else []):
-            yield self._outcomes(name)
+    def unpassed(self, environment: str, task: str) -> str | None:
+        """Why a task that nobody passes is suspect."""
+        count, passed, agents = self._database.execute(ATTEMPTS, (environment, task)).fetchone()
+        if passed or agents < 2 or count < TRIED:
+            return None
+        return f"none of {count} rollouts of {agents} agents passes the task"
 
-    def _outcomes(self, environment: str | None) -> EnvironmentOutcomes:
-        rows = self._database.execute(TASKS, (environment,))
+    def agents(self) -> list[str]:
+        """Whose rollouts they are, in the order in which they came."""
+        query = "SELECT agent FROM tally GROUP BY agent ORDER BY min(rowid)"
+        return [name for (name,) in self._database.execute(query)]
+
+    def environments(self, agent: str | None = None) -> Iterator[EnvironmentOutcomes]:
+        """By environment, in the order in which they came, and all together where they are several; of one agent, or of
+        all."""
+        query = """
+        SELECT environment FROM tally WHERE agent = ?1 OR ?1 IS NULL GROUP BY environment ORDER BY min(rowid)"""
+        names: list[str | None] = [name for (name,) in self._database.execute(query, (agent,))]
+        for name in names + ([None] if len(names) > 1 else []):
+            yield self._outcomes(name, agent)
+
+    def _outcomes(self, environment: str | None, agent: str | None) -> EnvironmentOutcomes:
+        rows = self._database.execute(TASKS, (environment, agent))
         tasks: NDArray[np.void] = np.fromiter(rows, dtype=[("rate", float), ("reward", float)])
         rates = np.ascontiguousarray(tasks["rate"])
         low, high = Bootstrap(len(rates), 2000, 0.95, 0).interval(rates)
-        rollouts, passed = self._database.execute(TOTALS, (environment,)).fetchone()
+        rollouts, passed = self._database.execute(TOTALS, (environment, agent)).fetchone()
         reward = mean(np.ascontiguousarray(tasks["reward"]))
         return EnvironmentOutcomes(environment or "all", rollouts, len(rates), passed, mean(rates), low, high, reward)
+
+    def difference(self, first: str, second: str) -> tuple[int, float, float, float] | None:
+        """Over the tasks that both agents played: how many there are, and the pass rate of the first minus that of the
+        second with its 95% interval, paired by task; None where there is no such task."""
+        rows = self._database.execute(COMMON, (first, second))
+        rates: NDArray[np.void] = np.fromiter(rows, dtype=[("first", float), ("second", float)])
+        if not len(rates):
+            return None
+        differences = np.ascontiguousarray(rates["first"] - rates["second"])
+        low, high = Bootstrap(len(differences), 2000, 0.95, 0).interval(differences)
+        return len(differences), mean(differences), low, high
 
     def repeated(self) -> tuple[int, float] | None:
         """How often every task was played and the share of tasks of which every trial passed, where all were played

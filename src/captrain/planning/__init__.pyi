@@ -8,3 +8,4 @@ from .power import PartialDesign as PartialDesign
 from .power import claim_tables as claim_tables
 from .power import complete_design as complete_design
 from .power import design_tables as design_tables
+from .power import tasks_needed as tasks_needed

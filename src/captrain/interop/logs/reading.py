@@ -36,13 +36,15 @@ class Logs:
     """Everything that was read.
 
     rollouts: of all files, as records of diagnosis. tools: OpenAI schemas, from the files where they hold any, else
-    inferred from the calls seen. skipped: what was not read, the first of them where they are more than `LIST_LENGTH`.
-    sources: for each file its name, format, where known version, domain, agent and user model, and how many entries it
-    holds, of which how many imported and skipped.
+    inferred from the calls seen. policies: what agents were told, by environment, where the files hold it. skipped:
+    what was not read, the first of them where they are more than `LIST_LENGTH`. sources: for each file
+    its name, format, where known version, domain, agent and user model, and how many entries it holds, of which how
+    many imported and skipped.
     """
 
     rollouts: Spool[Rollout]
     tools: list[JsonObject]
+    policies: dict[str, str]
     skipped: list[Skipped]
     sources: list[JsonObject]
 
@@ -66,6 +68,7 @@ def read_logs(paths: Sequence[Path]) -> Logs:
     skipped: list[Skipped] = []
     sources: list[JsonObject] = []
     tools: dict[str, JsonObject] = {}
+    policies: dict[str, str] = {}
     digests: set[str] = set()
     for path in _files(paths):
         try:
@@ -86,11 +89,12 @@ def read_logs(paths: Sequence[Path]) -> Logs:
         digests.add(source.file)
         sources.append({"file": path.name, **source.about, **counts})
         tools |= source.tools
+        policies |= source.policies
     if not rollouts:
         reasons = [f"{entry.source}, {entry.place}: {entry.reason}" for entry in skipped[:5]]
         names = ", ".join(path.name for path in paths)
         raise UserError(f"there is no rollout in {names}: {'; '.join(reasons) or 'the folders are empty'}", REMEDY)
-    return Logs(rollouts, [*(calls.schemas() | tools).values()], skipped, sources)
+    return Logs(rollouts, [*(calls.schemas() | tools).values()], policies, skipped, sources)
 
 
 REMEDY = (

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from captrain.records import JsonObject, Message, Rollout, Score, Task, digest
 
@@ -19,13 +19,14 @@ PERFECT = 1 - 1e-6
 @dataclass(frozen=True)
 class Source:
     """One file as a format reads it: its digest, what is known of it, its entries (a rollout, or why there is none,
-    each with its place), which can be read once, and the tools it names, by name: all are there when all entries have
-    been read."""
+    each with its place), which can be read once, the tools it names, by name, and the policies that agents were told,
+    by environment: all are there when all entries have been read."""
 
     file: str
     about: JsonObject
     entries: Iterator[tuple[str, Rollout | str]]
     tools: dict[str, JsonObject]
+    policies: dict[str, str] = field(default_factory=dict[str, str])
 
 
 def record_of_entry(

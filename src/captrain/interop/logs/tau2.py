@@ -68,7 +68,8 @@ def read_tau2(document: JsonDocument) -> Source:
         "agent": agent,
         "user": user,
     }
-    return Source(file, about, entries, {})
+    policy_text = world.get("policy") if isinstance(world, Mapping) else None
+    return Source(file, about, entries, {}, {f"tau2/{domain}": policy_text} if isinstance(policy_text, str) else {})
 
 
 def _folder(path: Path) -> Path:
@@ -122,7 +123,7 @@ def _rollout(file: str, index: int, simulation: object, tasks: Tasks, domain: st
         index,
         environment=f"tau2/{domain}",
         task=str(name),
-        data={"kind": domain},
+        data={"kind": domain, **_circumstances(tasks.by_name.get(str(name), {}), reason)},
         messages=[_message(message) for message in simulation.get("messages") or []],
         reward=reward_info.get("reward"),
         policy=policy,
@@ -131,6 +132,15 @@ def _rollout(file: str, index: int, simulation: object, tasks: Tasks, domain: st
         reference=_reference(tasks.by_name[str(name)]) if str(name) in tasks.by_name else None,
         fault=f"the simulation ended with {reason}" if reason in NO_VERDICT else None,
     )
+
+
+def _circumstances(task: JsonObject, reason: str) -> JsonObject:
+    """What the simulated user was told, and why the dialogue ended, where that is known."""
+    scenario = task.get("user_scenario")
+    instructions = scenario.get("instructions") if isinstance(scenario, Mapping) else scenario
+    parts = instructions.values() if isinstance(instructions, Mapping) else [instructions]
+    script = "\n".join(part for part in parts if isinstance(part, str))
+    return {name: value for name, value in (("script", script), ("ending", reason)) if value}
 
 
 def _gold_actions(task: JsonObject) -> Actions:

@@ -1,0 +1,152 @@
+"""One rollout as whoever looks for the cause of its failure reads it: beside reference, policy, records and script.
+
+What a log holds of a task beyond its messages is used where it is there: the policy (a system message, or what the
+benchmark told the agent), the script of the simulated user, and why the dialogue ended. Nothing of it is needed.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+
+from captrain.capabilities import Act, Story, Toolbox, is_reply, says, text_of
+from captrain.diagnosis.book import RecordBook
+from captrain.records import Message, Rollout
+
+NOW = re.compile(r"current (?:date|time)\D{0,40}(\d{4}-\d\d-\d\d)(?:[ T](\d\d:\d\d(?::\d\d)?))?", re.IGNORECASE)
+SPACE = re.compile(r"[\s‐-―]+")
+REFUSAL = re.compile(
+    r"\b(?:can ?not|can[’']t|cannot|unable to|not able to|not allowed|not permitted|not eligible|not possible|"
+    r"isn[’']t possible|do(?:es)? not allow|don[’']t allow|can only|only be (?:processed|made|done|modified))\b",
+    re.IGNORECASE,
+)
+"""Words with which an assistant refuses."""
+ABILITY = re.compile(
+    r"\b(?:(?:can ?not|can[’']t|unable to|not able to) (?:directly )?(?:look up|access|retrieve|see|view|check|find)|"
+    r"do(?:es)?(?:n[’']t| not) (?:have|retain|provide|store|hold)(?: direct| any)?(?: access| details| data|"
+    r" information)?|(?:lacks?|no access to))\b",
+    re.IGNORECASE,
+)
+"""Words with which an assistant says that it has no means to learn something."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the rollouts of an environment have in common: the tools, the policy ("" where the log has none), and the
+    records that were shown before anything was written."""
+
+    toolbox: Toolbox
+    policy: str
+    book: RecordBook
+
+    @cached_property
+    def rules(self) -> str:
+        """The policy in lower case, spaces and dashes as one space."""
+        return plain(self.policy)
+
+    @cached_property
+    def now(self) -> datetime | None:
+        """The time that the policy gives as the present one."""
+        match = NOW.search(self.policy)
+        return datetime.fromisoformat(" ".join(part for part in match.groups() if part)) if match else None
+
+
+class Case:
+    """One rollout, ready to be explained.
+
+    `story` has its calls beside those of the reference, `script` what the simulated user was told, `ending` why the
+    dialogue ended where the log says so, `undone` the writes of the reference that nothing stands for.
+    """
+
+    def __init__(self, rollout: Rollout, setting: Setting) -> None:
+        self.rollout, self.setting = rollout, setting
+        self.story = Story(rollout, setting.toolbox)
+        self.messages: Sequence[Message] = rollout.messages
+        self.script = text_of(rollout.task.data.get("script") or "")
+        self.ending = text_of(rollout.task.data.get("ending") or "")
+        self.undone = [pair.goal for pair in self.story.pairs if pair.write is None]
+
+    @property
+    def book(self) -> RecordBook:
+        """See `Setting`."""
+        return self.setting.book
+
+    def text(self, index: int) -> str:
+        """The words of a message."""
+        return text_of(self.messages[index].get("content") or "")
+
+    def users(self, before: int | None = None) -> list[int]:
+        """The places of what the user said, up to a message."""
+        return [i for i, message in enumerate(self.messages[:before]) if message["role"] == "user"]
+
+    def replies(self, before: int | None = None) -> list[int]:
+        """The places of what the assistant said to the user, up to a message."""
+        return [i for i, message in enumerate(self.messages[:before]) if is_reply(message)]
+
+    @cached_property
+    def wishes(self) -> str:
+        """All that the user said or was told to say, in lower case."""
+        return plain(f"{self.story.user}\n{self.script}")
+
+    @cached_property
+    def everything(self) -> str:
+        """All that stands in the log before it is judged: messages, script and policy."""
+        return "\n".join([*(self.text(i) for i in range(len(self.messages))), self.script, self.setting.policy])
+
+    def proposal(self, act: Act) -> int:
+        """The reply in which the assistant first put a write to the user: the earliest after the user's last topic that
+        speaks of its record; the call itself where there is none."""
+        for index in self.replies(act.message):
+            if act.record and says(self.text(index), act.record) and "?" in self.text(index):
+                return index
+        return act.message
+
+    def was_read(self, act: Act, names: Sequence[str]) -> bool:
+        """Whether the records under these key arguments were read before: in an earlier message, or by a call of the
+        same one, into which a log may have folded several turns."""
+        folded = [read for read in self.story.acts if read.message == act.message and read.kind == "read"]
+        return self.story.read_before(act, names) or all(
+            any(read.record.get(name) == act.record[name] for read in folded) for name in names
+        )
+
+    def unread(self) -> list[Act]:
+        """The writes on records that the reference reads and the rollout did not."""
+        due = {
+            (name, text_of(value))
+            for act in self.story.expected
+            if act.kind == "read"
+            for name, value in act.record.items()
+        }
+        keys = [
+            (act, [name for name, value in act.record.items() if (name, text_of(value)) in due])
+            for act in self.story.writes
+        ]
+        return [act for act, names in keys if names and not self.was_read(act, names)]
+
+    def requested(self, values: Sequence[object], before: int) -> int | None:
+        """The message in which the user named one of these values before the assistant did."""
+        for index in self.users(before):
+            spoken = [value for value in values if says(self.text(index), value)]
+            if any(not any(says(self.text(reply), value) for reply in self.replies(index)) for value in spoken):
+                return index
+        return None
+
+    def refusals(self) -> list[int]:
+        """The replies in which the assistant says that something cannot be done."""
+        return [index for index in self.replies() if REFUSAL.search(plain(self.text(index)))]
+
+    def disclaimers(self) -> list[int]:
+        """The replies, or hand-overs, in which the assistant says that it has no means to learn something."""
+        spoken = [index for index in self.replies() if ABILITY.search(plain(self.text(index)))]
+        handed = [
+            act.message
+            for act in self.story.acts
+            if act.kind == "handover" and ABILITY.search(plain(text_of(act.arguments)))
+        ]
+        return sorted({*spoken, *handed})
+
+
+def plain(text: str) -> str:
+    """A text in lower case, with one space for each run of spaces and dashes."""
+    return SPACE.sub(" ", text.lower().replace("**", "").replace("-", " "))

@@ -1,0 +1,177 @@
+"""What goes wrong in a rollout by itself: the log, the records and the policy prove it, whatever the reference does.
+
+These causes hold of a rollout whose reference is suspect, too. Some ask the reference whether a hand-over or a look-up
+was due at all, which even a reference with a wrong write can say.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+
+from captrain.capabilities import Act, is_malformed, leaves, same, text_of
+from captrain.diagnosis.case import ABILITY, Case, plain
+from captrain.diagnosis.cause import Cause, quoted
+from captrain.diagnosis.clauses import COMPENSATION, clauses_in_force, violations
+
+REPEATS = 3
+"""The same call so often, with no word of the user between, is a loop: twice may be a second try."""
+SHORT = 60
+"""Characters of a text that may be said again."""
+COLLEAGUE = re.compile(r"\b(human|supervisor|manager|representative|transfer|another agent|someone else)\b")
+CLAIM = re.compile(
+    r"\b(ago|yesterday|this morning|members?|membership|insur\w+|approved|eligible|entitled|promised|guarantee\w*|"
+    r"warranty|said (that )?(i|you|it)|told me)\b"
+)
+"""Words with which a user states what a record would have to show."""
+CODE = re.compile(r"\b(?=[A-Za-z_]*\d)(?=\w*[A-Za-z])[A-Za-z]+_?[A-Za-z_]*\d{3,}\b")
+"""An identifier of letters and at least three digits."""
+EXAMPLE = re.compile(r"(e\.g\.|such as|for example|example:?|like)\W*$", re.IGNORECASE)
+
+
+def loops(case: Case) -> Iterator[Cause]:
+    """The same call again and again, or the same words."""
+    for streak in _streaks(case):
+        if len(streak) >= REPEATS:
+            is_last = streak[-1] is case.story.acts[-1] and case.ending
+            end = f", until {case.ending.replace('_', ' ')}" if is_last else ""
+            evidence = f"{streak[0]} was called {len(streak)} times in a row with the same arguments{end}"
+            yield Cause("loop", streak[1].message, evidence, tools=(streak[0].tool,))
+    texts: dict[str, list[int]] = {}
+    for place in case.replies(next((act.message for act in case.story.acts if act.kind == "handover"), None)):
+        texts.setdefault(case.text(place).strip(), []).append(place)
+    for text, places in texts.items():
+        if len(places) > REPEATS and len(text) >= SHORT:
+            yield Cause("loop", places[1], f"the same words {len(places)} times: {quoted(text)}")
+
+
+def _streaks(case: Case) -> list[list[Act]]:
+    """Runs of calls with equal arguments that no word of the user interrupts."""
+    streaks: list[list[Act]] = []
+    turns = case.users()
+    for act in case.story.acts:
+        last = streaks[-1][-1] if streaks else None
+        is_same = last is not None and (last.tool, last.arguments) == (act.tool, act.arguments)
+        if last is not None and is_same and not any(last.message < turn < act.message for turn in turns):
+            streaks[-1].append(act)
+        else:
+            streaks.append([act])
+    return streaks
+
+
+def undue_compliance(case: Case) -> Iterator[Cause]:
+    """A write that a sentence of the policy forbids, going by the records, and that the reference does not make."""
+    goals = [act for act in case.story.expected if act.kind == "write"]
+    for violation in violations(case.story.writes, case.wishes, case.setting):
+        act = violation.act
+        if not any(goal.tool == act.tool and same(goal.arguments, act.arguments) for goal in goals):
+            breach = violation.clause.breach
+            message = case.proposal(act) if breach == "undue_compliance" else act.message
+            yield Cause(breach, message, str(violation), tools=(act.tool,), arguments=tuple(act.arguments))
+
+
+def unverified_claims(case: Case) -> Iterator[Cause]:
+    """A write on the user's word alone: its record was never read, or nothing shows what it makes up for; or answers
+    without a single look-up, where the reference makes some."""
+    story = case.story
+    for act in case.unread():
+        claim = next((i for i in case.users(act.message) if CLAIM.search(plain(case.text(i)))), None)
+        if claim is None:
+            yield Cause("missing_lookup", act.message, f"{act} without reading the record first", tools=(act.tool,))
+        else:
+            evidence = f"{act} on the user's word, the record was never read: {quoted(case.text(claim))}"
+            yield Cause("unverified_claim", case.proposal(act), evidence, tools=(act.tool,))
+    if COMPENSATION in clauses_in_force(case.setting):
+        yield from _unconfirmed(case)
+    has_purpose = case.undone or any(story.first_telling(value) is None for value in story.informs)
+    if has_purpose and case.replies() and not story.acts and any(act.kind == "read" for act in story.expected):
+        reply = next((i for i in case.replies() if i > 2), case.replies()[-1])
+        evidence = f"answered on the user's word, without a single look-up: {quoted(case.text(reply))}"
+        yield Cause("unverified_claim", reply, evidence)
+        yield Cause("missing_lookup", reply, "no look-up was made at all")
+
+
+def _unconfirmed(case: Case) -> Iterator[Cause]:
+    for act in case.story.writes:
+        if act.tool in COMPENSATION.tools:
+            results = [text_of(call.result).lower() for call in case.story.acts if call.message < act.message]
+            if not any(re.search(r"\b(delayed|cancel+ed)\b", result) for result in results):
+                evidence = f'{act}, and no result shows a delay; the policy says "{COMPENSATION.sentence}"'
+                yield Cause("unverified_claim", case.proposal(act), evidence, tools=(act.tool,))
+
+
+def over_escalation(case: Case) -> Iterator[Cause]:
+    """A hand-over that the reference does not make, that was not the user's idea, and that left something undone or
+    stands for a refusal."""
+    story = case.story
+    due = [act for act in story.expected if act.kind == "handover"]
+    handover = next((act for act in story.acts if act.kind == "handover"), None)
+    if handover is None or due or not story.has_reference or not (case.undone or not story.pairs):
+        return
+    request = next((i for i in case.users(handover.message) if COLLEAGUE.search(plain(case.text(i)))), None)
+    offers = [i for i in case.replies(request) if COLLEAGUE.search(plain(case.text(i)))] if request is not None else [0]
+    if offers:
+        left_open = f", and {case.undone[0]} was not made" if case.undone else ""
+        evidence = f"{handover} was called where the reference hands nothing over{left_open}"
+        yield Cause("over_escalation", handover.message, evidence, tools=(handover.tool,))
+
+
+def missing_lookup(case: Case) -> Iterator[Cause]:
+    """The assistant says that it has no means to learn something, and never calls a tool that the reference does."""
+    if not case.undone and all(pair.write is None or pair.write.failed for pair in case.story.pairs):
+        return
+    tools = {act.tool for act in case.story.acts if not act.failed}
+    unused = next((act for act in case.story.expected if act.kind == "read" and act.tool not in tools), None)
+    disclaimer = next(iter(case.disclaimers()), None)
+    if unused is None or disclaimer is None:
+        return
+    words = case.text(disclaimer) or next(text_of(act.arguments) for act in case.story.acts if act.kind == "handover")
+    sentence = next((part for part in re.split(r"(?<=[.!?;])\s", words) if ABILITY.search(plain(part))), words)
+    evidence = f"{unused.tool} was never called, and the assistant says: {quoted(sentence)}"
+    yield Cause("missing_lookup", disclaimer, evidence, tools=(unused.tool,))
+
+
+def fabricated_facts(case: Case) -> Iterator[Cause]:
+    """An identifier of the shape of those that tools return, which stands in no message before."""
+    shapes = {_shape(code) for m in case.messages if m["role"] == "tool" for code in CODE.findall(_words(m))}
+    context = case.setting.policy + case.script
+    for index, message in enumerate(case.messages):
+        words = _words(message)
+        # A log may fold several turns of calls into one message: what these calls return counts as known to them.
+        results = index + 1
+        while results < len(case.messages) and case.messages[results]["role"] == "tool":
+            context += _words(case.messages[results])
+            results += 1
+        for match in CODE.finditer(words) if message["role"] == "assistant" else ():
+            code = match.group()
+            if (
+                _shape(code) in shapes
+                and code not in context
+                and not EXAMPLE.search(words[: match.start()].rstrip("`*( "))
+            ):
+                evidence = f"{code} stands in no message before: {quoted(words[max(0, match.start() - 60) :])}"
+                yield Cause("fabricated_fact", index, evidence)
+                return
+        context += words
+
+
+def _words(message: dict[str, object]) -> str:
+    calls = message.get("tool_calls")
+    return text_of(message.get("content") or "") + (json.dumps(calls) if calls else "")
+
+
+def _shape(code: str) -> str:
+    return re.sub(r"\d", "9", re.sub(r"[A-Za-z]", "A", code))
+
+
+def invalid_calls(case: Case) -> Iterator[Cause]:
+    """A call that is left in the text of a message; or refused calls of a tool that the reference needs and that never
+    went through: one that was repaired is no cause."""
+    for index, message in enumerate(case.messages):
+        if is_malformed(message):
+            yield Cause("invalid_call", index, "a call that is not well formed was left as text")
+    for goal in case.undone:
+        tries = [act for act in case.story.acts if act.tool == goal.tool]
+        if tries and all(act.failed for act in tries):
+            reason = " ".join([*leaves(tries[-1].result)])
+            evidence = f"{tries[-1]} was refused {len(tries)} times and never went through: {quoted(reason)}"
+            yield Cause("invalid_call", tries[0].message, evidence, tools=(goal.tool,))

@@ -1,0 +1,282 @@
+"""Where a rollout differs from its reference, charged to one cause each: what was done wrongly, what was left undone.
+
+A difference says nothing of a rollout whose reference is suspect. What the user asked for on its own is charged to the
+simulated user, who has a script; a value that the user chose is no wrong argument.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+
+from captrain.capabilities import (
+    Act,
+    Finding,
+    Pair,
+    Story,
+    Vocabulary,
+    asks_consent,
+    call_arguments,
+    differing,
+    kind_of,
+    leaves,
+    needed_calls,
+    reached_state,
+    same,
+    says,
+    text_of,
+    told_outcome,
+    withheld_acts,
+)
+from captrain.diagnosis.case import REFUSAL, Case, plain
+from captrain.diagnosis.cause import SIMULATOR, Cause, quoted
+from captrain.diagnosis.clauses import violations
+
+CHEAPEST = re.compile(r"\b(cheap(est|er)?|lowest|least expensive)\b")
+COLLEAGUE = re.compile(r"\b(transfer|connect|hand)(ring|ing)? you\b")
+SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
+SYNONYMS = {
+    "update": "modif|chang|updat|upgrad|add",
+    "modify": "modif|chang|exchang|updat",
+    "exchange": "exchang|swap|replac",
+    "cancel": "cancel",
+    "return": "return|refund",
+    "book": "book|reserv",
+    "send": "send|sent|issu|compensat|certificate",
+}
+"""Stems of the words for what a tool does, by the verb of its name."""
+
+
+def wrong_writes(case: Case) -> Iterator[Cause]:
+    """A write that stands for one of the reference, but by another tool, on another record, or with other values."""
+    for pair in case.story.pairs:
+        act, goal = pair.write, pair.goal
+        if act is None:
+            continue
+        wrong, is_unread = differing(goal, act), act in case.unread()
+        if not same(act.record, goal.record):
+            evidence = f"{act}, where {goal} was meant"
+            yield Cause("wrong_record", act.message, evidence, "high", False, (goal.tool,), tuple(goal.record))
+        elif act.tool != goal.tool and not is_unread:
+            evidence = f"{act}, where {goal} was the right operation"
+            yield Cause("wrong_operation", act.message, evidence, "high", False, (goal.tool,))
+        elif wrong and act.tool == goal.tool:
+            yield from _wrong_values(case, pair, act, [name for name in wrong if name in goal.content])
+
+
+def _wrong_values(case: Case, pair: Pair, act: Act, names: Sequence[str]) -> Iterator[Cause]:
+    for name in names:
+        expected, actual = pair.goal.content[name], act.content.get(name)
+        if isinstance(expected, list) and isinstance(actual, list) and len(actual) != len(expected):
+            least, most = sorted((actual, expected), key=len)
+            if all(any(same(item, peer) or same(peer, item) for peer in most) for item in least):
+                kind = "missing_write" if least is actual else "extra_write"
+                items = ", ".join(text_of(item) for item in most if not any(same(item, peer) for peer in least))
+                evidence = f"{act}: {name} {'lacks' if least is actual else 'holds'} {items}"
+                yield Cause(kind, act.message, evidence, "high", False, (act.tool,), (name,))
+                return
+    choice = next((place for name in names if (place := _chosen(case, pair.goal, act, name)) is not None), None)
+    if choice is not None:
+        evidence = f"the user chose what the reference does not do: {quoted(case.text(choice))}"
+        yield Cause(SIMULATOR, choice, evidence, "medium", False)
+        return
+    values = "; ".join(
+        f"{name} {text_of(act.content.get(name))} should be {text_of(pair.goal.content[name])}" for name in names
+    )
+    if names:
+        source = [name for name in names if not says(case.story.user, pair.goal.content[name])]
+        unsaid = f" ({', '.join(source)}: in no words of the user)" if source else " (as the user said)"
+        yield Cause(
+            "wrong_argument", act.message, f"{act.tool}: {values}{unsaid}", "high", False, (act.tool,), tuple(names)
+        )
+        if any(_dearer(case, pair.goal, act, name) for name in names) and CHEAPEST.search(case.wishes):
+            yield Cause("wrong_computation", act.message, f"{act}: not the cheapest", "medium", False, (act.tool,))
+
+
+def _chosen(case: Case, goal: Act, act: Act, name: str) -> int | None:
+    """The message in which the user named what was done, where the reference does something that the user never named:
+    by value, or for an identifier by the options of its record."""
+    expected, actual = {*leaves(goal.content[name])}, {*leaves(act.content.get(name))}
+    extra, absent = _options(case, actual - expected), _options(case, expected - actual)
+    distinct = {value for value in extra - absent if not value.replace(".", "").isdigit()}
+    if not distinct or any(says(case.story.user, value) for value in absent - extra):
+        return None
+    users = [place for place in case.users(act.message) if all(says(case.text(place), value) for value in distinct)]
+    return users[0] if users else None
+
+
+def _options(case: Case, values: set[str]) -> set[str]:
+    """What describes the values: the options of records of which they are identifiers, else they themselves."""
+    options: set[str] = set()
+    for value in values:
+        record = case.book.record("item_id", value, "options")
+        options |= {*leaves(record["options"])} if record else {value}
+    return options
+
+
+def _dearer(case: Case, goal: Act, act: Act, name: str) -> bool:
+    prices = []
+    for values in (goal.content[name], act.content.get(name)):
+        records = [case.book.record("item_id", value, "price") for value in leaves(values)]
+        prices.append(sum(float(record["price"]) for record in records if record))
+    return 0 < prices[0] < prices[1]
+
+
+def extra_writes(case: Case) -> Iterator[Cause]:
+    """A write that the reference does not make: what the script makes the user ask for and nobody should do; what the
+    user asked for without the script; the same twice, or several at once; or for nothing."""
+    story = case.story
+    forbidden = [violation.act for violation in violations(story.writes, case.wishes, case.setting)]
+    for act in story.extras:
+        if act in forbidden or act in case.unread():
+            continue
+        values = _distinct(case, act)
+        request = case.requested(values, act.message)
+        scripted = any(says(case.script, value) for value in values)
+        if not story.pairs and request is not None and (scripted or not case.script):
+            evidence = f"{act}, as the user asked, where the reference changes nothing"
+            yield Cause("undue_compliance", case.proposal(act), evidence, "medium", False, (act.tool,))
+            continue
+        if request is not None and case.script and not scripted:
+            evidence = f"the user asked for {act}, which its script does not: {quoted(case.text(request))}"
+            yield Cause(SIMULATOR, request, evidence, "medium", False)
+        message, evidence = _excess(case, act)
+        yield Cause("extra_write", message, evidence, "high", False, (act.tool,), tuple(act.arguments))
+
+
+def _excess(case: Case, act: Act) -> tuple[int, str]:
+    """Where a write was one too many, and why."""
+    same_tool = [write for write in case.story.writes if write.tool == act.tool]
+    twins = [write for write in same_tool if write.arguments == act.arguments]
+    parallel = [write for write in same_tool if write.message == act.message and same(write.record, act.record)]
+    if len(twins) > 1:
+        return twins[1].message, f"{act} was made {len(twins)} times"
+    if len(parallel) > 1:
+        return act.message, f"{len(parallel)} calls of {act.tool} on one record at once, unlike each other"
+    return act.message, f"{act}, which the reference does not make"
+
+
+def _distinct(case: Case, act: Act) -> list[str]:
+    """The values of a write that tell it from the calls of the reference; a bare number may be anything."""
+    due = {leaf for goal in case.story.expected for leaf in leaves(goal.arguments)}
+    return [leaf for leaf in leaves(act.arguments) if leaf not in due and not leaf.replace(".", "").isdigit()]
+
+
+def undone_writes(case: Case) -> Iterator[Cause]:
+    """A write of the reference that nothing stands for: refused, not found for want of a search, or left out."""
+    if not case.undone:
+        return
+    refusal = next((place for goal in case.undone for place in _refusals(case, goal)), None)
+    tools = tuple(sorted({goal.tool for goal in case.undone}))
+    if refusal is not None:
+        evidence = f"{case.undone[0]} was refused: {quoted(_sentence(case.text(refusal)))}"
+        yield Cause("partial_refusal", refusal, evidence, "high", False, tools)
+        return
+    handed = any(act.kind == "handover" for act in case.story.acts)
+    if not handed and not case.disclaimers():
+        count = len(case.story.pairs)
+        evidence = f"{count - len(case.undone)} of {count} operations carried out, {case.undone[0]} left out"
+        yield Cause("missing_write", case.story.last, evidence, "high", False, tools)
+
+
+def _refusals(case: Case, goal: Act) -> list[int]:
+    """The replies that refuse what the goal does, unless a later one offers it."""
+    stems = re.compile(SYNONYMS.get(goal.tool.partition("_")[0], re.escape(goal.tool.partition("_")[0])))
+    refusals = [place for place in case.refusals() if stems.search(plain(_sentence(case.text(place))))]
+    later = [case.text(place) for place in case.replies() if refusals and place > refusals[0]]
+    values = [leaf for leaf in leaves(goal.arguments) if not leaf.replace(".", "").isdigit()]
+    offers = [text for text in later if asks_consent(text) and any(says(text, value) for value in values)]
+    return [] if any(not REFUSAL.search(plain(text)) for text in offers) else refusals
+
+
+def _sentence(text: str) -> str:
+    """The sentence that refuses."""
+    return next((part for part in SENTENCE.split(text) if REFUSAL.search(plain(part))), text)
+
+
+def searches(case: Case) -> Iterator[Cause]:
+    """Records that a tool listed, some of them opened, and not the one that the reference needs; or none opened at
+    all; or another one taken for it."""
+    due = {text_of(value) for act in case.story.expected for value in act.record.values()}
+    due_reads = {text_of(value) for act in case.story.expected if act.kind == "read" for value in act.record.values()}
+    touched = {leaf for act in case.story.acts for leaf in leaves(act.arguments)}
+    wrong = case.undone or any(pair.write and differing(pair.goal, pair.write) for pair in case.story.pairs)
+    reads = [act for act in case.story.acts if not act.failed and act.kind == "read"]
+    for act in reads if wrong else ():
+        for siblings in _listings(act.result):
+            openings = [read for read in reads if {*leaves(read.arguments)} & {*siblings}]
+            hidden = (due if openings else due_reads) & {*siblings} - touched
+            closed = sorted(value for value in hidden if not says(case.story.user, value))
+            if closed:
+                yield from _closed(case, act, siblings, closed, openings)
+                return
+
+
+def _closed(case: Case, listing: Act, siblings: list[str], closed: list[str], openings: list[Act]) -> Iterator[Cause]:
+    last = openings[-1].message if openings else listing.message
+    reply = next((place for place in case.replies() if place > last), case.story.last)
+    if not openings:
+        evidence = f"none of {len(siblings)} records listed was opened, {closed[0]} among them"
+        yield Cause("missing_lookup", reply, evidence, arguments=tuple(listing.record))
+        return
+    names = {leaf for act in openings for leaf in leaves(act.arguments)} & {*siblings}
+    if any(act.kind == "handover" and act.message < reply for act in case.story.acts):
+        return
+    evidence = f"{len(names)} of {len(siblings)} records listed were opened, not {closed[0]}"
+    yield Cause("incomplete_search", reply, evidence, arguments=tuple(openings[-1].record))
+    words = "\n".join(case.text(place) for place in case.replies() if place > last)
+    missed = {text_of(value) for goal in case.undone for value in goal.record.values()}
+    spoken = sorted(name for name in names if says(words, name))
+    if spoken and missed & {*closed} and len(case.undone) == len(case.story.pairs) and not names & missed:
+        yield Cause("wrong_record", reply, f"took {spoken[0]} for {closed[0]}", "high", False)
+
+
+def _listings(result: object) -> Iterator[list[str]]:
+    """Lists of plain values, two or more, inside a result."""
+    for value in result.values() if isinstance(result, dict) else [result]:
+        if isinstance(value, list) and len(value) > 1 and all(isinstance(item, str) for item in value):
+            yield value
+
+
+def missing_information(case: Case) -> Iterator[Cause]:
+    """A value to be told, by the reference's own account, that no message of the assistant says, though all that was to
+    be done is done: what was left undone cannot be told."""
+    for value in case.story.informs if not case.undone else ():
+        if case.story.first_telling(value) is None:
+            evidence = f"{value} was not told"
+            yield Cause("missing_information", case.story.last, evidence, "high", False)
+            return
+
+
+def endings(case: Case) -> Iterator[Cause]:
+    """A dialogue that is cut off without a last word, or without the hand-over that is due."""
+    story = case.story
+    due = next((act for act in story.expected if act.kind == "handover"), None)
+    handover = next((act for act in story.acts if act.kind == "handover"), None)
+    if due is not None and handover is None and not any(COLLEAGUE.search(plain(case.text(i))) for i in case.replies()):
+        yield Cause("missing_escalation", story.last, f"{due} is missing", "high", False, (due.tool,))
+    if story.final is None and handover is None and story.messages[story.last :][-1:] and case.rollout.score:
+        reason = f" ({case.ending.replace('_', ' ')})" if case.ending else ""
+        yield Cause("premature_stop", story.last, f"is cut off without a last message{reason}")
+
+
+def milestones(case: Case) -> Iterator[Cause]:
+    """The first milestone of a benchmark that was not met: a call, its arguments, a state, or words to the user; and
+    acts that were to be left out."""
+    for kind, find in MILESTONES:
+        for finding in find(case.story, Vocabulary(())):
+            if finding.lacking:
+                tools, arguments = finding.tools, finding.arguments
+                yield Cause(kind(finding), finding.message, finding.evidence, "high", False, tools, arguments)
+                break
+
+
+def _call_kind(finding: Finding) -> str:
+    return "missing_lookup" if finding.tools and kind_of(finding.tools[0]) == "read" else "missing_write"
+
+
+MILESTONES: tuple[tuple[Callable[[Finding], str], Callable[[Story, Vocabulary], Iterator[Finding]]], ...] = (
+    (_call_kind, needed_calls),
+    (lambda finding: "wrong_argument", call_arguments),
+    (lambda finding: "missing_write", reached_state),
+    (lambda finding: "missing_information", told_outcome),
+    (lambda finding: "undue_compliance", withheld_acts),
+)

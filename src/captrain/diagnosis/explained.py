@@ -1,0 +1,160 @@
+"""Rollouts with what explains them, read once from logs and kept on disk: what everything else of a diagnosis counts.
+
+Logs may hold more rollouts than memory. They are read twice: once for what the explanation of one rollout needs of the
+others (records before any write, how often each task was passed, by whom), and once to explain each.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from captrain.capabilities import Story, Toolbox, acts_of
+from captrain.diagnosis.book import RecordBook
+from captrain.diagnosis.case import Case, Setting
+from captrain.diagnosis.cause import KINDS, SIMULATOR, Cause, Confidence
+from captrain.diagnosis.explanation import explain
+from captrain.diagnosis.outcomes import OutcomeTally
+from captrain.interop import Logs
+from captrain.records import Record, Rollout, Spool
+
+Standing = Literal["contrasted", "suspect", "spoilt", "error"]
+"""What a rollout is to the contrast: part of it, left out for its reference, for its simulated user, or without a
+verdict."""
+
+
+class RolloutCause(Record):
+    """A cause of one rollout, as printed files have it."""
+
+    cause: str
+    message: int
+    evidence: str
+    confidence: Confidence
+
+
+class Explained(Record):
+    """One rollout with what explains it. `primary` is None where nothing does, and for a rollout that passed;
+    `secondary` are all other causes, those of a passed rollout its lapses. `suspicions` speak against its reference.
+    `occasions` are the kinds of cause that the rollout could have shown."""
+
+    rollout: str
+    environment: str
+    task: str
+    trial: int
+    agent: str
+    outcome: Literal["passed", "failed", "error"]
+    standing: Standing
+    primary: RolloutCause | None = None
+    secondary: list[RolloutCause] = []
+    suspicions: list[str] = []
+    occasions: list[str] = []
+    tools: list[str] = []
+
+    @property
+    def causes(self) -> list[RolloutCause]:
+        """All causes, the primary one first."""
+        return ([self.primary] if self.primary else []) + self.secondary
+
+    def cause(self, kind: str) -> RolloutCause | None:
+        """The cause of this kind, if it is one of them."""
+        return next((cause for cause in self.causes if cause.cause == kind), None)
+
+
+@dataclass(frozen=True)
+class Explanations:
+    """All rollouts of logs, explained, in their order; the settings of their environments; and the tally of their
+    outcomes."""
+
+    rollouts: Spool[Explained]
+    settings: dict[str, Setting]
+    outcomes: OutcomeTally
+
+
+def explain_logs(logs: Logs) -> Explanations:
+    """Explain every rollout of the logs."""
+    toolbox, outcomes = Toolbox(logs.tools), OutcomeTally()
+    settings: dict[str, Setting] = {}
+    for rollout in logs.rollouts:
+        outcomes.add(rollout)
+        if rollout.environment not in settings:
+            policy = logs.policies.get(rollout.environment) or _instructions(rollout)
+            settings[rollout.environment] = Setting(toolbox, policy, RecordBook())
+        setting = settings[rollout.environment]
+        if setting.policy:
+            setting.book.add(acts_of(rollout.messages, toolbox))
+    spool = Spool(Explained)
+    for rollout in logs.rollouts:
+        spool.add(_explained(Case(rollout, settings[rollout.environment]), outcomes))
+    return Explanations(spool, settings, outcomes)
+
+
+def _instructions(rollout: Rollout) -> str:
+    """What the first message tells the agent, where it is the system's."""
+    first = rollout.messages[0] if rollout.messages else {"role": ""}
+    return str(first.get("content") or "") if first["role"] in ("system", "developer") else ""
+
+
+def _explained(case: Case, outcomes: OutcomeTally) -> Explained:
+    rollout = case.rollout
+    row = Explained(
+        rollout=rollout.id,
+        environment=rollout.environment,
+        task=rollout.task.id,
+        trial=rollout.trial,
+        agent=rollout.policy,
+        outcome=rollout.outcome,
+        standing="error",
+    )
+    if rollout.outcome == "error":
+        evidence = rollout.error or "infrastructure: no reason is recorded"
+        return row.model_copy(update={"primary": _record(Cause("infrastructure", 0, evidence))})
+    explanation = explain(case)
+    suspicions = [*explanation.suspicions]
+    if (reason := outcomes.unpassed(rollout.environment, rollout.task.id)) is not None:
+        suspicions.append(reason)
+    causes = [_record(cause) for cause in explanation.causes]
+    failed = rollout.outcome == "failed"
+    spoilt = failed and explanation.spoilt is not None and explanation.spoilt.kind == SIMULATOR
+    standing: Standing = "suspect" if suspicions else "spoilt" if spoilt else "contrasted"
+    return row.model_copy(
+        update={
+            "standing": standing,
+            "primary": causes[0] if causes and failed else None,
+            "secondary": causes[1:] if failed else [cause for cause in causes if KINDS[cause.cause].of_agent],
+            "suspicions": suspicions,
+            "occasions": sorted(
+                _occasions(case.story) | {cause.cause for cause in causes if KINDS[cause.cause].of_agent}
+            ),
+            "tools": sorted({tool for cause in explanation.of_agent for tool in cause.tools}),
+        }
+    )
+
+
+def _record(cause: Cause) -> RolloutCause:
+    return RolloutCause(cause=cause.kind, message=cause.message, evidence=cause.evidence, confidence=cause.confidence)
+
+
+def _occasions(story: Story) -> set[str]:
+    """The kinds of cause that a rollout could show, going by what it and its reference do."""
+    paired = any(pair.write is not None for pair in story.pairs)
+    guarded = any(pair.write is not None and pair.guards for pair in story.pairs)
+    handover = any(act.kind == "handover" for act in story.expected)
+    cases = {
+        "loop": bool(story.acts),
+        "invalid_call": bool(story.acts),
+        "fabricated_fact": story.final is not None or bool(story.acts),
+        "premature_stop": True,
+        "undue_compliance": bool(story.writes) or (story.has_reference and not story.pairs),
+        "unverified_claim": guarded,
+        "missing_lookup": guarded or (not story.pairs and any(act.kind == "read" for act in story.expected)),
+        "incomplete_search": any(act.kind == "read" for act in story.expected),
+        "wrong_record": any(pair.write is not None and pair.derived for pair in story.pairs),
+        "wrong_operation": paired,
+        "wrong_argument": any(pair.write is not None and pair.goal.content for pair in story.pairs),
+        "wrong_computation": any(pair.write is not None and pair.goal.content for pair in story.pairs),
+        "partial_refusal": bool(story.pairs),
+        "missing_write": len(story.pairs) > 1 or bool(story.pairs and not story.writes),
+        "over_escalation": story.has_reference and not handover,
+        "missing_escalation": handover,
+        "extra_write": bool(story.writes),
+        "missing_information": bool(story.informs),
+    }
+    return {kind for kind, holds in cases.items() if holds}

@@ -1,0 +1,91 @@
+"""Why a rollout failed: one primary cause, the secondary ones apart, or nothing that the log proves.
+
+The finders do not know the outcome: those of a passed rollout find lapses that cost nothing, and the contrast between
+failed and passed rollouts needs them. The primary cause is the earliest in the dialogue; what follows from an earlier
+one is secondary. With a suspect reference only what holds by itself is charged to the agent.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from captrain.capabilities import slip_of
+from captrain.diagnosis.case import Case
+from captrain.diagnosis.cause import KINDS, SIMULATOR, SUSPECT, Cause
+from captrain.diagnosis.conduct import (
+    fabricated_facts,
+    invalid_calls,
+    loops,
+    missing_lookup,
+    over_escalation,
+    undue_compliance,
+    unverified_claims,
+)
+from captrain.diagnosis.deviations import (
+    endings,
+    extra_writes,
+    milestones,
+    missing_information,
+    searches,
+    undone_writes,
+    wrong_writes,
+)
+from captrain.diagnosis.suspects import suspicions
+
+Finder = Callable[[Case], Iterator[Cause]]
+FINDERS: tuple[Finder, ...] = (
+    loops,
+    undue_compliance,
+    unverified_claims,
+    missing_lookup,
+    fabricated_facts,
+    searches,
+    over_escalation,
+    wrong_writes,
+    extra_writes,
+    undone_writes,
+    missing_information,
+    invalid_calls,
+    endings,
+    milestones,
+)
+OMISSIONS = ("missing_write", "missing_information", "premature_stop")
+"""What was left undone shows at the end alone: anything before it may be why."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What explains a rollout: its causes, the primary one first; and what speaks against its reference."""
+
+    causes: tuple[Cause, ...]
+    suspicions: tuple[str, ...]
+
+    @property
+    def primary(self) -> Cause | None:
+        """The cause that came first, None where nothing explains the rollout."""
+        return self.causes[0] if self.causes else None
+
+    @property
+    def of_agent(self) -> tuple[Cause, ...]:
+        """The causes that are the agent's."""
+        return tuple(cause for cause in self.causes if KINDS[cause.kind].of_agent)
+
+    @property
+    def spoilt(self) -> Cause | None:
+        """The primary cause, where it is not the agent's: the rollout says nothing of it."""
+        return self.primary if self.primary and not KINDS[self.primary.kind].of_agent else None
+
+
+def explain(case: Case) -> Explanation:
+    """Find what explains a rollout."""
+    against = tuple(dict.fromkeys(suspicions(case)))
+    causes = [cause for finder in FINDERS for cause in finder(case) if cause.inherent or not against]
+    slip = slip_of(case.rollout)
+    if slip is not None:
+        causes.append(Cause(SIMULATOR, slip[0], slip[1], inherent=False))
+    earliest: dict[str, Cause] = {}
+    for cause in sorted(causes, key=lambda cause: (cause.kind in OMISSIONS, cause.message)):
+        earliest.setdefault(cause.kind, cause)
+    if against and not any(KINDS[kind].of_agent for kind in earliest):
+        reference = Cause(SUSPECT, case.story.last, against[0])
+        return Explanation((reference, *earliest.values()), against)
+    return Explanation(tuple(earliest.values()), against)

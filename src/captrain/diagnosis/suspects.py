@@ -1,0 +1,48 @@
+"""References that the policy, the records or the log itself contradict: what fails beside them proves nothing.
+
+A benchmark's solutions are written by people, and some are wrong. Trained on, they teach what the policy forbids. So
+each reference is held against what the log holds beside it: the clauses of the policy that records can decide, what
+records say of people, and whether its values occur anywhere. A task that no agent passes is suspicious, too, once it
+has been tried often enough. Rollouts of a suspect reference are listed with the reason and left out of the contrast.
+"""
+
+from collections.abc import Iterator
+
+from captrain.capabilities import says
+from captrain.diagnosis.book import objects
+from captrain.diagnosis.case import Case
+from captrain.diagnosis.clauses import violations
+from captrain.records import Record
+
+
+class Suspect(Record):
+    """A rollout whose reference is suspect: which, of which task and trial, how it ended, and the reasons."""
+
+    rollout: str
+    task: str
+    trial: int
+    outcome: str
+    reasons: list[str]
+
+
+def suspicions(case: Case) -> Iterator[str]:
+    """What speaks against the reference of a rollout."""
+    goals = [act for act in case.story.expected if act.kind == "write"]
+    for violation in violations(goals, case.wishes, case.setting):
+        yield f"the reference's {violation}"
+    for goal in goals:
+        for person in objects(goal.arguments):
+            if "first_name" in person and "last_name" in person:
+                yield from _stranger(case, person, str(goal))
+
+
+def _stranger(case: Case, person: dict[str, object], goal: str) -> Iterator[str]:
+    """A person of whom records say otherwise, or of whom nobody has spoken."""
+    name, records = f"{person['first_name']} {person['last_name']}", case.book.people(person)
+    for field, value in person.items():
+        values = {str(record[field]) for record in records if field in record}
+        if values and str(value) not in values and not says(f"{case.script}\n{case.story.user}", value):
+            yield f"{goal}: {field} of {name} is {value}, where records say {', '.join(sorted(values))}"
+    words = f"{case.script}\n{case.story.user}"
+    if not records and not says(words, [person["first_name"], person["last_name"]]):
+        yield f"{goal}: {name} is in no record, and the user does not speak of such a person"
