@@ -21,7 +21,7 @@ EXPERIMENTS ?= default single rare compound
 OVERRIDES ?=
 JOBS ?= 2
 # Of `make studies`.
-STUDIES ?= rollouts capabilities thresholds
+STUDIES ?= rollouts capabilities thresholds faults
 
 .PHONY: help venv repro figures verify test check docs bench replicate studies clean
 

@@ -90,7 +90,12 @@ def test_a_point_is_gathered_into_a_row_for_each_method(replicate: ModuleType, t
         }
     )
     trace, base = rows["trace"], rows["base"]
-    assert (trace["experiment"], trace["seed"], trace["rollouts_spent"], trace["label"]) == ("rare", 3, 640, "TRACE")
+    assert (trace["experiment"], trace["seed"], trace["rollouts_spent"], trace["label"]) == (
+        "rare",
+        3,
+        640,
+        "TRACE, rewards",
+    )
     assert trace["over_grpo"] == pytest.approx(0.3) and trace["over_low"] <= 0.3 <= trace["over_high"]
     # The evaluation compared GRPO on the target with the base, and the row of the base says it the other way round.
     assert base["over_grpo"] == pytest.approx(-0.4) and base["over_low"] <= -0.4 <= base["over_high"]

@@ -236,7 +236,7 @@ def test_the_overview_has_the_table_with_intervals_and_says_what_is_not_distingu
     assert "not distinguishable after correction" in row
     marked = [tag for tag, given in page(report, "index").tags if tag == "svg" and given.get("role") == "img"]
     assert len(marked) == 4 + len(CANDIDATES) + 2  # and what a capability claims, and what is repaired
-    assert "Totals differ: 3,200, 640. TRACE, solutions trains on the environments' own solutions." in text
+    assert "Totals differ: 3,200, 640. TRACE, solutions is taught the environments' own solutions," in text
 
 
 def test_a_capability_page_marks_the_failing_message_and_compares_its_own_kinds_with_others(report: Path) -> None:

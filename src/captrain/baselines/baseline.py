@@ -93,6 +93,14 @@ class Baseline:
         costs = {DIAGNOSIS: diagnosis, CALIBRATION: shared}
         return diagnosis + calibration + training - sum(costs[stage] for stage in self.rests_on)
 
+    def diagnosing_rollouts(self, spec: Spec, attempts: float) -> float:
+        """Rollouts of further diagnoses that its stage plays, where each environment takes so many attempts."""
+        return 0
+
+    def arms(self, capabilities: int) -> int:
+        """How many arms it leaves to be evaluated, where TRACE trains so many capabilities."""
+        return 1
+
     def demonstrations(self, spec: Spec) -> tuple[int, int]:
         """How many demonstrations it is trained on, and how often on each; (0, 0) where it is trained on none."""
         return 0, 0

@@ -1,112 +1,82 @@
-"""One adapter taught by the environments' own solutions: TRACE without a rollout of training.
+"""TRACE from solutions: what captrain recommends, beside the paper's own method, which learns from rewards.
 
-A synthesized environment knows how each of its tasks is solved, and its passport holds that these solutions earn
-everything. So targeted environments, single and pair, are also a source of targeted demonstrations: as many of each,
-on training tasks that calibration has not played, for supervised fine-tuning (`captrain.training`) as the row `adp` has
-it. Whatever the target's tasks are, none of their solutions is read.
+`captrain.rounds` teaches an adapter over all environments and one for each, diagnoses what they have made of the agent,
+and teaches what is still lacking. The row is the adapter over all environments; its routes among base, specialists and
+that adapter are the row `solutions_routed` (`captrain.evaluation.rows`).
 
-What this compares with `adp` is the choice of demonstrations, at as many of them. Beside methods that learn from
-rewards it has a supervision that they have not: the table says so. How good it is rests on who wrote the environments.
-The embedded templates' solutions are without a fault; of those that a language model writes, the row says nothing.
+Beside methods that learn from rewards this has a supervision that they have not: every table says so. How good it is
+rests on who wrote the environments. The embedded templates' solutions are without a fault; `faults` says what others
+would be worth.
 """
 
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from captrain.baselines.baseline import CALIBRATION, DIAGNOSIS
-from captrain.baselines.training import SFTBaseline
+from captrain.baselines.baseline import CALIBRATION, DIAGNOSIS, Baseline
 from captrain.config import Spec
-from captrain.errors import UserError
-from captrain.execution import code_digest
-from captrain.models import Chat
-from captrain.training import (
-    TOO_LONG,
-    Demonstration,
-    FineTuned,
-    FineTuning,
-    TrainingEnvironment,
-    demonstration_of,
-    fine_tune,
-    fine_tuning_settings,
-    learner,
-    training_environments,
-)
-
-WRONG = "not a whole solution"
+from captrain.records import publish, publish_json, publish_text
+from captrain.rounds import publish_teaching, teach_in_rounds
+from captrain.training import SFT_COLUMNS, publish_adapters
 
 
-@dataclass(frozen=True)
-class SolutionLesson:
-    """What is to be trained: the specification, the folder of the base model, and the environments."""
+@dataclass(frozen=True, kw_only=True)
+class SolutionsBaseline(Baseline):
+    """The row that is taught in rounds."""
 
-    spec: Spec
-    base: Path
-    environments: tuple[TrainingEnvironment, ...]
-    name = "solutions"
+    @property
+    def learns_from(self) -> Literal["demonstrations"]:
+        """See `Baseline.learns_from`."""
+        return "demonstrations"
 
-    def identity(self) -> tuple[object, ...]:
-        """What decides the adapter."""
-        spec = self.spec
-        return spec.seed, spec.policy, spec.trainer, spec.baselines.solutions, self.base, self.environments
+    def demonstrations(self, spec: Spec) -> tuple[int, int]:
+        """See `Baseline.demonstrations`."""
+        section = spec.baselines.solutions
+        specialists = section.specialist * spec.capabilities.count
+        return (section.demonstrations + specialists, section.epochs) if section.run else (0, 0)
 
+    def diagnosing_rollouts(self, spec: Spec, attempts: float) -> float:
+        """See `Baseline.diagnosing_rollouts`: of one diagnosis that finds nothing new where environments pass at once,
+        and of all, each with a new environment, where they do not."""
+        rounds, environments = spec.baselines.solutions.rounds, spec.environments
+        if not rounds.count or not spec.baselines.solutions.run:
+            return 0
+        if attempts <= 1:
+            return rounds.tasks
+        return rounds.count * (rounds.tasks + attempts * environments.groups * environments.group_size)
 
-def solution_lessons(spec: Spec, project: Path = Path()) -> list[SolutionLesson]:
-    """The one lesson in all environments of a project that have a passport, or none."""
-    results = project / "results"
-    environments = (*training_environments(results / "environments"), *training_environments(results / "pairs"))
-    return [SolutionLesson(spec, project / "artifacts/base", environments)] if environments else []
+    def arms(self, capabilities: int) -> int:
+        """See `Baseline.arms`: the adapter over all environments, and one for each."""
+        return 1 + capabilities
 
-
-def teach_solutions(lesson: SolutionLesson) -> FineTuned:
-    """Train the adapter, or return it from its workspace when it is there already.
-
-    Raises:
-        UserError: the base cannot be trained, an environment is missing or damaged, or no solution can be used.
-        EnvironmentFault: an environment broke its contract.
-    """
-    spec, settings = lesson.spec, lesson.spec.baselines.solutions
-    alternative = "set baselines.solutions.run to false"
-    policy = learner(spec.policy, lesson.base, spec.machine, "solutions", alternative)
-    rows: list[Demonstration] = []
-    left_out: Counter[str] = Counter()
-    card = ""
-    for index, environment in enumerate(lesson.environments):
-        share = settings.demonstrations // len(lesson.environments)
-        share += index < settings.demonstrations % len(lesson.environments)
-        target, before = environment.target(spec.machine), len(rows)
-        chat, size = Chat(policy.tokenizer, target.tools), target.size("training")
-        last = environment.skip + share if size is None else min(size, environment.skip + share)
-        for task in target.tasks("training", last)[environment.skip :]:
-            messages = target.play(task, target.reference(task))
-            if not target.score(task, messages).success:
-                left_out[WRONG] += 1
-            elif (row := demonstration_of(chat, messages, policy.max_length)) is None:
-                left_out[TOO_LONG] += 1
-            else:
-                rows.append(row)
-        card += f"| of these from {environment.name}, fingerprint {target.fingerprint} | {len(rows) - before} |\n"
-    if not rows:
-        reasons = "; ".join(f"{reason}: {times}" for reason, times in left_out.items()) or "there are no further tasks"
-        raise UserError(
-            f"no solution of the environments can be trained on ({reasons})",
-            "set baselines.solutions.run to false",
+    def compute(self, spec: Spec) -> str:
+        """See `Baseline.compute`."""
+        self.publish_nothing()
+        teaching = teach_in_rounds(spec, Path())
+        if teaching is None:
+            return "no environment has a passport"
+        publish_teaching(spec, Path(), teaching)
+        adapters = [teaching.generalist, *teaching.specialists]
+        count, discarded = teaching.generalist.demonstrations, sum(sum(item.left_out.values()) for item in adapters)
+        return (
+            f"{count} demonstrations, {len(teaching.specialists)} specialists, left out {discarded}, "
+            f"{len(teaching.diagnoses)} further diagnoses"
         )
-    recipe, key = fine_tuning_settings(spec, settings), [code_digest(teach_solutions)]
-    discarded = dict(sorted(left_out.items()))
-    return fine_tune(
-        FineTuning("solutions", lesson.base, recipe, rows, discarded, card, spec.machine.accelerate.precision, key),
-        policy,
-    )
+
+    def publish_nothing(self) -> None:
+        """See `Baseline.publish_nothing`."""
+        publish_adapters([], self.name, self.name, columns=SFT_COLUMNS)
+        publish_json(Path("results/solutions/rounds.json"), [])
+        publish_text(Path("results/solutions/rediscovery.csv"), "")
+        publish_text(Path("results/solutions/routes.csv"), "task\n")
+        publish(Path("artifacts/solutions/discovery.jsonl"), [])
 
 
-BASELINE = SFTBaseline(
+BASELINE = SolutionsBaseline(
     name="solutions",
     label="TRACE, solutions",
     order=8,
-    lessons=solution_lessons,
-    teach=teach_solutions,
     rests_on=(DIAGNOSIS, CALIBRATION),
-    unequal="trains on the environments' own solutions",
+    unequal="is taught the environments' own solutions, for which it plays no rollout of training",
     compared_with=("grpo_target", "adp"),
 )

@@ -26,6 +26,7 @@ from .faults import fault_of as fault_of
 from .faults import slip_of as slip_of
 from .labelling import EXAMPLES as EXAMPLES
 from .labelling import label_runs as label_runs
+from .labelling import pooled as pooled
 from .milestones import call_arguments as call_arguments
 from .milestones import needed_calls as needed_calls
 from .milestones import reached_state as reached_state
@@ -35,6 +36,7 @@ from .programmatic import ProgrammaticAnalyst as ProgrammaticAnalyst
 from .rule import CandidateAccount as CandidateAccount
 from .rule import SelectionAccount as SelectionAccount
 from .rule import replay as replay
+from .rule import undecided as undecided
 from .selection import LACKING as LACKING
 from .selection import PRESENT as PRESENT
 from .selection import Verdicts as Verdicts

@@ -123,6 +123,25 @@ def replay(account: SelectionAccount, delta: float, coverage: float) -> list[str
     return [decision.id for decision in decide(account["candidates"], limits) if decision.selected]
 
 
+def undecided(account: SelectionAccount) -> list[str]:
+    """The candidates that more rollouts may decide: their coverage reaches its threshold, and their gap is undefined,
+    or enough runs retain them and the lower bound of the gap alone speaks against them."""
+    limits = account["thresholds"]
+    return [
+        candidate["id"]
+        for candidate in account["candidates"]
+        if (candidate["coverage"] or 0.0) >= limits["coverage"]
+        and not candidate["selected"]
+        and (
+            candidate["gap"] is None
+            or (
+                runs_retained(candidate, limits) >= _runs_required(candidate, limits)
+                and not _is_bounded(candidate, limits)
+            )
+        )
+    ]
+
+
 def is_retained(run: RunRates, limits: Limits) -> bool:
     """Whether a run retains a candidate: its gap and its coverage are defined and reach their thresholds."""
     gap, coverage = run["gap"], run["coverage"]

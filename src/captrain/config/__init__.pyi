@@ -25,6 +25,7 @@ from .spec import Environments as Environments
 from .spec import Ranking as Ranking
 from .spec import Selection as Selection
 from .spec import Solutions as Solutions
+from .spec import SolutionSource as SolutionSource
 from .spec import Spec as Spec
 from .spec import compose_spec as compose_spec
 from .spec import load_choice as load_choice

@@ -172,14 +172,42 @@ class Switch(Section):
     run: bool
 
 
+SolutionSource = Literal["reference", "rollouts"]
+
+
+class Faults(Section):
+    """Faults of a known rate in solutions (see `captrain.training.faults`)."""
+
+    rate: Share
+    kind: Literal["random", "systematic"]
+    filtered: bool
+
+
+class Rounds(Section):
+    """Diagnoses of the trained agent, each on fresh discovery tasks. `condition` says whether there is a further one
+    always, or only where the last left a candidate undecided."""
+
+    count: Annotated[int, Field(ge=0)]
+    tasks: Count
+    condition: Literal["always", "undecided"]
+
+
 class Solutions(Section):
-    """Supervised fine-tuning on the solutions that the synthesized environments know of their own tasks."""
+    """TRACE without rewards: fine-tuning on the solutions that the synthesized environments know of their own tasks,
+    of one adapter over all environments and of one for each, in rounds of diagnosis."""
 
     run: bool
     demonstrations: Count
-    """Of all environments together."""
+    """Of the adapter over all environments."""
+    specialist: Count
+    """Demonstrations of the adapter of one environment."""
     epochs: Count
     learning_rate: Rate
+    source: SolutionSource
+    rollouts: Count
+    """Played in all environments where the source is the agent's own passed rollouts."""
+    faults: Faults
+    rounds: Rounds
 
 
 class Baselines(Section):

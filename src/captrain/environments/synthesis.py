@@ -17,6 +17,7 @@ from captrain.environments.subject import Standard
 from captrain.environments.synthesizer import Attempt, Brief, Synthesizer
 from captrain.errors import EnvironmentFault
 from captrain.ledger import LedgerEntry, guard_split, ledger_entry
+from captrain.models import Adapter
 from captrain.policies import Policy
 from captrain.records import (
     Capability,
@@ -118,6 +119,7 @@ def synthesize(
     standard: Standard,
     machine: Machine,
     seed: int,
+    adapter: Adapter | None = None,
 ) -> SynthesisResult:
     """One environment for one capability, or what all attempts at it lacked.
 
@@ -128,6 +130,7 @@ def synthesize(
         standard: the target, its test tasks, the bounds.
         machine: how well what a synthesizer of others wrote must be confined.
         seed: run seed.
+        adapter: that calibration plays with; None: the base alone.
 
     Raises:
         UserError: the synthesizer cannot write it, or the sandbox is weaker than asked for.
@@ -140,7 +143,7 @@ def synthesize(
         path = DRAFTS / name / str(number) / f"{name}.py"
         publish_text(path, text)
         confinement = None if synthesizer.trusted else machine
-        examination = examine(path, standard, brief, confinement, policy, seed)
+        examination = examine(path, standard, brief, confinement, policy, seed, adapter)
         passport = make_passport(path, examination, number, trusted=synthesizer.trusted)
         publish_json(path.with_suffix(".passport.json"), passport)
         attempts.append(Attempt(text, passport))
@@ -160,6 +163,7 @@ def examine(
     machine: Machine | None,
     policy: PolicySource | Policy | None,
     seed: int,
+    adapter: Adapter | None = None,
 ) -> Examination:
     """All checks of a file, those on the base only if the others passed.
 
@@ -170,6 +174,7 @@ def examine(
         machine: how well it must be confined; None for text of our own.
         policy: the base; None leaves those checks out.
         seed: run seed.
+        adapter: that the base plays with.
 
     Raises:
         UserError: the sandbox is weaker than asked for.
@@ -186,7 +191,7 @@ def examine(
         return Examination(environment, checks)
     try:
         tasks = target.tasks("training", bounds.groups)
-        batch = RolloutBatch(item, policy, draft, tasks, "calibration", seed, trials=bounds.group_size)
+        batch = RolloutBatch(item, policy, draft, tasks, "calibration", seed, bounds.group_size, adapter)
         rollouts = collect_batch(batch, target, "calibration")
     except EnvironmentFault as fault:
         # How many were played is not known; all count, rather than too few.

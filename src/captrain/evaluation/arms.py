@@ -137,10 +137,15 @@ def play_arms(spec: Spec, base: Path, results: Path) -> tuple[list[Rollout], pd.
 
 
 def all_routes(results: Path) -> pd.DataFrame:
-    """Columns task, kind, and one for each router and each control, with the arm that it chooses for the task."""
+    """Columns task, kind, and one for each router, each control and the adapters of solutions, with the arm that it
+    chooses for the task."""
     routes = pd.read_csv(results / "routes/routes.csv", keep_default_na=False)
-    path = results / "controls/routes.csv"
-    return routes.merge(pd.read_csv(path, keep_default_na=False), on="task") if path.exists() else routes
+    for stage in ("solutions", "controls"):
+        path = results / stage / "routes.csv"
+        further = pd.read_csv(path, keep_default_na=False) if path.exists() else routes[["task"]]
+        if len(further.columns) > 1:
+            routes = routes.merge(further, on="task")
+    return routes
 
 
 def _stage_arms(results: Path, stage: str) -> Iterator[Arm]:

@@ -24,6 +24,8 @@ ORACLE = "bound:oracle"
 RANDOM = "bound:random"
 BEST_SINGLE = "bound:best_single"
 BOUNDS = (ORACLE, RANDOM, BEST_SINGLE)
+ROUTED = "solutions_routed"
+"""Routes among base and the adapters of the row `solutions`."""
 UNEQUAL = {
     "merged:distillation": "samples beside the adapters that it learns from",
     "control:": "may need other environments, calibrated more or less often",
@@ -33,6 +35,7 @@ LABELS = {
     IDLE: "doing nothing",
     BASE: "base",
     TRACE: "TRACE",
+    ROUTED: "TRACE, solutions, routed",
     ORACLE: "bound: oracle router",
     RANDOM: "bound: random router",
     BEST_SINGLE: "bound: best single adapter",
@@ -82,12 +85,13 @@ def methods(arms: Mapping[str, str], routes: Sequence[str]) -> list[Method]:
         routes: columns of the routes; `chosen` is the configured router's, and TRACE itself.
     """
     single = [Method(name, arm=name) for name in (IDLE, BASE)]
-    single += [Method(arm, arm=arm) for stage in baselines() for arm in arms if arms[arm] == stage]
-    routers = [name for name in routes if name != "chosen" and not name.startswith("control:")]
+    single += [Method(arm, arm=arm) for stage in baselines() for arm in arms if arms[arm] == arm == stage]
+    routers = [name for name in routes if name not in ("chosen", ROUTED) and not name.startswith("control:")]
     controls = [name for name in routes if name.startswith("control:")]
     return [
         *single,
         Method(TRACE, route="chosen"),
+        *(Method(ROUTED, route=ROUTED) for name in routes if name == ROUTED),
         *(Method(f"router:{name}", route=name) for name in routers),
         *(Method(f"router:{name}", arm=name) for name, stage in arms.items() if stage == "turns"),
         *(Method(f"merged:{name}", arm=name) for name, stage in arms.items() if stage == "merging"),
@@ -105,7 +109,7 @@ def charges(name: str, ranked: Sequence[str], controls: Mapping[str, Sequence[st
     """
     if name in (IDLE, BASE):
         return lambda entry: False
-    if baseline := baselines().get(name):
+    if baseline := baselines().get(_supervised(name)):
         return lambda entry: baseline.charged(entry, ranked)
     control = name.removeprefix("control:")
     if control in controls:
@@ -115,6 +119,11 @@ def charges(name: str, ranked: Sequence[str], controls: Mapping[str, Sequence[st
     if merged != name:
         return lambda entry: entry.stage in TRACE_STAGES or (entry.stage == "merging" and entry.item == merged)
     return lambda entry: entry.stage in TRACE_STAGES
+
+
+def _supervised(name: str) -> str:
+    """The row whose adapters a method routes among; else the method itself."""
+    return "solutions" if name == ROUTED else name
 
 
 def spending(
@@ -142,7 +151,7 @@ def spending(
 
 def unequal_total(name: str) -> str:
     """Why a method may spend another total than TRACE; "" where it may not."""
-    if baseline := baselines().get(name):
+    if baseline := baselines().get(_supervised(name)):
         return baseline.unequal
     return next((reason for beginning, reason in UNEQUAL.items() if name.startswith(beginning)), "")
 
@@ -155,6 +164,8 @@ def compared_pairs(names: Sequence[str]) -> list[tuple[str, str]]:
     pairs = [(TRACE, BASE), *((row.name, BASE) for row in rows), *((TRACE, row.name) for row in rows)]
     pairs += [(ORACLE, TRACE), (TRACE, RANDOM)]
     pairs += [(name, TRACE) for name in names if name.startswith(("merged:", "router:"))]
+    if ROUTED in names:
+        pairs += [(ROUTED, name) for name in (BASE, TRACE, *(row.name for row in rows))]
     further = [(name, GRPO) for name in ROUTED_TURNS] + [(row.name, name) for row in rows for name in row.compared_with]
     pairs += [pair for pair in further if {*pair} <= {*names}]
     return pairs + [(TRACE, name) for name in names if name.startswith("control:")]

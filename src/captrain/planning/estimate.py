@@ -169,7 +169,7 @@ class Estimate:
     def _evaluation(self) -> StageCost:
         """All arms on the test split; a composition on the tasks that are routed to it."""
         spec = self.spec
-        baseline_arms = sum(row.section(spec).run for row in baselines().values())
+        baseline_arms = sum(row.arms(self.count) for row in baselines().values() if row.section(spec).run)
         arms = 1 + self.count + baseline_arms + len(spec.merging.methods) + self.further
         tests = spec.evaluation.tasks * spec.evaluation.trials
         return self._rollout_stage(
@@ -186,17 +186,18 @@ class Estimate:
         """The stage of a row."""
         rollouts, on_target = self.baseline_rollouts(row), row.target_share(self.spec) > 0
         if row.learns_from == "demonstrations":
-            return self._fine_tuning(row)
+            diagnosing = self._rollout_stage(row.name, row.diagnosing_rollouts(self.spec, self.attempts), user=True)
+            return self._fine_tuning(row, diagnosing)
         if row.learns_from == "reflection":
             return self._with_reflection(self._rollout_stage(row.name, rollouts, user=on_target))
         return self._rollout_stage(row.name, rollouts, user=on_target, training=True)
 
-    def _fine_tuning(self, row: Baseline) -> StageCost:
-        """Fine-tuning on demonstrations, of which each is taken to be as long as a rollout."""
+    def _fine_tuning(self, row: Baseline, diagnosing: StageCost) -> StageCost:
+        """Fine-tuning on demonstrations, of which each is taken to be as long as a rollout, and further diagnoses."""
         agent = self.episode.agent
         demonstrations, epochs = row.demonstrations(self.spec)
         tokens = demonstrations * (agent.new_input + agent.output)
-        cost = StageCost(row.name, 1, use=ModelUse(new_input=tokens))
+        cost = replace(diagnosing, use=diagnosing.use.plus(ModelUse(new_input=tokens)))
         if not tokens or self.episode == EpisodeCost():
             return cost
         seconds = demonstrations * epochs / DEMONSTRATION_RATE.value
@@ -204,7 +205,9 @@ class Estimate:
             passes = TRAINING_FACTOR.value * tokens * epochs
             seconds = passes / self.throughput.prefill if self.timed else None
         gpus = 1 if self.served else 0
-        return replace(cost, gpus=gpus, memory=self.memory(True) if gpus else 0, seconds=seconds)
+        if seconds is not None:
+            seconds += diagnosing.seconds or 0
+        return replace(cost, gpus=max(gpus, diagnosing.gpus), memory=self.memory(True) if gpus else 0, seconds=seconds)
 
     def _with_reflection(self, cost: StageCost) -> StageCost:
         """A search with its questions added: one for each minibatch of parent and child, at the most."""

@@ -292,6 +292,35 @@ def _selected(rows: Sequence[ComparisonRow]) -> str:
     return "/".join(map(str, sorted({len(row["selected"].split()) for row in rows})))
 
 
+def faults(points: Sequence[ComparisonRow]) -> Figure:
+    """Pass rate of what is taught by solutions over the share of them that have a fault, with GRPO on the target."""
+    rate, kind = "baselines.solutions.faults.rate", "baselines.solutions.faults.kind"
+    figure = Figure(figsize=(6.4, 3.8), layout="constrained")
+    axes = figure.subplots()
+    styles = {"random": "o-", "systematic": "s--"}
+    for name, rows in grouped((row for row in points if row["method"] == "solutions"), kind).items():
+        ranked = sorted(rows, key=lambda row: row[rate])
+        means = [row["pass_rate"] for row in ranked]
+        error = [[row["pass_rate"] - row["low"] for row in ranked], [row["high"] - row["pass_rate"] for row in ranked]]
+        axes.errorbar(
+            [row[rate] for row in ranked],
+            means,
+            error,
+            fmt=styles[name],
+            label=f"{name} faults",
+            capsize=2,
+            markersize=4,
+        )
+    for row in [row for row in points if row["method"] == GRPO][:1]:
+        axes.axhline(row["pass_rate"], color=tint(GRPO), linewidth=1.2, label=row["label"])
+    axes.set_xlabel("share of solutions with a fault, none of them left out")
+    axes.set_ylabel("pass rate")
+    axes.set_title(f"How good solutions must be: {_over(points)}", loc="left")
+    axes.legend(frameon=True, fontsize=7.5)
+    sns.despine(figure, left=True)
+    return figure
+
+
 STUDIES: Mapping[str, Study] = {
     "replicates": Study(REPLICATES, REPLICATE, replicates),
     "routing": Study(REPLICATES, REPLICATE, routing, methods=("router:",)),
@@ -307,5 +336,11 @@ STUDIES: Mapping[str, Study] = {
         "captrain-sweep -m +study=thresholds",
         thresholds,
         ("selection.coverage", "selection.delta"),
+    ),
+    "faults": Study(
+        ("sweeps/faults.csv",),
+        "captrain-sweep -m +study=faults",
+        faults,
+        ("baselines.solutions.faults.kind", "baselines.solutions.faults.rate"),
     ),
 }

@@ -1,3 +1,4 @@
+from .faults import Faults as Faults
 from .jobs import EnvironmentFile as EnvironmentFile
 from .jobs import Job as Job
 from .jobs import Learner as Learner
@@ -19,4 +20,6 @@ from .sft import FineTuning as FineTuning
 from .sft import demonstration_of as demonstration_of
 from .sft import fine_tune as fine_tune
 from .sft import fine_tuning_settings as fine_tuning_settings
+from .solutions import SolutionLesson as SolutionLesson
+from .solutions import teach_solutions as teach_solutions
 from .workspace import publish_adapters as publish_adapters

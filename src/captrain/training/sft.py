@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from captrain.config import Adp, Solutions, Spec, build
 from captrain.execution import code_digest
+from captrain.ledger import LedgerEntry
 from captrain.models import Chat, adapter_digest, dialogue_tokens, load_module, save_adapter
 from captrain.records import JsonObject, Message, digest, publish_text
 from captrain.training.jobs import Learner
@@ -60,6 +61,8 @@ class FineTuned:
     demonstrations: int
     left_out: dict[str, int]
     losses: list[float]
+    costs: tuple[LedgerEntry, ...] = ()
+    """Rollouts that demonstrations were taken from."""
 
     @property
     def history(self) -> list[JsonObject]:
@@ -69,10 +72,10 @@ class FineTuned:
     def summary(self) -> JsonObject:
         """What the index of its stage says of the training."""
         counts = {"demonstrations": self.demonstrations, "left_out": self.left_out}
-        return {"rollouts": 0, "discarded": 0, **counts}
+        return {"rollouts": sum(entry.rollouts for entry in self.costs), "discarded": 0, **counts}
 
     def ledger(self, stage: str, method: str) -> None:
-        """Nothing: it has cost no rollout."""
+        """Nothing of its own: fine-tuning costs no rollout, and what demonstrations have cost is in `costs`."""
 
 
 def demonstration_of(chat: Chat, messages: Sequence[Message], max_length: int) -> Demonstration | None:
@@ -101,7 +104,7 @@ class FineTuning:
     """One adapter to fine-tune.
 
     Args:
-        name: the row of the table; its workspaces lie in .cache/<name>.
+        name: of the adapter.
         base: folder of the base model.
         settings: as of `fine_tuning_settings`.
         demonstrations: what is trained on.
@@ -109,6 +112,7 @@ class FineTuning:
         card: rows of the model card that say where the demonstrations come from.
         precision: of the arithmetic, as `machine.accelerate.precision` says.
         key: what else decides the adapter, such as the code that made the demonstrations.
+        stage: its workspaces lie in .cache/<stage>; "": the name.
     """
 
     name: str
@@ -119,6 +123,7 @@ class FineTuning:
     card: str
     precision: str
     key: Sequence[str] = ()
+    stage: str = ""
 
 
 def fine_tune(job: FineTuning, policy: Learner) -> FineTuned:
@@ -133,7 +138,7 @@ def fine_tune(job: FineTuning, policy: Learner) -> FineTuned:
     """
     tokens = [(demonstration.ids, demonstration.mask) for demonstration in job.demonstrations]
     identity = digest(code_digest(fine_tune), policy.digest, job.settings, tokens, *job.key)
-    workspace = Workspace(Path(".cache") / job.name / identity, job.name, scratch=("unfinished",))
+    workspace = Workspace(Path(".cache") / (job.stage or job.name) / identity, job.name, scratch=("unfinished",))
 
     def train() -> JsonObject:
         aside = workspace.folder / "unfinished"

@@ -1,0 +1,3 @@
+from .teaching import ROUTED as ROUTED
+from .teaching import publish_teaching as publish_teaching
+from .teaching import teach_in_rounds as teach_in_rounds
