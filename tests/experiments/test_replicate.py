@@ -94,7 +94,7 @@ def test_a_point_is_gathered_into_a_row_for_each_method(replicate: ModuleType, t
         "rare",
         3,
         640,
-        "TRACE, rewards",
+        "TRACE",
     )
     assert trace["over_grpo"] == pytest.approx(0.3) and trace["over_low"] <= 0.3 <= trace["over_high"]
     # The evaluation compared GRPO on the target with the base, and the row of the base says it the other way round.

@@ -36,12 +36,12 @@ class SolutionsBaseline(Baseline):
         return (section.demonstrations + specialists, section.epochs) if section.run else (0, 0)
 
     def diagnosing_rollouts(self, spec: Spec, attempts: float) -> float:
-        """See `Baseline.diagnosing_rollouts`: of one diagnosis that finds nothing new where environments pass at once,
-        and of all, each with a new environment, where they do not."""
+        """See `Baseline.diagnosing_rollouts`: of one diagnosis that finds nothing new or, where environments take all
+        attempts there are, of all, each with a new environment."""
         rounds, environments = spec.baselines.solutions.rounds, spec.environments
         if not rounds.count or not spec.baselines.solutions.run:
             return 0
-        if attempts <= 1:
+        if attempts < environments.rounds:
             return rounds.tasks
         return rounds.count * (rounds.tasks + attempts * environments.groups * environments.group_size)
 
