@@ -16,7 +16,7 @@ from typing import Literal
 from captrain.baselines.baseline import CALIBRATION, DIAGNOSIS, Baseline
 from captrain.config import Spec
 from captrain.records import publish, publish_json, publish_text
-from captrain.rounds import publish_teaching, teach_in_rounds
+from captrain.rounds import REDISCOVERY_COLUMNS, publish_teaching, teach_in_rounds
 from captrain.training import SFT_COLUMNS, publish_adapters
 
 
@@ -67,7 +67,7 @@ class SolutionsBaseline(Baseline):
         """See `Baseline.publish_nothing`."""
         publish_adapters([], self.name, self.name, columns=SFT_COLUMNS)
         publish_json(Path("results/solutions/rounds.json"), [])
-        publish_text(Path("results/solutions/rediscovery.csv"), "")
+        publish_text(Path("results/solutions/rediscovery.csv"), ",".join(REDISCOVERY_COLUMNS) + "\n")
         publish_text(Path("results/solutions/routes.csv"), "task\n")
         publish(Path("artifacts/solutions/discovery.jsonl"), [])
 

@@ -16,7 +16,18 @@ import pandas as pd
 from captrain.capabilities import SelectionAccount
 from captrain.rounds.diagnosis import Diagnosis
 
-COLUMNS = ["round", "capability", "selected", "gap", "gap_low", "gap_high", "coverage", "lacking", "passed", "failed"]
+REDISCOVERY_COLUMNS = [
+    "round",
+    "capability",
+    "selected",
+    "gap",
+    "gap_low",
+    "gap_high",
+    "coverage",
+    "lacking",
+    "passed",
+    "failed",
+]
 
 
 def base_account(project: Path) -> SelectionAccount:
@@ -36,7 +47,7 @@ def rediscovery_table(base: SelectionAccount, diagnoses: Sequence[Diagnosis]) ->
     for diagnosis in diagnoses:
         if diagnosis.account is not None:
             rows += _rows(diagnosis.number, diagnosis.account)
-    return pd.DataFrame(rows, columns=COLUMNS)
+    return pd.DataFrame(rows, columns=REDISCOVERY_COLUMNS)
 
 
 def _rows(number: int, account: SelectionAccount) -> Iterator[tuple[object, ...]]:
