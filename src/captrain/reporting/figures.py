@@ -26,6 +26,7 @@ from captrain.evaluation import GRPO, TRACE, label, versus
 from captrain.records import JsonObject
 from captrain.reporting.causality import causality, has_causality
 from captrain.reporting.published import read_published, reference
+from captrain.reporting.rediscovery import rediscovered, rediscovery
 from captrain.reporting.style import GREY, HEADLINE, MERGING, ROUTING, Line, compare, ordered, render, tint
 
 REQUIRED = (
@@ -65,6 +66,7 @@ def draw(results: Path, out: Path) -> list[Path]:
         "routing": routing,
         "merging": merging,
         "causality": causality,
+        "rediscovery": rediscovery,
     }
     for name in REQUIRED:
         if not (results / name).exists():
@@ -77,6 +79,9 @@ def draw(results: Path, out: Path) -> list[Path]:
         print(
             "causality: not drawn, for no capability was tested; `dvc repro causality` tests those that have adapters"
         )
+    if not rediscovered(results):
+        del figures["rediscovery"]
+        print("rediscovery: not drawn, for the agent was not diagnosed again; baselines.solutions does it")
     return render({name: partial(make, results) for name, make in figures.items()}, out)
 
 

@@ -264,6 +264,7 @@ def results(root: Path) -> RenderableType:
     """The final table, the paired differences, and where the figures lie; of a benchmark that says what it is also
     the rates by kind, and what was found on the discovery split."""
     from captrain.evaluation import evaluation_table, interpret_difference
+    from captrain.reporting.rediscovery import rediscovery_table
     from captrain.reporting.tables import causal_table, table
 
     folder = root / "results/evaluation"
@@ -296,6 +297,8 @@ def results(root: Path) -> RenderableType:
     )
     causal = causal_table(root / "results/causality")
     more += (causal, Text()) if causal else ()
+    again = rediscovery_table(root / "results")
+    more += (again, Text()) if again else ()
     return Group(final, Text(), paired, Text(), *more, Text(figures_line))
 
 

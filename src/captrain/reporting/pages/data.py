@@ -41,7 +41,19 @@ def overview(root: Path) -> JsonObject:
         "differences": differences,
         "candidates": selection(root),
         "causality": files.table_of(root, "results/causality/capabilities.csv", "causality", files.CausalRow),
+        "rediscovery": _rediscovery(root),
     }
+
+
+def _rediscovery(root: Path) -> list[JsonObject] | Missing:
+    """Diagnoses of the taught agent beside the base's, of the capabilities that one of them has selected."""
+    rows = files.table_of(root, "results/solutions/rediscovery.csv", "solutions", files.RediscoveryRow)
+    if isinstance(rows, Missing) or not any(row["round"] for row in rows):
+        return rows if isinstance(rows, Missing) else []
+    selected = {row["capability"] for row in rows if row["selected"]}
+    return sorted(
+        (row for row in rows if row["capability"] in selected), key=lambda row: (row["capability"], row["round"])
+    )
 
 
 def ledger(root: Path) -> JsonObject:

@@ -116,6 +116,21 @@ class CausalRow(BaseModel):
     specificity_high: Number
 
 
+class RediscoveryRow(BaseModel):
+    """A row of results/solutions/rediscovery.csv."""
+
+    round: int
+    capability: str
+    selected: bool
+    gap: Number
+    gap_low: Number
+    gap_high: Number
+    coverage: Number
+    lacking: Number
+    passed: int
+    failed: int
+
+
 class EffectRow(BaseModel):
     """A row of results/causality/effects.csv."""
 

@@ -1,0 +1,80 @@
+"""Re-discovery as it is drawn: what each capability is lacking in before the agent was taught, and after each round.
+
+Drawn from `results/solutions/rediscovery.csv` alone (see `captrain.rounds` for what is measured). A capability that is
+repaired falls to zero; a gap stands beside it because it is what the selection goes by, but of few failures it says
+little.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.figure import Figure
+from rich.table import Table
+
+from captrain.evaluation import ComparisonRow, grouped
+
+TITLE = "Re-discovery: the agent on fresh discovery tasks, before and after it was taught"
+
+
+def rediscovered(results: Path) -> list[ComparisonRow]:
+    """Rows of the capabilities that a diagnosis has selected, by round; none where the agent was not diagnosed again.
+
+    Returns:
+        Rows of results/solutions/rediscovery.csv.
+    """
+    path = results / "solutions/rediscovery.csv"
+    rows: Sequence[ComparisonRow] = pd.read_csv(path).to_dict("records") if path.exists() else []
+    selected = {row["capability"] for row in rows if row["selected"]}
+    return [row for row in rows if row["capability"] in selected] if any(row["round"] for row in rows) else []
+
+
+def rediscovery(results: Path) -> Figure:
+    """Share of all rollouts that lack each capability, and its gap with its interval, in each diagnosis."""
+    by_round = grouped(rediscovered(results), "round")
+    shares_of_base = {row["capability"]: row["lacking"] for row in by_round[0]}
+    names = {row["capability"] for rows in by_round.values() for row in rows}
+    order = sorted(names, key=lambda name: (-shares_of_base.get(name, 0.0), name))
+    figure = Figure(figsize=(9.6, 1.6 + 0.42 * len(order)), layout="constrained")
+    shares, gaps = figure.subplots(1, 2, sharey=True)
+    colours = sns.color_palette("crest", len(by_round))
+    for place, (rows, colour) in enumerate(zip(by_round.values(), colours, strict=True)):
+        aside = 0.22 * (place - (len(by_round) - 1) / 2)
+        heights = [order.index(row["capability"]) + aside for row in rows]
+        shares.plot([row["lacking"] for row in rows], heights, "o", color=colour, markersize=5, label=_agent(rows[0]))
+        gaps.plot([row["gap"] for row in rows], heights, "o", color=colour, markersize=5)
+        gaps.hlines(
+            heights, [row["gap_low"] for row in rows], [row["gap_high"] for row in rows], color=colour, linewidth=1.4
+        )
+    shares.set_yticks(range(len(order)), [name.replace("_", " ") for name in order])
+    shares.set_ylim(len(order) - 0.5, -0.5)
+    shares.set_xlabel("share of all rollouts that fail and lack it")
+    gaps.set_xlabel("gap, with its interval")
+    shares.legend(frameon=True, fontsize=7.5, loc="lower right")
+    figure.suptitle(TITLE, x=0.01, ha="left", fontsize=9)
+    sns.despine(figure, left=True)
+    return figure
+
+
+def rediscovery_table(results: Path) -> Table | None:
+    """The same as a table, a row a capability and diagnosis; None where the agent was not diagnosed again."""
+    rows = rediscovered(results)
+    if not rows:
+        return None
+    table = Table(title=TITLE, title_justify="left")
+    for heading in ("capability", "agent", "selected"):
+        table.add_column(heading)
+    for heading in ("lacking in", "of failures", "gap", "interval"):
+        table.add_column(heading, justify="right")
+    for row in sorted(rows, key=lambda row: (row["capability"], row["round"])):
+        interval = "" if np.isnan(row["gap_low"]) else f"{row['gap_low']:.2f} to {row['gap_high']:.2f}"
+        numbers = ["" if np.isnan(row[name]) else f"{row[name]:.3f}" for name in ("lacking", "coverage", "gap")]
+        table.add_row(row["capability"], _agent(row), "yes" if row["selected"] else "no", *numbers, interval)
+    return table
+
+
+def _agent(row: ComparisonRow) -> str:
+    agent = f"after round {row['round']}" if row["round"] else "base"
+    return f"{agent}: {row['passed']} of {row['passed'] + row['failed']} passed"

@@ -1,0 +1,54 @@
+"""Re-discovery in table, figure and report."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from captrain.reporting.pages.data import overview
+from captrain.reporting.rediscovery import rediscovered, rediscovery, rediscovery_table
+
+HEAD = "round,capability,selected,gap,gap_low,gap_high,coverage,lacking,passed,failed\n"
+BEFORE = "0,copying,True,0.9,0.8,1.0,0.33,0.2,92,148\n0,wording,False,0.1,-0.1,0.3,0.5,0.3,92,148\n"
+AFTER = "1,copying,True,0.8,0.5,1.0,0.36,0.03,218,22\n1,wording,False,,,,0.0,0.0,218,22\n"
+
+
+def results(folder: Path, *rows: str) -> Path:
+    (folder / "solutions").mkdir(parents=True)
+    (folder / "solutions/rediscovery.csv").write_text(HEAD + "".join(rows))
+    return folder
+
+
+def test_the_table_has_each_capability_before_and_after_and_leaves_out_what_nobody_selected(tmp_path: Path) -> None:
+    table = rediscovery_table(results(tmp_path, BEFORE, AFTER))
+    console = Console(width=140)
+    with console.capture() as text:
+        console.print(table)
+    lines = [line for line in text.get().splitlines() if "copying" in line]
+    assert "base: 92 of 240 passed" in lines[0] and "0.200" in lines[0] and "0.80 to 1.00" in lines[0]
+    assert "after round 1: 218 of 240 passed" in lines[1] and "0.030" in lines[1]
+    assert "wording" not in text.get()
+
+
+@pytest.mark.parametrize("rows", [(), (BEFORE,)])
+def test_an_agent_that_was_not_diagnosed_again_has_no_table(tmp_path: Path, rows: tuple[str, ...]) -> None:
+    folder = results(tmp_path, *rows)
+    assert rediscovered(folder) == [] and rediscovery_table(folder) is None
+
+
+def test_the_figure_shows_every_diagnosis_of_every_selected_capability(tmp_path: Path) -> None:
+    figure = rediscovery(results(tmp_path, BEFORE, AFTER, "2,copying,False,0.5,0.1,0.9,0.1,0.01,230,10\n"))
+    shares = figure.axes[0]
+    assert [list(line.get_xdata()) for line in shares.get_lines()] == [[0.2], [0.03], [0.01]]
+    assert [text.get_text() for text in shares.get_yticklabels()] == ["copying"]
+
+
+def test_the_report_lists_what_the_table_lists(tmp_path: Path) -> None:
+    results(tmp_path / "results", BEFORE, AFTER)
+    rows = overview(tmp_path)["rediscovery"]
+    assert [(row["round"], row["capability"], row["lacking"]) for row in rows] == [
+        (0, "copying", 0.2),
+        (1, "copying", 0.03),
+    ]
+    assert not pd.isna(rows[1]["gap_low"])
