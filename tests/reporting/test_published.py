@@ -44,6 +44,21 @@ def test_every_table_holds_a_number_for_each_method_and_column() -> None:
         assert all(set(columns) == set(rates.tasks) for columns in rates.values.values())
 
 
+def test_the_second_document_s_numbers_are_there_and_are_counts_of_its_tasks(tmp_path: Path) -> None:
+    rows = table(tmp_path).query("what == 'second_document'").to_dict("records")
+    assert [(row["method"], row["at"], row["published"], row["tasks"]) for row in rows] == [
+        ("base", "all", 24.3, 680),
+        ("trace", "all", 38.4, 680),
+        ("merged", "gain over the base", 8.2, 680),
+    ]
+    assert [round(100 * count / 680, 1) for count in (165, 261)] == [24.3, 38.4]
+    console = Console(width=160, record=True, file=StringIO())
+    for part in published_tables(tmp_path):
+        console.print(part)
+    text = console.export_text()
+    assert "A second document" in text and "merged, gain over the base" in text and "680 tasks" in text
+
+
 def test_nothing_is_ours_where_another_thing_was_run(tmp_path: Path) -> None:
     frame = table(tmp_path)
     assert not frame[["ours", "our_tasks"]].notna().to_numpy().any()

@@ -22,6 +22,8 @@ from captrain.records import Record
 NOT_RUN = "not run here"
 WHOLE = "all"
 """The column that is over all tasks of a table."""
+GAIN = "gain over the base"
+"""The column of a difference that is stated without the rate itself."""
 
 
 class Rates(Record):
@@ -65,6 +67,22 @@ class Curve(Record):
     lines: dict[str, dict[int, float]]
 
 
+class FurtherResult(Record):
+    """Rates in percent of another document, over tasks that no table is of; `gains` over the base, in points."""
+
+    title: str
+    source: str
+    decimals: int
+    tasks: int
+    values: dict[str, float]
+    gains: dict[str, float]
+
+    def rows(self) -> list[tuple[str, str, float]]:
+        """Method, what its number is of, and the number."""
+        values = [(method, WHOLE, value) for method, value in self.values.items()]
+        return values + [(method, GAIN, value) for method, value in self.gains.items()]
+
+
 class Selection(Record):
     """How often each candidate was retained in `runs` runs; kept from `needed` on, `kept` of them."""
 
@@ -101,6 +119,7 @@ class Published(Record):
     paper: str
     model: str
     tables: dict[str, Rates]
+    further: dict[str, FurtherResult]
     curves: dict[str, Curve]
     selection: Selection
     stated: list[StatedDifference]
@@ -141,7 +160,7 @@ def table(root: Path) -> pd.DataFrame:
         root: of a project with results.
 
     Returns:
-        What (a table, a curve or the selection), method (or candidate), at (a column or point), published, tasks (of
+        What (a table, a further result, a curve or the selection), method (or candidate), at (a column or point), published, tasks (of
         the published number), ours (in the same unit), our_tasks; the last two are empty where it was not run here.
     """
     publication = read_published()
@@ -152,6 +171,8 @@ def table(root: Path) -> pd.DataFrame:
             for column, value in columns.items():
                 value_here, tasks = measured.get((method, column), (None, None))
                 rows.append((name, method, column, value, rates.tasks[column], value_here, tasks))
+    for name, result in publication.further.items():
+        rows += [(name, method, column, value, result.tasks, None, None) for method, column, value in result.rows()]
     for name, curve in publication.curves.items():
         tasks = publication.tables[curve.table].tasks[WHOLE]
         for method, points in curve.lines.items():
@@ -215,6 +236,13 @@ def published_tables(root: Path) -> list[Table]:
             rates_table.add_row(label(method), *cells, ", ".join(cells_here) or NOT_RUN)
         rates_table.caption = f"{publication.paper}: {rates.source}"
         tables.append(rates_table)
+    for result in publication.further.values():
+        further_table = Table("method", "number", title=f"{result.title}, as published", title_justify="left")
+        for method, column, value in result.rows():
+            name = label(method) if column == WHOLE else f"{label(method)}, {column}"
+            further_table.add_row(name, f"{value:.{result.decimals}f}")
+        further_table.caption = f"{result.tasks} tasks; {result.source}"
+        tables.append(further_table)
     disagreements = Table("where", "printed", "by computation", title="What does not agree", title_justify="left")
     for contradiction in contradictions():
         disagreements.add_row(contradiction.place, contradiction.printed_value, contradiction.computed)
