@@ -160,8 +160,9 @@ def table(root: Path) -> pd.DataFrame:
         root: of a project with results.
 
     Returns:
-        What (a table, a further result, a curve or the selection), method (or candidate), at (a column or point), published, tasks (of
-        the published number), ours (in the same unit), our_tasks; the last two are empty where it was not run here.
+        What (a table, a further result, a curve or the selection), method (or candidate), at (a column or point),
+        published, tasks (of the published number), ours (in the same unit), our_tasks; the last two are empty where it
+        was not run here.
     """
     publication = read_published()
     rows = []
