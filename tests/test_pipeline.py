@@ -27,6 +27,7 @@ TRAINING = [
     "single",
     "mixed",
     "solutions",
+    "failures_sft",
     "merging",
     "controls",
 ]

@@ -193,6 +193,10 @@ def test_every_stage_that_leaves_something_to_act_with_is_a_row_charged_for_what
         dict.fromkeys(("trace", "grpo_target", "gepa", "single", "mixed", "merged:sum"), 120)
         | {"single": 120, "mixed": 120}
     )
+    # The first capability's adapter alone: diagnosis, its calibration, its training.
+    assert main["label"][list(main["method"]).index("single_share")] == "single capability, one share"
+    assert rates["single_share"] == 0.5 and spent["single_share"] == 120
+    assert "single_share" not in set(run(many({}), routes_of(["base"] * 4)).main["method"])
     assert (spent["adp"], spent["merged:distillation"]) == (0, 150)
     # Diagnosis and calibration, and the time of what has no entry of its own.
     assert spent["solutions"] == 60 and unequal_total("solutions").startswith(

@@ -40,7 +40,7 @@ def tau2(tmp_path: Path) -> Path:
 
 def test_every_table_holds_a_number_for_each_method_and_column() -> None:
     for rates in read_published().tables.values():
-        assert set(rates.values) == {"base", "adp", "awm", "grpo_target", "gepa", "single", "trace"}
+        assert set(rates.values) == {"base", "adp", "awm", "grpo_target", "gepa", "single_share", "trace"}
         assert all(set(columns) == set(rates.tasks) for columns in rates.values.values())
 
 

@@ -22,7 +22,7 @@ from captrain.policies.policy import Play
 from captrain.policies.scripted import ScriptedPolicy, by_the_book
 from captrain.records import Capability, Message, Passport, Rollout, publish, publish_json
 from captrain.rollouts.collection import collect
-from captrain.routing.bounds import placebo, random_routes
+from captrain.routing.bounds import placebo, random_routes, without_base
 from captrain.routing.classifier import ClassifierRouter
 from captrain.routing.compositions import BASE, members, route_of
 from captrain.routing.gains import adapter_gains, routable
@@ -277,10 +277,23 @@ def test_routers_that_know_nothing_are_there_only_when_controls_are_wanted(
     assert [name for name in table.columns if name.startswith("control:")] == [
         "control:random_router",
         "control:placebo",
+        "control:no_base",
     ]
     assert list(table["control:placebo"]) == placebo(list(table["chosen"]), FAMILIES)
     assert list(table["control:random_router"]) == random_routes(desk().tasks("test", 12), [BASE, *FAMILIES], 3)
     assert "control:placebo" not in routed(tiny, {CHECK: targets[CHECK]}, rollouts, controls=3).table
+
+
+def test_a_router_without_the_base_gives_every_task_to_an_adapter_and_agrees_where_an_adapter_was_chosen() -> None:
+    words_of = {"copy": "a", "check": "b", "greet": BASE}
+    things = ("order", "refund", "address")
+    known = [Example(f"{word} the {thing}", route) for word, route in words_of.items() for thing in things]
+    texts = ["copy the order", "check the refund", "greet the address"]
+    for router in (RetrievalRouter(neighbours=3), RetrievalRouter(neighbours=9, p=0.9), SetRouter(most=2)):
+        routes = without_base(router, known, texts)
+        assert BASE not in routes
+    routes = without_base(RetrievalRouter(neighbours=3), known, texts)
+    assert routes[:2] == RetrievalRouter(neighbours=3).route(known, texts)[:2] == ["a", "b"]
 
 
 def test_the_random_router_draws_each_route_as_often_and_by_seed_and_task_alone() -> None:

@@ -210,6 +210,16 @@ class Solutions(Section):
     rounds: Rounds
 
 
+class FailuresSft(Section):
+    """Supervised fine-tuning on the target's own solutions of the tasks that failed in the diagnosis."""
+
+    run: bool
+    demonstrations: Count
+    """In all: each solution is repeated."""
+    epochs: Count
+    learning_rate: Rate
+
+
 class Baselines(Section):
     """What TRACE is compared with, one stage and one row each."""
 
@@ -221,6 +231,7 @@ class Baselines(Section):
     single: Switch
     mixed: Switch
     solutions: Solutions
+    failures_sft: FailuresSft
 
 
 class Pairs(Section):

@@ -20,6 +20,11 @@ BASE = "base"
 TRACE = "trace"
 GRPO = "grpo_target"
 """The baseline that recipes are held against: GRPO on the target itself."""
+SINGLE = "single"
+"""The baseline that has all of TRACE's budget on the first capability."""
+SINGLE_SHARE = "single_share"
+"""TRACE's adapter of the first capability on every task: the paper's row of that name, with one adapter's share of the
+budget. It is played wherever adapters are, and shown beside the baseline of all the budget."""
 ORACLE = "bound:oracle"
 RANDOM = "bound:random"
 BEST_SINGLE = "bound:best_single"
@@ -27,6 +32,7 @@ BOUNDS = (ORACLE, RANDOM, BEST_SINGLE)
 ROUTED = "solutions_routed"
 """Routes among base and the adapters of the row `solutions`."""
 UNEQUAL = {
+    SINGLE_SHARE: "is one of TRACE's adapters",
     "merged:distillation": "samples beside the adapters that it learns from",
     "control:": "may need other environments, calibrated more or less often",
 }
@@ -34,6 +40,7 @@ UNEQUAL = {
 LABELS = {
     IDLE: "doing nothing",
     BASE: "base",
+    SINGLE_SHARE: "single capability, one share",
     TRACE: "TRACE",
     ROUTED: "TRACE, solutions, routed",
     ORACLE: "bound: oracle router",
@@ -77,15 +84,18 @@ def controls_of(folder: Path) -> dict[str, list[str]]:
     return json.loads(path.read_text()) if path.exists() else {}
 
 
-def methods(arms: Mapping[str, str], routes: Sequence[str]) -> list[Method]:
+def methods(arms: Mapping[str, str], routes: Sequence[str], ranked: Sequence[str]) -> list[Method]:
     """All rows that were played, in the order of the table; bounds are no methods.
 
     Args:
         arms: name -> stage that it comes from; "" for the base and for doing nothing.
         routes: columns of the routes; `chosen` is the configured router's, and TRACE itself.
+        ranked: capabilities with an environment, best first.
     """
     single = [Method(name, arm=name) for name in (IDLE, BASE)]
     single += [Method(arm, arm=arm) for stage in baselines() for arm in arms if arms[arm] == arm == stage]
+    if SINGLE in arms.values() and arms.get(next(iter(ranked), "")) == "adapters":
+        single.append(Method(SINGLE_SHARE, arm=ranked[0]))
     routers = [name for name in routes if name not in ("chosen", ROUTED) and not name.startswith("control:")]
     controls = [name for name in routes if name.startswith("control:")]
     return [
@@ -111,6 +121,10 @@ def charges(name: str, ranked: Sequence[str], controls: Mapping[str, Sequence[st
         return lambda entry: False
     if baseline := baselines().get(_supervised(name)):
         return lambda entry: baseline.charged(entry, ranked)
+    if name == SINGLE_SHARE:
+        return lambda entry: (
+            entry.stage == DIAGNOSIS or (entry.stage in (CALIBRATION, "adapters") and entry.item in ranked[:1])
+        )
     control = name.removeprefix("control:")
     if control in controls:
         capabilities, stages = controls[control], (CALIBRATION, "adapters", "controls")
@@ -166,6 +180,7 @@ def compared_pairs(names: Sequence[str]) -> list[tuple[str, str]]:
     pairs += [(name, TRACE) for name in names if name.startswith(("merged:", "router:"))]
     if ROUTED in names:
         pairs += [(ROUTED, name) for name in (BASE, TRACE, *(row.name for row in rows))]
+    pairs += [(TRACE, name) for name in names if name == SINGLE_SHARE]
     further = [(name, GRPO) for name in ROUTED_TURNS] + [(row.name, name) for row in rows for name in row.compared_with]
     pairs += [pair for pair in further if {*pair} <= {*names}]
     return pairs + [(TRACE, name) for name in names if name.startswith("control:")]

@@ -113,7 +113,7 @@ def evaluate(
     stages = {str(arm): str(stage) for arm, stage in outcomes.groupby("arm", sort=False)["stage"].first().items()}
     passes = _by_arm(outcomes, stages, "passed")
     routes = _checked_routes(routes, outcomes, passes)
-    rows = methods(stages, [str(column) for column in routes.columns])
+    rows = methods(stages, [str(column) for column in routes.columns], ranked)
     totals = spending([row.name for row in rows], ledger, ranked, controls)
     passes_by_method = _method_outcomes(rows, passes, routes)
     rewards = _method_outcomes(rows, _by_arm(outcomes, stages, "reward"), routes)

@@ -18,7 +18,7 @@ from captrain.contract import Target
 from captrain.environments import load_environment, read_passports
 from captrain.errors import UserError
 from captrain.records import Capability, Rollout, Task, load, publish_json, publish_text
-from captrain.routing.bounds import placebo, random_routes
+from captrain.routing.bounds import placebo, random_routes, without_base
 from captrain.routing.classifier import ClassifierRouter
 from captrain.routing.compositions import BASE, composition_weights, members, route_of_shares
 from captrain.routing.gains import adapter_gains, routable
@@ -138,7 +138,7 @@ def route_tasks(
         gains: see `captrain.routing.gains.adapter_gains`; its rows are the adapters that there are.
         benchmark: where the tasks are from.
         tasks: to be routed.
-        controls: seed of the routers that know nothing; None leaves them out.
+        controls: seed of the routers that know nothing; None leaves them out, and the one without the base.
 
     Raises:
         UserError: an adapter of no environment is not the only one.
@@ -146,7 +146,7 @@ def route_tasks(
     router = build(component, Router, model=model)
     adapters = routable(gains, router.gate)
     table = pd.DataFrame({"task": [task.id for task in tasks], "kind": [task.data.get("kind", "") for task in tasks]})
-    turns = None
+    turns, texts, solved = None, list[str](), list[Example]()
     if foreign := [name for name in adapters if name not in evidence.targets]:
         if len(adapters) > 1:
             raise UserError(
@@ -156,8 +156,7 @@ def route_tasks(
         table["chosen"] = foreign[0]
     else:
         evidence = evidence.limited_to(adapters)
-        texts = openings(benchmark, tasks)
-        solved = examples(evidence.environments, OPENINGS, evidence.rollouts)
+        texts, solved = openings(benchmark, tasks), examples(evidence.environments, OPENINGS, evidence.rollouts)
         for name, routes in _columns(router, model, solved, texts, len(adapters)).items():
             table[name] = routes
         turns = _turn_router(evidence)
@@ -165,6 +164,8 @@ def route_tasks(
         table["control:random_router"] = random_routes(tasks, [BASE, *adapters], controls)
         if len(adapters) > 1:
             table["control:placebo"] = placebo(table["chosen"].tolist(), adapters)
+        if adapters and not foreign:
+            table["control:no_base"] = without_base(router, solved, texts)
     return Routes(table, gains.assign(routed=[name in adapters for name in gains["capability"]]), turns)
 
 
