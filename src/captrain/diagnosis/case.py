@@ -110,6 +110,13 @@ class Case:
             any(read.record.get(name) == act.record[name] for read in folded) for name in names
         )
 
+    @cached_property
+    def untold(self) -> list[str]:
+        """The values to be told that no reply tells; short ones as whole words, since they are part of many."""
+        story, words = self.story, "\n".join(self.text(place) for place in self.replies())
+        spoken = {value for value in story.informs if story.first_telling(value) is not None}
+        return [value for value in story.informs if value not in spoken or (len(value) < 3 and not says(words, value))]
+
     def unread(self) -> list[Act]:
         """The writes on records that the reference reads and the rollout did not."""
         due = {

@@ -15,6 +15,8 @@ from captrain.diagnosis.clauses import COMPENSATION, clauses_in_force, violation
 
 REPEATS = 3
 """The same call so often, with no word of the user between, is a loop: twice may be a second try."""
+WRITES = 4
+"""So many equal writes in a row are a loop; fewer are writes too many."""
 SHORT = 60
 """Characters of a text that may be said again."""
 COLLEAGUE = re.compile(r"\b(human|supervisor|manager|representative|transfer|another agent|someone else)\b")
@@ -31,7 +33,7 @@ EXAMPLE = re.compile(r"(e\.g\.|such as|for example|example:?|like)\W*$", re.IGNO
 def loops(case: Case) -> Iterator[Cause]:
     """The same call again and again, or the same words."""
     for streak in _streaks(case):
-        if len(streak) >= REPEATS:
+        if len(streak) >= (REPEATS if streak[0].kind != "write" else WRITES):
             is_last = streak[-1] is case.story.acts[-1] and case.ending
             end = f", until {case.ending.replace('_', ' ')}" if is_last else ""
             evidence = f"{streak[0]} was called {len(streak)} times in a row with the same arguments{end}"
@@ -82,9 +84,14 @@ def unverified_claims(case: Case) -> Iterator[Cause]:
             yield Cause("unverified_claim", case.proposal(act), evidence, tools=(act.tool,))
     if COMPENSATION in clauses_in_force(case.setting):
         yield from _unconfirmed(case)
-    has_purpose = case.undone or any(story.first_telling(value) is None for value in story.informs)
-    if has_purpose and case.replies() and not story.acts and any(act.kind == "read" for act in story.expected):
-        reply = next((i for i in case.replies() if i > 2), case.replies()[-1])
+    answers = [place for place in case.replies() if len(case.users(place)) > 0 and place > 2]
+    if (
+        (case.undone or case.untold)
+        and answers
+        and not story.acts
+        and any(act.kind == "read" for act in story.expected)
+    ):
+        reply = answers[0]
         evidence = f"answered on the user's word, without a single look-up: {quoted(case.text(reply))}"
         yield Cause("unverified_claim", reply, evidence)
         yield Cause("missing_lookup", reply, "no look-up was made at all")
@@ -95,8 +102,9 @@ def _unconfirmed(case: Case) -> Iterator[Cause]:
         if act.tool in COMPENSATION.tools:
             results = [text_of(call.result).lower() for call in case.story.acts if call.message < act.message]
             if not any(re.search(r"\b(delayed|cancel+ed)\b", result) for result in results):
-                evidence = f'{act}, and no result shows a delay; the policy says "{COMPENSATION.sentence}"'
-                yield Cause("unverified_claim", case.proposal(act), evidence, tools=(act.tool,))
+                evidence = f'{act}, and no result shows a reason; the policy says "{COMPENSATION.sentence}"'
+                kind = "unverified_claim" if "delay" in case.wishes else "undue_compliance"
+                yield Cause(kind, case.proposal(act), evidence, tools=(act.tool,))
 
 
 def over_escalation(case: Case) -> Iterator[Cause]:
@@ -171,7 +179,7 @@ def invalid_calls(case: Case) -> Iterator[Cause]:
             yield Cause("invalid_call", index, "a call that is not well formed was left as text")
     for goal in case.undone:
         tries = [act for act in case.story.acts if act.tool == goal.tool]
-        if tries and all(act.failed for act in tries):
+        if len(tries) > 1 and all(act.failed for act in tries):
             reason = " ".join([*leaves(tries[-1].result)])
             evidence = f"{tries[-1]} was refused {len(tries)} times and never went through: {quoted(reason)}"
             yield Cause("invalid_call", tries[0].message, evidence, tools=(goal.tool,))

@@ -32,6 +32,10 @@ from captrain.diagnosis.clauses import violations
 
 CHEAPEST = re.compile(r"\b(cheap(est|er)?|lowest|least expensive)\b")
 COLLEAGUE = re.compile(r"\b(transfer|connect|hand)(ring|ing)? you\b")
+ABSENCE = re.compile(
+    r"\b((?:do|did|could|can) not (?:see|find)|(?:don|didn|couldn|can)[’']t (?:see|find)|unable to find|no record of)\b"
+)
+"""Words with which an assistant says that there is nothing of a kind."""
 SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
 SYNONYMS = {
     "update": "modif|chang|updat|upgrad|add",
@@ -201,13 +205,28 @@ def searches(case: Case) -> Iterator[Cause]:
     wrong = case.undone or any(pair.write and differing(pair.goal, pair.write) for pair in case.story.pairs)
     reads = [act for act in case.story.acts if not act.failed and act.kind == "read"]
     for act in reads if wrong else ():
-        for siblings in _listings(act.result):
+        for name, siblings in _listings(act.result):
             openings = [read for read in reads if {*leaves(read.arguments)} & {*siblings}]
             hidden = (due if openings else due_reads) & {*siblings} - touched
             closed = sorted(value for value in hidden if not says(case.story.user, value))
+            if openings and not closed and (denial := _denial(case, openings[-1].message, name)) is not None:
+                skipped = {*siblings} - touched
+                if skipped:
+                    evidence = f"{', '.join(sorted(skipped))} of {len(siblings)} records listed was never opened, yet: "
+                    yield Cause("incomplete_search", denial, evidence + quoted(case.text(denial)))
+                    return
             if closed:
                 yield from _closed(case, act, siblings, closed, openings)
                 return
+
+
+def _denial(case: Case, after: int, name: str) -> int | None:
+    """The reply that says that nothing of the kind was found among the records of this name."""
+    for place in case.replies():
+        sentences = [plain(sentence) for sentence in SENTENCE.split(case.text(place))] if place > after else []
+        if any(ABSENCE.search(sentence) and name.rstrip("s") in sentence for sentence in sentences):
+            return place
+    return None
 
 
 def _closed(case: Case, listing: Act, siblings: list[str], closed: list[str], openings: list[Act]) -> Iterator[Cause]:
@@ -229,21 +248,19 @@ def _closed(case: Case, listing: Act, siblings: list[str], closed: list[str], op
         yield Cause("wrong_record", reply, f"took {spoken[0]} for {closed[0]}", "high", False)
 
 
-def _listings(result: object) -> Iterator[list[str]]:
-    """Lists of plain values, two or more, inside a result."""
-    for value in result.values() if isinstance(result, dict) else [result]:
+def _listings(result: object) -> Iterator[tuple[str, list[str]]]:
+    """Lists of plain values, two or more, inside a result, by their names."""
+    for name, value in result.items() if isinstance(result, dict) else [("record", result)]:
         if isinstance(value, list) and len(value) > 1 and all(isinstance(item, str) for item in value):
-            yield value
+            yield name, value
 
 
 def missing_information(case: Case) -> Iterator[Cause]:
     """A value to be told, by the reference's own account, that no message of the assistant says, though all that was to
     be done is done: what was left undone cannot be told."""
-    for value in case.story.informs if not case.undone else ():
-        if case.story.first_telling(value) is None:
-            evidence = f"{value} was not told"
-            yield Cause("missing_information", case.story.last, evidence, "high", False)
-            return
+    if case.untold and not case.undone:
+        evidence = f"{', '.join(case.untold)} was not told"
+        yield Cause("missing_information", case.story.last, evidence, "high", False)
 
 
 def endings(case: Case) -> Iterator[Cause]:

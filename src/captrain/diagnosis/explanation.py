@@ -75,13 +75,23 @@ class Explanation:
         return self.primary if self.primary and not KINDS[self.primary.kind].of_agent else None
 
 
+def _is_of_loop(cause: Cause, repeated: set[str]) -> bool:
+    """Whether a cause says no more than that a call was repeated without end."""
+    return cause.kind == "premature_stop" or (cause.kind == "extra_write" and {*cause.tools} <= repeated)
+
+
 def explain(case: Case) -> Explanation:
     """Find what explains a rollout."""
     against = tuple(dict.fromkeys(suspicions(case)))
     causes = [cause for finder in FINDERS for cause in finder(case) if cause.inherent or not against]
+    if any(cause.kind == "loop" for cause in causes):
+        repeated = {tool for cause in causes if cause.kind == "loop" for tool in cause.tools}
+        causes = [cause for cause in causes if not _is_of_loop(cause, repeated)]
     slip = slip_of(case.rollout)
     if slip is not None:
         causes.append(Cause(SIMULATOR, slip[0], slip[1], inherent=False))
+        if all(cause.kind in OMISSIONS or not KINDS[cause.kind].of_agent for cause in causes):
+            causes = [cause for cause in causes if cause.kind not in OMISSIONS]
     earliest: dict[str, Cause] = {}
     for cause in sorted(causes, key=lambda cause: (cause.kind in OMISSIONS, cause.message)):
         earliest.setdefault(cause.kind, cause)
