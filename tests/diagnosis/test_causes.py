@@ -1,0 +1,234 @@
+"""Why a rollout failed, and which references are suspect: on small dialogues of a desk with a policy."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from captrain.config import Selection
+from captrain.diagnosis import Explained, diagnose
+from captrain.interop import read_logs
+
+LIMITS = Selection(delta=0.2, coverage=0.1, agreement=2, confidence=0.95, floor=0.0, resamples=20)
+POLICY = """The current time is 2024-05-15 15:00:00 EST.
+Otherwise, flight can be cancelled if any of the following is true:
+- The booking was made within the last 24 hrs
+If the user complains about delayed flights in a reservation and wants to change or cancel the reservation, pay.
+"""
+PROFILE = {"user_id": "ann_1", "membership": "gold", "reservations": ["AAA111", "BBB222", "CCC333"]}
+OLD = {
+    "reservation_id": "AAA111", "user_id": "ann_1", "cabin": "economy", "insurance": "no", "flights": [],
+    "created_at": "2024-05-01T10:00:00", "passengers": [{"first_name": "Ann", "last_name": "Lee", "dob": "1990-01-01"}],
+}  # fmt: skip
+Message = dict[str, Any]
+RECENT = {"created_at": "2024-05-15T14:00:00"}
+
+
+def user(text: str) -> list[Message]:
+    return [{"role": "user", "content": text}]
+
+
+def says(text: str) -> list[Message]:
+    return [{"role": "assistant", "content": text}]
+
+
+def calls(name: str, result: object, error: bool = False, **arguments: object) -> list[Message]:
+    call = {"id": "c", "name": name, "arguments": arguments}
+    answer = {"role": "tool", "id": "c", "content": json.dumps(result), "error": error}
+    return [{"role": "assistant", "content": None, "tool_calls": [call]}, answer]
+
+
+def profile() -> list[Message]:
+    return calls("get_user_details", PROFILE, user_id="ann_1")
+
+
+def record(**changes: object) -> list[Message]:
+    entry = {**OLD, **changes}
+    return calls("get_reservation_details", entry, reservation_id=entry["reservation_id"])
+
+
+def gold(name: str, **arguments: object) -> dict[str, object]:
+    return {"name": name, "arguments": arguments, "requestor": "assistant"}
+
+
+READ = gold("get_reservation_details", reservation_id="AAA111")
+CANCEL = gold("cancel_reservation", reservation_id="AAA111")
+
+
+class Desk:
+    """Writes result files of tau2-bench and explains what is in them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.policy = folder, POLICY
+        self.tasks: list[dict[str, Any]] = []
+        self.simulations: list[dict[str, Any]] = []
+
+    def add(self, messages: list[Message], *actions: object, reward: float = 0.0, **more: Any) -> "Desk":
+        name = str(len(self.tasks))
+        informs, script = more.pop("informs", []), more.pop("script", "Ask for help.")
+        criteria = {"actions": [*actions], "communicate_info": informs}
+        scenario = {"instructions": {"domain": "airline", "task_instructions": script}}
+        self.tasks.append({"id": name, "user_scenario": scenario, "evaluation_criteria": criteria})
+        greeting = [{"role": "assistant", "content": "Hi! How can I help you today?"}]
+        simulation = {"task_id": name, "trial": 0, "messages": greeting + messages, "reward_info": {"reward": reward}}
+        self.simulations.append({**simulation, **more})
+        return self
+
+    def explained(self) -> list[Explained]:
+        info = {"environment_info": {"domain_name": "airline", "policy": self.policy}, "agent_info": {"llm": "a"}}
+        path = self.folder / "log.json"
+        path.write_text(json.dumps({"info": info, "tasks": self.tasks, "simulations": self.simulations}))
+        diagnosis = diagnose(read_logs([path]), LIMITS, runs=2, count=4, seed=0)
+        return [*diagnosis.explanations.rollouts]
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    return Desk(tmp_path)
+
+
+CANCEL_CALL = calls("cancel_reservation", {"reservation_id": "AAA111"}, reservation_id="AAA111")
+HANDOVER = calls("transfer_to_human_agents", "Transfer successful", summary="give up")
+CASES: dict[str, tuple[str, list[Message], list[object]]] = {
+    "a call without end": (
+        "loop",
+        user("Please look into AAA111.") + record() + HANDOVER * 5,
+        [READ, gold("transfer_to_human_agents", summary="x")],
+    ),
+    "a cancellation that the policy forbids": (
+        "undue_compliance",
+        user("Cancel AAA111, I am ann_1.") + record() + says("Shall I cancel AAA111?") + user("Yes.") + CANCEL_CALL,
+        [READ],
+    ),
+    "a write on the user's word": (
+        "unverified_claim",
+        user("Please cancel AAA111, I booked it ten hours ago.") + CANCEL_CALL + says("Done."),
+        [READ, gold("update_reservation_baggages", reservation_id="AAA111", total_baggages=1)],
+    ),
+    "a look-up that the assistant thinks it has not": (
+        "missing_lookup",
+        user("Which of my trips is the longest? Cancel that one.")
+        + profile()
+        + says("I do not have access to flight durations. Tell me which one it is."),
+        [gold("search_direct_flight", origin="A"), CANCEL],
+    ),
+    "some records of several": (
+        "incomplete_search",
+        user("Cancel my trip to Rome.") + profile() + record() + says("Your trip AAA111 goes elsewhere."),
+        [gold("get_reservation_details", reservation_id="CCC333"), gold("cancel_reservation", reservation_id="CCC333")],
+    ),
+    "a refusal of what is allowed": (
+        "partial_refusal",
+        user("Cancel AAA111.") + record(**RECENT) + says("I am sorry, AAA111 cannot be cancelled."),
+        [READ, gold("cancel_reservation", reservation_id="AAA111")],
+    ),
+    "an omission": (
+        "missing_write",
+        user("Cancel AAA111.") + record(**RECENT) + says("All is done."),
+        [READ, CANCEL],
+    ),
+    "a wrong value": (
+        "wrong_argument",
+        user("Two bags for AAA111.")
+        + record()
+        + calls("update_reservation_baggages", {}, reservation_id="AAA111", total_baggages=3),
+        [READ, gold("update_reservation_baggages", reservation_id="AAA111", total_baggages=2)],
+    ),
+    "a value that was not told": ("missing_information", user("How many bags has AAA111?") + record() + says("Some."), [READ]),
+    "a hand-over instead of an answer": (
+        "over_escalation",
+        user("Can I still cancel AAA111?") + record() + HANDOVER + says("Please hold on."),
+        [READ],
+    ),
+    "an identifier out of nowhere": (
+        "fabricated_fact",
+        user("Which flight is mine?")
+        + calls("search_direct_flight", [{"flight_number": "HAT123"}], origin="A")
+        + says("It is HAT999."),
+        [gold("search_direct_flight", origin="A")],
+    ),
+    "a call left in the text": ("invalid_call", user("Hello?") + says("<tool_call>{}</tool_call>"), [READ]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_cause_is_found_with_its_message(case: str, desk: Desk) -> None:
+    kind, messages, actions = CASES[case]
+    [row] = desk.add(messages, *actions, informs=["7"] if kind == "missing_information" else []).explained()
+    cause = row.cause(kind)
+    assert cause is not None, row.causes
+    assert cause.evidence and 0 <= cause.message <= len(messages)
+
+
+def test_what_the_log_does_not_prove_is_unexplained(desk: Desk) -> None:
+    [row] = desk.add(user("Is AAA111 booked?") + record() + says("Yes, it is."), READ).explained()
+    assert row.primary is None and row.standing == "contrasted"
+
+
+def test_the_earliest_cause_is_primary_and_causes_that_were_repaired_are_none(desk: Desk) -> None:
+    refused = calls("cancel_reservation", "Error: try again", error=True, reservation_id="AAA111")
+    messages = user("Cancel AAA111, booked an hour ago.") + record(**RECENT) + refused + CANCEL_CALL
+    [row] = desk.add(messages + says("Done."), READ, CANCEL).explained()
+    assert row.causes == []
+    late = record() + says("I am sorry, AAA111 cannot be cancelled.") + HANDOVER
+    [_, row] = desk.add(user("Cancel AAA111.") + late, READ, CANCEL).explained()
+    assert row.primary is not None and row.primary.cause == "partial_refusal"
+    assert [cause.cause for cause in row.secondary] == ["over_escalation"]
+
+
+def test_a_loop_tells_how_often_and_what_it_repeats_is_no_further_cause(desk: Desk) -> None:
+    again = calls("cancel_reservation", {}, reservation_id="AAA111")
+    messages = user("Cancel AAA111, booked an hour ago.") + record(**RECENT) + again * 6
+    [row] = desk.add(messages, READ, CANCEL, termination_reason="max_steps").explained()
+    assert [cause.cause for cause in row.causes] == ["loop"]
+    assert "6 times in a row with the same arguments, until max steps" in row.causes[0].evidence
+
+
+SUSPECTS: dict[str, Callable[[Desk], Desk]] = {
+    "within the last 24 hrs|can be cancelled if any": lambda desk: desk.add(
+        user("Cancel AAA111.") + record() + says("That is not allowed."), READ, CANCEL
+    ),
+    "where records say 1990-01-01": lambda desk: desk.add(
+        user("Book for Ann Lee.") + record() + says("No."),
+        gold("book_reservation", passengers=[{"first_name": "Ann", "last_name": "Lee", "dob": "1991-02-02"}]),
+    ),
+    "is in no record": lambda desk: desk.add(
+        user("Book for my brother.") + record() + says("No."),
+        gold("book_reservation", passengers=[{"first_name": "Bo", "last_name": "Ek"}]),
+    ),
+    "no reservation was changed or cancelled": lambda desk: desk.add(
+        user("My flight was delayed.") + record() + says("Sorry."), gold("send_certificate", user_id="ann_1", amount=50)
+    ),
+}
+
+
+@pytest.mark.parametrize("reason", SUSPECTS)
+def test_a_reference_that_policy_or_records_contradict_is_suspect_and_not_contrasted(reason: str, desk: Desk) -> None:
+    [row] = SUSPECTS[reason](desk).explained()
+    assert row.standing == "suspect"
+    assert any(part in suspicion for part in reason.split("|") for suspicion in row.suspicions), row.suspicions
+    kinds = {cause.cause for cause in row.causes}
+    assert not kinds & {"missing_write", "wrong_argument", "partial_refusal"}
+
+
+def test_a_clause_is_in_force_only_where_the_policy_has_its_sentence(desk: Desk) -> None:
+    desk.policy = "Be kind."
+    [row] = desk.add(user("Cancel AAA111.") + record() + says("That is not allowed."), READ, CANCEL).explained()
+    assert not row.suspicions
+
+
+def test_a_user_who_stops_before_asking_or_while_asked_spoils_the_rollout(desk: Desk) -> None:
+    desk.add(user("###STOP###"), READ, CANCEL)
+    desk.add(
+        user("Cancel AAA111.") + record(**RECENT) + says("Please confirm: AAA111?") + user("Yes ###STOP###"),
+        READ,
+        CANCEL,
+    )
+    assert [row.standing for row in desk.explained()] == ["spoilt", "spoilt"]
+
+
+def test_a_rollout_that_passed_is_never_spoilt_by_its_user(desk: Desk) -> None:
+    [row] = desk.add(user("Cancel AAA111.") + user("###OUT-OF-SCOPE###"), READ, reward=1.0).explained()
+    assert row.standing == "contrasted" and row.primary is None
