@@ -1,3 +1,5 @@
+from .diagnosis.notebook import NotebookDiagnosis as NotebookDiagnosis
+from .diagnosis.notebook import diagnose as diagnose
 from .reporting.loaders import load_adapters as load_adapters
 from .reporting.loaders import load_capabilities as load_capabilities
 from .reporting.loaders import load_differences as load_differences

@@ -136,7 +136,11 @@ CASES: dict[str, tuple[str, list[Message], list[object]]] = {
         + calls("update_reservation_baggages", {}, reservation_id="AAA111", total_baggages=3),
         [READ, gold("update_reservation_baggages", reservation_id="AAA111", total_baggages=2)],
     ),
-    "a value that was not told": ("missing_information", user("How many bags has AAA111?") + record() + says("Some."), [READ]),
+    "a value that was not told": (
+        "missing_information",
+        user("How many bags has AAA111?") + record() + says("Some."),
+        [READ],
+    ),
     "a hand-over instead of an answer": (
         "over_escalation",
         user("Can I still cancel AAA111?") + record() + HANDOVER + says("Please hold on."),

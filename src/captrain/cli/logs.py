@@ -15,9 +15,7 @@ RUNS = 10
 
 def diagnose(
     out: Annotated[Path, typer.Option(help="Folder for report.md, figures and labels.")],
-    files: Annotated[
-        list[Path] | None, typer.Argument(help="tau2 or ToolSandbox results, or chat JSONL with rewards.")
-    ] = None,
+    files: Annotated[list[Path] | None, typer.Argument(help="Logs of any format that docs/diagnose.md lists.")] = None,
     labels: Annotated[
         list[Path] | None,
         typer.Option(help="In place of logs: JSONL of labels made elsewhere; repeatable, a run each."),
@@ -30,6 +28,7 @@ def diagnose(
     ] = "product",
     count: Annotated[int, typer.Option(min=1, help="Capabilities selected at most.")] = 4,
     seed: Annotated[int, typer.Option(min=0, help="Of the resamples.")] = 0,
+    scores: Annotated[Path | None, typer.Option(help="CSV of trace_id,reward: spans hold no reward.")] = None,
     keep_suspects: Annotated[bool, typer.Option(help="Contrast rollouts of suspect references, too.")] = False,
 ) -> None:
     """Why the rollouts in these logs failed, and what the agent lacks: causes, a ranking, report.md, figures."""
@@ -63,7 +62,7 @@ def diagnose(
         return
     if agreement > RUNS:
         raise UserError(f"--agreement {agreement} of {RUNS} labelling runs", f"say at most {RUNS}")
-    logs = read_logs(files or [])
+    logs = read_logs(files or [], scores)
     diagnosis = diagnose(logs, selection, runs=RUNS, count=count, seed=seed, keep_suspects=keep_suspects)
     publish_diagnosis(diagnosis, out)
     print_all(*diagnosis_summary(diagnosis), f"{out / 'report.md'} has the evidence")

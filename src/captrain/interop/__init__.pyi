@@ -1,5 +1,6 @@
 from .export import export_rollouts as export_rollouts
 from .logs.reading import Logs as Logs
+from .logs.reading import logs_of_rollouts as logs_of_rollouts
 from .logs.reading import read_logs as read_logs
 from .trajectories import Inexpressible as Inexpressible
 from .trajectories import atif_document as atif_document

@@ -1,70 +1,127 @@
-"""Chats with a reward, one JSON object a line, in OpenAI's message format.
+"""Chats with a reward, in OpenAI's message format or in Anthropic's blocks: the rows that other formats become.
 
 The columns go by several names. `tools` (OpenAI schemas), `task_id`, `trial`, `model` and `reference` (assistant
 messages of a solution) are used where they are there; everything else is left out.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from captrain.interop.logs.records import RowFormat, rows_of
 from captrain.interop.logs.source import Source, parsed, record_of_entry, text_of
 from captrain.records import JsonObject, Message, Rollout, file_digest
 
 MESSAGES = ("messages", "conversation", "trajectory")
 REWARD = ("reward", "score", "success")
+BLOCKS = ("tool_use", "tool_result")
 ROLES = {"system", "developer", "user", "assistant", "tool", "function"}
 
 
-def read_chats(path: Path) -> Source:
-    """One entry for each line that is not empty."""
+def _is_chat(row: JsonObject) -> bool:
+    return any(isinstance(row.get(name), list) for name in MESSAGES)
+
+
+CHAT = RowFormat("chat JSONL", _is_chat, lambda row, path: row)
+
+
+def read_rows(path: Path, row_format: RowFormat) -> Source:
+    """One entry for each row of a file, read as its format has it."""
     file, tools = file_digest(path), dict[str, JsonObject]()
-    return Source(file, {"format": "chat JSONL"}, _entries(path, file, tools), tools)
+    return Source(file, {"format": row_format.name}, _entries(path, file, tools, row_format), tools)
 
 
-def _entries(path: Path, file: str, tools: dict[str, JsonObject]) -> Iterator[tuple[str, Rollout | str]]:
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                yield f"line {number}", f"it is not JSON: {error}"
-                continue
-            if isinstance(row, Mapping):
-                tools |= {tool["function"]["name"]: tool for tool in row.get("tools") or [] if _is_schema(tool)}
-            yield f"line {number}", _rollout(file, number, row)
+def _entries(
+    path: Path, file: str, tools: dict[str, JsonObject], row_format: RowFormat
+) -> Iterator[tuple[str, Rollout | str]]:
+    for number, (place, row) in enumerate(rows_of(path), start=1):
+        if not isinstance(row, dict):
+            yield place, row if isinstance(row, str) else "it is no object"
+            continue
+        try:
+            chat = row_format.chat_row(row, path)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            chat = f"it is no {row_format.name}: {type(error).__name__} {error}"
+        if isinstance(chat, dict):
+            tools |= {tool["function"]["name"]: tool for tool in chat.get("tools") or [] if _is_schema(tool)}
+            yield place, chat_rollout(file, number, chat)
+        else:
+            yield place, chat
 
 
 def _is_schema(tool: object) -> bool:
     return isinstance(tool, Mapping) and isinstance(tool.get("function"), Mapping) and "name" in tool["function"]
 
 
-def _rollout(file: str, number: int, row: object) -> Rollout | str:
-    if not isinstance(row, Mapping):
-        return "it is no object"
+def chat_rollout(file: str, number: int, row: JsonObject) -> Rollout | str:
+    """The record of a row of a chat, or the reason why there is none.
+
+    Args:
+        file: digest of the file.
+        number: of the row, from 1.
+        row: messages and reward under one of their names; `tools`, `task_id`, `trial`, `model`, `reference` and `fault`
+            (what went wrong that is no verdict on the agent) where they are known.
+    """
     messages = next((row[name] for name in MESSAGES if isinstance(row.get(name), list)), None)
     if messages is None:
         return f"there are no messages (a list named {', '.join(MESSAGES)})"
     reward = next((row[name] for name in REWARD if row.get(name) is not None), None)
-    reference = row.get("reference") if isinstance(row.get("reference"), list) else []
+    reference = row.get("reference")
+    if reference is not None and not isinstance(reference, list):
+        return "its reference is no list of messages"
     try:
-        dialogue, solution = [chat_message(item) for item in messages], [chat_message(item) for item in reference or []]
+        dialogue = [message for item in messages for message in chat_messages(item)]
     except ValueError as error:
         return str(error)
+    try:
+        solution = [message for item in reference or [] for message in chat_messages(item)]
+    except ValueError as error:
+        return f"its reference does not read: {error}"
+    if any(message["role"] != "assistant" for message in solution):
+        return "its reference holds messages that are not the assistant's"
     return record_of_entry(
         file,
         number,
         environment="chat",
-        task=str(row.get("task_id", number)),
+        task=str(row.get("task_id") if row.get("task_id") is not None else number),
         data={"kind": "chat"},
         messages=dialogue,
         reward=float(reward) if isinstance(reward, bool) else reward,
         policy=str(row.get("model", "unknown")),
         trial=row["trial"] if isinstance(row.get("trial"), int) else 0,
         reference=solution,
+        fault=row.get("fault") or None,
     )
+
+
+def chat_messages(item: object) -> list[Message]:
+    """A message as one, or as several where it holds blocks as Anthropic has them: words and calls are one message,
+    each result one of a tool.
+
+    Raises:
+        ValueError: it is no chat message.
+    """
+    content = item.get("content") if isinstance(item, Mapping) else None
+    blocks = [block for block in content if isinstance(block, Mapping)] if isinstance(content, list) else []
+    if not isinstance(item, Mapping) or not any(block.get("type") in BLOCKS for block in blocks):
+        return [chat_message(item)]
+    results = [
+        {
+            "role": "tool",
+            "tool_call_id": block.get("tool_use_id"),
+            "content": text_of(block.get("content")),
+            "error": bool(block.get("is_error")),
+        }
+        for block in blocks
+        if block.get("type") == "tool_result"
+    ]
+    calls = [
+        {"id": block.get("id"), "function": {"name": block.get("name"), "arguments": block.get("input")}}
+        for block in blocks
+        if block.get("type") == "tool_use"
+    ]
+    words = text_of([block for block in blocks if block.get("type") == "text"])
+    speech = {"role": item.get("role"), "content": words, **({"tool_calls": calls} if calls else {})}
+    return [*map(chat_message, results), *([chat_message(speech)] if words or calls else [])]
 
 
 def chat_message(item: object) -> Message:
@@ -81,6 +138,7 @@ def chat_message(item: object) -> Message:
     }
     if message["role"] == "tool":
         message["tool_call_id"] = str(item.get("tool_call_id") or "")
+        message |= {"error": True} if item.get("error") is True else {}
     if calls := item.get("tool_calls"):
         if not all(isinstance(call, Mapping) and isinstance(call.get("function"), Mapping) for call in calls):
             raise ValueError("a tool call has no function")

@@ -8,16 +8,21 @@ with its reason.
 Logs may be larger than memory: files are read entry by entry, and rollouts wait on disk for whoever reads them.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from captrain.contract import calls_of
 from captrain.errors import UserError
 from captrain.interop.logs.document import JsonDocument
+from captrain.interop.logs.records import RowFormat, first_object, is_lines
 from captrain.interop.logs.source import Source
 from captrain.records import JsonObject, Rollout, Spool
 
+SAMPLES = "samples"
+FEW_ENTRIES = 9
+"""A file of more entries of which most do not read is refused: it is not what it was taken for."""
 LIST_LENGTH = 200
 """Entries that were not read and are listed one by one; of more there is the number alone."""
 
@@ -54,16 +59,21 @@ class Logs:
         return sum(source["skipped"] for source in self.sources)
 
 
-def read_logs(paths: Sequence[Path]) -> Logs:
-    """Read files and folders.
+def read_logs(paths: Sequence[Path], scores: Path | None = None) -> Logs:
+    """Read files and folders, each by what it holds.
 
     Args:
-        paths: tau2 result files (0.x, or a folder of 1.0), ToolSandbox result folders, chat JSONL files; any other
-            folder is searched for them.
+        paths: files of any format that docs/diagnose.md lists; ToolSandbox and tau2 1.0 result folders; any other
+            folder is searched for files.
+        scores: a CSV of `trace_id,reward`, for spans, which hold no reward.
 
     Raises:
-        UserError: a path does not exist, or there is not one rollout in all of them; the reasons are named.
+        UserError: a path does not exist, there is not one rollout in all of them, or most entries of a file do not
+            read; the reasons are named.
     """
+    from captrain.interop.logs.spans import read_scores
+
+    rewards = read_scores(scores) if scores is not None else {}
     rollouts, calls = Spool(Rollout), _CallShapes()
     skipped: list[Skipped] = []
     sources: list[JsonObject] = []
@@ -72,7 +82,7 @@ def read_logs(paths: Sequence[Path]) -> Logs:
     digests: set[str] = set()
     for path in _files(paths):
         try:
-            source = _read(path)
+            source = _read(path, rewards)
         except Unreadable as error:
             skipped.append(Skipped(path.name, "file", str(error)))
             sources.append({"file": path.name, "format": "unknown", "entries": 0, "imported": 0, "skipped": 1})
@@ -86,6 +96,14 @@ def read_logs(paths: Sequence[Path]) -> Logs:
             elif source.file not in digests:  # a file given twice counts once
                 rollouts.add(entry)
                 calls.add(entry)
+        if counts["skipped"] > counts["imported"] and counts["entries"] > FEW_ENTRIES:
+            reasons = Counter(entry.reason for entry in skipped if entry.source == path.name)
+            reason, number = reasons.most_common(1)[0] if reasons else ("unknown", 0)
+            raise UserError(
+                f"{path}, read as {source.about['format']}: {counts['skipped']} of {counts['entries']} entries do not "
+                f"read, {number} of them since {reason}",
+                REMEDY,
+            )
         digests.add(source.file)
         sources.append({"file": path.name, **source.about, **counts})
         tools |= source.tools
@@ -97,9 +115,27 @@ def read_logs(paths: Sequence[Path]) -> Logs:
     return Logs(rollouts, [*(calls.schemas() | tools).values()], policies, skipped, sources)
 
 
+def logs_of_rollouts(rollouts: Iterable[Rollout]) -> Logs:
+    """Rollouts that are in memory as logs.
+
+    Raises:
+        UserError: there are none.
+    """
+    spool, calls = Spool(Rollout), _CallShapes()
+    for rollout in rollouts:
+        spool.add(rollout)
+        calls.add(rollout)
+    if not spool:
+        raise UserError("there is no rollout to diagnose", REMEDY)
+    counts = {"entries": len(spool), "imported": len(spool), "skipped": 0}
+    source = {"file": "rollouts in memory", "format": "rollouts", **counts}
+    return Logs(spool, [*calls.schemas().values()], {}, [], [source])
+
+
 REMEDY = (
-    "give tau2 result files (a JSON with `simulations`), ToolSandbox result folders (with result_summary.json), or "
-    'JSONL with one {"messages": [...], "reward": number} a line'
+    "give tau2 result files (a JSON with `simulations`), ToolSandbox result folders (with result_summary.json), logs "
+    "of Inspect, verifiers, NeMo Gym, AgentDojo, ATIF or OpenTelemetry, or JSONL with one "
+    '{"messages": [{"role": "user", "content": "..."}, ...], "reward": 0 to 1} a line'
 )
 
 
@@ -119,27 +155,52 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
         elif (path / "results.json").exists():
             yield path / "results.json"
         else:
-            yield from sorted(file for file in path.rglob("*") if file.suffix in (".json", ".jsonl") and file.is_file())
+            yield from sorted(
+                file for file in path.rglob("*") if file.suffix in (".json", ".jsonl", ".eval") and file.is_file()
+            )
 
 
-def _read(path: Path) -> Source:
-    from captrain.interop.logs import chat, tau2, toolsandbox
+def _read(path: Path, scores: Mapping[str, float]) -> Source:
+    """A file by what it holds: an archive, an object with lists of its own, or rows."""
+    from captrain.interop.logs import chat, inspect, spans, tau2, toolsandbox
 
-    if path.suffix == ".jsonl":
-        return chat.read_chats(path)
     try:
-        document = JsonDocument(path, (toolsandbox.SCENARIOS, tau2.SIMULATIONS))
+        if inspect.is_archive(path):
+            return inspect.read_archive(path)
+        first = None if path.suffix != ".jsonl" and not is_lines(path) else first_object(path)
+        if first is None:
+            document = JsonDocument(path, (toolsandbox.SCENARIOS, tau2.SIMULATIONS, SAMPLES))
+            formats: tuple[tuple[str, Callable[[JsonDocument], Source]], ...] = (
+                (toolsandbox.SCENARIOS, toolsandbox.read_toolsandbox),
+                (tau2.SIMULATIONS, tau2.read_tau2),
+                ("simulation_index", tau2.read_tau2),
+                (SAMPLES, lambda log: inspect.read_document(path, log.members, log.elements(SAMPLES))),
+            )
+            for key, reader in formats:
+                if key in document.members or key in document.counts:
+                    return reader(document)
+            first = first_object(path)
     except ValueError as error:
         raise Unreadable(f"it is not JSON: {error}") from None
-    formats: tuple[tuple[str, Callable[[JsonDocument], Source]], ...] = (
-        (toolsandbox.SCENARIOS, toolsandbox.read_toolsandbox),
-        (tau2.SIMULATIONS, tau2.read_tau2),
-        ("simulation_index", tau2.read_tau2),
-    )
-    for key, reader in formats:
-        if key in document.members or key in document.counts:
-            return reader(document)
-    raise Unreadable("it is of no known format: neither tau2 nor ToolSandbox results")
+    if first is not None and spans.recognizes_spans(first):
+        return spans.read_spans(path, scores)
+    if first is not None and tau2.is_simulation(first):
+        return tau2.read_simulations(path)
+    row_format = next((entry for entry in _row_formats() if first is not None and entry.recognizes(first)), None)
+    if row_format is None and path.suffix != ".jsonl":
+        raise Unreadable("it is of no known format")
+    return chat.read_rows(path, row_format or chat.CHAT)
+
+
+def _row_formats() -> tuple[RowFormat, ...]:
+    """The formats of rows, the more particular first."""
+    from captrain.interop.logs.agentdojo import AGENTDOJO
+    from captrain.interop.logs.atif import ATIF
+    from captrain.interop.logs.chat import CHAT
+    from captrain.interop.logs.nemo_gym import NEMO_GYM
+    from captrain.interop.logs.verifiers import VERIFIERS
+
+    return (VERIFIERS, NEMO_GYM, ATIF, AGENTDOJO, CHAT)
 
 
 class _CallShapes:

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from captrain.interop.logs.document import JsonDocument
+from captrain.interop.logs.records import rows_of
 from captrain.interop.logs.source import Source, cleaned, models, parsed, record_of_entry, text_of
 from captrain.records import JsonObject, Message, Rollout, file_digest
 
@@ -70,6 +71,21 @@ def read_tau2(document: JsonDocument) -> Source:
     }
     policy_text = world.get("policy") if isinstance(world, Mapping) else None
     return Source(file, about, entries, {}, {f"tau2/{domain}": policy_text} if isinstance(policy_text, str) else {})
+
+
+def is_simulation(row: JsonObject) -> bool:
+    """Whether a row is a simulation that stands in a list of its own, without the tasks."""
+    return "reward_info" in row and isinstance(row.get("messages"), list)
+
+
+def read_simulations(path: Path) -> Source:
+    """The simulations of a bare list."""
+    file, tasks = file_digest(path), Tasks(None)
+    entries = (
+        (place, _rollout(file, index, simulation, tasks, "unknown", "unknown"))
+        for index, (place, simulation) in enumerate(rows_of(path))
+    )
+    return Source(file, {"format": "tau2, a list of simulations"}, entries, {})
 
 
 def _folder(path: Path) -> Path:

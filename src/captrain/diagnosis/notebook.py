@@ -1,0 +1,141 @@
+"""A diagnosis from Python, with defaults: `captrain.diagnose("log.jsonl")`, its records and pandas frames.
+
+>>> diagnosis = captrain.diagnose("docs/examples/servicedesk.jsonl")
+>>> diagnosis.causes.loc["wrong_argument", "failures"]
+18
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import pandas as pd
+
+from captrain.config import Selection
+from captrain.diagnosis import diagnosis as rules
+from captrain.diagnosis.advice import advise
+from captrain.diagnosis.cause import KINDS
+from captrain.diagnosis.explained import Explained
+from captrain.diagnosis.report import publish_diagnosis
+from captrain.interop import logs_of_rollouts, read_logs
+from captrain.records import Rollout
+
+RUNS = 10
+LogPaths = Path | str | Sequence[Path | str]
+
+
+@dataclass(frozen=True)
+class NotebookDiagnosis:
+    """What a diagnosis found, as records (`rollouts`) and as frames; `diagnosis` is the whole of it."""
+
+    diagnosis: rules.Diagnosis
+
+    @cached_property
+    def rollouts(self) -> list[Explained]:
+        """Every rollout with what explains it, in the order of the logs."""
+        return [*self.diagnosis.explanations.rollouts]
+
+    @property
+    def causes(self) -> pd.DataFrame:
+        """A row for each cause, the most frequent first: `failures` it is primary to, their `share`, `secondary` in
+        how many others, `passed` rollouts with it, whether it is `of_agent`."""
+        account = self.diagnosis.account
+        rows = [
+            {
+                "cause": kind,
+                "failures": tally.primary,
+                "share": tally.primary / account.failures if account.failures else float("nan"),
+                "secondary": tally.secondary,
+                "passed": tally.passed,
+                "of_agent": KINDS[kind].of_agent,
+            }
+            for kind, tally in rules.shares(account)
+        ]
+        columns = ["cause", "failures", "share", "secondary", "passed", "of_agent"]
+        return pd.DataFrame(rows, columns=columns).set_index("cause")
+
+    @property
+    def failures(self) -> pd.DataFrame:
+        """A row for each failed rollout: `agent`, `task`, `trial`, `cause` (None: unexplained), `message`, `evidence`,
+        `confidence`, `secondary` causes, `suspicions` of its reference."""
+        rows = [
+            {
+                "rollout": row.rollout,
+                "agent": row.agent,
+                "task": row.task,
+                "trial": row.trial,
+                "cause": row.primary.cause if row.primary else None,
+                "message": row.primary.message if row.primary else None,
+                "evidence": row.primary.evidence if row.primary else None,
+                "confidence": row.primary.confidence if row.primary else None,
+                "secondary": [cause.cause for cause in row.secondary],
+                "suspicions": row.suspicions,
+            }
+            for row in self.rollouts
+            if row.outcome == "failed"
+        ]
+        names = ("rollout", "agent", "task", "trial", "cause", "message", "evidence", "confidence", "secondary")
+        return pd.DataFrame(rows, columns=[*names, "suspicions"]).set_index("rollout")
+
+    @property
+    def suspects(self) -> pd.DataFrame:
+        """A row for each rollout whose reference is suspect: `task`, `outcome`, `reasons`."""
+        rows = [(row.rollout, row.task, row.outcome, row.suspicions) for row in self.rollouts if row.suspicions]
+        return pd.DataFrame(rows, columns=["rollout", "task", "outcome", "reasons"]).set_index("rollout")
+
+    @property
+    def ranking(self) -> pd.DataFrame:
+        """A row for each cause in the order of the ranking: `gap`, its interval, `coverage`, `runs_retained`, whether
+        it is `selected`, and the `reason`; empty where nothing could be contrasted."""
+        columns = ["id", "gap", "gap_low", "gap_high", "coverage", "runs_retained", "selected", "reason"]
+        report = self.diagnosis.report
+        return pd.DataFrame(report["candidates"] if report else [], columns=columns).set_index("id")
+
+    @property
+    def advice(self) -> pd.DataFrame:
+        """A row for each advice: what it is about, and the action."""
+        rows = [(entry.subject, entry.action) for entry in advise(self.diagnosis)]
+        return pd.DataFrame(rows, columns=["subject", "action"]).set_index("subject")
+
+    def save(self, folder: Path | str) -> list[Path]:
+        """Write the files of `captrain diagnose`; returns them."""
+        return publish_diagnosis(self.diagnosis, Path(folder))
+
+
+def diagnose(
+    logs: LogPaths | Iterable[Rollout],
+    *,
+    scores: Path | str | None = None,
+    delta: float = 0.2,
+    coverage: float = 0.1,
+    agreement: int = 8,
+    count: int = 4,
+    seed: int = 0,
+    keep_suspects: bool = False,
+) -> NotebookDiagnosis:
+    """Why rollouts failed and what the agent lacks; settings as of `captrain diagnose`.
+
+    Args:
+        logs: a file or folder, several of them, or rollouts.
+        scores: CSV of trace_id,reward, for spans.
+        delta: least gap.
+        coverage: least coverage.
+        agreement: labelling runs, of 10, that must agree.
+        count: causes selected at most.
+        seed: of the resamples.
+        keep_suspects: contrast rollouts of suspect references, too.
+
+    Raises:
+        UserError: nothing in the logs can be read.
+    """
+    entries = [logs] if isinstance(logs, Path | str) else [*logs]
+    paths = [Path(entry) for entry in entries if isinstance(entry, Path | str)]
+    rollouts = [entry for entry in entries if isinstance(entry, Rollout)]
+    source = logs_of_rollouts(rollouts) if rollouts else read_logs(paths, Path(scores) if scores else None)
+    selection = Selection(
+        delta=delta, coverage=coverage, agreement=agreement, confidence=0.95, floor=0.0, resamples=1000
+    )
+    return NotebookDiagnosis(
+        rules.diagnose(source, selection, runs=RUNS, count=count, seed=seed, keep_suspects=keep_suspects)
+    )

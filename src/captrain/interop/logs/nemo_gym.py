@@ -1,0 +1,55 @@
+"""Rollouts of NeMo Gym: what was request, in OpenAI's Responses format, what came back, and the reward."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from captrain.interop.logs.records import RowFormat
+from captrain.interop.logs.source import text_of
+from captrain.records import JsonObject
+
+
+def _recognizes(row: JsonObject) -> bool:
+    return isinstance(row.get("responses_create_params"), dict) and "response" in row
+
+
+def _chat_row(row: JsonObject, path: Path) -> JsonObject | str:
+    request, response = row["responses_create_params"], row["response"]
+    prompt_items = request.get("input")
+    prompt = [{"role": "user", "content": prompt_items}] if isinstance(prompt_items, str) else prompt_items or []
+    if request.get("instructions"):
+        prompt = [{"role": "system", "content": request["instructions"]}, *prompt]
+    tools = [
+        {
+            "type": "function",
+            "function": {key: tool[key] for key in ("name", "description", "parameters") if key in tool},
+        }
+        for tool in request.get("tools") or []
+        if tool.get("name")
+    ]
+    return {
+        "messages": [*_messages([*prompt, *((response or {}).get("output") or [])])],
+        "reward": row.get("reward"),
+        "tools": tools,
+        "model": (response or {}).get("model") or request.get("model") or "unknown",
+        "task_id": row.get("task_id", row.get("id", row.get("task_index"))),
+    }
+
+
+def _messages(items: list[JsonObject]) -> Iterator[JsonObject]:
+    """Items of the Responses format as chat messages; reasoning is none."""
+    for item in items:
+        kind = item.get("type", "message")
+        if kind == "message":
+            yield {"role": item.get("role"), "content": text_of(item.get("content"))}
+        elif kind == "function_call":
+            function = {"name": item.get("name"), "arguments": item.get("arguments")}
+            yield {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [{"id": item.get("call_id"), "function": function}],
+            }
+        elif kind == "function_call_output":
+            yield {"role": "tool", "tool_call_id": item.get("call_id"), "content": text_of(item.get("output"))}
+
+
+NEMO_GYM = RowFormat("NeMo Gym rollouts", _recognizes, _chat_row)

@@ -1,0 +1,61 @@
+"""Records of a file of rows: JSON lines, a JSON array, or a single JSON object, one by one.
+
+A format of rows says of one row whether it is its own, and makes it a row of a chat (`captrain.interop.logs.chat`); so
+it need not know how rows are stored, and every format is read from all three.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from captrain.records import JsonObject
+
+Row = tuple[str, object]
+"""A place in the file, and what stands there: text where it does not read."""
+
+
+@dataclass(frozen=True)
+class RowFormat:
+    """A format of rows: its name, whether a row is of it, and the row as a row of a chat, or why it is none."""
+
+    name: str
+    recognizes: Callable[[JsonObject], bool]
+    chat_row: Callable[[JsonObject, Path], JsonObject | str]
+
+
+def is_lines(path: Path) -> bool:
+    """Whether the first line is a JSON object of its own: then so is every line."""
+    with path.open("rb") as file:
+        first = next((line for line in file if line.strip()), b"").strip()
+    if path.suffix == ".jsonl":
+        return True
+    try:
+        return isinstance(json.loads(first), dict) and path.stat().st_size > len(first) + 2
+    except ValueError:
+        return False
+
+
+def rows_of(path: Path) -> Iterator[Row]:
+    """The rows of a file.
+
+    Raises:
+        ValueError: it is neither lines nor a JSON document.
+    """
+    if not is_lines(path):
+        document = json.loads(path.read_bytes())
+        entries = document if isinstance(document, list) else [document]
+        yield from ((f"entry {number}", entry) for number, entry in enumerate(entries, start=1))
+        return
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                try:
+                    yield f"line {number}", json.loads(line)
+                except ValueError as error:
+                    yield f"line {number}", f"it is not JSON: {error}"
+
+
+def first_object(path: Path) -> JsonObject | None:
+    """The first row that is an object, None where there is none."""
+    return next((row for _, row in rows_of(path) if isinstance(row, dict)), None)

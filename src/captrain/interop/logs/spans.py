@@ -1,0 +1,172 @@
+"""Spans of OpenTelemetry's GenAI conventions and of OpenInference (Phoenix, Langfuse, MLflow): a trace is a rollout.
+
+The span of a trace that holds the most messages holds the conversation. Spans hold no reward: a CSV of scores gives one
+to each trace, in columns `trace_id` and `reward`.
+"""
+
+import csv
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from captrain.errors import UserError
+from captrain.interop.logs.chat import chat_rollout
+from captrain.interop.logs.records import rows_of
+from captrain.interop.logs.source import Source, text_of
+from captrain.records import JsonObject, file_digest
+
+PREFIXES = ("gen_ai.", "llm.")
+OLDER = re.compile(r"gen_ai\.(prompt|completion)\.(\d+)\.(.+)")
+INFERENCE = re.compile(r"llm\.(input|output)_messages\.(\d+)\.message\.(.+)")
+CALLS = re.compile(r"tool_calls\.(\d+)\.(?:tool_call\.)?(?:function\.)?(id|name|arguments)")
+SCORES = "trace_id,reward"
+
+
+def recognizes_spans(row: JsonObject) -> bool:
+    """Whether a row is a span, or a batch of them as OTLP exports it."""
+    if "resourceSpans" in row or "resource_spans" in row:
+        return True
+    return isinstance(row.get("attributes"), dict | list) and bool(_trace_id(row))
+
+
+def read_scores(path: Path) -> dict[str, float]:
+    """The rewards of a CSV, by trace.
+
+    Raises:
+        UserError: it has other columns, or a reward that is no number.
+    """
+    if not path.exists():
+        raise UserError(f"{path} does not exist", f"give a CSV with the columns {SCORES}")
+    with path.open(newline="") as file:
+        rows = [*csv.DictReader(file)]
+    try:
+        return {row["trace_id"]: float(row["reward"]) for row in rows}
+    except (KeyError, ValueError):
+        raise UserError(f"{path} is no table of scores", f"give a CSV with the columns {SCORES}") from None
+
+
+def read_spans(path: Path, scores: Mapping[str, float]) -> Source:
+    """One entry for each trace."""
+    traces: dict[str, JsonObject] = {}
+    for _, row in rows_of(path):
+        for span in _spans(row):
+            attributes = _attributes(span.get("attributes"))
+            messages = _messages(attributes)
+            longest = traces.get(_trace_id(span), {"messages": []})
+            if len(messages) >= len(longest["messages"]) and messages:
+                model = attributes.get("gen_ai.request.model") or attributes.get("llm.model_name") or "unknown"
+                tools = _loaded(attributes.get("gen_ai.tool.definitions"))
+                traces[_trace_id(span)] = {"messages": messages, "model": model, "tools": tools}
+    file, about = file_digest(path), {"format": "OpenTelemetry spans"}
+    tools: dict[str, JsonObject] = {}
+    for trace in traces.values():
+        definitions = trace["tools"] if isinstance(trace["tools"], list) else []
+        tools |= {tool["name"]: {"type": "function", "function": tool} for tool in definitions if "name" in tool}
+    entries = (
+        (
+            f"trace {name}",
+            chat_rollout(file, number, {**trace, "tools": [], "task_id": name, "reward": scores.get(name)}),
+        )
+        for number, (name, trace) in enumerate(traces.items(), start=1)
+    )
+    return Source(file, about, entries, tools)
+
+
+def _trace_id(span: Mapping[str, object]) -> str:
+    context = span.get("context")
+    inner = context.get("trace_id") if isinstance(context, Mapping) else None
+    return str(span.get("traceId") or span.get("trace_id") or inner or "")
+
+
+def _spans(row: object) -> Iterator[JsonObject]:
+    if not isinstance(row, dict):
+        return
+    batches = row.get("resourceSpans") or row.get("resource_spans")
+    if batches is None:
+        yield row
+    for batch in batches or []:
+        for scope in batch.get("scopeSpans") or batch.get("scope_spans") or []:
+            yield from scope.get("spans") or []
+
+
+def _attributes(attributes: object) -> JsonObject:
+    """Attributes by name, also where OTLP lists them as keys and typed values."""
+    if isinstance(attributes, list):
+        return {entry["key"]: next(iter((entry.get("value") or {}).values()), None) for entry in attributes}
+    return attributes if isinstance(attributes, dict) else {}
+
+
+def _loaded(value: object) -> object:
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+def _messages(attributes: JsonObject) -> list[JsonObject]:
+    messages: list[JsonObject] = []
+    if instructions := _loaded(attributes.get("gen_ai.system_instructions")):
+        messages.append({"role": "system", "content": _parts_text(instructions)})
+    for name in ("gen_ai.input.messages", "gen_ai.output.messages"):
+        for message in _loaded(attributes.get(name)) or []:
+            messages += _of_parts(message)
+    return messages or _flat(attributes)
+
+
+def _parts_text(parts: object) -> str:
+    if isinstance(parts, list):
+        return "".join(str(part.get("content") or "") for part in parts if isinstance(part, dict))
+    return text_of(parts)
+
+
+def _of_parts(message: JsonObject) -> list[JsonObject]:
+    """A message of typed parts: its words and calls as one message, each response as one of a tool."""
+    parts = message.get("parts") or []
+    responses = [part for part in parts if part.get("type") == "tool_call_response"]
+    if responses:
+        return [
+            {
+                "role": "tool",
+                "tool_call_id": part.get("id"),
+                "content": part["response"]
+                if isinstance(part.get("response"), str)
+                else json.dumps(part.get("response")),
+            }
+            for part in responses
+        ]
+    calls = [
+        {"id": part.get("id"), "function": {"name": part.get("name"), "arguments": part.get("arguments")}}
+        for part in parts
+        if part.get("type") == "tool_call"
+    ]
+    words = "".join(str(part.get("content") or "") for part in parts if part.get("type") == "text")
+    chat = {"role": message.get("role"), "content": words or message.get("content") or ""}
+    return [{**chat, "tool_calls": calls} if calls else chat]
+
+
+def _flat(attributes: JsonObject) -> list[JsonObject]:
+    """Messages that are spread over numbered attributes, by either convention."""
+    entries: dict[tuple[str, int], JsonObject] = {}
+    for name, value in attributes.items():
+        match = OLDER.fullmatch(name) or INFERENCE.fullmatch(name)
+        if match:
+            entries.setdefault((match[1], int(match[2])), {})[match[3]] = value
+    order = {"prompt": 0, "input": 0, "completion": 1, "output": 1}
+    return [_of_fields(entries[key]) for key in sorted(entries, key=lambda key: (order[key[0]], key[1]))]
+
+
+def _of_fields(fields: JsonObject) -> JsonObject:
+    calls: dict[int, JsonObject] = {}
+    for name, value in fields.items():
+        if match := CALLS.fullmatch(name):
+            calls.setdefault(int(match[1]), {})[match[2]] = value
+    message = {"role": fields.get("role"), "content": fields.get("content") or ""}
+    if fields.get("tool_call_id"):
+        message["tool_call_id"] = fields["tool_call_id"]
+    if calls:
+        message["tool_calls"] = [
+            {"id": call.get("id"), "function": {"name": call.get("name"), "arguments": call.get("arguments")}}
+            for _, call in sorted(calls.items())
+        ]
+    return message

@@ -1,0 +1,54 @@
+"""Traces of verifiers 0.4 (`traces.jsonl`): an episode a line, whose traces are graphs of nodes, read leaf to root."""
+
+from pathlib import Path
+
+from captrain.interop.logs.records import RowFormat
+from captrain.interop.logs.source import text_of
+from captrain.records import JsonObject
+
+
+def _recognizes(row: JsonObject) -> bool:
+    traces = row.get("traces")
+    return isinstance(traces, list) and (not traces or "nodes" in traces[0])
+
+
+def _chat_row(row: JsonObject, path: Path) -> JsonObject | str:
+    """The first trace of an episode; its reward is the weighted sum of its parts."""
+    if not row["traces"]:
+        return "the episode has no trace"
+    trace = row["traces"][0]
+    nodes = trace["nodes"]
+    parents = {node.get("parent") for node in nodes}
+    leaves = [place for place in range(len(nodes)) if place not in parents]
+    messages: list[JsonObject] = []
+    place = leaves[-1] if leaves else None
+    while place is not None:
+        messages.insert(0, _message(nodes[place]["message"]))
+        place = nodes[place].get("parent")
+    rewards = trace.get("rewards") or {}
+    task = row.get("task") if isinstance(row.get("task"), dict) else {"id": row.get("task")}
+    errors = row.get("errors") or []
+    return {
+        "messages": messages,
+        "reward": sum(float(part["score"]) * float(part.get("weight", 1)) for part in rewards.values())
+        if rewards
+        else None,
+        "tools": [_schema(tool) for tool in trace.get("tools") or []],
+        "task_id": (task or {}).get("id", (task or {}).get("name", "")),
+        "fault": text_of(errors[0]) if errors and not row.get("ok", True) else None,
+    }
+
+
+def _message(message: JsonObject) -> JsonObject:
+    calls = [
+        {"id": call.get("id"), "function": {"name": call.get("name"), "arguments": call.get("arguments")}}
+        for call in message.get("tool_calls") or []
+    ]
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def _schema(tool: JsonObject) -> JsonObject:
+    return tool if "function" in tool else {"type": "function", "function": tool}
+
+
+VERIFIERS = RowFormat("verifiers traces", _recognizes, _chat_row)

@@ -1,0 +1,221 @@
+"""Logs of other tools, told apart by what they hold: each gives the same dialogue, its tools and its outcome."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from captrain.errors import UserError
+from captrain.interop import Logs, export_rollouts, read_logs
+from captrain.records import Rollout, Score, Task, publish
+
+Message = dict[str, Any]
+ASKED = [{"role": "user", "content": "Read A1."}]
+TOOL = {"name": "read", "description": "", "parameters": {"type": "object", "properties": {"id": {"type": "string"}}}}
+ARGUMENTS = '{"id": "A1"}'
+VERIFIERS = {
+    "task": {"id": "t"}, "ok": True, "errors": [],
+    "traces": [{
+        "tools": [TOOL], "rewards": {"a": {"score": 1.0, "weight": 0.5}, "b": {"score": 0.0, "weight": 0.5}},
+        "nodes": [
+            {"parent": None, "message": {"role": "user", "content": "Read A1."}},
+            {"parent": 0, "message": {
+                "role": "assistant", "content": "", "tool_calls": [{"id": "c", "name": "read", "arguments": ARGUMENTS}],
+            }},
+            {"parent": 0, "message": {"role": "assistant", "content": "a branch that was dropped"}},
+            {"parent": 1, "message": {"role": "tool", "tool_call_id": "c", "content": "red"}},
+            {"parent": 3, "message": {"role": "assistant", "content": "It is red."}},
+        ],
+    }],
+}  # fmt: skip
+NEMO_GYM = {
+    "responses_create_params": {"input": ASKED, "tools": [{"type": "function", **TOOL}]}, "reward": 0.5,
+    "response": {"output": [
+        {"type": "reasoning", "summary": []},
+        {"type": "function_call", "name": "read", "arguments": ARGUMENTS, "call_id": "c"},
+        {"type": "function_call_output", "call_id": "c", "output": "red"},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "It is red."}]},
+    ]},
+}  # fmt: skip
+ANTHROPIC = {
+    "reward": 0.5,
+    "tools": [{"type": "function", "function": TOOL}],
+    "messages": [
+        *ASKED,
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "read", "input": {"id": "A1"}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "red"}]},
+        {"role": "assistant", "content": [{"type": "text", "text": "It is red."}]},
+    ],
+}
+AGENTDOJO = {
+    "suite_name": "s", "user_task_id": "t", "pipeline_name": "p", "utility": False, "security": True, "error": None,
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "content": "Read A1."}]},
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "function": "read", "args": {"id": "A1"}}]},
+        {"role": "tool", "tool_call_id": "c", "content": "red", "error": None},
+        {"role": "assistant", "content": "It is red."},
+    ],
+}  # fmt: skip
+ATIF = {
+    "schema_version": "ATIF-v1.7", "session_id": "t", "agent": {"name": "a", "version": "1"},
+    "steps": [
+        {"step_id": 1, "source": "user", "message": "what came before", "is_copied_context": True},
+        {"step_id": 2, "source": "user", "message": "Read A1."},
+        {
+            "step_id": 3, "source": "agent", "message": "",
+            "tool_calls": [{"tool_call_id": "c", "function_name": "read", "arguments": {"id": "A1"}}],
+            "observation": {"results": [{"source_call_id": "c", "content": "red"}]},
+        },
+        {"step_id": 4, "source": "agent", "message": "It is red."},
+    ],
+}  # fmt: skip
+GEN_AI = {
+    "trace_id": "t", "attributes": {
+        "gen_ai.input.messages": json.dumps([
+            {"role": "user", "parts": [{"type": "text", "content": "Read A1."}]},
+            {"role": "assistant", "parts": [
+                {"type": "tool_call", "id": "c", "name": "read", "arguments": {"id": "A1"}},
+            ]},
+            {"role": "tool", "parts": [{"type": "tool_call_response", "id": "c", "response": "red"}]},
+        ]),
+        "gen_ai.output.messages": json.dumps([
+            {"role": "assistant", "parts": [{"type": "text", "content": "It is red."}]}
+        ]),
+    },
+}  # fmt: skip
+INFERENCE = {
+    "context": {"trace_id": "t"}, "attributes": {
+        "llm.input_messages.0.message.role": "user", "llm.input_messages.0.message.content": "Read A1.",
+        "llm.input_messages.1.message.role": "assistant",
+        "llm.input_messages.1.message.tool_calls.0.tool_call.function.name": "read",
+        "llm.input_messages.1.message.tool_calls.0.tool_call.function.arguments": ARGUMENTS,
+        "llm.input_messages.2.message.role": "tool", "llm.input_messages.2.message.content": "red",
+        "llm.output_messages.0.message.role": "assistant", "llm.output_messages.0.message.content": "It is red.",
+    },
+}  # fmt: skip
+ROWS = {"verifiers": VERIFIERS, "NeMo Gym": NEMO_GYM, "Anthropic": ANTHROPIC, "AgentDojo": AGENTDOJO}
+SPANS = {
+    "GenAI": GEN_AI,
+    "OpenInference": INFERENCE,
+    "OTLP": {"resourceSpans": [{"scopeSpans": [{"spans": [{
+        "traceId": "t",
+        "attributes": [{"key": key, "value": {"stringValue": value}} for key, value in GEN_AI["attributes"].items()],
+    }]}]}]},
+}  # fmt: skip
+
+
+def dialogue(logs: Logs) -> list[tuple[str, object]]:
+    """Who says or calls what, of the one rollout."""
+    [rollout] = logs.rollouts
+    return [
+        (message["role"], [call["function"] for call in message.get("tool_calls", [])] or message["content"])
+        for message in rollout.messages
+    ]
+
+
+EXPECTED = [
+    ("user", "Read A1."),
+    ("assistant", [{"name": "read", "arguments": {"id": "A1"}}]),
+    ("tool", "red"),
+    ("assistant", "It is red."),
+]
+
+
+@pytest.mark.parametrize("layout", ["lines", "array", "document"])
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_are_told_apart_however_they_are_stored(name: str, layout: str, tmp_path: Path) -> None:
+    path = tmp_path / ("a.jsonl" if layout == "lines" else "a.json")
+    text = json.dumps([ROWS[name]] if layout == "array" else ROWS[name], indent=None if layout == "lines" else 1)
+    path.write_text(text + "\n")
+    logs = read_logs([path])
+    assert dialogue(logs) == EXPECTED
+    assert [rollout.outcome for rollout in logs.rollouts] == ["failed"]
+    assert [tool["function"]["name"] for tool in logs.tools] == ["read"]
+
+
+def test_a_trajectory_takes_its_reward_from_the_result_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "agent").mkdir()
+    (tmp_path / "agent/trajectory.json").write_text(json.dumps(ATIF))
+    (tmp_path / "result.json").write_text(
+        json.dumps({"task_name": "t", "verifier_result": {"rewards": {"reward": 1.0}}})
+    )
+    logs = read_logs([tmp_path / "agent/trajectory.json"])
+    assert dialogue(logs) == EXPECTED
+    assert [(rollout.outcome, rollout.task.id) for rollout in logs.rollouts] == [("passed", "chat/t")]
+
+
+@pytest.mark.parametrize("name", SPANS)
+def test_spans_take_their_rewards_from_a_table_of_scores(name: str, tmp_path: Path) -> None:
+    path, scores = tmp_path / "spans.jsonl", tmp_path / "scores.csv"
+    path.write_text(json.dumps(SPANS[name]) + "\n")
+    scores.write_text("trace_id,reward\nt,1\n")
+    logs = read_logs([path], scores)
+    assert dialogue(logs) == EXPECTED and [rollout.outcome for rollout in logs.rollouts] == ["passed"]
+    with pytest.raises(UserError, match="there is no reward"):
+        read_logs([path])
+    scores.write_text("id,value\nt,1\n")
+    with pytest.raises(UserError, match="trace_id,reward"):
+        read_logs([path], scores)
+
+
+def rollout(number: int, *, passed: bool) -> Rollout:
+    call = {"type": "function", "id": "c", "function": {"name": "read", "arguments": {"id": "A1"}}}
+    messages = [
+        *ASKED,
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "name": "read", "tool_call_id": "c", "content": "red"},
+        {"role": "assistant", "content": "It is red."},
+    ]
+    return Rollout(
+        id=f"r{number}", environment="desk", task=Task(id=f"t{number}", split="discovery", data={}), trial=0,
+        purpose="diagnosis", policy="p", messages=messages, reference=[messages[1]],
+        score=Score(reward=float(passed), success=passed), outcome="passed" if passed else "failed",
+    )  # fmt: skip
+
+
+def test_what_captrain_exports_for_inspect_is_read_back_with_its_reference(tmp_path: Path) -> None:
+    publish(tmp_path / "rollouts.jsonl", [rollout(0, passed=False)])
+    [log] = export_rollouts([tmp_path / "rollouts.jsonl"], "inspect", tmp_path / "logs")
+    logs = read_logs([log])
+    assert dialogue(logs) == EXPECTED and [entry.outcome for entry in logs.rollouts] == ["failed"]
+    [entry] = logs.rollouts
+    assert entry.reference[0]["tool_calls"][0]["function"] == {"name": "read", "arguments": {"id": "A1"}}
+
+
+@pytest.mark.parametrize("suffix", ["eval", "json"])
+def test_a_log_that_inspect_itself_writes_is_read(suffix: str, tmp_path: Path) -> None:
+    from inspect_ai.log import read_eval_log, write_eval_log
+
+    publish(tmp_path / "rollouts.jsonl", [rollout(0, passed=True)])
+    [log] = export_rollouts([tmp_path / "rollouts.jsonl"], "inspect", tmp_path / "logs")
+    write_eval_log(read_eval_log(str(log)), str(tmp_path / f"own.{suffix}"))
+    logs = read_logs([tmp_path / f"own.{suffix}"])
+    assert dialogue(logs) == EXPECTED and [entry.outcome for entry in logs.rollouts] == ["passed"]
+
+
+def test_a_bare_list_of_simulations_is_read_without_its_tasks(tmp_path: Path) -> None:
+    simulations = json.loads((Path(__file__).parents[1] / "logs/library.json").read_text())["simulations"]
+    (tmp_path / "a.json").write_text(json.dumps(simulations))
+    logs = read_logs([tmp_path / "a.json"])
+    assert len(logs.rollouts) == len(simulations) and not any(entry.reference for entry in logs.rollouts)
+
+
+def test_a_file_of_which_most_does_not_read_is_refused_with_what_was_understood(tmp_path: Path) -> None:
+    rows = [{"messages": [{"role": "human", "content": "Hello"}], "reward": 1}] * 12
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in [{"messages": ASKED, "reward": 1}, *rows]))
+    with pytest.raises(
+        UserError, match=r"read as chat JSONL: 12 of 13 entries do not read(.|\n)*has no role(.|\n)*role"
+    ):
+        read_logs([path])
+
+
+@pytest.mark.parametrize(
+    "reference", ["done", [{"role": "user", "content": "x"}], [{"role": "assistant", "tool_calls": [1]}]]
+)
+def test_a_reference_that_is_no_solution_is_not_believed(reference: object, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"messages": ASKED, "reward": 1, "reference": reference}) + "\n")
+    with pytest.raises(UserError, match="its reference"):
+        read_logs([path])
