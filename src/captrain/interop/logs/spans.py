@@ -56,8 +56,8 @@ def read_spans(path: Path, scores: Mapping[str, float]) -> Source:
             longest = traces.get(_trace_id(span), {"messages": []})
             if len(messages) >= len(longest["messages"]) and messages:
                 model = attributes.get("gen_ai.request.model") or attributes.get("llm.model_name") or "unknown"
-                tools = _loaded(attributes.get("gen_ai.tool.definitions"))
-                traces[_trace_id(span)] = {"messages": messages, "model": model, "tools": tools}
+                definitions = _loaded(attributes.get("gen_ai.tool.definitions"))
+                traces[_trace_id(span)] = {"messages": messages, "model": model, "tools": definitions}
     file, about = file_digest(path), {"format": "OpenTelemetry spans"}
     tools: dict[str, JsonObject] = {}
     for trace in traces.values():
@@ -109,8 +109,8 @@ def _messages(attributes: JsonObject) -> list[JsonObject]:
     if instructions := _loaded(attributes.get("gen_ai.system_instructions")):
         messages.append({"role": "system", "content": _parts_text(instructions)})
     for name in ("gen_ai.input.messages", "gen_ai.output.messages"):
-        for message in _loaded(attributes.get(name)) or []:
-            messages += _of_parts(message)
+        entries = _loaded(attributes.get(name))
+        messages += [chat for entry in entries for chat in _of_parts(entry)] if isinstance(entries, list) else []
     return messages or _flat(attributes)
 
 
