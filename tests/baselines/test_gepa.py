@@ -134,6 +134,13 @@ def test_the_budget_is_spent_to_the_last_rollout(budget: int, opened: list[Task]
     assert {(entry.stage, entry.method, entry.item) for entry in one.ledger} == {("gepa", "gepa", "gepa")}
 
 
+def test_a_search_for_one_prompt_ends_with_it_and_spends_the_rest_on_choosing() -> None:
+    one = found(run_of("baselines.gepa.prompts=1"))
+    accepted = [candidate for candidate in one.candidates if candidate.accepted]
+    assert len(accepted) == 2 and spent(one) == BUDGET
+    assert sum(len(candidate.choice) for candidate in accepted) > 0.35 * BUDGET
+
+
 def test_most_of_the_budget_is_searched_with_and_the_finalists_share_the_rest(
     searched: tuple[GEPAResult, Path],
 ) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from captrain.benchmarks import load_benchmark
+from captrain.benchmarks import evaluation_tasks, load_benchmark
 from captrain.config import Component, Machine, Spec, build
 from captrain.contract import Target
 from captrain.environments import (
@@ -187,7 +187,7 @@ def run_controls(spec: Spec, base: Path, results: Path, artifacts: Path) -> list
     evidence = _routing_evidence(report, places, results, artifacts, rollouts, spec.machine)
     history = pd.concat([pd.read_csv(results / stage / "history.csv") for stage in ("adapters", STAGE)])
     gains = adapter_gains([*evidence.targets], evidence.calibration, history)
-    tasks = benchmark.tasks("test", spec.evaluation.tasks)
+    tasks = evaluation_tasks(benchmark, spec.evaluation)
     publish_routes(control_routes(spec.router, base, evidence, gains, selections, benchmark, tasks), gains, folder)
     return [f"no control takes {name}: {reason}" for name, reason in workshop.lacking.items()]
 

@@ -208,8 +208,12 @@ class Search:
 
     @property
     def over(self) -> bool:
-        """Whether another step of the search could exceed what it may spend, or the proposer has failed."""
+        """Whether another step of the search could exceed what it may spend, there are as many prompts as may be, or
+        the proposer has failed."""
         step = (2 * self.spec.baselines.gepa.minibatch + len(self.validation)) * (1 + self.spec.rollouts.retries)
+        prompts = self.spec.baselines.gepa.prompts
+        if prompts is not None and len(self._pool) > prompts:
+            return True
         return self.fault is not None or self.total + step > self.budget or self.total >= (1 - CHOICE) * self.budget
 
     def play(self, lines: Lines, cases: Sequence[Case], trial: int, retries: int) -> list[Rollout]:

@@ -5,7 +5,9 @@ from .base.demonstrations import take_shortcuts as take_shortcuts
 from .base.tokenizer import build_tokenizer as build_tokenizer
 from .base.training import build_model as build_model
 from .base.training import train_base as train_base
+from .loading import evaluation_tasks as evaluation_tasks
 from .loading import load_benchmark as load_benchmark
+from .loading import overlapping_tasks as overlapping_tasks
 from .servicedesk import ARGUMENTS as ARGUMENTS
 from .servicedesk import TOOLS as TOOLS
 from .servicedesk import DeskEpisode as DeskEpisode

@@ -22,6 +22,7 @@ from .spec import Base as Base
 from .spec import Baselines as Baselines
 from .spec import Choice as Choice
 from .spec import Environments as Environments
+from .spec import Evaluation as Evaluation
 from .spec import FailuresSft as FailuresSft
 from .spec import Ranking as Ranking
 from .spec import Selection as Selection

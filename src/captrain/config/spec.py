@@ -144,6 +144,8 @@ class Gepa(Section):
     minibatch: Count
     validation: Count
     """Training tasks set aside to choose among prompts."""
+    prompts: Count | None = None
+    """Accepted by the search at most, beside the prompt of the base; null: as many as the budget has room for."""
 
 
 class Adp(Section):
@@ -254,9 +256,11 @@ class Merging(Section):
 
 
 class Evaluation(Section):
-    """The comparison on the test split."""
+    """The comparison on the test split; or, as the paper has it, on the tasks of all splits, those that were diagnosed
+    and trained on among them, which every row of the table then says."""
 
     tasks: Count
+    splits: Literal["test", "all"] = "test"
     trials: Annotated[int, Field(ge=2)]
     resamples: Count
     confidence: Level

@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 
 from captrain.baselines import acting_stages
-from captrain.benchmarks import load_benchmark
+from captrain.benchmarks import evaluation_tasks, load_benchmark
 from captrain.config import Component, Spec
 from captrain.contract import Target
 from captrain.environments import read_passports
@@ -94,6 +94,7 @@ class ArmBatch:
             spec.benchmark,
             spec.policy,
             settings.tasks,
+            settings.splits,
             settings.trials,
             spec.rollouts.retries,
         )
@@ -222,7 +223,7 @@ def play_batch(batch: ArmBatch) -> list[tuple[Arm, list[Rollout]]]:
     """All trials of each arm on its tasks of the test split; an arm without tasks is left out."""
     spec = batch.spec
     target = load_benchmark(spec.benchmark, spec.machine)
-    tasks = target.tasks("test", spec.evaluation.tasks)
+    tasks = evaluation_tasks(target, spec.evaluation)
     arm_rollouts, policies = [], dict[tuple[str, ...], Policy]()
     for arm in batch.arms:
         arm_tasks = [task for task in tasks if arm.tasks is None or task.id in arm.tasks]

@@ -3,11 +3,12 @@
 from pathlib import Path
 
 from captrain.baselines import spending_stages
+from captrain.benchmarks import load_benchmark, overlapping_tasks
 from captrain.config import Spec
 from captrain.environments import read_passports
 from captrain.evaluation.arms import all_routes, play_arms
 from captrain.evaluation.rows import controls_of
-from captrain.evaluation.tables import Evaluation, evaluate
+from captrain.evaluation.tables import Evaluation, evaluate, mark_overlap
 from captrain.ledger import LedgerEntry
 from captrain.records import Capability, Rollout, load
 
@@ -40,4 +41,7 @@ def evaluate_project(spec: Spec, project: Path = Path()) -> tuple[list[Rollout],
         confidence=spec.evaluation.confidence,
         seed=spec.seed,
     )
+    if spec.evaluation.splits == "all":
+        known = {task.id for task in overlapping_tasks(load_benchmark(spec.benchmark, spec.machine))}
+        evaluation = mark_overlap(evaluation, len(known), outcomes["task"].nunique())
     return rollouts, evaluation

@@ -7,7 +7,7 @@ every rate, and never taken for a failure. Methods are compared only at equal to
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -61,7 +61,8 @@ class Evaluation:
 
     main: one row a method: method, label, pass_rate, low, high, pass_hat_k, mean_reward (empty for bounds), tasks
     (with at least one trial without error), excluded (tasks without), trials (without error), errors, rollouts_spent.
-    The first row is the floor: an agent that does nothing.
+    The first row is the floor: an agent that does nothing. Where all splits were played also overlapping, how many
+    tasks were for discovery or training.
     differences: one row a pair: first, second, difference, low, high, better, worse (tasks), p, distinguishable,
     effect, and p_holm, p corrected for the number of comparisons that have one.
     kinds: one row a task kind and method: kind, method, label, pass_rate, low, high, pass_hat_k, mean_reward, tasks.
@@ -132,6 +133,20 @@ def evaluate(
         costs=_cost_table([row.name for row in rows], ledger, ranked, controls),
         metrics=_metrics(main, differences, totals, ledger, confidence),
     )
+
+
+def mark_overlap(evaluation: Evaluation, overlapping: int, tasks: int) -> Evaluation:
+    """The evaluation with every row of its main table marked as one over tasks that were diagnosed or trained on: by
+    its label, and by the column `overlapping`, how many there are of these.
+
+    Args:
+        evaluation: over the tasks of all splits.
+        overlapping: tasks of discovery and training among them.
+        tasks: all of them.
+    """
+    note = f" ({overlapping} of {tasks} tasks not held out)"
+    main = evaluation.main.assign(label=evaluation.main["label"] + note, overlapping=overlapping)
+    return replace(evaluation, main=main)
 
 
 def _of(stages: Mapping[str, str], stage: str) -> list[str]:

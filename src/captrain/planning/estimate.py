@@ -59,6 +59,7 @@ from captrain.planning.assumptions import (
     ModelUse,
     Throughput,
     dense_size,
+    split_sizes,
 )
 from captrain.rollouts import SHARDS
 
@@ -171,7 +172,9 @@ class Estimate:
         spec = self.spec
         baseline_arms = sum(row.arms(self.count) for row in baselines().values() if row.section(spec).run)
         arms = 1 + self.count + baseline_arms + len(spec.merging.methods) + self.further
-        tests = spec.evaluation.tasks * spec.evaluation.trials
+        further = split_sizes(spec.benchmark) if spec.evaluation.splits == "all" else {}
+        overlapping = further.get("discovery", 0) + further.get("training", 0)
+        tests = (spec.evaluation.tasks + overlapping) * spec.evaluation.trials
         return self._rollout_stage(
             "evaluation", (arms + self.composed) * tests, math.ceil(arms), spec.machine.workers, user=True
         )

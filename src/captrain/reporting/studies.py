@@ -157,6 +157,11 @@ def capabilities(points: Sequence[ComparisonRow]) -> Figure:
     return _scaling(points, "capabilities.count", "capabilities kept at most", ("tau2_capabilities",))
 
 
+def prompts(points: Sequence[ComparisonRow]) -> Figure:
+    """Pass rate over the number of prompts that GEPA accepts; beside it the published curve."""
+    return _scaling(points, "baselines.gepa.prompts", "prompts of GEPA at most", ("tau2_capabilities",))
+
+
 def _scaling(points: Sequence[ComparisonRow], setting: str, axis_label: str, curves: Sequence[str]) -> Figure:
     """Ours above and its differences beneath it, the published curves in a column of their own."""
     headline = [row for row in points if row["method"] in HEADLINE]
@@ -330,6 +335,12 @@ STUDIES: Mapping[str, Study] = {
     ),
     "scaling_capabilities": Study(
         ("sweeps/capabilities.csv",), "captrain-sweep -m +study=capabilities", capabilities, ("capabilities.count",)
+    ),
+    "scaling_prompts": Study(
+        ("sweeps/prompts.csv",), "captrain-sweep -m +study=prompts", prompts, ("baselines.gepa.prompts",)
+    ),
+    "scaling_rollouts_paper": Study(
+        ("sweeps/paper_rollouts.csv",), "captrain-sweep -m +study=paper_rollouts", rollouts, ("adapters.rollouts",)
     ),
     "thresholds": Study(
         ("sweeps/thresholds.csv",),

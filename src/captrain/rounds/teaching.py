@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from captrain.benchmarks import load_benchmark
+from captrain.benchmarks import evaluation_tasks, load_benchmark
 from captrain.capabilities import undecided
 from captrain.config import Spec, build
 from captrain.execution import launch
@@ -148,7 +148,7 @@ def routed(spec: Spec, base: Path, evidence: Evidence) -> pd.DataFrame:
     generalist, and by discovery tasks that the base passed.
     """
     benchmark = load_benchmark(spec.benchmark, spec.machine)
-    tasks = benchmark.tasks("test", spec.evaluation.tasks)
+    tasks = evaluation_tasks(benchmark, spec.evaluation)
     targets = {environment.name: environment.target(spec.machine) for environment in evidence.environments}
     environment_examples = examples(
         targets, OPENINGS, [rollout for rollout in evidence.rollouts if rollout.adapter is None]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from captrain.benchmarks import load_benchmark
+from captrain.benchmarks import evaluation_tasks, load_benchmark
 from captrain.config import Component, Machine, Spec, build
 from captrain.contract import Target
 from captrain.environments import load_environment, read_passports
@@ -111,7 +111,7 @@ def route_all(spec: Spec, base: Path, results: Path, artifacts: Path) -> Routes:
     )
     gains = adapter_gains(adapters, evidence.calibration, pd.read_csv(results / "adapters/history.csv"))
     benchmark = load_benchmark(spec.benchmark, spec.machine)
-    tasks = benchmark.tasks("test", spec.evaluation.tasks)
+    tasks = evaluation_tasks(benchmark, spec.evaluation)
     seed = spec.seed if spec.controls.run else None
     return route_tasks(spec.router, base, evidence, gains, benchmark, tasks, seed)
 
