@@ -12,7 +12,10 @@ from captrain.contract import load_file
 from captrain.errors import UserError
 from captrain.evaluation.tables import mark_overlap
 
-SIZED = (
+SIZED = """class Environment:
+    def size(self, split):
+        return {"discovery": 3, "training": 2, "test": 4}[split]
+"""
     "class Environment:\n    def size(self, split):\n        return {'discovery': 3, 'training': 2, 'test': 4}[split]\n"
 )
 
