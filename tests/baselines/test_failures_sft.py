@@ -11,7 +11,7 @@ from captrain.benchmarks import load_benchmark
 from captrain.config import Spec, compose_spec, publish_spec
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
-from captrain.records import Rollout, Score, load, publish
+from captrain.records import Rollout, Score, Split, load, publish
 from captrain.training.sft import FineTuned
 
 SMALL = [
@@ -24,7 +24,7 @@ def chosen(*overrides: str) -> Spec:
     return compose_spec("smoke", 0, [*SMALL, *overrides], ROOT / "conf")
 
 
-def diagnosed(folder: Path, base: Path, failed: int, split: str = "discovery") -> Path:
+def diagnosed(folder: Path, base: Path, failed: int, split: Split = "discovery") -> Path:
     """A project whose first tasks have failed, and one more has passed."""
     (folder / "artifacts/rollouts").mkdir(parents=True)
     (folder / "artifacts/base").symlink_to(base)

@@ -194,7 +194,7 @@ def test_every_stage_that_leaves_something_to_act_with_is_a_row_charged_for_what
         | {"single": 120, "mixed": 120}
     )
     # The first capability's adapter alone: diagnosis, its calibration, its training.
-    assert main["label"][list(main["method"]).index("single_share")] == "single capability, one share"
+    assert row(main, method="single_share")["label"] == "single capability, one share"
     assert rates["single_share"] == 0.5 and spent["single_share"] == 120
     assert "single_share" not in set(run(many({}), routes_of(["base"] * 4)).main["method"])
     assert (spent["adp"], spent["merged:distillation"]) == (0, 150)

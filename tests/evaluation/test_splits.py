@@ -16,8 +16,6 @@ SIZED = """class Environment:
     def size(self, split):
         return {"discovery": 3, "training": 2, "test": 4}[split]
 """
-    "class Environment:\n    def size(self, split):\n        return {'discovery': 3, 'training': 2, 'test': 4}[split]\n"
-)
 
 
 def settings(splits: str) -> Evaluation:
