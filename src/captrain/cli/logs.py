@@ -1,7 +1,8 @@
 """The command that diagnoses the logs of an agent."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -9,8 +10,23 @@ from captrain.cli.console import print_all
 from captrain.config import Ranking
 from captrain.errors import UserError
 
+if TYPE_CHECKING:
+    from captrain.config import Selection
+    from captrain.interop import Logs
+
 RUNS = 10
 """Labelling runs over logs."""
+AnalystName = Literal["programmatic", "openai"]
+
+
+@dataclass(frozen=True)
+class _Judge:
+    """A language model that judges: its name, its budget in tokens, prices, and whether it is to be asked at all."""
+
+    model: str
+    tokens: int | None
+    prices: tuple[float, float] | None
+    dry_run: bool
 
 
 def diagnose(
@@ -30,6 +46,15 @@ def diagnose(
     seed: Annotated[int, typer.Option(min=0, help="Of the resamples.")] = 0,
     scores: Annotated[Path | None, typer.Option(help="CSV of trace_id,reward: spans hold no reward.")] = None,
     keep_suspects: Annotated[bool, typer.Option(help="Contrast rollouts of suspect references, too.")] = False,
+    analyst: Annotated[
+        AnalystName, typer.Option(help="programmatic: rules; openai: the language model of --model.")
+    ] = "programmatic",
+    model: Annotated[str, typer.Option(help="The model's name at OPENAI_BASE_URL, with the key OPENAI_API_KEY.")] = "",
+    tokens: Annotated[int | None, typer.Option(min=1, help="Budget of the model in tokens, read and written.")] = None,
+    prices: Annotated[
+        tuple[float, float] | None, typer.Option(help="Money for a million tokens read, and written.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option(help="Say what the model would cost, and ask nothing.")] = False,
 ) -> None:
     """Why the rollouts in these logs failed, and what the agent lacks: causes, a ranking, report.md, figures."""
     from captrain.config import Selection
@@ -63,6 +88,26 @@ def diagnose(
     if agreement > RUNS:
         raise UserError(f"--agreement {agreement} of {RUNS} labelling runs", f"say at most {RUNS}")
     logs = read_logs(files or [], scores)
+    if analyst == "openai":
+        _judge(logs, selection, out, count, seed, _Judge(model, tokens, prices, dry_run))
+        return
     diagnosis = diagnose(logs, selection, runs=RUNS, count=count, seed=seed, keep_suspects=keep_suspects)
     publish_diagnosis(diagnosis, out)
     print_all(*diagnosis_summary(diagnosis), f"{out / 'report.md'} has the evidence")
+
+
+def _judge(logs: "Logs", selection: "Selection", out: Path, count: int, seed: int, settings: _Judge) -> None:
+    """Diagnose by a language model: its cost first, then the questions."""
+    from captrain.config import ModelAccess
+    from captrain.diagnosis import judge, judged_summary, judging_cost, load_analyst, publish_judged
+
+    if not settings.model:
+        raise UserError("--analyst openai needs a model", "name it by --model, as the endpoint knows it")
+    read_price, write_price = settings.prices or (None, None)
+    access = ModelAccess(tokens=settings.tokens, input_price=read_price, output_price=write_price)
+    print_all(str(judging_cost(logs, RUNS, access)))
+    if settings.dry_run:
+        return
+    judged = judge(logs, load_analyst(settings.model, access), selection, runs=RUNS, count=count, seed=seed)
+    publish_judged(judged, out)
+    print_all(*judged_summary(judged), f"{out / 'selection.json'} has the account")

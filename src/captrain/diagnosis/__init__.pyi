@@ -7,5 +7,10 @@ from .foreign_labels import diagnose_labels as diagnose_labels
 from .foreign_labels import label_summary as label_summary
 from .foreign_labels import publish_label_diagnosis as publish_label_diagnosis
 from .foreign_labels import read_labels as read_labels
+from .judged import judge as judge
+from .judged import judged_summary as judged_summary
+from .judged import judging_cost as judging_cost
+from .judged import load_analyst as load_analyst
+from .judged import publish_judged as publish_judged
 from .report import diagnosis_summary as diagnosis_summary
 from .report import publish_diagnosis as publish_diagnosis

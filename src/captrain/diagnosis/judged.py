@@ -1,0 +1,132 @@
+"""A language model as analyst of other people's logs: for chats without a reference, or beside the programmatic causes.
+
+The analyst, its blind labels and the answers kept on disk are the pipeline's (`analyst=openai`); only the rollouts come
+from elsewhere. What it will cost is said before anything is asked, and a budget stops it; what was answered until then
+is kept, and a second run asks only for the rest.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from rich.table import Table
+
+from captrain.capabilities import (
+    Analyst,
+    SelectionAccount,
+    label_runs,
+    measure_agreement,
+    select,
+    selection_table,
+    text_of,
+)
+from captrain.config import Component, ModelAccess, Selection, build
+from captrain.diagnosis.diagnosis import FEW
+from captrain.interop import Logs
+from captrain.records import Capability, JsonObject, Rollout, RolloutLabels, publish, publish_json
+
+ANALYST = "captrain.capabilities.openai.OpenAIAnalyst"
+CHARACTERS = 16000
+"""Of one rollout, beyond which the analyst shortens it."""
+EXCERPTS = 8
+"""Rollouts that a discovery question shows."""
+RULES = 4000
+"""Characters of a question beside its rollouts, about."""
+PER_TOKEN = 4
+"""Characters of a token, about."""
+ANSWER = 400
+"""Tokens of an answer, about."""
+
+
+@dataclass(frozen=True)
+class JudgingCost:
+    """About what judging will take: questions, tokens read and written, and money where prices are known."""
+
+    questions: int
+    prompt_tokens: int
+    completion_tokens: int
+    money: float | None
+
+    def __str__(self) -> str:
+        price = "" if self.money is None else f", {self.money:.2f} in money"
+        return (
+            f"about {self.questions} questions, {self.prompt_tokens} tokens read and {self.completion_tokens} "
+            f"written{price}; answers on disk cost nothing"
+        )
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What the analyst made of logs: candidates, the labels of all runs, the account of the selection, how far the
+    labels can be relied on, what was asked, and why nothing can be concluded, "" where enough was read."""
+
+    candidates: list[Capability]
+    labels: list[RolloutLabels]
+    report: SelectionAccount
+    agreement: JsonObject
+    usage: JsonObject
+    shortage: str
+
+
+def judging_cost(logs: Logs, runs: int, access: ModelAccess) -> JudgingCost:
+    """What `judge` would ask, before it asks anything."""
+    sizes = [
+        min(CHARACTERS, sum(len(text_of(message.get("content") or "")) for message in rollout.messages))
+        for rollout in logs.rollouts
+        if rollout.outcome != "error"
+    ]
+    mean = sum(sizes) / max(1, len(sizes))
+    discovery = runs * (RULES + EXCERPTS * mean)
+    questions = runs * (len(sizes) + 1) + 1
+    read = int((discovery + runs * (sum(sizes) + RULES * len(sizes))) / PER_TOKEN)
+    money = None
+    if access.input_price is not None and access.output_price is not None:
+        money = (read * access.input_price + questions * ANSWER * access.output_price) / 1e6
+    return JudgingCost(questions, read, questions * ANSWER, money)
+
+
+def load_analyst(model: str, access: ModelAccess) -> Analyst:
+    """The pipeline's analyst with its settings, behind the endpoint that the environment names."""
+    settings = {"_target_": ANALYST, "name": model, "temperature": 1.0, "max_tokens": 4096, "characters": CHARACTERS}
+    return build(Component.model_validate(settings), Analyst, access=access)
+
+
+def judge(logs: Logs, analyst: Analyst, selection: Selection, *, runs: int, count: int, seed: int) -> Judged:
+    """Let the analyst propose capabilities and label all rollouts, blind to their outcome, and select.
+
+    Raises:
+        UserError: all rollouts have one outcome, a budget is reached, or the endpoint cannot be asked.
+    """
+    rollouts: list[Rollout] = [rollout for rollout in logs.rollouts if rollout.outcome != "error"]
+    candidates, labels = label_runs(analyst, rollouts, logs.tools, runs, seed)
+    report = select(labels, candidates, selection, count, seed).report
+    agreement = measure_agreement(analyst, labels, rollouts, logs.tools)
+    passed, failed = report["rollouts"]["passed"], report["rollouts"]["failed"]
+    shortage = f"{passed} passed and {failed} failed rollouts; at least {FEW} of each are needed to conclude anything"
+    usage: JsonObject = getattr(analyst, "usage", {})
+    return Judged(candidates, labels, report, agreement, usage, shortage if min(passed, failed) < FEW else "")
+
+
+def judged_summary(judged: Judged) -> list[Table | str]:
+    """What the command prints: the ranking, the families nearest to each candidate, what was asked, what is amiss."""
+    nearest = judged.agreement.get("programmatic", {}).get("candidates", {})
+    lines = [
+        f"{slug}: nearest programmatic family {entry['best']}, kappa {entry['kappa']:.2f}"
+        for slug, entry in nearest.items()
+        if entry["best"] is not None and entry["kappa"] is not None
+    ]
+    usage = ", ".join(f"{name.replace('_', ' ')} {number}" for name, number in judged.usage.items())
+    shortage = [f"nothing can be concluded: {judged.shortage}"] if judged.shortage else []
+    return [selection_table(judged.report), *lines, *([f"asked: {usage}"] if usage else []), *shortage]
+
+
+def publish_judged(judged: Judged, out: Path) -> None:
+    """Write selection.json, candidates.jsonl, labels.jsonl, agreement.json, asked.json and figures/."""
+    from captrain.reporting import capabilities, render
+
+    publish_json(out / "selection.json", judged.report)
+    publish(out / "candidates.jsonl", judged.candidates)
+    publish(out / "labels.jsonl", judged.labels)
+    publish_json(out / "agreement.json", judged.agreement)
+    publish_json(out / "asked.json", judged.usage)
+    render({"capabilities": partial(capabilities, judged.report)}, out / "figures")

@@ -1,0 +1,61 @@
+"""`captrain diagnose --analyst openai` on the file that ships, by a model on the loopback interface."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.answering import Answering, Body
+from typer.testing import CliRunner
+
+from captrain.cli.app import app
+from captrain.errors import UserError
+
+EXAMPLE = Path(__file__).parents[2] / "docs/examples/servicedesk.jsonl"
+
+
+def answer(body: Body) -> dict[str, Any]:
+    """A model that proposes one capability, and says that a rollout lacks it if it closes after two calls."""
+    schema, text = body["response_format"]["json_schema"]["name"], body["messages"][-1]["content"]
+    if schema == "Discovery":
+        place = {"rollout": 1, "message": 2}
+        return {"capabilities": [{"name": "Finishing", "description": "Goes on to the end.", "evidence": [place]}]}
+    if schema == "Merging":
+        members = [int(number) for number in re.findall(r'"number": ?(\d+)', text)] or list(range(1, 11))
+        return {"groups": [{"members": members, "name": "Finishing", "description": "Goes on to the end."}]}
+    verdict = "LACKING" if text.count('"role"') < 8 else "PRESENT"
+    return {"labels": [{"capability": "finishing", "evidence": "as read", "message": 2, "verdict": verdict}]}
+
+
+def diagnose(*arguments: object) -> str:
+    result = CliRunner().invoke(app, ["diagnose", str(EXAMPLE), *map(str, arguments)], env={"COLUMNS": "160"})
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.stdout
+
+
+def test_a_dry_run_tells_the_cost_and_asks_nothing(tmp_path: Path) -> None:
+    said = diagnose("--out", tmp_path, "--analyst", "openai", "--model", "m", "--prices", 1, 2, "--dry-run")
+    assert "about 811 questions" in said and "in money" in said and not list(tmp_path.iterdir())
+
+
+def test_a_model_has_to_be_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="needs a model"):
+        diagnose("--out", tmp_path, "--analyst", "openai")
+
+
+def test_a_model_labels_blindly_and_a_second_run_asks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Answering(answer) as server:
+        server.use(monkeypatch)
+        said = diagnose("--out", tmp_path / "a", "--analyst", "openai", "--model", "m")
+        asked = len(server.requests)
+        diagnose("--out", tmp_path / "b", "--analyst", "openai", "--model", "m")
+        assert len(server.requests) == asked > 100
+        labelling = [body for body in server.requests if body["response_format"]["json_schema"]["name"] == "Labelling"]
+        assert not any('outcome="' in body["messages"][-1]["content"] for body in labelling)
+    assert "finishing" in said and "asked: answers" in said
+    for name in ("selection.json", "labels.jsonl", "agreement.json", "asked.json"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    assert json.loads((tmp_path / "a/agreement.json").read_text())["programmatic"]["rollouts"] == 80
