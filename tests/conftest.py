@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 from support.finished import Captrain, finished_pipeline
 from support.letters import LETTERS
+from support.shared import make_once
+from support.smoke import make_smoke
 from support.warm import Server, warm_commands
 
 from captrain.cli import app
@@ -25,8 +27,10 @@ from captrain.records import Task
 # As the Makefile sets it: nothing needs a network, and one thread is the faster number here.
 os.environ.update(HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1", TRL_EXPERIMENTAL_SILENCE="1")
 
-LONGEST = ("test_pipeline.py", "test_slurm.py", "test_sweep.py", "test_distributed.py")
-"""Minutes each."""
+LONGEST = ("test_pipeline.py", "test_slurm.py", "test_sweep.py", "test_distributed.py", "test_instruction_sets.py")
+"""Minutes each; the last needs what the first makes."""
+MANY = 20_000
+"""Objects that are worth leaving out of searches for garbage: some hundredths of a second for each search."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -44,8 +48,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Leave what the modules of the tests have imported out of every search for garbage: libraries ask for these after
-    each training and each correction, and they would go through all that pytest has ever loaded."""
+    """Leave what the modules of the tests have imported out of every search for garbage."""
+    freeze()
+
+
+def pytest_runtest_setup() -> None:
+    """Leave out what has been imported since, too."""
+    if len(gc.get_objects(generation=2)) > MANY:
+        freeze()
+
+
+def freeze() -> None:
+    """Leave all that is in memory out of every search for garbage: libraries ask for these after each training and each
+    correction, and they would go through all that has ever been loaded."""
     gc.collect()
     gc.freeze()
 
@@ -66,8 +81,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build_model(tokenizer, size, seed=13).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     importlib.import_module("trl.trainer.grpo_trainer")  # what trains it: a part of what is loaded for good
-    gc.collect()
-    gc.freeze()
+    freeze()
     return folder
 
 
@@ -75,6 +89,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def warm() -> Path:
     """Folder of the commands `python`, `dvc` and `captrain`, whose processes have their libraries at once."""
     return warm_commands()
+
+
+@pytest.fixture(scope="session")
+def smoke(tmp_path_factory: pytest.TempPathFactory, warm: Path) -> Path:
+    """The repository after `dvc repro` of experiment smoke, all committed: to read and to copy."""
+    return make_once(tmp_path_factory, "smoke", lambda folder: make_smoke(folder, warm))
 
 
 @pytest.fixture(scope="session")
@@ -111,7 +131,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[Task]:
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A pipeline that has run, all committed. Copied for each test."""
-    return finished_pipeline(tmp_path_factory.mktemp("finished"))
+    return make_once(tmp_path_factory, "finished", finished_pipeline)
 
 
 @pytest.fixture

@@ -67,16 +67,41 @@ def test_exponents_are_slopes_over_the_larger_half_of_the_sizes() -> None:
 
 
 @pytest.mark.slow
-def test_the_benchmark_measures_every_growth_and_prints_a_row_of_each() -> None:
+@pytest.mark.parametrize("name", growth_measures.MEASURES)
+def test_every_growth_is_measured(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(EXECUTABLE, python := str(warm_commands() / "python"))
+    monkeypatch.setattr(sys, "executable", python)
+    cost = bench_growth.measure_once(growth_measures.MEASURES[name], 10)
+    assert cost.size == 10 and cost.seconds > 0 and cost.memory > 0
+
+
+@pytest.mark.slow
+def test_the_benchmark_prints_a_row_of_what_it_measures() -> None:
     python = str(warm_commands() / "python")
-    command = [python, "scripts/bench_growth.py", "--largest", "20", "--steps", "2"]
+    command = [python, "scripts/bench_growth.py", "--only", "chat log", "--largest", "20", "--steps", "2"]
     environment = {**os.environ, EXECUTABLE: python}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in done.stdout.splitlines() if "│" in line]
-    assert [row[0] for row in rows] == [f"{name}, {measure.unit}" for name, measure in growth_measures.MEASURES.items()]
-    for _, first, last, *numbers in rows:
-        assert (int(first), int(last)) == (10, 20) and all(math.isfinite(float(number)) for number in numbers)
+    [(name, first, last, *numbers)] = rows(done.stdout)
+    assert (name, int(first), int(last)) == ("chat log, rollouts", 10, 20)
+    assert all(math.isfinite(float(number)) for number in numbers)
+
+
+def test_without_a_choice_it_measures_every_growth(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench_growth, "measure_once", lambda _, size: bench_growth.Cost(size, 1.0 * size, 200.0))
+    bench_growth.main(["--largest", "40", "--steps", "3"])
+    printed = rows(capsys.readouterr().out)
+    assert [row[0] for row in printed] == [
+        f"{name}, {measure.unit}" for name, measure in growth_measures.MEASURES.items()
+    ]
+    assert {tuple(map(float, row[1:3])) for row in printed} == {(20, 40)} and {row[5] for row in printed} == {"1.00"}
+
+
+def rows(printed: str) -> list[list[str]]:
+    """The cells of a table, without its head."""
+    return [[cell.strip() for cell in line.split("│")[1:-1]] for line in printed.splitlines() if "│" in line]
 
 
 def test_a_measure_that_fails_ends_the_benchmark_with_what_it_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +219,7 @@ def test_the_memory_of_a_diagnosis_does_not_grow_with_the_log(monkeypatch: pytes
     monkeypatch.setattr(selection_rule, "CHUNK", 1 << 12)
     monkeypatch.setattr(statistics, "CHUNK", 1 << 12)
     peaks = {}
-    for size in (40, 80, 320):  # the first imports what is imported on the way
+    for size in (20, 40, 160):  # the first imports what is imported on the way
         path = prepared(size, tmp_path / str(size))
         tracemalloc.start()
         diagnosis = diagnose(read_logs([path]), LIMITS, runs=10, count=4, seed=0)
@@ -203,8 +228,8 @@ def test_the_memory_of_a_diagnosis_does_not_grow_with_the_log(monkeypatch: pytes
         tracemalloc.stop()
         assert len(diagnosis.logs.rollouts) == size
         del diagnosis
-    # A rollout takes some 20 kB: 240 more of them 5 MB, and a byte for each candidate and each run 10 kB.
-    assert peaks[320] - peaks[80] < 300_000
+    # A rollout takes some 20 kB: 120 more of them 2.4 MB, and a byte for each candidate and each run 5 kB.
+    assert peaks[160] - peaks[40] < 300_000
 
 
 def test_what_a_diagnosis_leaves_out_is_counted_and_the_first_of_it_listed(tmp_path: Path) -> None:

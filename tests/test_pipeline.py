@@ -1,9 +1,8 @@
 """The whole pipeline through `dvc repro`, as a user runs it: experiment smoke, in a repository of its own."""
 
 import json
-import os
+import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,13 +10,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import yaml
+from support.smoke import Repository
 
 from captrain.ledger import LedgerEntry
 from captrain.records import Rollout, load
 
-ROOT = Path(__file__).parent.parent
-BIN = Path(sys.executable).parent
-STAGES = [*yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]]
 TRAINING = [
     "adapters",
     "grpo_target",
@@ -33,67 +30,17 @@ TRAINING = [
 ]
 
 
-class Project:
-    """A copy of the repository with its own git, to run things in."""
-
-    def __init__(self, folder: Path, commands: Path) -> None:
-        self.folder, self.commands = folder, commands
-        listed = self.call("git", "ls-files", "--cached", "--others", "--exclude-standard", cwd=ROOT).split("\n")
-        for name in filter(None, listed):
-            if not name.startswith("results/") and name != "dvc.lock" and (ROOT / name).is_file():
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                (folder / name).write_bytes((ROOT / name).read_bytes())
-        self.call("git", "init", "-q")
-        self.choose()
-        self.commit()
-
-    def call(self, *command: str, cwd: Path | None = None, status: int = 0) -> str:
-        """Run a command; its output (stdout and stderr) when it ends with the status."""
-        path = os.pathsep.join([str(self.commands), str(BIN), os.environ["PATH"]])
-        paths = {"PATH": path, "PYTHONPATH": str(self.folder / "src")}
-        env = {**os.environ, **paths, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
-        done = subprocess.run(
-            command, cwd=cwd or self.folder, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
-        assert done.returncode == status, f"{command} ended with {done.returncode}:\n{done.stdout[-4000:]}"
-        return done.stdout
-
-    def choose(self, *overrides: str) -> None:
-        """Write params.yaml."""
-        choice = {"experiment": "smoke", "seed": 0, "overrides": list(overrides)}
-        (self.folder / "params.yaml").write_text(yaml.safe_dump(choice))
-
-    def commit(self) -> None:
-        """Commit everything that is not ignored."""
-        self.call("git", "add", "-A")
-        self.call("git", "-c", "user.name=test", "-c", "user.email=test@example.org", "commit", "-qm", "state")
-
-    def stale(self) -> list[str]:
-        """Stages that DVC would run on what is chosen, in the order of the pipeline, those downstream of others left
-        out."""
-        spec = self.folder / "results/spec.yaml"
-        before = spec.read_bytes()
-        self.call("python", "stages/compose.py")
-        changed = json.loads(self.call("dvc", "status", "--json"))
-        spec.write_bytes(before)
-        return [name for name in STAGES if name in changed and name != "compose"]
-
-
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory, warm: Path) -> Project:
-    made = Project(tmp_path_factory.mktemp("project"), warm)
-    start = time.monotonic()
-    made.call("dvc", "repro")
-    print(f"smoke took {time.monotonic() - start:.0f} s")
-    made.commit()
-    return made
+def project(smoke: Path, tmp_path_factory: pytest.TempPathFactory, warm: Path) -> Repository:
+    folder = shutil.copytree(smoke, tmp_path_factory.mktemp("project") / "repository", symlinks=True)
+    return Repository(folder, warm)
 
 
-def rollouts(project: Project) -> Sequence[Rollout]:
+def rollouts(project: Repository) -> Sequence[Rollout]:
     return load(project.folder / "artifacts/rollouts/discovery.jsonl", Rollout)
 
 
-def test_every_stage_leaves_its_results_and_the_table_prints(project: Project) -> None:
+def test_every_stage_leaves_its_results_and_the_table_prints(project: Repository) -> None:
     said = project.call("captrain", "results")
     assert "GRPO on target" in said and "TRACE" in said and "oracle" in said
     for name in ("main.pdf", "main.png", "capabilities.pdf", "training.png"):
@@ -101,7 +48,7 @@ def test_every_stage_leaves_its_results_and_the_table_prints(project: Project) -
     assert "pass_rate" in project.call("dvc", "metrics", "show", "--json")
 
 
-def test_a_second_run_does_nothing_quickly_and_git_finds_nothing_changed(project: Project) -> None:
+def test_a_second_run_does_nothing_quickly_and_git_finds_nothing_changed(project: Repository) -> None:
     start = time.monotonic()
     assert "up to date" in project.call("dvc", "repro")
     assert time.monotonic() - start < 30
@@ -120,7 +67,7 @@ def test_a_second_run_does_nothing_quickly_and_git_finds_nothing_changed(project
     ],
 )
 def test_a_changed_setting_makes_stale_only_what_it_decides(
-    project: Project, overrides: list[str], stages: list[str]
+    project: Repository, overrides: list[str], stages: list[str]
 ) -> None:
     project.choose(*overrides)
     try:
@@ -129,7 +76,7 @@ def test_a_changed_setting_makes_stale_only_what_it_decides(
         project.choose()
 
 
-def test_a_comment_in_the_figures_module_makes_the_figures_stale_only(project: Project) -> None:
+def test_a_comment_in_the_figures_module_makes_the_figures_stale_only(project: Repository) -> None:
     path = project.folder / "src/captrain/reporting/figures.py"
     text = path.read_text()
     project.choose()
@@ -140,7 +87,7 @@ def test_a_comment_in_the_figures_module_makes_the_figures_stale_only(project: P
         path.write_text(text)
 
 
-def test_going_back_to_an_earlier_choice_restores_its_results_without_running(project: Project) -> None:
+def test_going_back_to_an_earlier_choice_restores_its_results_without_running(project: Repository) -> None:
     before = (project.folder / "dvc.lock").read_bytes()
     project.choose("selection.delta=0.9")
     assert "Running stage 'capabilities'" in project.call("dvc", "repro", "capabilities")
@@ -152,7 +99,7 @@ def test_going_back_to_an_earlier_choice_restores_its_results_without_running(pr
     assert project.call("git", "status", "--porcelain") == ""
 
 
-def test_both_sides_of_the_comparison_spend_the_same_rollouts_and_every_one_is_counted(project: Project) -> None:
+def test_both_sides_of_the_comparison_spend_the_same_rollouts_and_every_one_is_counted(project: Repository) -> None:
     folder = project.folder / "results"
     ledger = {
         stage: load(folder / stage / "ledger.jsonl", LedgerEntry)
@@ -168,7 +115,7 @@ def test_both_sides_of_the_comparison_spend_the_same_rollouts_and_every_one_is_c
     assert sum(row["rollouts"] for row in table.to_dict("records") if row["purpose"] == "evaluation") == len(played)
 
 
-def test_splits_never_mix_and_every_record_is_token_exact(project: Project) -> None:
+def test_splits_never_mix_and_every_record_is_token_exact(project: Repository) -> None:
     calibration = load(project.folder / "artifacts/environments/calibration.jsonl", Rollout)
     test = load(project.folder / "artifacts/evaluation/rollouts.jsonl", Rollout)
     for purpose, split, records in (
@@ -186,7 +133,7 @@ def test_splits_never_mix_and_every_record_is_token_exact(project: Project) -> N
     assert {row["digest"] for row in index.values()} < {record.adapter for record in test}
 
 
-def test_the_same_stage_run_again_from_nothing_gives_the_same_bytes(project: Project) -> None:
+def test_the_same_stage_run_again_from_nothing_gives_the_same_bytes(project: Repository) -> None:
     before = (project.folder / "artifacts/rollouts/discovery.jsonl").read_bytes()
     subprocess.run(["rm", "-rf", str(project.folder / ".cache/rollouts")], check=True)
     project.choose("machine.batch=5")
@@ -197,7 +144,7 @@ def test_the_same_stage_run_again_from_nothing_gives_the_same_bytes(project: Pro
     assert project.call("git", "status", "--porcelain") == ""
 
 
-def test_an_altered_model_is_refused_by_a_stage_and_restored_by_the_pipeline(project: Project) -> None:
+def test_an_altered_model_is_refused_by_a_stage_and_restored_by_the_pipeline(project: Repository) -> None:
     path = project.folder / "artifacts/base/model.safetensors"
     whole = path.read_bytes()
     path.unlink()
@@ -208,7 +155,7 @@ def test_an_altered_model_is_refused_by_a_stage_and_restored_by_the_pipeline(pro
     assert path.read_bytes() == whole
 
 
-def test_verify_holds_for_what_was_made_here_and_names_a_number_that_was_changed_by_hand(project: Project) -> None:
+def test_verify_holds_for_what_was_made_here_and_names_a_number_that_was_changed_by_hand(project: Repository) -> None:
     project.call("captrain", "verify")
     path = project.folder / "results/evaluation/main.csv"
     text = path.read_text()

@@ -5,6 +5,7 @@
 plays a project's stages in a process of its own, as a test needs that sets what is read when a process starts.
 """
 
+import gc
 import sys
 from pathlib import Path
 
@@ -27,6 +28,8 @@ def run_stages(folder: Path, *names: str) -> None:
     """Run stages of a project's pipeline in this process, without names all of them, in the order of its dvc.yaml."""
     stages = yaml.safe_load((folder / "dvc.yaml").read_text())["stages"]
     for name in names or stages:
+        gc.collect()
+        gc.freeze()  # libraries search for garbage often, and what the stages before have loaded is none
         status = stage(folder, name)
         assert status == 0, f"stage {name} ended with {status}"
 
