@@ -58,7 +58,7 @@ def test_a_second_run_does_nothing_quickly_and_git_finds_nothing_changed(project
 @pytest.mark.parametrize(
     ("overrides", "stages"),
     [
-        (["selection.delta=0.25"], ["capabilities"]),
+        (["selection.delta=0.25"], ["capabilities", "solutions"]),
         (["adapters.rollouts=120"], ["adapters", "grpo_target", "controls"]),
         (["machine.batch=7", "machine.workers=2"], []),
         (["evaluation.trials=3"], ["evaluation"]),

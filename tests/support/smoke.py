@@ -16,8 +16,6 @@ from support.training import ROOT
 BIN = Path(sys.executable).parent
 STAGES = [*yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]]
 SETTINGS = (
-    "base.steps=160",
-    "base.batch=6",
     "baselines.solutions.run=true",
     "baselines.solutions.demonstrations=100",
     "merging.methods=[svd,distillation]",
