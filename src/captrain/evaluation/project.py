@@ -43,5 +43,5 @@ def evaluate_project(spec: Spec, project: Path = Path()) -> tuple[list[Rollout],
     )
     if spec.evaluation.splits == "all":
         known = {task.id for task in overlapping_tasks(load_benchmark(spec.benchmark, spec.machine))}
-        evaluation = mark_overlap(evaluation, len(known), outcomes["task"].nunique())
+        evaluation = mark_overlap(evaluation, len(known), len(set(outcomes["task"])))
     return rollouts, evaluation
