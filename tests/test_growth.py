@@ -237,7 +237,8 @@ def test_what_a_diagnosis_leaves_out_is_counted_and_the_first_of_it_listed(tmp_p
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     silent = [{"role": "user", "content": "###STOP###"}, {"role": "assistant", "content": "Hello?"}]
     faults = [
-        json.dumps(row | {"messages": silent, "task_id": f"fault-{number}"}) for number, row in enumerate(rows * 6)
+        json.dumps(row | {"messages": silent, "reward": 0.0, "task_id": f"fault-{number}"})
+        for number, row in enumerate(rows * 6)
     ]
     path.write_text("\n".join([*map(json.dumps, rows), *faults, *["{"] * 230]) + "\n")
     publish_diagnosis(diagnose(read_logs([path]), LIMITS, runs=2, count=4, seed=0), tmp_path / "out")

@@ -100,6 +100,21 @@ def test_faults_of_simulator_and_infrastructure_are_listed_and_not_contrasted(tm
     assert all(candidate.name for candidate in load(tmp_path / "candidates.jsonl", Capability))
 
 
+def test_the_page_shows_each_failure_beside_its_reference_and_quotes_nothing_as_markup(tmp_path: Path) -> None:
+    data = json.loads(LIBRARY.read_text())
+    data["simulations"][1]["messages"][1]["content"] = (
+        "<script>alert(1)</script> My card is C-17, renew L-4 by 2 weeks."
+    )
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(data))
+    diagnose(path, "--out", tmp_path / "out")
+    page = (tmp_path / "out/report.html").read_text()
+    assert "<script" not in page and "&lt;script&gt;alert(1)" in page
+    assert page.count("<details>") == 7 == page.count("<h4>The reference</h4>")
+    assert '<a href="#cause-wrong_argument">' in page and 'id="cause-wrong_argument"' in page
+    assert 'class="failing"' in page and "Nothing can be concluded from these logs" in page
+
+
 def test_what_could_not_be_read_stands_in_the_report(tmp_path: Path) -> None:
     data = json.loads(LIBRARY.read_text())
     data["simulations"][1]["reward_info"] = None

@@ -108,6 +108,6 @@ def _judge(logs: "Logs", selection: "Selection", out: Path, count: int, seed: in
     print_all(str(judging_cost(logs, RUNS, access)))
     if settings.dry_run:
         return
-    judged = judge(logs, load_analyst(settings.model, access), selection, runs=RUNS, count=count, seed=seed)
-    publish_judged(judged, out)
-    print_all(*judged_summary(judged), f"{out / 'selection.json'} has the account")
+    judgement = judge(logs, load_analyst(settings.model, access), selection, runs=RUNS, count=count, seed=seed)
+    publish_judged(judgement, out)
+    print_all(*judged_summary(judgement), f"{out / 'selection.json'} has the account")

@@ -107,26 +107,26 @@ def judge(logs: Logs, analyst: Analyst, selection: Selection, *, runs: int, coun
     return Judged(candidates, labels, report, agreement, usage, shortage if min(passed, failed) < FEW else "")
 
 
-def judged_summary(judged: Judged) -> list[Table | str]:
+def judged_summary(judgement: Judged) -> list[Table | str]:
     """What the command prints: the ranking, the families nearest to each candidate, what was asked, what is amiss."""
-    nearest = judged.agreement.get("programmatic", {}).get("candidates", {})
+    nearest = judgement.agreement.get("programmatic", {}).get("candidates", {})
     lines = [
         f"{slug}: nearest programmatic family {entry['best']}, kappa {entry['kappa']:.2f}"
         for slug, entry in nearest.items()
         if entry["best"] is not None and entry["kappa"] is not None
     ]
-    usage = ", ".join(f"{name.replace('_', ' ')} {number}" for name, number in judged.usage.items())
-    shortage = [f"nothing can be concluded: {judged.shortage}"] if judged.shortage else []
-    return [selection_table(judged.report), *lines, *([f"asked: {usage}"] if usage else []), *shortage]
+    usage = ", ".join(f"{name.replace('_', ' ')} {number}" for name, number in judgement.usage.items())
+    shortage = [f"nothing can be concluded: {judgement.shortage}"] if judgement.shortage else []
+    return [selection_table(judgement.report), *lines, *([f"asked: {usage}"] if usage else []), *shortage]
 
 
-def publish_judged(judged: Judged, out: Path) -> None:
+def publish_judged(judgement: Judged, out: Path) -> None:
     """Write selection.json, candidates.jsonl, labels.jsonl, agreement.json, asked.json and figures/."""
     from captrain.reporting import capabilities, render
 
-    publish_json(out / "selection.json", judged.report)
-    publish(out / "candidates.jsonl", judged.candidates)
-    publish(out / "labels.jsonl", judged.labels)
-    publish_json(out / "agreement.json", judged.agreement)
-    publish_json(out / "asked.json", judged.usage)
-    render({"capabilities": partial(capabilities, judged.report)}, out / "figures")
+    publish_json(out / "selection.json", judgement.report)
+    publish(out / "candidates.jsonl", judgement.candidates)
+    publish(out / "labels.jsonl", judgement.labels)
+    publish_json(out / "agreement.json", judgement.agreement)
+    publish_json(out / "asked.json", judgement.usage)
+    render({"capabilities": partial(capabilities, judgement.report)}, out / "figures")

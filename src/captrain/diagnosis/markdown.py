@@ -181,10 +181,10 @@ def _suspect_references(diagnosis: Diagnosis) -> str:
 
 
 def _failures(diagnosis: Diagnosis) -> str:
-    """Each failed rollout with its primary cause and the message where it shows."""
+    """Each failed rollout with its primary cause and the message where it shows; spoilt ones are listed as left out."""
     lines, count = list[str](), 0
     for row, rollout in zip(diagnosis.explanations.rollouts, diagnosis.logs.rollouts, strict=True):
-        if row.outcome == "failed":
+        if row.outcome == "failed" and row.standing != "spoilt":
             count += 1
             if count <= LIST_LENGTH:
                 lines += _failure(row, rollout.messages)

@@ -14,6 +14,7 @@ from captrain.diagnosis.advice import advise
 from captrain.diagnosis.cause import KINDS
 from captrain.diagnosis.diagnosis import Diagnosis, shares
 from captrain.diagnosis.markdown import order, place, ranking_rows, report_text
+from captrain.diagnosis.page import publish_page
 from captrain.diagnosis.suspects import Suspect
 from captrain.records import publish, publish_json, publish_text
 
@@ -82,8 +83,8 @@ def _agents_table(diagnosis: Diagnosis) -> Table:
 
 
 def publish_diagnosis(diagnosis: Diagnosis, out: Path) -> list[Path]:
-    """Write report.md, causes.jsonl, suspects.jsonl, advice.json, selection.json, candidates.jsonl, labels.jsonl,
-    rollouts.jsonl and figures/; equal logs give equal bytes. Returns the files written."""
+    """Write report.md, report.html, causes.jsonl, suspects.jsonl, advice.json, selection.json, candidates.jsonl,
+    labels.jsonl, rollouts.jsonl and figures/; equal logs give equal bytes. Returns the files written."""
     labels = diagnosis.labels
     publish_text(out / "report.md", report_text(diagnosis))
     publish(out / "rollouts.jsonl", diagnosis.logs.rollouts)
@@ -96,6 +97,7 @@ def publish_diagnosis(diagnosis: Diagnosis, out: Path) -> list[Path]:
     )
     names = ("report.md", "rollouts.jsonl", "causes.jsonl", "suspects.jsonl", "candidates.jsonl", "labels.jsonl")
     paths = [out / name for name in (*names, "advice.json")]
+    paths.append(publish_page(diagnosis, out))
     if diagnosis.report is not None:
         from captrain.reporting import capabilities, render
 

@@ -1,0 +1,125 @@
+"""The report of a diagnosis as one page that opens from a disk: each cause to its failures, beside the reference.
+
+It looks as the pages of a run do, and holds no script. The first `LIST_LENGTH` failures are on it; equal diagnoses give
+equal bytes.
+"""
+
+from importlib.resources import files
+from pathlib import Path
+from typing import TypedDict
+
+import jinja2
+from markupsafe import Markup
+
+from captrain.contract import calls_of
+from captrain.diagnosis.advice import advise
+from captrain.diagnosis.cause import KINDS
+from captrain.diagnosis.diagnosis import LIST_LENGTH, Diagnosis, shares
+from captrain.diagnosis.explained import Explained
+from captrain.diagnosis.markdown import place, ranking_rows
+from captrain.records import Message, Rollout, publish_text
+
+UNEXPLAINED = "unexplained"
+LONGEST = 4000
+"""Characters of a message on the page."""
+
+
+class PageMessage(TypedDict):
+    """A message on the page: who speaks, words, calls one line each, and what went wrong there, "" for nothing."""
+
+    role: str
+    text: str
+    calls: list[str]
+    reason: str
+
+
+class Failure(TypedDict):
+    """A failed rollout on the page."""
+
+    place: str
+    evidence: str
+    secondary: list[str]
+    messages: list[PageMessage]
+    reference: list[PageMessage]
+
+
+def publish_page(diagnosis: Diagnosis, out: Path) -> Path:
+    """Write report.html; returns its path."""
+    style = Markup(files("captrain").joinpath("reporting/pages/static/style.css").read_text())
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    template = environment.from_string(files("captrain").joinpath("diagnosis/page.html.j2").read_text())
+    account, agents = diagnosis.account, diagnosis.agents if len(diagnosis.agents) > 1 else {}
+    groups, count = _groups(diagnosis)
+    text = template.render(
+        style=style,
+        shortage=diagnosis.shortage,
+        facts=[
+            ("rollouts", len(diagnosis.logs.rollouts)),
+            ("failed", account.failures),
+            ("unexplained", f"{account.unexplained} of {account.failures}"),
+            ("suspect references", account.standings["suspect"]),
+            ("faults of simulator or infrastructure", account.standings["spoilt"] + account.standings["error"]),
+        ],
+        agents=[*agents],
+        causes=[
+            {
+                "kind": kind,
+                "name": KINDS[kind].name,
+                "of_agent": KINDS[kind].of_agent,
+                "failures": tally.primary,
+                "share": tally.primary / account.failures if account.failures else 0.0,
+                "secondary": tally.secondary,
+                "passed": tally.passed,
+                "agents": [entry.causes[kind].primary if kind in entry.causes else 0 for entry in agents.values()],
+            }
+            for kind, tally in shares(account)
+        ],
+        ranking=ranking_rows(diagnosis),
+        advice=advise(diagnosis),
+        suspects=[(place(row.task, row.trial), row.suspicions) for row in account.left_out.get("suspect", [])],
+        groups=groups,
+        more=max(0, count - LIST_LENGTH),
+    )
+    publish_text(out / "report.html", text)
+    return out / "report.html"
+
+
+def _groups(diagnosis: Diagnosis) -> tuple[list[tuple[str, str, list[Failure]]], int]:
+    """The failures by their primary cause, the most frequent first, and how many there are."""
+    failures: dict[str, list[Failure]] = {kind: [] for kind, _ in shares(diagnosis.account)} | {UNEXPLAINED: []}
+    count = 0
+    for row, rollout in zip(diagnosis.explanations.rollouts, diagnosis.logs.rollouts, strict=True):
+        if row.outcome == "failed":
+            count += 1
+            if count <= LIST_LENGTH:
+                failures[row.primary.cause if row.primary else UNEXPLAINED].append(_failure(row, rollout))
+    names = {UNEXPLAINED: "Unexplained"} | {kind: entry.name for kind, entry in KINDS.items()}
+    return [(kind, names[kind], entries) for kind, entries in failures.items() if entries], count
+
+
+def _failure(row: Explained, rollout: Rollout) -> Failure:
+    reasons: dict[int, list[str]] = {}
+    for cause in row.causes:
+        reasons.setdefault(cause.message, []).append(f"{KINDS[cause.cause].name}: {cause.evidence}")
+    return {
+        "place": place(row.task, row.trial),
+        "evidence": row.primary.evidence if row.primary else "",
+        "secondary": [f"{cause.cause}, message {cause.message}: {cause.evidence}" for cause in row.secondary],
+        "messages": [
+            _message(message, "; ".join(reasons.get(index, []))) for index, message in enumerate(rollout.messages)
+        ],
+        "reference": [_message(message, "") for message in rollout.reference],
+    }
+
+
+def _message(message: Message, reason: str) -> PageMessage:
+    text = str(message.get("content") or "")
+    calls = [
+        f"{name}({', '.join(f'{k}={v!r}' for k, v in arguments.items())})" for name, arguments in calls_of(message)
+    ]
+    return {
+        "role": str(message["role"]),
+        "text": text if len(text) <= LONGEST else text[:LONGEST] + " …",
+        "calls": calls if message["role"] == "assistant" else [],
+        "reason": reason,
+    }
