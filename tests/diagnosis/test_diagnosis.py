@@ -156,3 +156,21 @@ def test_the_shared_files_are_explained_in_seconds(tmp_path: Path) -> None:
     said = diagnose(*files, "--out", tmp_path)
     assert time.monotonic() - start < 10
     assert "50 rollouts read" in said and "unexplained: 0 of 31" in said
+
+
+def test_agents_are_columns_paired_by_task_and_a_task_that_none_passes_is_suspect(tmp_path: Path) -> None:
+    data = json.loads(LIBRARY.read_text())
+    for name in ("first", "second"):
+        data["info"]["agent_info"] = {"llm": name}
+        simulations = [{**simulation, "seed": name} for simulation in data["simulations"]]
+        for simulation in simulations:
+            if simulation["task_id"] == "keep":
+                simulation["reward_info"] = {**simulation["reward_info"], "reward": 0.0}
+        (tmp_path / f"{name}.json").write_text(json.dumps({**data, "simulations": simulations}))
+    said = diagnose(tmp_path / "first.json", tmp_path / "second.json", "--out", tmp_path / "out")
+    assert "Agents: failures by their primary cause" in said and "first (8 failed)" in said and "second (8" in said
+    report = (tmp_path / "out/report.md").read_text()
+    assert "first minus second: +0.000 (+0.000 to +0.000), 4 tasks of both" in report
+    assert "none of 4 rollouts of 2 agents passes the task" in report
+    suspects = [json.loads(line)["task"] for line in (tmp_path / "out/suspects.jsonl").read_text().splitlines()]
+    assert set(suspects) == {"tau2/library/keep"}
