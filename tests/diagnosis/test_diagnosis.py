@@ -174,3 +174,6 @@ def test_agents_are_columns_paired_by_task_and_a_task_that_none_passes_is_suspec
     assert "none of 4 rollouts of 2 agents passes the task" in report
     suspects = [json.loads(line)["task"] for line in (tmp_path / "out/suspects.jsonl").read_text().splitlines()]
     assert set(suspects) == {"tau2/library/keep"}
+    assert "a contrast would pool 2 agents" in said and not any(
+        row["selected"] for row in ranked(tmp_path / "out").values()
+    )

@@ -121,23 +121,25 @@ def diagnose(
         for tally in (account, agents.setdefault(row.agent, Account())):
             tally.add(row, keep=keep_suspects)
             tally.unreferenced += not rollout.reference and not _has_milestones(rollout)
-    shortage = _shortage(account)
+    shortage = _shortage(account, len(agents))
     if not account.passed or not account.failed:
         return Diagnosis(logs, explanations, account, agents, None, None, shortage, keep_suspects)
     labels = label_causes(explanations.rollouts, logs.rollouts, runs, seed, keep=keep_suspects)
     report = select_by_verdicts(labels.verdicts, labels.candidates, selection, count, seed).report
     if shortage:
+        reason = "several agents" if len(agents) > 1 else "too few rollouts"
         report["candidates"] = [
-            {**entry, "selected": False, "reason": f"too few rollouts ({entry['reason']})"}
-            for entry in report["candidates"]
+            {**entry, "selected": False, "reason": f"{reason} ({entry['reason']})"} for entry in report["candidates"]
         ]
     return Diagnosis(logs, explanations, account, agents, labels, report, shortage, keep_suspects)
 
 
-def _shortage(account: Account) -> str:
+def _shortage(account: Account, agents: int) -> str:
     passed, failed, tasks = account.passed, account.failed, len(account.tasks)
     if not passed or not failed:
         return f"{passed} passed and {failed} failed rollouts: there is nothing to contrast"
+    if agents > 1:
+        return f"a contrast would pool {agents} agents; diagnose the rollouts of each by themselves for a ranking"
     if min(passed, failed) < FEW:
         return f"{passed} passed and {failed} failed rollouts; at least {FEW} of each are needed to conclude anything"
     if tasks < FEW:
