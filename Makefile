@@ -23,7 +23,7 @@ JOBS ?= 2
 # Of `make studies`.
 STUDIES ?= rollouts capabilities thresholds faults
 
-.PHONY: help venv repro figures verify test check docs bench replicate studies clean
+.PHONY: help venv repro figures verify test check docs bench tune replicate studies clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,6 +65,9 @@ docs: $(STAMP) ## build the pages of docs/ into .cache/site
 
 bench: $(STAMP) ## time the rollout engine beside stock generation
 	@python scripts/bench.py
+
+tune: $(STAMP) ## search the settings of GRPO on the target: results/studies/grpo_tuning.csv
+	@python scripts/tune_grpo.py
 
 replicate: $(STAMP) ## run the pipeline for all SEEDS and EXPERIMENTS, JOBS at a time
 	@python scripts/replicate.py --seeds $(SEEDS) --experiments $(EXPERIMENTS) --overrides $(OVERRIDES) \

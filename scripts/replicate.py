@@ -28,10 +28,13 @@ from captrain.evaluation import (
     grouped,
     headline_methods,
     rates_over_seeds,
+    supervision,
     versus,
 )
 from captrain.experiments import Point, TableRow, point_rows, points, write_table
 
+WORDS = ("experiment", "method", "learns from", "reading")
+"""Columns of the printed table that are no numbers."""
 OVERRIDES = ["machine.workers=1"]
 """Points run side by side, each in one process; `machine` is no param, so no stage runs again for it."""
 
@@ -62,14 +65,30 @@ def table(rates: Sequence[ComparisonRow], differences: Sequence[ComparisonRow]) 
     """Of the base, the baselines and TRACE: mean pass rate, and the difference to GRPO on the target."""
     summary = Table(title="Over seeds", title_justify="left")
     interval = f"{CONFIDENCE:.0%} interval"
-    for name in ("experiment", "method", "seeds", "mean", interval, "to GRPO on target", interval, "reading"):
-        summary.add_column(name, justify="left" if name in ("experiment", "method", "reading") else "right")
+    for name in (
+        "experiment",
+        "method",
+        "learns from",
+        "seeds",
+        "mean",
+        interval,
+        "to GRPO on target",
+        interval,
+        "reading",
+    ):
+        summary.add_column(name, justify="left" if name in WORDS else "right")
     for experiment, methods in grouped(rates, "experiment").items():
         to_grpo = versus(grouped(differences, "experiment").get(experiment, []), GRPO)
         for row in methods:
             if row["method"] not in headline_methods():
                 continue
-            cells = [row["label"], str(row["seeds"]), f"{row['pass_rate']:.3f}", _interval(row["low"], row["high"])]
+            cells = [
+                row["label"],
+                supervision(row["method"]) or "",
+                str(row["seeds"]),
+                f"{row['pass_rate']:.3f}",
+                _interval(row["low"], row["high"]),
+            ]
             if difference := to_grpo.get(row["method"]):
                 interval_text = _interval(difference.low, difference.high, "+.3f")
                 cells += [f"{difference.mean:+.3f}", interval_text, difference.reading]

@@ -173,7 +173,9 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Environments of our own, made where there are no results of any diagnosis."""
     folder = tmp_path_factory.mktemp("drawn")
     with inside(folder):
-        assert [place.skip for place in untargeted_environments(composed(), folder / "awm")] == [0, 0]
+        assert [
+            place.skip for place in untargeted_environments(composed(), composed().baselines.awm, folder / "awm")
+        ] == [0, 0]
     return folder / "awm"
 
 
@@ -184,7 +186,7 @@ class TestOwn:
         (tmp_path / "results/capabilities/capabilities.jsonl").write_text('{"id": "multi_step_completion"}\n')
         other = composed("selection.delta=0.9", "capabilities.count=1", "labels.runs=9", "rollouts.tasks=40")
         with inside(tmp_path):
-            untargeted_environments(other, tmp_path / "awm")
+            untargeted_environments(other, other.baselines.awm, tmp_path / "awm")
         assert {path.name: path.read_bytes() for path in drawn.iterdir()} == {
             path.name: path.read_bytes() for path in (tmp_path / "awm").iterdir()
         }
@@ -219,14 +221,14 @@ class TestOwn:
     def test_bounds_that_none_can_meet_are_an_error(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(awm, "DRAWS", 1)
         with pytest.raises(UserError, match="of 2 untargeted environments 0 earned a passport"):
-            untargeted_environments(composed("environments.structures=26"), tmp_path)
+            untargeted_environments(composed("environments.structures=26"), composed().baselines.awm, tmp_path)
         assert not [*tmp_path.glob("*.passport.json")]
 
 
 class TestPublished:
     def test_a_scenario_plays_in_the_sandbox_and_its_verifier_scores(self, tmp_path: Path) -> None:
         asked = composed("baselines.awm.environments=1", f"baselines.awm.source={layout(tmp_path / 'source')}")
-        [place] = untargeted_environments(asked, tmp_path / "awm")
+        [place] = untargeted_environments(asked, asked.baselines.awm, tmp_path / "awm")
         target = place.target(asked.machine)
         [tool] = [tool["function"] for tool in target.tools if tool["function"]["name"] == "add_book"]
         assert tool["parameters"]["required"] == ["shelf", "title"]
@@ -260,7 +262,7 @@ class TestPublished:
     def test_the_framework_runs_in_the_sandbox(self, tmp_path: Path) -> None:
         source = layout(tmp_path / "source", FRAMEWORK)
         asked = composed("baselines.awm.environments=1", f"baselines.awm.source={source}")
-        [place] = untargeted_environments(asked, tmp_path / "awm")
+        [place] = untargeted_environments(asked, asked.baselines.awm, tmp_path / "awm")
         target = place.target(asked.machine)
         task = target.tasks("training", 1)[0]
         assert target.score(task, target.play(task, SOLUTION)).success and not target.floor(task).success
@@ -319,7 +321,7 @@ class TestStage:
     def test_it_spends_exactly_what_trace_has_spent(
         self, drawn: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(awm, "drawn_environments", lambda spec, folder: _copied(drawn, folder))
+        monkeypatch.setattr(awm, "drawn_environments", lambda spec, count, folder: _copied(drawn, folder))
         with inside(tmp_path):
             Path("artifacts").mkdir()
             Path("artifacts/base").symlink_to(tiny)

@@ -82,7 +82,7 @@ def test_every_method_spends_what_trace_spends_and_pays_for_what_it_uses_of_it(s
     # base, 4 adapters, 8 baselines of one arm, 5 of solutions, 7 merged; at most 12 capabilities of controls, and
     # compositions in 3 columns.
     tests = chosen.evaluation.tasks * chosen.evaluation.trials
-    assert (low["evaluation"].rollouts, high["evaluation"].rollouts) == (25 * tests, (25 + 12 + 3) * tests)
+    assert (low["evaluation"].rollouts, high["evaluation"].rollouts) == (29 * tests, (29 + 12 + 3) * tests)
     assert "controls" not in low and high["controls"].rollouts == 12 * (3 * 80 + 640)
 
 
@@ -119,7 +119,7 @@ def test_float32_is_planned_faster_than_float64_and_two_workers_than_one(spec: C
         return stages(planned(spec(*settings)).low)["evaluation"].seconds or 0
 
     assert seconds("policy.precision=float32") < seconds() < seconds("machine.workers=1")
-    even = ("baselines.gepa.run=false", "baselines.solutions.run=false")
+    even = [f"baselines.{name}.run=false" for name in ("gepa", "solutions", "rejection_sft")]
     assert seconds(*even, "machine.workers=1") == 2 * seconds(*even)
 
 

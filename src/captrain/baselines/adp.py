@@ -154,7 +154,7 @@ def teach_trajectories(lesson: TrajectoryLesson) -> FineTuned:
     hashed = file_digest(source)
     card = f"| trajectories from | {source.name}, SHA-256 {hashed} |\n| trajectories read | {lines.trajectories} |\n"
     key = [code_digest(TrajectoryLesson), hashed]
-    recipe = fine_tuning_settings(spec, settings)
+    recipe = fine_tuning_settings(spec, settings.epochs, settings.learning_rate)
     return fine_tune(
         FineTuning("adp", base, recipe, lines.rows, lines.left_out, card, spec.machine.accelerate.precision, key),
         policy,

@@ -18,7 +18,7 @@ from pathlib import Path
 from captrain.baselines.training import GRPOBaseline, baseline_job
 from captrain.benchmarks import load_benchmark
 from captrain.benchmarks import servicedesk as desk
-from captrain.config import Spec
+from captrain.config import Awm, Spec
 from captrain.environments import WORLD, Brief, examine, make_passport, make_standard, passport_page
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry, budget
@@ -46,32 +46,33 @@ def untargeted_jobs(spec: Spec, project: Path, trace: Sequence[LedgerEntry]) -> 
         project: folder of artifacts/ and results/.
         trace: every ledger entry on TRACE's side.
     """
-    environments = untargeted_environments(spec, project / "results/awm")
+    environments = untargeted_environments(spec, spec.baselines.awm, project / "results/awm")
     return [baseline_job("awm", spec, project, environments, budget(trace))]
 
 
-def untargeted_environments(spec: Spec, folder: Path) -> tuple[TrainingEnvironment, ...]:
+def untargeted_environments(spec: Spec, settings: Awm, folder: Path) -> tuple[TrainingEnvironment, ...]:
     """The environments to train in, written to `folder` with their passports and pages.
 
     Args:
         spec: the whole specification; of it only seed, benchmark, the bounds of passports, the test tasks that must
-            not leak, the section itself and the sandbox are read.
+            not leak and the sandbox are read.
+        settings: where they come from, or how many there are to be.
         folder: where to train from.
 
     Raises:
         UserError: the source cannot be used, or too few environments earn a passport.
     """
-    if spec.baselines.awm.source:
+    if settings.source:
         from captrain.baselines.scenarios import published_scenarios
 
-        passports = published_scenarios(Path(spec.baselines.awm.source), spec, folder)
+        passports = published_scenarios(Path(settings.source), spec, folder)
     else:
-        passports = drawn_environments(spec, folder)
+        passports = drawn_environments(spec, settings.environments, folder)
     return tuple(TrainingEnvironment(passport.capability, EnvironmentFile(folder, passport)) for passport in passports)
 
 
-def drawn_environments(spec: Spec, folder: Path) -> list[Passport]:
-    """Environments of our own: those of the draws, in order, that earn a passport.
+def drawn_environments(spec: Spec, count: int, folder: Path) -> list[Passport]:
+    """Environments of our own: the first `count` of the draws that earn a passport.
 
     Raises:
         UserError: the benchmark is not the service desk, or too few of the draws earn one.
@@ -83,7 +84,7 @@ def drawn_environments(spec: Spec, folder: Path) -> list[Passport]:
             "set baselines.awm.source to a folder of published environments, or baselines.awm.run to false",
         )
     bounds = make_standard(benchmark, spec.evaluation.tasks, spec.environments)
-    count, passed, complaints = spec.baselines.awm.environments, list[Passport](), list[str]()
+    passed, complaints = list[Passport](), list[str]()
     for number in range(DRAWS * count):
         name = f"untargeted_{number:02d}"
         text = narrowed_desk(name, spec.seed, number)

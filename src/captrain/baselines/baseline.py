@@ -20,6 +20,10 @@ TRACE_STAGES = (DIAGNOSIS, CALIBRATION, "adapters")
 """Stages that spend TRACE's budget, which each baseline is given as a whole."""
 
 
+Supervision = Literal["rewards", "reflection", "demonstrations", "demonstrations and rewards"]
+"""What a row learns from. Demonstrations are a supervision that rows of rewards alone have not."""
+
+
 class BaselineSection(Protocol):
     """The section of `baselines` in the configuration that has a row's name."""
 
@@ -42,7 +46,7 @@ class Baseline:
         name: of the row, its stage, its section in `baselines` and its folders in artifacts/ and results/.
         label: how it is called in tables and figures.
         order: its place among the rows, from small to large.
-        rests_on: stages of TRACE that it is charged for beside its own.
+        rests_on: stages of TRACE, or of other rows, that it is charged for beside its own.
         first_capability: whether it is charged for the calibration of the first capability's environment alone.
         unequal: why it may spend another total than TRACE; "" where it may not.
         compared_with: further rows that it is compared with, beside the base and TRACE.
@@ -59,9 +63,14 @@ class Baseline:
     target_share: Callable[[Spec], float] = nothing_on_target
 
     @property
-    def learns_from(self) -> Literal["rewards", "demonstrations", "reflection"]:
-        """What it learns from; with rewards its history is one of GRPO, with demonstrations it spends no rollout."""
+    def learns_from(self) -> Supervision:
+        """What it learns from; with demonstrations alone it spends no rollout."""
         raise NotImplementedError
+
+    @property
+    def trains_by_grpo(self) -> bool:
+        """Whether its history is one of GRPO."""
+        return False
 
     def section(self, spec: Spec) -> BaselineSection:
         """Its settings."""
@@ -91,7 +100,7 @@ class Baseline:
             return 0
         shared = calibration / capabilities if self.first_capability else calibration
         costs = {DIAGNOSIS: diagnosis, CALIBRATION: shared}
-        return diagnosis + calibration + training - sum(costs[stage] for stage in self.rests_on)
+        return diagnosis + calibration + training - sum(costs.get(stage, 0) for stage in self.rests_on)
 
     def diagnosing_rollouts(self, spec: Spec, attempts: float) -> float:
         """Rollouts of further diagnoses that its stage plays, where each environment takes so many attempts."""

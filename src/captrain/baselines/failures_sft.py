@@ -86,7 +86,8 @@ def teach_failures(lesson: FailureLesson) -> FineTuned:
         )
     demonstrations = [*islice(cycle(rows), settings.demonstrations)]
     card = f"| of these distinct, each of a failed task of {target.name} | {min(len(rows), len(demonstrations))} |\n"
-    recipe, key = fine_tuning_settings(spec, settings), [code_digest(teach_failures), target.fingerprint]
+    recipe = fine_tuning_settings(spec, settings.epochs, settings.learning_rate)
+    key = [code_digest(teach_failures), target.fingerprint]
     discarded = dict(sorted(left_out.items()))
     precision = spec.machine.accelerate.precision
     return fine_tune(FineTuning(NAME, lesson.base, recipe, demonstrations, discarded, card, precision, key), policy)

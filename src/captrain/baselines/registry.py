@@ -30,7 +30,7 @@ def baselines() -> dict[str, Baseline]:
 
 def trained_baselines() -> list[str]:
     """Names of the rows that train an adapter by GRPO, in the order of the table."""
-    return [row.name for row in baselines().values() if row.learns_from == "rewards"]
+    return [row.name for row in baselines().values() if row.trains_by_grpo]
 
 
 def acting_stages() -> tuple[str, ...]:

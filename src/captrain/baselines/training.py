@@ -1,5 +1,6 @@
 """Baselines that train an adapter: by GRPO with TRACE's trainer and budget, or on demonstrations without a rollout."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,14 +30,24 @@ there is nothing to train in."""
 
 @dataclass(frozen=True, kw_only=True)
 class GRPOBaseline(Baseline):
-    """A row that trains with rewards. `jobs` makes what is to be trained; adapters are named by their jobs."""
+    """A row that trains with rewards. `jobs` makes what is to be trained; adapters are named by their jobs.
+
+    Args:
+        continues: the row whose adapter it trains on, which has learnt from demonstrations; "" for none.
+    """
 
     jobs: JobFactory
+    continues: str = ""
 
     @property
-    def learns_from(self) -> Literal["rewards"]:
+    def learns_from(self) -> Literal["rewards", "demonstrations and rewards"]:
         """See `Baseline.learns_from`."""
-        return "rewards"
+        return "demonstrations and rewards" if self.continues else "rewards"
+
+    @property
+    def trains_by_grpo(self) -> bool:
+        """See `Baseline.trains_by_grpo`."""
+        return True
 
     def compute(self, spec: Spec) -> str:
         """See `Baseline.compute`."""
@@ -149,6 +160,23 @@ def baseline_job(
         machine=spec.machine,
         start=start,
     )
+
+
+def adapter_of(row: str, project: Path) -> Adapter | None:
+    """The adapter that another row has left, by its name; None where that row had nothing to train on.
+
+    Args:
+        row: whose.
+        project: folder of artifacts/ and results/.
+
+    Raises:
+        UserError: the stage of that row has not run.
+    """
+    path = project / f"results/{row}/index.json"
+    if not path.exists():
+        raise UserError(f"{path} is missing", f"run `dvc repro {row}` to make it")
+    entry = json.loads(path.read_text()).get(row)
+    return Adapter(str(project / entry["path"]), entry["digest"]) if entry else None
 
 
 def training_budget(trace: Sequence[LedgerEntry]) -> int:

@@ -18,6 +18,7 @@ from .machine import Machine as Machine
 from .machine import ModelAccess as ModelAccess
 from .machine import Slurm as Slurm
 from .spec import Adp as Adp
+from .spec import Awm as Awm
 from .spec import Base as Base
 from .spec import Baselines as Baselines
 from .spec import Choice as Choice

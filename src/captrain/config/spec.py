@@ -135,6 +135,16 @@ class GrpoSettings(Section):
         return self.model_dump(exclude={"run"}, exclude_none=True)
 
 
+class RejectionSft(Section):
+    """Rejection fine-tuning on the target: rounds of rollouts, of which the passed ones are fine-tuned on."""
+
+    run: bool
+    rounds: Count
+    rows: Count
+    """That a fine-tuning sees, about: passes over what has been kept are as many as come nearest to it."""
+    learning_rate: Rate
+
+
 class Gepa(Section):
     """Optimisation of the system prompt by GEPA, with rollouts on the training split. `model` names the one that
     reflects, asked as `machine.asking` says; null: a programmatic proposer over the lines that the base knows."""
@@ -166,6 +176,15 @@ class Awm(Section):
     run: bool
     source: str = ""
     environments: Count
+
+
+class AwmSft(Awm):
+    """Supervised fine-tuning on the solutions that such environments know of their own tasks."""
+
+    demonstrations: Count
+    """Of all environments together."""
+    epochs: Count
+    learning_rate: Rate
 
 
 class Switch(Section):
@@ -222,17 +241,25 @@ class FailuresSft(Section):
     learning_rate: Rate
 
 
+CONTINUED = {"warm_grpo": "adp", "solutions_grpo": "solutions"}
+"""Rows that go on from the adapter of another row."""
+
+
 class Baselines(Section):
     """What TRACE is compared with, one stage and one row each."""
 
     grpo_target: GrpoSettings
     grpo_untuned: GrpoSettings
+    rejection_sft: RejectionSft
     gepa: Gepa
     adp: Adp
+    awm_sft: AwmSft
+    warm_grpo: GrpoSettings
     awm: Awm
     single: Switch
     mixed: Switch
     solutions: Solutions
+    solutions_grpo: GrpoSettings
     failures_sft: FailuresSft
 
 
@@ -310,6 +337,11 @@ class Spec(Section):
             f"{name}.groups_per_step = {groups} is not a multiple of machine.accelerate.processes = {processes}"
             for name, groups in self._groups_per_step().items()
             if groups % processes
+        ]
+        broken += [
+            f"baselines.{name}.run needs baselines.{start}.run, from whose adapter it goes on"
+            for name, start in CONTINUED.items()
+            if getattr(self.baselines, name).run and not getattr(self.baselines, start).run
         ]
         if self.selection.agreement > self.labels.runs:
             broken.append(f"selection.agreement = {self.selection.agreement} exceeds labels.runs = {self.labels.runs}")

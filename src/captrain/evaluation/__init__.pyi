@@ -22,7 +22,9 @@ from .rows import RANDOM as RANDOM
 from .rows import TRACE as TRACE
 from .rows import controls_of as controls_of
 from .rows import headline_methods as headline_methods
+from .rows import is_supervised as is_supervised
 from .rows import label as label
+from .rows import supervision as supervision
 from .rows import unequal_total as unequal_total
 from .statistics import Bootstrap as Bootstrap
 from .statistics import mean as mean

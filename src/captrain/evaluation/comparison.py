@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from captrain.baselines import baselines
-from captrain.evaluation.rows import GRPO, ORACLE, RANDOM, compared_pairs
+from captrain.evaluation.rows import GRPO, ORACLE, RANDOM, compared_pairs, supervision
 from captrain.evaluation.statistics import holm
 from captrain.evaluation.tables import interpret_difference
 
@@ -75,7 +75,8 @@ def rates_over_seeds(points: Iterable[ComparisonRow], by: str = "experiment") ->
         by: the column that names a group.
 
     Returns:
-        Rows of `by`, method, label, seeds, pass_rate, low, high (NaN with one seed) and rollouts_spent, their mean.
+        Rows of `by`, method, label, learns_from, seeds, pass_rate, low, high (NaN with one seed) and rollouts_spent,
+        their mean.
     """
     table: list[ComparisonRow] = []
     for group, group_rows in grouped(points, by).items():
@@ -86,7 +87,8 @@ def rates_over_seeds(points: Iterable[ComparisonRow], by: str = "experiment") ->
             rate, low, high, _ = _interval([row["pass_rate"] for row in valid])
             rollouts = float(np.mean([row["rollouts_spent"] for row in valid]))
             numbers = {"seeds": len(valid), "pass_rate": rate, "low": low, "high": high, "rollouts_spent": rollouts}
-            table.append({by: group, "method": method, "label": valid[0]["label"], **numbers})
+            words = {"label": valid[0]["label"], "learns_from": supervision(method) or ""}
+            table.append({by: group, "method": method, **words, **numbers})
     return table
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from captrain.baselines import CALIBRATION, DIAGNOSIS, TRACE_STAGES, baselines
+from captrain.baselines import CALIBRATION, DIAGNOSIS, TRACE_STAGES, Supervision, baselines
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
 
@@ -71,6 +71,20 @@ def label(name: str) -> str:
     if baseline := baselines().get(name):
         return baseline.label
     return LABELS.get(name, name.replace(":", ": ").replace("_", " "))
+
+
+def supervision(name: str) -> Supervision | None:
+    """What a method learns from: a baseline as it declares it, all that rests on TRACE's adapters from rewards; None
+    for what learns nothing."""
+    if name in (IDLE, BASE):
+        return None
+    baseline = baselines().get(_supervised(name))
+    return baseline.learns_from if baseline else "rewards"
+
+
+def is_supervised(name: str) -> bool:
+    """Whether a method learns from demonstrations, in whatever part, and not from rewards alone."""
+    return "demonstrations" in (supervision(name) or "")
 
 
 def headline_methods() -> tuple[str, ...]:

@@ -32,6 +32,7 @@ from captrain.evaluation.rows import (
     label,
     methods,
     spending,
+    supervision,
 )
 from captrain.evaluation.statistics import (
     Bootstrap,
@@ -59,10 +60,10 @@ PARTIAL = ("compositions", "controls")
 class Evaluation:
     """Tables of one evaluation.
 
-    main: one row a method: method, label, pass_rate, low, high, pass_hat_k, mean_reward (empty for bounds), tasks
-    (with at least one trial without error), excluded (tasks without), trials (without error), errors, rollouts_spent.
-    The first row is the floor: an agent that does nothing. Where all splits were played also overlapping, how many
-    tasks were for discovery or training.
+    main: one row a method: method, label, learns_from, pass_rate, low, high, pass_hat_k, mean_reward (empty for
+    bounds), tasks (with at least one trial without error), excluded (tasks without), trials (without error), errors,
+    rollouts_spent. The first row is the floor: an agent that does nothing. Where all
+    splits were played also overlapping, how many tasks were for discovery or training.
     differences: one row a pair: first, second, difference, low, high, better, worse (tasks), p, distinguishable,
     effect, and p_holm, p corrected for the number of comparisons that have one.
     kinds: one row a task kind and method: kind, method, label, pass_rate, low, high, pass_hat_k, mean_reward, tasks.
@@ -232,6 +233,7 @@ def _main_table(
             {
                 "method": method,
                 "label": label(method),
+                "learns_from": supervision(method) or "",
                 "pass_rate": mean(outcome.rates),
                 "low": low,
                 "high": high,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from captrain.config import Choice
-from captrain.evaluation import GRPO, Difference, evaluation_table, versus
+from captrain.evaluation import GRPO, Difference, evaluation_table, supervision, versus
 from captrain.execution import exclusive, times
 from captrain.experiments.points import Point
 from captrain.records import publish_text
@@ -37,10 +37,10 @@ def rows_of(choice: Choice, results: Path) -> list[TableRow]:
         results: its folder, as the pipeline left it.
 
     Returns:
-        Rows of experiment, seed, method, label, pass_rate, low, high (over tasks), rollouts_spent, cpu_s (of the stages
-        that the method rests on, None unless all of them ran in this point), over_grpo, over_low, over_high, reading
-        (the paired difference to GRPO on the target, None where the evaluation compares no such pair), selected
-        (capabilities, joined by spaces).
+        Rows of experiment, seed, method, label, learns_from, pass_rate, low, high (over tasks), rollouts_spent, cpu_s
+        (of the stages that the method rests on, None unless all of them ran in this point), over_grpo, over_low,
+        over_high, reading (the paired difference to GRPO on the target, None where the evaluation compares no such
+        pair), selected (capabilities, joined by spaces).
 
     Raises:
         UserError: the evaluation's tables are missing.
@@ -54,7 +54,9 @@ def rows_of(choice: Choice, results: Path) -> list[TableRow]:
         {
             "experiment": choice.experiment,
             "seed": choice.seed,
-            **{name: row[name] for name in ("method", "label", "pass_rate", "low", "high", "rollouts_spent")},
+            **{name: row[name] for name in ("method", "label")},
+            "learns_from": supervision(row["method"]) or "",
+            **{name: row[name] for name in ("pass_rate", "low", "high", "rollouts_spent")},
             "cpu_s": seconds.get(row["method"]),
             **_over_grpo(differences.get(row["method"])),
             "selected": selected,

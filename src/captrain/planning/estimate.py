@@ -183,7 +183,9 @@ class Estimate:
         """Rollouts that the stage of a row plays."""
         if not row.section(self.spec).run:
             return 0
-        return row.planned_rollouts(self.diagnosis, self.calibration, self.training, self.count)
+        rollouts = row.planned_rollouts(self.diagnosis, self.calibration, self.training, self.count)
+        starts = [baselines()[stage] for stage in row.rests_on if stage in baselines()]
+        return max(0, rollouts - sum(start.diagnosing_rollouts(self.spec, self.attempts) for start in starts))
 
     def _baseline(self, row: Baseline) -> StageCost:
         """The stage of a row."""
@@ -193,14 +195,16 @@ class Estimate:
             return self._fine_tuning(row, diagnosing)
         if row.learns_from == "reflection":
             return self._with_reflection(self._rollout_stage(row.name, rollouts, user=on_target))
-        return self._rollout_stage(row.name, rollouts, user=on_target, training=True)
+        rollout_cost = self._rollout_stage(row.name, rollouts, user=on_target, training=row.trains_by_grpo)
+        return rollout_cost if row.trains_by_grpo else self._fine_tuning(row, rollout_cost)
 
-    def _fine_tuning(self, row: Baseline, diagnosing: StageCost) -> StageCost:
-        """Fine-tuning on demonstrations, of which each is taken to be as long as a rollout, and further diagnoses."""
+    def _fine_tuning(self, row: Baseline, rollouts: StageCost) -> StageCost:
+        """Fine-tuning on demonstrations, of which each is taken to be as long as a rollout, beside the rollouts that
+        the stage plays."""
         agent = self.episode.agent
         demonstrations, epochs = row.demonstrations(self.spec)
         tokens = demonstrations * (agent.new_input + agent.output)
-        cost = replace(diagnosing, use=diagnosing.use.plus(ModelUse(new_input=tokens)))
+        cost = replace(rollouts, use=rollouts.use.plus(ModelUse(new_input=tokens)))
         if not tokens or self.episode == EpisodeCost():
             return cost
         seconds = demonstrations * epochs / DEMONSTRATION_RATE.value
@@ -209,8 +213,8 @@ class Estimate:
             seconds = passes / self.throughput.prefill if self.timed else None
         gpus = 1 if self.served else 0
         if seconds is not None:
-            seconds += diagnosing.seconds or 0
-        return replace(cost, gpus=max(gpus, diagnosing.gpus), memory=self.memory(True) if gpus else 0, seconds=seconds)
+            seconds += rollouts.seconds or 0
+        return replace(cost, gpus=max(gpus, rollouts.gpus), memory=self.memory(True) if gpus else 0, seconds=seconds)
 
     def _with_reflection(self, cost: StageCost) -> StageCost:
         """A search with its questions added: one for each minibatch of parent and child, at the most."""

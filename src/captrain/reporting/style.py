@@ -15,7 +15,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.figure import Figure
 
-from captrain.evaluation import BASE, BEST_SINGLE, ORACLE, RANDOM, TRACE, Difference, label
+from captrain.evaluation import BASE, BEST_SINGLE, ORACLE, RANDOM, TRACE, Difference, is_supervised, label
 
 METADATA = {"pdf": {"CreationDate": None, "Creator": None, "Producer": None}, "png": {"Software": None}}
 CANVASES = {"png": FigureCanvasAgg, "pdf": FigureCanvasPdf}
@@ -24,6 +24,7 @@ HEADLINE = (BASE, "grpo_target", "gepa", TRACE)
 ROUTING = (BASE, "control:placebo", "control:random_router", RANDOM, BEST_SINGLE, TRACE, "router:", ORACLE)
 """What choosing an adapter is held against, by name or its beginning, in the order of the figure."""
 MERGING = (BASE, "single", "mixed", BEST_SINGLE, TRACE, "merged:")
+SUPERVISED = "Squares: learns from demonstrations; circles: from rewards alone, or nothing."
 GREY = "0.5"
 """Of published numbers, which are nobody's measurement here."""
 
@@ -43,6 +44,11 @@ class Line:
     high: float
     difference: Difference | None = None
     published: float | None = None
+
+    @property
+    def supervised(self) -> bool:
+        """Whether it learns from demonstrations and not from rewards alone."""
+        return is_supervised(self.method)
 
 
 def render(figures: Mapping[str, Callable[[], Figure]], out: Path) -> list[Path]:
@@ -112,6 +118,8 @@ def compare(groups: Mapping[str, Sequence[Line]], against: str, title: str, rate
         rate: label of the rates' axis.
         note: beneath the figure.
     """
+    if any(row.supervised for rows in groups.values() for row in rows):
+        note = f"{SUPERVISED} {note}".rstrip()
     longest = max((len(row.label) for rows in groups.values() for row in rows), default=0)
     margin, wide, gap, narrow, words = 0.25 + 0.068 * longest, 3.2, 0.15, 2.1, 2.05
     heads = {name: 0.32 if name else 0.08 for name in groups}
@@ -151,7 +159,10 @@ def _compare(rates: Axes, differences: Axes, rows: Sequence[Line]) -> None:
     rule(rates, [row.label for row in rows])
     rule(differences, [""] * len(rows))
     rates.hlines(range(len(rows)), [row.low for row in rows], [row.high for row in rows], shades)
-    rates.scatter([row.rate for row in rows], range(len(rows)), s=26, c=shades, zorder=3)
+    for supervised, marker in ((False, "o"), (True, "s")):
+        places = [place for place, row in enumerate(rows) if row.supervised is supervised]
+        colours = [shades[place] for place in places]
+        rates.scatter([rows[place].rate for place in places], places, s=26, c=colours, marker=marker, zorder=3)
     publications = [(row.published, place) for place, row in enumerate(rows) if row.published is not None]
     if publications:
         rates.scatter(*zip(*publications, strict=True), s=40, marker="D", facecolors="none", edgecolors=GREY)

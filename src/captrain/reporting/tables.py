@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from rich.table import Table
 
-from captrain.evaluation import BASE, IDLE, TRACE, evaluation_table, headline_methods, label, unequal_total
+from captrain.evaluation import BASE, IDLE, TRACE, evaluation_table, headline_methods, label, supervision, unequal_total
 
 CAUSAL_HEADINGS = {
     "claimed": "claimed",
@@ -38,6 +38,7 @@ def table(folder: Path) -> Table:
     confidence = json.loads((folder / "metrics.json").read_text())["confidence"]
     final = Table(title="Test split", caption=_caption(main, ledger), caption_justify="left", title_justify="left")
     final.add_column("method")
+    final.add_column("learns from")
     scored = main.dropna(subset=["mean_reward"])
     # Where success alone is rewarded, the mean reward is the pass rate and says nothing more.
     graded = bool((scored["mean_reward"] - scored["pass_rate"]).abs().gt(1e-6).any())
@@ -46,7 +47,8 @@ def table(folder: Path) -> Table:
         final.add_column(name, justify="right")
     for row in main.to_dict("records"):
         interval = _interval(row["low"], row["high"])
-        cells = [row["label"], _number(row["pass_rate"]), interval, _number(row["pass_hat_k"])]
+        cells = [row["label"], supervision(row["method"]) or "", _number(row["pass_rate"]), interval]
+        cells += [_number(row["pass_hat_k"])]
         cells += [_number(row["mean_reward"])] * graded
         style = "bold" if row["method"] in headline_methods() else "dim"
         final.add_row(*cells, f"{row['rollouts_spent']:,}", style=style)

@@ -89,7 +89,7 @@ def _lesson(
 ) -> SolutionLesson:
     section = spec.baselines.solutions
     faults = Faults(section.faults.rate, section.faults.kind, section.faults.filtered)
-    settings = fine_tuning_settings(spec, section)
+    settings = fine_tuning_settings(spec, section.epochs, section.learning_rate)
     return SolutionLesson(
         name, STAGE, base, spec.exploring(), settings, counts, dose, section.source, faults, spec.machine
     )

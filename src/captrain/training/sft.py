@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from captrain.config import Adp, FailuresSft, Solutions, Spec, build
+from captrain.config import Spec, build
 from captrain.execution import code_digest
 from captrain.ledger import LedgerEntry
 from captrain.models import Chat, adapter_digest, dialogue_tokens, load_module, save_adapter
@@ -85,14 +85,14 @@ def demonstration_of(chat: Chat, messages: Sequence[Message], max_length: int) -
     return Demonstration(ids, mask) if len(ids) <= max_length else None
 
 
-def fine_tuning_settings(spec: Spec, section: Adp | Solutions | FailuresSft) -> Settings:
-    """The settings of a baseline that is fine-tuned: rank and alpha are the trainer's, the rest its own section's."""
+def fine_tuning_settings(spec: Spec, epochs: int, learning_rate: float) -> Settings:
+    """The settings of a baseline that is fine-tuned: rank and alpha are the trainer's, the rest its own."""
     trainer = spec.trainer.settings()
     return {
         "rank": trainer["rank"],
         "alpha": trainer["alpha"],
-        "epochs": section.epochs,
-        "learning_rate": section.learning_rate,
+        "epochs": epochs,
+        "learning_rate": learning_rate,
         "batch": BATCH,
         "seed": spec.seed,
         "targets": build(spec.trainer, GRPO).targets,

@@ -19,7 +19,7 @@ import jinja2
 from markupsafe import Markup
 
 from captrain.errors import UserError
-from captrain.evaluation import headline_methods, label, unequal_total
+from captrain.evaluation import headline_methods, label, supervision, unequal_total
 from captrain.records import JsonObject
 from captrain.reporting.pages import data, shards
 from captrain.reporting.pages.archive import Archive
@@ -159,6 +159,7 @@ def _environment() -> jinja2.Environment:
         "shown": shards.message_on_page,
         "label": label,
         "unequal_total": unequal_total,
+        "supervision": supervision,
         "least": _least,
         "prefix": PREFIX,
         "strata": STRATA,

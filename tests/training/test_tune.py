@@ -1,0 +1,83 @@
+"""The search for GRPO's settings on the target: what it plays, whom it keeps, and that it counts everything."""
+
+import csv
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from support.training import POLICY, ROOT, inside
+
+from captrain.config import Spec, compose_spec, publish_spec
+from captrain.contract import Target
+from captrain.records import Task
+
+SETTINGS = [(4, 2, 1, 1e-2, "constant", None), (4, 1, 2, 1e-2, "linear", 0.28), (2, 2, 1, 1e-2, "linear", None)]
+
+
+@pytest.fixture
+def tune(monkeypatch: pytest.MonkeyPatch, tiny: Path) -> ModuleType:
+    """The script, small."""
+    spec = importlib.util.spec_from_file_location("tune_grpo", ROOT / "scripts/tune_grpo.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "tune_grpo", module)  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    for name, value in {"ROLLOUTS": 8, "FIRST": 50, "TASKS": 6, "GRID": SETTINGS, "RUNGS": {0: 2, 1: 1}}.items():
+        monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(module, "base_of", lambda spec, seed: project_of(tiny, seed))
+    return module
+
+
+def project_of(tiny: Path, seed: int) -> Path:
+    """A project with a base for that seed, in the working folder."""
+    folder = Path(f"project{seed}/artifacts")
+    if not (folder / "base").exists():
+        folder.mkdir(parents=True)
+        (folder / "base").symlink_to(tiny)
+    return folder.parent
+
+
+def small() -> Spec:
+    settings = [f"policy.{key}={value}" for key, value in POLICY.items()]
+    return compose_spec("smoke", 0, [*settings, "trainer.rank=2", "machine.workers=1"], ROOT / "conf")
+
+
+def test_the_search_halves_over_seeds_never_plays_the_test_split_and_counts_what_it_spends(
+    tune: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Task] = []
+    open_ = Target.open
+
+    def remember(self: Target, task: Task, key: str = "") -> Any:
+        opened.append(task)
+        return open_(self, task, key)
+
+    monkeypatch.setattr(Target, "open", remember)
+    ranks = {settings: place for place, settings in enumerate(SETTINGS)}
+    passes = tune.passes
+
+    def ranked(trial: Any, adapter: Any) -> Any:
+        # A model with random weights passes nothing: the second candidate is made the best, the first the worst.
+        measured = passes(trial, adapter)
+        return np.full_like(measured, (0.0, 1.0, 0.5)[ranks[trial.settings]])
+
+    monkeypatch.setattr(tune, "passes", ranked)
+    with inside(tmp_path):
+        publish_spec(small(), Path("results/spec.yaml"))
+        tune.main()
+        rows = list(csv.DictReader(Path("results/studies/grpo_tuning.csv").read_text().splitlines()))
+    assert [(row["rung"], row["seeds"], row["group_size"], row["schedule"], row["kept"]) for row in rows] == [
+        ("1", "0", "4", "linear", "True"), ("1", "0", "2", "linear", "True"), ("1", "0", "4", "constant", "False"),
+        ("2", "0 1", "4", "linear", "True"), ("2", "0 1", "2", "linear", "False"),
+    ]  # fmt: skip
+    assert {task.split for task in opened} == {"training"}
+    trained, judged = ([task for task in opened if (int(task.id[-5:]) >= 50) is late] for late in (False, True))
+    assert (len(trained), len(judged)) == (5 * 8, 5 * 6 * 2) and {int(task.id[-5:]) for task in judged} == {
+        *range(50, 56)
+    }
+    assert [int(row["search_rollouts"]) for row in rows] == [3 * 20] * 3 + [5 * 20] * 2
+    assert all(float(row["low"]) <= float(row["pass_rate"]) <= float(row["high"]) for row in rows)
