@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from rich.console import Console
@@ -40,7 +41,7 @@ def test_an_agent_that_was_not_diagnosed_again_has_no_table(tmp_path: Path, rows
 def test_the_figure_shows_every_diagnosis_of_every_selected_capability(tmp_path: Path) -> None:
     figure = rediscovery(results(tmp_path, BEFORE, AFTER, "2,copying,False,0.5,0.1,0.9,0.1,0.01,230,10\n"))
     shares = figure.axes[0]
-    assert [list(line.get_xdata()) for line in shares.get_lines()] == [[0.2], [0.03], [0.01]]
+    assert [np.asarray(line.get_xdata()).tolist() for line in shares.get_lines()] == [[0.2], [0.03], [0.01]]
     assert [text.get_text() for text in shares.get_yticklabels()] == ["copying"]
 
 
