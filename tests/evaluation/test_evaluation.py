@@ -1,6 +1,6 @@
 """Evaluation on outcomes made by hand or drawn from known pass rates."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from io import StringIO
 from itertools import product
 from pathlib import Path
@@ -11,34 +11,14 @@ import pandas as pd
 import pytest
 from rich.console import Console
 from scipy.stats import binomtest
+from support.outcomes import LEDGER, SMALL, outcomes_of, routes_of, run
 
 from captrain.errors import UserError
 from captrain.evaluation.rows import compared_pairs, unequal_total
 from captrain.evaluation.statistics import Bootstrap, best_single, oracle, sign_test, summarise
-from captrain.evaluation.tables import Evaluation, evaluate, publish_evaluation
+from captrain.evaluation.tables import evaluate, publish_evaluation
 from captrain.ledger import LedgerEntry
 from captrain.reporting.tables import table
-
-LEDGER = [
-    LedgerEntry(stage="rollouts", purpose="diagnosis", method="trace", rollouts=40),
-    LedgerEntry(stage="adapters", purpose="training", method="trace", item="a", rollouts=60, discarded=10),
-    LedgerEntry(stage="grpo_target", purpose="training", method="grpo_target", rollouts=100, discarded=20),
-    LedgerEntry(stage="evaluation", purpose="evaluation", method="evaluation", rollouts=7),
-]
-STAGES = {"idle": "", "base": "", "grpo_target": "grpo_target"}
-
-
-def outcomes_of(arms: Mapping[str, Sequence[Sequence[str]]]) -> pd.DataFrame:
-    """Outcomes from one string a task, one letter a trial: P passed, F failed, E error; doing nothing always fails."""
-    words = {"P": ("passed", 1.0), "F": ("failed", 0.0), "E": ("error", None)}
-    idle = {"idle": ["F" * len(letters) for letters in arms["base"]]} if "base" in arms else {}
-    rows = [
-        (f"t{task}", "even" if task % 2 == 0 else "odd", arm, STAGES.get(arm, "adapters"), trial, *words[letter])
-        for arm, tasks in {**idle, **arms}.items()
-        for task, letters in enumerate(tasks)
-        for trial, letter in enumerate(letters)
-    ]
-    return pd.DataFrame(rows, columns=["task", "kind", "arm", "stage", "trial", "outcome", "reward"])
 
 
 def drawn(rates: Mapping[str, float], tasks: int, trials: int, seed: int) -> pd.DataFrame:
@@ -47,22 +27,10 @@ def drawn(rates: Mapping[str, float], tasks: int, trials: int, seed: int) -> pd.
     return outcomes_of({arm: [list(row) for row in array] for arm, array in letters.items()})
 
 
-def routes_of(chosen: Sequence[str], **routers: Sequence[str]) -> pd.DataFrame:
-    tasks = [f"t{task}" for task in range(len(chosen))]
-    return pd.DataFrame({"task": tasks, "kind": "any", **routers, "chosen": chosen})
-
-
-def run(outcomes: pd.DataFrame, routes: pd.DataFrame, ledger: Sequence[LedgerEntry] = LEDGER) -> Evaluation:
-    return evaluate(outcomes, routes, ledger, ranked=["a"], controls={}, resamples=500, confidence=0.95, seed=0)
-
-
 def row(frame: pd.DataFrame, **where: str) -> dict:
     rows = [row for row in frame.to_dict("records") if all(row[name] == value for name, value in where.items())]
     assert len(rows) == 1
     return rows[0]
-
-
-SMALL = {"base": ["PP", "FF", "FF", "PF"], "grpo_target": ["PP", "PP", "FF", "FF"], "a": ["PP", "PP", "FF", "FF"]}
 
 
 def test_trace_is_scored_by_the_arm_its_router_chose_for_each_task() -> None:

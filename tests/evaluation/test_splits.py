@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from test_evaluation import SMALL, outcomes_of, routes_of, run
+from support.outcomes import SMALL, outcomes_of, routes_of, run
 
 from captrain.benchmarks import evaluation_tasks, load_benchmark, overlapping_tasks
 from captrain.config import Component, Evaluation
