@@ -674,7 +674,9 @@ def test_the_baseline_spends_exactly_what_trace_spends_in_all(tiny: Path, tmp_pa
     [one] = target_jobs(chosen, tmp_path, spent)
     assert (one.rollouts, one.seed, one.name) == (24, 3, "grpo_target")
     assert one.environments == (TrainingEnvironment("target", chosen.benchmark),) and one.policy == chosen.policy
-    assert one.trainer.settings() == {**chosen.trainer.settings(), "learning_rate": 0.005}
+    settings = chosen.baselines.grpo_target.differences()
+    assert settings["learning_rate"] == 0.005 and settings["group_size"] == 4
+    assert one.trainer.settings() == {**chosen.trainer.settings(), **settings}
     with inside(tmp_path):
         baseline = train(one)
     assert (baseline.rollouts, len(opened)) == (24, 24)

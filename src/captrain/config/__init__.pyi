@@ -25,6 +25,7 @@ from .spec import Choice as Choice
 from .spec import Environments as Environments
 from .spec import Evaluation as Evaluation
 from .spec import FailuresSft as FailuresSft
+from .spec import GrpoSettings as GrpoSettings
 from .spec import Ranking as Ranking
 from .spec import Selection as Selection
 from .spec import Solutions as Solutions

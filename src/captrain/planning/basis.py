@@ -7,7 +7,8 @@ source; what is written out here is what follows from settings, and what is take
 
 from typing import NamedTuple
 
-from captrain.baselines import baselines, trained_baselines
+from captrain.baselines import Baseline, baselines, trained_baselines
+from captrain.config import GrpoSettings, Spec
 from captrain.planning.assumptions import (
     ANALYST,
     COMPOSED_COLUMNS,
@@ -152,4 +153,11 @@ def task_uses(estimate: Estimate) -> dict[str, float]:
         return {}
     rows = [baselines()[name] for name in trained_baselines()]
     rollouts = {row.name: estimate.baseline_rollouts(row) * row.target_share(spec) for row in rows}
-    return {name: count / spec.trainer.group_size / tasks for name, count in rollouts.items() if count}
+    sizes_of_groups = {row.name: group_size(spec, row) for row in rows}
+    return {name: count / sizes_of_groups[name] / tasks for name, count in rollouts.items() if count}
+
+
+def group_size(spec: Spec, row: Baseline) -> int:
+    """Rollouts of one task in a row that trains by GRPO: the trainer's, unless the row has its own."""
+    section = row.section(spec)
+    return (section.group_size if isinstance(section, GrpoSettings) else None) or spec.trainer.group_size
