@@ -42,6 +42,6 @@ def evaluate_project(spec: Spec, project: Path = Path()) -> tuple[list[Rollout],
         seed=spec.seed,
     )
     if spec.evaluation.splits == "all":
-        known = {task.id for task in overlapping_tasks(load_benchmark(spec.benchmark, spec.machine))}
-        evaluation = mark_overlap(evaluation, len(known), len(set(outcomes["task"])))
+        overlap = {task.id for task in overlapping_tasks(load_benchmark(spec.benchmark, spec.machine))}
+        evaluation = mark_overlap(evaluation, len(overlap), len(set(outcomes["task"])))
     return rollouts, evaluation
