@@ -78,5 +78,5 @@ BASELINE = SolutionsBaseline(
     order=8,
     rests_on=(DIAGNOSIS, CALIBRATION),
     unequal="is taught the environments' own solutions, for which it plays no rollout of training",
-    compared_with=("grpo_target", "adp"),
+    compared_with=("grpo_target", "rejection_sft", "adp"),
 )
