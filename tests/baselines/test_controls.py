@@ -27,6 +27,7 @@ from captrain.ledger import LedgerEntry
 from captrain.policies.scripted import ScriptedPolicy
 from captrain.records import Capability, Rollout, load, publish, publish_json, publish_text
 from captrain.rollouts.collection import collect
+from captrain.routing.compositions import members
 from captrain.routing.gains import COLUMNS
 from captrain.routing.routes import RoutingEvidence, route_tasks
 from captrain.training.recipe import capability_jobs
@@ -188,7 +189,7 @@ def gained(**gains: float) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-@pytest.mark.parametrize("router", ["retrieval", "sets"])
+@pytest.mark.parametrize("router", ["retrieval", "sets", "gate"])
 def test_with_trace_s_own_capabilities_a_control_is_routed_as_trace(
     environments: dict[str, Target], rollouts: list[Rollout], tmp_path: Path, router: str, tiny: Path
 ) -> None:
@@ -205,8 +206,8 @@ def test_with_trace_s_own_capabilities_a_control_is_routed_as_trace(
     assert [*table] == ["task", "control:random", "control:lowest", "control:failures"]
     assert table["task"].tolist() == trace["task"].tolist()
     assert table["control:random"].tolist() == trace["chosen"].tolist() and FAMILIES[0] in {*table["control:random"]}
-    arms = {name for arm in table["control:lowest"] for name in arm.split("+")}
-    assert arms <= {"base", FAMILIES[0], "reply_wording"} and "reply_wording" in arms
+    arms = {name for arm in table["control:lowest"] for name in members(arm)}
+    assert arms <= {FAMILIES[0], "reply_wording"} and "reply_wording" in arms
     assert {*table["control:failures"]} == {"base"}
 
 

@@ -80,9 +80,9 @@ def test_every_method_spends_what_trace_spends_and_pays_for_what_it_uses_of_it(s
         assert of["solutions"] >= chosen.baselines.solutions.rounds.tasks  # a further diagnosis at least
     low, high = stages(planned(chosen).low), stages(planned(chosen).high)
     # base, 4 adapters, 8 baselines of one arm, 5 of solutions, 7 merged; at most 12 capabilities of controls, and
-    # compositions in 3 columns.
+    # compositions in 4 columns.
     tests = chosen.evaluation.tasks * chosen.evaluation.trials
-    assert (low["evaluation"].rollouts, high["evaluation"].rollouts) == (29 * tests, (29 + 12 + 3) * tests)
+    assert (low["evaluation"].rollouts, high["evaluation"].rollouts) == (29 * tests, (29 + 12 + 4) * tests)
     assert "controls" not in low and high["controls"].rollouts == 12 * (3 * 80 + 640)
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from statistics import mean
 
 import pandas as pd
 import pytest
@@ -24,8 +25,9 @@ from captrain.records import Capability, Message, Passport, Rollout, publish, pu
 from captrain.rollouts.collection import collect
 from captrain.routing.bounds import placebo, random_routes, without_base
 from captrain.routing.classifier import ClassifierRouter
-from captrain.routing.compositions import BASE, members, route_of
+from captrain.routing.compositions import BASE, composition_weights, members, route_of
 from captrain.routing.gains import adapter_gains, routable
+from captrain.routing.gate import Embedding, GateRouter
 from captrain.routing.neighbours import Neighbours
 from captrain.routing.retrieval import RetrievalRouter
 from captrain.routing.router import Example, examples, opening, openings
@@ -36,7 +38,7 @@ CONF = Path(__file__).parents[2] / "conf"
 EASY = {"status", "human"}
 CHECK, PICK, STEPS, COPY = FAMILIES
 OWN = {"check": CHECK, "pick": PICK, "steps": STEPS, "copy": COPY}
-COMPARED = ["retrieval", "classifier", "sets", "top_p"]
+COMPARED = ["retrieval", "classifier", "sets", "gate", "top_p"]
 REFUND = ("cancel", "return")
 
 
@@ -209,7 +211,7 @@ def routed(
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("chosen", ["retrieval", "classifier", "sets"])
+@pytest.mark.parametrize("chosen", ["retrieval", "classifier", "sets", "gate"])
 def test_every_task_gets_one_row_with_the_route_of_each_router(
     chosen: str, tiny: Path, targets: dict[str, Target], rollouts: list[Rollout]
 ) -> None:
@@ -231,7 +233,7 @@ def test_with_one_adapter_there_is_nothing_to_compose(
 
 
 def test_without_capabilities_every_task_goes_to_the_base(tiny: Path, rollouts: list[Rollout]) -> None:
-    for router in ("retrieval", "classifier", "sets"):
+    for router in ("retrieval", "classifier", "sets", "gate"):
         table = routed(tiny, {}, rollouts, [f"router={router}"], 3, known_gains(names=[])).table
         assert {*table["retrieval"], *table["classifier"], *table["chosen"]} == {BASE}
 
@@ -314,6 +316,66 @@ def test_a_placebo_exchanges_every_adapter_for_the_next_by_rank() -> None:
 @pytest.fixture(scope="module")
 def single(targets: dict[str, Target], rollouts: list[Rollout]) -> list[Example]:
     return examples(targets, 100, rollouts)
+
+
+class TestGate:
+    """The trained gate."""
+
+    # The states are those of a model that was not trained, which tell less than words do.
+    @pytest.mark.parametrize(("embedding", "bar"), [("words", 0.9), ("states", 0.7)])
+    def test_a_task_of_one_environment_gets_its_adapter_and_an_easy_one_none(
+        self, embedding: Embedding, bar: float, tiny: Path, targets: dict[str, Target], rollouts: list[Rollout]
+    ) -> None:
+        known, gate = examples(targets, 40, rollouts), GateRouter(tiny, embedding=embedding)
+        for name, target in targets.items():
+            weights = gate.weights(known, openings(target, target.tasks("training", 50)[40:]))
+            assert mean(row[name] for row in weights) > 0.75, name
+        benchmark = desk("single")
+        tasks = [task for task in benchmark.tasks("test", 120) if task.data["kind"] in EASY]
+        routes = gate.route(known, openings(benchmark, tasks))
+        assert routes.count(BASE) / len(routes) > bar
+
+    def test_pairs_teach_it_to_weigh_both(self, single: list[Example]) -> None:
+        tasks = [task for task in desk("compound").tasks("test", 200) if len(needed(task.data["kind"])) == 2]
+        texts, kinds = openings(desk("compound"), tasks), [task.data["kind"] for task in tasks]
+        shares = []
+        for known in (single, [*single, *pair_examples()]):
+            weights = GateRouter().weights(known, texts)
+            shares.append(
+                mean(min(row[name] for name in needed(kind)) for row, kind in zip(weights, kinds, strict=True))
+            )
+        assert shares[0] < 0.25 < 0.35 < shares[1]
+
+    def test_weights_are_shares_in_tenths_of_which_the_base_takes_its_own(self) -> None:
+        gate = GateRouter(floor=0.2)
+        assert gate.composed({"a": 0.62, "b": 0.28, BASE: 0.1}) == "0.7*a+0.3*b"
+        assert gate.composed({"a": 0.45, "b": 0.1, BASE: 0.45}) == "0.5*a"
+        assert gate.composed({"a": 0.1, "b": 0.05, BASE: 0.85}) == BASE
+        assert gate.composed({"a": 0.95, "b": 0.03, BASE: 0.02}) == "a"
+        crowd = {name: 0.125 for name in "abcdefgh"}
+        assert gate.composed(crowd) == "a"  # none reaches the floor: the first of the heaviest
+
+    def test_an_adapter_at_another_weight_is_an_arm_of_its_own_to_be_played(self) -> None:
+        assert composition_weights(["0.5*a", "a", BASE, "0.3*a+0.3*b"]) == {
+            "0.5*a": {"a": 0.5},
+            "0.3*a+0.3*b": {"a": 0.3, "b": 0.3},
+        }
+
+    def test_routes_depend_on_the_opening_alone(self, tiny: Path, single: list[Example]) -> None:
+        texts = openings(desk(), desk().tasks("test", 20))
+        for gate, known in ((GateRouter(), single), (GateRouter(tiny, embedding="states"), single[::8])):
+            routes = gate.route(known, texts)
+            assert gate.route(known, texts[::-1]) == routes[::-1]
+            assert gate.route(known, texts[5:9]) == routes[5:9]
+
+    def test_nothing_known_or_only_passed_tasks_give_the_base(self) -> None:
+        assert GateRouter().route([], ["Wrap it."]) == [BASE]
+        assert GateRouter().route([Example("Hello.", BASE)] * 3, ["Wrap it."]) == [BASE]
+
+    def test_states_need_a_base_in_this_process(self) -> None:
+        known = [Example("Wrap it.", "wrap"), Example("Hello.", BASE)]
+        with pytest.raises(UserError, match="embedding"):
+            GateRouter(embedding="states").route(known, ["Hello."])
 
 
 class TestSets:

@@ -76,8 +76,8 @@ SERVER_START = Assumption(300.0, "assumed")
 """Seconds until the servers of a job are healthy: weights are read and graphs are captured."""
 REFLECTION_TOKENS = Assumption(2_500, "assumed")
 """Tokens of a question of GEPA beyond the dialogues of its minibatch."""
-COMPOSED_COLUMNS = Assumption(3, "assumed: as routers choose")
-"""Columns of the routes that may give a task to several adapters at once: the chosen router's, sets, top_p."""
+COMPOSED_COLUMNS = Assumption(4, "assumed: as routers choose")
+"""Columns of the routes that may give a task to several adapters at once: the chosen router's, sets, gate, top_p."""
 CONTROL_CHOICES = Assumption(3, "assumed: as the labels have it")
 """Choices of capabilities that TRACE's is held against (`captrain.baselines.controls`)."""
 QUESTIONS = QuestionSizes(candidates=10, label=80, file=4_000, frame=3_000, source="assumed")

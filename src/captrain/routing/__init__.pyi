@@ -3,6 +3,7 @@ from .compositions import composition_weights as composition_weights
 from .compositions import members as members
 from .gains import adapter_gains as adapter_gains
 from .gains import routable as routable
+from .gate import GateRouter as GateRouter
 from .retrieval import RetrievalRouter as RetrievalRouter
 from .router import OPENINGS as OPENINGS
 from .router import Example as Example

@@ -46,5 +46,6 @@ def exchanged(route: str, exchange: Mapping[str, str]) -> str:
 
 
 def composition_weights(routes: Iterable[str]) -> dict[str, dict[str, float]]:
-    """Route -> weight of each capability, in the order of their names, for every route of more than one."""
-    return {route: parse_composition(route) for route in sorted(set(routes)) if len(members(route)) > 1}
+    """Route -> weight of each capability, in the order of their names, for every route that is not the base or one
+    adapter as it is: of several, or of one at another weight."""
+    return {route: parse_composition(route) for route in sorted(set(routes)) if members(route) - {route}}

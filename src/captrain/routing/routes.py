@@ -22,6 +22,7 @@ from captrain.routing.bounds import placebo, random_routes, without_base
 from captrain.routing.classifier import ClassifierRouter
 from captrain.routing.compositions import BASE, composition_weights, members, route_of_shares
 from captrain.routing.gains import adapter_gains, routable
+from captrain.routing.gate import EMBEDDING, FLOOR, Embedding, GateRouter
 from captrain.routing.retrieval import RetrievalRouter
 from captrain.routing.router import OPENINGS, Example, Router, examples, openings
 from captrain.routing.sets import SetRouter
@@ -84,7 +85,7 @@ class Routes:
 
     @property
     def compositions(self) -> dict[str, dict[str, float]]:
-        """Arm -> weight of each capability, for every arm in the table of more than one."""
+        """Arm -> weight of each capability, for every arm in the table that is made of adapters and is none itself."""
         return composition_weights(map(str, self.table.drop(columns=[*FIRST_COLUMNS]).to_numpy().ravel()))
 
 
@@ -185,6 +186,9 @@ def _columns(
     }
     if adapters > 1:
         columns["sets"] = SetRouter(most=getattr(router, "most", MOST)).route(solved, texts)
+        embedding: Embedding = getattr(router, "embedding", EMBEDDING)
+        floor: float = getattr(router, "floor", FLOOR)
+        columns["gate"] = GateRouter(model, embedding=embedding, floor=floor).route(solved, texts)
         columns["top_p"] = RetrievalRouter(neighbours=max(neighbours, WIDE), p=p or TOP_P).route(solved, texts)
     if type(router) in shares:
         return columns | {"chosen": [route_of_shares(row, p) for row in shares[type(router)]]}

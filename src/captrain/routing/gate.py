@@ -1,0 +1,128 @@
+"""A trained gate: mixture weights over the adapters and the base for each task, from what its opening says.
+
+A multinomial logistic regression of the route on an embedding of the opening. It learns from openings of the
+environments (training split) and of discovery tasks that the base passed, as every router does: no task of the test
+split, and no outcome of an adapter. The probability of a route is the weight of its adapter; the base's own is a weight
+on no change. So a task that needs no adapter gets none, and one that is like two environments gets half of each. An
+opening of a pair counts half for each of its two.
+
+The embedding is of words, as the other routers have it, or of the base's hidden states: the mean over the opening's
+tokens after the last layer, which asks for a base in this process and costs one forward pass a task.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from captrain.errors import UserError
+from captrain.models import composition_name, normalised_weights
+from captrain.routing.compositions import BASE, members
+from captrain.routing.router import Example
+from captrain.routing.sets import words
+
+Embedding = Literal["words", "states"]
+EMBEDDING: Embedding = "words"
+FLOOR = 0.2
+"""Settings of the gate that is there for comparison, where the configured router is another."""
+DIGITS = 6
+"""Decimals of states and weights: what the last bits of a solver are must decide no route."""
+
+
+class GateRouter:
+    """Adapters at the weights that a trained gate gives them, in tenths.
+
+    Args:
+        model: folder of the base model, of which `states` are read.
+        embedding: what the gate reads of an opening.
+        floor: adapters of a lower weight are left out, and their share goes to the others.
+        gate: whether adapters that have gained nothing are left out.
+    """
+
+    def __init__(
+        self,
+        model: Path | None = None,
+        *,
+        embedding: Embedding = EMBEDDING,
+        floor: Annotated[float, Field(ge=0, lt=0.5)] = FLOOR,
+        gate: bool = True,
+    ) -> None:
+        self.model, self.embedding, self.floor, self.gate = model, embedding, floor, gate
+
+    def route(self, examples: Sequence[Example], openings: Sequence[str]) -> list[str]:
+        """See `Router.route`."""
+        return [self.composed(weights) for weights in self.weights(examples, openings)]
+
+    def weights(self, examples: Sequence[Example], openings: Sequence[str]) -> list[dict[str, float]]:
+        """For each opening the weight of each adapter and of the base; they sum to 1, as nearly as rounding lets
+        them."""
+        from sklearn.linear_model import LogisticRegression
+
+        # An example of several adapters is one of each, with its weight shared out.
+        shares = [
+            (row, name, 1 / max(1, len(members(example.route))))
+            for row, example in enumerate(examples)
+            for name in sorted(members(example.route)) or [BASE]
+        ]
+        names = sorted({name for _, name, _ in shares})
+        if len(names) < 2:
+            return [dict.fromkeys(names or [BASE], 1.0)] * len(openings)
+        matrix = self._embedded([*(example.text for example in examples), *openings], len(examples))
+        rows, targets, shared = zip(*shares, strict=True)
+        model = LogisticRegression(class_weight="balanced", max_iter=2000)
+        model.fit(matrix[list(rows)], list(targets), sample_weight=list(shared))
+        chances = np.asarray(model.predict_proba(matrix[len(examples) :]))
+        columns = [str(name) for name in model.classes_]
+        return [dict(zip(columns, [round(float(chance), DIGITS) for chance in row], strict=True)) for row in chances]
+
+    def composed(self, weights: Mapping[str, float]) -> str:
+        """The route of a mixture: what is too light is left out, the rest in tenths, and the base's weight dropped."""
+        heavy = {name: weight for name, weight in weights.items() if weight >= self.floor}
+        tenths = normalised_weights(heavy or {max(weights, key=lambda name: weights[name]): 1.0})
+        adapters = {name: weight for name, weight in tenths.items() if name != BASE}
+        return composition_name(adapters) if adapters else BASE
+
+    def _embedded(self, texts: Sequence[str], fitted: int) -> Any:
+        """The embedding of texts, one row each, scaled by the first `fitted` of them alone."""
+        from sklearn.feature_extraction.text import TfidfVectorizer
+        from sklearn.preprocessing import StandardScaler
+
+        if self.embedding == "words":
+            analyzer: Any = words
+            vectorizer: Any = TfidfVectorizer(analyzer=analyzer, sublinear_tf=True)
+            vectorizer.fit(texts[:fitted])
+            return vectorizer.transform(texts)
+        if self.model is None:
+            raise UserError(
+                "the gate has no base whose states it could read",
+                "choose `router.embedding=words`, which asks for none",
+            )
+        states = mean_states(self.model, texts)
+        return StandardScaler().fit(states[:fitted]).transform(states)
+
+
+def mean_states(model: Path, texts: Sequence[str]) -> NDArray[np.float64]:
+    """The base's hidden states after its last layer, as it reads each text as a user's first message: means over its
+    tokens, (texts, hidden), float64.
+
+    Args:
+        model: folder of the base model.
+        texts: openings.
+    """
+    import torch
+
+    from captrain.models import load_module
+    from captrain.policies import LocalPolicy
+
+    policy = LocalPolicy(model, temperature=1.0, max_turns=1, max_tokens=1)
+    chat, module = policy.chat([]), load_module(model, "float64").eval()
+    rows = []
+    with torch.no_grad():
+        for text in texts:
+            prompt = chat.prompt([{"role": "user", "content": text}])[-policy.max_length :]
+            states = module(torch.tensor([prompt]), output_hidden_states=True).hidden_states[-1][0]
+            rows.append(states.mean(0).numpy())
+    return np.array(rows, dtype=np.float64).round(DIGITS)
