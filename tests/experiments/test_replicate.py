@@ -160,7 +160,7 @@ def test_what_the_interval_or_the_correction_does_not_tell_apart_is_said_not_to_
 def test_one_seed_has_a_mean_and_no_interval(replicate: ModuleType, tmp_path: Path) -> None:
     points = points_of({"base": [0.5], "grpo_target": [0.6], "trace": [0.7]}, "rare")
     write_table(rates_over_seeds(points), tmp_path / "summary.csv")
-    assert (tmp_path / "summary.csv").read_text().splitlines()[3] == "rare,trace,trace,1,0.700000,,,10.000000"
+    assert (tmp_path / "summary.csv").read_text().splitlines()[3] == "rare,trace,trace,rewards,1,0.700000,,,10.000000"
     differences = differences_over_seeds(points)
     write_table(differences, tmp_path / "differences.csv")
     assert (tmp_path / "differences.csv").read_text().splitlines()[1] == "rare,trace,base,1,0.200000,,,,False,,"
