@@ -544,7 +544,7 @@ class TestStage:
 
     def test_it_routes_by_sets_with_pairs_and_leaves_out_what_gained_nothing(self, home: Path) -> None:
         table = self.play(home, "router=sets", "controls.run=true")
-        columns = ["task", "kind", *COMPARED, "chosen", "control:random_router", "control:placebo"]
+        columns = ["task", "kind", *COMPARED, "chosen", "control:random_router", "control:placebo", "control:no_base"]
         assert list(table.columns) == columns
         both = table[table["kind"] == "pick+copy"]
         assert len(both) and {*both["chosen"]} == {composition_name({COPY: 1.0, PICK: 1.0})}
