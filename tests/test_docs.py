@@ -204,9 +204,16 @@ def test_the_pages_build_without_a_warning_and_a_reader_fetches_nothing(project:
     assert (site / "results/figures/main.png").read_bytes() == (project / "results/figures/main.png").read_bytes()
 
 
-def test_the_differences_on_the_page_of_findings_are_those_of_the_table(committed: Path) -> None:
-    with (committed / "results/replicates/differences.csv").open(newline="") as file:
-        rows = [[float(row[name]) for name in ("difference", "low", "high")] for row in csv.DictReader(file)]
+def test_the_numbers_with_intervals_on_the_page_of_findings_are_those_of_the_tables(committed: Path) -> None:
+    tables = {
+        "replicates/differences": "difference",
+        "evaluation/differences": "difference",
+        "evaluation/main": "pass_rate",
+    }
+    rows: list[list[float]] = []
+    for table, column in tables.items():
+        with (committed / f"results/{table}.csv").open(newline="") as file:
+            rows += [[float(row[name] or "nan") for name in (column, "low", "high")] for row in csv.DictReader(file)]
     recorded = {tuple(f"{value:.3f}" for value in row) for row in rows}
     recorded |= {tuple(f"{-value:.3f}" for value in (difference, high, low)) for difference, low, high in rows}
     text = " ".join((ROOT / "docs/results.md").read_text().split())

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from support.results import make_results
@@ -51,6 +52,17 @@ def make_tables(results: Path) -> Path:
     write_table(differences_over_seeds(whole), results / "replicates/differences.csv")
     by_rollouts = [row for n in (80, 640) for row in points(RATES, range(3), **{"adapters.rollouts": n})]
     write_table(by_rollouts, results / "sweeps/rollouts.csv")
+    write_table(by_rollouts, results / "sweeps/paper_rollouts.csv")
+    by_prompts = [row for n in (1, 4) for row in points(RATES, range(3), **{"baselines.gepa.prompts": n})]
+    write_table(by_prompts, results / "sweeps/prompts.csv")
+    section = "baselines.solutions.faults"
+    by_fault = [
+        row
+        for kind in ("random", "systematic")
+        for rate in (0.0, 0.4)
+        for row in points(RATES | {"solutions": 0.9 - rate}, [0], **{f"{section}.kind": kind, f"{section}.rate": rate})
+    ]
+    write_table(by_fault, results / "sweeps/faults.csv")
     by_count = [row for n in (1, 4) for row in points(RATES, range(3), **{"capabilities.count": n})]
     write_table(by_count, results / "sweeps/capabilities.csv")
     by_delta = [
@@ -90,6 +102,15 @@ def test_all_figures_redraw_to_the_same_bytes_without_torch(tmp_path: Path) -> N
     assert digests(results / "studies") == digests(tmp_path / "once")
     assert (results / "figures/main.pdf").exists()
     assert measured == {path: path.read_bytes() for path in results.rglob("*.csv")}  # no published number got in
+
+
+def test_the_curve_of_faults_falls_with_their_rate_and_has_grpo_on_the_target_beside_it(tmp_path: Path) -> None:
+    axes = figure_of("faults", make_tables(tmp_path)).axes[0]
+    curves = {line.get_label(): np.asarray(line.get_ydata()).tolist() for line in axes.get_lines()}
+    assert curves["GRPO on target"] == [0.5, 0.5]
+    falling = [container.lines[0] for container in axes.containers if isinstance(container, ErrorbarContainer)]
+    assert [np.asarray(line.get_ydata()).tolist() for line in falling] == [[0.9, 0.5], [0.9, 0.5]]
+    assert [container.get_label() for container in axes.containers] == ["random faults", "systematic faults"]
 
 
 def test_a_table_that_is_not_there_is_skipped_with_the_command_that_makes_it(
