@@ -461,8 +461,9 @@ def test_families_of_failure_flag_hardly_any_real_rollout_that_passed() -> None:
 def test_labels_of_real_rollouts_point_at_messages_of_the_assistant(domain: str) -> None:
     rollouts = real(domain)
     tools = inferred(rollouts)
+    # In one the agent had erred before; when it asked for consent to the right write at last, the user left.
+    assert [one.id for one in rollouts if fault_of(one)] == {"airline": [], "retail": ["101"]}[domain]
     for one in rollouts:
-        assert fault_of(one) is None
         for label in labels(one, tools).values():
             assert label.evidence
             if label.verdict != "NA":
