@@ -228,8 +228,9 @@ def test_the_memory_of_a_diagnosis_does_not_grow_with_the_log(monkeypatch: pytes
         tracemalloc.stop()
         assert len(diagnosis.logs.rollouts) == size
         del diagnosis
-    # A rollout takes some 20 kB: 120 more of them 2.4 MB, and a byte for each candidate and each run 5 kB.
-    assert peaks[160] - peaks[40] < 300_000
+    # A rollout takes some 20 kB: 120 more of them 2.4 MB, and a byte for each candidate and each run 5 kB. The report
+    # lists the first few hundred failures with their causes, and no more.
+    assert peaks[160] - peaks[40] < 600_000
 
 
 def test_what_a_diagnosis_leaves_out_is_counted_and_the_first_of_it_listed(tmp_path: Path) -> None:
