@@ -14,7 +14,7 @@ import yaml
 import captrain.baselines as room
 from captrain.baselines import acting_stages, baselines, spending_stages, trained_baselines
 from captrain.config import Spec, compose_spec
-from captrain.config.spec import Baselines
+from captrain.config.rows import Baselines
 from captrain.errors import UserError
 from captrain.evaluation import evaluate, headline_methods, label
 from captrain.evaluation.tables import Evaluation

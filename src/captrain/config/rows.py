@@ -1,0 +1,156 @@
+"""The sections of the rows that TRACE is compared with: one for each stage below `baselines` in conf/config.yaml.
+
+Apart from the rest of the schema (`captrain.config.spec`), because rows come and go, and each is a section here.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from captrain.config.components import Count, Rate, Section, Share
+from captrain.records import JsonObject
+
+
+class GrpoSettings(Section):
+    """A row that trains by GRPO with settings of its own: what differs from the trainer of the adapters. Null: what the
+    trainer has."""
+
+    run: bool
+    group_size: Annotated[int, Field(ge=2)] | None = None
+    groups_per_step: Count | None = None
+    epochs: Count | None = None
+    learning_rate: Rate | None = None
+    schedule: Literal["constant", "linear"] | None = None
+    clip_high: Rate | None = None
+
+    def differences(self) -> JsonObject:
+        """The settings that are not null."""
+        return self.model_dump(exclude={"run"}, exclude_none=True)
+
+
+class RejectionSft(Section):
+    """Rejection fine-tuning on the target: rounds of rollouts, of which the passed ones are fine-tuned on."""
+
+    run: bool
+    rounds: Count
+    rows: Count
+    """That a fine-tuning sees, about: passes over what has been kept are as many as come nearest to it."""
+    learning_rate: Rate
+
+
+class Gepa(Section):
+    """Optimisation of the system prompt by GEPA, with rollouts on the training split. `model` names the one that
+    reflects, asked as `machine.asking` says; null: a programmatic proposer over the lines that the base knows."""
+
+    run: bool
+    model: str | None = None
+    minibatch: Count
+    validation: Count
+    """Training tasks set aside to choose among prompts."""
+    prompts: Count | None = None
+    """Accepted by the search at most, beside the prompt of the base; null: as many as the budget has room for."""
+
+
+class Adp(Section):
+    """Supervised fine-tuning on trajectories in the schema of the Agent Data Protocol. `source` is a JSONL file of
+    them; "": generic demonstrations of our own, written in that schema."""
+
+    run: bool
+    source: str = ""
+    demonstrations: Count
+    epochs: Count
+    learning_rate: Rate
+
+
+class Awm(Section):
+    """GRPO in synthetic environments that no diagnosis asked for. `source` is a folder in the layout of the Agent World
+    Model; "": environments of our own, generated without regard to the diagnosis."""
+
+    run: bool
+    source: str = ""
+    environments: Count
+
+
+class AwmSft(Awm):
+    """Supervised fine-tuning on the solutions that such environments know of their own tasks."""
+
+    demonstrations: Count
+    """Of all environments together."""
+    epochs: Count
+    learning_rate: Rate
+
+
+class Switch(Section):
+    """What has no setting but whether it runs."""
+
+    run: bool
+
+
+SolutionSource = Literal["reference", "rollouts"]
+
+
+class Faults(Section):
+    """Faults of a known rate in solutions (see `captrain.training.faults`)."""
+
+    rate: Share
+    kind: Literal["random", "systematic"]
+    filtered: bool
+
+
+class Rounds(Section):
+    """Diagnoses of the trained agent, each on fresh discovery tasks. `condition` says whether there is a further one
+    always, or only where the last left a candidate undecided."""
+
+    count: Annotated[int, Field(ge=0)]
+    tasks: Count
+    condition: Literal["always", "undecided"]
+
+
+class Solutions(Section):
+    """TRACE without rewards: fine-tuning on the solutions that the synthesized environments know of their own tasks,
+    of one adapter over all environments and of one for each, in rounds of diagnosis."""
+
+    run: bool
+    demonstrations: Count
+    """Of the adapter over all environments."""
+    specialist: Count
+    """Demonstrations of the adapter of one environment."""
+    epochs: Count
+    learning_rate: Rate
+    source: SolutionSource
+    rollouts: Count
+    """Played in all environments where the source is the agent's own passed rollouts."""
+    faults: Faults
+    rounds: Rounds
+
+
+class FailuresSft(Section):
+    """Supervised fine-tuning on the target's own solutions of the tasks that failed in the diagnosis."""
+
+    run: bool
+    demonstrations: Count
+    """In all: each solution is repeated."""
+    epochs: Count
+    learning_rate: Rate
+
+
+CONTINUED = {"warm_grpo": "adp", "solutions_grpo": "solutions"}
+"""Rows that go on from the adapter of another row."""
+
+
+class Baselines(Section):
+    """What TRACE is compared with, one stage and one row each."""
+
+    grpo_target: GrpoSettings
+    grpo_untuned: GrpoSettings
+    rejection_sft: RejectionSft
+    gepa: Gepa
+    adp: Adp
+    awm_sft: AwmSft
+    warm_grpo: GrpoSettings
+    awm: Awm
+    single: Switch
+    mixed: Switch
+    solutions: Solutions
+    solutions_grpo: GrpoSettings
+    failures_sft: FailuresSft
