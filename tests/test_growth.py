@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from support.warm import EXECUTABLE, warm_commands
 
-from captrain.capabilities import ProgrammaticAnalyst, label_runs, label_streamed, select, select_by_verdicts
+from captrain.capabilities import select, select_by_verdicts
 from captrain.capabilities import selection as selection_rule
 from captrain.capabilities.alignment import says
 from captrain.capabilities.vocabulary import Vocabulary
@@ -191,20 +191,18 @@ def test_a_vocabulary_leaves_no_value_out_that_a_text_says() -> None:
         assert len(near) < len(values)
 
 
-def test_labels_of_rollouts_on_disk_are_those_of_rollouts_in_memory(tmp_path: Path) -> None:
-    logs = read_logs([prepared(120, tmp_path / "log")])
-    candidates, rows = label_runs(ProgrammaticAnalyst(), [*logs.rollouts], logs.tools, 10, 3)
-    streamed = label_streamed(logs.rollouts, logs.tools, 10, 3)
-    assert streamed.candidates == candidates and [*streamed.rows] == rows and len(streamed.rows) == len(rows)
-    by_verdicts = select_by_verdicts(streamed.verdicts, candidates, LIMITS, 4, 0)
-    assert by_verdicts == select(rows, candidates, LIMITS, 4, 0)
+def test_the_rows_that_a_diagnosis_writes_select_what_its_verdicts_select(tmp_path: Path) -> None:
+    labels = diagnose(read_logs([prepared(120, tmp_path / "log")]), LIMITS, runs=10, count=4, seed=0).labels
+    assert labels is not None and len([*labels.rows]) == len(labels.rows)
+    by_verdicts = select_by_verdicts(labels.verdicts, labels.candidates, LIMITS, 4, 0)
+    assert by_verdicts.capabilities and by_verdicts == select([*labels.rows], labels.candidates, LIMITS, 4, 0)
 
 
 def test_resamples_are_the_same_however_many_are_drawn_at_a_time(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    logs = read_logs([prepared(80, tmp_path / "log")])
-    streamed = label_streamed(logs.rollouts, logs.tools, 10, 0)
+    streamed = diagnose(read_logs([prepared(80, tmp_path / "log")]), LIMITS, runs=10, count=4, seed=0).labels
+    assert streamed is not None
     values = np.random.default_rng(0).integers(5, size=(2, 80)) / 4
     values[1, 3] = math.nan
     whole = select_by_verdicts(streamed.verdicts, streamed.candidates, LIMITS, 4, 0)

@@ -32,7 +32,12 @@ def tables_of(
     return causal_tables(outcomes, [COPY, STEPS], Bootstrap(len(passes["base"]), 500, 0.95, 0))
 
 
-def world(change: Mapping[str, Mapping[str, float]], tasks: int = 900, trials: int = 4) -> Causality:
+def world(
+    change: Mapping[str, Mapping[str, float]],
+    tasks: int = 900,
+    trials: int = 4,
+    stages: Mapping[str, str] | None = None,
+) -> Causality:
     """A third of the tasks needs `copy`, a third `steps`, a third neither. The base passes a task with a chance of its
     own; what it fails is labelled with what the task needs. `change`: arm -> need -> added chance."""
     random = np.random.default_rng(0)
@@ -46,7 +51,7 @@ def world(change: Mapping[str, Mapping[str, float]], tasks: int = 900, trials: i
     lacks = {
         (task, trial): frozenset({str(needs[task])} - {""}) for task, trial in zip(*np.nonzero(base == 0), strict=True)
     }
-    return tables_of(passes, lacks)
+    return tables_of(passes, lacks, **(stages or {}))
 
 
 def row(frame: pd.DataFrame, **where: str) -> dict[Any, Any]:
@@ -65,6 +70,18 @@ def test_an_adapter_that_repairs_its_own_lack_alone_is_told_from_one_that_repair
     # 0.4 of what fails in other trials of tasks that failed: they pass with a chance a little below 0.25.
     assert copy["efficacy"] == pytest.approx(0.4 / (1 - 0.22), abs=0.05)
     assert copy["repaired"] == pytest.approx(copy["claimed"] * copy["efficacy"], abs=0.02)
+
+
+def test_what_was_taught_by_solutions_stands_beside_what_learnt_from_rewards() -> None:
+    change = {"copy": {"copy": 0.4}, "steps": {"steps": 0.4}, "solutions:copy": {}, "solutions:steps": {"copy": 0.4}}
+    table = world(change, stages={"solutions:copy": "solutions", "solutions:steps": "solutions"}).capabilities
+    assert [*table["adapter"]] == ["copy", "steps", "solutions:copy", "solutions:steps"]
+    assert [*table["name"]] == ["Copy", "Steps", "Copy (solutions)", "Steps (solutions)"]
+    by_rewards, by_solutions = (row(table, capability="copy", adapter=arm) for arm in ("copy", "solutions:copy"))
+    assert by_rewards["claimed"] == by_solutions["claimed"] and by_rewards["efficacy_low"] > 0.3
+    assert by_solutions["efficacy_low"] < 0 < by_solutions["efficacy_high"]
+    # Its placebo is its own family's other adapter, which was made to repair what this claims.
+    assert by_rewards["placebo_low"] < 0 < by_rewards["placebo_high"] and by_solutions["placebo_low"] > 0.3
 
 
 def test_luck_that_turns_repairs_nothing() -> None:

@@ -44,3 +44,5 @@ def test_every_row_says_that_its_tasks_were_not_held_out() -> None:
     marked = mark_overlap(plain, 3, 4)
     assert all(label.endswith(" (3 of 4 tasks not held out)") for label in marked.main["label"])
     assert {*marked.main["overlapping"]} == {3} and "overlapping" not in plain.main
+    assert {*marked.differences["overlapping"]} == {3} and "overlapping" not in plain.differences
+    assert all("not held out" in text for text in marked.kinds["label"])

@@ -19,8 +19,8 @@ def causal_tables(*capabilities: str) -> dict[str, str]:
     """The tables of a causal test, by file: each adapter repairs .4 of its own failures and nothing else."""
     columns = [f"{name}{end}" for name in QUANTITIES for end in ("", "_low", "_high")]
     values = ",".join("0.4,0.3,0.5" for _ in QUANTITIES)
-    rows = [f"{slug},{slug.replace('_', ' ')},90,30,20,9,{values}" for slug in capabilities]
-    head = ",".join(["capability,name,failures,lacking,sole,tasks", *columns])
+    rows = [f"{slug},{slug},{slug.replace('_', ' ')},90,30,20,9,{values}" for slug in capabilities]
+    head = ",".join(["capability,adapter,name,failures,lacking,sole,tasks", *columns])
     strata = [*((slug, stratum) for slug in capabilities for stratum in ("lacking", "sole", "other")), ("", "passed")]
     effects = [
         f"{slug},{stratum},{arm},adapters,9,0.1,0.2,{0.4 if slug == arm and stratum != 'other' else 0.0},-0.01,0.5"

@@ -39,16 +39,13 @@ from .rule import replay as replay
 from .rule import undecided as undecided
 from .selection import LACKING as LACKING
 from .selection import PRESENT as PRESENT
+from .selection import Counts as Counts
 from .selection import Verdicts as Verdicts
 from .selection import code_of as code_of
 from .selection import select as select
 from .selection import select_by_verdicts as select_by_verdicts
 from .selection import selection_table as selection_table
 from .stability import stability_table as stability_table
-from .streaming import LabelRows as LabelRows
-from .streaming import StreamedLabels as StreamedLabels
-from .streaming import label_streamed as label_streamed
-from .streaming import resample_counts as resample_counts
 from .verdicts import is_majority as is_majority
 from .verdicts import labels_of_rollouts as labels_of_rollouts
 from .vocabulary import Vocabulary as Vocabulary

@@ -9,9 +9,10 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from captrain.capabilities import EXAMPLES, LabelRows, StreamedLabels, Verdicts, code_of, resample_counts
+from captrain.capabilities import EXAMPLES, Verdicts, code_of
 from captrain.diagnosis.cause import KINDS
 from captrain.diagnosis.explained import Explained
+from captrain.diagnosis.streaming import LabelRows, StreamedLabels, resample_counts
 from captrain.records import Capability, Label, Rollout, RolloutLabels, Spool
 
 AGENTS_KINDS = tuple(kind for kind, entry in KINDS.items() if entry.of_agent)

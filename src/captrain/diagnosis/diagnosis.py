@@ -13,10 +13,11 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from captrain.capabilities import SelectionAccount, StreamedLabels, select_by_verdicts
+from captrain.capabilities import SelectionAccount, select_by_verdicts
 from captrain.config import Selection
 from captrain.diagnosis.contrast import label_causes
 from captrain.diagnosis.explained import Explained, Explanations, Standing, explain_logs
+from captrain.diagnosis.streaming import StreamedLabels
 from captrain.interop import Logs
 from captrain.records import Rollout
 

@@ -30,14 +30,17 @@ from captrain.evaluation.rows import BASE
 from captrain.evaluation.statistics import Bootstrap, Floats, Ratio
 from captrain.ledger import guard_split
 from captrain.records import Capability, JsonObject, Rollout, RolloutLabels, load, publish_text, scan
+from captrain.rounds import GENERALIST, specialist_name
 
 LACKING, SOLE, REMAINDER, PASSED = STRATA = ("lacking", "sole", "other", "passed")
 """Rollouts of the base: failed and labelled with the capability; among them those with no other selected one; failed
 without the label; passed."""
 EFFECT_COLUMNS = ["capability", "stratum", "arm", "stage", "tasks", "base", "rate", "change", "low", "high"]
 QUANTITIES = ("claimed", "efficacy", "sole_efficacy", "repaired", "difference", "placebo", "specificity")
+FAMILIES = ((ADAPTERS, str, "{}"), (GENERALIST, specialist_name, "{} (solutions)"))
+"""Adapters of one capability each: the stage that made them, the arm of a capability, and what its row is called."""
 CAPABILITY_COLUMNS = [
-    *("capability", "name", "failures", "lacking", "sole", "tasks"),
+    *("capability", "adapter", "name", "failures", "lacking", "sole", "tasks"),
     *(column for name in QUANTITIES for column in (name, f"{name}_low", f"{name}_high")),
 ]
 
@@ -46,13 +49,14 @@ CAPABILITY_COLUMNS = [
 class Causality:
     """Tables of the test, with percentile intervals of a bootstrap over tasks (columns `*_low`, `*_high`).
 
-    capabilities: one row a capability that has an adapter: capability, name; failures, lacking and sole, the base's
-    failed rollouts, those labelled with it, and those labelled with no other selected one; tasks, with a failure
-    that lacks it; claimed, lacking / failures; efficacy, the share of the labelled failures, as they come again in
-    other trials, that the adapter repairs; sole_efficacy, that of failures with no other label; repaired, the same as a
-    share of all failures; difference in differences, the change on labelled failures minus that on others; placebo, the
-    mean change by the adapters of other selected capabilities on failures that lack this one and not theirs;
-    specificity, this adapter's change minus theirs on the same failures.
+    capabilities: one row a capability and adapter of its own, first those trained by rewards, then those taught by
+    solutions: capability, adapter (its arm), name; failures, lacking and sole, the base's failed rollouts, those
+    labelled with it, and those labelled with no other selected one; tasks, with a failure that lacks it; claimed,
+    lacking / failures; efficacy, the share of the labelled failures, as they come again in other trials, that the
+    adapter repairs; sole_efficacy, that of failures with no other label; repaired, the same as a share of all failures;
+    difference in differences, the change on labelled failures minus that on others; placebo, the mean change by the
+    adapters of other selected capabilities on failures that lack this one and not theirs; specificity, this adapter's
+    change minus theirs on the same failures.
     effects: one row a capability, stratum and arm that was played on all tasks: capability ("" for what all have in
     common), stratum, arm, stage, tasks, base and rate (pass rates), change, low, high.
 
@@ -153,19 +157,23 @@ def causal_tables(outcomes: Outcomes, capabilities: Sequence[Capability], interv
     """The tables, of outcomes and labels alone.
 
     Args:
-        outcomes: of the base and of adapters; that of a capability is the arm of its name among TRACE's adapters.
+        outcomes: of the base and of adapters; those of a capability are the arm of its name among TRACE's adapters, and
+            its specialist among those taught by solutions.
         capabilities: the selected ones, best first.
         intervals: over the tasks of `outcomes`.
     """
     slugs = [capability.id for capability in capabilities]
     contrasts = _Contrasts(outcomes, slugs)
-    adapters = [slug for slug in slugs if outcomes.stages.get(slug) == ADAPTERS and slug in outcomes.passes]
-    rows = [
-        {"capability": capability.id, "name": capability.name}
-        | _capability_row(contrasts, capability.id, adapters, intervals)
-        for capability in capabilities
-        if capability.id in adapters
-    ]
+    rows = []
+    for stage, arm_of, name in FAMILIES:
+        arms = {slug: arm_of(slug) for slug in slugs}
+        arms = {slug: arm for slug, arm in arms.items() if outcomes.stages.get(arm) == stage and arm in outcomes.passes}
+        rows += [
+            {"capability": capability.id, "adapter": arms[capability.id], "name": name.format(capability.name)}
+            | _capability_row(contrasts, capability.id, arms, intervals)
+            for capability in capabilities
+            if capability.id in arms
+        ]
     table = pd.DataFrame(rows, columns=CAPABILITY_COLUMNS)
     return Causality(table, _effects(contrasts, slugs, intervals))
 
@@ -205,13 +213,13 @@ class _Contrasts:
         failures = self.mean(whole, arm, 1.0 - self.base).numerators
         return Ratio(self.change(stratum, arm).numerators, failures)
 
-    def placebo(self, slug: str, placebos: Sequence[str]) -> tuple[Ratio, Ratio]:
+    def placebo(self, slug: str, arms: Mapping[str, str]) -> tuple[Ratio, Ratio]:
         """What other capabilities' adapters change on failures that lack this one and not theirs, and this one's own
-        change on the same failures, as often."""
-        strata = {arm: self.lacking[slug] * (1 - self.lacking[arm]) for arm in placebos}
+        change on the same failures, as often. `arms`: capability -> its adapter."""
+        strata = {arm: self.lacking[slug] * (1 - self.lacking[other]) for other, arm in arms.items() if other != slug}
         return (
             _pooled([self.change(stratum, arm) for arm, stratum in strata.items()], len(self.base)),
-            _pooled([self.change(stratum, slug) for stratum in strata.values()], len(self.base)),
+            _pooled([self.change(stratum, arms[slug]) for stratum in strata.values()], len(self.base)),
         )
 
 
@@ -228,20 +236,21 @@ def _pooled(ratios: Sequence[Ratio], tasks: int) -> Ratio:
 
 
 def _capability_row(
-    contrasts: _Contrasts, slug: str, adapters: Sequence[str], intervals: Bootstrap
+    contrasts: _Contrasts, slug: str, arms: Mapping[str, str], intervals: Bootstrap
 ) -> dict[str, object]:
     """See `Causality.capabilities`."""
     lacking, sole, remainder = (contrasts.stratum(name, slug) for name in (LACKING, SOLE, REMAINDER))
-    placebo, matched = contrasts.placebo(slug, [adapter for adapter in adapters if adapter != slug])
+    placebo, matched = contrasts.placebo(slug, arms)
+    own = arms[slug]
     ratios = {
         "claimed": Ratio(lacking.sum(axis=1), contrasts.failed.sum(axis=1)),
-        "efficacy": contrasts.repair(lacking, lacking, slug),
-        "sole_efficacy": contrasts.repair(sole, sole, slug),
-        "repaired": contrasts.repair(lacking, contrasts.failed, slug),
+        "efficacy": contrasts.repair(lacking, lacking, own),
+        "sole_efficacy": contrasts.repair(sole, sole, own),
+        "repaired": contrasts.repair(lacking, contrasts.failed, own),
         "placebo": placebo,
         "matched": matched,
-        "lacking": contrasts.change(lacking, slug),
-        "other": contrasts.change(remainder, slug),
+        "lacking": contrasts.change(lacking, own),
+        "other": contrasts.change(remainder, own),
     }
     resampled = dict(zip(ratios, intervals.resampled([*ratios.values()]), strict=True))
     values = {name: ratio.value for name, ratio in ratios.items()}

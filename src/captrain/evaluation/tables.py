@@ -137,8 +137,8 @@ def evaluate(
 
 
 def mark_overlap(evaluation: Evaluation, overlapping: int, tasks: int) -> Evaluation:
-    """The evaluation with every row of its main table marked as one over tasks that were diagnosed or trained on: by
-    its label, and by the column `overlapping`, how many there are of these.
+    """The evaluation with every row marked as one over tasks that were diagnosed or trained on: by its label, and in
+    the tables of rates and differences by the column `overlapping`, how many there are of these.
 
     Args:
         evaluation: over the tasks of all splits.
@@ -147,7 +147,10 @@ def mark_overlap(evaluation: Evaluation, overlapping: int, tasks: int) -> Evalua
     """
     note = f" ({overlapping} of {tasks} tasks not held out)"
     main = evaluation.main.assign(label=evaluation.main["label"] + note, overlapping=overlapping)
-    return replace(evaluation, main=main)
+    kinds = evaluation.kinds.assign(label=evaluation.kinds["label"] + note)
+    return replace(
+        evaluation, main=main, kinds=kinds, differences=evaluation.differences.assign(overlapping=overlapping)
+    )
 
 
 def _of(stages: Mapping[str, str], stage: str) -> list[str]:

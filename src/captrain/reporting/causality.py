@@ -1,6 +1,7 @@
 """The causal test of the capabilities as it is drawn: claimed and repaired, change by stratum, lack against adapter.
 
-Drawn from `results/causality/` alone (see `captrain.evaluation.causality` for what is measured). An adapter that
+Drawn from `results/causality/` alone (see `captrain.evaluation.causality` for what is measured), of the adapters that
+learn from rewards. An adapter that
 repairs its capability and nothing else stands out on the diagonal of the last panel, and its dots lie right of zero on
 failures that lack the capability, and at zero elsewhere.
 """
@@ -40,9 +41,9 @@ def causality(results: Path) -> Figure:
     what every adapter changes on the failures of each lack."""
     table, effects = (pd.read_csv(results / f"causality/{name}.csv") for name in ("capabilities", "effects"))
     effects = effects.assign(capability=effects["capability"].fillna(""))
-    figure = Figure(figsize=(12.4, 2.2 + 0.62 * len(table)), layout="constrained")
+    rows = [row for row in table.to_dict("records") if row["adapter"] == row["capability"]]
+    figure = Figure(figsize=(12.4, 2.2 + 0.62 * len(rows)), layout="constrained")
     shares, changes, cells = figure.subplots(1, 3, width_ratios=(3, 4, 4))
-    rows = table.to_dict("records")
     _draw_shares(shares, rows)
     _draw_changes(changes, rows, effects)
     _draw_cells(cells, rows, effects)

@@ -244,7 +244,7 @@ tags: [captrain, sft, lora]
 ---
 # {job.name}
 
-LoRA adapter (rank {settings["rank"]}, alpha {settings["alpha"]}) fine-tuned on demonstrations, without rollouts.
+LoRA adapter (rank {settings["rank"]}, alpha {settings["alpha"]}) fine-tuned on demonstrations.
 
 | | |
 |---|---|

@@ -88,6 +88,7 @@ class CausalRow(BaseModel):
     """A row of results/causality/capabilities.csv."""
 
     capability: str
+    adapter: str
     name: str
     failures: int
     lacking: int
