@@ -216,7 +216,7 @@ class _Contrasts:
     def placebo(self, slug: str, arms: Mapping[str, str]) -> tuple[Ratio, Ratio]:
         """What other capabilities' adapters change on failures that lack this one and not theirs, and this one's own
         change on the same failures, as often. `arms`: capability -> its adapter."""
-        strata = {arm: self.lacking[slug] * (1 - self.lacking[other]) for other, arm in arms.items() if other != slug}
+        strata = {arm: self.lacking[slug] * (1 - self.lacking[name]) for name, arm in arms.items() if name != slug}
         return (
             _pooled([self.change(stratum, arm) for arm, stratum in strata.items()], len(self.base)),
             _pooled([self.change(stratum, arms[slug]) for stratum in strata.values()], len(self.base)),
@@ -241,16 +241,16 @@ def _capability_row(
     """See `Causality.capabilities`."""
     lacking, sole, remainder = (contrasts.stratum(name, slug) for name in (LACKING, SOLE, REMAINDER))
     placebo, matched = contrasts.placebo(slug, arms)
-    own = arms[slug]
+    adapter = arms[slug]
     ratios = {
         "claimed": Ratio(lacking.sum(axis=1), contrasts.failed.sum(axis=1)),
-        "efficacy": contrasts.repair(lacking, lacking, own),
-        "sole_efficacy": contrasts.repair(sole, sole, own),
-        "repaired": contrasts.repair(lacking, contrasts.failed, own),
+        "efficacy": contrasts.repair(lacking, lacking, adapter),
+        "sole_efficacy": contrasts.repair(sole, sole, adapter),
+        "repaired": contrasts.repair(lacking, contrasts.failed, adapter),
         "placebo": placebo,
         "matched": matched,
-        "lacking": contrasts.change(lacking, own),
-        "other": contrasts.change(remainder, own),
+        "lacking": contrasts.change(lacking, adapter),
+        "other": contrasts.change(remainder, adapter),
     }
     resampled = dict(zip(ratios, intervals.resampled([*ratios.values()]), strict=True))
     values = {name: ratio.value for name, ratio in ratios.items()}

@@ -14,6 +14,7 @@ from pathlib import Path
 from captrain.baselines import CALIBRATION, DIAGNOSIS, TRACE_STAGES, Supervision, baselines
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
+from captrain.rounds import GENERALIST, ROUTED
 
 IDLE = "idle"
 BASE = "base"
@@ -29,8 +30,6 @@ ORACLE = "bound:oracle"
 RANDOM = "bound:random"
 BEST_SINGLE = "bound:best_single"
 BOUNDS = (ORACLE, RANDOM, BEST_SINGLE)
-ROUTED = "solutions_routed"
-"""Routes among base and the adapters of the row `solutions`."""
 UNEQUAL = {
     SINGLE_SHARE: "is one of TRACE's adapters",
     "merged:distillation": "samples beside the adapters that it learns from",
@@ -151,7 +150,7 @@ def charges(name: str, ranked: Sequence[str], controls: Mapping[str, Sequence[st
 
 def _supervised(name: str) -> str:
     """The row whose adapters a method routes among; else the method itself."""
-    return "solutions" if name == ROUTED else name
+    return GENERALIST if name == ROUTED else name
 
 
 def spending(

@@ -33,10 +33,9 @@ from captrain.ledger import LedgerEntry, ledger_entry
 from captrain.models import Adapter
 from captrain.records import Capability, JsonObject, Rollout, RolloutLabels
 from captrain.rollouts import PolicySource, RolloutBatch, collect_batch
+from captrain.rounds.arms import GENERALIST
 from captrain.rounds.evidence import Evidence
 from captrain.training import training_environments
-
-STAGE = "solutions"
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ class Diagnosis:
     @property
     def ledger(self) -> LedgerEntry:
         """What it has cost."""
-        return ledger_entry(self.rollouts, stage=STAGE, method=STAGE, item=f"diagnosis {self.number}")
+        return ledger_entry(self.rollouts, stage=GENERALIST, method=GENERALIST, item=f"diagnosis {self.number}")
 
 
 def diagnose_agent(spec: Spec, base: Path, agent: Adapter, evidence: Evidence, number: int) -> Diagnosis | None:
@@ -199,7 +198,7 @@ def extend_environments(
         lacking=lacking,
     )
     ledger = [entry for result in syntheses for entry in result.ledger]
-    charged = [entry.model_copy(update={"stage": STAGE, "method": STAGE}) for entry in ledger]
+    charged = [entry.model_copy(update={"stage": GENERALIST, "method": GENERALIST}) for entry in ledger]
     if not diagnosis.new:
         return Extension(extended, charged, without)
     pairs = _new_pairs(spec, target, extended, synthesizer)

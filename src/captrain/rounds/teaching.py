@@ -20,7 +20,8 @@ from captrain.execution import launch
 from captrain.ledger import LedgerEntry
 from captrain.models import Adapter
 from captrain.records import JsonObject, publish, publish_json, publish_text
-from captrain.rounds.diagnosis import STAGE, Diagnosis, diagnose_agent, extend_environments
+from captrain.rounds.arms import GENERALIST, ROUTED, specialist_name
+from captrain.rounds.diagnosis import Diagnosis, diagnose_agent, extend_environments
 from captrain.rounds.evidence import Evidence
 from captrain.rounds.rediscovery import base_account, rediscovery_table
 from captrain.routing import BASE, OPENINGS, Example, Router, examples, openings
@@ -36,11 +37,6 @@ from captrain.training import (
     training_environments,
 )
 
-GENERALIST = STAGE
-"""The arm of the adapter over all environments, which is the row's."""
-ROUTED = "solutions_routed"
-"""The column of routes among base, specialists and generalist."""
-
 
 @dataclass(frozen=True)
 class Teaching:
@@ -53,11 +49,6 @@ class Teaching:
     diagnoses: Sequence[Diagnosis]
     account: Sequence[JsonObject]
     ledger: Sequence[LedgerEntry]
-
-
-def specialist_name(capability: str) -> str:
-    """The arm of a capability's specialist."""
-    return f"{GENERALIST}:{capability}"
 
 
 def generalist_lesson(spec: Spec, base: Path, evidence: Evidence) -> SolutionLesson:
@@ -91,7 +82,7 @@ def _lesson(
     faults = Faults(section.faults.rate, section.faults.kind, section.faults.filtered)
     settings = fine_tuning_settings(spec, section.epochs, section.learning_rate)
     return SolutionLesson(
-        name, STAGE, base, spec.exploring(), settings, counts, dose, section.source, faults, spec.machine
+        name, GENERALIST, base, spec.exploring(), settings, counts, dose, section.source, faults, spec.machine
     )
 
 
@@ -108,10 +99,10 @@ def teach_in_rounds(spec: Spec, project: Path) -> Teaching | None:
     if not training_environments(project / "results/environments"):
         return None
     base, evidence = project / "artifacts/base", Evidence.of_project(project)
-    results, artifacts = project / "results" / STAGE, project / "artifacts" / STAGE
+    results, artifacts = project / "results" / GENERALIST, project / "artifacts" / GENERALIST
     diagnoses, account, ledger = list[Diagnosis](), list[JsonObject](), list[LedgerEntry]()
     lessons = [generalist_lesson(spec, base, evidence), *specialist_lessons(spec, base, evidence)]
-    generalist, *specialists = launch.run(teach_solutions, lessons, spec.machine, STAGE)
+    generalist, *specialists = launch.run(teach_solutions, lessons, spec.machine, GENERALIST)
     rounds = spec.baselines.solutions.rounds
     for number in range(1, rounds.count + 1):
         if rounds.condition == "undecided" and not _undecided(project, diagnoses):
@@ -132,7 +123,7 @@ def teach_in_rounds(spec: Spec, project: Path) -> Teaching | None:
         lessons = [generalist_lesson(spec, base, evidence)]
         if evidence.trained != previous.trained:
             lessons += specialist_lessons(spec, base, evidence)[len(previous.trained) :]
-        generalist, *further = launch.run(teach_solutions, lessons, spec.machine, STAGE)
+        generalist, *further = launch.run(teach_solutions, lessons, spec.machine, GENERALIST)
         specialists += further
     return Teaching(generalist, specialists, evidence, diagnoses, account, ledger)
 
@@ -165,11 +156,11 @@ def _arm(route: str) -> str:
 
 def publish_teaching(spec: Spec, project: Path, teaching: Teaching) -> None:
     """Write adapters, ledger, account, re-discovery, routes, and the rollouts of every diagnosis."""
-    results, artifacts = project / "results" / STAGE, project / "artifacts" / STAGE
+    results, artifacts = project / "results" / GENERALIST, project / "artifacts" / GENERALIST
     adapters = [teaching.generalist, *teaching.specialists]
     entries = {entry.item: entry for adapter in adapters for entry in adapter.costs}
     ledger = [*teaching.ledger, *entries.values()]
-    publish_adapters(adapters, STAGE, STAGE, columns=SFT_COLUMNS, calibration=ledger)
+    publish_adapters(adapters, GENERALIST, GENERALIST, columns=SFT_COLUMNS, calibration=ledger)
     publish_json(results / "rounds.json", [*teaching.account])
     table = rediscovery_table(base_account(project), teaching.diagnoses)
     publish_text(results / "rediscovery.csv", table.to_csv(index=False, float_format="%.6f"))

@@ -119,8 +119,8 @@ def _demonstrations(
     tasks = target.tasks("training", last)[environment.skip :]
     demonstrate = _of_rollouts if lesson.source == "rollouts" else _of_references
     part = demonstrate(lesson, target, tasks, policy)
-    played = f" of {len(tasks)} rollouts of its own" if lesson.source == "rollouts" else ""
-    card = f"| of these from {environment.name}, fingerprint {target.fingerprint} | {len(part.rows)}{played} |\n"
+    source = f" of {len(tasks)} rollouts of its own" if lesson.source == "rollouts" else ""
+    card = f"| of these from {environment.name}, fingerprint {target.fingerprint} | {len(part.rows)}{source} |\n"
     return replace(part, card=card)
 
 

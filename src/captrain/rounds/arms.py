@@ -1,0 +1,11 @@
+"""What the adapters that are taught in rounds are called, wherever rows, routes and tables speak of them."""
+
+GENERALIST = "solutions"
+"""The arm of the adapter over all environments, which is the row's, and the stage that leaves all of them."""
+ROUTED = "solutions_routed"
+"""The column of routes among base, specialists and generalist."""
+
+
+def specialist_name(capability: str) -> str:
+    """The arm of a capability's specialist."""
+    return f"{GENERALIST}:{capability}"
