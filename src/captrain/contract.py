@@ -8,18 +8,18 @@ as plain dicts: tasks {"id", "split", "data"}, scores {"reward", "success", "par
 turns whatever the other side raises or returns into records or an `EnvironmentFault` that names the task.
 """
 
-import importlib.util
 import inspect
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Protocol, TypeVar
 
 from pydantic import ValidationError
 
 from captrain.errors import EnvironmentFault, InfrastructureError, UserError
-from captrain.records import JsonObject, Message, Score, Split, Task, digest, file_digest
+from captrain.records import JsonObject, Message, Score, Split, Task, bytes_digest, digest, read_bytes
 
 T = TypeVar("T")
 
@@ -303,20 +303,29 @@ def calls_of(message: Message) -> list[tuple[str, JsonObject]]:
     return calls
 
 
-def load_file(path: Path) -> Target:
+def file_fingerprint(name: str, source: bytes) -> str:
+    """Identity of an environment file that says nothing of itself: its name without the suffix, and its bytes."""
+    return digest(name, bytes_digest(source))
+
+
+def load_file(path: Path, source: bytes | None = None) -> Target:
     """Load a self-contained environment file (it must define `Environment`, constructed without arguments).
+
+    Args:
+        path: of the file.
+        source: its bytes, where somebody has read and checked them; None: they are read now. What runs are these bytes,
+            never what else may lie there by then, a compiled file beside it included.
 
     Raises:
         UserError: the file is missing.
         EnvironmentFault: the file does not import, or defines no Environment of the contract.
     """
-    if not path.exists():
-        raise UserError(f"environment file {path} is missing", "run `dvc repro environments` to write it again")
-    spec = importlib.util.spec_from_file_location(f"captrain_environment_{path.stem}_{file_digest(path)}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    source = read_bytes(path, "run `dvc repro environments` to write it again") if source is None else source
+    fingerprint = file_fingerprint(path.stem, source)
+    module = ModuleType(f"captrain_environment_{path.stem}_{fingerprint}")
+    module.__file__ = str(path)
     try:
-        spec.loader.exec_module(module)
+        exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
         environment = module.Environment()
         missing = [
             name for name in ("name", "tools", "tasks", "open", "score", "reference") if not hasattr(environment, name)
@@ -328,4 +337,4 @@ def load_file(path: Path) -> Target:
         ) from error
     if missing:
         raise EnvironmentFault(f"environment file {path} lacks {', '.join(missing)}", "fulfil captrain.contract")
-    return Target(environment, str(path), digest(path.stem, file_digest(path)))
+    return Target(environment, str(path), fingerprint)

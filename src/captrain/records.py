@@ -1,20 +1,23 @@
 """Every record that crosses a stage, field by field, and how it is read and written.
 
 Records are frozen and JSON through and through. Files are JSON lines, one record a line, published atomically
-(written aside, renamed at the end) and read strictly: a corrupt or truncated line is a `UserError` that names the
-file and the line. Nothing here holds a time or a duration: equal runs give equal bytes.
+(written aside, renamed at the end). Whatever is read, a user or another program may have written: `read_bytes`,
+`read_json` and `scan` are the one way in, and what is no whole record of its kind is a `UserError` that names the file,
+the place and the remedy. Nothing here holds a time or a duration: equal runs give equal bytes.
 """
 
 import hashlib
 import json
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from captrain.errors import UserError
 
@@ -26,12 +29,31 @@ Message = JsonObject
 Split = Literal["discovery", "training", "test"]
 Purpose = Literal["diagnosis", "calibration", "training", "validation", "evaluation"]
 Verdict = Literal["NA", "PRESENT", "LACKING"]
+LONGEST_NAME = 120
+"""Characters of a name that becomes a file's: with endings it stays below the 255 bytes of any file system."""
+
+
+def _file_name(text: str) -> str:
+    """The text, if it can be a file's name anywhere and leads nowhere else.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    if not text or len(text.encode(errors="replace")) > LONGEST_NAME:
+        raise ValueError(f"a name has 1 to {LONGEST_NAME} bytes")
+    if not text.isprintable() or text[0] in ". -" or set(text) & set("/\\"):
+        raise ValueError("a name has printable signs alone, no slash, and does not begin with a dot, space or dash")
+    return text
+
+
+FileName = Annotated[str, AfterValidator(_file_name)]
+"""A name that becomes a part of a path: checked once, where the record is read."""
 
 
 class Record(BaseModel):
-    """Base of all records: immutable, unknown fields refused."""
+    """Base of all records: immutable, unknown fields and numbers that are not finite refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Task(Record):
@@ -95,7 +117,7 @@ class Capability(Record):
     found out about it in this target (tool names, argument names) for the synthesizer.
     """
 
-    id: str
+    id: FileName
     name: str
     description: str
     details: JsonObject = {}
@@ -140,7 +162,7 @@ class Passport(Record):
     synthesizer's, `calibration_tasks` the training tasks spent, from the first on. `trusted`: its text is our own, and
     it may run outside of the sandbox."""
 
-    capability: str
+    capability: FileName
     environment: str
     attempt: int
     passed: bool
@@ -158,8 +180,12 @@ class Passport(Record):
 
 
 R = TypeVar("R", bound=Record)
+T = TypeVar("T")
 BLOCK = 1 << 20
 """Bytes of a file that are in memory at once where its size must not matter."""
+MOST = 1 << 28
+"""Bytes of a document that is read at once; one that we wrote has some millions."""
+REPRO = "run `dvc repro` to make it again"
 
 
 def digest(*parts: object) -> str:
@@ -184,12 +210,116 @@ def file_digest(*paths: Path) -> str:
     return total.hexdigest()[:16]
 
 
+def bytes_digest(content: bytes) -> str:
+    """What `file_digest` gives of a file with this content."""
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def plain(text: str) -> str:
+    """Text of anyone's, fit for a terminal and for any file: what is no printable sign, space or line break is shown as
+    one that stands for it, so that nobody moves a cursor, changes a colour or turns a line around."""
+    return (
+        text
+        if text.isprintable()
+        else "".join(sign if sign.isprintable() or sign in "\n\t" else "\ufffd" for sign in text)
+    )
+
+
+def require_regular(path: Path, remedy: str = REPRO) -> None:
+    """Refuse what is no file that can be read to its end.
+
+    Raises:
+        UserError: there is nothing, or a folder, a pipe, a device.
+    """
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"{path} is missing", remedy) from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {_reason(error)}", remedy) from None
+    if not stat.S_ISREG(mode):
+        kind = "a folder" if stat.S_ISDIR(mode) else "a pipe" if stat.S_ISFIFO(mode) else "no regular file"
+        raise UserError(f"{path} is {kind}", "name a file")
+
+
+def read_bytes(path: Path, remedy: str = REPRO, most: int = MOST) -> bytes:
+    """The content of a file.
+
+    Args:
+        path: of the file.
+        remedy: what the reader can do where it cannot be read.
+        most: bytes that it may have.
+
+    Raises:
+        UserError: it is missing, cannot be read, is no regular file, or is larger than that.
+    """
+    require_regular(path, remedy)
+    try:
+        with path.open("rb") as file:
+            content = file.read(most + 1)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {_reason(error)}", remedy) from None
+    if len(content) > most:
+        raise UserError(f"{path} has more than {most >> 20} MiB, which nothing of its kind has", remedy)
+    return content
+
+
+def read_text(path: Path, remedy: str = REPRO) -> str:
+    """The content of a file as text.
+
+    Raises:
+        UserError: as `read_bytes`, or it is not UTF-8.
+    """
+    content = read_bytes(path, remedy)
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is no text in UTF-8 (byte {error.start})", remedy) from None
+
+
+def read_json(path: Path, kind: type[T], remedy: str = REPRO) -> T:
+    """The one JSON document in a file, as a value of this type: a record, or a type of plain values.
+
+    Raises:
+        UserError: as `read_bytes`, or it is damaged or no such value; the first place where it is not is named.
+    """
+    try:
+        return _adapter(kind).validate_json(read_bytes(path, remedy))
+    except ValidationError as error:
+        name = kind.__name__ if isinstance(kind, type) and issubclass(kind, BaseModel) else "document"
+        raise UserError(f"{path} is not a whole {name} ({first_fault(error)})", remedy) from None
+
+
+@cache
+def _adapter(kind: type[T]) -> TypeAdapter[T]:
+    return TypeAdapter(kind)
+
+
+def first_fault(error: ValidationError) -> str:
+    """The first of the faults that a validation found: what, and at which place."""
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    location = ".".join(str(part) for part in first["loc"])
+    return plain(f"{first['msg']}{f' at {location}' if location else ''}")
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
 def publish_text(path: Path, text: str) -> None:
     """Write atomically: aside first, then rename."""
+    publish_bytes(path, text.encode())
+
+
+def publish_bytes(path: Path, content: bytes) -> None:
+    """Write atomically: aside first, then rename; nothing stays aside where that fails."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    aside.write_text(text)
-    aside.replace(path)
+    try:
+        aside.write_bytes(content)
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def publish_folder(aside: Path, folder: Path) -> None:
@@ -239,8 +369,7 @@ def scan(path: Path, kind: type[R]) -> Iterator[tuple[int, R]]:
     Raises:
         As `load`, when the line is reached.
     """
-    if not path.exists():
-        raise UserError(f"{path} is missing", "run `dvc repro` to make it again")
+    require_regular(path)
     offset = 0
     # Of bytes: text has more line breaks than JSON lines have.
     with path.open("rb") as file:
@@ -248,11 +377,8 @@ def scan(path: Path, kind: type[R]) -> Iterator[tuple[int, R]]:
             try:
                 record = kind.model_validate_json(line.rstrip(b"\r\n"))
             except ValidationError as error:
-                first = error.errors()[0]
-                location = ".".join(str(part) for part in first["loc"])
-                problem = f"{first['msg']}{f' at {location}' if location else ''}"
                 raise UserError(
-                    f"{path}, line {number} is not a whole {kind.__name__} record ({problem})",
+                    f"{path}, line {number} is not a whole {kind.__name__} record ({first_fault(error)})",
                     f"delete {path} and run `dvc repro`: what is cached is restored, the rest is made again",
                 ) from None
             yield offset, record

@@ -510,7 +510,7 @@ def test_an_environment_that_is_not_trusted_is_opened_in_the_sandbox_only(
     path = letters()
     sandbox, asked = types.ModuleType("captrain.environments.sandbox.confined"), []
 
-    def confined(path: Path, least: str) -> Target:
+    def confined(path: Path, least: str, *, source: bytes) -> Target:
         asked.append((path, least))
         raise UserError("confined", "")
 
@@ -576,7 +576,7 @@ def test_a_score_that_raises_leaves_no_episode_open(
     path.write_text(
         path.read_text().replace("        said = ", '        assert "/4" not in task["id"]\n        said = ')
     )
-    with inside(tmp_path / "work"), pytest.raises(EnvironmentFault, match="raised AssertionError:  in score"):
+    with inside(tmp_path / "work"), pytest.raises(EnvironmentFault, match="raised AssertionError in score"):
         train(job(tiny, path, policy={"batch": 4}, rollouts=16))
     assert sum(episode._opening is not None for episode in opened) >= 12
     assert not any(episode.is_open for episode in opened)

@@ -121,7 +121,7 @@ def narrowed_desk(name: str, seed: int, number: int) -> str:
     package = files("captrain")
     _, _, world = package.joinpath(WORLD).read_text().partition('\n"""\n')
     frame = package.joinpath("environments/templates/frame.py.txt").read_text()
-    template = package.joinpath("baselines/templates/narrowed.py.txt").read_text()
+    template = package.joinpath("environments/templates/narrowed.py.txt").read_text()
     title = "Random requests at the service desk, drawn without regard to any diagnosis."
     header = f'"""{title}\n\nDo not edit: the passport is made out for this file.\n"""\n'
     constants = f"NAME = {name!r}\nREQUESTS = {requests!r}\nELIGIBLE = {rng.choice(ELIGIBLE)!r}\nDIFFICULTY = 0\n"

@@ -1,35 +1,33 @@
 """Environments that have been published: their passports, and the files that these were made out for.
 
-A file is opened by its passport only, so that nothing is trained in that was changed after it was checked, and it runs
-in the sandbox unless its text is our own.
+A file is opened by its passport only, so that nothing is trained in that was changed after it was checked. Name, bytes
+and kind are checked before anything of it runs, and what runs are the bytes that were checked: in the sandbox, unless
+their text is our own, whatever the passport says.
 """
 
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from captrain.config import Machine
-from captrain.contract import Target, load_file
+from captrain.contract import Target, file_fingerprint, load_file
+from captrain.environments.own_text import is_own_text
 from captrain.errors import UserError
-from captrain.records import Passport
+from captrain.records import Passport, read_bytes, read_json
+
+REMEDY = "run `dvc repro environments` to make it again"
+ENDING = ".passport.json"
 
 
 def read_passports(folder: Path) -> dict[str, Passport]:
     """The passports in a folder of environments, by capability, in the order of their names.
 
     Raises:
-        UserError: a passport is not whole.
+        UserError: a passport is not whole, or is made out for a file of another name.
     """
     passports: dict[str, Passport] = {}
-    for path in sorted(folder.glob("*.passport.json")):
-        try:
-            passport = Passport.model_validate_json(path.read_bytes())
-        except ValidationError as error:
-            problem = error.errors()[0]
-            raise UserError(
-                f"{path} is not a whole passport ({'.'.join(map(str, problem['loc']))}: {problem['msg']})",
-                "run `dvc repro environments` to make it again",
-            ) from None
+    for path in sorted(folder.glob(f"*{ENDING}")):
+        passport = read_json(path, Passport, REMEDY)
+        if f"{passport.capability}{ENDING}" != path.name:
+            raise UserError(f"{path} is the passport of {passport.capability}, not of a file of its own name", REMEDY)
         passports[passport.capability] = passport
     return passports
 
@@ -44,10 +42,20 @@ def load_environment(folder: Path, passport: Passport, machine: Machine) -> Targ
     from captrain.environments.sandbox.confined import load_confined
 
     path = folder / f"{passport.capability}.py"
-    target = load_file(path) if passport.trusted else load_confined(path, machine.sandbox)
-    if target.fingerprint != passport.environment:
+    source = read_bytes(path, "run `dvc repro environments` to write it again")
+    fingerprint = file_fingerprint(path.stem, source)
+    if passport.trusted and fingerprint == passport.environment and is_own_text(source.decode(errors="replace")):
+        return load_file(path, source)
+    # What a file says of itself is a part of its fingerprint, and nobody knows it before it has run: confined.
+    confined = load_confined(path, machine.sandbox, source=source) if _may_say_more(passport, fingerprint) else None
+    if confined is None or confined.fingerprint != passport.environment:
         raise UserError(
-            f"{path} is not the file that {passport.capability}.passport.json was made out for",
+            f"{path} is not the file that {passport.capability}{ENDING} was made out for",
             "run `dvc repro environments` to make both again",
         )
-    return target
+    return confined
+
+
+def _may_say_more(passport: Passport, fingerprint: str) -> bool:
+    """Whether the file can be the one that was checked: our own say nothing of themselves."""
+    return fingerprint == passport.environment or not passport.trusted

@@ -17,6 +17,7 @@ from captrain.config import ModelAccess
 from captrain.environments.passport import TRANSFER, failed_tool
 from captrain.environments.synthesizer import Attempt, Brief
 from captrain.errors import UserError
+from captrain.records import plain
 
 FAMILIES = ("precondition_verification", "record_selection", "multi_step_completion", "argument_precision")
 """What the embedded base lacks."""
@@ -77,12 +78,17 @@ class TemplateSynthesizer:
         operations = _operations(brief, attempts)
         names = [*PARTS[capability.id], *(["operations"] if operations else [])]
         parts = [templates.joinpath(f"{name}.py.txt").read_text() for name in names]
-        title = f"{capability.name}: {capability.description}"
+        title = _title(f"{capability.name}: {capability.description}")
         header = f'"""{title}\n\nWritten by the template synthesizer; do not edit.\n"""\n'
         # The attempt that brought the evidence's operations is not one that was too hard.
         settings = f"DIFFICULTY = {min(len(attempts) - bool(operations), EASIEST)}\n"
         settings += f"OPERATIONS = {operations}\n" if operations else ""
         return f"{header}{world}\n\n{settings}\n\n{''.join(parts)}"
+
+
+def _title(text: str) -> str:
+    """What stands in a docstring and cannot end it: an analyst may have proposed the words, and the file is run."""
+    return plain(text).replace("\\", "/").replace('"', "'")
 
 
 def _operations(brief: Brief, attempts: Sequence[Attempt]) -> list[str]:

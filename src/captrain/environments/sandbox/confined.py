@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from captrain.benchmarks import Worker
-from captrain.contract import Target
+from captrain.contract import Target, file_fingerprint
 from captrain.environments.sandbox.forkserver import ForkServer, dismiss
 from captrain.environments.sandbox.host import SECONDS, Host, ask, start_server
 from captrain.environments.sandbox.replies import Misbehaviour, messages_of, one_line, preview, text_of, tools_of
 from captrain.errors import EnvironmentFault, InfrastructureError, UserError
-from captrain.records import JsonObject, Message, digest, file_digest
+from captrain.records import JsonObject, Message, read_bytes
 
 Level = Literal["none", "basic", "strong, one layer", "strong"]
 LEVELS: tuple[Level, ...] = get_args(Level)
@@ -109,20 +109,20 @@ def _try_layers(server: ForkServer, layers: Sequence[str], op: str) -> JsonObjec
         dismiss(worker)
 
 
-def load_confined(path: Path, least: Level, layers: tuple[str, ...] = LAYERS) -> Target:
+def load_confined(path: Path, least: Level, layers: tuple[str, ...] = LAYERS, *, source: bytes | None = None) -> Target:
     """An environment file in the sandbox; otherwise as `captrain.contract.load_file` gives it.
 
     Args:
         path: of the file.
         least: level of confinement that there must be; the strongest that is to be had is used.
         layers: those to use, for tests; the default is all.
+        source: its bytes, where somebody has read them; None: they are read now.
 
     Raises:
         UserError: the file is missing, or the confinement is weaker than that.
         EnvironmentFault: the file does not load, or defines no Environment of the contract.
     """
-    if not path.exists():
-        raise UserError(f"environment file {path} is missing", "run `dvc repro environments` to write it again")
+    source = read_bytes(path, "run `dvc repro environments` to write it again") if source is None else source
     activity = active_confinement(layers)
     if LEVELS.index(activity.level) < LEVELS.index(least):
         raise UserError(
@@ -130,7 +130,7 @@ def load_confined(path: Path, least: Level, layers: tuple[str, ...] = LAYERS) ->
             "run on Linux 5.13 or later, outside of a container that forbids Landlock and seccomp; or, where what is "
             f"exposed may be exposed, set machine.sandbox (--sandbox) to `{activity.level}`",
         )
-    return Target(ConfinedEnvironment(path, activity.layers), str(path), digest(path.stem, file_digest(path)))
+    return Target(ConfinedEnvironment(path, source, activity.layers), str(path), file_fingerprint(path.stem, source))
 
 
 class ConfinedEnvironment:
@@ -139,6 +139,7 @@ class ConfinedEnvironment:
 
     Args:
         path: of the file.
+        source: its bytes.
         layers: of confinement.
 
     Raises:
@@ -153,8 +154,8 @@ class ConfinedEnvironment:
     hint: Callable[[JsonObject], str]
     open: "Callable[..., ConfinedEpisode]"
 
-    def __init__(self, path: Path, layers: Sequence[str]) -> None:
-        self._path, self._source, self._layers = path, path.read_bytes(), layers
+    def __init__(self, path: Path, source: bytes, layers: Sequence[str]) -> None:
+        self._path, self._source, self._layers = path, source, layers
         self._lock, self._owner = threading.Lock(), os.getpid()
         self._host: Host | None = None
         self._references: dict[str, str] = {}

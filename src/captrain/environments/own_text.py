@@ -1,0 +1,55 @@
+"""Whether the text of an environment file is this package's own, and may run in this process.
+
+A passport can say so, and whoever can change a file can change its passport, too; so it is the text that is asked. Ours
+is a docstring, the desk's own source, settings that are plain values, and templates of this package, to the byte, and
+nothing else. A text of another version of captrain is not ours, either: it runs in the sandbox, with equal results.
+"""
+
+import ast
+import re
+from functools import cache
+from importlib.resources import files
+
+from captrain.environments.templates import WORLD
+
+TEMPLATES = "environments/templates"
+HEADER = re.compile(r'"""(?:(?!""")[^\\])*"""\n')
+SETTING = re.compile(r"[A-Z]+ = (.+)\n")
+
+
+def is_own_text(text: str) -> bool:
+    """Whether all of a file is text of ours, but for its docstring and plain values."""
+    header, world = HEADER.match(text), _world()
+    if header is None or not text.startswith(world, header.end()):
+        return False
+    remainder = text[header.end() + len(world) :].lstrip("\n")
+    while setting := SETTING.match(remainder):
+        if not _is_plain(setting[1]):
+            return False
+        remainder = remainder[setting.end() :]
+    remainder = remainder.lstrip("\n")
+    while part := next((part for part in _parts() if remainder.startswith(part)), ""):
+        remainder = remainder[len(part) :]
+    return not remainder
+
+
+def _is_plain(expression: str) -> bool:
+    try:
+        ast.literal_eval(expression)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return False
+    return True
+
+
+@cache
+def _world() -> str:
+    _, _, world = files("captrain").joinpath(WORLD).read_text().partition('\n"""\n')
+    return world
+
+
+@cache
+def _parts() -> tuple[str, ...]:
+    """The templates, the longest first: one may begin as another does."""
+    folder = files("captrain").joinpath(TEMPLATES)
+    texts = [entry.read_text() for entry in folder.iterdir() if entry.name.endswith(".py.txt")]
+    return tuple(sorted(filter(None, texts), key=len, reverse=True))
