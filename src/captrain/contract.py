@@ -237,8 +237,20 @@ class GuardedEpisode:
         return self._opening is not None and not self._closed
 
     def step(self, message: Message) -> tuple[list[Message], bool]:
-        """See `Episode.step`."""
-        return self._target.call("step", self._task.id, lambda: self._episode.step(message))
+        """See `Episode.step`.
+
+        Raises:
+            EnvironmentFault: the episode raised, or its answer is not of the contract.
+        """
+        answer: object = self._target.call("step", self._task.id, lambda: self._episode.step(message))
+        match answer:
+            case (list() as replies, bool() as over) if all(_answers(reply) for reply in replies):
+                return replies, over
+        raise EnvironmentFault(
+            f"environment {self._target.name} ({self._target.source}) returned {str(answer)[:80]!r} from step on "
+            f"{self._task.id}",
+            "return (messages, over): a list of tool results and user messages, and a bool",
+        )
 
     def close(self) -> None:
         """Let go of what the episode holds outside of this process, if it was opened and is not closed yet."""
@@ -250,6 +262,11 @@ class GuardedEpisode:
     def reference(self) -> list[Message]:
         """The assistant messages of the task's reference solution, for scripted policies."""
         return self._target.reference(self._task)
+
+
+def _answers(message: object) -> bool:
+    """Whether something is a message that can answer an agent's."""
+    return isinstance(message, dict) and message.get("role") in ("tool", "user")
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 from .base.demonstrations import GUIDANCE as GUIDANCE
 from .base.demonstrations import KINDS as KINDS
 from .base.demonstrations import SHORTCUTS as SHORTCUTS
+from .base.demonstrations import Demonstrations as Demonstrations
 from .base.demonstrations import take_shortcuts as take_shortcuts
 from .base.tokenizer import build_tokenizer as build_tokenizer
 from .base.training import build_model as build_model

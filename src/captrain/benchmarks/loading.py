@@ -21,9 +21,12 @@ def load_benchmark(component: Component, machine: Machine | None = None) -> Targ
     runtime = {"machine": machine} if takes(component, "machine") else {}
     environment = build(component, Environment, **runtime)
     source = Path(inspect.getfile(type(environment)))
+    package = Path(__file__).parents[1]
+    # What a benchmark of the user's own imports lies beside it, as a rule.
+    code = [source] if source.is_relative_to(package) else sorted(source.parent.glob("*.py"))
     # A simulated user tells of itself in `about`, by its digest: where it is served is no part of the identity.
     settings = {name: value for name, value in component.settings().items() if nested(name, value) is None}
-    return Target(environment, component.target, digest(component.target, settings, file_digest(source)))
+    return Target(environment, component.target, digest(component.target, settings, file_digest(*code)))
 
 
 def evaluation_tasks(benchmark: Target, evaluation: Evaluation) -> list[Task]:

@@ -1,4 +1,4 @@
-"""The command line: `captrain results | status | watch | verify | show | report | plan | power | jobs | ...`.
+"""The command line: `captrain init | run | results | status | watch | verify | show | report | plan | jobs | ...`.
 
 Each command reads and prints; `dvc repro` is what runs anything. The modules beside this one hold a group of commands
 each. What a command needs is imported inside it, so that `captrain --help` answers at once and nothing here but `serve`
@@ -11,6 +11,7 @@ import typer
 from captrain.cli.logs import diagnose
 from captrain.cli.pipeline import jobs, status, verify, watch
 from captrain.cli.plan import plan, power
+from captrain.cli.project import check_benchmark, init, run, upgrade
 from captrain.cli.results import export, published, report, results
 from captrain.cli.serve import serve
 from captrain.cli.show import show
@@ -27,6 +28,10 @@ app = typer.Typer(
 )
 # In the order in which `captrain --help` lists them.
 for command in (
+    init,
+    run,
+    upgrade,
+    check_benchmark,
     results,
     status,
     watch,

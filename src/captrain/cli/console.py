@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rich.console import Console, RenderableType
 
+from captrain.config import find_project
 from captrain.errors import UserError
 
 
@@ -16,11 +17,10 @@ def project_root() -> Path:
         UserError: there is none.
     """
     current = Path.cwd()
-    for folder in (current, *current.parents):
-        if (folder / "dvc.yaml").exists():
-            return folder
+    if project := find_project(current):
+        return project
     raise UserError(
-        f"there is no dvc.yaml in {current.name}/ or above", "run captrain inside a clone of the repository"
+        f"there is no dvc.yaml in {current.name}/ or above", "run captrain in a project; `captrain init DIR` begins one"
     )
 
 

@@ -24,6 +24,10 @@ from .rows import FailuresSft as FailuresSft
 from .rows import GrpoSettings as GrpoSettings
 from .rows import Solutions as Solutions
 from .rows import SolutionSource as SolutionSource
+from .shipped import conf_layers as conf_layers
+from .shipped import find_project as find_project
+from .shipped import layered_conf as layered_conf
+from .shipped import shipped as shipped
 from .spec import Base as Base
 from .spec import Choice as Choice
 from .spec import Environments as Environments

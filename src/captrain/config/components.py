@@ -1,5 +1,6 @@
 """Components: replaceable parts, named by import path and described by their constructors alone.
 
+An import path is module.Class or module:Class; modules of the project count (`captrain.execution.entry_point`).
 Runtime arguments of a constructor come first; settings are keyword-only, after `*`. The names, types and ranges of
 the settings are those that the constructor declares, for example
 `def __init__(self, base: Path, *, clip: Annotated[float, Field(gt=0)] = 0.2)`. `check` holds a section of the
@@ -145,7 +146,7 @@ def takes(component: Component, name: str) -> bool:
 
 def _imported(target: str, section: str = "") -> Callable[..., Any]:
     label = f"{section}._target_ = {target}" if section else f"_target_ = {target}"
-    module_name, _, name = target.rpartition(".")
+    module_name, _, name = target.partition(":") if ":" in target else target.rpartition(".")
     try:
         module = importlib.import_module(module_name or target)
     except ModuleNotFoundError as error:

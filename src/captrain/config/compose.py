@@ -1,5 +1,7 @@
 """The folder conf/: what an experiment, a seed and overrides select in it, as plain data.
 
+A project's conf/ holds what the project changes; what it lacks is in the one that captrain brings along.
+
 Hydra composes; what it would say of a misspelt option or key is said here first, with what there is to choose from.
 Nothing is known of types and ranges: that is the schema's (`captrain.config.spec`).
 """
@@ -12,6 +14,7 @@ from pathlib import Path
 import yaml
 
 from captrain.config.components import REMEDY, alternatives
+from captrain.config.shipped import conf_layers, layered_conf
 from captrain.errors import UserError
 from captrain.records import JsonObject
 
@@ -25,6 +28,7 @@ def compose_data(experiment: str, seed: int, overrides: Sequence[str], conf_dir:
     Args:
         experiment: one of conf/experiment/.
         overrides: see `captrain.config.compose_spec`.
+        conf_dir: of the project; captrain's own comes after it.
 
     Raises:
         UserError: an unknown experiment, option or key, a line that is no key=value, or files that do not compose.
@@ -40,10 +44,20 @@ def compose_data(experiment: str, seed: int, overrides: Sequence[str], conf_dir:
     except UserError:
         _check_keys(values, _merged(conf_dir, choices))
         raise
+    _drop_settings_of_others(data, values)
     # Hydra takes settings of its own, too. What there is without the values takes as long again to compose.
     if not {key for _, key in values} <= {*_dotted(data)}:
         _check_keys(values, _merged(conf_dir, choices))
     return data
+
+
+def _drop_settings_of_others(data: JsonObject, values: Sequence[tuple[str, str]]) -> None:
+    """Where an override names another class for a part (benchmark._target_=desks.mine:Desk), the settings that conf/
+    gives to the class it replaces are none of its own: only those stay that are overridden, too."""
+    keys = {key for _, key in values}
+    for group in [key.removesuffix("._target_") for key in keys if key.count(".") == 1 and key.endswith("._target_")]:
+        section = data[group]
+        data[group] = {name: section[name] for name in section if f"{group}.{name}" in keys}
 
 
 def _check_keys(values: Sequence[tuple[str, str]], data: Mapping[str, object]) -> None:
@@ -56,14 +70,11 @@ def _check_keys(values: Sequence[tuple[str, str]], data: Mapping[str, object]) -
 
 def _groups(conf_dir: Path) -> dict[str, list[str]]:
     """The options of each config group, `experiment` among them."""
-    groups = {
-        folder.name: sorted(file.stem for file in folder.glob("*.yaml"))
-        for folder in sorted(conf_dir.glob("*"))
-        if folder.is_dir()
-    }
-    if "experiment" not in groups:
-        raise UserError(f"there is no folder {conf_dir}/experiment", "run from the root of the repository")
-    return groups
+    options: dict[str, set[str]] = {}
+    for layer in conf_layers(conf_dir):
+        for file in layer.glob("*/*.yaml"):
+            options.setdefault(file.parent.name, set()).add(file.stem)
+    return {group: sorted(names) for group, names in sorted(options.items())}
 
 
 def _parsed(override: str, groups: Mapping[str, Sequence[str]]) -> tuple[str, str]:
@@ -90,7 +101,7 @@ def _merged(conf_dir: Path, overrides: list[str]) -> JsonObject:
     from omegaconf.errors import OmegaConfBaseException
 
     try:
-        with _HYDRA, initialize_config_dir(config_dir=str(conf_dir.resolve()), version_base="1.3"):
+        with _HYDRA, layered_conf(conf_dir) as folder, initialize_config_dir(str(folder), version_base="1.3"):
             config = hydra_compose("config", overrides)
         data = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:

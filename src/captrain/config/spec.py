@@ -43,9 +43,10 @@ class Trainer(Component):
 
 class Base(Section):
     """The tiny base model and its supervised training; or a `model` that is served elsewhere, name or name@revision,
-    in whose place nothing is trained."""
+    in whose place nothing is trained. `demonstrations`: those of a benchmark of the user's own, a component."""
 
     model: Annotated[str, Field(pattern=r"^[^@\s]+(@[^@\s]+)?$")] | None = None
+    demonstrations: Component | None = None
     hidden: Count
     layers: Count
     heads: Count
@@ -247,6 +248,8 @@ def compose_spec(experiment: str, seed: int, overrides: Sequence[str], conf_dir:
     for name, section in spec:
         if isinstance(section, Component):
             check(name, section)
+    if spec.base.demonstrations is not None:
+        check("base.demonstrations", spec.base.demonstrations)
     return spec
 
 

@@ -2,7 +2,9 @@ from .arithmetic import prepare_torch as prepare_torch
 from .clock import TIMES as TIMES
 from .clock import times as times
 from .entry import entry_point as entry_point
+from .fingerprint import code_closure as code_closure
 from .fingerprint import code_digest as code_digest
+from .fingerprint import files_below as files_below
 from .jobs import job_log as job_log
 from .jobs import jobs_table as jobs_table
 from .launch import dispatched as dispatched

@@ -1,6 +1,7 @@
 """Which stages of a pipeline run here, by the list of processes.
 
-A stage is the Python process whose script is the one that dvc.yaml names, in this folder. No lock says that as well:
+A stage is the Python process whose script is the one that dvc.yaml names, in this folder, or that runs `captrain run
+STAGE` in it, which counts as the script stages/STAGE.py. No lock says that as well:
 DVC's own (`.dvc/tmp/lock`) is free while a stage runs, and its list of readers and writers (`.dvc/tmp/rwlock`) outlives
 a run that was killed, and names no machine. The latter is shown where it names a process that is not here, which may be
 one of another node. Looking takes no lock.
@@ -55,12 +56,8 @@ def running(root: Path, stages: Mapping[str, JsonObject]) -> tuple[dict[str, Run
         root: the folder that holds dvc.yaml, resolved.
         stages: what `pipeline` returns.
     """
-    scripts = {
-        (root / word).resolve(): name
-        for name, stage in stages.items()
-        for word in _words(stage.get("cmd"))
-        if word.endswith(".py")
-    }
+    commands = {name: _words(stage.get("cmd")) for name, stage in stages.items()}
+    scripts = {(root / path).resolve(): name for name, words in commands.items() if (path := _script_of(words))}
     by_stage, points = dict[str, Running](), dict[tuple[str, str], float]()
     beneath = root / WORKSPACES
     for process in psutil.process_iter(["pid", "cmdline", "cwd", "create_time", "status"]):
@@ -111,10 +108,18 @@ def _script(command: Sequence[str], folder: str) -> Path | None:
     """The script that a Python process runs, None where it runs none."""
     if not command or not Path(command[0]).name.startswith("python"):
         return None
-    for word in command[1:]:
-        if not word.startswith("-"):
-            return Path(os.path.realpath(Path(folder) / word)) if word.endswith(".py") else None
-    return None
+    path = _script_of(command[1:])
+    return Path(os.path.realpath(Path(folder) / path)) if path else None
+
+
+def _script_of(words: Sequence[str]) -> str:
+    """The script that the words of a command name, "" for none."""
+    words = [word for word in words if not word.startswith("-") and not Path(word).name.startswith("python")]
+    if words and words[0].endswith(".py"):
+        return words[0]
+    if len(words) > 2 and Path(words[0]).name == "captrain" and words[1] == "run":
+        return f"stages/{words[2]}.py"
+    return ""
 
 
 def _words(command: object) -> list[str]:

@@ -5,15 +5,32 @@ looking, takes the first listed record, stops after the first operation, transpo
 noise is hidden by the mode of the distribution, a shortcut is a habit. Only this module knows them; the analyst must
 find them from rollouts. A line of guidance in the system prompt makes its shortcut rarer, as an instruction does for
 a real model; two lines are idle, as much advice is.
+
+Another benchmark brings its own (`Demonstrations`), so that the tiny base can act in it, too.
 """
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 from captrain.benchmarks import servicedesk as desk
 from captrain.models import guide
-from captrain.records import Message
+from captrain.records import JsonObject, Message
+
+
+class Demonstrations(Protocol):
+    """What the tiny base learns a benchmark of others from: a component (`base.demonstrations`)."""
+
+    tools: list[JsonObject]
+    """The schemas of the benchmark's tools, whose parameters are strings."""
+    phrases: Sequence[str]
+    """Texts that come again word for word, longest wins: a token each. All others are bytes."""
+
+    def demonstration(self, rng: random.Random) -> tuple[list[Message], list[Message]]:
+        """One dialogue: the opening messages, and all messages after them."""
+        ...
+
 
 SHORTCUTS = {"check": 0.75, "pick": 0.75, "steps": 0.6, "copy": 0.7}
 """Probability that a demonstration takes the shortcut, where the task gives occasion."""

@@ -1,15 +1,16 @@
-"""The tiny model's tokenizer: Qwen3's chat template verbatim, with the service desk's boilerplate as single tokens.
+"""The tiny model's tokenizer: Qwen3's chat template verbatim, with the benchmark's boilerplate as single tokens.
 
 Underneath lie the 256 bytes, so that any text at all round-trips exactly. On top lie phrases that the template and
 the benchmark repeat word for word (role markers, the tools block, JSON scaffolds, the user's phrases): one token each,
 so that a whole dialogue is about sixty tokens instead of several hundred.
 """
 
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from captrain.benchmarks import servicedesk as desk
-from captrain.benchmarks.base.demonstrations import GUIDANCE
+from captrain.benchmarks.base.demonstrations import GUIDANCE, Demonstrations
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -19,16 +20,22 @@ PAD = "<|endoftext|>"
 USER_PHRASES = ["I am customer ", "the oldest order", "the newest order", "order ", " to ", ". ", "speak with a human."]
 OBSERVATIONS = ['["', '", "', '"]', '{"status": "', '", "age": "', '"}', '{"ok": true}', '{"error": "invalid call"}']
 
+MARKERS = [
+    *(f"\n<|im_start|>{role}\n" for role in ("user", "assistant")),
+    *("<|im_start|>system\n", "\n<|im_start|>user\n<tool_response>\n", "\n</tool_response>"),
+]
+HERMES = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
+
 
 def chat_template() -> str:
     """Qwen3-Instruct-2507's chat template, as TRL ships it."""
     return files("trl").joinpath("chat_templates/qwen3_instruct_2507.jinja").read_text()
 
 
-def call_scaffolds() -> list[str]:
+def call_scaffolds(arguments: Mapping[str, Sequence[str]]) -> list[str]:
     """The text of each tool's call around its arguments, in Hermes format."""
     scaffolds = []
-    for name, parameters in desk.ARGUMENTS.items():
+    for name, parameters in arguments.items():
         start = f'<tool_call>\n{{"name": "{name}", "arguments": {{'
         if parameters:
             scaffolds.append(start + f'"{parameters[0]}": "')
@@ -39,20 +46,28 @@ def call_scaffolds() -> list[str]:
 
 
 def phrases(tools_block: str) -> list[str]:
-    """All single-token phrases; longer ones win where several match."""
-    markers = [f"\n<|im_start|>{role}\n" for role in ("user", "assistant")]
-    markers += ["<|im_start|>system\n", "\n<|im_start|>user\n<tool_response>\n", "\n</tool_response>"]
-    hermes = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
+    """All single-token phrases of the service desk; longer ones win where several match."""
     spoken = [desk.ASK, desk.CLOSING, desk.STATUS_ANSWER, desk.THANKS, "What is the status of order "]
     world = [*desk.ORDER_IDS, *desk.STATUSES, *desk.AGES, *desk.PHRASES.values(), *desk.JOINERS]
     openings = [opening for opening in desk.OPENINGS if opening]
     guidance = [f"\n- {line}" for line in GUIDANCE]
-    repeated = [tools_block, desk.POLICY, *guidance, *markers, *hermes, *call_scaffolds(), *OBSERVATIONS]
+    repeated = [tools_block, desk.POLICY, *guidance, *MARKERS, *HERMES, *call_scaffolds(desk.ARGUMENTS), *OBSERVATIONS]
     return list(dict.fromkeys([*repeated, *spoken, *world, *openings, *USER_PHRASES]))
 
 
-def build_tokenizer() -> "PreTrainedTokenizerFast":
-    """A PreTrainedTokenizerFast over bytes and phrases, with Qwen3's template; no training, no download."""
+def phrases_of(demonstrations: Demonstrations, tools_block: str) -> list[str]:
+    """All single-token phrases of a benchmark of others: what it says itself, and the text around its calls."""
+    functions = [tool["function"] for tool in demonstrations.tools]
+    arguments = {function["name"]: [*function["parameters"].get("properties", {})] for function in functions}
+    return list(dict.fromkeys([tools_block, *MARKERS, *HERMES, *call_scaffolds(arguments), *demonstrations.phrases]))
+
+
+def build_tokenizer(demonstrations: Demonstrations | None = None) -> "PreTrainedTokenizerFast":
+    """A PreTrainedTokenizerFast over bytes and phrases, with Qwen3's template; no training, no download.
+
+    Args:
+        demonstrations: of a benchmark of others; None: of the service desk.
+    """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -70,7 +85,9 @@ def build_tokenizer() -> "PreTrainedTokenizerFast":
         clean_up_tokenization_spaces=False,
     )
     tokenizer.chat_template = chat_template()
-    rendered = tokenizer.apply_chat_template([{"role": "system", "content": ""}], tools=desk.TOOLS, tokenize=False)
+    tools = demonstrations.tools if demonstrations else desk.TOOLS
+    rendered = tokenizer.apply_chat_template([{"role": "system", "content": ""}], tools=tools, tokenize=False)
     tools_block = rendered.removeprefix("<|im_start|>system\n").removesuffix(f"{END}\n")
-    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in phrases(tools_block)])
+    texts = phrases_of(demonstrations, tools_block) if demonstrations else phrases(tools_block)
+    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in texts])
     return tokenizer

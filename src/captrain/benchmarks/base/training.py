@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from captrain.benchmarks import servicedesk as desk
 from captrain.benchmarks.base import demonstrations
+from captrain.benchmarks.base.demonstrations import Demonstrations
 from captrain.benchmarks.base.tokenizer import build_tokenizer
-from captrain.config import Base
+from captrain.config import Base, build
 from captrain.execution import prepare_torch
 from captrain.models import Chat, dialogue_tokens
 from captrain.records import JsonObject, Message, file_digest, publish_json
@@ -44,13 +45,16 @@ def drill_tokens(chat: Chat, messages: list[Message]) -> Supervised:
     return ids, mask
 
 
-def make_batches(chat: Chat, spec: Base, seed: int) -> list[list[Supervised]]:
-    """All training batches: drills are half of the first 30% and a tenth of the rest."""
+def make_batches(chat: Chat, spec: Base, seed: int, source: Demonstrations | None = None) -> list[list[Supervised]]:
+    """All training batches: of the service desk, where drills are half of the first 30% and a tenth of the rest, or of
+    the demonstrations of another benchmark."""
     rng = random.Random(f"demonstrations-{seed}")
     count = spec.steps * spec.batch
     rows = []
     for i in range(count):
-        if rng.random() < (0.5 if i < 0.3 * count else 0.1):
+        if source is not None:
+            rows.append(dialogue_tokens(chat, *source.demonstration(rng)))
+        elif rng.random() < (0.5 if i < 0.3 * count else 0.1):
             rows.append(drill_tokens(chat, demonstrations.drill(rng)))
         else:
             rows.append(dialogue_tokens(chat, *demonstrations.demonstration(rng)))
@@ -125,10 +129,11 @@ def train_base(
 
     prepare_torch(threads)
     hf_logging.disable_progress_bar()
-    tokenizer = build_tokenizer()
+    source = build(spec.demonstrations, Demonstrations) if spec.demonstrations else None
+    tokenizer = build_tokenizer(source)
     model = build_model(tokenizer, spec, seed)
     to_float64(model)
-    batches = make_batches(Chat(tokenizer, desk.TOOLS), spec, seed)
+    batches = make_batches(Chat(tokenizer, source.tools if source else desk.TOOLS), spec, seed, source)
     optimizers = _optimizers(model, spec)
     warm = max(5, spec.steps // 20)
     losses = []

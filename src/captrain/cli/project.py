@@ -1,0 +1,81 @@
+"""Commands about a project of the user's own: begun, run, and brought to another version of captrain."""
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from captrain.cli.console import print_all, project_root
+
+
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="New or empty.")] = Path("."),
+    benchmark: Annotated[
+        Literal["calendar"] | None, typer.Option(help="Begin with this small benchmark, complete, with its test.")
+    ] = None,
+) -> None:
+    """Begin a project: a DVC repository whose stages are captrain's, and whose conf/ holds what you change."""
+    from captrain.projects import init_project
+
+    names = init_project(folder, benchmark)
+    print_all(*map(str, names), "", f"a project in {folder}: `cd {folder}`, then `captrain plan` and `dvc repro`")
+
+
+def run(stage: Annotated[str, typer.Argument(help="A stage of dvc.yaml.")]) -> None:
+    """Run one stage here, whatever is stale: what `dvc repro` calls. A script stages/NAME.py of the project wins."""
+    from captrain.projects import run_stage
+
+    root = project_root()
+    os.chdir(root)
+    run_stage(root, stage)
+
+
+def upgrade(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what is stale, and change nothing.")] = False,
+) -> None:
+    """Take over the installed captrain: says which stages it makes stale."""
+    from captrain.projects import upgrade_project
+
+    change = upgrade_project(project_root(), dry=dry_run)
+    if not change.is_needed:
+        print_all(f"captrain {change.after}: nothing to take over")
+        return
+    lines = [f"captrain {change.before} -> {change.after}"]
+    for title, names in (
+        ("stale, their code differs", change.changed),
+        ("new", change.added),
+        ("gone", change.removed),
+        ("behind these, run again only if what they read comes out different", change.behind),
+    ):
+        if names:
+            lines.append(f"{title}: {', '.join(names)}")
+    lines.append("nothing was changed" if dry_run else "taken over; `dvc repro` brings the results up to date")
+    print_all(*lines)
+
+
+def check_benchmark(
+    target: Annotated[str, typer.Argument(metavar="MODULE:CLASS", help="The class, importable from here.")],
+    settings: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="Of its constructor.")] = None,
+    tasks: Annotated[int, typer.Option(min=2, help="Tasks of each split.")] = 20,
+    limit: Annotated[float, typer.Option(min=0.1, help="Seconds for one call of one method.")] = 10.0,
+) -> None:
+    """Hold a benchmark to the contract: says what is wrong, by line (exit status 1 then)."""
+    import sys
+
+    import yaml
+
+    from captrain.errors import UserError
+    from captrain.projects import check_benchmark as check
+
+    pairs = [setting.partition("=") for setting in settings or []]
+    if wrong := [key for key, equals, _ in pairs if not equals]:
+        raise UserError(f"{wrong[0]!r} is not of the form key=value", "write, for example, theirs=0.5")
+    sys.path.insert(0, os.getcwd())
+    report = check(target, {key: yaml.safe_load(value) for key, _, value in pairs}, tasks=tasks, limit=limit)
+    print_all(*(f"{key}: {value}" for key, value in report.facts.items()))
+    if not report.problems:
+        print_all(f"{report.name}: keeps the contract")
+        return
+    print_all("", *(str(problem) for problem in report.problems))
+    raise typer.Exit(1)

@@ -1,0 +1,185 @@
+"""A benchmark held to the contract before anything is spent on it: what `captrain check-benchmark` does.
+
+Every method is called as the pipeline would call it, and as it would not: with reference solutions, with nothing, with
+random and malformed calls, with every call twice, again in this process and in another one. What does not hold is a
+`Problem` that names the method, the task, the line and the remedy; a method that fails on twenty tasks is one problem.
+Nothing of the benchmark is trusted: it may raise anything, print, never return, or give back what is no JSON.
+"""
+
+import contextlib
+import inspect
+import io
+import json
+import signal
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import TypeVar
+
+from captrain.config import Component, build
+from captrain.contract import Environment
+from captrain.errors import UserError
+
+T = TypeVar("T")
+LIMIT = 10.0
+"""Seconds for one call of one method."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that does not hold: where (`file:line`, "" where there is none), in which method, on which task, what,
+    and the remedy; `times` that it came up."""
+
+    method: str
+    task: str
+    place: str
+    text: str
+    remedy: str
+    times: int = 1
+
+    def __str__(self) -> str:
+        again = f" ({self.times} times)" if self.times > 1 else ""
+        on = f" on {self.task}" if self.task else ""
+        return f"{self.place or '-'}: {self.method}{on}: {self.text}{again}\n  remedy: {self.remedy}"
+
+
+@dataclass
+class BenchmarkReport:
+    """What was measured of a benchmark, and what does not hold."""
+
+    name: str
+    facts: dict[str, str] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    def add(self, problem: Problem) -> None:
+        """Add a problem; the same of another task only counts."""
+        for index, known in enumerate(self.problems):
+            if (known.method, known.place, known.text) == (problem.method, problem.place, problem.text):
+                again = Problem(known.method, known.task, known.place, known.text, known.remedy, known.times + 1)
+                self.problems[index] = again
+                return
+        self.problems.append(problem)
+
+
+class MethodFailed(Exception):
+    """A method of the benchmark gave no value; the problem is noted."""
+
+
+class Overdue(Exception):
+    """A method took longer than its limit."""
+
+
+class Examined:
+    """A benchmark whose methods are called with a limit of time, their output caught and their faults noted.
+
+    Args:
+        environment: the benchmark.
+        report: where problems go.
+        limit: seconds for one call.
+    """
+
+    def __init__(self, environment: Environment, report: BenchmarkReport, limit: float = LIMIT) -> None:
+        self.environment, self.report, self.limit = environment, report, limit
+        self.source = Path(inspect.getfile(type(environment)))
+        self.overdue: set[str] = set()
+
+    def call(self, method: str, task: str, function: Callable[[], T]) -> T:
+        """What a method returns.
+
+        Raises:
+            MethodFailed: it raised, or took too long; after that it is not called again.
+        """
+        if method in self.overdue:
+            raise MethodFailed
+        output = io.StringIO()
+        try:
+            with time_limit(self.limit), contextlib.redirect_stdout(output):
+                return function()
+        except Overdue as error:
+            self.overdue.add(method)
+            self.note(method, task, f"did not return within {self.limit:g} s", "end what does not end", error)
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:  # of code of others: even SystemExit
+            text = f"raised {type(error).__name__}: {error}"
+            self.note(method, task, text, "answer what an agent does wrong with an error; raise nothing", error)
+        finally:
+            if output.getvalue().strip():
+                first = output.getvalue().strip().splitlines()[0][:80]
+                self.note(method, task, f"prints to stdout: {first!r}", "print nothing, or to sys.stderr")
+        raise MethodFailed
+
+    def note(self, method: str, task: str, text: str, remedy: str, error: BaseException | None = None) -> None:
+        """Note a problem at the line that raised, or else at that of the method."""
+        self.report.add(Problem(method, task, self.place(method, error), text, remedy))
+
+    def place(self, method: str, error: BaseException | None = None) -> str:
+        """file:line of the benchmark's own code."""
+        for frame in reversed(traceback.extract_tb(error.__traceback__) if error else []):
+            if Path(frame.filename).resolve() == self.source.resolve():
+                return f"{self.source.name}:{frame.lineno}"
+        try:
+            return f"{self.source.name}:{inspect.getsourcelines(getattr(type(self.environment), method))[1]}"
+        except (AttributeError, TypeError, OSError):
+            return self.source.name
+
+
+def load_environment_class(target: str, settings: Mapping[str, object]) -> Environment:
+    """Build a benchmark from its import path and settings.
+
+    Raises:
+        UserError: there is no such class, it cannot be built, or it lacks a member of the contract.
+    """
+    component = Component.model_validate({"_target_": target, **settings})
+    try:
+        return build(component, Environment)
+    except UserError:
+        raise
+    except BaseException as error:
+        module = target.partition(":")[0] if ":" in target else target.rpartition(".")[0]
+        frames = traceback.extract_tb(error.__traceback__)
+        place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}: " if frames else ""
+        raise UserError(
+            f"{target} cannot be built: {place}{type(error).__name__}: {error}",
+            f"mend {module}; a benchmark is built from keyword-only settings with defaults or values in conf/",
+        ) from error
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise `Overdue` in the block after so many seconds; Python code only, in the main thread only."""
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise Overdue
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def is_json(value: object) -> bool:
+    """Whether a value is plain JSON: it comes back as it went, keys and tuples included."""
+    try:
+        return json.loads(json.dumps(value, allow_nan=False)) == value
+    except (TypeError, ValueError, RecursionError):
+        return False
+
+
+def message_faults(messages: object, roles: Sequence[str]) -> str:
+    """What is wrong with a list of messages, "" where nothing is."""
+    if not isinstance(messages, list):
+        return f"is {type(messages).__name__} and no list of messages"
+    for message in messages:
+        if not isinstance(message, dict) or message.get("role") not in roles:
+            return f"holds {str(message)[:60]!r}, which is no message of {' or '.join(roles)}"
+        if not isinstance(message.get("content"), str) and not message.get("tool_calls"):
+            return f"holds a message of {message['role']} whose content is no text"
+        if not is_json(message):
+            return f"holds a message of {message['role']} that is no plain JSON"
+    return ""

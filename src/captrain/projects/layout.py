@@ -1,0 +1,98 @@
+"""A project begun in a folder: what `captrain init` writes.
+
+Nothing is overwritten: a file of the user's that stands in the way ends it before anything is written. DVC's own files
+are written as `dvc init` leaves them, so that the light installation, which has no DVC, can begin a project.
+"""
+
+import shutil
+import subprocess
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Literal
+
+import yaml
+
+from captrain import __version__
+from captrain.config import find_project, shipped
+from captrain.errors import UserError
+from captrain.projects.pipeline import COMPONENTS, VERSIONS, project_pipeline, stage_digests, versions_text
+from captrain.records import publish_text
+
+Example = Literal["calendar"]
+IGNORED = "/artifacts/\n/.cache/\n/report/\n/.venv\n__pycache__/\n.pytest_cache/\n.*.tmp\n"
+DVC_CONFIG = "[core]\n    analytics = false\n    autostage = false\n"
+DVC_IGNORED = "/config.local\n/tmp\n/cache\n"
+UNSEEN = "# Patterns as in .gitignore: what DVC never looks at.\n.cache\n.venv\n__pycache__\n*.pyc\n.pytest_cache\n"
+COMPONENTS_INIT = '"""Parts of this project\'s own, named in conf/ and overrides as components.module:Class."""\n'
+
+
+def init_project(folder: Path, example: Example | None = None) -> list[Path]:
+    """Begin a project.
+
+    Args:
+        folder: made if it is not there.
+        example: a complete benchmark to begin with, with its test and an experiment that needs no model.
+
+    Returns:
+        The files that were written, relative to the folder.
+
+    Raises:
+        UserError: the folder lies in a project, or a file of it stands in the way; nothing is written then.
+    """
+    place = folder.absolute()
+    if place.exists() and not place.is_dir():
+        raise UserError(f"{folder} is a file", "name a folder, new or empty")
+    if outer := find_project(place):
+        raise UserError(f"{folder} is in the project {outer.name}/ already", "name a folder outside of it")
+    texts = project_files(place, example)
+    if obstacles := [name for name in texts if (place / name).exists()]:
+        raise UserError(f"{folder} has {', '.join(obstacles)} already", "name a new folder, or move them away")
+    for name, text in texts.items():
+        publish_text(place / name, text)
+    _ensure_git(place)
+    return [Path(name) for name in texts]
+
+
+def project_files(root: Path, example: Example | None) -> Mapping[str, str]:
+    """The files of a new project: paths relative to it, and their texts."""
+    pipeline = project_pipeline(root)
+    choice = yaml.safe_dump({"experiment": example or "project", "seed": 0, "overrides": []}, sort_keys=False)
+    texts = {
+        "params.yaml": f"# What is selected; conf/ here, and captrain's own, define what can be.\n{choice}",
+        "dvc.yaml": pipeline,
+        VERSIONS: versions_text(__version__, pipeline, stage_digests()),
+        "requirements.txt": f"captrain[train]=={__version__}\n",
+        "README.md": template("README.md"),
+        ".gitignore": IGNORED,
+        ".dvcignore": UNSEEN,
+        ".dvc/config": DVC_CONFIG,
+        ".dvc/.gitignore": DVC_IGNORED,
+        ".github/workflows/check.yaml": template("check.yaml"),
+        f"{COMPONENTS}/__init__.py": COMPONENTS_INIT,
+    }
+    texts |= {f".dvc/plots/{path.name}": path.read_text() for path in sorted(shipped(".dvc/plots").glob("*.json"))}
+    if example is None:
+        return {**texts, "conf/experiment/project.yaml": template("project.experiment.yaml")}
+    return {
+        **texts,
+        f"conf/benchmark/{example}.yaml": template(f"{example}.benchmark.yaml"),
+        f"conf/experiment/{example}.yaml": template(f"{example}.experiment.yaml"),
+        f"{COMPONENTS}/{example}_desk.py": template(f"{example}_desk.py.txt"),
+        f"tests/test_{example}.py": template(f"test_{example}.py.txt"),
+    }
+
+
+def template(name: str) -> str:
+    """The text of a template of this room."""
+    return files("captrain").joinpath("projects/templates", name).read_text()
+
+
+def _ensure_git(root: Path) -> None:
+    """Make the folder a git repository, unless it lies in one; DVC asks for one."""
+    if any((place / ".git").exists() for place in (root, *root.parents)):
+        return
+    git = shutil.which("git")
+    if git is None:
+        raise UserError("there is no git here, which DVC needs", f"install git, then `git init {root}`")
+    subprocess.run([git, "init", "--quiet", str(root)], check=True)

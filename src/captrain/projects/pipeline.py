@@ -1,0 +1,127 @@
+"""The pipeline of a project: the stages that captrain brings along, each with what decides its results.
+
+In captrain's own repository a stage depends on the files of its code. A project has no such files: there the digest of
+a stage's code stands in captrain.yaml and is a param of the stage, so that DVC knows what another version of captrain
+makes stale, and nothing is made again before `captrain upgrade` has taken the new digests over.
+"""
+
+import runpy
+from collections.abc import Mapping
+from pathlib import Path
+
+import yaml
+
+from captrain.config import alternatives, shipped
+from captrain.errors import UserError
+from captrain.execution import code_closure, files_below
+from captrain.records import JsonObject, digest, file_digest
+
+VERSIONS = "captrain.yaml"
+COMPONENTS = "components"
+"""Folder of a project's own benchmarks, policies and other parts."""
+SELECTABLE = {"base", "benchmark", "policy", "analyst", "synthesizer", "trainer", "router"}
+"""Sections of the configuration that a class of the project's may stand behind."""
+SPEC = "results/spec.yaml"
+HEAD = "# The stages of captrain, as `captrain init` and `captrain upgrade` write them. What `captrain run` runs is\n"
+HEAD += "# captrain's own, unless stages/NAME.py is here; its code is known by the digests in captrain.yaml.\n"
+
+
+def shipped_pipeline() -> JsonObject:
+    """The pipeline that captrain brings along, as it stands in its own repository."""
+    return yaml.safe_load(shipped("dvc.yaml").read_text())
+
+
+def project_pipeline(root: Path) -> str:
+    """The text of a project's dvc.yaml: the same stages and results, code by its digest."""
+    pipeline = shipped_pipeline()
+    stages = {name: _project_stage(name, stage, root) for name, stage in pipeline["stages"].items()}
+    text = yaml.safe_dump({**pipeline, "stages": stages}, sort_keys=False, width=118, default_flow_style=None)
+    return HEAD + text
+
+
+def _project_stage(name: str, stage: JsonObject, root: Path) -> JsonObject:
+    params = [*stage.get("params", []), {VERSIONS: [f"stages.{name}"]}]
+    deps = [path for path in stage.get("deps", []) if not path.startswith(("src/", "stages/"))]
+    if _sections(stage) & SELECTABLE:
+        deps.insert(0, COMPONENTS)
+    if (own := f"stages/{name}.py") and (root / own).is_file():
+        deps.insert(0, own)
+    whole = {"desc": "", "cmd": "", "params": [], "deps": [], **stage}
+    whole |= {"cmd": f"captrain run {name}", "params": params, "deps": deps}
+    return {key: value for key, value in whole.items() if value}
+
+
+def _sections(stage: JsonObject) -> set[str]:
+    """The sections of the configuration that are params of a stage."""
+    keys = [key for entry in stage.get("params", []) if isinstance(entry, dict) for key in entry.get(SPEC, [])]
+    return {key.partition(".")[0] for key in keys}
+
+
+def stage_names() -> list[str]:
+    """The stages that captrain brings along, in the order of the pipeline."""
+    return [*shipped_pipeline()["stages"]]
+
+
+def stage_digest(name: str) -> str:
+    """Digest of the code that a stage runs; of `compose` with the configuration that captrain brings along."""
+    script = shipped(f"stages/{name}.py")
+    files = [script, *(path for path in code_closure(script) if path != script)]
+    if name == "compose":
+        files += [*files_below(Path(__file__).parents[1] / "config"), *files_below(shipped("conf"))]
+    return file_digest(*files)
+
+
+def stage_digests() -> dict[str, str]:
+    """The digest of each stage's code as it is installed."""
+    return {name: stage_digest(name) for name in stage_names()}
+
+
+def versions_text(version: str, pipeline: str, stages: Mapping[str, str]) -> str:
+    """The text of captrain.yaml.
+
+    Args:
+        version: of captrain.
+        pipeline: text of dvc.yaml.
+        stages: digests of their code.
+    """
+    head = "# Which captrain this project's results are made by; `captrain upgrade` takes over what is installed.\n"
+    content = {"captrain": version, "pipeline": digest(pipeline), "stages": dict(stages)}
+    return head + yaml.safe_dump(content, sort_keys=False)
+
+
+def recorded_versions(root: Path) -> JsonObject | None:
+    """What captrain.yaml says; None in captrain's own repository, which has the code itself.
+
+    Raises:
+        UserError: it is not what captrain wrote.
+    """
+    path = root / VERSIONS
+    if not path.exists():
+        return None
+    try:
+        content = yaml.safe_load(path.read_text())
+        if isinstance(content["stages"], dict) and isinstance(content["captrain"], str):
+            return {"pipeline": "", **content}
+    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError):
+        pass
+    raise UserError(f"{path} is not what captrain wrote", "restore it from git, or run `captrain upgrade`")
+
+
+def run_stage(root: Path, name: str) -> None:
+    """Run one stage in a project, whose folder is the current one: its own script of that name, or captrain's.
+
+    Raises:
+        UserError: there is no such stage, or the project's results are made by another captrain than is installed.
+    """
+    own, brought = root / f"stages/{name}.py", shipped(f"stages/{name}.py")
+    script = next((path for path in (own, brought) if path.is_file()), None)
+    if script is None:
+        names = sorted({path.stem for place in (own, brought) for path in place.parent.glob("*.py")})
+        raise UserError(f"there is no stage {name!r}", alternatives(name, names))
+    recorded = recorded_versions(root)
+    if recorded is not None and script == brought and recorded["stages"].get(name) != stage_digest(name):
+        raise UserError(
+            f"stage {name} of this project is that of captrain {recorded['captrain']}, and another is installed",
+            "`captrain upgrade` says what that makes stale, and takes it over; or install the version in captrain.yaml",
+        )
+    runpy.run_path(str(script), run_name="__main__")

@@ -1,0 +1,183 @@
+"""A project of one's own: begun in an empty folder, composed over captrain's configuration, run, and brought to another
+version."""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+import yaml
+from support.finished import Captrain
+
+from captrain.config import compose_spec, load_spec
+from captrain.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+MINE = """from captrain.benchmarks import ServiceDesk
+class Desk(ServiceDesk):
+    def __init__(self, *, floor: int = 2) -> None:
+        super().__init__(mix="rare")
+"""
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty folder after `captrain init --benchmark calendar`."""
+    folder = tmp_path_factory.mktemp("begun") / "mine"
+    command = [sys.executable, "-m", "captrain.cli.app", "init", str(folder), "--benchmark", "calendar"]
+    subprocess.run(command, check=True, capture_output=True)
+    return folder
+
+
+@pytest.fixture
+def project(begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it, whose modules can be imported."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "components"]:
+        monkeypatch.delitem(sys.modules, name)
+    folder = shutil.copytree(begun, tmp_path / "mine", symlinks=True)
+    monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    return folder
+
+
+def edit_versions(project: Path, **changes: object) -> None:
+    """Make it look as if another captrain had begun the project."""
+    path = project / "captrain.yaml"
+    content = yaml.safe_load(path.read_text())
+    for key, value in changes.items():
+        content[key] = {**content[key], **value} if isinstance(value, dict) else value
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
+
+
+def test_its_stages_have_the_settings_and_results_of_captrains_own_and_code_by_digest(project: Path) -> None:
+    stages = yaml.safe_load((project / "dvc.yaml").read_text())["stages"]
+    recorded = yaml.safe_load((project / "captrain.yaml").read_text())["stages"]
+    assert [*stages] == [*STAGES] == [*recorded]
+    for name, stage in stages.items():
+        assert stage["cmd"] == f"captrain run {name}"
+        assert stage["params"] == [*STAGES[name].get("params", []), {"captrain.yaml": [f"stages.{name}"]}]
+        assert {key: stage.get(key) for key in ("outs", "plots", "metrics")} == {
+            key: STAGES[name].get(key) for key in ("outs", "plots", "metrics")
+        }
+        assert not [path for path in stage.get("deps", []) if path.startswith(("src/", "stages/"))]
+    assert "components" in stages["rollouts"]["deps"] and "components" not in stages["figures"]["deps"]
+
+
+def test_what_it_has_in_conf_comes_first_and_all_else_is_captrains(project: Path) -> None:
+    spec = compose_spec("calendar", 0, ["router=classifier"], project / "conf")
+    assert spec.benchmark.target == "components.calendar_desk:CalendarDesk"
+    assert spec.router.target.endswith("ClassifierRouter")
+    (project / "conf/router").mkdir()
+    (project / "conf/router/classifier.yaml").write_text("_target_: captrain.routing.retrieval.RetrievalRouter\nneighbours: 3\n")
+    assert compose_spec("smoke", 0, ["router=classifier"], project / "conf").router.settings() == {"neighbours": 3}
+
+
+def test_a_class_named_by_an_override_brings_its_own_settings_alone(project: Path, captrain: Captrain) -> None:
+    (project / "components/mine.py").write_text(MINE)
+    choice = {"experiment": "project_default", "seed": 0, "overrides": ["benchmark._target_=components.mine:Desk"]}
+    (project / "conf/experiment/project_default.yaml").write_text("# @package _global_\n{}\n")
+    (project / "params.yaml").write_text(yaml.safe_dump(choice))
+    status, _, err = captrain(project, "run", "compose")
+    assert status == 0, err
+    assert load_spec(project / "results/spec.yaml").benchmark.settings() == {}
+    choice["overrides"].append("+benchmark.flor=3")
+    (project / "params.yaml").write_text(yaml.safe_dump(choice))
+    status, _, err = captrain(project, "run", "compose")
+    assert status == 2 and "has no setting benchmark.flor" in err and "did you mean floor?" in err
+
+
+def test_another_captrain_is_refused_until_it_is_taken_over_which_says_what_is_stale(
+    project: Path, captrain: Captrain
+) -> None:
+    edit_versions(project, captrain="0.0.9", stages={"routes": "0" * 16})
+    status, _, err = captrain(project, "run", "routes")
+    assert status == 2 and "that of captrain 0.0.9, and another is installed" in err and "captrain upgrade" in err
+    status, out, _ = captrain(project, "upgrade", "--dry-run")
+    assert status == 0 and "stale, their code differs: routes\n" in out and "nothing was changed" in out
+    assert "only if what they read comes out different: evaluation, causality, figures" in out
+    assert captrain(project, "upgrade")[1].splitlines()[0].startswith("captrain 0.0.9 -> ")
+    assert "nothing to take over" in captrain(project, "upgrade")[1]
+
+
+def test_an_edited_pipeline_is_not_replaced(project: Path, captrain: Captrain) -> None:
+    path = project / "dvc.yaml"
+    path.write_text(path.read_text().replace("captrain run figures", "captrain run figures  # mine"))
+    edit_versions(project, stages={"routes": "0" * 16})
+    status, _, err = captrain(project, "upgrade")
+    assert status == 2 and "dvc.yaml was edited" in err and "# mine" in path.read_text()
+
+
+def test_a_script_of_the_project_wins_and_an_unknown_stage_is_told_its_neighbours(
+    project: Path, captrain: Captrain
+) -> None:
+    (project / "stages").mkdir()
+    (project / "stages/routes.py").write_text("print('routes of my own')\n")
+    assert captrain(project, "run", "routes")[1] == "routes of my own\n"
+    status, _, err = captrain(project, "run", "rolouts")
+    assert status == 2 and "did you mean rollouts?" in err
+
+
+def test_init_replaces_nothing_and_begins_no_project_within_another(tmp_path: Path, captrain: Captrain) -> None:
+    (tmp_path / "README.md").write_text("mine")
+    status, _, err = captrain(tmp_path, "init", ".")
+    assert status == 2 and "has README.md already" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
+    assert captrain(tmp_path, "init", "new")[0] == 0
+    status, _, err = captrain(tmp_path, "init", "new/inner")
+    assert status == 2 and "is in the project new/ already" in err
+
+
+def test_the_tests_that_a_project_begins_with_pass(project: Path) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_wheel_holds_all_that_a_project_needs(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+    def call(*command: str | Path, cwd: Path = tmp_path) -> str:
+        done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    # A copy, because setuptools writes beside what it builds.
+    listed = call("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT).split("\0")
+    for name in listed:
+        if name.startswith(("src/", "conf/", "stages/", ".dvc/plots")) or name in (
+            "pyproject.toml",
+            "dvc.yaml",
+            "README.md",
+            "LICENSE",
+        ):
+            (tmp_path / "source" / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "source" / name).write_bytes((ROOT / name).read_bytes())
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+    call(*pip, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", tmp_path, tmp_path / "source")
+    call(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv")
+    [wheel] = tmp_path.glob("captrain-*.whl")
+    call(*pip, "--python", tmp_path / "venv/bin/python", "install", "--no-deps", "--no-index", wheel)
+    [packages] = (tmp_path / "venv").glob("lib/*/site-packages")
+    (packages / "libraries.pth").write_text(sysconfig.get_path("purelib"))
+    captrain = tmp_path / "venv/bin/captrain"
+    call(captrain, "init", "mine", "--benchmark", "calendar")
+    call(captrain, "run", "compose", cwd=tmp_path / "mine")
+    assert load_spec(tmp_path / "mine/results/spec.yaml").rollouts.tasks == 120
+    begun = yaml.safe_load((tmp_path / "mine/captrain.yaml").read_text())
+    where = call(tmp_path / "venv/bin/python", "-c", "import captrain; print(captrain.__file__)")
+    assert str(packages) in where and begun["stages"]["rollouts"] == digest_here("rollouts")
+
+
+def digest_here(stage: str) -> str:
+    from captrain.projects.pipeline import stage_digest
+
+    return stage_digest(stage)
+
+
+def test_outside_of_conf_a_typo_in_an_experiment_names_those_of_both_layers(project: Path) -> None:
+    with pytest.raises(UserError, match="calendar.*smoke"):
+        compose_spec("nothing-like-it", 0, [], project / "conf")
