@@ -45,8 +45,7 @@ COVERED = {
     "test_the_command_takes_vllms_arguments_says_when_it_is_ready_and_ends_after_what_it_has_begun",
     "captrain status": "tests/cli/test_cli.py::test_status_of_a_finished_pipeline_has_nothing_to_do",
     "captrain check-benchmark": "tests/projects/test_check_benchmark.py::test_the_command_says_so_and_exits_with_one",
-    "captrain init": "tests/projects/test_projects.py::"
-    "test_init_replaces_nothing_and_begins_no_project_within_another",
+    "captrain init": "tests/projects/test_projects.py::test_init_replaces_nothing_and_begins_no_project_within_another",
     "captrain validate": "tests/environments/test_passport.py::"
     "test_validate_prints_the_sandbox_and_every_check_and_writes_passport_and_page",
     "captrain verify": "tests/monitoring/test_verification.py::test_verify_holds_for_what_was_run_and_committed",

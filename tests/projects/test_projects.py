@@ -72,7 +72,8 @@ def test_what_it_has_in_conf_comes_first_and_all_else_is_captrains(project: Path
     assert spec.benchmark.target == "components.calendar_desk:CalendarDesk"
     assert spec.router.target.endswith("ClassifierRouter")
     (project / "conf/router").mkdir()
-    (project / "conf/router/classifier.yaml").write_text("_target_: captrain.routing.retrieval.RetrievalRouter\nneighbours: 3\n")
+    router = {"_target_": "captrain.routing.retrieval.RetrievalRouter", "neighbours": 3}
+    (project / "conf/router/classifier.yaml").write_text(yaml.safe_dump(router))
     assert compose_spec("smoke", 0, ["router=classifier"], project / "conf").router.settings() == {"neighbours": 3}
 
 

@@ -46,7 +46,6 @@ class Base(Section):
     in whose place nothing is trained. `demonstrations`: those of a benchmark of the user's own, a component."""
 
     model: Annotated[str, Field(pattern=r"^[^@\s]+(@[^@\s]+)?$")] | None = None
-    demonstrations: Component | None = None
     hidden: Count
     layers: Count
     heads: Count
@@ -54,6 +53,7 @@ class Base(Section):
     batch: Count
     learning_rate: Rate
     weight_decay: Annotated[float, Field(ge=0)]
+    demonstrations: Component | None = None
 
 
 class Rollouts(Section):

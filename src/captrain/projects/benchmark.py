@@ -80,12 +80,13 @@ def _check_tools(examined: Examined) -> list[JsonObject]:
     except MethodFailed:
         return []
     names, sound = list[str](), list[JsonObject]()
-    for tool in tools if isinstance(tools, list) else [tools]:
+    entries: list[JsonObject] = tools if isinstance(tools, list) else [{"not a list": str(tools)}]
+    for tool in entries:
         function = tool.get("function") if isinstance(tool, dict) else None
         parameters = function.get("parameters") if isinstance(function, dict) else None
         if not (isinstance(parameters, dict) and parameters.get("type") == "object" and is_json(tool)):
             examined.note("tools", "", f"{str(tool)[:60]!r} is no function schema", f"write {SCHEMA}, plain JSON")
-        elif isinstance(tool, dict) and isinstance(function, dict):
+        elif isinstance(function, dict):
             names.append(str(function.get("name")))
             sound.append(tool)
     examined.report.facts["tools"] = ", ".join(names)
@@ -130,8 +131,10 @@ def _check_tasks(examined: Examined, split: str, count: int) -> list[JsonObject]
 
 
 def _is_task(task: object) -> bool:
-    shape = isinstance(task, dict) and isinstance(task.get("id"), str) and isinstance(task.get("split"), str)
-    return shape and isinstance(task.get("data"), dict) and is_json(task)
+    match task:
+        case {"id": str(), "split": str(), "data": dict()}:
+            return is_json(task)
+    return False
 
 
 def _check_splits(examined: Examined, by_split: Mapping[str, Sequence[JsonObject]]) -> None:
