@@ -50,6 +50,24 @@ FileName = Annotated[str, AfterValidator(_file_name)]
 """A name that becomes a part of a path: checked once, where the record is read."""
 
 
+def require_file_name(text: str, place: str) -> str:
+    """The text, if it can be a `FileName`.
+
+    Args:
+        text: the name.
+        place: whose name it is, for the message.
+
+    Raises:
+        UserError: it cannot.
+    """
+    try:
+        return _file_name(text)
+    except ValueError as error:
+        raise UserError(
+            f"{place}: {plain(text[:LONGEST_NAME])!r} is no name of a file ({error})", "rename it"
+        ) from None
+
+
 class Record(BaseModel):
     """Base of all records: immutable, unknown fields and numbers that are not finite refused."""
 

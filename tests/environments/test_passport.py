@@ -7,6 +7,7 @@ file with one thing changed, and the passport must say which.
 import json
 import shutil
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -16,13 +17,15 @@ from captrain.benchmarks.loading import load_benchmark
 from captrain.cli import app
 from captrain.config import compose_spec
 from captrain.contract import Target, load_file, tool_call
+from captrain.environments.audit import audit
 from captrain.environments.leakage import HeldOutTasks, runs_of
 from captrain.environments.passport import CHECKS, calibrate, failed_tool, run_checks, structure
 from captrain.environments.probes import calls_in_text, distance, random_agent, steps
 from captrain.environments.sandbox.confined import active_confinement, load_confined
-from captrain.environments.subject import Standard, make_standard
+from captrain.environments.subject import Standard, Subject, make_standard
 from captrain.environments.synthesizer import Attempt, Brief
 from captrain.environments.templates import EASIEST, FAMILIES, TemplateSynthesizer
+from captrain.errors import UserError
 from captrain.records import Capability, Check, Message, Passport, Rollout, Score, Task
 
 HERE = Path(__file__).parents[1]
@@ -59,6 +62,22 @@ MISSED = {
     "score_of_what_was_seen": {"reward of the reference solution", "spread of rewards"},
     "nothing_broken": {"steps that the broken solution changes", "reward of the broken solution"},
     "too_much_broken": {"steps that the broken solution changes"},
+    "pays_when_many_are_asked_for": {
+        "reward of doing nothing", "reward of random calls", "reward of copying what is shown",
+        "reward of claiming success", "reward of every tool once", "reward of the broken solution",
+        "spread of rewards", "same play, same observations",
+    },
+    "pays_from_task_500_on": {
+        "reward of doing nothing", "reward of random calls", "reward of copying what is shown",
+        "reward of claiming success", "reward of every tool once", "reward of the broken solution",
+    },
+    "answers_as_the_assistant": {
+        "reward of the reference solution", "reward of doing nothing", "reward of random calls",
+        "same play, same observations", "same seed, same task in a fresh process", "structures among the tasks",
+        "share of a test task's words", "reward of copying what is shown", "calls given away",
+        "reward of claiming success", "reward of every tool once", "gain of a repeated call",
+        "reward of the broken solution", "spread of rewards",
+    },
 }  # fmt: skip
 """File -> the checks that it fails; it passes all others."""
 SANDBOXED = {
@@ -100,7 +119,8 @@ def test_every_bad_environment_is_in_the_table() -> None:
 
 @pytest.mark.parametrize("name", MISSED)
 def test_a_bad_environment_fails_the_checks_that_are_meant_for_it_and_no_other(tmp_path: Path, name: str) -> None:
-    checks = found(tmp_path, text_of(name), 100 if "hundred" in name else FEW, name in SANDBOXED)
+    many = "hundred" in name or name.startswith("pays_")
+    checks = found(tmp_path, text_of(name), 100 if many else FEW, name in SANDBOXED)
     assert failed(checks) == MISSED[name]
     for check in (checks[one] for one in MISSED[name]):
         assert check.detail
@@ -108,6 +128,99 @@ def test_a_bad_environment_fails_the_checks_that_are_meant_for_it_and_no_other(t
         assert check.task or name in ("schemas_altered", "nothing_broken")
     if "hundred" in name:
         assert checks["reward of the reference solution"].task.endswith("/57")
+
+
+def test_which_tasks_are_checked_is_drawn_by_the_bytes_of_the_file_and_the_seed(tmp_path: Path) -> None:
+    path = tmp_path / "written.py"
+
+    def numbers(text: str, seed: int) -> list[int]:
+        path.write_text(text)
+        tasks = Subject(load_file(path), path, against(100), (), seed=seed).tasks
+        return [int(task.id.rpartition("/")[2]) for task in tasks]
+
+    first = numbers(SOUND, 0)
+    assert first == numbers(SOUND, 0) != sorted(first) and len({*first}) == 100 and max(first) > 500
+    assert len({tuple(first), tuple(numbers(SOUND, 1)), tuple(numbers(f"{SOUND}\n", 0))}) == 3
+
+
+def test_an_environment_that_has_few_tasks_is_checked_on_those(tmp_path: Path) -> None:
+    few = changed("def tasks(self, split, count):\n    return super().tasks(split, min(count, 9))")
+    assert not failed(found(tmp_path, few))
+
+
+def test_an_examination_ends_in_a_verdict_however_slow_the_environment_is(tmp_path: Path) -> None:
+    path = tmp_path / "written.py"
+    path.write_text(
+        changed(
+            "def score(self, task, messages):\n    import time\n    time.sleep(0.2)\n"
+            "    return super().score(task, messages)"
+        )
+    )
+    began = time.monotonic()
+    checks = {check.name: check for check in run_checks(load_confined(path, "none"), path, against(100), (), seconds=2)}
+    assert time.monotonic() - began < 20 and list(checks) == list(CHECKS)
+    assert checks["reward of doing nothing"].detail == "the examination was ended after 2 s"
+
+
+@pytest.mark.parametrize(
+    "text", ["(" * 5000, "-" * 100_000 + "1", "\x00", "x = '" + "a" * 1000, f"{SOUND}\n# \udcff", "[" * 99 + "]" * 99]
+)
+def test_text_that_no_parser_likes_is_a_verdict(project: Path, captrain: "Captrain", text: str) -> None:
+    (project / "mine.py").write_bytes(text.encode(errors="surrogateescape"))
+    status, out, err = captrain("validate", "mine.py", "--sandbox", "basic")
+    assert status == 1 and "checks failed" in out and not err
+    assert not Passport.model_validate_json((project / "mine.passport.json").read_text()).passed
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "[" * 900 + "]" * 900,
+        "9" * 4000,
+        "9" * 20_000,
+        "wrap_order" * 20_000,
+        "wrap_order({" * 15_000,
+        "(" * 250_000,
+        "a " * 100_000,
+    ],
+)
+def test_no_observation_breaks_or_holds_up_what_reads_it(tmp_path: Path, value: str) -> None:
+    text = changed(
+        "def open(self, task):\n    episode = super().open(task)\n"
+        "    episode.run = lambda name, arguments: VALUE\n    return episode"
+    )
+    path = tmp_path / "written.py"
+    path.write_text(
+        f"{text}\nVALUE = {value!r}\n".replace("json.dumps(self.run(name, arguments))", "self.run(name, arguments)")
+    )
+    began = time.process_time()
+    checks = run_checks(load_confined(path, "none"), path, against(2), (), seconds=20)
+    assert time.process_time() - began < 30 and not all(check.passed for check in checks)
+
+
+def test_tasks_of_a_training_that_are_other_than_the_passport_s_stop_the_adapter(tmp_path: Path) -> None:
+    path = tmp_path / "written.py"
+    path.write_text(SOUND)
+    checks = run_checks(load_file(path), path, against(FEW), ())
+    passport = Passport(
+        capability="written", environment="e", attempt=0, passed=True, trusted=False, calibration_tasks=0, checks=checks
+    )
+    target = load_file(path)
+    audit(target, passport, target.tasks("training", 40), 0)
+    for name in ("pays_from_task_500_on", "pays_when_many_are_asked_for"):
+        path.write_text(text_of(name))
+        target = load_file(path)
+        with pytest.raises(UserError, match="reward of doing nothing is 1.00 on 16 of them, and the passport has 0"):
+            audit(target, passport, target.tasks("training", 700)[500:], 0)
+    path.write_text(
+        changed(
+            "def reference(self, task):\n    whole = super().reference(task)\n"
+            "    return whole[:1] if '/7' in task['id'] else whole"
+        )
+    )
+    target = load_file(path)
+    with pytest.raises(UserError, match="the reference of careful_search/training/7. earns 0"):
+        audit(target, passport, target.tasks("training", 80)[70:], 0)
 
 
 def test_a_sound_environment_passes_every_check_in_the_sandbox(tmp_path: Path) -> None:
@@ -148,7 +261,7 @@ def test_what_raises_fails_the_checks_that_met_it_and_the_others_still_run(
     checks = found(tmp_path, changed(change), sandboxed=True)
     assert met <= failed(checks) <= met | {"spread of rewards"}
     for name in met:
-        assert said in checks[name].detail and checks[name].task == "careful_search/training/0"
+        assert said in checks[name].detail and checks[name].task.startswith("careful_search/training/")
         assert checks[name].measured is None
 
 
@@ -388,7 +501,7 @@ def test_validate_prints_the_sandbox_and_every_check_and_writes_passport_and_pag
     passport = Passport.model_validate_json((project / "mine.passport.json").read_text())
     assert passport.passed and not passport.trusted and passport.calibration_tasks == 0
     assert passport.environment == load_file(project / "mine.py").fingerprint
-    page = (project / "mine.md").read_text()
+    page = (project / "mine.passport.md").read_text()
     assert page.startswith("# mine: passed\n") and "looks at every order before it gift-wraps" in page
     assert all(f"| passed | {name} |" in page for name in CHECKS)
     assert "an agent that does nothing 0, " in page and "not played on the base" in page
@@ -398,7 +511,10 @@ def test_validate_exits_with_1_when_a_check_fails_and_says_which(project: Path, 
     (project / "mine.py").write_text(text_of("claiming_pays"))
     status, out, _ = captrain("validate", "mine.py", "--sandbox", "basic", "--out", "found")
     assert status == 1 and "1 checks failed" in out
-    assert "**failed** | reward of claiming success | 0.5 | at most 0.3 |" in (project / "found/mine.md").read_text()
+    assert (
+        "**failed** | reward of claiming success | 0.5 | at most 0.3 |"
+        in (project / "found/mine.passport.md").read_text()
+    )
     (project / "mine.py").write_text("class Environment(")
     status, out, _ = captrain("validate", "mine.py", "--sandbox", "basic")
     assert status == 1 and "the file loads" in out and "SyntaxError" in out
@@ -415,13 +531,27 @@ def test_validate_refuses_what_it_cannot_do_with_the_remedy(project: Path, captr
     assert status == 2 and "artifacts/base is missing" in err and "without --calibrate" in err
 
 
+def test_validate_writes_over_no_file_that_is_not_a_passport_of_its_own(project: Path, captrain: Captrain) -> None:
+    for name in ("README.md", "mine.md", "mine.passport.md"):
+        (project / name).write_text("mine")
+    status, _, err = captrain("validate", "README.md", "--sandbox", "basic")
+    assert status == 2 and err.startswith("error: README.md is no Python file")
+    (project / "notes.py").write_text("x = 1\n")
+    assert captrain("validate", "notes.py", "--sandbox", "basic")[0] == 1
+    assert captrain("validate", "notes.py", "--sandbox", "basic")[0] == 1  # over its own passport
+    (project / "mine.py").write_text("x = 1\n")
+    status, _, err = captrain("validate", "mine.py", "--sandbox", "basic")
+    assert status == 2 and "mine.passport.md is there already" in err
+    assert all((project / name).read_text() == "mine" for name in ("README.md", "mine.md", "mine.passport.md"))
+
+
 def test_validate_plays_the_base_when_asked_to_and_says_what_that_cost(project: Path, captrain: Captrain) -> None:
     (project / "artifacts/base").mkdir(parents=True)
     status, out, _ = captrain("validate", "mine.py", "--sandbox", "basic", "--calibrate")
     assert status == 0 and "spent on the base: 40 rollouts" in out and "mean reward of the base" in out
     passport = Passport.model_validate_json((project / "mine.passport.json").read_text())
     assert passport.calibration_tasks == 5 and len(passport.checks) == len(CHECKS) + 3
-    assert "The base passes" in (project / "mine.md").read_text()
+    assert "The base passes" in (project / "mine.passport.md").read_text()
 
 
 def test_what_an_environment_says_is_no_markup_of_its_page(project: Path, captrain: Captrain) -> None:
@@ -430,7 +560,7 @@ def test_what_an_environment_says_is_no_markup_of_its_page(project: Path, captra
         text.replace("def broken(self, task):", "def broken(self, task):\n        raise ValueError('a|b <i>')")
     )
     captrain("validate", "mine.py", "--sandbox", "basic")
-    page = (project / "mine.md").read_text()
+    page = (project / "mine.passport.md").read_text()
     assert "<script>" not in page and "a\\|b &lt;i&gt;" in page and "\\*\\*Careful" in page
 
 

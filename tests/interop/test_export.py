@@ -166,3 +166,19 @@ def test_a_file_without_rollouts_is_refused(tmp_path: Path) -> None:
     (tmp_path / "none.jsonl").write_text("")
     with pytest.raises(UserError, match="no rollouts"):
         export_rollouts([tmp_path / "none.jsonl"], "openai", tmp_path / "chats.jsonl")
+
+
+def test_an_export_does_not_replace_its_own_input_nor_any_file_that_is_not_captrains(
+    file: Path, tmp_path: Path
+) -> None:
+    before = file.read_bytes()
+    with pytest.raises(UserError, match="captrain did not write it so"):
+        export_rollouts([file], "openai", file)
+    assert file.read_bytes() == before
+    for _ in range(2):
+        export_rollouts([file], "openai", tmp_path / "chats.jsonl")
+        paths = export_rollouts([file], "inspect", tmp_path / "logs")
+    paths[0].write_bytes(b"a log of mine")
+    with pytest.raises(UserError, match="captrain did not write it so"):
+        export_rollouts([file], "inspect", tmp_path / "logs")
+    assert paths[0].read_bytes() == b"a log of mine"

@@ -67,8 +67,10 @@ def diagnose(
         publish_label_diagnosis,
         read_labels,
     )
+    from captrain.execution import require_folder
     from captrain.interop import read_logs
 
+    require_folder(out)
     if bool(files) == bool(labels):
         raise UserError("captrain diagnose reads logs or labels, one of the two", "name files, or --labels FILE")
     selection = Selection(

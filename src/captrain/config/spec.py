@@ -112,6 +112,8 @@ class Environments(Section):
     structures: Count
     transfer: Share
     temperature: Annotated[float, Field(gt=0)] | None = None
+    seconds: Annotated[float, Field(gt=0)] = 60.0
+    """That the examination of a file may take which is not our own text."""
 
 
 class Adapters(Section):

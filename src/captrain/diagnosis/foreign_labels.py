@@ -18,7 +18,18 @@ from captrain.capabilities import SelectionAccount, select, selection_table, sta
 from captrain.config import Selection
 from captrain.diagnosis.diagnosis import FEW
 from captrain.errors import UserError
-from captrain.records import Capability, Label, Record, RolloutLabels, Verdict, publish_json, publish_text, scan
+from captrain.execution import user_outputs
+from captrain.records import (
+    Capability,
+    FileName,
+    Label,
+    Record,
+    RolloutLabels,
+    Verdict,
+    publish_json,
+    publish_text,
+    scan,
+)
 
 LINE = '{"rollout": "r1", "outcome": "failed", "labels": {"checks first": "LACKING"}}'
 
@@ -37,7 +48,7 @@ class LabelLine(Record):
     task: str = ""
     outcome: Literal["passed", "failed"]
     count: Annotated[int, Field(ge=0)] = 1
-    labels: dict[Annotated[str, Field(min_length=1)], Verdict | Label]
+    labels: dict[FileName, Verdict | Label]
 
 
 @dataclass(frozen=True)
@@ -133,6 +144,9 @@ def publish_label_diagnosis(diagnosis: LabelDiagnosis, out: Path) -> None:
     """Write selection.json, stability.csv and figures/."""
     from captrain.reporting import capabilities, render
 
-    publish_json(out / "selection.json", diagnosis.report)
-    publish_text(out / "stability.csv", stability_table(diagnosis.report).to_csv(index=False, float_format="%.6f"))
-    render({"capabilities": partial(capabilities, diagnosis.report)}, out / "figures")
+    with user_outputs(out) as aside:
+        publish_json(aside / "selection.json", diagnosis.report)
+        publish_text(
+            aside / "stability.csv", stability_table(diagnosis.report).to_csv(index=False, float_format="%.6f")
+        )
+        render({"capabilities": partial(capabilities, diagnosis.report)}, aside / "figures")

@@ -22,6 +22,7 @@ from captrain.capabilities import (
 )
 from captrain.config import Component, ModelAccess, Selection, build
 from captrain.diagnosis.diagnosis import FEW
+from captrain.execution import user_outputs
 from captrain.interop import Logs
 from captrain.records import Capability, JsonObject, Rollout, RolloutLabels, publish, publish_json
 
@@ -124,9 +125,10 @@ def publish_judged(judgement: Judged, out: Path) -> None:
     """Write selection.json, candidates.jsonl, labels.jsonl, agreement.json, asked.json and figures/."""
     from captrain.reporting import capabilities, render
 
-    publish_json(out / "selection.json", judgement.report)
-    publish(out / "candidates.jsonl", judgement.candidates)
-    publish(out / "labels.jsonl", judgement.labels)
-    publish_json(out / "agreement.json", judgement.agreement)
-    publish_json(out / "asked.json", judgement.usage)
-    render({"capabilities": partial(capabilities, judgement.report)}, out / "figures")
+    with user_outputs(out) as aside:
+        publish_json(aside / "selection.json", judgement.report)
+        publish(aside / "candidates.jsonl", judgement.candidates)
+        publish(aside / "labels.jsonl", judgement.labels)
+        publish_json(aside / "agreement.json", judgement.agreement)
+        publish_json(aside / "asked.json", judgement.usage)
+        render({"capabilities": partial(capabilities, judgement.report)}, aside / "figures")

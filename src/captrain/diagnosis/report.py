@@ -16,6 +16,7 @@ from captrain.diagnosis.diagnosis import Diagnosis, shares
 from captrain.diagnosis.markdown import order, place, ranking_rows, report_text
 from captrain.diagnosis.page import publish_page
 from captrain.diagnosis.suspects import Suspect
+from captrain.execution import user_outputs
 from captrain.records import publish, publish_json, publish_text
 
 
@@ -84,7 +85,17 @@ def _agents_table(diagnosis: Diagnosis) -> Table:
 
 def publish_diagnosis(diagnosis: Diagnosis, out: Path) -> list[Path]:
     """Write report.md, report.html, causes.jsonl, suspects.jsonl, advice.json, selection.json, candidates.jsonl,
-    labels.jsonl, rollouts.jsonl and figures/; equal logs give equal bytes. Returns the files written."""
+    labels.jsonl, rollouts.jsonl and figures/; equal logs give equal bytes. Returns the files written.
+
+    Raises:
+        UserError: a file would be replaced that captrain did not write.
+    """
+    with user_outputs(out, ["report.md", "report.html"]) as aside:
+        paths = [path.relative_to(aside) for path in _publish_files(diagnosis, aside)]
+    return [out / path for path in paths]
+
+
+def _publish_files(diagnosis: Diagnosis, out: Path) -> list[Path]:
     labels = diagnosis.labels
     publish_text(out / "report.md", report_text(diagnosis))
     publish(out / "rollouts.jsonl", diagnosis.logs.rollouts)

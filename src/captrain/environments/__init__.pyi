@@ -1,3 +1,4 @@
+from .audit import audit as audit
 from .leakage import HeldOutTasks as HeldOutTasks
 from .loading import load_environment as load_environment
 from .loading import read_passports as read_passports

@@ -17,17 +17,27 @@ from captrain.environments import probes
 from captrain.environments.leakage import SHARE, leaves, runs, runs_of
 from captrain.environments.subject import Standard, Subject, at_least, at_most, mean_at_most
 from captrain.errors import EnvironmentFault
-from captrain.records import Check, JsonObject, Message, Rollout, digest
+from captrain.records import Check, JsonObject, Message, Rollout, digest, plain, read_bytes
 
 ADVISED = 100
 """Tasks: on fewer, one that cannot be solved is easily missed."""
 DISTINCT = 0.95
+VALUES = 500
+"""Values of a play that are told apart: a search for more takes as long as the environment likes."""
 SUSPECT = {"open", "exec", "eval", "compile", "__import__", "globals", "vars", "breakpoint", "input"}
 TRANSFER = "share of tasks with the failed step"
 LINT = "static reading finds only what does not hide"
 
 
-def run_checks(target: Target, path: Path, against: Standard, evidence: Sequence[Rollout]) -> list[Check]:
+def run_checks(
+    target: Target,
+    path: Path,
+    against: Standard,
+    evidence: Sequence[Rollout],
+    *,
+    seed: int = 0,
+    seconds: float | None = None,
+) -> list[Check]:
     """The checks that need no policy, always all of them.
 
     Args:
@@ -35,8 +45,10 @@ def run_checks(target: Target, path: Path, against: Standard, evidence: Sequence
         path: its file.
         against: what it is held against.
         evidence: failed rollouts that lack the capability; none where nothing is known.
+        seed: of the run; with the file's bytes it decides what is drawn.
+        seconds: that they may take together, after which those that are left fail; None: no limit.
     """
-    subject = Subject(target, path, against, evidence)
+    subject = Subject(target, path, against, evidence, seed=seed, seconds=seconds)
     checks: list[Check] = []
     for name, check in CHECKS.items():
         subject.task_id = ""
@@ -44,6 +56,10 @@ def run_checks(target: Target, path: Path, against: Standard, evidence: Sequence
             checks.append(check(subject, name))
         except EnvironmentFault as fault:
             checks.append(failed_check(name, fault, subject.task_id))
+        except (ArithmeticError, LookupError, MemoryError, RecursionError, TypeError, ValueError) as error:
+            # What reads an answer here is ours, and any answer may have been made to break it.
+            reason = f"what it answers cannot be examined ({type(error).__name__}: {plain(str(error))[:200]})"
+            checks.append(failed_check(name, EnvironmentFault(reason, "answer as the target does"), subject.task_id))
     return checks
 
 
@@ -80,9 +96,10 @@ def _imports(subject: Subject, name: str) -> Check:
     from captrain.environments.sandbox.host import MODULES
 
     try:
-        nodes = [*ast.walk(ast.parse(subject.path.read_text()))]
-    except (SyntaxError, ValueError, RecursionError) as error:
-        return _exact(name, False, f"not Python: {error}")
+        nodes = [*ast.walk(ast.parse(read_bytes(subject.path).decode()))]
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        # The latter two of some thousand brackets.
+        return _exact(name, False, f"not Python: {error or type(error).__name__}")
     imported = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     imported += [node.module or "." for node in nodes if isinstance(node, ast.ImportFrom)]
     available = {*MODULES} | {module.partition(".")[0] for module in MODULES}
@@ -107,7 +124,7 @@ def _count(subject: Subject, name: str) -> Check:
 
 
 def _reference(subject: Subject, name: str) -> Check:
-    scores = {task.id: subject.solution(task) for task in subject.tasks}
+    scores = {task.id: subject.solution(task) for task in subject.all_tasks}
     worst = min(scores, key=lambda task: (scores[task].success, scores[task].reward))
     solved = scores[worst].success and scores[worst].reward >= 1 - 1e-9
     unsolved = sum(not score.success or score.reward < 1 - 1e-9 for score in scores.values())
@@ -127,11 +144,15 @@ def _idle(subject: Subject, name: str) -> Check:
 
 
 def _same_play(subject: Subject, name: str) -> Check:
-    """Asked for again in the same process: tasks, observations, rewards."""
-    tasks_again = subject.target.tasks("training", len(subject.tasks))
+    """Asked for again in the same process, by other numbers: tasks, observations, rewards."""
+    first, among_more = subject.first_tasks, subject.target.tasks("training", subject.reach)
+    for task, task_again in zip(first, among_more, strict=False):
+        if task != task_again:
+            return _exact(name, False, f"another task where {subject.reach} are asked for", task.id)
+    tasks_again = subject.drawn(subject.another_count("same play"))
     for task, task_again in zip(subject.tasks, tasks_again, strict=True):
         if task != task_again:
-            return _exact(name, False, "the same call gives other tasks", task.id)
+            return _exact(name, False, "another call gives other tasks", task.id)
     for task in subject.tasks:
         if subject.play(task, subject.reference(task)) != subject.solved(task):
             return _exact(name, False, "the same actions meet other observations", task.id)
@@ -144,11 +165,12 @@ def _same_elsewhere(subject: Subject, name: str) -> Check:
     """Tasks, observations and rewards of the reference in a fresh process, which has no packages."""
     from captrain.environments.sandbox.confined import load_confined
 
-    fresh = Subject(load_confined(subject.path, "none"), subject.path, subject.against, ())
-    for task, fresh_task in zip(subject.tasks, fresh.tasks, strict=True):
+    fresh = subject.elsewhere(load_confined(subject.path, "none"))
+    fresh_tasks = fresh.drawn(subject.another_count("elsewhere"))
+    for task, fresh_task in zip(subject.tasks, fresh_tasks, strict=True):
         if task != fresh_task:
             return _exact(name, False, "another task", task.id)
-    for task in subject.tasks:
+    for task in subject.random("order").sample(subject.tasks, len(subject.tasks)):
         if fresh.play(task, subject.reference(task)) != subject.solved(task):
             return _exact(name, False, "the same actions meet other observations", task.id)
         if fresh.score(task, subject.solved(task)) != subject.solution(task):
@@ -175,7 +197,8 @@ def structure(messages: Sequence[Message]) -> str:
             f" {name}({', '.join(f'{k}={[*leaves(v)]}' for k, v in arguments.items())})" for name, arguments in calls
         )
         lines.append(f"{message['role']}: {message.get('content') or ''}{calls_text}")
-    pattern_of_values = "|".join(re.escape(value) for value in sorted(values, key=len, reverse=True) if value.strip())
+    longest = sorted(sorted(value for value in values if value.strip()), key=len, reverse=True)[:VALUES]
+    pattern_of_values = "|".join(re.escape(value) for value in longest)
     pattern = r"\d+(?:[.,:-]\d+)*|(?<=[a-z,;:] )[A-Z][a-z]+"
     places: dict[str, str] = {}
     return re.sub(
@@ -193,9 +216,9 @@ def _structures(subject: Subject, name: str) -> Check:
 
 def _test_ids(subject: Subject, name: str) -> Check:
     tests = subject.against.tests
-    if test_id := tests.quoted_id(subject.path.read_text()):
+    if test_id := tests.quoted_id(subject.text):
         return at_most(name, 1, 0, f"the file names {test_id}")
-    for task in subject.tasks:
+    for task in subject.all_tasks:
         inside = tests.quoted_id(" ".join(leaves(task.data)))
         if task.id in tests.ids or inside:
             return at_most(name, 1, 0, f"names {inside or task.id}", task.id)
@@ -204,8 +227,8 @@ def _test_ids(subject: Subject, name: str) -> Check:
 
 def _test_texts(subject: Subject, name: str) -> Check:
     tests = subject.against.tests
-    places = {"": runs(subject.path.read_text())}
-    places |= {task.id: runs_of(task, subject.solved(task)) for task in subject.tasks}
+    places = {"": runs(subject.text)}
+    places |= {task.id: runs_of(task, subject.solved(task)) for task in subject.all_tasks}
     share, test, place = max((*tests.nearest(place_runs), place) for place, place_runs in places.items())
     holder = "this task has" if place else "the file has"
     return Check(

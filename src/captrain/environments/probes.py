@@ -26,6 +26,9 @@ GAIN = 0.05
 """A repeated call may earn so much more."""
 GIVEN_AWAY = 0.1
 """So much of the reference may stand where the agent reads it before."""
+OPENING = re.compile(r"[^\w{(]{0,6}(?:arguments|parameters|args)?[^\w{(]{0,6}(?=\{)")
+INNER = re.compile(r"\s{0,100}\(([^()]{0,10000})\)")
+"""What follows a tool's name where its arguments stand in a text: an object, or names and values in brackets."""
 CLOSING: Message = {"role": "assistant", "content": "Done."}
 
 
@@ -71,7 +74,7 @@ def argument(schema: JsonObject, messages: Sequence[Message], rng: random.Random
     if kind == "boolean":
         return rng.random() < 0.5
     if kind in ("integer", "number"):
-        numbers = [number for value in values for number in re.findall(r"-?\d+(?:\.\d+)?", value)]
+        numbers = [number for value in values for number in re.findall(r"-?\d{1,15}(?:\.\d{1,15})?", value)]
         return (int if kind == "integer" else float)(float(rng.choice(numbers or ["1"])))
     if kind == "array":
         return [argument(schema.get("items") or {}, messages, rng)]
@@ -112,15 +115,15 @@ def calls_in_text(text: str, tools: Sequence[JsonObject]) -> Iterator[Message]:
     parameters = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
     names = "|".join(sorted(map(re.escape, parameters), key=len, reverse=True))
     for match in re.finditer(rf"(?<!\w)({names})(?!\w)", text) if names else ():
-        name, remainder = match[1], text[match.end() :]
+        name = match[1]
         properties = list(parameters[name].get("properties") or {})
-        if opening := re.match(r"[^\w{(]{0,6}(?:arguments|parameters|args)?[^\w{(]{0,6}(?=\{)", remainder):
+        if opening := OPENING.match(text, match.end()):
             try:
-                arguments = json.JSONDecoder().raw_decode(remainder[opening.end() :])[0]
+                arguments = json.JSONDecoder().raw_decode(text, opening.end())[0]
             except (ValueError, RecursionError):
                 continue
             yield tool_call(name, arguments)
-        elif inner := re.match(r"\s*\(([^()]*)\)", remainder):
+        elif inner := INNER.match(text, match.end()):
             pieces = [piece.strip() for piece in inner[1].split(",") if piece.strip()]
             pairs = [re.match(r"(\w+)\s*[=:]\s*(.*)", piece) for piece in pieces]
             arguments = [
@@ -177,7 +180,8 @@ def _mean(subject: Subject, name: str, bound: float, agent: Callable[[Task], Age
 
 def _random_reward(subject: Subject, task: Task) -> float:
     def mean() -> float:
-        agents = [random_agent(subject.against.tools, random.Random(f"random/{task.id}/{i}")) for i in range(DRAWS)]
+        tools = subject.against.tools
+        agents = [random_agent(tools, subject.random("random", task.id, number)) for number in range(DRAWS)]
         return sum(subject.score(task, subject.act(task, agent)).reward for agent in agents) / DRAWS
 
     return subject.once("random", task.id, mean)
@@ -241,7 +245,7 @@ def every_tool(subject: Subject, name: str) -> Check:
     tools = subject.against.tools
 
     def agent(task: Task) -> Agent:
-        return every_tool_agent(tools, subject.reference(task), random.Random(f"every/{task.id}"))
+        return every_tool_agent(tools, subject.reference(task), subject.random("every", task.id))
 
     return _mean(subject, name, subject.bounds.hacking_reward, agent)
 

@@ -111,7 +111,7 @@ def _difficulty(passport: Passport) -> str:
 def _docstring(text: str) -> str:
     try:
         return ast.get_docstring(ast.parse(text)) or ""
-    except (SyntaxError, ValueError, RecursionError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ""
 
 

@@ -3,11 +3,18 @@
 The checks of a passport ask the same things of an environment again and again, and what answers may be anyone's code.
 A `Subject` asks each thing once, remembers a fault as it remembers an answer (an environment that hangs costs its
 deadline once), checks the form of every message at this one place, and knows which task was last asked about.
+
+Which tasks are checked, how many are asked for, in which order and with which random calls is drawn by a key that the
+file cannot know: a digest over its own bytes and the run's seed, which never enters the sandbox. So a file that behaves
+on the tasks that everybody looks at, and pays on others, is looked at where it pays.
 """
 
 import inspect
+import random
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -17,7 +24,18 @@ from captrain.config import Environments
 from captrain.contract import Target, closing_episodes
 from captrain.environments.leakage import HeldOutTasks
 from captrain.errors import EnvironmentFault
-from captrain.records import Check, JsonObject, Message, Rollout, Score, Task
+from captrain.records import (
+    Check,
+    JsonObject,
+    Message,
+    Rollout,
+    Score,
+    Task,
+    bytes_digest,
+    digest,
+    first_fault,
+    read_bytes,
+)
 
 T = TypeVar("T")
 
@@ -27,6 +45,10 @@ TURNS = 16
 """Assistant messages of one play at most, references apart."""
 STEPS = 200
 """The same of a reference."""
+REACH = (8, 16)
+"""Tasks are drawn from so many times as many as are checked, between these: those of a long training are among them."""
+CHARACTERS = 1 << 18
+"""Of all messages of one play: nothing of ours is asked to read more."""
 NO_BROKEN = "the file defines no broken(task): the reference solution with just the capability's step broken"
 
 
@@ -81,9 +103,7 @@ def _checked_messages(raw: Any) -> list[Message]:
     try:
         MESSAGES.validate_python(raw, strict=True)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise TypeError(f"no chat messages: {first['msg']}{f' at {place}' if place else ''}") from None
+        raise TypeError(f"no chat messages: {first_fault(error)}") from None
     return raw
 
 
@@ -95,18 +115,55 @@ class Subject:
         path: its file.
         against: what it is held against.
         evidence: failed rollouts that lack the capability.
+        seed: of the run.
+        seconds: that the examination may take; None: no limit, for text of our own.
     """
 
-    def __init__(self, target: Target, path: Path, against: Standard, evidence: Sequence[Rollout]) -> None:
+    def __init__(
+        self,
+        target: Target,
+        path: Path,
+        against: Standard,
+        evidence: Sequence[Rollout],
+        *,
+        seed: int = 0,
+        seconds: float | None = None,
+    ) -> None:
         self.target, self.path, self.against, self.evidence = target, path, against, evidence
-        self.bounds = against.bounds
+        source = read_bytes(path)
+        self.bounds, self.text = against.bounds, source.decode(errors="replace")
+        self._key, self._seconds = digest("passport", bytes_digest(source), seed), seconds
+        self._end = None if seconds is None else time.monotonic() + seconds
         self.task_id = ""
         """The task last asked about: a fault is its."""
         self._answers: dict[tuple[str, str], Any] = {}
 
+    def elsewhere(self, target: Target) -> "Subject":
+        """The same environment, loaded anew, under the same examination and its time."""
+        fresh = Subject(target, self.path, self.against, ())
+        fresh._key, fresh._seconds, fresh._end = self._key, self._seconds, self._end
+        fresh._answers["reach", ""] = self.reach
+        return fresh
+
+    def random(self, *use: object) -> random.Random:
+        """Numbers for a use, drawn by the key."""
+        return random.Random(f"{self._key}/{'/'.join(map(str, use))}")
+
+    def hurry(self) -> None:
+        """Go on only while there is time.
+
+        Raises:
+            EnvironmentFault: the examination has taken as long as it may.
+        """
+        if self._end is not None and time.monotonic() > self._end:
+            raise EnvironmentFault(
+                f"the examination was ended after {self._seconds:g} s", "make the environment faster, or its tasks less"
+            )
+
     def once(self, question: str, task: str, function: Callable[[], T]) -> T:
         """What was found when it was first asked for: an answer, or a fault."""
         self.task_id = task
+        self.hurry()
         if (question, task) not in self._answers:
             try:
                 self._answers[question, task] = function()
@@ -119,12 +176,62 @@ class Subject:
 
     @property
     def tasks(self) -> list[Task]:
-        """The training tasks that are checked."""
-        return self.once("tasks", "", lambda: self.target.tasks("training", self.bounds.seeds))
+        """The training tasks that are checked, as drawn."""
+        return self.once("tasks", "", lambda: self.drawn(self.reach))
+
+    @property
+    def first_tasks(self) -> list[Task]:
+        """As many of the first training tasks, of which most training takes its own."""
+        return self.once("first tasks", "", lambda: self.target.tasks("training", self.bounds.seeds))
+
+    @property
+    def all_tasks(self) -> list[Task]:
+        """The first tasks and those that were drawn."""
+        return [*{task.id: task for task in (*self.first_tasks, *self.tasks)}.values()]
+
+    @property
+    def reach(self) -> int:
+        """How many tasks are asked for to draw from; fewer where the environment has not so many."""
+        return self.once("reach", "", self._reach)
+
+    def _reach(self) -> int:
+        low, high = REACH
+        count = self.random("reach").randint(low * self.bounds.seeds, high * self.bounds.seeds)
+        while count > self.bounds.seeds:
+            try:
+                self.target.tasks("training", count)
+            except EnvironmentFault:
+                self.hurry()
+                count //= 2
+            else:
+                return count
+        return self.bounds.seeds
+
+    def drawn(self, count: int) -> list[Task]:
+        """The tasks that are checked, out of so many that are asked for (at least `reach`)."""
+        numbers = self.random("tasks").sample(range(self.reach), self.bounds.seeds)
+        tasks = self.target.tasks("training", count)
+        return [tasks[number] for number in numbers]
+
+    def another_count(self, use: str) -> int:
+        """Another count to ask for: at least as many as tasks are drawn from, where there are more."""
+        return self.reach + (self.random(use).randint(1, self.bounds.seeds) if self.has_more else 0)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether the environment has more tasks than are drawn from."""
+
+        def more() -> bool:
+            try:
+                return bool(self.target.tasks("training", self.reach + self.bounds.seeds))
+            except EnvironmentFault:
+                return False
+
+        return self.once("more", "", more)
 
     def reference(self, task: Task) -> list[Message]:
         """The assistant messages of the reference solution."""
-        ask = lambda: _checked_messages(self.target.environment.reference(task.model_dump()))  # noqa: E731
+        ask = lambda: _checked_solution(self.target.environment.reference(task.model_dump()))  # noqa: E731
         return self.once("reference", task.id, lambda: self.target.call("reference", task.id, ask))
 
     def broken(self, task: Task) -> list[Message]:
@@ -137,7 +244,7 @@ class Subject:
         if breaks is None:
             self.task_id = ""
             raise EnvironmentFault(NO_BROKEN, "define it")
-        ask = lambda: _checked_messages(breaks(task.model_dump()))  # noqa: E731
+        ask = lambda: _checked_solution(breaks(task.model_dump()))  # noqa: E731
         return self.once("broken", task.id, lambda: self.target.call("broken", task.id, ask))
 
     def solved(self, task: Task) -> list[Message]:
@@ -147,6 +254,7 @@ class Subject:
     def score(self, task: Task, messages: Sequence[Message]) -> Score:
         """The score of recorded messages."""
         self.task_id = task.id
+        self.hurry()
         return self.target.score(task, messages)
 
     def solution(self, task: Task) -> Score:
@@ -162,13 +270,15 @@ class Subject:
         self.task_id = task.id
         call, episode = self.target.call, self.target.open(task)
         with closing_episodes([episode]):
-            messages = list(call("open", task.id, lambda: _checked_messages(list(episode.messages))))
+            messages: list[Message] = list(call("open", task.id, lambda: _checked_messages(list(episode.messages))))
             for _ in range(turns):
+                self.hurry()
                 message = agent(messages)
                 if message is None:
                     break
                 replies, over = call("step", task.id, lambda action=message: _checked_answer(episode.step(action)))
                 messages += [message, *replies]
+                call("step", task.id, partial(_check_size, messages))
                 if over:
                     break
         return messages
@@ -181,6 +291,18 @@ class Subject:
     def reward_of(self, task: Task, actions: Sequence[Message]) -> float:
         """The reward of a play of these assistant messages."""
         return self.score(task, self.play(task, actions)).reward
+
+
+def _checked_solution(raw: Any) -> list[Message]:
+    messages = _checked_messages(raw)
+    if len(messages) > STEPS:
+        raise ValueError(f"a solution of more than {STEPS} messages")
+    return messages
+
+
+def _check_size(messages: Sequence[Message]) -> None:
+    if sum(len(message.get("content") or "") for message in messages) > CHARACTERS:
+        raise ValueError(f"more than {CHARACTERS} characters in one play")
 
 
 def _checked_answer(raw: Any) -> tuple[list[Message], bool]:

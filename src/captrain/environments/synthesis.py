@@ -186,7 +186,8 @@ def examine(
         environment = target.fingerprint
     except EnvironmentFault as fault:
         return Examination(digest(path.stem, file_digest(path)), [failed_check(LOADS, fault)])
-    checks = run_checks(target, path, standard, evidence)
+    seconds = None if machine is None else bounds.seconds
+    checks = run_checks(target, path, standard, evidence, seed=seed, seconds=seconds)
     if policy is None or not all(check.passed for check in checks):
         return Examination(environment, checks)
     try:

@@ -18,9 +18,23 @@ from captrain.environments.subject import make_standard
 from captrain.environments.synthesis import examine, make_brief, make_passport
 from captrain.environments.synthesizer import Brief
 from captrain.errors import UserError
+from captrain.execution import user_outputs
 from captrain.ledger import LedgerEntry
 from captrain.policies import load_policy
-from captrain.records import Capability, JsonObject, Passport, Rollout, load, publish_json, publish_text
+from captrain.records import (
+    Capability,
+    JsonObject,
+    Passport,
+    Rollout,
+    load,
+    publish_json,
+    publish_text,
+    read_bytes,
+    require_file_name,
+)
+
+SOURCE = 1 << 20
+"""Bytes that an environment file may have."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +63,12 @@ def validate_file(path: Path, root: Path, out: Path, least: str | None, calibrat
     """
     from captrain.environments.sandbox.confined import active_confinement
 
-    if not path.is_file():
+    if path.suffix != ".py":
+        raise UserError(f"{path} is no Python file", "name a file that defines Environment")
+    if not path.exists():
         raise UserError(f"there is no file {path}", "name a Python file that defines Environment")
+    require_file_name(path.stem, str(path.parent))
+    read_bytes(path, "name a file that can be read", SOURCE)
     if out.resolve().is_relative_to((root / "results").resolve()):
         # A passport that the pipeline did not make out would be taken for one that it did.
         raise UserError(f"{out} belongs to the pipeline", "name another folder with --out")
@@ -89,10 +107,15 @@ def _brief(path: Path, root: Path, tools: list[JsonObject]) -> Brief:
 
 
 def publish_validation(validation: Validation, out: Path) -> None:
-    """Publish passport and page, named as the file, in the folder `out`."""
-    name = validation.passport.capability
-    publish_json(out / f"{name}.passport.json", validation.passport)
-    publish_text(out / f"{name}.md", passport_page(validation.passport, validation.text))
+    """Publish passport and page, named as the file, in the folder `out`.
+
+    Raises:
+        UserError: a file of that name lies there, which captrain did not write.
+    """
+    with user_outputs(out) as aside:
+        name = validation.passport.capability
+        publish_json(aside / f"{name}.passport.json", validation.passport)
+        publish_text(aside / f"{name}.passport.md", passport_page(validation.passport, validation.text))
 
 
 def validation_report(validation: Validation) -> list[RenderableType]:

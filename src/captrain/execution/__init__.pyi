@@ -10,3 +10,5 @@ from .jobs import jobs_table as jobs_table
 from .launch import dispatched as dispatched
 from .launch import run as run
 from .locks import exclusive as exclusive
+from .outputs import require_folder as require_folder
+from .outputs import user_outputs as user_outputs

@@ -18,6 +18,7 @@ from typing import Literal, Protocol
 from captrain import __version__
 from captrain.contract import calls_of
 from captrain.errors import UserError
+from captrain.execution import user_outputs
 from captrain.records import JsonObject, Message, Rollout, digest, load, publish_text
 
 Format = Literal["inspect", "openai"]
@@ -40,24 +41,26 @@ def export_rollouts(files: Sequence[Path], to: Format, out: Path) -> list[Path]:
         What was written, in order.
 
     Raises:
-        UserError: a file is missing or corrupt, there are no rollouts in them, or a tool result answers no call.
+        UserError: a file is missing or corrupt, there are no rollouts in them, a tool result answers no call, or a file
+            would be replaced that captrain did not write.
     """
     # Arms that act alike share rollouts, and a file holds these once for each.
     rollouts = [*{rollout.id: rollout for path in files for rollout in load(path, Rollout)}.values()]
     if not rollouts:
         raise UserError(f"there are no rollouts in {', '.join(map(str, files))}", "give files that hold some")
     if to == "openai":
-        publish_text(out, "".join(_json(chat_row(rollout)) + "\n" for rollout in rollouts))
+        with user_outputs(out.parent, [out.name]) as aside:
+            publish_text(aside / out.name, "".join(_json(chat_row(rollout)) + "\n" for rollout in rollouts))
         return [out]
     logs: dict[tuple[str, str, str, str], list[Rollout]] = {}
     for rollout in rollouts:
         key = (rollout.environment, rollout.purpose, rollout.policy, rollout.adapter or "base")
         logs.setdefault(key, []).append(rollout)
-    out.mkdir(parents=True, exist_ok=True)
-    return [
-        _publish_log(group, out / f"{re.sub(r'[^A-Za-z0-9_.+-]', '-', '_'.join(key))}.eval")
-        for key, group in logs.items()
-    ]
+    names = [f"{re.sub(r'[^A-Za-z0-9_.+-]', '-', '_'.join(key))}.eval" for key in logs]
+    with user_outputs(out, names) as aside:
+        for name, group in zip(names, logs.values(), strict=True):
+            _publish_log(group, aside / name)
+    return [out / name for name in names]
 
 
 def linked_messages(messages: Sequence[Message], place: str) -> list[Message]:

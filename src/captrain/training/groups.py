@@ -13,11 +13,12 @@ from typing import Any
 
 from captrain.config import takes
 from captrain.contract import GuardedEpisode, Target, closing_episodes
+from captrain.environments import audit
 from captrain.errors import EnvironmentFault, UserError
 from captrain.policies import Play
 from captrain.records import Score, Task, digest
 from captrain.training import collectives
-from captrain.training.jobs import Job, Learner
+from captrain.training.jobs import EnvironmentFile, Job, Learner
 from captrain.training.recipe import GRPO, ScoredPlay, Step
 
 REPEATS = 2
@@ -45,7 +46,8 @@ class Groups:
         job: what is trained.
 
     Raises:
-        UserError: calibration has left an environment no training task.
+        UserError: calibration has left an environment no training task, or its tasks are not such as its passport has
+            measured.
         EnvironmentFault: an environment has too few tasks.
     """
 
@@ -133,8 +135,16 @@ class Groups:
     def _task(self, index: int, number: int) -> Task:
         """A training task of an environment, by its number among those that are for training."""
         if number >= len(self.tasks[index]):
-            skip = self.job.environments[index].skip
-            self.tasks[index] = self.targets[index].tasks("training", skip + number + 1)[skip:]
+            environment, known = self.job.environments[index], self.tasks[index]
+            self.tasks[index] = self.targets[index].tasks("training", environment.skip + number + 1)[environment.skip :]
+            if isinstance(environment.source, EnvironmentFile):
+                if self.tasks[index][: len(known)] != known:
+                    raise EnvironmentFault(
+                        f"environment {environment.name} gives other tasks where more are asked for",
+                        "remove it with its passport, and run `dvc repro environments`",
+                    )
+                new = self.tasks[index][len(known) :]
+                audit(self.targets[index], environment.source.passport, new, self.job.seed)
         return self.tasks[index][number]
 
     def _hinting(self, target: Target) -> bool:

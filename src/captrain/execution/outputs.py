@@ -1,0 +1,79 @@
+"""What a command writes for its user, into a folder of theirs: never over a file that captrain did not write there.
+
+Files are written aside, within the folder, and put in place together when all are whole; a list beside them says which
+are captrain's, with their digests. A file of that name that is not on the list, or was changed since, is the user's,
+and nothing is put in place then. Nothing stays aside, however the writing ends.
+"""
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from captrain.errors import UserError
+from captrain.records import file_digest, publish_json, read_json
+
+LISTING = ".captrain-outputs.json"
+"""Relative paths and digests of what captrain wrote into a folder."""
+
+
+@contextmanager
+def user_outputs(folder: Path, names: Iterable[str] = ()) -> Iterator[Path]:
+    """A folder to write into, whose files come into `folder` when the block ends well.
+
+    Args:
+        folder: the user's; made where there is none.
+        names: of files that will be written, where they are known before any work is done.
+
+    Raises:
+        UserError: `folder` is a file, or a file in it that would be replaced is not captrain's.
+    """
+    require_folder(folder)
+    _refuse_foreign(folder, names)
+    is_new = not folder.exists()
+    aside = folder / f".captrain-{os.getpid()}.tmp"
+    try:
+        aside.mkdir(parents=True)
+        yield aside
+        paths = [path.relative_to(aside) for path in sorted(aside.rglob("*")) if path.is_file()]
+        _refuse_foreign(folder, map(str, paths))
+        digests = _listing(folder) | {str(path): file_digest(aside / path) for path in paths}
+        for path in paths:
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (aside / path).replace(folder / path)
+        publish_json(folder / LISTING, dict(sorted(digests.items())))
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+        if is_new:
+            with suppress(OSError):
+                folder.rmdir()  # One in which something lies stays.
+
+
+def require_folder(folder: Path) -> None:
+    """Refuse a folder for outputs that is something else.
+
+    Raises:
+        UserError: it, or what should be a folder above it, is a file.
+    """
+    for path in (folder, *folder.parents):
+        if path.is_dir():
+            return
+        if path.exists() or path.is_symlink():
+            raise UserError(f"{path} is no folder", "name another folder with --out")
+
+
+def _listing(folder: Path) -> dict[str, str]:
+    path = folder / LISTING
+    return read_json(path, dict[str, str], "remove it, and what captrain wrote beside it") if path.exists() else {}
+
+
+def _refuse_foreign(folder: Path, names: Iterable[str]) -> None:
+    digests = _listing(folder)
+    for name in names:
+        path = folder / name
+        if path.is_symlink() or (path.exists() and not (path.is_file() and digests.get(name) == file_digest(path))):
+            raise UserError(
+                f"{path} is there already, and captrain did not write it so",
+                "move it away, or name another place with --out",
+            )
