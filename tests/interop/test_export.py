@@ -177,8 +177,9 @@ def test_an_export_does_not_replace_its_own_input_nor_any_file_that_is_not_captr
     assert file.read_bytes() == before
     for _ in range(2):
         export_rollouts([file], "openai", tmp_path / "chats.jsonl")
-        paths = export_rollouts([file], "inspect", tmp_path / "logs")
-    paths[0].write_bytes(b"a log of mine")
+        export_rollouts([file], "inspect", tmp_path / "logs")
+    log = next((tmp_path / "logs").glob("*.eval"))
+    log.write_bytes(b"a log of mine")
     with pytest.raises(UserError, match="captrain did not write it so"):
         export_rollouts([file], "inspect", tmp_path / "logs")
-    assert paths[0].read_bytes() == b"a log of mine"
+    assert log.read_bytes() == b"a log of mine"
