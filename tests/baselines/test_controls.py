@@ -29,6 +29,7 @@ from captrain.records import Capability, Rollout, load, publish, publish_json, p
 from captrain.rollouts.collection import collect
 from captrain.routing.compositions import members
 from captrain.routing.gains import COLUMNS
+from captrain.routing.router import AskedModel
 from captrain.routing.routes import RoutingEvidence, route_tasks
 from captrain.training.recipe import capability_jobs
 
@@ -193,16 +194,17 @@ def gained(**gains: float) -> pd.DataFrame:
 def test_with_trace_s_own_capabilities_a_control_is_routed_as_trace(
     environments: dict[str, Target], rollouts: list[Rollout], tmp_path: Path, router: str, tiny: Path
 ) -> None:
-    component = compose_spec("smoke", 0, [f"router={router}"], ROOT / "conf").router
+    spec = compose_spec("smoke", 0, [f"router={router}"], ROOT / "conf")
+    component, base = spec.router, AskedModel.of(spec, tiny)
     known = RoutingEvidence({name: environments[name] for name in FAMILIES}, {}, {}, rollouts)
     tasks = BENCHMARK.tasks("test", 20)
     # One of them has gained nothing: TRACE's router does not use it, and no control's does.
     gains = gained(**dict.fromkeys(FAMILIES[:3], 0.2), **{FAMILIES[3]: 0.0})
-    trace = route_tasks(component, tiny, known, gains, BENCHMARK, tasks).table
+    trace = route_tasks(component, base, known, gains, BENCHMARK, tasks).table
     wider = replace(known, targets=environments)
     more = pd.concat([gains, gained(reply_wording=0.5)])
     chosen = {"random": FAMILIES, "lowest": [FAMILIES[0], "reply_wording"], "failures": [FAMILIES[3]]}
-    table = control_routes(component, tiny, wider, more, chosen, BENCHMARK, tasks)
+    table = control_routes(component, base, wider, more, chosen, BENCHMARK, tasks)
     assert [*table] == ["task", "control:random", "control:lowest", "control:failures"]
     assert table["task"].tolist() == trace["task"].tolist()
     assert table["control:random"].tolist() == trace["chosen"].tolist() and FAMILIES[0] in {*table["control:random"]}

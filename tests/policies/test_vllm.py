@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from captrain.config.components import Component
 from captrain.config.machine import VLLM
 from captrain.contract import Target, load_file
 from captrain.errors import UserError
+from captrain.models.endpoint import TokenChoice, TokenCompletion, TokenScores
 from captrain.models.lora import Adapter, adapter_digest
 from captrain.policies.local import LocalPolicy
 from captrain.policies.policy import Play
@@ -139,13 +141,13 @@ def test_episodes_are_spread_over_the_replicas_and_go_on_where_they_began(
     tiny: Path, letters: Letters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: dict[str, list[int]] = {}
-    completed = VLLMPolicy._completed
+    completed = VLLMPolicy._continuation
 
-    def noted(self: VLLMPolicy, play: Play, **request: Any) -> Any:
+    def noted(self: VLLMPolicy, play: Play, *request: Any) -> Any:
         asked.setdefault(play.key, []).append(self._episode_state.replica.number)
-        return completed(self, play, **request)
+        return completed(self, play, *request)
 
-    monkeypatch.setattr(VLLMPolicy, "_completed", noted)
+    monkeypatch.setattr(VLLMPolicy, "_continuation", noted)
     target = load_file(letters())
     plays = [Play(task.id, target.open(task)) for task in target.tasks("training", 12)]
     acting = policy(tiny)
@@ -190,13 +192,12 @@ def test_a_name_that_stands_for_other_content_is_refused(
 def test_an_answer_of_another_model_is_refused(
     tiny: Path, letters: Letters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chat = Replica.chat
+    complete = Replica.complete
 
     def another(self: Replica, *some: Any, **request: Any) -> Any:
-        answer, headers = chat(self, *some, **request)
-        return answer.model_copy(update={"model": "other"}), headers
+        return complete(self, *some, **request).model_copy(update={"model": "other"})
 
-    monkeypatch.setattr(Replica, "chat", another)
+    monkeypatch.setattr(Replica, "complete", another)
     with pytest.raises(UserError, match="asked for base-.*, and other answered"):
         played(policy(tiny), single(letters), tmp_path)
 
@@ -209,15 +210,15 @@ def test_a_server_that_is_killed_is_started_again_and_nothing_is_lost(
     undisturbed = played(acting, target, tmp_path / "undisturbed", adapter)
     assert all(one.token_ids for one in undisturbed)
     begun = [one.starts for one in acting.fleet.replicas]
-    completed, victims, lock = VLLMPolicy._completed, [server_of(acting.fleet.replicas[0])], threading.Lock()
+    completed, victims, lock = VLLMPolicy._continuation, [server_of(acting.fleet.replicas[0])], threading.Lock()
 
-    def deadly(self: VLLMPolicy, play: Play, **request: Any) -> Any:
+    def deadly(self: VLLMPolicy, play: Play, *request: Any) -> Any:
         with lock:
             if play.turns == 1 and victims:
                 os.kill(victims.pop(), signal.SIGKILL)
-        return completed(self, play, **request)
+        return completed(self, play, *request)
 
-    monkeypatch.setattr(VLLMPolicy, "_completed", deadly)
+    monkeypatch.setattr(VLLMPolicy, "_continuation", deadly)
     disturbed = played(acting, target, tmp_path / "disturbed", adapter)
     assert not victims and [one.starts for one in acting.fleet.replicas] == [begun[0] + 1, begun[1]]
     equal(disturbed, undisturbed)
@@ -268,24 +269,45 @@ def test_a_server_that_never_gets_healthy_ends_the_run_with_its_last_words(
 FATAL = """
 import http.server, json, os, sys
 
+named = sys.argv[sys.argv.index("--served-model-name") + 1]
+
 class Fatal(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200)
         self.end_headers()
-        named = sys.argv[sys.argv.index("--served-model-name") + 1]
-        self.wfile.write(json.dumps({"data": [{"id": named, "root": sys.argv[1]}]}).encode())
+        self.wfile.write(json.dumps({"data": [{"id": named, "root": sys.argv[2]}]}).encode())
 
     def do_POST(self):
-        os._exit(7)
+        prompt = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["prompt"]
+        if sys.argv[1] in ("0", str(prompt)):
+            os._exit(7)
+        self.send_response(200)
+        self.end_headers()
+        choice = {"token_ids": [258], "logprobs": {"token_logprobs": [-1.0]}}
+        self.wfile.write(json.dumps({"model": named, "choices": [choice]}).encode())
 
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Fatal).serve_forever()
 """
 
 
 def test_a_server_that_dies_of_every_request_is_given_up(tiny: Path, letters: Letters, tmp_path: Path) -> None:
-    acting = policy(tiny, machine(command=["-c", FATAL], replicas=1), retries=9)
-    with pytest.raises(UserError, match="was started 3 times and never answered a request"):
+    acting = policy(tiny, machine(command=["-c", FATAL, "0"], replicas=1), retries=9)
+    with pytest.raises(UserError, match="died 3 times while it answered one and the same request"):
         played(acting, single(letters), tmp_path, tasks=1)
+
+
+def test_a_server_that_dies_of_one_request_is_given_up_although_it_answers_others(
+    tiny: Path, letters: Letters, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    target = single(letters)
+    fatal = policy(tiny).chat([]).prompt(list(target.open(target.tasks("training", 3)[2]).messages))
+    acting = policy(tiny, machine(command=["-c", FATAL, str(fatal)], replicas=1), batch=1, retries=1)
+    with pytest.raises(UserError, match="died 3 times while it answered one and the same request"):
+        played(acting, target, tmp_path, tasks=5)
+    # Of the same request in the second attempt, with answers to others in between.
+    assert capfd.readouterr().err.count("it is started again") == 2
+    [journal] = tmp_path.glob("*.jsonl")
+    assert len(journal.read_text().splitlines()) == 4
 
 
 def test_no_interpreter_is_said_before_anything_is_played(tiny: Path, letters: Letters, tmp_path: Path) -> None:
@@ -302,7 +324,7 @@ def test_servers_take_adapters_of_the_trainers_rank(tiny: Path, letters: Letters
     assert spec.machine.vllm.max_lora_rank == 24
     write = "import sys; sys.exit(' '.join(sys.argv[sys.argv.index('--max-lora-rank'):]))"
     for rank, arguments, expected in (
-        (24, [], "--max-lora-rank 32 --"),
+        (24, [], "--max-lora-rank 32 --max-loras 1 --"),
         (24, ["--max-lora-rank=64"], "--max-lora-rank=64"),  # what is asked for comes last, and wins
         (600, [], "vLLM takes adapters up to 512"),
     ):
@@ -333,24 +355,32 @@ with acting.fleet.serving({{}}):
     assert not Path(f"/proc/{server}").exists()
 
 
-def test_what_is_read_again_as_other_tokens_is_marked_and_kept_out_of_the_record(
+def test_what_was_written_is_read_again_as_it_was_written_and_never_rendered(
     fluent: Path, letters: Letters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chat, target = Replica.chat, load_file(letters())
+    target, acting, complete = load_file(letters()), policy(fluent), Replica.complete
+    chat, task = acting.chat([]), target.tasks("training", 3)[2]
+    [plain] = acting.play([Play(task.id, target.open(task))])
+    # A word that is one token, letter by letter.
+    word = next(text for text, _ in sorted(acting.tokenizer.get_vocab().items()) if re.fullmatch("[a-z]{4,}", text))
+    odd, prompts = [*(token for letter in word for token in chat.encode(letter)), chat.end], list[list[int]]()
+    assert len(odd) > len(chat.encode(word)) + 1 and chat.parse(odd)["content"] == word
 
-    def drifting(self: Replica, *some: Any, **request: Any) -> Any:
-        answer, headers = chat(self, *some, **request)
-        read = list(answer.prompt_token_ids or [])
-        if len(request["messages"]) > 2:
-            read[5] = 0
-        return answer.model_copy(update={"prompt_token_ids": read}), headers
+    def oddly(self: Replica, prompt: list[int], **request: Any) -> TokenCompletion:
+        prompts.append(prompt)
+        scores = TokenScores(token_logprobs=[-1.0] * len(odd))
+        return TokenCompletion(
+            model=complete(self, prompt, **request).model, choices=[TokenChoice(token_ids=odd, logprobs=scores)]
+        )
 
-    monkeypatch.setattr(Replica, "chat", drifting)
-    one, two = policy(fluent).play([Play(task.id, target.open(task)) for task in target.tasks("training", 2)])
-    short, long = sorted((one, two), key=lambda play: play.turns)
-    assert short.retokenised == "" and sum(short.mask) > 0
-    assert "at turn 2 the server read other tokens" in long.retokenised and "from token 5 of" in long.retokenised
-    assert (long.token_ids, long.mask, long.logprobs, long.error, long.turns) == ([], [], [], None, 2)
+    monkeypatch.setattr(Replica, "complete", oddly)
+    [play] = acting.play([Play(task.id, target.open(task))])
+    first, second, third = prompts
+    assert second[: len(first) + len(odd)] == first + odd and third[: len(second) + len(odd)] == second + odd
+    assert play.token_ids == third + odd and sum(play.mask) == 3 * len(odd)
+    assert [message["content"] for message in play.messages if message["role"] == "assistant"] == [word] * 3
+    # Turns before which a server that renders dialogues would have read other tokens.
+    assert (plain.turns, plain.rerendered, play.turns, play.rerendered) == (3, 0, 3, 2)
 
 
 def test_a_hint_is_read_and_not_recorded_as_in_process(fluent: Path, letters: Letters) -> None:
@@ -370,8 +400,13 @@ def test_a_hint_is_read_and_not_recorded_as_in_process(fluent: Path, letters: Le
 def test_a_server_that_shows_no_tokens_is_refused(
     tiny: Path, letters: Letters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chat = Replica.chat
-    monkeypatch.setattr(Replica, "chat", lambda self, extra_body, **request: chat(self, **request))
+    complete = Replica.complete
+
+    def hidden(self: Replica, *some: Any, **request: Any) -> TokenCompletion:
+        completion = complete(self, *some, **request)
+        return completion.model_copy(update={"choices": [TokenChoice()]})
+
+    monkeypatch.setattr(Replica, "complete", hidden)
     with pytest.raises(UserError, match="do not show the tokens"):
         played(policy(tiny), single(letters), tmp_path)
 
@@ -444,26 +479,27 @@ def test_grpo_through_servers_begins_at_ratio_one_and_serves_each_step_its_own_a
     assert (one.rollouts, one.errors, len(one.history)) == (16, 0, 2)
 
 
-def test_what_is_not_token_exact_is_drawn_again_and_never_trained_on(
+def test_a_rollout_that_comes_to_nothing_is_drawn_again_counted_and_never_trained_on(
     tiny: Path, environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record, marked = VLLMPolicy._record, []
+    answer, failed = VLLMPolicy._answer, []
 
-    def once(self: VLLMPolicy, play: Play, answer: Any) -> None:
-        record(self, play, answer)
+    def once(self: VLLMPolicy, play: Play) -> Any:
         if play.key.endswith("/2") or always:
-            marked.append(play.key)
-            play.retokenised, play.token_ids, play.mask, play.logprobs = "at turn 2", [], [], []
+            failed.append(play.key)
+            play.error = "model server: 500"
+            return None
+        return answer(self, play)
 
-    monkeypatch.setattr(VLLMPolicy, "_record", once)
+    monkeypatch.setattr(VLLMPolicy, "_answer", once)
     always = False
     with inside(tmp_path / "work"):
         one = train(job(tiny, environment, "vllm.VLLMPolicy", rollouts=8))
-        assert (one.rollouts, one.errors, len(marked)) == (8, 2, 2)
+        assert (one.rollouts, one.errors, len(failed)) == (8, 2, 2)
         entry = one.ledger("adapters", "trace")
         assert (entry.rollouts, entry.errors) == (10, 2)
         always = True
-        with pytest.raises(UserError, match=r"is not token-exact and cannot be trained on \(at turn 2\)"):
+        with pytest.raises(UserError, match=r"ended in an infrastructure error \(model server: 500\)"):
             train(job(tiny, environment, "vllm.VLLMPolicy", rollouts=8, seed=1))
 
 

@@ -30,7 +30,7 @@ from captrain.routing.gains import adapter_gains, routable
 from captrain.routing.gate import Embedding, GateRouter
 from captrain.routing.neighbours import Neighbours
 from captrain.routing.retrieval import RetrievalRouter
-from captrain.routing.router import Example, examples, opening, openings
+from captrain.routing.router import AskedModel, Example, examples, opening, openings
 from captrain.routing.routes import Routes, RoutingEvidence, route_tasks
 from captrain.routing.sets import SetModel, SetRouter, words
 
@@ -40,6 +40,12 @@ CHECK, PICK, STEPS, COPY = FAMILIES
 OWN = {"check": CHECK, "pick": PICK, "steps": STEPS, "copy": COPY}
 COMPARED = ["retrieval", "classifier", "sets", "gate", "top_p"]
 REFUND = ("cancel", "return")
+
+
+def asked(folder: Path) -> AskedModel:
+    """A base that acts in this process."""
+    composed = compose_spec("smoke", 0, [], CONF)
+    return AskedModel.of(composed, folder)
 
 
 def needed(kind: str) -> frozenset[str]:
@@ -183,7 +189,7 @@ def test_several_near_examples_outvote_one_that_is_nearer() -> None:
 
 
 def test_without_examples_every_task_goes_to_the_base(tmp_path: Path) -> None:
-    for router in (RetrievalRouter(neighbours=3), ClassifierRouter(tmp_path / "nowhere", neighbours=3)):
+    for router in (RetrievalRouter(neighbours=3), ClassifierRouter(asked(tmp_path / "nowhere"), neighbours=3)):
         assert router.route([], ["Hello.", "Cancel order #12."]) == [BASE, BASE]
 
 
@@ -191,12 +197,12 @@ def test_the_classifier_returns_offered_routes_only_and_always_the_same(
     tiny: Path, targets: dict[str, Target], rollouts: list[Rollout]
 ) -> None:
     known, texts = examples(targets, 30, rollouts), openings(desk(), desk().tasks("test", 24))
-    routes = ClassifierRouter(tiny, neighbours=6).route(known, texts)
+    routes = ClassifierRouter(asked(tiny), neighbours=6).route(known, texts)
     index = Neighbours(known, 6)
     for text, route in zip(texts, routes, strict=True):
         assert route in {example.route for _, example in index.of(text)} | {BASE}
     assert len(set(routes)) > 1
-    assert ClassifierRouter(tiny, neighbours=6).route(known, texts[::-1]) == routes[::-1]
+    assert ClassifierRouter(asked(tiny), neighbours=6).route(known, texts[::-1]) == routes[::-1]
 
 
 def routed(
@@ -206,7 +212,7 @@ def routed(
     composed = compose_spec("smoke", 0, ["router.gate=true", *overrides], CONF)
     tasks = desk().tasks("test", count)
     return route_tasks(
-        composed.router, tiny, RoutingEvidence(targets, {}, {}, rollouts),
+        composed.router, asked(tiny), RoutingEvidence(targets, {}, {}, rollouts),
         known_gains(names=[*targets]) if gained is None else gained, desk(), tasks, controls,
     )  # fmt: skip
 
@@ -326,7 +332,7 @@ class TestGate:
     def test_a_task_of_one_environment_gets_its_adapter_and_an_easy_one_none(
         self, embedding: Embedding, bar: float, tiny: Path, targets: dict[str, Target], rollouts: list[Rollout]
     ) -> None:
-        known, gate = examples(targets, 40, rollouts), GateRouter(tiny, embedding=embedding)
+        known, gate = examples(targets, 40, rollouts), GateRouter(asked(tiny), embedding=embedding)
         for name, target in targets.items():
             weights = gate.weights(known, openings(target, target.tasks("training", 50)[40:]))
             assert mean(row[name] for row in weights) > 0.75, name
@@ -363,7 +369,7 @@ class TestGate:
 
     def test_routes_depend_on_the_opening_alone(self, tiny: Path, single: list[Example]) -> None:
         texts = openings(desk(), desk().tasks("test", 20))
-        for gate, known in ((GateRouter(), single), (GateRouter(tiny, embedding="states"), single[::8])):
+        for gate, known in ((GateRouter(), single), (GateRouter(asked(tiny), embedding="states"), single[::8])):
             routes = gate.route(known, texts)
             assert gate.route(known, texts[::-1]) == routes[::-1]
             assert gate.route(known, texts[5:9]) == routes[5:9]
@@ -449,8 +455,8 @@ class TestTopP:
     def test_the_classifier_composes_by_the_probabilities_of_its_letters(self, tiny: Path) -> None:
         known = [Example(f"wrap it {way}", name) for way, name in (("up", "a"), ("now", "b"), ("here", "c"))] * 2
         texts = ["wrap it", "wrap it now", "wrap", "wrap it here and now"]
-        router = ClassifierRouter(tiny, neighbours=6)
-        routes = ClassifierRouter(tiny, neighbours=6, p=1.0).route(known, texts)
+        router = ClassifierRouter(asked(tiny), neighbours=6)
+        routes = ClassifierRouter(asked(tiny), neighbours=6, p=1.0).route(known, texts)
         for shares, best, route in zip(router.shares(known, texts), router.route(known, texts), routes, strict=True):
             assert sum(shares.values()) == pytest.approx(1) and best == max(shares, key=lambda name: shares[name])
             able = {name: share for name, share in shares.items() if name != BASE}

@@ -1,4 +1,4 @@
-"""The embedded server in the place of vLLM."""
+"""The embedded server in the place of vLLM, and vLLM itself where it is installed."""
 
 import os
 import subprocess
@@ -6,11 +6,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from captrain.config import compose_spec
 from captrain.config.components import Component
 from captrain.config.machine import VLLM, Machine
 from captrain.policies.policy import load_policy
 from captrain.policies.vllm import VLLMPolicy
 
+ROOT = Path(__file__).parents[2]
+VLLM_PYTHON = Path(os.environ.get("CAPTRAIN_VLLM", ROOT / ".venv-vllm/bin/python")).expanduser()
+ABSENT = f"no vLLM at {VLLM_PYTHON}: run `make vllm`, or set CAPTRAIN_VLLM to the interpreter of its environment"
 SETTINGS = {"temperature": 0.0, "max_turns": 3, "max_tokens": 8}
 
 
@@ -20,9 +24,15 @@ def machine(**changes: Any) -> Machine:
     return Machine(workers=1, batch=8, vllm=VLLM(**{**settings, **changes}))
 
 
-def policy(model: Path, on: Machine | None = None, **settings: Any) -> VLLMPolicy:
+def real_machine() -> Machine:
+    """A real vLLM on this machine's CPU, as conf/machine/vllm_cpu.yaml has it."""
+    overrides = ["machine=vllm_cpu", f"machine.vllm.python={VLLM_PYTHON}"]
+    return compose_spec("smoke", 0, overrides, ROOT / "conf").machine
+
+
+def policy(model: Path, on: Machine | None = None, batch: int | None = None, **settings: Any) -> VLLMPolicy:
     given = {"_target_": "captrain.policies.vllm.VLLMPolicy", **SETTINGS, **settings}
-    return load_policy(Component.model_validate(given), model, on or machine(), VLLMPolicy)
+    return load_policy(Component.model_validate(given), model, on or machine(), VLLMPolicy, batch=batch)
 
 
 def servers() -> list[int]:

@@ -38,12 +38,11 @@ from captrain.policies import Policy
 from captrain.records import Capability, JsonObject, Passport, Rollout, Task, load, publish_json, publish_text
 from captrain.rollouts import PolicySource
 from captrain.routing import (
-    OPENINGS,
+    AskedModel,
     Router,
     RoutingEvidence,
     adapter_gains,
     composition_weights,
-    examples,
     openings,
     routable,
 )
@@ -188,7 +187,11 @@ def run_controls(spec: Spec, base: Path, results: Path, artifacts: Path) -> list
     history = pd.concat([pd.read_csv(results / stage / "history.csv") for stage in ("adapters", STAGE)])
     gains = adapter_gains([*evidence.targets], evidence.calibration, history)
     tasks = evaluation_tasks(benchmark, spec.evaluation)
-    publish_routes(control_routes(spec.router, base, evidence, gains, selections, benchmark, tasks), gains, folder)
+    publish_routes(
+        control_routes(spec.router, AskedModel.of(spec, base), evidence, gains, selections, benchmark, tasks),
+        gains,
+        folder,
+    )
     return [f"no control takes {name}: {reason}" for name, reason in workshop.lacking.items()]
 
 
@@ -232,7 +235,7 @@ def publish_controls(
 
 def control_routes(
     component: Component,
-    model: Path,
+    model: AskedModel,
     evidence: RoutingEvidence,
     gains: pd.DataFrame,
     selections: Mapping[str, Sequence[str]],
@@ -243,7 +246,7 @@ def control_routes(
 
     Args:
         component: the router.
-        model: folder of the base model.
+        model: the base.
         evidence: what routers may know of all adapters.
         gains: what they gained (see `captrain.routing.gains.adapter_gains`).
         selections: control -> its capabilities.
@@ -258,8 +261,7 @@ def control_routes(
     table = pd.DataFrame({"task": [task.id for task in tasks]})
     for control, names in selections.items():
         limited = evidence.limited_to([name for name in routable(gains, router.gate) if name in names])
-        openers = examples(limited.environments, OPENINGS, limited.rollouts)
-        table[f"control:{control}"] = router.route(openers, texts)
+        table[f"control:{control}"] = router.route(limited.examples(router), texts)
     return table
 
 

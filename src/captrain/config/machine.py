@@ -64,6 +64,32 @@ class Slurm(Section):
     """Times that one run of a stage submits an item again whose job died."""
 
 
+DECISIVE = {
+    "--dtype": "policy.dtype",
+    "--max-model-len": "policy.max_length",
+    **dict.fromkeys(
+        (
+            "--quantization",
+            "-q",
+            "--kv-cache-dtype",
+            "--calculate-kv-scales",
+            "--hf-overrides",
+            "--rope-scaling",
+            "--rope-theta",
+            "--load-format",
+            "--lora-dtype",
+            "--model-impl",
+            "--seed",
+            "--speculative-config",
+            "--logits-processors",
+            "--reasoning-parser",
+        ),
+        "policy.arguments",
+    ),
+}
+"""Arguments of a server that decide results, and the settings of policy vllm that they are instead."""
+
+
 class VLLM(Section):
     """The servers of policy vllm: child processes of whatever plays, in an environment of their own. They take their
     GPUs from the last of the visible ones on, so that the first is left to training where there are more."""
@@ -73,15 +99,25 @@ class VLLM(Section):
     command: list[str] = ["-m", "vllm.entrypoints.cli.main", "serve"]
     """What the interpreter runs: a server that takes `vllm serve`'s arguments."""
     arguments: list[str] = []
-    """Further arguments, such as --gpu-memory-utilization=0.5."""
+    """Further arguments that decide no result, such as --gpu-memory-utilization=0.5."""
     replicas: Count = 1
     gpus: Annotated[int, Field(ge=0)] = 1
     """Of each replica; 0 leaves the choice to the server."""
     max_lora_rank: Count = 16
-    """Largest rank of an adapter that servers take; conf/ gives that of the trainer, and a composition of adapters has
-    the sum of their ranks. vLLM is asked for the least that it knows and that is enough."""
+    """Rank of an adapter; conf/ gives that of the trainer."""
+    max_loras: Count = 1
+    """Adapters that act together, each in a place of its own or summed up in one, whose rank is the sum of theirs: vLLM
+    is asked for the least rank that it knows and that is enough. conf/ gives the number of capabilities."""
     start_timeout: Rate = 900.0
     """Seconds until a server must be healthy."""
+
+    @model_validator(mode="after")
+    def _decides_nothing(self) -> "VLLM":
+        for argument in self.arguments:
+            flag = argument.partition("=")[0]
+            if setting := DECISIVE.get(flag):
+                raise ValueError(f"{flag} decides what a model answers, and is no matter of the machine: set {setting}")
+        return self
 
 
 class Accelerate(Section):

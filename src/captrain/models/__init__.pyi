@@ -23,6 +23,8 @@ from .endpoint import Completion as Completion
 from .endpoint import ContextLengthExceeded as ContextLengthExceeded
 from .endpoint import Endpoint as Endpoint
 from .endpoint import ReplyMessage as ReplyMessage
+from .endpoint import TokenCompletion as TokenCompletion
+from .endpoint import TokenScores as TokenScores
 from .endpoint import TransientFault as TransientFault
 from .lora import Adapter as Adapter
 from .lora import adapter_digest as adapter_digest

@@ -8,9 +8,9 @@ user can mend (`UserError`). The policy `openai` and the structured answers of a
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import AnyHttpUrl, BaseModel, Field, TypeAdapter, ValidationError
 
@@ -71,10 +71,18 @@ class ReplyMessage(BaseModel):
     tool_calls: list[ReplyToolCall] | None = None
 
 
+class LikelyToken(BaseModel):
+    """A token that the model might have written."""
+
+    token: str
+    logprob: float
+
+
 class TokenLogprob(BaseModel):
-    """A token that the model wrote."""
+    """A token that the model wrote, and the likeliest in its place."""
 
     logprob: float
+    top_logprobs: list[LikelyToken] = []
 
 
 class ReplyLogprobs(BaseModel):
@@ -113,6 +121,30 @@ class Completion(BaseModel):
         return (self.usage.prompt_tokens or 0, self.usage.completion_tokens or 0) if self.usage else (0, 0)
 
 
+class TokenScores(BaseModel):
+    """Log-probabilities of what was written: of each token, and of the likeliest in its place, by "token_id:N"."""
+
+    token_logprobs: list[float] = []
+    top_logprobs: list[dict[str, float] | None] | None = None
+
+
+class TokenChoice(BaseModel):
+    """What was written after a prompt of token ids."""
+
+    token_ids: list[int] | None = None
+    logprobs: TokenScores | None = None
+
+
+class TokenCompletion(BaseModel):
+    """What is read of an answer to a prompt of token ids."""
+
+    choices: Annotated[list[TokenChoice], Field(min_length=1)]
+    model: str | None = None
+
+
+Answer = TypeVar("Answer", bound=BaseModel)
+
+
 class Endpoint:
     """A served model.
 
@@ -141,19 +173,36 @@ class Endpoint:
             ContextLengthExceeded: the request has outgrown the model.
             UserError: a variable is not set, or the same request would be refused again.
         """
+        chat = self.client.chat.completions.with_raw_response
+        if answer is None:
+            return self._answered(Completion, chat.create, **request)
+        # The library makes the schema a strict one.
+        return self._answered(Completion, chat.parse, response_format=answer, **request)
+
+    def complete(self, prompt: Sequence[int], **request: Any) -> TokenCompletion:
+        """What the model writes after token ids, with the ids; raises as `chat` does. It asks for what vLLM has beyond
+        OpenAI's interface.
+
+        Args:
+            prompt: what the model reads, which is no text that would have to be rendered or tokenized again.
+            **request: settings; those that OpenAI does not know in `extra_body`.
+        """
+        create = self.client.completions.with_raw_response.create
+        return self._answered(TokenCompletion, create, prompt=list(prompt), **request)[0]
+
+    def _answered(
+        self, kind: type[Answer], send: Callable[..., Any], **request: Any
+    ) -> tuple[Answer, Mapping[str, str]]:
         import openai
 
-        chat = self.client.chat.completions.with_raw_response
-        request = {"model": self.served, **request}
         try:
-            # The library makes the schema a strict one.
-            raw: Any = chat.parse(response_format=answer, **request) if answer else chat.create(**request)
+            raw = send(**{"model": self.served, **request})
         except openai.APIStatusError as error:
             raise self._refusal(error) from None
         except openai.APIConnectionError as error:
             raise TransientFault(self._excerpt(f"{error} {error.__cause__ or ''}")) from None
         try:
-            return Completion.model_validate_json(raw.content), raw.headers
+            return kind.model_validate_json(raw.content), raw.headers
         except ValidationError:
             raise TransientFault(self._excerpt(f"answered with no message: {raw.text}"), raw.headers) from None
 

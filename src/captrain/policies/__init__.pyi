@@ -2,7 +2,10 @@ from .engine import EngineRow as EngineRow
 from .engine import sample_rows as sample_rows
 from .local import LocalPolicy as LocalPolicy
 from .local import with_adapter as with_adapter
+from .policy import ClosedQuestion as ClosedQuestion
 from .policy import Play as Play
 from .policy import Policy as Policy
+from .policy import Scorer as Scorer
 from .policy import load_policy as load_policy
+from .servers import check_ranks as check_ranks
 from .turns import TurnPolicy as TurnPolicy

@@ -3,8 +3,9 @@
     python -I keeper.py SECONDS COMMAND...
 
 The end of standard input is the order to stop, because it comes whichever way the other side ends. The server and
-whatever it has started are one process group: asked first, and ended after so many seconds; at once where SIGTERM comes
-here. The exit status is the server's, 128 and the signal's number where a signal ended it.
+whatever it has started are one process group: the server is asked to end them, and what is left after so many seconds
+is ended; all at once where SIGTERM comes here. The exit status is the server's, 128 and the signal's number where a
+signal ended it.
 """
 
 import os
@@ -26,7 +27,8 @@ def keep(seconds: float, command: list[str]) -> int:
     def listen() -> None:
         while os.read(0, 4096):
             pass
-        tell(signal.SIGTERM)
+        # The server alone, which then ends what it has started: an engine that is asked as well dies under its hands.
+        server.terminate()
         with suppress(subprocess.TimeoutExpired):
             server.wait(seconds)
         tell(signal.SIGKILL)

@@ -15,7 +15,7 @@ from pydantic import Field
 from captrain.errors import UserError
 from captrain.execution import prepare_torch
 from captrain.models import Chat, guide, read_plain_lora
-from captrain.policies.policy import Play
+from captrain.policies.policy import ClosedQuestion, Play, outgrown
 from captrain.records import JsonObject, Message, digest, file_digest
 
 if TYPE_CHECKING:
@@ -84,6 +84,23 @@ class LocalPolicy:
             self._chats[key] = Chat(self.tokenizer, tools)
         return self._chats[key]
 
+    def scores(self, prompt: Sequence[int], tokens: Sequence[int], adapter: str = "") -> list[float]:
+        """The log-probability of each of some tokens to come next, among these, at temperature 1."""
+        import torch
+
+        decoder = self.decoder(adapter)
+        decoder.reset()
+        logits = decoder.forward(torch.tensor([prompt[-self.max_length :]]), [0])[0]
+        return logits[list(tokens)].log_softmax(0).tolist()
+
+    def answer_scores(self, questions: Sequence[ClosedQuestion]) -> list[list[float]]:
+        """See `Scorer`."""
+        chat = self.chat([])
+        return [
+            self.scores(chat.prompt(question.messages), [chat.encode(text)[0] for text in question.answers])
+            for question in questions
+        ]
+
     def decoder(self, adapter: str) -> "Decoder":
         """The engine's decoder with this adapter merged in ("" for the base)."""
         if self._decoder is None or adapter != self._adapter:
@@ -136,12 +153,12 @@ class LocalPolicy:
 
     def truncation(self, row: "EngineRow") -> str:
         """Why a dialogue ended before its time, "" where it did not."""
-        return f"the dialogue has reached the {self.max_length} tokens that the model takes" if row.truncated else ""
+        return outgrown(self.max_length) if row.truncated else ""
 
     def fits(self, play: Play, prompt: Sequence[int]) -> bool:
         """Whether the model has room for a prompt; one that it has none for is said in the play, which is over."""
         if len(prompt) > self.max_length:
-            play.truncated = f"the prompt has {len(prompt)} tokens, and the model takes {self.max_length}"
+            play.truncated = outgrown(self.max_length, len(prompt))
         return not play.truncated
 
     def _row(self, play: Play) -> "EngineRow | None":

@@ -7,6 +7,7 @@ the server ends its play with `error`, which is retried; what only the user can 
 """
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from itertools import islice
@@ -19,8 +20,11 @@ from pydantic import Field
 from captrain.config import Rate, Variable
 from captrain.errors import EnvironmentFault, UserError
 from captrain.models import Completion, ContextLengthExceeded, Endpoint, ReplyMessage, TransientFault, guide
-from captrain.policies.policy import Play
+from captrain.policies.policy import ClosedQuestion, Play
 from captrain.records import JsonObject, Message, digest
+
+LIKELIEST = 20
+"""Tokens that endpoints show at most of those that might have been written."""
 
 
 class OpenAIPolicy:
@@ -80,6 +84,39 @@ class OpenAIPolicy:
                         running |= {threads.submit(self._episode, p, stop) for p in islice(pending, 1)}
             finally:
                 stop.set()
+
+    def answer_scores(self, questions: Sequence[ClosedQuestion]) -> list[list[float]]:
+        """See `Scorer`. Endpoints show the likeliest tokens alone: an answer that is not among them has none of the
+        probability.
+
+        Raises:
+            UserError: as `play`, or the endpoint fails each time, or shows no log-probabilities.
+        """
+        self._prepare(())
+        with ThreadPoolExecutor(self.batch) as threads:
+            return list(threads.map(self._scores, questions))
+
+    def _scores(self, question: ClosedQuestion) -> list[float]:
+        settings: JsonObject = {
+            "temperature": 1.0,
+            "max_tokens": 1,
+            "seed": 0,
+            "logprobs": True,
+            "top_logprobs": LIKELIEST,
+        }
+        try:
+            completion, _ = self._served.chat(messages=request_messages(question.messages), **settings)
+        except (TransientFault, ContextLengthExceeded) as fault:
+            raise UserError(f"{self.name} was asked a question and did not answer ({fault})", "run again") from None
+        shown = completion.choices[0].logprobs
+        if shown is None or not shown.content:
+            raise UserError(
+                f"the endpoint of {self.name} shows no log-probabilities", "choose a router that asks no model"
+            )
+        likely = {token.token: token.logprob for token in shown.content[0].top_logprobs}
+        scores = [likely.get(answer, -math.inf) for answer in question.answers]
+        total = math.fsum(math.exp(score) for score in scores)
+        return [score - math.log(total) if total else score for score in scores]
 
     def _prepare(self, plays: Sequence[Play]) -> None:
         """Raise what only the user can mend before any episode is opened."""

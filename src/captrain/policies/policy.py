@@ -1,6 +1,7 @@
 """Who acts. A policy plays episodes; it knows nothing of scoring, splits, files or retries (`captrain.rollouts`)."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -38,8 +39,8 @@ class Play:
             Only policies that GRPO samples through give hints. `messages`, `token_ids` and `mask` never hold it;
             `logprobs` are those of the model that read it, and `prompt_tokens` counts it.
 
-    `retokenised` says where a served model read other tokens than it had written: the score stands, but nothing can be
-    learnt from the play, and its tokens are not kept. "" for all others.
+    `rerendered` counts the turns before which the dialogue, had it been rendered anew, would have been other tokens
+    than those that were read and written; a served model that is sent token ids never reads these others.
 
     `truncated` says why a dialogue ended before its time: it has outgrown the model. That is the agent's failure and no
     error of the infrastructure. "" for all others.
@@ -58,7 +59,7 @@ class Play:
         self.logprobs: list[float] = []
         self.prompt_tokens = self.completion_tokens = 0
         self.error: str | None = None
-        self.retokenised = ""
+        self.rerendered = 0
         self.truncated = ""
 
     def start(self) -> bool:
@@ -98,6 +99,23 @@ class Policy(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class ClosedQuestion:
+    """A question to the model itself, without adapter, and what it may answer, each of which begins with a token of
+    its own."""
+
+    messages: list[Message]
+    answers: tuple[str, ...]
+
+
+class Scorer(Protocol):
+    """A policy whose model can be asked what it would answer, without any sampling."""
+
+    def answer_scores(self, questions: Sequence[ClosedQuestion]) -> list[list[float]]:
+        """For each question the log-probability of each answer, by its first token and among these alone."""
+        ...
+
+
 PolicyKind = TypeVar("PolicyKind", bound=Policy)
 
 
@@ -120,3 +138,15 @@ def load_policy(
     if takes(component, "machine"):
         runtime["machine"] = machine
     return build(component, kind, model=model, **runtime)
+
+
+def outgrown(limit: int, prompt: int = 0) -> str:
+    """What a play says that ended because the model has no room for more.
+
+    Args:
+        limit: tokens that the model takes.
+        prompt: tokens of a first prompt that is too long by itself.
+    """
+    if prompt:
+        return f"the prompt has {prompt} tokens, and the model takes {limit}"
+    return f"the dialogue has reached the {limit} tokens that the model takes"

@@ -19,7 +19,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cached_property
@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING
 from captrain.config import VLLM
 from captrain.errors import UserError
 from captrain.models import Endpoint, TransientFault
-from captrain.records import JsonObject, Message
 
 if TYPE_CHECKING:
     import openai
@@ -43,25 +42,47 @@ HEALTH = 30.0
 """Seconds in which a server must say that it is healthy, once it is suspected."""
 FRUITLESS = 3
 """Starts of one server without a single answer between them, after which it is given up."""
+FATAL = 3
+"""Deaths of servers during the same request, after which it is sent no more: others are answered between them."""
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM takes for --max-lora-rank."""
 TAIL = 20
 """Last lines of a server's log that are shown."""
 
 
-def served_rank(rank: int) -> int:
-    """The least --max-lora-rank that takes adapters of this rank.
+def served_rank(machine: VLLM) -> int:
+    """The least --max-lora-rank that takes the sum of as many adapters as may act together, or else vLLM's largest.
 
     Raises:
-        UserError: there is none.
+        UserError: a single adapter is beyond that.
     """
-    for candidate in RANKS:
-        if candidate >= rank:
-            return candidate
-    raise UserError(
-        f"machine.vllm.max_lora_rank = {rank}, and vLLM takes adapters up to {RANKS[-1]}",
-        "set it to the rank of the largest adapter that is served",
-    )
+    if machine.max_lora_rank > RANKS[-1]:
+        raise UserError(
+            f"machine.vllm.max_lora_rank = {machine.max_lora_rank}, and vLLM takes adapters up to {RANKS[-1]}",
+            "set it to the rank of the adapters that are trained",
+        )
+    return next((rank for rank in RANKS if rank >= machine.max_lora_rank * machine.max_loras), RANKS[-1])
+
+
+def check_ranks(adapters: Iterable[Path], machine: VLLM) -> None:
+    """Refuse what servers would not take, before any of it is played.
+
+    Args:
+        adapters: folders of plain PEFT adapters.
+        machine: how the servers are started.
+
+    Raises:
+        UserError: an adapter has a higher rank than they are started for; a composition has the sum of its members'.
+    """
+    limit = served_rank(machine)
+    for folder in adapters:
+        rank = json.loads((folder / "adapter_config.json").read_text())["r"]
+        if rank > limit:
+            raise UserError(
+                f"the adapter in {folder} has rank {rank}, and servers of policy vllm are started for {limit}",
+                f"raise machine.vllm.max_loras ({machine.max_loras}: adapters that act together, each of rank "
+                f"{machine.max_lora_rank}; vLLM takes {RANKS[-1]} at most), or compose fewer (router.p, router.most)",
+            )
 
 
 class Replica(Endpoint):
@@ -86,6 +107,8 @@ class Replica(Endpoint):
         self.adapters: dict[str, Path] = {}
         self.episodes = 0
         self.starts = self._fruitless = 0
+        self._deaths = Counter[str]()
+        """Of this server, by the requests that were under way."""
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.RLock()
         self._port = 0
@@ -136,17 +159,23 @@ class Replica(Endpoint):
             if self._process is None:
                 self._start()
 
-    def mend(self, starts: int) -> None:
+    def mend(self, starts: int, request: str = "") -> None:
         """After a fault: start the server again if it is dead or not healthy.
 
         Args:
             starts: `starts` as it was when the request was sent; a server that was started since is left alone.
+            request: what was sent, by a digest.
 
         Raises:
             UserError: it is of no use to start it yet another time.
         """
         with self._lock:
-            if starts != self.starts or (self._process is not None and self._healthy(HEALTH)):
+            if starts == self.starts and self._process is not None and self._healthy(HEALTH):
+                return
+            self._deaths[request] += request != ""
+            if self._deaths[request] >= FATAL:
+                raise self._useless(f"died {FATAL} times while it answered one and the same request")
+            if starts != self.starts:
                 return
             problem = (
                 self._exit() if self._process is not None and self._process.poll() is not None else "is not healthy"
@@ -172,7 +201,7 @@ class Replica(Endpoint):
         command = [
             *(sys.executable, "-I", str(KEEPER), str(GRACE), interpreter, *self.machine.command, self.source),
             *("--host", "127.0.0.1", "--port", str(self._port), "--served-model-name", self.name, "--enable-lora"),
-            *("--max-lora-rank", str(served_rank(self.machine.max_lora_rank))),
+            *("--max-lora-rank", str(served_rank(self.machine)), "--max-loras", str(self.machine.max_loras)),
             *self.settings,
             *self.machine.arguments,
         ]
@@ -305,11 +334,6 @@ class Replica(Endpoint):
         if not self._check(name, str(folder)):
             raise TransientFault(f"model server: it took adapter {name} and does not list it")
 
-    def prompt(self, messages: list[Message], tools: list[JsonObject]) -> list[int]:
-        """The tokens that the server would read of a dialogue."""
-        body = {"model": self.name, "messages": messages, **({"tools": tools} if tools else {})}
-        return json.loads(self._control("/tokenize", {**body, "add_generation_prompt": True}))["tokens"]
-
     def dismiss(self) -> None:
         """Ask the server to end, and all that it has started; it may finish first what it has begun."""
         if self._process is not None and self._process.stdin is not None:
@@ -367,7 +391,7 @@ class Fleet:
     """
 
     def __init__(self, machine: VLLM, source: str, name: str, settings: Collection[str], timeout: float) -> None:
-        numbers = range(machine.replicas)
+        self.machine, numbers = machine, range(machine.replicas)
         self.replicas = [Replica(machine, source, name, settings, number, timeout) for number in numbers]
         self._lock = threading.Lock()
         self._in_use: Counter[str] = Counter()
@@ -380,6 +404,7 @@ class Fleet:
         Raises:
             UserError: a server does not start, or does not take an adapter.
         """
+        check_ranks(adapters.values(), self.machine)
         with self._lock:
             self._in_use.update(adapters.keys())
             keep = {name for name, count in self._in_use.items() if count > 0}

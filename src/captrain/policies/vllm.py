@@ -1,10 +1,15 @@
-"""The base behind vLLM servers of our own, with any adapters of it: token-exact, so that it can be trained through.
+"""The base behind vLLM servers of our own, with any adapters of it: token in, token out, so that it can be trained.
 
 The servers are child processes (`captrain.policies.servers`), wherever this process runs. Adapters are loaded under
-their content hash, and every answer must come from the model that was asked for. The server says which tokens it read
-and wrote, and with which log-probabilities: those of the distribution that it drew from, temperature included, with
-nothing cut off. A dialogue is sent as messages, so that the server renders it again for each turn; where that gives
-other tokens than were recorded, the play is marked, and what can be learnt from tokens is not learnt from it.
+their content hash, and every answer must come from the model that was asked for.
+
+A prompt is sent as token ids. After each turn what answers it is appended, rendered by the chat template on its own:
+what the model has read and written is never rendered or tokenized again, so that it reads in the next turn what it
+wrote in this one, thoughts and odd blanks among it, and the recorded log-probabilities are those of the recorded
+tokens. Tool calls are read here (`captrain.models.chat`), as of a model in this process. How often a server that
+renders dialogues anew would have read other tokens is counted in the play. The server says which tokens it wrote, and
+with which log-probabilities: those of the distribution that it drew from, temperature included, with nothing cut
+off.
 
 A request that a server fails is sent again, after the server has been started again if need be: it holds the whole
 dialogue and its seed, so that nothing of the episode is lost.
@@ -14,21 +19,30 @@ import multiprocessing
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from threading import Event
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from captrain.config import Machine, Rate
+from captrain.config import Count, Machine, Rate
 from captrain.errors import UserError
-from captrain.models import Completion, TransientFault, adapter_digest, model_source
+from captrain.models import (
+    Chat,
+    ContextLengthExceeded,
+    TokenCompletion,
+    TokenScores,
+    TransientFault,
+    adapter_digest,
+    model_source,
+)
 from captrain.policies.local import with_hint
-from captrain.policies.openai import OpenAIPolicy, request_messages
-from captrain.policies.policy import Play
-from captrain.policies.servers import Fleet
-from captrain.records import Message, digest, file_digest
+from captrain.policies.openai import OpenAIPolicy
+from captrain.policies.policy import ClosedQuestion, Play, outgrown
+from captrain.policies.servers import Fleet, Replica
+from captrain.records import JsonObject, Message, digest, file_digest
 
 FAITHFUL = ("--generation-config", "vllm", "--logprobs-mode", "processed_logprobs")
 """So that a server draws from the model's own distribution at the temperature that is asked for, whatever the model's
@@ -51,7 +65,9 @@ class VLLMPolicy(OpenAIPolicy):
         max_turns: assistant turns in one episode.
         max_tokens: tokens in one assistant turn.
         guidance: lines appended to the system prompt.
-        tools: vLLM's name for how the model writes tool calls (--tool-call-parser).
+        dtype: of weights and arithmetic. float32 is for models that are trained in it or above.
+        max_length: tokens of the longest dialogue; None: what the model takes.
+        arguments: further arguments of the servers that decide what they answer, such as --quantization=fp8.
         retries: further attempts at a request before its episode is given up, and played again later.
         timeout: seconds for one request.
 
@@ -69,7 +85,9 @@ class VLLMPolicy(OpenAIPolicy):
         max_turns: Annotated[int, Field(ge=1)],
         max_tokens: Annotated[int, Field(ge=1)],
         guidance: Sequence[str] = (),
-        tools: str = "hermes",
+        dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16",
+        max_length: Count | None = None,
+        arguments: Sequence[str] = (),
         retries: Annotated[int, Field(ge=0)] = 3,
         timeout: Rate = 600.0,
     ) -> None:
@@ -92,9 +110,12 @@ class VLLMPolicy(OpenAIPolicy):
             retries=retries,
             timeout=timeout,
         )
-        self.tools, self.retries, self.timeout = tools, retries, timeout
-        self.digest = digest("vllm", identity, temperature, max_turns, max_tokens, self.guidance, tools)
+        self.retries, self.timeout = retries, timeout
+        self.dtype, self.longest, self.arguments = dtype, max_length, list(arguments)
+        decisive = (temperature, max_turns, max_tokens, self.guidance, dtype, max_length, self.arguments)
+        self.digest = digest("vllm", identity, *decisive)
         self._machine = machine
+        self._chats: dict[str, Chat] = {}
         self._names: dict[str, str] = {}
         """Of adapters, by their folders."""
         self._episode_state = threading.local()
@@ -102,7 +123,7 @@ class VLLMPolicy(OpenAIPolicy):
 
     @cached_property
     def tokenizer(self) -> Any:
-        """The model's tokenizer, for training."""
+        """The model's tokenizer."""
         from transformers import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(self.weights.source, revision=self.weights.revision)
@@ -113,7 +134,8 @@ class VLLMPolicy(OpenAIPolicy):
         from transformers import AutoConfig
 
         config: Any = AutoConfig.from_pretrained(self.weights.source, revision=self.weights.revision)
-        return config.max_position_embeddings
+        limit: int = config.max_position_embeddings
+        return min(limit, self.longest or limit)
 
     @property
     def fleet(self) -> Fleet:
@@ -135,7 +157,8 @@ class VLLMPolicy(OpenAIPolicy):
                 "set machine.workers to 1, or machine=slurm, where each job has GPUs of its own",
             )
         revision = ("--revision", self.weights.revision) if self.weights.revision else ()
-        settings = (*FAITHFUL, "--enable-auto-tool-choice", "--tool-call-parser", self.tools, *revision)
+        limit = ("--max-model-len", str(self.longest)) if self.longest else ()
+        settings = ("--dtype", self.dtype, *limit, *self.arguments, *FAITHFUL, *revision)
         if machine.gpus > 1:
             settings += ("--tensor-parallel-size", str(machine.gpus))
         # The path in full: servers and the check of what they serve compare it as text.
@@ -162,31 +185,115 @@ class VLLMPolicy(OpenAIPolicy):
         with self.fleet.serving({names[folder]: path for folder, path in adapters.items()}):
             yield from super().play(plays)
 
+    def answer_scores(self, questions: Sequence[ClosedQuestion]) -> list[list[float]]:
+        """See `Scorer`.
+
+        Raises:
+            UserError: as `play`, or a server fails each time.
+        """
+        self._prepare(())
+        with self.fleet.serving({}), ThreadPoolExecutor(self.batch) as threads:
+            return list(threads.map(self._scores, questions))
+
+    def _scores(self, question: ClosedQuestion) -> list[float]:
+        chat = self.chat([])
+        tokens = [chat.encode(answer)[0] for answer in question.answers]
+        extra: JsonObject = {"return_token_ids": True, "return_tokens_as_token_ids": True, "allowed_token_ids": tokens}
+        settings: JsonObject = {"temperature": 1.0, "max_tokens": 1, "seed": 0, "logprobs": len(tokens)}
+        prompt = chat.prompt(question.messages)[1 - self.max_length :]
+        with self.fleet.replica() as replica:
+            try:
+                completion = self._sent(replica, self.name, prompt, {**settings, "extra_body": extra})
+            except (TransientFault, ContextLengthExceeded) as fault:
+                raise UserError(f"the model was asked a question and did not answer ({fault})", "run again") from None
+        [scores] = (completion.choices[0].logprobs or TokenScores()).top_logprobs or [None]
+        if scores is None:
+            raise UserError("the servers of policy vllm do not show log-probabilities", "install vLLM 0.10.2 or later")
+        return [scores[f"token_id:{token}"] for token in tokens]
+
     def _prepare(self, plays: Sequence[Play]) -> None:
-        """Nothing more: the servers are up."""
+        # Before threads ask for them.
+        self.tokenizer  # noqa: B018
+        self.max_length  # noqa: B018
+
+    def chat(self, tools: list[JsonObject]) -> Chat:
+        """The dialogue renderer for a set of tools."""
+        key = digest(tools)
+        if key not in self._chats:
+            self._chats[key] = Chat(self.tokenizer, tools)
+        return self._chats[key]
 
     def _episode(self, play: Play, stop: Event) -> Play:
         with self.fleet.replica() as self._episode_state.replica:
             self._episode_state.context = []
             return super()._episode(play, stop)
 
-    def _completed(self, play: Play, **request: Any) -> Completion:
-        replica, model = self._episode_state.replica, self._names[play.adapter] if play.adapter else self.name
-        if play.hint:
-            request["messages"] = request_messages(with_hint(play.messages, play.hint))
-        faults = 0
+    def _answer(self, play: Play) -> Message | None:
+        chat, context = self.chat(play.tools), self._episode_state.context
+        if context:
+            play.rerendered += chat.dialogue(play.messages)[: len(play.token_ids)] != play.token_ids
+            follows = chat.suffix(_replies(play.messages))
+            # A turn that was cut off at its limit is closed for the model.
+            follows = follows if context[-1] == chat.end else [chat.end, *follows]
+            prompt = context + follows
+        else:
+            follows = chat.prompt(play.messages)
+            prompt = chat.prompt(with_hint(play.messages, play.hint)) if play.hint else follows
+        space = self.max_length - len(prompt)
+        if space <= 0:
+            play.truncated = outgrown(self.max_length, 0 if context else len(prompt))
+            return None
+        try:
+            completion = self._continuation(play, prompt, min(self.max_tokens, space))
+        except ContextLengthExceeded as refusal:
+            play.truncated = str(refusal)
+            return None
+        except TransientFault as fault:
+            play.error = str(fault)
+            return None
+        written, logprobs = _written(completion)
+        play.prompt_tokens += len(prompt)
+        play.completion_tokens += len(written)
+        play.token_ids += follows + written
+        play.mask += [0] * len(follows) + [1] * len(written)
+        play.logprobs += [0.0] * len(follows) + logprobs
+        self._episode_state.context = prompt + written
+        if written[-1:] != [chat.end] and len(written) >= space:
+            play.truncated = outgrown(self.max_length)
+            return None
+        return chat.parse(written)
+
+    def _continuation(self, play: Play, prompt: Sequence[int], tokens: int) -> TokenCompletion:
+        """What the play's model writes next, at most so many tokens."""
+        settings: JsonObject = {
+            "temperature": self.temperature,
+            "max_tokens": tokens,
+            "seed": int(digest(play.key, play.turns)[:8], 16) >> 1,
+            "logprobs": 0,
+        }
+        extra: JsonObject = {"return_token_ids": True, "stop_token_ids": [self.tokenizer.eos_token_id]}
+        model = self._names[play.adapter] if play.adapter else self.name
+        return self._sent(self._episode_state.replica, model, prompt, {**settings, "extra_body": extra})
+
+    def _sent(self, replica: Replica, model: str, prompt: Sequence[int], settings: JsonObject) -> TokenCompletion:
+        """One request, sent again after passing faults.
+
+        Raises:
+            TransientFault: as often as it may be sent it was failed.
+            ContextLengthExceeded: the prompt has outgrown the model.
+            UserError: the server is given up, or refuses it, or another model has answered.
+        """
+        request, faults = digest(model, list(prompt), settings), 0
         while True:
             starts = replica.starts
             try:
-                completion, _ = replica.chat(
-                    model=model, logprobs=True, extra_body={"return_token_ids": True}, **request
-                )
+                completion = replica.complete(prompt, model=model, **settings)
                 break
             except TransientFault:
                 faults += 1
+                replica.mend(starts, request)
                 if faults > self.retries:
                     raise
-                replica.mend(starts)
                 if replica.starts == starts:
                     time.sleep(PAUSE * 2**faults)
         replica.mark_useful()
@@ -194,44 +301,22 @@ class VLLMPolicy(OpenAIPolicy):
             raise UserError(
                 f"policy vllm asked for {model}, and {completion.model} answered", "see what machine.vllm starts"
             )
-        self._record(play, completion)
         return completion
 
-    def _record(self, play: Play, completion: Completion) -> None:
-        """Append what was read since the last turn, and what was written."""
-        choice = completion.choices[0]
-        prompt, reply = completion.prompt_token_ids, choice.token_ids
-        logprobs = [token.logprob for token in (choice.logprobs and choice.logprobs.content) or []]
-        if prompt is None or reply is None or len(logprobs) != len(reply):
-            raise UserError(
-                "the servers of policy vllm do not show the tokens that they read and write",
-                "install vLLM 0.10.2 or later in the environment that machine.vllm.python names",
-            )
-        if play.retokenised:
-            return
-        context: list[int] = self._episode_state.context
-        if prompt[: len(context)] != context:
-            play.retokenised = _difference(context, prompt, play.turns + 1)
-            play.token_ids, play.mask, play.logprobs = [], [], []
-            return
-        follows = prompt[len(context) :]
-        if play.hint and not context:
-            follows = self._plain(play)
-        play.token_ids += follows + reply
-        play.mask += [0] * len(follows) + [1] * len(reply)
-        play.logprobs += [0.0] * len(follows) + logprobs
-        self._episode_state.context = prompt + reply
 
-    def _plain(self, play: Play) -> list[int]:
-        """The prompt as it would be without the hint."""
-        messages: list[Message] = request_messages(play.messages)
-        return self._episode_state.replica.prompt(messages, play.tools)
+def _written(completion: TokenCompletion) -> tuple[list[int], list[float]]:
+    """The tokens that were written, and their log-probabilities."""
+    choice = completion.choices[0]
+    tokens, scores = choice.token_ids, choice.logprobs
+    if tokens is None or scores is None or len(scores.token_logprobs) != len(tokens):
+        raise UserError(
+            "the servers of policy vllm do not show the tokens that they write",
+            "install vLLM 0.10.2 or later in the environment that machine.vllm.python names",
+        )
+    return tokens, scores.token_logprobs
 
 
-def _difference(recorded: list[int], prompt: list[int], turn: int) -> str:
-    pairs = enumerate(zip(recorded, prompt, strict=False))
-    same = next((index for index, (old, new) in pairs if old != new), len(prompt))
-    return (
-        f"at turn {turn} the server read other tokens than had been read and written before it, from token {same} of "
-        f"{len(recorded)} on"
-    )
+def _replies(messages: Sequence[Message]) -> list[Message]:
+    """What has been answered to the last turn of the assistant."""
+    last = max(index for index, message in enumerate(messages) if message["role"] == "assistant")
+    return list(messages[last + 1 :])

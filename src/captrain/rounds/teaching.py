@@ -24,7 +24,7 @@ from captrain.rounds.arms import GENERALIST, ROUTED, specialist_name
 from captrain.rounds.diagnosis import Diagnosis, diagnose_agent, extend_environments
 from captrain.rounds.evidence import Evidence
 from captrain.rounds.rediscovery import base_account, rediscovery_table
-from captrain.routing import BASE, OPENINGS, Example, Router, examples, openings
+from captrain.routing import BASE, OPENINGS, AskedModel, Example, Router, examples, openings
 from captrain.training import (
     SFT_COLUMNS,
     Faults,
@@ -145,7 +145,7 @@ def routed(spec: Spec, base: Path, evidence: Evidence) -> pd.DataFrame:
         targets, OPENINGS, [rollout for rollout in evidence.rollouts if rollout.adapter is None]
     )
     solved = [Example(example.text, _arm(example.route)) for example in environment_examples]
-    router = build(spec.router, Router, model=base)
+    router = build(spec.router, Router, model=AskedModel.of(spec, base))
     routes = router.route(solved, openings(benchmark, tasks))
     return pd.DataFrame({"task": [task.id for task in tasks], ROUTED: routes})
 

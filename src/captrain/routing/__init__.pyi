@@ -6,6 +6,7 @@ from .gains import routable as routable
 from .gate import GateRouter as GateRouter
 from .retrieval import RetrievalRouter as RetrievalRouter
 from .router import OPENINGS as OPENINGS
+from .router import AskedModel as AskedModel
 from .router import Example as Example
 from .router import Router as Router
 from .router import examples as examples

@@ -21,7 +21,7 @@ from pydantic import Field
 from captrain.errors import UserError
 from captrain.models import composition_name, normalised_weights
 from captrain.routing.compositions import BASE, members
-from captrain.routing.router import Example
+from captrain.routing.router import AskedModel, Example
 from captrain.routing.sets import words
 
 Embedding = Literal["words", "states"]
@@ -36,7 +36,7 @@ class GateRouter:
     """Adapters at the weights that a trained gate gives them, in tenths.
 
     Args:
-        model: folder of the base model, of which `states` are read.
+        model: the base, of which `states` are read.
         embedding: what the gate reads of an opening.
         floor: adapters of a lower weight are left out, and their share goes to the others.
         gate: whether adapters that have gained nothing are left out.
@@ -44,7 +44,7 @@ class GateRouter:
 
     def __init__(
         self,
-        model: Path | None = None,
+        model: AskedModel | None = None,
         *,
         embedding: Embedding = EMBEDDING,
         floor: Annotated[float, Field(ge=0, lt=0.5)] = FLOOR,
@@ -100,7 +100,7 @@ class GateRouter:
                 "the gate has no base whose states it could read",
                 "choose `router.embedding=words`, which asks for none",
             )
-        states = mean_states(self.model, texts)
+        states = mean_states(self.model.folder, texts)
         return StandardScaler().fit(states[:fitted]).transform(states)
 
 

@@ -1,11 +1,10 @@
 """Routing by retrieval: the nearest examples vote for their routes (paper section 3.4)."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from captrain.config import Count
 from captrain.routing.neighbours import Mass, Neighbours, ShareRouter
-from captrain.routing.router import BASE
+from captrain.routing.router import BASE, AskedModel
 
 
 class RetrievalRouter(ShareRouter):
@@ -18,7 +17,7 @@ class RetrievalRouter(ShareRouter):
     """
 
     def __init__(
-        self, model: Path | None = None, *, neighbours: Count, p: Mass | None = None, gate: bool = True
+        self, model: AskedModel | None = None, *, neighbours: Count, p: Mass | None = None, gate: bool = True
     ) -> None:
         self.neighbours, self.p, self.gate = neighbours, p, gate
 

@@ -7,11 +7,17 @@ never sees a test outcome, and opening a task costs no rollout. Paper section 3.
 A route is the name of an arm: "base", a capability, or a composition (see `captrain.routing.compositions`).
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Protocol
 
-from captrain.contract import Target
+from captrain.config import Component, Machine, Spec, fulfils
+from captrain.contract import Target, calls_of
+from captrain.errors import UserError
+from captrain.policies import Policy, Scorer, load_policy
 from captrain.records import Message, Rollout, Task
 from captrain.routing.compositions import BASE
 
@@ -20,11 +26,58 @@ OPENINGS = 100
 
 
 @dataclass(frozen=True)
+class AskedModel:
+    """The base model, for routers that ask it or read its states.
+
+    Args:
+        folder: that the base stage has left.
+        policy: through which it acts, and is asked.
+        machine: where.
+    """
+
+    folder: Path
+    policy: Component
+    machine: Machine
+
+    @classmethod
+    def of(cls, spec: Spec, folder: Path) -> "AskedModel":
+        """The base of a run."""
+        return cls(folder, spec.policy, spec.machine)
+
+    @property
+    def answers(self) -> bool:
+        """Whether its policy can be asked at all."""
+        return fulfils(self._policy, Scorer)
+
+    @property
+    def scorer(self) -> Scorer:
+        """The policy, which is built only now.
+
+        Raises:
+            UserError: it has no model to ask, or cannot be built.
+        """
+        policy = self._policy
+        if not fulfils(policy, Scorer):
+            raise UserError(
+                f"router=classifier asks the base model, and policy {self.policy.target} has none that could be asked",
+                "choose another router, or policy=local, vllm or openai",
+            )
+        return policy
+
+    @cached_property
+    def _policy(self) -> Policy:
+        return load_policy(self.policy, self.folder, self.machine)
+
+
+@dataclass(frozen=True)
 class Example:
-    """An opening whose route is known."""
+    """An opening whose route is known; for prompts that show them also what the route is for, and how such a task was
+    solved."""
 
     text: str
     route: str
+    description: str = ""
+    trajectory: str = ""
 
 
 class Router(Protocol):
@@ -49,21 +102,53 @@ def opening(messages: Sequence[Message]) -> str:
     return " ".join(texts)
 
 
-def examples(targets: Mapping[str, Target], count: int, rollouts: Sequence[Rollout]) -> list[Example]:
+def examples(
+    targets: Mapping[str, Target],
+    count: int,
+    rollouts: Sequence[Rollout],
+    descriptions: Mapping[str, str] | None = None,
+) -> list[Example]:
     """Examples of every route: `count` openings of each environment, and those of passed base rollouts.
 
     Args:
         targets: capability, or pair "a+b", -> its environment.
         count: openings per environment; opening a task costs no rollout.
         rollouts: of the base on the discovery split, of which the passed ones are used.
+        descriptions: of capabilities. With them an example tells, too, how its task is solved: by the environment's
+            own solution, or as the base did; playing a solution costs no rollout. None: openings alone.
     """
     synthesized = [
         Example(text, route)
+        if descriptions is None
+        else Example(
+            text,
+            route,
+            descriptions.get(route, ""),
+            trajectory(target.play(task, target.reference(task))),
+        )
         for route, target in targets.items()
-        for text in openings(target, target.tasks("training", count))
+        for tasks in [target.tasks("training", count)]
+        for task, text in zip(tasks, openings(target, tasks), strict=True)
     ]
-    passed = [Example(opening(rollout.messages), BASE) for rollout in rollouts if rollout.outcome == "passed"]
+    passed = [
+        Example(opening(rollout.messages), BASE, "", "" if descriptions is None else trajectory(rollout.messages))
+        for rollout in rollouts
+        if rollout.outcome == "passed"
+    ]
     return synthesized + passed
+
+
+def trajectory(messages: Sequence[Message]) -> str:
+    """A dialogue from the agent's first turn on as lines of text: what it called, what it said, what came back."""
+    lines: list[str] = []
+    for message in messages:
+        text, calls = " ".join(message["content"].split()), calls_of(message)
+        if message["role"] == "assistant":
+            lines += [f"call {name}({json.dumps(arguments, ensure_ascii=False)})" for name, arguments in calls]
+            lines += [f"say {text}"] if text else []
+        elif lines:
+            lines.append(f"{'result' if message['role'] == 'tool' else message['role']} {text}")
+    return "\n".join(lines)
 
 
 def openings(benchmark: Target, tasks: Sequence[Task]) -> list[str]:

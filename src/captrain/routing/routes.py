@@ -7,7 +7,7 @@ there is, acts on every task, and leaves a router nothing to choose.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pandas as pd
@@ -23,8 +23,9 @@ from captrain.routing.classifier import ClassifierRouter
 from captrain.routing.compositions import BASE, composition_weights, members, route_of_shares
 from captrain.routing.gains import adapter_gains, routable
 from captrain.routing.gate import EMBEDDING, FLOOR, Embedding, GateRouter
+from captrain.routing.neighbours import ShareRouter
 from captrain.routing.retrieval import RetrievalRouter
-from captrain.routing.router import OPENINGS, Example, Router, examples, openings
+from captrain.routing.router import OPENINGS, AskedModel, Example, Router, examples, openings
 from captrain.routing.sets import SetRouter
 from captrain.routing.turns import TurnRouter
 
@@ -36,6 +37,8 @@ least number of neighbours that they go by: the nearest few are of one capabilit
 MOST = 2
 """Adapters that act together in sets which are there for comparison."""
 FIRST_COLUMNS = ("task", "kind")
+NAMES: dict[type[ShareRouter], str] = {RetrievalRouter: "retrieval", ClassifierRouter: "classifier"}
+"""Columns of the routers whose shares are found once for all columns."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +50,14 @@ class RoutingEvidence:
         pairs: "a+b" -> the environment that demands both.
         calibration: capability -> rollouts of the base in its environment.
         rollouts: of the base, on the discovery split.
+        descriptions: capability -> what it is.
     """
 
     targets: Mapping[str, Target]
     pairs: Mapping[str, Target]
     calibration: Mapping[str, Sequence[Rollout]]
     rollouts: Sequence[Rollout]
+    descriptions: Mapping[str, str] = field(default_factory=dict)
 
     def limited_to(self, names: Sequence[str]) -> "RoutingEvidence":
         """The same where these capabilities alone may be routed to."""
@@ -67,6 +72,11 @@ class RoutingEvidence:
     def environments(self) -> dict[str, Target]:
         """Capability, or pair "a+b", -> its environment."""
         return {**self.targets, **self.pairs}
+
+    def examples(self, router: Router) -> list[Example]:
+        """What a router learns from, in the detail that it goes by."""
+        detailed = isinstance(router, ClassifierRouter) and router.detailed
+        return examples(self.environments, OPENINGS, self.rollouts, self.descriptions if detailed else None)
 
 
 @dataclass(frozen=True)
@@ -109,12 +119,13 @@ def route_all(spec: Spec, base: Path, results: Path, artifacts: Path) -> Routes:
             name: [rollout for rollout in rollouts if rollout.environment == targets[name].name] for name in ranking
         },
         rollouts=load(artifacts / "rollouts/discovery.jsonl", Rollout),
+        descriptions={capability.id: capability.description for capability in capabilities},
     )
     gains = adapter_gains(adapters, evidence.calibration, pd.read_csv(results / "adapters/history.csv"))
     benchmark = load_benchmark(spec.benchmark, spec.machine)
     tasks = evaluation_tasks(benchmark, spec.evaluation)
     seed = spec.seed if spec.controls.run else None
-    return route_tasks(spec.router, base, evidence, gains, benchmark, tasks, seed)
+    return route_tasks(spec.router, AskedModel.of(spec, base), evidence, gains, benchmark, tasks, seed)
 
 
 def _targets(folder: Path, machine: Machine) -> dict[str, Target]:
@@ -123,7 +134,7 @@ def _targets(folder: Path, machine: Machine) -> dict[str, Target]:
 
 def route_tasks(
     component: Component,
-    model: Path,
+    model: AskedModel,
     evidence: RoutingEvidence,
     gains: pd.DataFrame,
     benchmark: Target,
@@ -134,7 +145,7 @@ def route_tasks(
 
     Args:
         component: the configured router, whose choices are the column `chosen`.
-        model: folder of the base model.
+        model: the base.
         evidence: what routers may know.
         gains: see `captrain.routing.gains.adapter_gains`; its rows are the adapters that there are.
         benchmark: where the tasks are from.
@@ -157,7 +168,7 @@ def route_tasks(
         table["chosen"] = foreign[0]
     else:
         evidence = evidence.limited_to(adapters)
-        texts, solved = openings(benchmark, tasks), examples(evidence.environments, OPENINGS, evidence.rollouts)
+        texts, solved = openings(benchmark, tasks), evidence.examples(router)
         for name, routes in _columns(router, model, solved, texts, len(adapters)).items():
             table[name] = routes
         turns = _turn_router(evidence)
@@ -171,26 +182,26 @@ def route_tasks(
 
 
 def _columns(
-    router: Router, model: Path, solved: Sequence[Example], texts: Sequence[str], adapters: int
+    router: Router, model: AskedModel, solved: Sequence[Example], texts: Sequence[str], adapters: int
 ) -> dict[str, list[str]]:
-    """What each router would choose, with the configured one's settings; that one's own choices are `chosen`."""
+    """What each router would choose, with the configured one's settings; that one's own choices are `chosen`. Without a
+    model that could be asked there is no column of the classifier."""
     neighbours = getattr(router, "neighbours", NEIGHBOURS)
     p: float | None = getattr(router, "p", None)
     # Asking the base takes far longer than all else here, so that its shares are found once for all columns.
-    shares: dict[type, list[dict[str, float]]] = {
-        kind: kind(model, neighbours=neighbours).shares(solved, texts) for kind in (RetrievalRouter, ClassifierRouter)
-    }
-    columns = {
-        "retrieval": [route_of_shares(row, None) for row in shares[RetrievalRouter]],
-        "classifier": [route_of_shares(row, None) for row in shares[ClassifierRouter]],
-    }
+    shares: dict[type[ShareRouter], list[dict[str, float]]] = {}
+    shares[RetrievalRouter] = RetrievalRouter(neighbours=neighbours).shares(solved, texts)
+    if isinstance(router, ClassifierRouter) or model.answers:
+        classifier = router if isinstance(router, ClassifierRouter) else ClassifierRouter(model, neighbours=neighbours)
+        shares[ClassifierRouter] = classifier.shares(solved, texts)
+    columns = {NAMES[kind]: [route_of_shares(row, None) for row in rows] for kind, rows in shares.items()}
     if adapters > 1:
         columns["sets"] = SetRouter(most=getattr(router, "most", MOST)).route(solved, texts)
         embedding: Embedding = getattr(router, "embedding", EMBEDDING)
         floor: float = getattr(router, "floor", FLOOR)
         columns["gate"] = GateRouter(model, embedding=embedding, floor=floor).route(solved, texts)
         columns["top_p"] = RetrievalRouter(neighbours=max(neighbours, WIDE), p=p or TOP_P).route(solved, texts)
-    if type(router) in shares:
+    if isinstance(router, ShareRouter) and type(router) in shares:
         return columns | {"chosen": [route_of_shares(row, p) for row in shares[type(router)]]}
     return columns | {"chosen": router.route(solved, texts)}
 

@@ -12,13 +12,12 @@ weighted to equal totals: how many openings an environment gives says nothing of
 import math
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from captrain.routing.compositions import BASE, members, route_of
-from captrain.routing.router import Example
+from captrain.routing.router import AskedModel, Example
 
 WORD = re.compile(r"[A-Za-z][A-Za-z'-]+")
 SURE = 20.0
@@ -92,7 +91,7 @@ class SetRouter:
     """
 
     def __init__(
-        self, model: Path | None = None, *, most: Annotated[int, Field(ge=1, le=3)] = 2, gate: bool = True
+        self, model: AskedModel | None = None, *, most: Annotated[int, Field(ge=1, le=3)] = 2, gate: bool = True
     ) -> None:
         self.most, self.gate = most, gate
 

@@ -40,6 +40,7 @@ from captrain.serving.openai_schemas import (
     RequestMessage,
     StreamOptions,
     TokenizeRequest,
+    TokenRequest,
     UnloadAdapterRequest,
 )
 
@@ -56,6 +57,28 @@ class Sampling:
     future: Future[EngineRow] = field(default_factory=Future)
 
 
+@dataclass(frozen=True)
+class Scoring:
+    """A prompt whose next token is not sampled: its log-probability for each of some tokens, among these."""
+
+    adapter: str
+    prompt: list[int]
+    tokens: list[int]
+    future: Future[list[float]] = field(default_factory=Future)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a server takes: tokens of the longest dialogue, and the largest rank of an adapter. None: all that the model
+    takes, and any."""
+
+    length: int | None = None
+    rank: int | None = None
+
+
+UNLIMITED = Limits()
+
+
 class Sampler:
     """Samples completions in batches, on one thread.
 
@@ -65,7 +88,7 @@ class Sampler:
 
     def __init__(self, policy: LocalPolicy) -> None:
         self.policy = policy
-        self._queue: queue.SimpleQueue[Sampling | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Sampling | Scoring | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -74,6 +97,11 @@ class Sampler:
         self._queue.put(sampling)
         return sampling.future
 
+    def score(self, scoring: Scoring) -> Future[list[float]]:
+        """Wait in line; see `Scoring`."""
+        self._queue.put(scoring)
+        return scoring.future
+
     def close(self) -> None:
         """Finish what waits, and end."""
         self._queue.put(None)
@@ -81,16 +109,23 @@ class Sampler:
 
     def _run(self) -> None:
         while (first := self._queue.get()) is not None:
-            samplings: list[Sampling] = [first]
+            waiting: list[Sampling | Scoring] = [first]
             while not self._queue.empty():
                 if (more := self._queue.get()) is None:
                     self._queue.put(None)
                     break
-                samplings.append(more)
+                waiting.append(more)
+            for scoring in waiting:
+                if isinstance(scoring, Scoring):
+                    self._score(scoring)
+            samplings = [sampling for sampling in waiting if isinstance(sampling, Sampling)]
             for group in dict.fromkeys(sampling.group for sampling in samplings):
                 alike = [sampling for sampling in samplings if sampling.group == group]
                 for start in range(0, len(alike), self.policy.batch):
                     self._sample(group, alike[start : start + self.policy.batch])
+
+    def _score(self, scoring: Scoring) -> None:
+        scoring.future.set_result(self.policy.scores(scoring.prompt, scoring.tokens, scoring.adapter))
 
     def _sample(self, group: tuple[str, float, int], batch: Sequence[Sampling]) -> None:
         adapter, temperature, tokens = group
@@ -121,13 +156,16 @@ class Server:
         name: of the model without adapter.
         adapters: folders of adapters by name.
         root: where the model is from; its name where that is not to be told.
+        rank: the largest of an adapter; None: any.
 
     Raises:
         UserError: an adapter is missing or damaged.
     """
 
-    def __init__(self, policy: LocalPolicy, name: str, adapters: dict[str, Path], root: str = "") -> None:
-        self.policy, self.name, self.root = policy, name, root or name
+    def __init__(
+        self, policy: LocalPolicy, name: str, adapters: dict[str, Path], root: str = "", rank: int | None = None
+    ) -> None:
+        self.policy, self.name, self.root, self.rank = policy, name, root or name, rank
         self.adapters: dict[str, tuple[Path, str]] = {}
         for adapter, folder in adapters.items():
             self.load(adapter, folder)
@@ -138,6 +176,11 @@ class Server:
         if name == self.name or name in self.adapters:
             raise UserError(f"there is a model {name} already", "unload it first, or choose another name")
         content = adapter_digest(folder)
+        rank = json.loads((folder / "adapter_config.json").read_text())["r"]
+        if self.rank is not None and rank > self.rank:
+            raise UserError(
+                f"adapter {name} has rank {rank}, and ranks to {self.rank} are taken", "serve a larger rank"
+            )
         with_adapter(self.policy.state, str(folder))  # A damaged one is refused now, not at its first request.
         self.adapters[name] = (folder, content)
 
@@ -179,6 +222,42 @@ class Server:
         }
         return {**answer, "prompt_token_ids": prompt} if request.return_token_ids else answer
 
+    async def follow(self, request: TokenRequest) -> JsonObject:
+        """Answer a request for what follows token ids; raises as `complete` does."""
+        adapter, end = self._adapter(request.model), self.policy.tokenizer.eos_token_id
+        if {*request.stop_token_ids} - {end}:
+            raise HTTPException(400, f"turns end with token {end} alone")
+        if len(request.prompt) >= self.policy.max_length:
+            raise self._too_long(len(request.prompt))
+        if request.allowed_token_ids:
+            tokens = request.allowed_token_ids
+            scoring = Scoring(adapter, request.prompt, tokens)
+            scores = await asyncio.wrap_future(self.sampler.score(scoring))
+            best = max(range(len(tokens)), key=lambda index: scores[index])
+            written, logprobs = [tokens[best]], [scores[best]]
+            top = [{f"token_id:{token}": score for token, score in zip(tokens, scores, strict=True)}]
+        else:
+            row = EngineRow(f"{request.seed}/0", request.prompt, lambda _: [])
+            group = (adapter, request.temperature, request.max_tokens)
+            await asyncio.wrap_future(self.sampler.submit(Sampling(group, row)))
+            written, logprobs = row.ids[len(request.prompt) :], row.logprobs[len(request.prompt) :]
+            top = []
+        scored = {"token_logprobs": logprobs, "top_logprobs": top}
+        return {
+            "id": f"cmpl-{uuid.uuid4().hex}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": request.model,
+            "choices": [
+                {"index": 0, "text": self.policy.tokenizer.decode(written), "token_ids": written, "logprobs": scored}
+            ],
+            "usage": usage(len(request.prompt), len(written)),
+        }
+
+    def _too_long(self, length: int) -> HTTPException:
+        limit = self.policy.max_length
+        return HTTPException(400, f"{length} tokens exceed the model's context length of {limit} tokens")
+
     def _adapter(self, model: str) -> str:
         if model == self.name:
             return ""
@@ -193,9 +272,7 @@ class Server:
         except (TemplateError, TypeError, KeyError, AttributeError) as error:
             raise HTTPException(400, f"the model's chat template does not take these messages: {error}") from None
         if len(prompt) >= self.policy.max_length:
-            raise HTTPException(
-                400, f"{len(prompt)} tokens exceed the model's context length of {self.policy.max_length} tokens"
-            )
+            raise self._too_long(len(prompt))
         return prompt
 
     def _choice(self, request: CompletionRequest, index: int, row: EngineRow, start: int) -> JsonObject:
@@ -310,6 +387,10 @@ def application(server: Server) -> FastAPI:
         tokens = server.prompt(request.messages, request.tools)
         return {"count": len(tokens), "max_model_len": server.policy.max_length, "tokens": tokens}
 
+    @app.post("/v1/completions")
+    async def follow(request: TokenRequest) -> JsonObject:
+        return await server.follow(request)
+
     @app.post("/v1/load_lora_adapter")
     def load(request: LoadAdapterRequest) -> dict[str, str]:
         server.load(request.lora_name, request.lora_path)
@@ -324,7 +405,15 @@ def application(server: Server) -> FastAPI:
     return app
 
 
-def serve(model: Path, host: str, port: int, name: str, adapters: dict[str, Path], batch: int = 64) -> None:
+def serve(
+    model: Path,
+    host: str,
+    port: int,
+    name: str,
+    adapters: dict[str, Path],
+    batch: int = 64,
+    limits: Limits = UNLIMITED,
+) -> None:
     """Serve a model until the process is told to end; requests under way are answered first.
 
     Args:
@@ -334,6 +423,7 @@ def serve(model: Path, host: str, port: int, name: str, adapters: dict[str, Path
         name: under which the model is served.
         adapters: folders of adapters by name.
         batch: completions sampled together.
+        limits: of what is taken.
 
     Raises:
         UserError: the model or an adapter is missing or damaged.
@@ -341,7 +431,8 @@ def serve(model: Path, host: str, port: int, name: str, adapters: dict[str, Path
     import uvicorn
 
     policy = LocalPolicy(model, batch, temperature=1.0, max_turns=1, max_tokens=TOKENS)
-    server = Server(policy, name, adapters, str(model))
+    policy.max_length = min(policy.max_length, limits.length or policy.max_length)
+    server = Server(policy, name, adapters, str(model), limits.rank)
 
     class Announced(uvicorn.Server):
         async def startup(self, sockets: Any = None) -> None:
@@ -384,10 +475,14 @@ def main() -> None:
     parser.add_argument("--tool-call-parser", choices=["hermes"])
     parser.add_argument("--generation-config", choices=["vllm"])
     parser.add_argument("--logprobs-mode", choices=["processed_logprobs"])
-    parser.add_argument("--max-lora-rank", type=int, help="adapters of every rank are taken")
+    parser.add_argument("--dtype", help="computed is in float64, whatever is asked for")
+    parser.add_argument("--max-model-len", type=int, help="tokens of the longest dialogue")
+    parser.add_argument("--max-lora-rank", type=int, help="largest rank of an adapter")
+    parser.add_argument("--max-loras", type=int, help="any number of adapters is taken")
     arguments = parser.parse_args()
     name = arguments.served_model_name or str(arguments.model)
-    serve(arguments.model, arguments.host, arguments.port, name, dict(arguments.lora_modules))
+    limits = Limits(arguments.max_model_len, arguments.max_lora_rank)
+    serve(arguments.model, arguments.host, arguments.port, name, dict(arguments.lora_modules), limits=limits)
 
 
 if __name__ == "__main__":

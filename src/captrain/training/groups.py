@@ -167,7 +167,7 @@ class Groups:
         scored: dict[int, ScoredPlay] = {}
         due, errors = list(range(len(plan))), 0
         for attempt in range(REPEATS + 1):
-            # A key of its own, because a rollout that was read anew as other tokens would be so again.
+            # A key of its own, because a prompt or a request that came to nothing would do so again.
             suffix = f"/again/{attempt}" if attempt else ""
             episodes = {index: self._open(plan[index]) for index in due}
             plays = {
@@ -178,7 +178,7 @@ class Groups:
             with closing_episodes(episodes.values()):
                 for play in self.policy.play([*plays.values()]):
                     index = indices[id(play)]
-                    if play.mask and not (play.error or play.retokenised):
+                    if play.mask and not play.error:
                         target = self.targets[plan[index].environment]
                         score = target.score(plan[index].task, play.messages)
                         scored[index] = self._scored(plan[index], play, score)
@@ -200,16 +200,9 @@ class Groups:
                 f"training {self.job.name}: rollout {play.key} ended in an infrastructure error ({play.error})",
                 "mend its cause and run again: training goes on from its last checkpoint",
             )
-        if not play.retokenised:
-            return UserError(
-                f"training {self.job.name}: the model has no room for the prompt of rollout {play.key} "
-                f"({play.truncated})",
-                "choose a model of longer context, or serve it with one (--max-model-len in machine.vllm.arguments)",
-            )
         return UserError(
-            f"training {self.job.name}: rollout {play.key} is not token-exact and cannot be trained on "
-            f"({play.retokenised})",
-            "choose a model whose chat template renders earlier turns as the model wrote them, or policy=local",
+            f"training {self.job.name}: the model has no room for the prompt of rollout {play.key} ({play.truncated})",
+            "choose a model of longer context, or raise policy.max_length",
         )
 
 
