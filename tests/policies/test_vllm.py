@@ -32,6 +32,7 @@ from captrain.policies.vllm import VLLMPolicy, _fleets
 from captrain.rollouts.collection import collect
 from captrain.training.jobs import EnvironmentFile, Job, TrainingEnvironment
 from captrain.training.runs import train
+from captrain.training.workspace import publish_adapters
 
 Letters = Callable[..., Path]
 YES = {"role": "assistant", "content": "yes"}
@@ -477,6 +478,51 @@ def test_grpo_through_servers_begins_at_ratio_one_and_serves_each_step_its_own_a
     (base, first), (_, second) = names
     assert base.startswith("base-") and first != second
     assert (one.rollouts, one.errors, len(one.history)) == (16, 0, 2)
+
+
+@pytest.mark.parametrize(("cap", "hints"), [(None, 0.0), (1.5, 0.0), (1.5, 0.5)])
+def test_what_server_and_trainer_make_of_the_same_tokens_is_measured_and_truncated_ratios_correct_it(
+    tiny: Path, environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap: float | None, hints: float
+) -> None:
+    """A server that says less of each token than the trainer: e times less of the first, twice less of the others."""
+    import torch
+
+    from captrain.training import grpo
+
+    ratios, rows = list[torch.Tensor](), list[torch.Tensor]()
+    continuation, made = VLLMPolicy._continuation, grpo.PolicyTrainer._generate_and_score_completions
+
+    def off(self: VLLMPolicy, *request: Any) -> TokenCompletion:
+        completion = continuation(self, *request)
+        [choice] = completion.choices
+        assert choice.logprobs is not None
+        scores = [score - (0.7 if index else 1.0) for index, score in enumerate(choice.logprobs.token_logprobs)]
+        logprobs = choice.logprobs.model_copy(update={"token_logprobs": scores})
+        return completion.model_copy(update={"choices": [choice.model_copy(update={"logprobs": logprobs})]})
+
+    def noted(self: Any, inputs: Any) -> Any:
+        batch = made(self, inputs)
+        if cap is not None:
+            learnt = (batch["tool_mask"] * batch["completion_mask"]).bool()
+            ratios.append(batch["importance_sampling_ratio"][learnt])
+            rows.append(batch["importance_sampling_ratio"][learnt.any(1)].amax(1))
+        return batch
+
+    monkeypatch.setattr(VLLMPolicy, "_continuation", off)
+    monkeypatch.setattr(grpo.PolicyTrainer, "_generate_and_score_completions", noted)
+    with inside(tmp_path / "work"):
+        one = train(job(tiny, environment, "vllm.VLLMPolicy", trainer={"importance_cap": cap, "hints": hints}))
+        publish_adapters([one], "adapters")
+        columns = Path("results/adapters/history.csv").read_text().splitlines()[0].split(",")
+        assert columns[-4:] == ["mismatch", "mismatch_largest", "effective_tokens", "rerendered"]
+    for step in one.history:
+        assert 0.7 < step["mismatch"] < 1.0 and step["mismatch_largest"] == pytest.approx(1.0, abs=1e-4)
+        assert 0.9 < step["effective_tokens"] < 1.0 and step["rerendered"] == 0
+    if cap is not None:
+        # All are beyond the cap, but for what read a hint, which is not corrected for it.
+        values = torch.cat(ratios)
+        assert ((values - cap).abs() < 1e-6).logical_or((values - 1).abs() < 1e-6).all()
+        assert bool((torch.cat(rows) == 1).any()) == (hints > 0)
 
 
 def test_a_rollout_that_comes_to_nothing_is_drawn_again_counted_and_never_trained_on(

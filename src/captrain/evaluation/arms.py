@@ -14,7 +14,7 @@ import pandas as pd
 
 from captrain.baselines import acting_stages
 from captrain.benchmarks import evaluation_tasks, load_benchmark
-from captrain.config import Component, Spec
+from captrain.config import Component, Spec, takes
 from captrain.contract import Target
 from captrain.environments import read_passports
 from captrain.errors import UserError
@@ -22,7 +22,7 @@ from captrain.evaluation.rows import BASE
 from captrain.execution import launch
 from captrain.ledger import LedgerEntry, ledger_entry
 from captrain.models import Adapter, adapter_digest, compose, parse_composition
-from captrain.policies import Policy, TurnPolicy, load_policy
+from captrain.policies import Policy, TurnPolicy, check_ranks, load_policy
 from captrain.records import Rollout
 from captrain.rollouts import collect, floor_scores
 from captrain.routing import TurnRouter
@@ -108,7 +108,7 @@ def play_arms(spec: Spec, base: Path, results: Path) -> tuple[list[Rollout], pd.
         "idle", which does nothing and costs no rollout; ledger entries.
 
     Raises:
-        UserError: an adapter is missing, or is not the one the index names.
+        UserError: an adapter is missing, or is not the one the index names, or servers do not take one of its rank.
     """
     routes = all_routes(results)
     stage_arms = [arm for stage in acting_stages() for arm in _stage_arms(results, stage)]
@@ -123,6 +123,9 @@ def play_arms(spec: Spec, base: Path, results: Path) -> tuple[list[Rollout], pd.
         tuple(compositions[offset::COMPOSITION_BATCHES])
         for offset in range(min(COMPOSITION_BATCHES, len(compositions)))
     ]
+    if takes(spec.policy, "machine"):
+        acting = [Path(arm.adapter.folder) for arm in (*whole, *compositions) if arm.adapter is not None]
+        check_ranks(acting, spec.machine.vllm)
     batches = [ArmBatch(arms, base, spec) for arms in [*((arm,) for arm in whole), *portions]]
     arm_rollouts = [pair for pairs in launch.run(play_batch, batches, spec.machine, "evaluation") for pair in pairs]
     rows = _floor(arm_rollouts[0][1], load_benchmark(spec.benchmark, spec.machine)) + [

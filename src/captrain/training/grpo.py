@@ -35,13 +35,13 @@ from transformers.utils import logging as hf_logging
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from captrain.config import REMEDY, alternatives
+from captrain.config import REMEDY, alternatives, takes
 from captrain.contract import Target
 from captrain.errors import UserError
 from captrain.execution import launch
 from captrain.models import adapter_digest, copy_adapter, load_module, make_exact, save_adapter
 from captrain.policies import Play
-from captrain.training import collectives
+from captrain.training import collectives, mismatch
 from captrain.training.groups import Groups, advantages
 from captrain.training.jobs import Job, Learner
 from captrain.training.model_card import grpo_model_card
@@ -58,11 +58,16 @@ class PolicyTrainer(GRPOTrainer):
     """
 
     history: list[JsonObject]
+    """Where a server samples, a row also has the columns of `captrain.training.mismatch`."""
     sampled: torch.Tensor | None = None
     advantages: torch.Tensor
     hinted: torch.Tensor
     stripped = False
     """Whether any rollout of the step had a hint, in whatever process."""
+    served = False
+    """Whether the sampler is a server, whose log-probabilities are not those of this process."""
+    written: torch.Tensor
+    """The tokens by which the two are compared: the model's own, where no hint was read."""
     signal = True
     informative = 1.0
     """Share of the step's rows that teach something, in all processes."""
@@ -71,6 +76,8 @@ class PolicyTrainer(GRPOTrainer):
         batch = super()._generate_and_score_completions(inputs)
         # TRL's own are made in float32, by kernels that round differently on different CPUs.
         batch["advantages"] = self.advantages.to(batch["advantages"].device)
+        if self.served:
+            self.history[-1] |= self._mismatch(batch)
         self.sampled = None
         self.signal = bool(batch["num_items_in_batch"] > 0)
         # The parts of a batch, in time or over processes, must have equally many rows.
@@ -85,7 +92,8 @@ class PolicyTrainer(GRPOTrainer):
     def _get_per_token_logps_and_entropies(
         self, model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, *args: Any, **kwargs: Any
     ) -> Any:
-        if self.sampled is None:
+        # TRL corrects the sampler's against these itself (`use_vllm`).
+        if self.sampled is None or self.use_vllm:
             return super()._get_per_token_logps_and_entropies(model, input_ids, attention_mask, *args, **kwargs)
         # While a batch is made, TRL asks for the old policy's log-probabilities: the sampler has them exactly, but
         # for the rows that it sampled under another prompt than the one trained on. The weights are still its own.
@@ -98,6 +106,20 @@ class PolicyTrainer(GRPOTrainer):
             )
             old[hinted] = stripped[hinted[rows]].to(old)
         return old, None, None
+
+    def _mismatch(self, batch: JsonObject) -> JsonObject:
+        """How far the sampler's log-probabilities are from those of the weights that it sampled with, here."""
+        assert self.sampled is not None
+        own = batch.get("old_per_token_logps") if self.use_vllm else None
+        if own is None:
+            ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
+            seen = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
+            with torch.no_grad():
+                own, _, _ = super()._get_per_token_logps_and_entropies(
+                    self.model, ids, seen, batch["completion_ids"].shape[1], self.args.per_device_train_batch_size
+                )
+        differences = (own.cpu().double() - self.sampled)[self.written]
+        return mismatch.summary(collectives.together(lambda: mismatch.moments(differences.tolist())))
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """One update; none when every group of the batch was constant (momentum alone must not move weights)."""
@@ -135,6 +157,13 @@ class Checkpoints(TrainerCallback):
             aside = path.with_suffix(".tmp")
             aside.write_text(json.dumps(self.trainer.history))
             aside.replace(path)
+
+
+class Synchronised:
+    """In the place of TRL's vLLM, whose weights it would keep up to date."""
+
+    def sync_weights(self) -> None:
+        """Nothing: the sampler has saved the adapter."""
 
 
 def make_trainer(recipe: GRPO, job: Job, policy: Learner, targets: Sequence[Target], folder: Path) -> PolicyTrainer:
@@ -187,6 +216,10 @@ def make_trainer(recipe: GRPO, job: Job, policy: Learner, targets: Sequence[Targ
         copy_adapter(model, job.start)
     trainer.remove_callback(PrinterCallback)
     trainer.history = []
+    trainer.served = takes(job.policy, "machine")
+    if recipe.importance_cap is not None:
+        # After TRL's constructor, which would start a vLLM of its own; the policy serves each step's adapter itself.
+        trainer.use_vllm, trainer.vllm_generation, trainer._last_loaded_step = True, Synchronised(), -1
     marks.trainer = trainer
     return trainer
 
@@ -222,6 +255,9 @@ def _configuration(recipe: GRPO, job: Job, policy: Learner, folder: Path, steps:
         epsilon_high=recipe.clip_high,
         beta=0.0,
         loss_type=recipe.loss,
+        vllm_importance_sampling_correction=recipe.importance_cap is not None,
+        vllm_importance_sampling_mode="token_truncate",
+        vllm_importance_sampling_clip_max=recipe.importance_cap,
         temperature=policy.temperature,
         max_completion_length=policy.max_length,
         bf16=False,
@@ -331,6 +367,7 @@ class Sampler:
             "errors": errors,
             "places": Counter(self.job.environments[rollout.environment].name for rollout in plan[::size]),
             **self.groups.unhinted(plan, scores),
+            **({"rerendered": sum(scored.play.rerendered for scored in plays)} if trainer.served else {}),
         }
         history.append(step)
         if collectives.rank() == 0:
@@ -354,14 +391,21 @@ class Sampler:
         completions = [play.logprobs[start:] for play, start in zip(plays, opening, strict=True)]
         masks = [row.play.mask if row.informative else [0] * len(row.play.mask) for row in rows]
         width = max(len(row) for row in completions)
+        played = [(row, row.play.mask, start) for row, start in zip(rows, opening, strict=True)]
         sampled = [row + [0.0] * (width - len(row)) for row in completions]
         trainer.sampled = torch.tensor(sampled, dtype=torch.float64)
         trainer.advantages = torch.tensor([row.advantage for row in rows], dtype=torch.float64)
         trainer.hinted = torch.tensor([row.hinted for row in rows])
+        written = [mask[start:] if row.reward is not None and not row.hinted else [] for row, mask, start in played]
+        trainer.written = torch.tensor([row + [0] * (width - len(row)) for row in written]).bool()
         return {
             "prompt_ids": [play.token_ids[:start] for play, start in zip(plays, opening, strict=True)],
             "completion_ids": [play.token_ids[start:] for play, start in zip(plays, opening, strict=True)],
-            "logprobs": completions,
+            # TRL takes what is not known for what needs no correction: it must not correct for a hint.
+            "logprobs": [
+                [math.nan] * len(scores) if row.hinted and trainer.use_vllm else scores
+                for row, scores in zip(rows, completions, strict=True)
+            ],
             "env_mask": [mask[start:] for mask, start in zip(masks, opening, strict=True)],
             "environment_reward": [row.reward for row in rows],
         }

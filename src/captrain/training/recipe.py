@@ -7,7 +7,9 @@ all have been used that there are.
 A group is K rollouts of one task (one seed). Advantage (r - mean) / (std + 1e-4) within the group; a group of constant
 reward carries no signal and is discarded: its tokens are masked out of the loss (and counted). Clipped per-token
 ratio, mean over all tokens of the batch (paper section 3.3) or over those of each rollout and then over rollouts (the
-reference's draft), no KL term, tokens the model wrote only. The sampler's own log-probabilities are the old policy's.
+reference's draft), no KL term, tokens the model wrote only. The sampler's own log-probabilities are the old policy's; a
+server computes them with other kernels, and in another precision, than the trainer: how far the two are apart is
+measured in each step, and corrected where `importance_cap` says so.
 The rollout budget is exact: where it is no multiple of a step, the last step is smaller, and its last group may be (one
 of a single rollout is counted and teaches nothing).
 
@@ -77,6 +79,9 @@ class GRPO:
         checkpoint_every: steps between full-state checkpoints; no influence on the result.
         loss: what the mean is over, by TRL's names: dapo, all tokens of a step; grpo, those of each rollout, and then
             the rollouts whose groups are informative.
+        importance_cap: of truncated importance sampling between the sampler and the trainer: each token counts by the
+            ratio of its probabilities under the two at the same weights, at most by so much. The old policy's
+            log-probabilities are then the trainer's own. None: the two are taken for one.
         hints: share of rollouts that read the environment's hint, where it offers one; each is drawn by its own key,
             so that a group may hold both kinds.
         targets: linear layers that get low-rank weights, by the ends of their names; a mixture of experts takes those
@@ -97,13 +102,14 @@ class GRPO:
         schedule: Schedule = "constant",
         clip_high: Rate | None = None,
         loss: Loss = "dapo",
+        importance_cap: Rate | None = None,
         hints: Share = 0.0,
         targets: Layers = LINEAR,
     ) -> None:
         self.group_size, self.groups_per_step, self.epochs = group_size, groups_per_step, epochs
         self.rank, self.alpha, self.learning_rate, self.clip = rank, alpha, learning_rate, clip
         self.schedule, self.clip_high = schedule, clip_high
-        self.loss = loss
+        self.loss, self.importance_cap = loss, importance_cap
         self.checkpoint_every, self.hints, self.targets = checkpoint_every, hints, list(targets)
 
     @property

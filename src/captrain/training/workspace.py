@@ -17,6 +17,7 @@ from captrain.execution import exclusive
 from captrain.ledger import LedgerEntry
 from captrain.models import adapter_digest
 from captrain.records import JsonObject, publish, publish_folder, publish_json, publish_text
+from captrain.training import mismatch
 
 RESULT = "result.json"
 LOCK = "lock"
@@ -137,14 +138,16 @@ def publish_adapters(
         adapters: what was trained, in the order of the index.
         stage: names the folders and the ledger's entries.
         method: whose account training is on; None: each on an account of its own name.
-        columns: of history.csv.
+        columns: of history.csv; what was measured of a server that sampled follows them.
         calibration: entries of the ledger that come before those of the training.
         guidance: lines of the system prompt that the index says each acts with; None: it says nothing of them.
     """
     artifacts, results = Path("artifacts", stage), Path("results", stage)
     artifacts.mkdir(parents=True, exist_ok=True)
     index: dict[str, JsonObject] = {}
-    rows, entries = [tuple(columns)], [*calibration]
+    steps = [step for adapter in adapters for step in adapter.history]
+    measured = [name for name in mismatch.COLUMNS if any(name in step for step in steps)]
+    rows, entries = [(*columns, *measured)], [*calibration]
     for adapter in adapters:
         folder = artifacts / adapter.digest
         shutil.copytree(adapter.folder, folder, dirs_exist_ok=True)
@@ -153,7 +156,11 @@ def publish_adapters(
             row["guidance"] = list(guidance)
         index[adapter.name] = {**row, **adapter.summary()}
         rows += [
-            tuple(str({"adapter": adapter.name, **step}[column]) for column in columns) for step in adapter.history
+            (
+                *(str({"adapter": adapter.name, **step}[column]) for column in columns),
+                *(str(step.get(name, "")) for name in measured),
+            )
+            for step in adapter.history
         ]
         if (entry := adapter.ledger(stage, method or adapter.name)) is not None and entry.rollouts:
             entries.append(entry)
