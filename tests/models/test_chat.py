@@ -223,3 +223,20 @@ def test_a_tokenizer_without_a_usable_chat_template_is_refused(chat: Chat) -> No
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
     with pytest.raises(UserError, match="does not end turns with '<|im_end|>'".replace("|", r"\|")):
         Chat(tokenizer, [])
+
+
+THINKING = """{%- for message in messages %}{{- '<|im_start|>' + message.role + '\\n' }}
+{%- if message.role == 'assistant' and loop.last %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}
+{{- message.content + '<|im_end|>\\n' }}{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n<think>\\n' }}{%- endif %}"""
+
+
+def test_what_a_model_thinks_stays_among_its_tokens_and_is_no_part_of_its_message() -> None:
+    """The template renders a turn in another way where others follow it, as those of thinking models do."""
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = THINKING
+    thinking = Chat(tokenizer, [])
+    turn = thinking.encode("ask first\n</think>\n\nWho are you?<|im_end|>")
+    follows = thinking.suffix([user("Ann.")])
+    assert thinking.parse(turn) == say("Who are you?")
+    assert thinking.tokenizer.decode(follows) == "\n<|im_start|>user\nAnn.<|im_end|>\n<|im_start|>assistant\n<think>\n"

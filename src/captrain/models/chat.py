@@ -16,6 +16,9 @@ from captrain.records import JsonObject, Message
 
 CALL = re.compile(r"<tool_call>\n?(.*?)\n?</tool_call>", re.DOTALL)
 USER: Message = {"role": "user", "content": "?"}
+THOUGHT = re.compile(r"\A.*?</think>\s*", re.DOTALL)
+"""What a model thinks before it answers: it stays among the tokens, and is no part of the message."""
+MARK = "\x01"
 
 
 class Chat:
@@ -41,7 +44,7 @@ class Chat:
         self._turns: dict[str, list[int]] = {}
         self._parsed: dict[tuple[int, ...], Message] = {}
         self._header = self._render([USER], generate=True)
-        self._closed = self._up_to_end([USER, {"role": "assistant", "content": "?"}])
+        self._up_to_end([USER, {"role": "assistant", "content": "?"}])  # raises
 
     def _render(self, messages: list[Message], *, tools: bool = False, generate: bool = False) -> str:
         return self.tokenizer.apply_chat_template(
@@ -50,13 +53,15 @@ class Chat:
 
     def _up_to_end(self, messages: list[Message]) -> str:
         text = self._render(messages)
-        end = text.rfind(self.tokenizer.eos_token)
+        return text[: self._past_end(text, text.rfind(self.tokenizer.eos_token))]
+
+    def _past_end(self, text: str, end: int) -> int:
         if end < 0:
             raise UserError(
                 f"the chat template does not end turns with {self.tokenizer.eos_token!r}",
                 "set the tokenizer's eos_token to the token that ends an assistant turn",
             )
-        return text[: end + len(self.tokenizer.eos_token)]
+        return end + len(self.tokenizer.eos_token)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of text, without added special tokens.
@@ -92,10 +97,13 @@ class Chat:
 
     def suffix(self, messages: list[Message]) -> list[int]:
         """Ids between the end token of an assistant turn and the first token of the next one."""
-        before = [USER, {"role": "assistant", "content": "?"}]
+        before = [USER, {"role": "assistant", "content": MARK}]
 
         def render(replies: list[Message]) -> str:
-            return self._render([*before, *replies], generate=True)[len(self._closed) :]
+            # Some templates render a turn in another way where others follow: what matters stands behind it.
+            text = self._render([*before, *replies], generate=True)
+            turn = text.find(MARK)
+            return text[self._past_end(text, -1 if turn < 0 else text.find(self.tokenizer.eos_token, turn)) :]
 
         return self.encode(self._filled(False, messages, render))
 
@@ -113,12 +121,12 @@ class Chat:
         return render(messages) if pieces is None else _fill(pieces, messages)
 
     def parse(self, ids: list[int]) -> Message:
-        """The assistant message that a turn's ids (with or without the end token) spell."""
+        """The assistant message that a turn's ids (with or without the end token) spell, thoughts left out."""
         key = tuple(ids)
         message = self._parsed.get(key)
         if message is None:
             text = self.tokenizer.decode(ids[:-1] if ids and ids[-1] == self.end else ids)
-            message = self._parsed[key] = parse_text(text)
+            message = self._parsed[key] = parse_text(THOUGHT.sub("", text, count=1))
         return message
 
 

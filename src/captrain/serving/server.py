@@ -413,6 +413,7 @@ def serve(
     adapters: dict[str, Path],
     batch: int = 64,
     limits: Limits = UNLIMITED,
+    root: str = "",
 ) -> None:
     """Serve a model until the process is told to end; requests under way are answered first.
 
@@ -424,6 +425,7 @@ def serve(
         adapters: folders of adapters by name.
         batch: completions sampled together.
         limits: of what is taken.
+        root: where the model is said to be from; its folder where that is not given.
 
     Raises:
         UserError: the model or an adapter is missing or damaged.
@@ -432,7 +434,7 @@ def serve(
 
     policy = LocalPolicy(model, batch, temperature=1.0, max_turns=1, max_tokens=TOKENS)
     policy.max_length = min(policy.max_length, limits.length or policy.max_length)
-    server = Server(policy, name, adapters, str(model), limits.rank)
+    server = Server(policy, name, adapters, root or str(model), limits.rank)
 
     class Announced(uvicorn.Server):
         async def startup(self, sockets: Any = None) -> None:
@@ -464,7 +466,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="captrain.serving.server", description="The base of a run behind an endpoint."
     )
-    parser.add_argument("model", type=Path, help="its folder")
+    parser.add_argument("model", help="its folder, or its name in the cache of the model hub")
+    parser.add_argument("--revision", help="of a model by its name")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--served-model-name", help="the folder's path by default")
@@ -482,7 +485,12 @@ def main() -> None:
     arguments = parser.parse_args()
     name = arguments.served_model_name or str(arguments.model)
     limits = Limits(arguments.max_model_len, arguments.max_lora_rank)
-    serve(arguments.model, arguments.host, arguments.port, name, dict(arguments.lora_modules), limits=limits)
+    adapters, model = dict(arguments.lora_modules), Path(arguments.model)
+    if not model.exists():
+        from huggingface_hub import snapshot_download
+
+        model = Path(snapshot_download(arguments.model, revision=arguments.revision, local_files_only=True))
+    serve(model, arguments.host, arguments.port, name, adapters, limits=limits, root=arguments.model)
 
 
 if __name__ == "__main__":
