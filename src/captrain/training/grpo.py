@@ -32,6 +32,7 @@ from transformers import (
     set_seed,
 )
 from transformers.utils import logging as hf_logging
+from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
@@ -159,8 +160,11 @@ class Checkpoints(TrainerCallback):
             aside.replace(path)
 
 
-class Synchronised:
+class Synchronised(VLLMGeneration):
     """In the place of TRL's vLLM, whose weights it would keep up to date."""
+
+    def __init__(self) -> None:
+        """Starts nothing."""
 
     def sync_weights(self) -> None:
         """Nothing: the sampler has saved the adapter."""
