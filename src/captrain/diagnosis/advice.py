@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from captrain.capabilities import CandidateAccount
 from captrain.diagnosis.cause import KINDS
 from captrain.diagnosis.diagnosis import Diagnosis
+from captrain.execution import COMPUTING, has_package
 from captrain.planning import Design, tasks_needed
 
 MARGIN = 0.02
@@ -49,8 +50,10 @@ def _about_cause(diagnosis: Diagnosis, entry: CandidateAccount) -> str:
         return f"{reminder}{_environment(diagnosis)}"
     if (gap := entry["gap"]) is None or gap <= 0:
         return "leave it: passed rollouts show it as often as failed ones"
-    more = _rollouts_needed(diagnosis, entry)
     reminder = f'; a line in the prompt costs little: "{line}"' if line else ""
+    if not has_package(COMPUTING):
+        return f"collect more passed and failed rollouts to conclude: captrain[train] says how many{reminder}"
+    more = _rollouts_needed(diagnosis, entry)
     if more is None:
         return f"no number of rollouts will tell this gap from luck{reminder}"
     if more == 0:

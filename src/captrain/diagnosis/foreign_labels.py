@@ -7,7 +7,6 @@ labels.jsonl are such lines. Nothing is resampled: each run stands for itself, a
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -17,6 +16,7 @@ from rich.table import Table
 from captrain.capabilities import SelectionAccount, select, selection_table, stability_table
 from captrain.config import Selection
 from captrain.diagnosis.diagnosis import FEW
+from captrain.diagnosis.figures import draw_candidates
 from captrain.errors import UserError
 from captrain.execution import user_outputs
 from captrain.records import (
@@ -142,11 +142,9 @@ def label_summary(diagnosis: LabelDiagnosis) -> list[Table | str]:
 
 def publish_label_diagnosis(diagnosis: LabelDiagnosis, out: Path) -> None:
     """Write selection.json, stability.csv and figures/."""
-    from captrain.reporting import capabilities, render
-
     with user_outputs(out) as aside:
         publish_json(aside / "selection.json", diagnosis.report)
         publish_text(
             aside / "stability.csv", stability_table(diagnosis.report).to_csv(index=False, float_format="%.6f")
         )
-        render({"capabilities": partial(capabilities, diagnosis.report)}, aside / "figures")
+        draw_candidates(diagnosis.report, aside)

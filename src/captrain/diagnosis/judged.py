@@ -6,7 +6,6 @@ is kept, and a second run asks only for the rest.
 """
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from rich.table import Table
@@ -22,6 +21,7 @@ from captrain.capabilities import (
 )
 from captrain.config import Component, ModelAccess, Selection, build
 from captrain.diagnosis.diagnosis import FEW
+from captrain.diagnosis.figures import draw_candidates
 from captrain.execution import user_outputs
 from captrain.interop import Logs
 from captrain.records import Capability, JsonObject, Rollout, RolloutLabels, publish, publish_json
@@ -123,12 +123,10 @@ def judged_summary(judgement: Judged) -> list[Table | str]:
 
 def publish_judged(judgement: Judged, out: Path) -> None:
     """Write selection.json, candidates.jsonl, labels.jsonl, agreement.json, asked.json and figures/."""
-    from captrain.reporting import capabilities, render
-
     with user_outputs(out) as aside:
         publish_json(aside / "selection.json", judgement.report)
         publish(aside / "candidates.jsonl", judgement.candidates)
         publish(aside / "labels.jsonl", judgement.labels)
         publish_json(aside / "agreement.json", judgement.agreement)
         publish_json(aside / "asked.json", judgement.usage)
-        render({"capabilities": partial(capabilities, judgement.report)}, aside / "figures")
+        draw_candidates(judgement.report, aside)

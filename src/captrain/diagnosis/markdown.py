@@ -9,6 +9,7 @@ from captrain.diagnosis.advice import advise
 from captrain.diagnosis.cause import KINDS
 from captrain.diagnosis.diagnosis import LIST_LENGTH, Diagnosis, shares
 from captrain.diagnosis.explained import Explained
+from captrain.diagnosis.figures import figure_line
 from captrain.records import Message
 
 QUOTED = 240
@@ -157,8 +158,7 @@ def _ranking(diagnosis: Diagnosis) -> str:
     keys = ("name", "gap", "interval", "coverage", "failed", "passed", "verdict")
     lines = [f"| {' | '.join(row[key] for key in keys)} |" for row in rows]
     header = "| cause | gap | 95% interval | coverage | among failed | among passed | verdict |"
-    figure = "![gap and coverage of each cause](figures/capabilities.png)"
-    return "\n\n".join([f"## Causes by {order(diagnosis)}", _table(header, lines), figure])
+    return "\n\n".join([f"## Causes by {order(diagnosis)}", _table(header, lines), figure_line()])
 
 
 def order(diagnosis: Diagnosis) -> str:

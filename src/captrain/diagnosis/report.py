@@ -5,7 +5,6 @@ Undefined numbers are dashes. The report itself is in `captrain.diagnosis.markdo
 """
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 from rich.table import Table
@@ -13,6 +12,7 @@ from rich.table import Table
 from captrain.diagnosis.advice import advise
 from captrain.diagnosis.cause import KINDS
 from captrain.diagnosis.diagnosis import Diagnosis, shares
+from captrain.diagnosis.figures import draw_candidates
 from captrain.diagnosis.markdown import order, place, ranking_rows, report_text
 from captrain.diagnosis.page import publish_page
 from captrain.diagnosis.suspects import Suspect
@@ -110,11 +110,8 @@ def _publish_files(diagnosis: Diagnosis, out: Path) -> list[Path]:
     paths = [out / name for name in (*names, "advice.json")]
     paths.append(publish_page(diagnosis, out))
     if diagnosis.report is not None:
-        from captrain.reporting import capabilities, render
-
         publish_json(out / "selection.json", diagnosis.report)
-        figures = {"capabilities": partial(capabilities, diagnosis.report)}
-        paths += [out / "selection.json", *render(figures, out / "figures")]
+        paths += [out / "selection.json", *draw_candidates(diagnosis.report, out)]
     return paths
 
 

@@ -10,5 +10,8 @@ from .jobs import jobs_table as jobs_table
 from .launch import dispatched as dispatched
 from .launch import run as run
 from .locks import exclusive as exclusive
+from .optional import COMPUTING as COMPUTING
+from .optional import DRAWING as DRAWING
+from .optional import has_package as has_package
 from .outputs import require_folder as require_folder
 from .outputs import user_outputs as user_outputs

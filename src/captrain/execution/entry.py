@@ -9,6 +9,7 @@ from pathlib import Path
 from captrain.config import find_project
 from captrain.errors import InfrastructureError, UserError
 from captrain.execution.clock import timed
+from captrain.execution.optional import light_installation
 
 
 def entry_point(main: Callable[[], None]) -> Callable[[], None]:
@@ -24,6 +25,12 @@ def entry_point(main: Callable[[], None]) -> Callable[[], None]:
                 main()
         except UserError as error:
             print(f"error: {error}", file=sys.stderr)
+            raise SystemExit(2) from None
+        except ModuleNotFoundError as error:
+            missing = light_installation(error)
+            if missing is None:
+                raise
+            print(f"error: {missing}", file=sys.stderr)
             raise SystemExit(2) from None
         except InfrastructureError as error:
             print(

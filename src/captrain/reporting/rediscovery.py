@@ -7,14 +7,16 @@ little.
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
-import seaborn as sns
-from matplotlib.figure import Figure
 from rich.table import Table
 
 from captrain.evaluation import ComparisonRow, grouped
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 TITLE = "Re-discovery: the agent on fresh discovery tasks, before and after it was taught"
 
@@ -31,8 +33,11 @@ def rediscovered(results: Path) -> list[ComparisonRow]:
     return [row for row in rows if row["capability"] in selected] if any(row["round"] for row in rows) else []
 
 
-def rediscovery(results: Path) -> Figure:
+def rediscovery(results: Path) -> "Figure":
     """Share of all rollouts that lack each capability, and its gap with its interval, in each diagnosis."""
+    import seaborn as sns  # whoever prints the table draws nothing
+    from matplotlib.figure import Figure
+
     by_round = grouped(rediscovered(results), "round")
     shares_of_base = {row["capability"]: row["lacking"] for row in by_round[0]}
     names = {row["capability"] for rows in by_round.values() for row in rows}
