@@ -26,6 +26,10 @@ Message = dict[str, Any]
 RECENT = {"created_at": "2024-05-15T14:00:00"}
 
 
+ITEMS = [{"name": "Boots", "item_id": "b1", "price": 9.5}, {"name": "Kettle", "item_id": "k1", "price": 7.0}]
+CHAIRS = [{"item_id": "c1", "price": 50}, {"item_id": "c2", "price": 90}]
+
+
 def user(text: str) -> list[Message]:
     return [{"role": "user", "content": text}]
 
@@ -153,6 +157,46 @@ CASES: dict[str, tuple[str, list[Message], list[object]]] = {
         + says("It is HAT999."),
         [gold("search_direct_flight", origin="A")],
     ),
+    "a whole order where the user agreed to one item": (
+        "undue_compliance",
+        user("Cancel the boots of order W1.")
+        + calls("get_order", {"order_id": "W1", "items": ITEMS}, order_id="W1")
+        + says("Shall I cancel the boots of order W1?")
+        + user("Yes.")
+        + calls("cancel_order", {"order_id": "W1"}, order_id="W1"),
+        [gold("get_order", order_id="W1"), gold("cancel_order", order_id="W1")],
+    ),
+    "a value of the user that a record contradicts": (
+        "unverified_claim",
+        user("Book my round trip AAA111 once more.")
+        + record(flight_type="one_way", **RECENT)
+        + calls("book_reservation", {}, user_id="ann_1", flight_type="round_trip"),
+        [READ, gold("book_reservation", user_id="ann_1", flight_type="one_way")],
+    ),
+    "not the dearest": (
+        "wrong_computation",
+        user("Upgrade me to the most expensive chair.")
+        + calls("list_chairs", CHAIRS, room="A")
+        + calls("update_chair", {}, user_id="ann_1", new_item_id="c1"),
+        [gold("list_chairs", room="A"), gold("update_chair", user_id="ann_1", new_item_id="c2")],
+    ),
+    "a write that closes the record for the next": (
+        "wrong_operation",
+        user("New boots and a new address for order W1.")
+        + calls("modify_items", {}, order_id="W1", items=["b2"])
+        + calls("modify_address", "Error: the order is closed", error=True, order_id="W1", city="Rome"),
+        [
+            gold("get_order", order_id="W1"),
+            gold("modify_address", order_id="W1", city="Rome"),
+            gold("modify_items", order_id="W1", items=["b2"]),
+        ],
+    ),
+    "an address out of nowhere": (
+        "fabricated_fact",
+        user("Send order W1 to my other address.")
+        + calls("modify_address", {}, order_id="W1", street="123 Main St"),
+        [gold("get_order", order_id="W1"), gold("modify_address", order_id="W1", street="9 Elm Rd")],
+    ),
     "a call left in the text": ("invalid_call", user("Hello?") + says("<tool_call>{}</tool_call>"), [READ]),
 }  # fmt: skip
 
@@ -221,6 +265,70 @@ def test_a_clause_is_in_force_only_where_the_policy_has_its_sentence(desk: Desk)
     desk.policy = "Be kind."
     [row] = desk.add(user("Cancel AAA111.") + record() + says("That is not allowed."), READ, CANCEL).explained()
     assert not row.suspicions
+
+
+@pytest.mark.parametrize(
+    ("policy", "status"), [("A booking can only be cancelled if its status is 'open'.", "flown"), ("Be kind.", "")]
+)
+def test_a_sentence_that_asks_a_record_for_a_value_is_a_clause_of_any_policy(
+    policy: str, status: str, desk: Desk
+) -> None:
+    desk.policy = policy
+    read = calls("get_booking", {"booking_id": "B1", "status": "flown"}, booking_id="B1")
+    cancel = calls("cancel_booking", {}, booking_id="B1")
+    messages = user("Cancel B1.") + read + says("Shall I cancel B1?") + user("Yes") + cancel + says("Done.")
+    refund = calls("refund_booking", {}, booking_id="B1")
+    [row] = desk.add(
+        messages + refund, gold("get_booking", booking_id="B1"), gold("refund_booking", booking_id="B1")
+    ).explained()
+    cause = row.cause("undue_compliance")
+    assert (cause is not None) == bool(status)
+    assert cause is None or f'its status is {status}; the policy says "{policy[:-1]}"' in cause.evidence
+
+
+def test_clauses_are_those_of_tau_bench_too_and_the_allowance_of_bags_is_the_policys_own(desk: Desk) -> None:
+    desk.policy = """The current time is 2024-05-15 15:00:00 EST.
+- All reservations can be cancelled within 24 hours of booking, or if the airline cancelled the flight. Otherwise not.
+- If the user is a silver member, 1 free checked bag for each economy passenger. If the user is a gold member, 2 free
+checked bags for each economy passenger. Each extra baggage is 50 dollars."""
+    bags = {"reservation_id": "AAA111", "total_baggages": 3, "payment_id": "x"}
+    add = calls("update_reservation_baggages", {}, **bags, nonfree_baggages=0)
+    goal = gold("update_reservation_baggages", **bags, nonfree_baggages=1)
+    desk.add(user("Cancel AAA111.") + record() + says("No."), READ, CANCEL)
+    desk.add(user("Three bags for AAA111.") + profile() + record() + add, READ, goal)
+    suspect, charged = desk.explained()
+    assert suspect.standing == "suspect" and "can be cancelled within 24 hours" in suspect.suspicions[0]
+    assert charged.primary is not None and "0 of 3 bags charged, 1 due" in charged.primary.evidence
+
+
+def test_a_reference_that_alone_is_wrong_is_the_primary_cause_and_not_an_agent_that_declines(desk: Desk) -> None:
+    declined = user("Cancel AAA111.") + record() + HANDOVER + says("Please hold on.")
+    [row] = desk.add(declined, READ, CANCEL).explained()
+    assert [cause.cause for cause in row.causes] == ["suspect_reference", "over_escalation"]
+
+
+@pytest.mark.parametrize(("script", "kind"), [("Cancel AAA111.", "undue_compliance"), ("Add bags.", "extra_write")])
+def test_what_the_script_asks_for_and_the_reference_never_does_is_undue_compliance(
+    script: str, kind: str, desk: Desk
+) -> None:
+    messages = user("Cancel AAA111.") + record(**RECENT) + CANCEL_CALL + says("Cancelled.")
+    goal = gold("update_reservation_baggages", reservation_id="BBB222", total_baggages=2)
+    [row] = desk.add(messages, READ, goal, script=script).explained()
+    assert row.primary is not None and row.cause(kind) is not None, row.causes
+
+
+def test_a_user_who_keeps_the_identifier_of_its_script_to_itself_spoils_the_rollout(desk: Desk) -> None:
+    script = "You are ann_lee_1234 and want to cancel AAA111."
+    denial = user("Cancel my trip.") + says("Your user id, please?") + user("I don't have my user ID right now.")
+    [row] = desk.add(denial + says("Call again, then."), READ, CANCEL, script=script).explained()
+    assert row.standing == "spoilt" and [cause.cause for cause in row.causes] == ["user_simulator_fault"]
+
+
+def test_a_reply_that_goes_on_with_the_request_refuses_nothing(desk: Desk) -> None:
+    text = "I cannot cancel AAA111 within the hour. Would you like me to proceed with cancelling AAA111 today?"
+    messages = user("Cancel AAA111 at once.") + record(**RECENT) + says(text) + user("No.") + says("Fine.")
+    [row] = desk.add(messages, READ, CANCEL).explained()
+    assert row.cause("partial_refusal") is None
 
 
 def test_a_user_who_stops_before_asking_or_while_asked_spoils_the_rollout(desk: Desk) -> None:

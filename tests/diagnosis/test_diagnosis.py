@@ -74,7 +74,9 @@ def test_enough_rollouts_give_a_ranking_with_evidence_by_message(tmp_path: Path)
     said = diagnose(larger(tmp_path / "a.json", 6), "--out", out)
     rows = ranked(out)
     assert rows["wrong_argument"]["gap"] > 0.3
-    assert rows["extra_write"]["coverage"] == pytest.approx(2 / 6, abs=1e-6)
+    assert rows["extra_write"]["coverage"] == pytest.approx(1 / 6, abs=1e-6)
+    # What the user asked for and the record forbids is no slip of the agent's: it complied.
+    assert rows["undue_compliance"]["coverage"] == pytest.approx(1 / 6, abs=1e-6)
     assert "nothing can be concluded" not in said
     selected = [name for name, row in rows.items() if row["selected"]]
     assert selected and all(re.search(rf"{name} .* yes ", said) for name in selected)

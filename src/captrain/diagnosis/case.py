@@ -5,14 +5,14 @@ benchmark told the agent), the script of the simulated user, and why the dialogu
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 
-from captrain.capabilities import Act, Story, Toolbox, is_reply, says, text_of
-from captrain.diagnosis.book import RecordBook
-from captrain.records import Message, Rollout
+from captrain.capabilities import Act, Story, Toolbox, asks_consent, is_reply, leaves, same, says, text_of
+from captrain.diagnosis.book import RecordBook, objects
+from captrain.records import JsonObject, Message, Rollout
 
 NOW = re.compile(r"current (?:date|time)\D{0,40}(\d{4}-\d\d-\d\d)(?:[ T](\d\d:\d\d(?::\d\d)?))?", re.IGNORECASE)
 SPACE = re.compile(r"[\s‐-―]+")
@@ -22,6 +22,10 @@ REFUSAL = re.compile(
     re.IGNORECASE,
 )
 """Words with which an assistant refuses."""
+IDENTIFIER = re.compile(r"(?=.*[A-Za-z])(?=.*\d)[\w-]{4,}")
+"""A value of letters and digits, which nobody says by chance."""
+PLEASE_CONFIRM = re.compile(r"\bplease confirm\b|\bconfirm (?:if|whether|that) you\b")
+"""A question of consent that has no question mark."""
 ABILITY = re.compile(
     r"\b(?:(?:can ?not|can[’']t|unable to|not able to) (?:directly )?(?:look up|access|retrieve|see|view|check|find)|"
     r"do(?:es)?(?:n[’']t| not) (?:have|retain|provide|store|hold)(?: direct| any)?(?: access| details| data|"
@@ -95,12 +99,19 @@ class Case:
         return "\n".join([*(self.text(i) for i in range(len(self.messages))), self.script, self.setting.policy])
 
     def proposal(self, act: Act) -> int:
-        """The reply in which the assistant first put a write to the user: the earliest after the user's last topic that
-        speaks of its record; the call itself where there is none."""
-        for index in self.replies(act.message):
-            if act.record and says(self.text(index), act.record) and "?" in self.text(index):
-                return index
-        return act.message
+        """The reply in which the assistant first put a write to the user: the earliest that names a value which only
+        the assistant brought up, else the earliest that speaks of its record and asks for consent, else the last that
+        asks for consent; the call itself where there is none."""
+        replies = self.replies(act.message)
+        codes = [leaf for leaf in leaves(act.content) if IDENTIFIER.fullmatch(leaf) and not says(self.wishes, leaf)]
+        sources = [index for index in replies if any(says(self.text(index), code) for code in codes)]
+        about = [index for index in replies if self.asks(index)]
+        proposals = [index for index in about if act.record and says(self.text(index), act.record)]
+        return next(iter([*sources, *proposals, *about[-1:]]), act.message)
+
+    def asks(self, index: int) -> bool:
+        """Whether a message asks the user to agree to something, with or without a question mark."""
+        return asks_consent(self.text(index)) or PLEASE_CONFIRM.search(plain(self.text(index))) is not None
 
     def was_read(self, act: Act, names: Sequence[str]) -> bool:
         """Whether the records under these key arguments were read before: in an earlier message, or by a call of the
@@ -131,6 +142,23 @@ class Case:
         ]
         return [act for act, names in keys if names and not self.was_read(act, names)]
 
+    def shown(self, value: object) -> Iterator[JsonObject]:
+        """The objects that look-ups returned of a thing, which is named by an identifier or by some of its entries."""
+        for act in self.story.acts:
+            for record in objects(act.result) if act.kind == "read" and not act.failed else ():
+                entries = value.items() if isinstance(value, dict) else ()
+                common = [record[name] == entry for name, entry in entries if name in record]
+                if (len(common) > 1 and all(common)) or (isinstance(value, str) and value in record.values()):
+                    yield record
+
+    def attempts(self, goal: Act) -> list[Act]:
+        """The refused calls by which the rollout tried what a goal does."""
+        return [
+            act
+            for act in self.story.acts
+            if act.failed and act.tool == goal.tool and (not goal.record or same(goal.record, act.record))
+        ]
+
     def requested(self, values: Sequence[object], before: int) -> int | None:
         """The message in which the user named one of these values before the assistant did."""
         for index in self.users(before):
@@ -139,9 +167,14 @@ class Case:
                 return index
         return None
 
+    def spoken(self, before: int | None = None) -> list[int]:
+        """The places of the assistant's messages with words, with or without a call beside, up to a message."""
+        messages = enumerate(self.messages[:before])
+        return [i for i, message in messages if message["role"] == "assistant" and self.text(i).strip()]
+
     def refusals(self) -> list[int]:
-        """The replies in which the assistant says that something cannot be done."""
-        return [index for index in self.replies() if REFUSAL.search(plain(self.text(index)))]
+        """The messages in which the assistant says that something cannot be done, with or without a call beside."""
+        return [index for index in self.spoken() if REFUSAL.search(plain(self.text(index)))]
 
     def disclaimers(self) -> list[int]:
         """The replies, or hand-overs, in which the assistant says that it has no means to learn something."""

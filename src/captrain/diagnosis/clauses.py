@@ -1,8 +1,9 @@
 """Sentences of a policy that records can decide: a write is held against them, the reference's as well as the agent's.
 
 A clause is in force where the log's own policy holds its sentence, and nowhere else. So nothing is known here of a
-benchmark, a task or an agent, but of sentences: those of the airline desk of tau2-bench, whose tools do not check them.
-A policy in other words has no clauses, and says nothing here; whoever wants it judged asks a language model.
+benchmark, a task or an agent, but of sentences: those of the airline desk of tau-bench and of tau2-bench, whose tools
+do not check them, and of any policy those that ask a record for a value ("an order can only be cancelled if its status
+is 'pending'"). What a policy says in other words is not judged here; whoever wants it judged asks a language model.
 
 Records are those shown before anything was written (`captrain.diagnosis.book`). What they do not show is not held
 against anybody.
@@ -27,12 +28,10 @@ AIRLINE_CANCELLED = re.compile(
     r"\b(airline (?:has )?cancel+ed|cancel+ed by the airline|flights? (?:was|were|got|has been|is|been) cancel+ed|"
     r"(?<!no )cancel+ed flights?)\b"
 )
-ALLOWANCE = {
-    "regular": {"basic_economy": 0, "economy": 1, "business": 2},
-    "silver": {"basic_economy": 1, "economy": 2, "business": 3},
-    "gold": {"basic_economy": 2, "economy": 3, "business": 4},
-}
-"""Free checked bags of a passenger, as the sentence of the clause has them."""
+MEMBER = re.compile(r"\b(\w+) member\b((?:(?!\b\w+ member\b).)*)", re.DOTALL)
+BAGS = re.compile(r"(\d) free checked bags? for each (basic economy|economy|business) passenger")
+REQUIREMENT = re.compile(r"\ban? (\w+) can only be (\w+) if its (\w+) is ['\"‘“]([\w ]+)['\"’”]", re.IGNORECASE)
+"""A sentence that asks a record for a value: noun of the record, participle of the operation, field, value."""
 Breach = Literal["undue_compliance", "wrong_argument"]
 
 
@@ -63,30 +62,53 @@ class Deed:
 
 @dataclass(frozen=True)
 class Clause:
-    """A sentence of a policy, the tools that it governs, and what it finds wrong with a write, if anything. `breach`:
-    what it is to make such a write."""
+    """A sentence of a policy, or several of which policies have one, the tools that it governs, and what it finds wrong
+    with a write, if anything. `breach`: what it is to make such a write."""
 
-    sentence: str
+    sentences: tuple[str, ...]
     tools: tuple[str, ...]
     objection: Callable[[Deed], str | None]
     breach: Breach = "undue_compliance"
 
+    def sentence(self, setting: Setting) -> str | None:
+        """The sentence that the policy holds, None where it holds none of them."""
+        return next((sentence for sentence in self.sentences if plain(sentence) in setting.rules), None)
+
 
 @dataclass(frozen=True)
 class Violation:
-    """A write that a clause forbids, and why."""
+    """A write that a clause forbids: the clause, its sentence in the policy, and why."""
 
     act: Act
     clause: Clause
+    sentence: str
     reason: str
 
     def __str__(self) -> str:
-        return f'{self.act}: {self.reason}; the policy says "{self.clause.sentence}"'
+        return f'{self.act}: {self.reason}; the policy says "{self.sentence}"'
 
 
-def clauses_in_force(setting: Setting) -> list[Clause]:
-    """The clauses whose sentence the policy holds."""
-    return [clause for clause in (*CLAUSES, COMPENSATION) if plain(clause.sentence) in setting.rules]
+def clauses_of(setting: Setting) -> list[tuple[Clause, str]]:
+    """The clauses in force, each with its sentence in the policy."""
+    candidates = [(clause, clause.sentence(setting)) for clause in (*CLAUSES, *_stated(setting))]
+    return [(clause, sentence) for clause, sentence in candidates if sentence is not None]
+
+
+def _stated(setting: Setting) -> Iterator[Clause]:
+    """A clause for each sentence of the policy that asks a record for a value, whatever the domain."""
+    for match in REQUIREMENT.finditer(setting.policy):
+        noun, participle, field, value = match.groups()
+        stem = re.sub(r"(l?led|d|ed)$", "", participle.lower())
+        tools = tuple(name for name in setting.toolbox.schemas if name.startswith(stem) and noun.lower() in name)
+        key = f"{noun.lower()}_id"
+
+        def objection(deed: Deed, key: str = key, field: str = field, value: str = value) -> str | None:
+            changed = any(act.arguments.get(key) == deed.act.arguments.get(key) for act in deed.earlier)
+            record = None if changed else deed.setting.book.record(key, deed.act.arguments.get(key), field)
+            state = None if record is None else str(record[field])
+            return None if state is None or state.startswith(value) else f"its {field} is {state}"
+
+        yield Clause((match.group(),), tools, objection)
 
 
 def violations(acts: Sequence[Act], wishes: str, setting: Setting) -> Iterator[Violation]:
@@ -97,12 +119,12 @@ def violations(acts: Sequence[Act], wishes: str, setting: Setting) -> Iterator[V
         wishes: all that the user said or was told to say, as `plain` has it.
         setting: policy and records.
     """
-    for clause in clauses_in_force(setting):
+    for clause, sentence in clauses_of(setting):
         for place, act in enumerate(acts):
             if act.tool in clause.tools:
                 reason = clause.objection(Deed(act, acts[:place], wishes, setting))
                 if reason:
-                    yield Violation(act, clause, reason)
+                    yield Violation(act, clause, sentence, reason)
 
 
 def _flown(deed: Deed) -> str | None:
@@ -171,11 +193,17 @@ def _charged_bags(deed: Deed) -> str | None:
     passengers = record.get("passengers")
     if user is None or not isinstance(passengers, list) or not isinstance(total, int) or not isinstance(charged, int):
         return None
-    free = ALLOWANCE.get(str(user["membership"]), {}).get(deed.cabin())
+    free = _allowance(deed.setting.rules, str(user["membership"])).get(deed.cabin())
     due = None if free is None else max(0, total - free * len(passengers))
     if due is None or charged == due:
         return None
     return f"{charged} of {total} bags charged, {due} due ({user['membership']} member, {deed.cabin()})"
+
+
+def _allowance(rules: str, membership: str) -> dict[str, int]:
+    """The free checked bags of a passenger by cabin, as the policy has them for a member of this kind."""
+    passages = [passage for tier, passage in MEMBER.findall(rules) if tier == membership]
+    return {cabin.replace(" ", "_"): int(count) for passage in passages for count, cabin in BAGS.findall(passage)}
 
 
 def _certificates(deed: Deed) -> str | None:
@@ -204,46 +232,59 @@ def _passenger_number(deed: Deed) -> str | None:
 
 CLAUSES = (
     Clause(
-        "If any portion of the flight has already been flown, the agent cannot help and transfer is needed.",
+        (
+            "If any portion of the flight has already been flown, the agent cannot help and transfer is needed.",
+            "If any of the segments are already used, the agent cannot help and transfer is needed.",
+        ),
         ("cancel_reservation",),
         _flown,
     ),
-    Clause("flight can be cancelled if any of the following is true", ("cancel_reservation",), _cancellable),
-    Clause("Basic economy flights cannot be modified.", ("update_reservation_flights",), _basic_economy),
     Clause(
-        "Other reservations can be modified without changing the origin, destination, and trip type.",
+        (
+            "flight can be cancelled if any of the following is true",
+            "All reservations can be cancelled within 24 hours of booking, or if the airline cancelled the flight.",
+        ),
+        ("cancel_reservation",),
+        _cancellable,
+    ),
+    Clause(("Basic economy flights cannot be modified.",), ("update_reservation_flights",), _basic_economy),
+    Clause(
+        ("Other reservations can be modified without changing the origin, destination, and trip type.",),
         ("update_reservation_flights",),
         _endpoints,
     ),
     Clause(
-        "Cabin cannot be changed if any flight in the reservation has already been flown.",
+        ("Cabin cannot be changed if any flight in the reservation has already been flown.",),
         ("update_reservation_flights",),
         _flown,
     ),
     Clause(
-        "The user can add but not remove checked bags.",
+        ("The user can add but not remove checked bags.",),
         ("update_reservation_baggages",),
         _removed_bags,
     ),
     Clause(
-        "Each extra baggage is 50 dollars.",
+        ("Each extra baggage is 50 dollars.",),
         ("update_reservation_baggages", "book_reservation"),
         _charged_bags,
         "wrong_argument",
     ),
     Clause(
-        "Each reservation can use at most one travel certificate, at most one credit card, and at most three gift "
-        "cards.",
+        (
+            "Each reservation can use at most one travel certificate, at most one credit card, and at most three gift "
+            "cards.",
+        ),
         ("book_reservation",),
         _certificates,
+        "wrong_argument",
     ),
     Clause(
-        "If the user complains about delayed flights in a reservation and wants to change or cancel the reservation",
+        ("complains about delayed flights in a reservation and wants to change or cancel the reservation",),
         ("send_certificate",),
         _compensated,
     ),
     Clause(
-        "The user can modify passengers but cannot modify the number of passengers.",
+        ("The user can modify passengers but cannot modify the number of passengers.",),
         ("update_reservation_passengers",),
         _passenger_number,
     ),
@@ -251,6 +292,6 @@ CLAUSES = (
 
 
 COMPENSATION = Clause(
-    "Always confirms the facts before offering compensation.", ("send_certificate",), lambda deed: None
+    ("Always confirms the facts before offering compensation.",), ("send_certificate",), lambda deed: None
 )
 """Whether facts were confirmed stands in the log and not in the records: see `captrain.diagnosis.conduct`."""

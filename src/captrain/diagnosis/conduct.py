@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from captrain.capabilities import Act, is_malformed, leaves, same, text_of
 from captrain.diagnosis.case import ABILITY, Case, plain
 from captrain.diagnosis.cause import Cause, quoted
-from captrain.diagnosis.clauses import COMPENSATION, clauses_in_force, violations
+from captrain.diagnosis.clauses import COMPENSATION, violations
 
 REPEATS = 3
 """The same call so often, with no word of the user between, is a loop: twice may be a second try."""
@@ -27,6 +27,12 @@ CLAIM = re.compile(
 """Words with which a user states what a record would have to show."""
 CODE = re.compile(r"\b(?=[A-Za-z_]*\d)(?=\w*[A-Za-z])[A-Za-z]+_?[A-Za-z_]*\d{3,}\b")
 """An identifier of letters and at least three digits."""
+ENDING = re.compile(r"cancel|close|delete|remove|terminate|void")
+"""Verbs of tools that end what a record stands for."""
+DETAIL = re.compile(r"(?=.*[A-Za-z])(?=.*\d)[\w#., -]+")
+"""A value of letters and figures."""
+REASONING = re.compile(r"calculate|compute|convert|estimate|think")
+"""Tools that look nothing up."""
 EXAMPLE = re.compile(r"(e\.g\.|such as|for example|example:?|like)\W*$", re.IGNORECASE)
 
 
@@ -71,6 +77,34 @@ def undue_compliance(case: Case) -> Iterator[Cause]:
             yield Cause(breach, message, str(violation), tools=(act.tool,), arguments=tuple(act.arguments))
 
 
+def wholes_for_parts(case: Case) -> Iterator[Cause]:
+    """A write that takes a record as a whole, where the assistant had put it to the user for one of its items."""
+    for act in case.story.writes:
+        proposal = case.proposal(act)
+        if proposal == act.message or not act.record or not ENDING.match(act.tool):
+            continue
+        if any(isinstance(value, list) for value in act.content.values()):
+            continue
+        reads = [read for read in case.story.acts if read.message < proposal and same(act.record, read.record)]
+        lists = [entries for read in reads for entries in _named(read.result)]
+        names = {name.lower() for name in max(lists, key=len, default=[])}
+        words = case.text(proposal).lower()
+        items = {name for name in names if name in words}
+        remainder = sorted(names - items)
+        if items and remainder:
+            evidence = (
+                f"{act} takes {', '.join(remainder)} too, where the user was asked about {', '.join(sorted(items))}"
+            )
+            yield Cause("undue_compliance", proposal, evidence, "medium", tools=(act.tool,))
+
+
+def _named(result: object) -> Iterator[list[str]]:
+    """The names in each list of objects inside a record."""
+    for value in result.values() if isinstance(result, dict) else ():
+        if isinstance(value, list) and all(isinstance(item, dict) and "name" in item for item in value):
+            yield [str(item["name"]) for item in value]
+
+
 def unverified_claims(case: Case) -> Iterator[Cause]:
     """A write on the user's word alone: its record was never read, or nothing shows what it makes up for; or answers
     without a single look-up, where the reference makes some."""
@@ -82,7 +116,7 @@ def unverified_claims(case: Case) -> Iterator[Cause]:
         else:
             evidence = f"{act} on the user's word, the record was never read: {quoted(case.text(claim))}"
             yield Cause("unverified_claim", case.proposal(act), evidence, tools=(act.tool,))
-    if COMPENSATION in clauses_in_force(case.setting):
+    if COMPENSATION.sentence(case.setting) is not None:
         yield from _unconfirmed(case)
     answers = [place for place in case.replies() if len(case.users(place)) > 0 and place > 2]
     if (
@@ -102,7 +136,7 @@ def _unconfirmed(case: Case) -> Iterator[Cause]:
         if act.tool in COMPENSATION.tools:
             results = [text_of(call.result).lower() for call in case.story.acts if call.message < act.message]
             if not any(re.search(r"\b(delayed|cancel+ed)\b", result) for result in results):
-                evidence = f'{act}, and no result shows a reason; the policy says "{COMPENSATION.sentence}"'
+                evidence = f'{act}, and no result shows a reason; the policy says "{COMPENSATION.sentences[0]}"'
                 kind = "unverified_claim" if "delay" in case.wishes else "undue_compliance"
                 yield Cause(kind, case.proposal(act), evidence, tools=(act.tool,))
 
@@ -113,12 +147,13 @@ def over_escalation(case: Case) -> Iterator[Cause]:
     story = case.story
     due = [act for act in story.expected if act.kind == "handover"]
     handover = next((act for act in story.acts if act.kind == "handover"), None)
-    if handover is None or due or not story.has_reference or not (case.undone or not story.pairs):
+    open_goals = [goal for goal in case.undone if not case.attempts(goal)]
+    if handover is None or due or not story.has_reference or not (open_goals or not story.pairs):
         return
     request = next((i for i in case.users(handover.message) if COLLEAGUE.search(plain(case.text(i)))), None)
     offers = [i for i in case.replies(request) if COLLEAGUE.search(plain(case.text(i)))] if request is not None else [0]
     if offers:
-        left_open = f", and {case.undone[0]} was not made" if case.undone else ""
+        left_open = f", and {open_goals[0]} was not made" if open_goals else ""
         evidence = f"{handover} was called where the reference hands nothing over{left_open}"
         yield Cause("over_escalation", handover.message, evidence, tools=(handover.tool,))
 
@@ -128,7 +163,8 @@ def missing_lookup(case: Case) -> Iterator[Cause]:
     if not case.undone and all(pair.write is None or pair.write.failed for pair in case.story.pairs):
         return
     tools = {act.tool for act in case.story.acts if not act.failed}
-    unused = next((act for act in case.story.expected if act.kind == "read" and act.tool not in tools), None)
+    lookups = [act for act in case.story.expected if act.kind == "read" and not REASONING.match(act.tool)]
+    unused = next((act for act in lookups if act.tool not in tools), None)
     disclaimer = next(iter(case.disclaimers()), None)
     if unused is None or disclaimer is None:
         return
@@ -139,7 +175,8 @@ def missing_lookup(case: Case) -> Iterator[Cause]:
 
 
 def fabricated_facts(case: Case) -> Iterator[Cause]:
-    """An identifier of the shape of those that tools return, which stands in no message before."""
+    """An identifier of the shape of those that tools return, or a value of a write, which no message before has."""
+    yield from _invented_values(case)
     shapes = {_shape(code) for m in case.messages if m["role"] == "tool" for code in CODE.findall(_words(m))}
     context = case.setting.policy + case.script
     for index, message in enumerate(case.messages):
@@ -160,6 +197,25 @@ def fabricated_facts(case: Case) -> Iterator[Cause]:
                 yield Cause("fabricated_fact", index, evidence)
                 return
         context += words
+
+
+def _invented_values(case: Case) -> Iterator[Cause]:
+    """A value of words and figures in a write, such as an address, which neither user nor tool nor policy has said."""
+    for act in case.story.acts:
+        if act.kind != "write":
+            continue
+        context = plain(
+            "\n".join(
+                [case.setting.policy, case.script]
+                + [_words(message) for message in case.messages[: act.message] if message["role"] != "assistant"]
+            )
+        )
+        values = [value for value in act.content.values() if isinstance(value, str) and len(value) <= SHORT]
+        strange = [value for value in values if DETAIL.fullmatch(value) and plain(value) not in context]
+        if strange:
+            evidence = f"{', '.join(strange)} in {act.tool} stands in no message of the user or a tool before"
+            yield Cause("fabricated_fact", case.proposal(act), evidence, tools=(act.tool,))
+            return
 
 
 def _words(message: dict[str, object]) -> str:

@@ -13,7 +13,6 @@ from captrain.capabilities import (
     Pair,
     Story,
     Vocabulary,
-    asks_consent,
     call_arguments,
     differing,
     kind_of,
@@ -26,37 +25,35 @@ from captrain.capabilities import (
     told_outcome,
     withheld_acts,
 )
-from captrain.diagnosis.case import REFUSAL, Case, plain
+from captrain.diagnosis.book import objects
+from captrain.diagnosis.case import Case, plain
 from captrain.diagnosis.cause import SIMULATOR, Cause, quoted
 from captrain.diagnosis.clauses import violations
+from captrain.diagnosis.omissions import SENTENCE, stems_of
+from captrain.records import JsonObject
 
 CHEAPEST = re.compile(r"\b(cheap(est|er)?|lowest|least expensive)\b")
-COLLEAGUE = re.compile(r"\b(transfer|connect|hand)(ring|ing)? you\b")
+DEAREST = re.compile(r"\b(most expensive|priciest|highest price)\b")
 ABSENCE = re.compile(
     r"\b((?:do|did|could|can) not (?:see|find)|(?:don|didn|couldn|can)[’']t (?:see|find)|unable to find|no record of)\b"
 )
 """Words with which an assistant says that there is nothing of a kind."""
-SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
-SYNONYMS = {
-    "update": "modif|chang|updat|upgrad|add",
-    "modify": "modif|chang|exchang|updat",
-    "exchange": "exchang|swap|replac",
-    "cancel": "cancel",
-    "return": "return|refund",
-    "book": "book|reserv",
-    "send": "send|sent|issu|compensat|certificate",
-}
-"""Stems of the words for what a tool does, by the verb of its name."""
 
 
 def wrong_writes(case: Case) -> Iterator[Cause]:
     """A write that stands for one of the reference, but by another tool, on another record, or with other values."""
+    forbidden = [violation.act for violation in violations(case.story.writes, case.wishes, case.setting)]
     for pair in case.story.pairs:
         act, goal = pair.write, pair.goal
-        if act is None:
+        # What a clause forbids is charged to the breach of it.
+        if act is None or act in forbidden:
             continue
         wrong, is_unread = differing(goal, act), act in case.unread()
-        if not same(act.record, goal.record):
+        if any(same(goal.arguments, attempt.arguments) for attempt in case.attempts(goal)):
+            # What the tools refuse of the reference itself has nothing that stands for it.
+            evidence = f"{act}, which the reference does not make"
+            yield Cause("extra_write", act.message, evidence, "high", False, (act.tool,), tuple(act.arguments))
+        elif not same(act.record, goal.record):
             evidence = f"{act}, where {goal} was meant"
             yield Cause("wrong_record", act.message, evidence, "high", False, (goal.tool,), tuple(goal.record))
         elif act.tool != goal.tool and not is_unread:
@@ -85,14 +82,22 @@ def _wrong_values(case: Case, pair: Pair, act: Act, names: Sequence[str]) -> Ite
     values = "; ".join(
         f"{name} {text_of(act.content.get(name))} should be {text_of(pair.goal.content[name])}" for name in names
     )
+    believed = next((name for name in names if _believed(case, pair.goal, act, name)), None)
+    if believed is not None:
+        evidence = f"{act.tool}: {values}; {believed} as the user said, where a record says otherwise"
+        yield Cause("unverified_claim", case.proposal(act), evidence, "high", False, (act.tool,), (believed,))
+        return
+    extreme = next((word for name in names if (word := _overlooked(case, pair.goal, act, name))), None)
+    if extreme is not None:
+        evidence = f"{act.tool}: {values}: not the {extreme}"
+        yield Cause("wrong_computation", case.proposal(act), evidence, "high", False, (act.tool,), tuple(names))
+        return
     if names:
         source = [name for name in names if not says(case.story.user, pair.goal.content[name])]
         unsaid = f" ({', '.join(source)}: in no words of the user)" if source else " (as the user said)"
         yield Cause(
             "wrong_argument", act.message, f"{act.tool}: {values}{unsaid}", "high", False, (act.tool,), tuple(names)
         )
-        if any(_dearer(case, pair.goal, act, name) for name in names) and CHEAPEST.search(case.wishes):
-            yield Cause("wrong_computation", act.message, f"{act}: not the cheapest", "medium", False, (act.tool,))
 
 
 def _chosen(case: Case, goal: Act, act: Act, name: str) -> int | None:
@@ -116,12 +121,47 @@ def _options(case: Case, values: set[str]) -> set[str]:
     return options
 
 
-def _dearer(case: Case, goal: Act, act: Act, name: str) -> bool:
-    prices = []
-    for values in (goal.content[name], act.content.get(name)):
-        records = [case.book.record("item_id", value, "price") for value in leaves(values)]
-        prices.append(sum(float(record["price"]) for record in records if record))
-    return 0 < prices[0] < prices[1]
+def _believed(case: Case, goal: Act, act: Act, name: str) -> bool:
+    """Whether a value is one that the user said without its script, where a record that was read has the right one."""
+    words = str(act.content.get(name)).replace("_", " ")
+    records = [record for call in case.story.acts if call.message < act.message for record in objects(call.result)]
+    # To change a value of the very record is no claim about it. What a record begins with is its own name.
+    elsewhere = [record for record in records if act.arguments.get(key := next(iter(record), "")) != record.get(key)]
+    in_record = any(name in record and same(goal.content[name], record[name]) for record in elsewhere)
+    return in_record and says(case.story.user, words) and bool(case.script) and not says(case.script, words)
+
+
+def _overlooked(case: Case, goal: Act, act: Act, name: str) -> str | None:
+    """The superlative that the user asked for, where the prices shown say that the choice misses it."""
+    choice, right = act.content.get(name), goal.content[name]
+    prices = [_price(case, act, value) for value in (right, choice)]
+    if prices[0] is None or prices[1] is None:
+        return None
+    if CHEAPEST.search(case.wishes) and prices[0] < prices[1]:
+        return "cheapest"
+    return "most expensive" if DEAREST.search(case.wishes) and prices[0] > prices[1] else None
+
+
+def _price(case: Case, act: Act, values: object) -> float | None:
+    """What a list of things costs together, going by what tools showed; None where that is not known of each."""
+    total = 0.0
+    for value in values if isinstance(values, list) else [values]:
+        price = next((price for record in case.shown(value) if (price := _price_of(record, act)) is not None), None)
+        if price is None:
+            return None
+        total += price
+    return total
+
+
+def _price_of(record: JsonObject, act: Act) -> float | None:
+    prices = record.get("prices")
+    options = (
+        [prices.get(value) for value in act.arguments.values() if isinstance(value, str)]
+        if isinstance(prices, dict)
+        else []
+    )
+    price = next((option for option in options if option is not None), record.get("price"))
+    return float(price) if isinstance(price, int | float) else None
 
 
 def extra_writes(case: Case) -> Iterator[Cause]:
@@ -135,8 +175,11 @@ def extra_writes(case: Case) -> Iterator[Cause]:
         values = _distinct(case, act)
         request = case.requested(values, act.message)
         scripted = any(says(case.script, value) for value in values)
-        if not story.pairs and request is not None and (scripted or not case.script):
-            evidence = f"{act}, as the user asked, where the reference changes nothing"
+        is_alone = not any(_is_alike(act, pair.goal) for pair in story.pairs)
+        is_requested = request is not None and (scripted or not case.script)
+        is_wished = (is_requested and not story.pairs) or (request is None and _is_wished(case, act))
+        if is_alone and is_wished:
+            evidence = f"{act}, as the user asked, where the reference leaves this as it is"
             yield Cause("undue_compliance", case.proposal(act), evidence, "medium", False, (act.tool,))
             continue
         if request is not None and case.script and not scripted:
@@ -144,6 +187,19 @@ def extra_writes(case: Case) -> Iterator[Cause]:
             yield Cause(SIMULATOR, request, evidence, "medium", False)
         message, evidence = _excess(case, act)
         yield Cause("extra_write", message, evidence, "high", False, (act.tool,), tuple(act.arguments))
+
+
+def _is_alike(act: Act, goal: Act) -> bool:
+    """Whether a call of the reference treats what the write treats."""
+    return same(goal.record, act.record) if act.record else goal.tool == act.tool
+
+
+def _is_wished(case: Case, act: Act) -> bool:
+    """Whether the user asks for what a write does, and the reference does no such thing at all."""
+    if any(pair.goal.tool == act.tool for pair in case.story.pairs):
+        return False
+    stems = re.compile(stems_of(act.tool))
+    return bool(stems.search(plain(case.story.user))) and (not case.script or bool(stems.search(plain(case.script))))
 
 
 def _excess(case: Case, act: Act) -> tuple[int, str]:
@@ -162,38 +218,6 @@ def _distinct(case: Case, act: Act) -> list[str]:
     """The values of a write that tell it from the calls of the reference; a bare number may be anything."""
     due = {leaf for goal in case.story.expected for leaf in leaves(goal.arguments)}
     return [leaf for leaf in leaves(act.arguments) if leaf not in due and not leaf.replace(".", "").isdigit()]
-
-
-def undone_writes(case: Case) -> Iterator[Cause]:
-    """A write of the reference that nothing stands for: refused, not found for want of a search, or left out."""
-    if not case.undone:
-        return
-    refusal = next((place for goal in case.undone for place in _refusals(case, goal)), None)
-    tools = tuple(sorted({goal.tool for goal in case.undone}))
-    if refusal is not None:
-        evidence = f"{case.undone[0]} was refused: {quoted(_sentence(case.text(refusal)))}"
-        yield Cause("partial_refusal", refusal, evidence, "high", False, tools)
-        return
-    handed = any(act.kind == "handover" for act in case.story.acts)
-    if not handed and not case.disclaimers():
-        count = len(case.story.pairs)
-        evidence = f"{count - len(case.undone)} of {count} operations carried out, {case.undone[0]} left out"
-        yield Cause("missing_write", case.story.last, evidence, "high", False, tools)
-
-
-def _refusals(case: Case, goal: Act) -> list[int]:
-    """The replies that refuse what the goal does, unless a later one offers it."""
-    stems = re.compile(SYNONYMS.get(goal.tool.partition("_")[0], re.escape(goal.tool.partition("_")[0])))
-    refusals = [place for place in case.refusals() if stems.search(plain(_sentence(case.text(place))))]
-    later = [case.text(place) for place in case.replies() if refusals and place > refusals[0]]
-    values = [leaf for leaf in leaves(goal.arguments) if not leaf.replace(".", "").isdigit()]
-    offers = [text for text in later if asks_consent(text) and any(says(text, value) for value in values)]
-    return [] if any(not REFUSAL.search(plain(text)) for text in offers) else refusals
-
-
-def _sentence(text: str) -> str:
-    """The sentence that refuses."""
-    return next((part for part in SENTENCE.split(text) if REFUSAL.search(plain(part))), text)
 
 
 def searches(case: Case) -> Iterator[Cause]:
@@ -253,26 +277,6 @@ def _listings(result: object) -> Iterator[tuple[str, list[str]]]:
     for name, value in result.items() if isinstance(result, dict) else [("record", result)]:
         if isinstance(value, list) and len(value) > 1 and all(isinstance(item, str) for item in value):
             yield name, value
-
-
-def missing_information(case: Case) -> Iterator[Cause]:
-    """A value to be told, by the reference's own account, that no message of the assistant says, though all that was to
-    be done is done: what was left undone cannot be told."""
-    if case.untold and not case.undone:
-        evidence = f"{', '.join(case.untold)} was not told"
-        yield Cause("missing_information", case.story.last, evidence, "high", False)
-
-
-def endings(case: Case) -> Iterator[Cause]:
-    """A dialogue that is cut off without a last word, or without the hand-over that is due."""
-    story = case.story
-    due = next((act for act in story.expected if act.kind == "handover"), None)
-    handover = next((act for act in story.acts if act.kind == "handover"), None)
-    if due is not None and handover is None and not any(COLLEAGUE.search(plain(case.text(i))) for i in case.replies()):
-        yield Cause("missing_escalation", story.last, f"{due} is missing", "high", False, (due.tool,))
-    if story.final is None and handover is None and story.messages[story.last :][-1:] and case.rollout.score:
-        reason = f" ({case.ending.replace('_', ' ')})" if case.ending else ""
-        yield Cause("premature_stop", story.last, f"is cut off without a last message{reason}")
 
 
 def milestones(case: Case) -> Iterator[Cause]:

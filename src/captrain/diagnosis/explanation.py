@@ -19,22 +19,17 @@ from captrain.diagnosis.conduct import (
     over_escalation,
     undue_compliance,
     unverified_claims,
+    wholes_for_parts,
 )
-from captrain.diagnosis.deviations import (
-    endings,
-    extra_writes,
-    milestones,
-    missing_information,
-    searches,
-    undone_writes,
-    wrong_writes,
-)
-from captrain.diagnosis.suspects import suspicions
+from captrain.diagnosis.deviations import extra_writes, milestones, searches, wrong_writes
+from captrain.diagnosis.omissions import endings, missing_information, undone_writes, withheld
+from captrain.diagnosis.suspects import is_reference_alone, suspicions
 
 Finder = Callable[[Case], Iterator[Cause]]
 FINDERS: tuple[Finder, ...] = (
     loops,
     undue_compliance,
+    wholes_for_parts,
     unverified_claims,
     missing_lookup,
     fabricated_facts,
@@ -48,6 +43,8 @@ FINDERS: tuple[Finder, ...] = (
     endings,
     milestones,
 )
+UNREAD = ("missing_lookup", "unverified_claim", "incomplete_search")
+"""What may come of an identifier that the user does not give."""
 OMISSIONS = ("missing_write", "missing_information", "premature_stop")
 """What was left undone shows at the end alone: anything before it may be why."""
 
@@ -80,6 +77,14 @@ def _is_of_loop(cause: Cause, repeated: set[str]) -> bool:
     return cause.kind == "premature_stop" or (cause.kind == "extra_write" and {*cause.tools} <= repeated)
 
 
+def _unburdened(case: Case, causes: list[Cause]) -> list[Cause]:
+    """Without what the agent could not do, where the simulated user kept from it what its script gives."""
+    denial = withheld(case)
+    if denial is None:
+        return causes
+    return [cause for cause in causes if cause.kind not in (*OMISSIONS, *UNREAD)] + [denial]
+
+
 def explain(case: Case) -> Explanation:
     """Find what explains a rollout."""
     against = tuple(dict.fromkeys(suspicions(case)))
@@ -92,10 +97,12 @@ def explain(case: Case) -> Explanation:
         causes.append(Cause(SIMULATOR, slip[0], slip[1], inherent=False))
         if all(cause.kind in OMISSIONS or not KINDS[cause.kind].of_agent for cause in causes):
             causes = [cause for cause in causes if cause.kind not in OMISSIONS]
+    causes = _unburdened(case, causes)
     earliest: dict[str, Cause] = {}
     for cause in sorted(causes, key=lambda cause: (cause.kind in OMISSIONS, cause.message)):
         earliest.setdefault(cause.kind, cause)
-    if against and not any(KINDS[kind].of_agent for kind in earliest):
+    of_agent = {kind for kind in earliest if KINDS[kind].of_agent}
+    if against and SIMULATOR not in earliest and (not of_agent or is_reference_alone(case, of_agent)):
         reference = Cause(SUSPECT, case.story.last, against[0])
         return Explanation((reference, *earliest.values()), against)
     return Explanation(tuple(earliest.values()), against)

@@ -14,6 +14,9 @@ from captrain.diagnosis.case import Case
 from captrain.diagnosis.clauses import violations
 from captrain.records import Record
 
+LAPSES = ("over_escalation", "missing_lookup", "incomplete_search", "loop")
+"""What an agent may do that refuses what a wrong reference asks for."""
+
 
 class Suspect(Record):
     """A rollout whose reference is suspect: which, of which task and trial, how it ended, and the reasons."""
@@ -34,6 +37,16 @@ def suspicions(case: Case) -> Iterator[str]:
         for person in objects(goal.arguments):
             if "first_name" in person and "last_name" in person:
                 yield from _stranger(case, person, str(goal))
+
+
+def is_reference_alone(case: Case, agent_kinds: set[str]) -> bool:
+    """Whether a suspect reference explains a failure by itself: the agent made no write but those of the reference,
+    left undone nothing but what the policy forbids, and its own causes are such as only the reference can tell."""
+    goals = [act for act in case.story.expected if act.kind == "write"]
+    forbidden = [violation.act for violation in violations(goals, case.wishes, case.setting)]
+    faithful = not case.story.extras and all(pair.write is None or pair.goal in forbidden for pair in case.story.pairs)
+    lapses = {*LAPSES} - ({"loop"} if "max" in case.ending else set())
+    return faithful and all(goal in forbidden for goal in case.undone) and agent_kinds <= lapses
 
 
 def _stranger(case: Case, person: dict[str, object], goal: str) -> Iterator[str]:

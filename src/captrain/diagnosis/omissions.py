@@ -1,0 +1,156 @@
+"""What a rollout left undone beside its reference: refused, put in the wrong order, kept from the agent, or left out.
+
+An omission shows at the end alone, and anything before it may be why. So the words of the assistant are searched for a
+refusal of what was due, and the calls for one that closed the record, before it is said that something was left out.
+"""
+
+import re
+from collections.abc import Iterator
+
+from captrain.capabilities import Act, differing, leaves, same, says, text_of
+from captrain.diagnosis.case import REFUSAL, Case, plain
+from captrain.diagnosis.cause import SIMULATOR, Cause, quoted
+
+HARD = re.compile(r"\b(not|unable|unfortunately)\b|n[’']t\b|\bcannot\b")
+"""What tells a refusal from a condition that is merely named."""
+PROCEED = re.compile(r"\b(?:proceed|go ahead)\b[^?]*\?")
+DENIAL = re.compile(
+    r"\b(?:don[’']t|do not|can[’']t|cannot|not) (?:\w+ ){0,3}?(?:have|remember|recall|know|sure)\b[^.?!]{0,60}"
+    r"\b(?:id|ids|number|code|confirmation|information|it)\b|\bdon[’']t have (?:that|any)\b"
+)
+"""Words with which a user says that it has no identifier."""
+CODE = re.compile(r"\b[a-z]+_[a-z]+_\d{3,}\b")
+"""An account's identifier."""
+COLLEAGUE = re.compile(r"\b(transfer|connect|hand)(ring|ing)? you\b")
+SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
+SYNONYMS = {
+    "update": "modif|chang|updat|upgrad|add",
+    "modify": "modif|chang|exchang|updat",
+    "exchange": "exchang|swap|replac",
+    "cancel": "cancel",
+    "return": "return|refund",
+    "book": "book|reserv",
+    "send": "send|sent|issu|compensat|certificate",
+}
+"""Stems of the words for what a tool does, by the verb of its name."""
+
+
+def withheld(case: Case) -> Cause | None:
+    """The message in which the simulated user says that it has no identifier, though its script gives one that it
+    never says, and nothing was changed for want of it."""
+    codes = {code for code in CODE.findall(case.script) if not says(case.story.user, code)}
+    if (
+        not codes
+        or case.story.writes
+        or any(says(text_of(act.arguments), code) for act in case.story.acts for code in codes)
+    ):
+        return None
+    for place in case.users():
+        if DENIAL.search(plain(case.text(place))):
+            evidence = f"the user keeps {sorted(codes)[0]} of its script to itself: {quoted(case.text(place))}"
+            return Cause(SIMULATOR, place, evidence, "high", False)
+    return None
+
+
+def undone_writes(case: Case) -> Iterator[Cause]:
+    """A write of the reference that nothing stands for: refused, not found for want of a search, or left out."""
+    if not case.undone:
+        return
+    for goal in case.undone:
+        yield from _out_of_order(case, goal)
+    refusal = next((place for goal in case.undone for place in _refusals(case, goal)), None)
+    tools = tuple(sorted({goal.tool for goal in case.undone}))
+    if refusal is not None:
+        evidence = f"{case.undone[0]} was refused: {quoted(_sentence(case.text(refusal)))}"
+        yield Cause("partial_refusal", refusal, evidence, "high", False, tools)
+        return
+    handed = any(act.kind == "handover" for act in case.story.acts)
+    if not handed and not case.disclaimers():
+        count = len(case.story.pairs)
+        evidence = f"{count - len(case.undone)} of {count} operations carried out, {case.undone[0]} left out"
+        yield Cause("missing_write", case.story.last, evidence, "high", False, tools)
+
+
+def _out_of_order(case: Case, goal: Act) -> Iterator[Cause]:
+    """A write after which its record takes the goal no more, where the reference makes the goal first."""
+    order = [pair.goal for pair in case.story.pairs]
+    for attempt in case.attempts(goal):
+        for pair in case.story.pairs:
+            act = pair.write
+            is_before = act is not None and act.message < attempt.message and same(goal.record, act.record)
+            if act is not None and is_before and order.index(goal) < order.index(pair.goal):
+                reason = quoted(text_of(attempt.result))
+                evidence = f"{act} before {goal}, which was refused from then on: {reason}"
+                yield Cause("wrong_operation", act.message, evidence, "high", False, (act.tool, goal.tool))
+                return
+
+
+def _refusals(case: Case, goal: Act) -> list[int]:
+    """The replies that refuse what the goal does, unless a later one offers it."""
+    stems = re.compile(stems_of(goal.tool))
+    refusals = [place for place in case.refusals() if stems.search(plain(_sentence(case.text(place))))]
+    refusals = [place for place in refusals if not _goes_on(case.text(place), stems)]
+    values = [leaf for leaf in leaves(goal.arguments) if not leaf.replace(".", "").isdigit()]
+    texts = {place: case.text(place) for place in case.replies() if case.asks(place)}
+    offers = [place for place, text in texts.items() if any(says(text, value) for value in values)]
+    offers = [place for place in offers if not REFUSAL.search(plain(texts[place]))]
+    nouns = {*goal.tool.split("_")[1:]} - {
+        noun for tool in case.setting.toolbox.schemas for noun in _others(tool, goal)
+    }
+
+    def rank(place: int) -> tuple[bool, bool, int]:
+        text = plain(case.text(place))
+        # A reply that names a condition and asks for details goes on with the request.
+        is_condition = not HARD.search(text) and "?" in text
+        return is_condition, bool(nouns) and not any(noun in plain(_sentence(text)) for noun in nouns), place
+
+    return sorted((place for place in refusals if not any(offer > place for offer in offers)), key=rank)
+
+
+def _others(tool: str, goal: Act) -> set[str]:
+    """The words of the name of another tool with the verb of the goal's."""
+    words = tool.split("_")
+    return {*words[1:]} if tool != goal.tool and words[0] == goal.tool.split("_")[0] else set()
+
+
+def _goes_on(text: str, stems: re.Pattern[str]) -> bool:
+    """Whether a reply asks the user whether to go ahead with the very thing of which it refuses a part."""
+    return any(PROCEED.search(part) and stems.search(plain(part)) for part in SENTENCE.split(text))
+
+
+def _sentence(text: str) -> str:
+    """The sentence that refuses."""
+    return next((part for part in SENTENCE.split(text) if REFUSAL.search(plain(part))), text)
+
+
+def stems_of(tool: str) -> str:
+    """A pattern of the words for what a tool does."""
+    verb = tool.partition("_")[0]
+    return SYNONYMS.get(verb, re.escape(verb))
+
+
+def missing_information(case: Case) -> Iterator[Cause]:
+    """A value to be told, by the reference's own account, that no message of the assistant says, though all that was to
+    be done is done: what was left undone cannot be told."""
+    deviates = any(pair.write is None or differing(pair.goal, pair.write) for pair in case.story.pairs)
+    if case.untold and not deviates and not case.story.extras:
+        evidence = f"{', '.join(case.untold)} was not told"
+        yield Cause("missing_information", case.story.last, evidence, "high", False)
+
+
+def endings(case: Case) -> Iterator[Cause]:
+    """A dialogue that is cut off without a last word, or without the hand-over that is due."""
+    story = case.story
+    due = next((act for act in story.expected if act.kind == "handover"), None)
+    handover = next((act for act in story.acts if act.kind == "handover"), None)
+    is_done = all(pair.write is not None and not differing(pair.goal, pair.write) for pair in story.pairs)
+    if (
+        due is not None
+        and is_done
+        and handover is None
+        and not any(COLLEAGUE.search(plain(case.text(i))) for i in case.replies())
+    ):
+        yield Cause("missing_escalation", story.last, f"{due} is missing", "high", False, (due.tool,))
+    if story.final is None and handover is None and story.messages[story.last :][-1:] and case.rollout.score:
+        reason = f" ({case.ending.replace('_', ' ')})" if case.ending else ""
+        yield Cause("premature_stop", story.last, f"is cut off without a last message{reason}")
