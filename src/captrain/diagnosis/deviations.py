@@ -49,11 +49,12 @@ def wrong_writes(case: Case) -> Iterator[Cause]:
         if act is None or act in forbidden:
             continue
         wrong, is_unread = differing(goal, act), act in case.unread()
-        if any(same(goal.arguments, attempt.arguments) for attempt in case.attempts(goal)):
+        is_elsewhere = not same(act.record, goal.record)
+        if is_elsewhere and any(same(goal.arguments, attempt.arguments) for attempt in case.attempts(goal)):
             # What the tools refuse of the reference itself has nothing that stands for it.
             evidence = f"{act}, which the reference does not make"
             yield Cause("extra_write", act.message, evidence, "high", False, (act.tool,), tuple(act.arguments))
-        elif not same(act.record, goal.record):
+        elif is_elsewhere:
             evidence = f"{act}, where {goal} was meant"
             yield Cause("wrong_record", act.message, evidence, "high", False, (goal.tool,), tuple(goal.record))
         elif act.tool != goal.tool and not is_unread:
