@@ -97,6 +97,24 @@ def test_outside_a_project_one_message_says_where_to_run(tmp_path: Path, captrai
     assert err.startswith("error: there is no dvc.yaml") and "Traceback" not in err
 
 
+def test_a_beginning_of_an_id_names_what_it_alone_begins(project: Path, captrain: Captrain) -> None:
+    assert "rollout a1f0 failed" in captrain(project, "show", "rollouts", "a1")[1]
+    assert "check_first.py" in captrain(project, "show", "environments", "check")[1]
+    status, _, err = captrain(project, "show", "rollouts", "z")
+    assert status == 2 and "there is no rollout 'z'" in err
+
+
+def test_no_job_is_an_empty_list(project: Path, captrain: Captrain) -> None:
+    status, out, _ = captrain(project, "jobs")
+    assert status == 0 and out.startswith("no job was ever submitted here")
+
+
+def test_the_sweep_command_explains_itself(tmp_path: Path) -> None:
+    code = "import sys; sys.argv = ['captrain-sweep', '--help']; from captrain.experiments.sweep import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "captrain-sweep -m" in done.stdout
+
+
 def test_an_agreeing_rollout_has_no_divergence() -> None:
     found = divergence([get("W1"), cancel("W1")], [get("W1"), cancel("W1")])
     assert found.first is None and [mark.verdict for mark in found.marks] == ["same", "same"]
@@ -149,7 +167,7 @@ def test_a_rollout_that_stops_early_shows_what_is_missing(project: Path, captrai
 @pytest.mark.parametrize(
     ("noun", "given", "near"),
     [
-        ("rollouts", "a1f", "a1f0"),
+        ("rollouts", "a1f9", "a1f0"),
         ("capabilities", "chek_first", "check_first"),
         ("environments", "check_frist", "check_first"),
         ("adapters", "check-first", "check_first"),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rich.console import Console, RenderableType
 
+from captrain.cli.fitting import fitted
 from captrain.config import find_project
 from captrain.errors import UserError
 
@@ -30,4 +31,4 @@ def print_all(*parts: RenderableType) -> None:
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120
     console = Console(width=width, highlight=False, markup=False, emoji=False)
     for part in parts:
-        console.print(part)
+        console.print(fitted(part, console))

@@ -87,4 +87,5 @@ def jobs(id: Annotated[str | None, typer.Argument(metavar="ID", help="Print this
     if id:
         print(job_log(project_root(), id), end="")
     else:
-        print_all(jobs_table(project_root()))
+        table = jobs_table(project_root())
+        print_all(table if table.row_count else "no job was ever submitted here: machine=slurm submits some")

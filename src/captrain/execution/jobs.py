@@ -169,13 +169,9 @@ def _rows(text: str, width: int) -> Iterator[list[str]]:
 
 
 def jobs_table(root: Path, limit: int = 40) -> Table:
-    """The last attempt at each item, oldest first: job, item, state, node, elapsed, progress, last line, reason.
-
-    Raises:
-        UserError: no job was ever submitted here.
-    """
+    """The last attempt at each item, oldest first: job, item, state, node, elapsed, progress, last line, reason."""
     attempts: dict[str, list[tuple[Submission, int, Attempt]]] = {}
-    for submission in _existing_submissions(root):
+    for submission in submissions(root / JOBS):
         for index, attempt in enumerate(submission.attempts(root / JOBS)):
             attempts.setdefault(attempt.key, []).append((submission, index, attempt))
     # The newest last, whenever the item was first tried.

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import yaml
 
-from captrain.config import Choice, alternatives, load_choice
+from captrain.config import Choice, alternatives, layered_conf, load_choice
 from captrain.errors import UserError
 from captrain.execution import entry_point, exclusive
 from captrain.experiments import points
@@ -32,6 +32,19 @@ JOBS = Path(".cache/sweeps")
 FAILURE = "failed.txt"
 WHOLE = "whole.txt"
 STUDY = "+study"
+HELP = """\
+captrain-sweep -m [SETTING=VALUE,VALUE,...] [+study=NAME] [hydra/launcher=joblib|submitit_slurm]
+
+The pipeline over every combination of these settings; params.yaml has what they do not name.
+
+  -m                          run the grid (required)
+  selection.delta=0.1,0.2     a setting of conf/ with its values
+  +study=NAME                 a grid that conf/study/ keeps
+  hydra/launcher=joblib       several points at once: hydra.launcher.n_jobs=2
+  hydra/launcher=submitit_slurm   each point as a Slurm job
+  hydra.job.name=NAME         names the table, results/sweeps/NAME.csv
+
+Points are made once, share what did not change, and go on where they were cut off. docs: "Sweeps, seeds and Slurm"."""
 
 
 def settings_of(overrides: Sequence[str]) -> dict[str, str]:
@@ -113,12 +126,16 @@ def main() -> None:
         UserError: it was not started in the root of a repository, or without -m, or there is no such study, or a
             sweep of this name runs.
     """
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        print(HELP)
+        return
     root = Path.cwd()
     if not (root / "dvc.yaml").exists():
         raise UserError(f"there is no dvc.yaml in {root.name}/", "run captrain-sweep in the root of the repository")
     if not {"-m", "--multirun"} & set(sys.argv):
         raise UserError("captrain-sweep runs a grid of points", "give -m, or use `dvc repro` for a single one")
-    name = sweep_name(sys.argv[1:], root / "conf")
+    with layered_conf(root / "conf") as conf:
+        name = sweep_name(sys.argv[1:], conf)
     try:
         # Its folders and its table go by the name: of two sweeps the second would take the first one's away.
         with exclusive(root / LOCKS / f"sweep-{name}", wait=False):
@@ -139,7 +156,8 @@ def _sweep(name: str, root: Path) -> None:
     sys.argv += [*folders, f"hydra.job.name={name}"]
     status = None
     try:
-        hydra.main(version_base="1.3", config_path=str(root / "conf"), config_name="config")(job)()
+        with layered_conf(root / "conf") as conf:
+            hydra.main(version_base="1.3", config_path=str(conf), config_name="config")(job)()
     except SystemExit as end:  # a job of a cluster that died has said nothing, and others may be whole
         status = end.code
     rows, failures = gather(jobs, root)

@@ -6,9 +6,9 @@ a stage has not computed, except where a rollout leaves its reference. No torch.
 
 import difflib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.markdown import Markdown
@@ -40,14 +40,22 @@ def all_rollouts(root: Path) -> list[Rollout]:
     return [rollout for path in paths for rollout in load(path, Rollout)]
 
 
-T = TypeVar("T")
+DISTINCT = {
+    "distinguishable": "yes",
+    "not distinguishable": "no",
+    "not distinguishable after correction": "no (Holm)",
+}
+"""Readings of a difference, in one word: a row of the table is one line of 80 columns."""
 
 
-def _pick(noun: str, name: str, candidates: Mapping[str, T]) -> T:
-    """The candidate of that name, or a refusal that names those close to it."""
+def _pick(noun: str, name: str, candidates: Collection[str]) -> str:
+    """The candidate of that name, or the only one that begins so; or a refusal that names those close to it."""
     if name in candidates:
-        return candidates[name]
-    near = difflib.get_close_matches(name, candidates, n=3, cutoff=0.5)
+        return name
+    longer = sorted(candidate for candidate in candidates if name and candidate.startswith(name))
+    if len(longer) == 1:
+        return longer[0]
+    near = longer[:3] or difflib.get_close_matches(name, candidates, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     plural = f"{noun.removesuffix('y')}ies" if noun.endswith("y") else f"{noun}s"
     raise UserError(f"there is no {noun} {name!r}", f"{hint}`captrain show {plural}` lists them")
@@ -83,7 +91,8 @@ def rollouts(root: Path, outcome: str | None, limit: int) -> Table:
 def rollout(root: Path, name: str) -> RenderableType:
     """One rollout, its messages with the divergence from the reference marked."""
     by_id = {entry.id: entry for entry in all_rollouts(root)}
-    entry = _pick("rollout", name, by_id)
+    name = _pick("rollout", name, by_id)
+    entry = by_id[name]
     facts = {
         "task": f"{entry.task.id} of {entry.environment} ({entry.task.split} split), trial {entry.trial}, "
         f"for {entry.purpose}",
@@ -174,7 +183,8 @@ def capability(root: Path, name: str) -> RenderableType:
     """One candidate: description, numbers of its selection and the reason, evidence."""
     selection = _document(root / "results/capabilities/selection.json", "capabilities")
     by_id = {candidate["id"]: candidate for candidate in selection["candidates"]}
-    candidate = _pick("capability", name, by_id)
+    name = _pick("capability", name, by_id)
+    candidate = by_id[name]
     facts = {
         "selected": f"{'yes' if candidate['selected'] else 'no'}: {candidate['reason']}",
         "gap": f"{_number(candidate['gap'])} ({_number(candidate['gap_low'])} to {_number(candidate['gap_high'])})",
@@ -217,7 +227,9 @@ def _verdict(passed: bool) -> Text:
 
 def environment(root: Path, name: str) -> RenderableType:
     """One passport, check by check."""
-    passport = _pick("environment", name, _passports(root))
+    passports = _passports(root)
+    name = _pick("environment", name, passports)
+    passport = passports[name]
     table = _columns(f"passport of {name}", "check", "", "measured", "bound", "detail", "task")
     for check in passport["checks"]:
         measured = "" if check["measured"] is None else str(check["measured"])
@@ -249,7 +261,8 @@ def adapters(root: Path) -> Table:
 def adapter(root: Path, name: str) -> RenderableType:
     """One adapter: its row of the index and its model card."""
     index = _adapters(root)
-    entry = _pick("adapter", name, index)
+    name = _pick("adapter", name, index)
+    entry = index[name]
     facts = _facts({key: value if isinstance(value, str) else json.dumps(value) for key, value in entry.items()})
     card = root / entry["path"] / "README.md"
     if not card.exists():
@@ -273,18 +286,19 @@ def results(root: Path) -> RenderableType:
         return Group(discovery, Text("the test split has not been played: `dvc repro evaluation`"))
     final = table(folder)
     level = 1 - _document(folder / "metrics.json", "evaluation")["confidence"]
-    paired = _columns("paired differences over tasks", "difference", "in pass rate", "interval", "p", "reading")
+    paired = _columns("paired differences over tasks, in pass rate", "difference", "rate", "interval", "p", "distinct")
     for row in evaluation_table(folder, "differences").dropna(subset=["difference"]).to_dict("records"):
         paired.add_row(
             f"{row['first']} - {row['second']}",
             f"{row['difference']:+.3f}",
             f"{row['low']:+.3f} to {row['high']:+.3f}",
             "" if row["p"] != row["p"] else f"{row['p']:.3f}" if row["p"] >= 0.001 else "< 0.001",
-            interpret_difference(row, level),
+            DISTINCT.get(reading := interpret_difference(row, level), reading),
         )
     paired.caption = (
         "p: exact sign test over tasks; not given for bounds, which are no single policy\n"
-        "reading: of the interval and, where there is a test, of p after Holm's correction for all tests here"
+        "distinct: by the interval and, where there is a test, by p after Holm's correction for all tests here; "
+        "no (Holm): not after the correction"
     )
     figures = sorted((root / "results/figures").glob("*.p*"))
     figures_line = (
