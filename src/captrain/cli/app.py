@@ -8,6 +8,7 @@ verify` and `validate` exit with 1 when something does not hold.
 
 import typer
 
+from captrain.cli.environments import export_environment
 from captrain.cli.logs import diagnose
 from captrain.cli.pipeline import jobs, status, verify, watch
 from captrain.cli.plan import plan, power
@@ -41,6 +42,7 @@ for command in (
     power,
     published,
     export,
+    export_environment,
     report,
     jobs,
     validate,

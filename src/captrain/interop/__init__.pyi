@@ -2,6 +2,9 @@ from .export import export_rollouts as export_rollouts
 from .logs.reading import Logs as Logs
 from .logs.reading import logs_of_rollouts as logs_of_rollouts
 from .logs.reading import read_logs as read_logs
+from .packages import Package as Package
+from .packages import Standard as Standard
+from .packages import write_package as write_package
 from .trajectories import Inexpressible as Inexpressible
 from .trajectories import atif_document as atif_document
 from .trajectories import messages_of as messages_of

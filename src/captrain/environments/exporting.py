@@ -1,0 +1,90 @@
+"""An environment out of this project: by its name or file, with its passport, as a package of another standard.
+
+What has no passport, has failed it, or was changed since is refused: whoever trains in a package cannot see what
+captrain would have refused to train in.
+"""
+
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from captrain.config import Machine, load_spec
+from captrain.contract import Target
+from captrain.environments.loading import load_environment
+from captrain.errors import UserError
+from captrain.interop import Package, Standard, write_package
+from captrain.records import Passport, Split
+
+FOLDERS = ("results/environments", "results/pairs")
+COUNT = 1000
+"""Tasks of a split that a package offers where the environment makes as many as one asks for."""
+SPLITS: tuple[Split, ...] = ("training", "discovery", "test")
+
+
+def export_environment(name: str, root: Path, standard: Standard, out: Path) -> list[Path]:
+    """Write the package of an environment.
+
+    Args:
+        name: of a capability whose environment has passed, or the path of an environment file with its passport
+            beside it.
+        root: of the project.
+        standard: of the package.
+        out: folder of the package.
+
+    Returns:
+        The files.
+
+    Raises:
+        UserError: there is no such environment, it has no passport, has failed it or was changed since, the sandbox
+            is weaker than asked for, or the package cannot be written.
+        EnvironmentFault: the file does not load or play.
+    """
+    path = _file(name, root)
+    passport = _passport(path)
+    derived = root / "results/spec.yaml"
+    machine = load_spec(derived).machine if derived.exists() else Machine(workers=1, batch=1)
+    target = load_environment(path.parent, passport, machine)
+    first = target.tasks("training", 1)[0]
+    package = Package(
+        text=path.read_bytes(),
+        passport=passport,
+        tools=target.tools,
+        tasks={split: count for split in SPLITS if (count := _count(target, split))},
+        solution=target.reference(first),
+    )
+    return write_package(package, standard, out)
+
+
+def _file(name: str, root: Path) -> Path:
+    if name.endswith(".py"):
+        path = Path(name)
+        if not path.is_file():
+            raise UserError(f"there is no file {path}", "name an environment file that has its passport beside it")
+        return path
+    files = {path.stem: path for folder in FOLDERS for path in sorted((root / folder).glob("*.py"))}
+    if name not in files:
+        names = ", ".join(files) or "none: run `dvc repro environments`"
+        raise UserError(f"there is no environment {name!r}", f"there are {names}; or name an environment file")
+    return files[name]
+
+
+def _passport(path: Path) -> Passport:
+    """The passport beside a file."""
+    beside = path.with_name(f"{path.stem}.passport.json")
+    if not beside.is_file():
+        raise UserError(f"{path} has no passport", f"`captrain validate {path}` makes one out, and says what it lacks")
+    try:
+        passport = Passport.model_validate_json(beside.read_bytes())
+    except ValidationError as error:
+        raise UserError(f"{beside} is not a whole passport ({error.errors()[0]['msg']})", "make it out again") from None
+    if passport.capability != path.stem:
+        raise UserError(f"{beside} was made out for {passport.capability!r}", "make it out again")
+    if not passport.passed:
+        raise UserError(f"{path} has failed its passport: {passport.complaints()}", "mend it first")
+    return passport
+
+
+def _count(target: Target, split: Split) -> int:
+    """How many tasks of a split a package offers; none where the environment has none."""
+    size = target.size(split)
+    return COUNT if size is None else min(size, COUNT)

@@ -1,0 +1,255 @@
+"""Environments for other people's trainers: a package of OpenEnv, verifiers or TRL around an environment file.
+
+None of these share a virtual environment with captrain, so a package needs nothing of it: it holds the environment file
+as it is, a few pages of code of the standard's, written from the templates beside this module, and the passport. Tools
+keep the target's own names and schemas, and the reward is captrain's score of the recorded messages, whoever plays.
+"""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import Literal, get_args
+
+from captrain.errors import UserError
+from captrain.records import JsonObject, Message, Passport, publish_folder
+
+Standard = Literal["openenv", "verifiers", "trl"]
+RESERVED = {"openenv": {"reset", "step", "state", "close"}, "verifiers": set[str](), "trl": {"reset", "get_reward"}}
+"""Names that a standard keeps for itself."""
+LAYOUTS: dict[Standard, dict[str, str]] = {
+    "openenv": {
+        "__init__.py": "openenv/init.py",
+        "client.py": "openenv/client.py",
+        "episodes.py": "episodes.py",
+        "models.py": "openenv/models.py",
+        "pyproject.toml": "openenv/pyproject.toml",
+        "server/Dockerfile": "openenv/Dockerfile",
+        "server/__init__.py": "empty.py",
+        "server/app.py": "openenv/app.py",
+        "server/environment_server.py": "openenv/server.py",
+    },
+    "verifiers": {
+        "$module/__init__.py": "verifiers/init.py",
+        "$module/episodes.py": "episodes.py",
+        "$module/taskset.py": "verifiers/taskset.py",
+        "$module/tools.py": "verifiers/tools.py",
+        "pyproject.toml": "verifiers/pyproject.toml",
+    },
+    "trl": {
+        "$module/__init__.py": "trl/init.py",
+        "$module/episodes.py": "episodes.py",
+        "$module/training.py": "trl/training.py",
+        "pyproject.toml": "trl/pyproject.toml",
+    },
+}
+"""Files of a package, and the templates that they are made from."""
+GRADES = {
+    "semantic.oracle_max": "reward of the reference solution",
+    "semantic.floor_gap": "reward of doing nothing",
+    "semantic.canary_floor": "reward of the broken solution",
+    "semantic.no_solution_leakage": "calls given away",
+    "semantic.verifier_determinism": "same play, same observations",
+    "runtime.seed_control": "same seed, same task in a fresh process",
+    "statistical.difficulty_separation": "spread of rewards",
+    "statistical.reward_reachability": "pass rate of the base",
+}
+"""OpenEnv's names of what a passport measures, for which it has no graders of its own yet."""
+FLOOR = "reward of doing nothing"
+
+
+@dataclass(frozen=True)
+class Package:
+    """What goes into a package.
+
+    `text` is the environment file, `tasks` how many tasks of each split it offers, `solution` the assistant messages
+    of a reference, played in the first training task.
+    """
+
+    text: bytes
+    passport: Passport
+    tools: Sequence[JsonObject]
+    tasks: Mapping[str, int]
+    solution: Sequence[Message]
+
+    @property
+    def module(self) -> str:
+        """The name under which Python imports the package."""
+        return "captrain_" + self.passport.capability.replace("+", "_and_")
+
+    def names(self) -> dict[str, str]:
+        """What the templates ask for."""
+        title = "".join(part.capitalize() for part in self.module.split("_")[1:])
+        splits = f"One of {', '.join(self.tasks)}."
+        return {
+            "environment": self.passport.capability,
+            "module": self.module,
+            "dashed": self.module.replace("_", "-"),
+            "title": title,
+            "tasks": repr(dict(self.tasks)),
+            "splits": splits,
+        }
+
+
+def write_package(package: Package, standard: Standard, out: Path) -> list[Path]:
+    """Write a package into a folder.
+
+    Args:
+        package: what goes in.
+        standard: whose.
+        out: the folder; it appears whole, or not at all.
+
+    Returns:
+        The files, in order.
+
+    Raises:
+        UserError: the folder is not empty, or the standard cannot express the tools.
+    """
+    if standard not in get_args(Standard):
+        raise UserError(f"there is no standard {standard!r}", f"say one of {', '.join(get_args(Standard))}")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} is there and not empty", "name another folder with --out")
+    _check_tools(package, standard)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    aside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    try:
+        for name, text in _texts(package, standard).items():
+            path = aside / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        if out.exists():
+            out.rmdir()
+        publish_folder(aside, out)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return sorted(path for path in out.rglob("*") if path.is_file())
+
+
+def _check_tools(package: Package, standard: Standard) -> None:
+    """Refuse tools that the standard has no form for."""
+    for tool in package.tools:
+        function = tool["function"]
+        name, parameters = function["name"], (function.get("parameters") or {}).get("properties") or {}
+        if name in RESERVED[standard]:
+            raise UserError(
+                f"{standard} keeps the name {name} for itself, and a tool has it", "choose another standard"
+            )
+        unspeakable = [word for word in (name, *parameters) if not word.isidentifier() or word.startswith("_")]
+        if standard == "trl" and unspeakable:
+            raise UserError(
+                f"TRL's tools are Python methods, and {unspeakable[0]} of {name} is no name of one",
+                "choose another standard",
+            )
+
+
+def _texts(package: Package, standard: Standard) -> dict[str, str | bytes]:
+    """The files of a package, by their paths in it."""
+    names = package.names()
+    root = files("captrain").joinpath("interop/templates")
+    contents: dict[str, str | bytes] = {
+        Template(path).substitute(names): Template(root.joinpath(f"{source}.txt").read_text()).substitute(names)
+        for path, source in LAYOUTS[standard].items()
+    }
+    folder = "" if standard == "openenv" else f"{package.module}/"
+    contents[f"{folder}environment.py"] = package.text
+    contents[f"{folder}passport.json"] = package.passport.model_dump_json(indent=1) + "\n"
+    contents["README.md"] = Template(root.joinpath(f"{standard}/README.md.txt").read_text()).substitute(
+        names, passport=_passport_lines(package.passport), confinement=_confinement(package.passport)
+    )
+    if standard == "openenv":
+        contents["openenv.yaml"] = _openenv_manifest(package)
+        contents["validation/runtime.json"] = json.dumps(_runtime_plan(package), indent=1) + "\n"
+    return contents
+
+
+def _confinement(passport: Passport) -> str:
+    if passport.trusted:
+        return "The environment file is captrain's own text."
+    return (
+        "**The environment file was written by a language model or by somebody else.** captrain ran it in a sandbox "
+        "only; here it runs with your rights. Run the package in a container."
+    )
+
+
+def _passport_lines(passport: Passport) -> str:
+    rows = [
+        f"| {_plain(check.name)} | {'' if check.measured is None else f'{check.measured:g}'} | {_plain(check.bound)} |"
+        for check in passport.checks
+    ]
+    return "\n".join(["| check | measured | bound |", "|---|---|---|", *rows])
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[|\n\r`<>\[\]]", " ", text)
+
+
+def _measured(passport: Passport, name: str) -> float | None:
+    return next((check.measured for check in passport.checks if check.name == name), None)
+
+
+def _openenv_manifest(package: Package) -> str:
+    """`openenv.yaml`: what OpenEnv's validation reads, and below `passport` what it has no grader for yet."""
+    import yaml
+
+    passport = package.passport
+    floor = _measured(passport, FLOOR) or 0.0
+    grades = {
+        grade: {"check": check.name, "measured": check.measured, "bound": check.bound, "passed": check.passed}
+        for grade, name in GRADES.items()
+        for check in passport.checks
+        if check.name == name
+    }
+    validation = {
+        # A step is worth what it changed, and it may have spoilt something.
+        "reward": {"range": [-1.0, 1.0], "oracle_tolerance": 0.0, "floor_margin": int((1 - floor) * 100) / 100},
+        "resources": {"cpu": 1.0, "memory_mb": 512, "disk_mb": 256, "episode_timeout_s": 300.0},
+        "network": {"mode": "no-network"},
+        "capabilities": {
+            "verifier": {"kind": "reward_channel"},
+            "task_api": True,
+            "declared_tools": [tool["function"]["name"] for tool in package.tools],
+            "declared_task_count": dict(package.tasks),
+        },
+        "task_distribution": {"dataset_version": passport.environment},
+        "types": {"tags": ["captrain", "tool-use"]},
+        "execution": {
+            "kind": "openenv_ws",
+            "probe_path": "validation/runtime.json",
+            "dockerfile": "server/Dockerfile",
+            "context": ".",
+            "agent_boundary": "api",
+        },
+        "passport": grades,
+    }
+    manifest = {
+        "spec_version": 1,
+        "name": package.module,
+        "version": "0.1.0",
+        "type": "space",
+        "runtime": "fastapi",
+        "app": "server.app:app",
+        "port": 8000,
+        "validation": validation,
+    }
+    return yaml.safe_dump(manifest, sort_keys=False, allow_unicode=True)
+
+
+def _runtime_plan(package: Package) -> JsonObject:
+    """The measured episode of OpenEnv's validation: the reference solution of the first training task."""
+    actions = [
+        {
+            "type": "message",
+            "content": message.get("content") or "",
+            "tool_calls": [
+                {"type": "function", "function": call["function"]} for call in message.get("tool_calls") or []
+            ],
+        }
+        for message in package.solution
+    ]
+    reset = {"episode_id": "captrain-reference", "seed": 0, "options": {"split": "training", "index": 0}}
+    return {"plan_schema_version": "1", "reset": reset, "actions": actions}

@@ -1,0 +1,21 @@
+"""Where packages are installed that do not go together with ours: by `make installations`, or elsewhere."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / ".cache/installations"
+
+
+def interpreter(name: str) -> str:
+    """The interpreter that CAPTRAIN_<NAME>_PYTHON names, else that of `make installations`, else ""."""
+    own = FOLDER / name
+    made = str(own / "bin/python") if (own / ".made").exists() else ""
+    return os.environ.get(f"CAPTRAIN_{name.upper()}_PYTHON", made)
+
+
+def needs(name: str) -> pytest.MarkDecorator:
+    """Skip where it is not installed, and say how it would be."""
+    reason = f"needs {name}: `make installations`, or CAPTRAIN_{name.upper()}_PYTHON names an interpreter that has it"
+    return pytest.mark.skipif(not interpreter(name), reason=reason)
