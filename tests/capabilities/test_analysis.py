@@ -195,6 +195,27 @@ def test_missing_information_is_judged_as_the_benchmark_reads_it(value: str, sai
     assert lacks(one) == ({} if found else {"information": 3})
 
 
+def test_evidence_says_only_what_the_log_holds_at_that_moment() -> None:
+    """What a user names, or a value a user says, only after the write was not named and not said for it."""
+    wrong = [made("get_booking", booking_id="B8"), made("cancel_booking", booking_id="B8")]
+    late = [user("Cancel my last booking."), *wrong, says("B8 is cancelled."), user("No, B7 it was!"), *ENDS]
+    assert "named_record" not in lacks(rollout(late, ONE))
+    copied = made("change_room", booking_id="B9", room="21", payment_id="card_1")
+    talk = [user("Move B9 to a better room."), READ_9, copied, says("Room 21."), user("I meant room 12."), *ENDS]
+    assert "argument_precision" not in lacks(rollout(talk, [READ_9[0], MOVE_9, told()]))
+    cut = rollout([ASK, READ_7, call("cancel_booking", wrong="B7")], ONE)
+    assert labels(cut)["valid_calls"].evidence.endswith("does not fit the schema of its tool, and got no result")
+
+
+def test_a_word_of_courtesy_is_no_information_and_a_short_value_is_told_as_a_word() -> None:
+    reply = {"role": "assistant", "content": "Done."}
+    finished = made("get_booking", '{"booking_id": "B7", "state": "done"}', booking_id="B7")
+    assert "information" not in lacks(rollout([ASK, finished, says("All set."), ENDS[1]], [READ_7[0], reply]))
+    bags = [user("How many bags?"), READ_7, says("Booking B14 has some."), ENDS[1]]
+    assert lacks(rollout(bags, [READ_7[0], told("4")])) == {"information": 3}
+    assert lacks(rollout([*bags[:2], says("It has 4 bags."), ENDS[1]], [READ_7[0], told("4")])) == {}
+
+
 def test_families_made_for_references_with_words_say_nothing_where_the_reference_has_none() -> None:
     one = rollout([ASK, says("Hello?"), user("Go on."), READ_7, [CANCEL_7, result()], *ENDS], ONE)
     desk = ("clarification", "reply_wording", "escalation", "information")

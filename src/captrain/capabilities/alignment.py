@@ -329,6 +329,11 @@ class Story:
         self.expected_final = None if "informs" in ending else _reply(ending)
         self.milestones = _milestones(rollout)
 
+    def user_before(self, act: Act) -> str:
+        """All that the user said before a call."""
+        messages = self.messages[: act.message]
+        return "\n".join(text_of(m.get("content") or "") for m in messages if m["role"] == "user")
+
     def read_before(self, write: Act, names: Iterable[str]) -> bool:
         """Whether the record under each of these key arguments of the write was read in an earlier message, by its key
         or in the result of another call."""

@@ -27,6 +27,10 @@ from captrain.capabilities.milestones import call_arguments, needed_calls, reach
 from captrain.capabilities.vocabulary import WORD, Vocabulary
 
 HANDING_OVER = re.compile(r"\b(transfer|connect|hand)(ring|ing)? you\b", re.IGNORECASE)
+COURTESIES = frozenset({"complete", "completed", "done", "false", "no", "none", "ok", "okay", "success", "true", "yes"})
+"""What tools return and people say without telling anything: no value that a user asks for."""
+SHORT = 2
+"""Characters of a value that is likely to stand inside another one."""
 Finder = Callable[[Story, Vocabulary], Iterator[Finding]]
 
 
@@ -74,8 +78,12 @@ def record_selection(story: Story, values: Vocabulary) -> Iterator[Finding]:
 def named_record(story: Story, values: Vocabulary) -> Iterator[Finding]:
     """The reference writes on a record that the user names."""
     for pair in story.pairs:
-        names = tuple(name for name in pair.goal.record if name not in pair.derived)
-        if names and pair.write is not None:
+        if pair.write is None:
+            continue
+        # What the user confirms afterwards was not named for the write.
+        spoken = story.user_before(pair.write)
+        names = tuple(name for name, value in pair.goal.record.items() if says(spoken, value))
+        if names:
             wrong = bool({*differing(pair.goal, pair.write)} & {*names})
             evidence = f"{pair.write} {'where the user named that of' if wrong else 'on the record of'} {pair.goal}"
             yield Finding(wrong, evidence, pair.write.message, (pair.goal.tool,), names)
@@ -113,7 +121,7 @@ def multi_step_completion(story: Story, values: Vocabulary) -> Iterator[Finding]
 def argument_precision(story: Story, values: Vocabulary) -> Iterator[Finding]:
     """The reference copies a content argument of a write from the user's words."""
     for write, name, value, wrong in _contents(story):
-        if says(story.user, value):
+        if says(story.user_before(write), value):
             evidence = f"{write}: {name} {'should be' if wrong else 'is'} {text_of(value)}, as the user said"
             yield Finding(wrong, evidence, write.message, (write.tool,), (name,))
 
@@ -163,7 +171,10 @@ def valid_calls(story: Story, values: Vocabulary) -> Iterator[Finding]:
             yield Finding(True, "a call that is not well formed, left as text", index)
     for act in story.acts:
         lacking = act.failed and not _fruitless(story, act)
-        yield Finding(lacking, f"{act} was {'refused' if lacking else 'accepted'}", act.message, (act.tool,))
+        outcome = "was refused" if lacking else "was accepted"
+        if lacking and act.result is None:
+            outcome = "does not fit the schema of its tool, and got no result"
+        yield Finding(lacking, f"{act} {outcome}", act.message, (act.tool,))
 
 
 def _fruitless(story: Story, act: Act) -> bool:
@@ -203,14 +214,25 @@ def escalation(story: Story, values: Vocabulary) -> Iterator[Finding]:
 def information(story: Story, values: Vocabulary) -> Iterator[Finding]:
     """The reference tells the user values that tools return, or says itself which values must be told."""
     for value in story.informs:
-        index = story.first_telling(value)
+        index = _telling(story, value)
         evidence = f"{value} was {'not told' if index is None else 'told'}"
         yield Finding(index is None, evidence, story.last if index is None else index)
     replies = {index: message["content"] for index, message in enumerate(story.messages) if is_reply(message)}
     for value in story.informed(values.near(story.expected_final or "")):
+        if value.strip(".! ").lower() in COURTESIES:
+            continue
         tellings = [index for index, content in replies.items() if says(content, value)]
         evidence = f"{value} was {'told' if tellings else 'not told'}"
         yield Finding(not tellings, evidence, tellings[0] if tellings else story.last)
+
+
+def _telling(story: Story, value: str) -> int | None:
+    """The first message that tells a value: a short one, which is part of many others, as a whole word."""
+    index = story.first_telling(value)
+    if index is None or len(value) > SHORT:
+        return index
+    words = ((place, m.get("content")) for place, m in enumerate(story.messages) if m["role"] == "assistant")
+    return next((place for place, content in words if says(text_of(content or ""), value)), None)
 
 
 def clarification(story: Story, values: Vocabulary) -> Iterator[Finding]:
