@@ -219,3 +219,11 @@ def test_a_reference_that_is_no_solution_is_not_believed(reference: object, tmp_
     path.write_text(json.dumps({"messages": ASKED, "reward": 1, "reference": reference}) + "\n")
     with pytest.raises(UserError, match="its reference"):
         read_logs([path])
+
+
+def test_chats_of_several_files_share_no_task_by_the_number_of_their_line(tmp_path: Path) -> None:
+    for name, words in (("a", "Read A1."), ("b", "Cook an egg.")):
+        rows = [{"messages": [{"role": "user", "content": words}], "reward": reward} for reward in (0, 1)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    rollouts = [*read_logs([tmp_path]).rollouts]
+    assert len({rollout.task.id for rollout in rollouts}) == len(rollouts) == 4

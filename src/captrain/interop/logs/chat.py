@@ -1,7 +1,8 @@
 """Chats with a reward, in OpenAI's message format or in Anthropic's blocks: the rows that other formats become.
 
 The columns go by several names. `tools` (OpenAI schemas), `task_id`, `trial`, `model` and `reference` (assistant
-messages of a solution) are used where they are there; everything else is left out.
+messages of a solution) are used where they are there; everything else is left out. A row without `task_id` is a task of
+its own, named by its file and number.
 """
 
 from collections.abc import Iterator, Mapping
@@ -82,7 +83,8 @@ def chat_rollout(file: str, number: int, row: JsonObject) -> Rollout | str:
         file,
         number,
         environment="chat",
-        task=str(row.get("task_id") if row.get("task_id") is not None else number),
+        # Rows of several files have nothing in common by their numbers.
+        task=str(row.get("task_id") if row.get("task_id") is not None else f"{file[:6]}:{number}"),
         data={"kind": "chat"},
         messages=dialogue,
         reward=float(reward) if isinstance(reward, bool) else reward,
