@@ -4,7 +4,7 @@ from pathlib import Path
 
 from captrain.benchmarks import load_benchmark
 from captrain.config import build, load_spec
-from captrain.environments import Synthesizer, make_brief, make_standard, publish_environments, synthesize
+from captrain.environments import Synthesizer, make_brief, make_standard, publish_environments, synthesize_each
 from captrain.execution import entry_point
 from captrain.records import Capability, Rollout, load
 from captrain.rollouts import PolicySource
@@ -19,8 +19,8 @@ def main() -> None:
     synthesizer = build(run.synthesizer, Synthesizer, access=run.machine.asking)
     rollouts = load(Path("artifacts/rollouts/discovery.jsonl"), Rollout)
     selected = load(Path("results/capabilities/capabilities.jsonl"), Capability)
-    briefs = (make_brief(capability, benchmark.tools, rollouts) for capability in selected)
-    results = [synthesize(brief, synthesizer, policy, standard, run.machine, run.seed) for brief in briefs]
+    briefs = [make_brief(capability, benchmark.tools, rollouts, run.benchmark) for capability in selected]
+    results = synthesize_each(briefs, synthesizer, policy, standard, run.machine, run.seed)
     publish_environments(results, Path("results/environments"), Path("artifacts/environments"))
 
 

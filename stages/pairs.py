@@ -19,8 +19,8 @@ def main() -> None:
         rollouts = load(Path("artifacts/rollouts/discovery.jsonl"), Rollout)
         standard = make_standard(load_benchmark(run.benchmark, run.machine), run.evaluation.tasks, run.environments)
         synthesizer = build(run.synthesizer, Synthesizer, access=run.machine.asking)
-        count, machine = run.pairs.count, run.machine
-        pairs = synthesize_pairs(labels, selected, rollouts, count, synthesizer, standard, machine, run.seed)
+        settings = (run.pairs.count, synthesizer, standard, run.machine, run.seed, run.benchmark)
+        pairs = synthesize_pairs(labels, selected, rollouts, *settings)
     publish_pairs(pairs, Path("results/pairs"), Path("artifacts/pairs"))
     passed = sum(outcome["environment"] for outcome in pairs.account.values())
     print(f"{passed} pair environments" if run.pairs.count else "no pair environments: pairs.count is 0")

@@ -163,7 +163,7 @@ def trl_package(project: Path) -> Iterator[Any]:
 
 
 def test_trl_makes_the_targets_own_schemas_of_the_methods(trl_package: Any) -> None:
-    from transformers.utils import get_json_schema
+    from transformers.utils.chat_template_utils import get_json_schema
 
     world = importlib.import_module(f"{MODULE}.episodes").world()
     for tool in world.tools:

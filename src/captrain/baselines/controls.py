@@ -109,7 +109,9 @@ class Workshop:
         against: Standard,
         machine: Machine,
         seed: int,
+        benchmark: Component | None = None,
     ) -> None:
+        self.benchmark = benchmark
         self.trained, self.pool, self.rollouts, self.synthesizer = trained, pool, rollouts, synthesizer
         self.policy, self.machine, self.seed = policy, machine, seed
         unbounded = {"mean_reward": (0.0, 1.0), "success": (0.0, 1.0), "constant_groups": 1.0}
@@ -125,7 +127,7 @@ class Workshop:
             UserError: the synthesizer cannot be asked, or the sandbox is weaker than asked for.
         """
         if name not in self.trained and name not in self.syntheses and name not in self.lacking:
-            brief = make_brief(self.pool[name], self.against.tools, self.rollouts)
+            brief = make_brief(self.pool[name], self.against.tools, self.rollouts, self.benchmark)
             try:
                 result = synthesize(brief, self.synthesizer, self.policy, self.against, self.machine, self.seed)
                 self.syntheses[name] = result
@@ -173,6 +175,7 @@ def run_controls(spec: Spec, base: Path, results: Path, artifacts: Path) -> list
         make_standard(benchmark, spec.evaluation.tasks, spec.environments),
         spec.machine,
         spec.seed,
+        spec.benchmark,
     )
     report = json.loads((results / "capabilities/selection.json").read_text())
     selections = choices(report, workshop.has, len(passports), spec.seed)

@@ -1,4 +1,5 @@
 from .audit import audit as audit
+from .derived import derivable as derivable
 from .exporting import export_environment as export_environment
 from .leakage import HeldOutTasks as HeldOutTasks
 from .loading import load_environment as load_environment
@@ -17,10 +18,12 @@ from .synthesis import examine as examine
 from .synthesis import make_brief as make_brief
 from .synthesis import make_passport as make_passport
 from .synthesis import synthesize as synthesize
+from .synthesis import synthesize_each as synthesize_each
 from .synthesizer import Brief as Brief
+from .synthesizer import NoTemplate as NoTemplate
 from .synthesizer import Synthesizer as Synthesizer
+from .templates import EMBEDDED as EMBEDDED
 from .templates import WORLD as WORLD
-from .templates import NoTemplate as NoTemplate
 from .validation import publish_validation as publish_validation
 from .validation import validate_file as validate_file
 from .validation import validation_report as validation_report

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from captrain.config import Machine, load_spec
 from captrain.contract import Target
 from captrain.environments.loading import load_environment
-from captrain.errors import UserError
+from captrain.errors import EnvironmentFault, UserError
 from captrain.interop import Package, Standard, write_package
 from captrain.records import Passport, Split
 
@@ -87,4 +87,10 @@ def _passport(path: Path) -> Passport:
 def _count(target: Target, split: Split) -> int:
     """How many tasks of a split a package offers; none where the environment has none."""
     size = target.size(split)
+    try:
+        target.tasks(split, 1)
+    except EnvironmentFault:
+        if split == "training":
+            raise
+        return 0
     return COUNT if size is None else min(size, COUNT)

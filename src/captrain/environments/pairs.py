@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from captrain.capabilities import EXAMPLES, cooccurrence
-from captrain.config import Machine
+from captrain.config import Component, Machine
 from captrain.environments.publication import publish_environments
 from captrain.environments.subject import Standard
 from captrain.environments.synthesis import SynthesisResult, make_brief, synthesize
-from captrain.environments.synthesizer import Synthesizer
-from captrain.environments.templates import NoTemplate
+from captrain.environments.synthesizer import NoTemplate, Synthesizer
 from captrain.records import Capability, JsonObject, Rollout, RolloutLabels, publish_json
 
 
@@ -55,6 +54,7 @@ def synthesize_pairs(
     standard: Standard,
     machine: Machine,
     seed: int,
+    benchmark: Component | None = None,
 ) -> PairEnvironments:
     """Environments for at most `count` pairs of the selected capabilities.
 
@@ -67,6 +67,7 @@ def synthesize_pairs(
         standard: the target, its test tasks, the bounds.
         machine: how well what a synthesizer of others wrote must be confined.
         seed: run seed.
+        benchmark: the target, where environments may be derived from it.
 
     Raises:
         UserError: the synthesizer cannot be asked, or the sandbox is weaker than asked for.
@@ -78,7 +79,7 @@ def synthesize_pairs(
         reason = f"it ranks {rank}, and {count} are wanted"
         if rank <= count:
             capability = combine(capabilities[pair[0]], capabilities[pair[1]], needs)
-            brief = make_brief(capability, standard.tools, rollouts)
+            brief = make_brief(capability, standard.tools, rollouts, benchmark)
             try:
                 pairs.results.append(synthesize(brief, synthesizer, None, standard, machine, seed))
                 reason = pairs.results[-1].best.passport.complaints()

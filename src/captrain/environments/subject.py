@@ -182,7 +182,13 @@ class Subject:
     @property
     def first_tasks(self) -> list[Task]:
         """As many of the first training tasks, of which most training takes its own."""
-        return self.once("first tasks", "", lambda: self.target.tasks("training", self.bounds.seeds))
+        return self.once("first tasks", "", lambda: self.target.tasks("training", self.count))
+
+    @property
+    def count(self) -> int:
+        """How many tasks are checked: as many as asked for, or all that there are."""
+        size = self.once("size", "", lambda: self.target.size("training"))
+        return self.bounds.seeds if size is None else min(size, self.bounds.seeds)
 
     @property
     def all_tasks(self) -> list[Task]:
@@ -196,8 +202,8 @@ class Subject:
 
     def _reach(self) -> int:
         low, high = REACH
-        count = self.random("reach").randint(low * self.bounds.seeds, high * self.bounds.seeds)
-        while count > self.bounds.seeds:
+        count = self.random("reach").randint(low * self.count, high * self.count)
+        while count > self.count:
             try:
                 self.target.tasks("training", count)
             except EnvironmentFault:
@@ -205,11 +211,11 @@ class Subject:
                 count //= 2
             else:
                 return count
-        return self.bounds.seeds
+        return self.count
 
     def drawn(self, count: int) -> list[Task]:
         """The tasks that are checked, out of so many that are asked for (at least `reach`)."""
-        numbers = self.random("tasks").sample(range(self.reach), self.bounds.seeds)
+        numbers = self.random("tasks").sample(range(self.reach), self.count)
         tasks = self.target.tasks("training", count)
         return [tasks[number] for number in numbers]
 

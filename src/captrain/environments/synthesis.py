@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from captrain.config import Machine
+from captrain.config import Component, Machine
 from captrain.contract import Target, load_file
+from captrain.environments.own_text import is_own_text
 from captrain.environments.passport import calibrate, failed_check, run_checks
 from captrain.environments.subject import Standard
-from captrain.environments.synthesizer import Attempt, Brief, Synthesizer
-from captrain.errors import EnvironmentFault
+from captrain.environments.synthesizer import Attempt, Brief, NoTemplate, Synthesizer
+from captrain.errors import EnvironmentFault, UserError
 from captrain.ledger import LedgerEntry, guard_split, ledger_entry
 from captrain.models import Adapter
 from captrain.policies import Policy
@@ -90,7 +91,9 @@ class SynthesisResult:
         return self.best.passport.passed
 
 
-def make_brief(capability: Capability, tools: list[JsonObject], rollouts: Sequence[Rollout]) -> Brief:
+def make_brief(
+    capability: Capability, tools: list[JsonObject], rollouts: Sequence[Rollout], benchmark: Component | None = None
+) -> Brief:
     """What an environment is asked for: the failed rollouts that the capability was found in, then the shortest that
     passed.
 
@@ -98,6 +101,7 @@ def make_brief(capability: Capability, tools: list[JsonObject], rollouts: Sequen
         capability: to be trained.
         tools: the target's schemas.
         rollouts: of the discovery split.
+        benchmark: the target, where environments may be derived from it.
 
     Raises:
         UserError: a rollout is of another split.
@@ -109,7 +113,7 @@ def make_brief(capability: Capability, tools: list[JsonObject], rollouts: Sequen
         (rollout for rollout in rollouts if rollout.outcome == "passed"),
         key=lambda rollout: (len(rollout.messages), rollout.id),
     )
-    return Brief(capability, tools, [*failed, *passed[:PASSED_EXAMPLES]])
+    return Brief(capability, tools, [*failed, *passed[:PASSED_EXAMPLES]], benchmark)
 
 
 def synthesize(
@@ -142,9 +146,10 @@ def synthesize(
         text = synthesizer.synthesize(brief, attempts)
         path = DRAFTS / name / str(number) / f"{name}.py"
         publish_text(path, text)
-        confinement = None if synthesizer.trusted else machine
+        trusted = synthesizer.trusted and is_own_text(text)  # what is derived from a benchmark is its author's
+        confinement = None if trusted else machine
         examination = examine(path, standard, brief, confinement, policy, seed, adapter)
-        passport = make_passport(path, examination, number, trusted=synthesizer.trusted)
+        passport = make_passport(path, examination, number, trusted=trusted)
         publish_json(path.with_suffix(".passport.json"), passport)
         attempts.append(Attempt(text, passport))
         examinations.append(examination)
@@ -154,6 +159,34 @@ def synthesize(
     best = min(range(len(attempts)), key=lambda number: _shortfall(attempts[number].passport.checks))
     ledger = [entry for examination in examinations for entry in examination.ledger]
     return SynthesisResult(brief.capability, attempts, attempts[best], examinations[best].rollouts, ledger)
+
+
+def synthesize_each(
+    briefs: Sequence[Brief],
+    synthesizer: Synthesizer,
+    policy: PolicySource | Policy | None,
+    standard: Standard,
+    machine: Machine,
+    seed: int,
+) -> list[SynthesisResult]:
+    """One environment for each capability that the synthesizer has one for; the others are named and left out.
+
+    Args:
+        As `synthesize`.
+
+    Raises:
+        UserError: it has one for none of them; and as `synthesize`.
+    """
+    results, lacks = list[SynthesisResult](), list[NoTemplate]()
+    for brief in briefs:
+        try:
+            results.append(synthesize(brief, synthesizer, policy, standard, machine, seed))
+        except NoTemplate as lack:
+            print(f"environment for {brief.capability.id}: {lack.problem}")
+            lacks.append(lack)
+    if lacks and not results:
+        raise UserError("; ".join(lack.problem for lack in lacks), lacks[0].remedy)
+    return results
 
 
 def examine(

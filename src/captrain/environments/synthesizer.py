@@ -8,17 +8,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from captrain.config import Component
+from captrain.errors import UserError
 from captrain.records import Capability, JsonObject, Passport, Rollout
 
 
 @dataclass(frozen=True)
 class Brief:
     """What an environment is asked to train, and what its author may know of the target: the schemas of its tools,
-    and discovery rollouts, first failed ones that lack the capability, then passed ones."""
+    and discovery rollouts, first failed ones that lack the capability, then passed ones; `benchmark`: which it is."""
 
     capability: Capability
     tools: list[JsonObject]
     examples: Sequence[Rollout] = ()
+    benchmark: Component | None = None
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,10 @@ class Attempt:
 
     text: str
     passport: Passport
+
+
+class NoTemplate(UserError):
+    """A capability that this synthesizer has no environment for."""
 
 
 class Synthesizer(Protocol):

@@ -7,6 +7,8 @@ rewards on the base out of bounds; pairs, which are not played on the base, have
 
 Some capabilities can be asked for with any operation, and their templates ask for one. Where the evidence failed at
 steps of others, so that the passport found too few of these in the tasks, further attempts ask for them as well.
+
+For another benchmark there are no templates: its environments are derived from itself (`derived`).
 """
 
 from collections.abc import Sequence
@@ -14,9 +16,9 @@ from importlib.resources import files
 from itertools import combinations
 
 from captrain.config import ModelAccess
+from captrain.environments.derived import derive
 from captrain.environments.passport import TRANSFER, failed_tool
-from captrain.environments.synthesizer import Attempt, Brief
-from captrain.errors import UserError
+from captrain.environments.synthesizer import Attempt, Brief, NoTemplate
 from captrain.records import plain
 
 FAMILIES = ("precondition_verification", "record_selection", "multi_step_completion", "argument_precision")
@@ -39,13 +41,10 @@ OPERATIONS_OF = {
     **dict.fromkeys(("get_order", "cancel_order", "return_order", "deny_request"), ("cancel", "return")),
 }
 """The operations that a step belongs to."""
+EMBEDDED = "captrain.benchmarks.servicedesk.ServiceDesk"
 WORLD = "benchmarks/servicedesk.py"
 EASIEST = 2
 """The ladder of difficulty runs from 0 to this."""
-
-
-class NoTemplate(UserError):
-    """A capability that no template trains."""
 
 
 class TemplateSynthesizer:
@@ -65,8 +64,11 @@ class TemplateSynthesizer:
 
         Raises:
             NoTemplate: there is none for this capability.
+            UserError: the target is another than the embedded one, and no environment can be derived from it.
         """
         capability = brief.capability
+        if brief.benchmark is not None and brief.benchmark.target != EMBEDDED:
+            return derive(brief, brief.benchmark, attempts)
         if capability.id not in PARTS:
             raise NoTemplate(
                 f"no template trains the capability {capability.id}",

@@ -3,16 +3,19 @@
 import math
 
 from captrain.config import Spec
+from captrain.environments import EMBEDDED, derivable
 from captrain.errors import UserError
 from captrain.planning.assumptions import USABLE_MEMORY, EpisodeCost, split_sizes
 from captrain.planning.basis import task_uses
 from captrain.planning.estimate import Estimate, rounded
 
+TEMPLATES = "captrain.environments.templates.TemplateSynthesizer"
+
 
 def problems(estimate: Estimate) -> list[UserError]:
     """All that makes the settings impossible."""
     spec = estimate.spec
-    return [*_temperature(spec), *_tasks(spec), *_gpus(estimate), *_memory(estimate)]
+    return [*_temperature(spec), *_tasks(spec), *_synthesis(spec), *_gpus(estimate), *_memory(estimate)]
 
 
 def _temperature(spec: Spec) -> list[UserError]:
@@ -20,6 +23,17 @@ def _temperature(spec: Spec) -> list[UserError]:
         return []
     problem = "policy.temperature = 0 in training, too: every group of rollouts is constant there and teaches nothing"
     return [UserError(problem, "set environments.temperature=1.0")]
+
+
+def _synthesis(spec: Spec) -> list[UserError]:
+    """Environments that nobody could write, which would show after every rollout and label has been paid."""
+    if spec.synthesizer.target != TEMPLATES or spec.benchmark.target == EMBEDDED:
+        return []
+    try:
+        derivable(spec.benchmark)
+    except UserError as error:
+        return [error]
+    return []
 
 
 def _gpus(estimate: Estimate) -> list[UserError]:

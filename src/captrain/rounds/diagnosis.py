@@ -180,7 +180,7 @@ def extend_environments(
     policy = PolicySource(spec.exploring(), base, machine)
     syntheses, without = list[SynthesisResult](), dict[str, str]()
     for capability in diagnosis.new:
-        brief = make_brief(capability, target.tools, evidence.rollouts)
+        brief = make_brief(capability, target.tools, evidence.rollouts, spec.benchmark)
         try:
             syntheses.append(synthesize(brief, synthesizer, policy, standard, machine, spec.seed, agent))
             if not syntheses[-1].passed:

@@ -1,0 +1,163 @@
+"""Environments derived from the target itself, without a model: for any benchmark whose class stands on its own.
+
+A written file holds the source of the benchmark's module, whole, and after it what narrows it: the target's own
+training tasks whose reference exercises the capability, and a reward of which half is that step's. The step, and how it
+is broken, follow from the family of the capability (`captrain.capabilities`): an argument with another value, an
+operation left out, a look-up not made. So tools, world and user are the target's by construction.
+
+A module that imports more than the standard library cannot be written into a file that runs anywhere: there, as for
+capabilities that are not found in calls (wording, information, closing), a language model or a synthesizer of one's own
+is needed. `derivable` says so before anything is spent.
+"""
+
+import ast
+import inspect
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.resources import files
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from captrain.capabilities import kind_of
+from captrain.config import Component
+from captrain.environments.synthesizer import Attempt, Brief, NoTemplate
+from captrain.errors import UserError
+
+Kind = Literal["several", "order", "look-up", "write", "argument"]
+SEARCHED = 50
+"""So many training tasks are looked through for one that exercises the capability, where there is no end to them."""
+UNBOUNDED = 10_000
+MARK = "#constants\n"
+
+
+class Step(NamedTuple):
+    """What of a reference is a capability's: which calls, and of arguments whether the user says them."""
+
+    kind: Kind
+    said: bool | None = None
+
+
+STEPS = {
+    "precondition_verification": Step("order"),
+    "record_selection": Step("argument", said=False),
+    "named_record": Step("argument", said=True),
+    "argument_precision": Step("argument", said=True),
+    "derived_arguments": Step("argument", said=False),
+    "call_arguments": Step("argument"),
+    "multi_step_completion": Step("several"),
+    "carrying_out": Step("write"),
+    "needed_calls": Step("write"),
+    "operation_choice": Step("write"),
+    "no_extra_writes": Step("write"),
+    "valid_calls": Step("argument"),
+    "initial_lookup": Step("look-up"),
+}
+"""Capabilities of the programmatic analyst that are found in calls."""
+REMEDY = "choose synthesizer=openai, or write a synthesizer of your own (docs/house.md)"
+
+
+def derivable(benchmark: Component) -> None:
+    """Refuse a benchmark that no environment can be derived from.
+
+    Raises:
+        UserError: its module imports more than the standard library, or its class cannot be found there.
+    """
+    from captrain.environments.sandbox.host import MODULES
+
+    source, name = _source(benchmark)
+    available = {module.partition(".")[0] for module in MODULES}
+    tree = ast.parse(source)
+    modules = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    modules += [node.module or "." for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    foreign = sorted({module for module in modules if module.partition(".")[0] not in available})
+    if foreign:
+        raise UserError(
+            f"no environment can be derived from {benchmark.target}: its file imports {', '.join(foreign)}, and one "
+            "that is trained in must run without",
+            f"keep the benchmark's world in a file on the standard library alone, or {REMEDY}",
+        )
+    if not any(isinstance(node, ast.ClassDef) and node.name == name for node in tree.body):
+        raise UserError(f"{benchmark.target} is not defined in the file that it is imported from", REMEDY)
+
+
+def derive(brief: Brief, benchmark: Component, attempts: Sequence[Attempt]) -> str:
+    """The text of an environment file.
+
+    Args:
+        brief: what is asked for; its capability is a family of the programmatic analyst.
+        benchmark: the target.
+        attempts: earlier ones: a base that found them too hard or too easy gets shorter or longer tasks.
+
+    Raises:
+        NoTemplate: the family is not found in calls.
+        UserError: the benchmark stands on more than its file.
+    """
+    capability = brief.capability
+    if capability.id not in STEPS:
+        raise NoTemplate(
+            f"no environment can be derived for {capability.id}: it is not found in calls of a reference", REMEDY
+        )
+    derivable(benchmark)
+    source, name = _source(benchmark)
+    step = STEPS[capability.id]
+    least, most = _lengths(brief, attempts)
+    settings = {
+        "name": capability.id,
+        "KIND": step.kind,
+        "SAID": step.said,
+        "TOOLS": tuple(capability.details.get("tools", ())),
+        "ARGUMENTS": tuple(capability.details.get("arguments", ())),
+        "WRITES": tuple(
+            tool["function"]["name"] for tool in brief.tools if kind_of(tool["function"]["name"]) == "write"
+        ),
+        "SETTINGS": benchmark.settings(),
+        "LEAST_CALLS": least,
+        "MOST_CALLS": most,
+        "SEARCHED": SEARCHED,
+    }
+    body = _without_docstring(source)
+    template = files("captrain").joinpath("environments/templates/derived.py.txt").read_text()
+    header = f'"""{_line(capability.name)}: {_line(capability.description)}\n\nDerived from {benchmark.target}.\n"""\n'
+    # In the class, so that no name of the target's module is taken; its own class may be called Environment, too.
+    constants = "".join(f"    {key} = {value!r}\n" for key, value in settings.items()) + f"    TARGET = {name}\n"
+    return f"{header}{body}\n\nimport json\nimport re\n\n\n{template.replace(MARK, constants)}"
+
+
+def _line(text: str) -> str:
+    """A text that a docstring can hold."""
+    return " ".join(text.replace("\\", " ").replace('"', "'").split())
+
+
+def _source(benchmark: Component) -> tuple[str, str]:
+    """The text of a benchmark's file, and the name of its class."""
+    module, _, name = benchmark.target.replace(":", ".").rpartition(".")
+    try:
+        loaded = import_module(module)
+        return Path(inspect.getfile(getattr(loaded, name))).read_text(), name
+    except (ImportError, AttributeError, TypeError, OSError) as error:
+        raise UserError(f"_target_ = {benchmark.target} cannot be read ({error})", "name a class in a module") from None
+
+
+def _without_docstring(source: str) -> str:
+    """A module's text without its first words, which the file has its own of."""
+    first = ast.parse(source).body[0]
+    if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+        return "\n".join(source.splitlines()[first.end_lineno :]) + "\n"
+    return source
+
+
+def _lengths(brief: Brief, attempts: Sequence[Attempt]) -> tuple[int, int]:
+    """How many calls the references may have: any; after an attempt that was too hard for the base, at most as many as
+    half of the examples' references have; after one that was too easy, more."""
+    counts = sorted(sum(len(m.get("tool_calls") or []) for m in rollout.reference) for rollout in brief.examples)
+    if not attempts or not counts:
+        return 1, UNBOUNDED
+    median = max(1, counts[len(counts) // 2])
+    hard = [
+        check
+        for check in attempts[-1].passport.checks
+        if not check.passed and check.name.endswith("of the base") and check.measured is not None
+    ]
+    if any((check.measured or 0.0) < 0.5 for check in hard):
+        return 1, max(1, median - (len(attempts) - 1))
+    return (median + len(attempts), UNBOUNDED) if hard else (1, UNBOUNDED)

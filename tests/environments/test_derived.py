@@ -1,0 +1,120 @@
+"""Environments derived from a benchmark without a model or a template."""
+
+from pathlib import Path
+
+import pytest
+from support.rooms import Rooms
+
+from captrain.benchmarks import load_benchmark
+from captrain.config import Component, ModelAccess, compose_spec
+from captrain.config.machine import Machine
+from captrain.contract import load_file, tool_call
+from captrain.environments.derived import STEPS, derivable
+from captrain.environments.passport import run_checks
+from captrain.environments.subject import make_standard
+from captrain.environments.synthesis import make_brief, synthesize_each
+from captrain.environments.synthesizer import Brief, NoTemplate
+from captrain.environments.templates import TemplateSynthesizer
+from captrain.errors import UserError
+from captrain.planning.estimate import Node
+from captrain.planning.plan import make_plan
+from captrain.policies.scripted import ScriptedPolicy
+from captrain.records import Capability
+
+CONF = Path(__file__).parents[2] / "conf"
+ROOMS = Component.model_validate({"_target_": "support.rooms.Rooms", "busy": 4})
+RECORDS = {"tools": ["move_meeting", "cancel_meeting", "book_room"], "arguments": ["meeting_id"]}
+VALUES = {"tools": ["move_meeting", "book_room"], "arguments": ["time", "room"]}
+DETAILS = {"record_selection": RECORDS, "derived_arguments": RECORDS, "argument_precision": VALUES}
+
+
+def brief(name: str, benchmark: Component = ROOMS) -> Brief:
+    capability = Capability(id=name, name=name, description="d", details=DETAILS.get(name, {}))
+    return Brief(capability, Rooms.tools, (), benchmark)
+
+
+def written(folder: Path, name: str) -> Path:
+    path = folder / f"{name}.py"
+    path.write_text(TemplateSynthesizer(ModelAccess()).synthesize(brief(name), []))
+    return path
+
+
+@pytest.mark.parametrize("name", sorted({*STEPS} - {"precondition_verification", "named_record"}))
+def test_what_is_derived_for_a_family_passes_every_check_that_needs_no_model(tmp_path: Path, name: str) -> None:
+    """The two that are left out have no occasion in this benchmark."""
+    standard = make_standard(load_benchmark(ROOMS), 20, compose_spec("default", 0, [], CONF).environments)
+    path = written(tmp_path, name)
+    failed = [check for check in run_checks(load_file(path), path, standard, ()) if not check.passed]
+    assert not failed
+
+
+def test_tasks_are_the_benchmarks_own_training_tasks_that_ask_for_the_capability(tmp_path: Path) -> None:
+    target = load_file(written(tmp_path, "multi_step_completion"))
+    own = {task["id"]: task for task in Rooms(busy=4).tasks("training", 500)}
+    for task in target.tasks("training", 50):
+        assert own[task.id]["data"] == task.data and len(task.data["wishes"]) > 1
+    with pytest.raises(UserError, match="there is no split test"):
+        target.tasks("test", 1)
+
+
+def test_the_capabilitys_step_is_paid_without_success_and_trying_everything_is_not(tmp_path: Path) -> None:
+    target = load_file(written(tmp_path, "argument_precision"))
+    task = next(task for task in target.tasks("training", 50) if len(task.data["wishes"]) == 1)
+    [[tool, arguments]] = task.data["wishes"]
+    right, closing = tool_call(tool, arguments), target.reference(task)[-1]
+    other = next(m["id"] for m in task.data["meetings"] if m["id"] != arguments["meeting_id"])
+    rewards = {
+        "solved": [right, closing],
+        "step alone": [right],
+        "wrong": target.environment.broken(task.model_dump()),  # pyright: ignore[reportAttributeAccessIssue]
+        "everything": [right, tool_call("cancel_meeting", {"meeting_id": other}), closing],
+        "nothing": [closing],
+    }
+    paid = {kind: target.score(task, target.play(task, messages)).reward for kind, messages in rewards.items()}
+    assert paid == {"solved": 1.0, "step alone": 0.5, "wrong": pytest.approx(0.15), "everything": 0.0, "nothing": 0.0}
+
+
+def test_environments_are_synthesized_for_a_benchmark_without_template_and_what_has_none_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The base solves every other rollout; a capability of words has no environment, and the others go on."""
+    monkeypatch.chdir(tmp_path)
+    settings = ["environments.seeds=30", "environments.groups=4", "environments.group_size=4"]
+    spec = compose_spec("default", 0, settings, CONF)
+    target = load_benchmark(ROOMS)
+    standard = make_standard(target, 20, spec.environments)
+
+    capabilities = [
+        Capability(id=name, name=name, description="d", details=DETAILS.get(name, {}))
+        for name in ("argument_precision", "reply_wording")
+    ]
+    briefs = [make_brief(capability, target.tools, [], ROOMS) for capability in capabilities]
+    machine = Machine(workers=1, batch=1)
+    policy = ScriptedPolicy(skill=0.5)
+    [result] = synthesize_each(briefs, TemplateSynthesizer(ModelAccess()), policy, standard, machine, 0)
+    assert result.passed, result.best.passport.complaints()
+    assert "no environment can be derived for reply_wording" in capsys.readouterr().out
+    with pytest.raises(NoTemplate):
+        synthesize_each(briefs[1:], TemplateSynthesizer(ModelAccess()), policy, standard, machine, 0)
+
+
+def test_a_benchmark_that_stands_on_more_than_its_file_is_refused_by_the_plan() -> None:
+    with pytest.raises(UserError, match="imports .*captrain"):
+        derivable(Component.model_validate({"_target_": "captrain.benchmarks.toolsandbox.ToolSandbox"}))
+    spec = compose_spec("default", 0, ["benchmark=toolsandbox"], CONF)
+    problems = [error.problem for error in make_plan(spec, Node()).problems]
+    assert any("no environment can be derived from captrain.benchmarks.toolsandbox" in problem for problem in problems)
+    other = compose_spec(
+        "default", 0, ["benchmark=toolsandbox", "synthesizer=openai", "synthesizer.name=some-model"], CONF
+    )
+    assert not any("derived" in error.problem for error in make_plan(other, Node()).problems)
+
+
+def test_the_embedded_target_has_its_templates_as_before() -> None:
+    spec = compose_spec("default", 0, [], CONF)
+    capability = Capability(id="record_selection", name="n", description="d")
+    synthesizer = TemplateSynthesizer(ModelAccess())
+    texts = [synthesizer.synthesize(Brief(capability, [], (), target), []) for target in (None, spec.benchmark)]
+    assert texts[0] == texts[1]
+    with pytest.raises(NoTemplate):
+        synthesizer.synthesize(Brief(Capability(id="closing", name="n", description="d"), [], (), spec.benchmark), [])
