@@ -94,7 +94,7 @@ def test_environments_are_synthesized_for_a_benchmark_without_template_and_what_
     [result] = synthesize_each(briefs, TemplateSynthesizer(ModelAccess()), policy, standard, machine, 0)
     assert result.passed, result.best.passport.complaints()
     assert "no environment can be derived for reply_wording" in capsys.readouterr().out
-    with pytest.raises(NoTemplate):
+    with pytest.raises(UserError, match="for reply_wording"):
         synthesize_each(briefs[1:], TemplateSynthesizer(ModelAccess()), policy, standard, machine, 0)
 
 
