@@ -34,15 +34,15 @@ class Step(NamedTuple):
     """What of a reference is a capability's: which calls, and of arguments whether the user says them."""
 
     kind: Kind
-    said: bool | None = None
+    by_user: bool | None = None
 
 
 STEPS = {
     "precondition_verification": Step("order"),
-    "record_selection": Step("argument", said=False),
-    "named_record": Step("argument", said=True),
-    "argument_precision": Step("argument", said=True),
-    "derived_arguments": Step("argument", said=False),
+    "record_selection": Step("argument", by_user=False),
+    "named_record": Step("argument", by_user=True),
+    "argument_precision": Step("argument", by_user=True),
+    "derived_arguments": Step("argument", by_user=False),
     "call_arguments": Step("argument"),
     "multi_step_completion": Step("several"),
     "carrying_out": Step("write"),
@@ -104,7 +104,7 @@ def derive(brief: Brief, benchmark: Component, attempts: Sequence[Attempt]) -> s
     settings = {
         "name": capability.id,
         "KIND": step.kind,
-        "SAID": step.said,
+        "SAID": step.by_user,
         "TOOLS": tuple(capability.details.get("tools", ())),
         "ARGUMENTS": tuple(capability.details.get("arguments", ())),
         "WRITES": tuple(
