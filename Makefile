@@ -24,8 +24,7 @@ JOBS ?= 2
 # Of `make studies`.
 STUDIES ?= rollouts capabilities thresholds faults
 
-.PHONY: help venv vllm repro figures verify test check docs bench tune replicate studies clean
-.PHONY: help venv installations repro figures verify test check docs bench tune replicate studies clean
+.PHONY: help venv vllm installations repro figures verify test check docs bench tune replicate studies clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
