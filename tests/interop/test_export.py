@@ -159,7 +159,7 @@ def test_a_result_that_answers_no_call_is_refused_with_its_rollout(tmp_path: Pat
     publish(tmp_path / "one.jsonl", [rollout("lost", 0, 0, [said("Hello", "user"), said("42", "tool", name="find")])])
     with pytest.raises(UserError, match="rollout lost, message 1"):
         export_rollouts([tmp_path / "one.jsonl"], "inspect", tmp_path / "logs")
-    assert not [path for path in (tmp_path / "logs").iterdir()]
+    assert not [*tmp_path.glob("logs/*")]
 
 
 def test_a_file_without_rollouts_is_refused(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from captrain.interop.logs.records import RowFormat
 from captrain.interop.trajectories import Atif, Inexpressible, messages_of, parse_trajectory
-from captrain.records import JsonObject
+from captrain.records import JsonObject, read_bytes
 
 RESULT = "result.json"
 
@@ -45,7 +45,7 @@ def _result(path: Path) -> JsonObject:
     """Harbor's account of the trial, beside the trajectory or one folder up."""
     for folder in (path.parent, path.parent.parent):
         if (folder / RESULT).is_file():
-            result = json.loads((folder / RESULT).read_bytes())
+            result = json.loads(read_bytes(folder / RESULT))
             return result if isinstance(result, dict) else {}
     return {}
 

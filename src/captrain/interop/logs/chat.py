@@ -6,10 +6,20 @@ its own, named by its file and number.
 """
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 from captrain.interop.logs.records import RowFormat, rows_of
-from captrain.interop.logs.source import Source, parsed, record_of_entry, text_of
+from captrain.interop.logs.source import (
+    MALFORMED,
+    Source,
+    entry_of,
+    parsed,
+    reason_of,
+    record_of_entry,
+    schema_of,
+    text_of,
+)
 from captrain.records import JsonObject, Message, Rollout, file_digest
 
 MESSAGES = ("messages", "conversation", "trajectory")
@@ -38,19 +48,22 @@ def _entries(
         if not isinstance(row, dict):
             yield place, row if isinstance(row, str) else "it is no object"
             continue
-        try:
-            chat = row_format.chat_row(row, path)
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            chat = f"it is no {row_format.name}: {type(error).__name__} {error}"
-        if isinstance(chat, dict):
-            tools |= {tool["function"]["name"]: tool for tool in chat.get("tools") or [] if _is_schema(tool)}
-            yield place, chat_rollout(file, number, chat)
-        else:
-            yield place, chat
+        yield place, entry_of(partial(_read_row, path, file, number, row, tools, row_format))
 
 
-def _is_schema(tool: object) -> bool:
-    return isinstance(tool, Mapping) and isinstance(tool.get("function"), Mapping) and "name" in tool["function"]
+def _read_row(
+    path: Path, file: str, number: int, row: JsonObject, tools: dict[str, JsonObject], row_format: RowFormat
+) -> Rollout | str:
+    try:
+        chat = row_format.chat_row(row, path)
+    except MALFORMED as error:
+        return f"it is no {row_format.name}: {reason_of(error)}"
+    if not isinstance(chat, dict):
+        return chat
+    definitions = chat.get("tools")
+    schemas = map(schema_of, definitions if isinstance(definitions, list) else [])
+    tools |= {schema["function"]["name"]: schema for schema in schemas if schema}
+    return chat_rollout(file, number, chat)
 
 
 def chat_rollout(file: str, number: int, row: JsonObject) -> Rollout | str:
@@ -89,9 +102,9 @@ def chat_rollout(file: str, number: int, row: JsonObject) -> Rollout | str:
         messages=dialogue,
         reward=float(reward) if isinstance(reward, bool) else reward,
         policy=str(row.get("model", "unknown")),
-        trial=row["trial"] if isinstance(row.get("trial"), int) else 0,
+        trial=row["trial"] if type(row.get("trial")) is int and 0 <= row["trial"] < 1 << 31 else 0,
         reference=solution,
-        fault=row.get("fault") or None,
+        fault=str(row["fault"]) if row.get("fault") else None,
     )
 
 
@@ -132,7 +145,7 @@ def chat_message(item: object) -> Message:
     Raises:
         ValueError: it is no chat message.
     """
-    if not isinstance(item, Mapping) or item.get("role") not in ROLES:
+    if not isinstance(item, Mapping) or not isinstance(item.get("role"), str) or item["role"] not in ROLES:
         raise ValueError(f"a message has no role of {', '.join(sorted(ROLES))}")
     message: Message = {
         "role": "tool" if item["role"] == "function" else item["role"],
@@ -142,6 +155,8 @@ def chat_message(item: object) -> Message:
         message["tool_call_id"] = str(item.get("tool_call_id") or "")
         message |= {"error": True} if item.get("error") is True else {}
     if calls := item.get("tool_calls"):
+        if not isinstance(calls, list):
+            raise ValueError("its tool_calls are no list")
         if not all(isinstance(call, Mapping) and isinstance(call.get("function"), Mapping) for call in calls):
             raise ValueError("a tool call has no function")
         message["tool_calls"] = [

@@ -122,6 +122,8 @@ class _Text:
         while True:
             try:
                 value, end = DECODER.raw_decode(self._buffer, self._place)
+            except RecursionError:
+                raise self._error("nested too deeply", self._place) from None
             except json.JSONDecodeError as error:
                 reason, place = error.msg, error.pos - self._place
                 if not self._more():

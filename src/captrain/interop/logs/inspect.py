@@ -9,16 +9,20 @@ import json
 import re
 import struct
 import zipfile
+import zlib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from captrain.errors import UserError
 from captrain.interop.logs.chat import chat_rollout
-from captrain.interop.logs.source import Source
-from captrain.records import JsonObject, Rollout, file_digest
+from captrain.interop.logs.source import MALFORMED, Source, entry_of, reason_of
+from captrain.records import MOST, JsonObject, Rollout, file_digest
 
 ZSTD = 93
 """The compression method of a zip that Python 3.11 does not read."""
+DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, struct.error)
+"""What reading a member of an archive raises that is not whole."""
 VALUES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
 ATTACHMENT = re.compile(r"attachment://([0-9a-f]+)")
 CALL = re.compile(r"(\w+)\((\{.*\})\)", re.DOTALL)
@@ -53,7 +57,8 @@ def _source(path: Path, header: JsonObject, samples: Iterator[tuple[str, object]
     file, evaluation = file_digest(path), header.get("eval") or {}
     about = {"format": "Inspect", "version": header.get("version"), "task": evaluation.get("task")}
     entries = (
-        (place, _rollout(file, number, sample, evaluation)) for number, (place, sample) in enumerate(samples, start=1)
+        (place, entry_of(partial(_rollout, file, number, sample, evaluation)))
+        for number, (place, sample) in enumerate(samples, start=1)
     )
     return Source(file, {**about, "agent": {"model": evaluation.get("model")}}, entries, {})
 
@@ -62,12 +67,25 @@ def _samples(path: Path) -> Iterator[tuple[str, object]]:
     with zipfile.ZipFile(path) as archive:
         for entry in archive.infolist():
             if entry.filename.startswith("samples/") and entry.filename.endswith(".json"):
-                yield entry.filename, json.loads(_member(archive, entry))
+                yield entry.filename, _document(archive, entry)
+
+
+def _document(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> object:
+    try:
+        return json.loads(_member(archive, entry))
+    except (*MALFORMED, *DAMAGED) as error:
+        return f"it is damaged: {reason_of(error)}"
 
 
 def _member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
+    if entry.file_size > MOST:
+        raise ValueError(f"it has more than {MOST >> 20} MiB")
     if entry.compress_type != ZSTD:
-        return archive.read(entry)
+        with archive.open(entry) as member:
+            content = member.read(MOST + 1)
+        if len(content) > MOST:
+            raise ValueError(f"it has more than {MOST >> 20} MiB")
+        return content
     try:
         import zstandard
     except ImportError:

@@ -17,8 +17,8 @@ from captrain.contract import calls_of
 from captrain.errors import UserError
 from captrain.interop.logs.document import JsonDocument
 from captrain.interop.logs.records import RowFormat, first_object, is_lines
-from captrain.interop.logs.source import Source
-from captrain.records import JsonObject, Rollout, Spool
+from captrain.interop.logs.source import MALFORMED, Source, reason_of
+from captrain.records import JsonObject, Rollout, Spool, plain, require_regular
 
 SAMPLES = "samples"
 FEW_ENTRIES = 9
@@ -88,11 +88,11 @@ def read_logs(paths: Sequence[Path], scores: Path | None = None) -> Logs:
             sources.append({"file": path.name, "format": "unknown", "entries": 0, "imported": 0, "skipped": 1})
             continue
         counts = {"entries": 0, "imported": 0, "skipped": 0}
-        for place, entry in source.entries:
+        for place, entry in _entries(source):
             counts["entries"] += 1
             counts["imported" if isinstance(entry, Rollout) else "skipped"] += 1
             if isinstance(entry, str):
-                skipped += [Skipped(path.name, place, entry)] if len(skipped) < LIST_LENGTH else []
+                skipped += [Skipped(path.name, plain(place), plain(entry))] if len(skipped) < LIST_LENGTH else []
             elif source.file not in digests:  # a file given twice counts once
                 rollouts.add(entry)
                 calls.add(entry)
@@ -113,6 +113,14 @@ def read_logs(paths: Sequence[Path], scores: Path | None = None) -> Logs:
         names = ", ".join(path.name for path in paths)
         raise UserError(f"there is no rollout in {names}: {'; '.join(reasons) or 'the folders are empty'}", REMEDY)
     return Logs(rollouts, [*(calls.schemas() | tools).values()], policies, skipped, sources)
+
+
+def _entries(source: Source) -> Iterator[tuple[str, Rollout | str]]:
+    """The entries of a file, up to where it can be read on."""
+    try:
+        yield from source.entries
+    except (OSError, *MALFORMED) as error:
+        yield "the remainder", f"it does not read: {reason_of(error)}"
 
 
 def logs_of_rollouts(rollouts: Iterable[Rollout]) -> Logs:
@@ -149,6 +157,7 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
         if not path.exists():
             raise UserError(f"{path} does not exist", REMEDY)
         if not path.is_dir():
+            require_regular(path, REMEDY)
             yield path
         elif (path / "result_summary.json").exists():
             yield path / "result_summary.json"
@@ -180,16 +189,23 @@ def _read(path: Path, scores: Mapping[str, float]) -> Source:
                 if key in document.members or key in document.counts:
                     return reader(document)
             first = first_object(path)
-    except ValueError as error:
-        raise Unreadable(f"it is not JSON: {error}") from None
+    except (*MALFORMED, *inspect.DAMAGED) as error:
+        raise Unreadable(f"it is not JSON: {reason_of(error)}") from None
     if first is not None and spans.recognizes_spans(first):
         return spans.read_spans(path, scores)
     if first is not None and tau2.is_simulation(first):
         return tau2.read_simulations(path)
-    row_format = next((entry for entry in _row_formats() if first is not None and entry.recognizes(first)), None)
+    row_format = next((entry for entry in _row_formats() if first is not None and _recognizes(entry, first)), None)
     if row_format is None and path.suffix != ".jsonl":
         raise Unreadable("it is of no known format")
     return chat.read_rows(path, row_format or chat.CHAT)
+
+
+def _recognizes(row_format: RowFormat, row: JsonObject) -> bool:
+    try:
+        return row_format.recognizes(row)
+    except MALFORMED:
+        return False
 
 
 def _row_formats() -> tuple[RowFormat, ...]:

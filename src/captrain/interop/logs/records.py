@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from captrain.interop.logs.source import reason_of
 from captrain.records import JsonObject
 
 Row = tuple[str, object]
@@ -32,7 +33,7 @@ def is_lines(path: Path) -> bool:
         return True
     try:
         return isinstance(json.loads(first), dict) and path.stat().st_size > len(first) + 2
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
 
 
@@ -52,8 +53,8 @@ def rows_of(path: Path) -> Iterator[Row]:
             if line.strip():
                 try:
                     yield f"line {number}", json.loads(line)
-                except ValueError as error:
-                    yield f"line {number}", f"it is not JSON: {error}"
+                except (ValueError, RecursionError) as error:
+                    yield f"line {number}", f"it is not JSON: {reason_of(error)}"
 
 
 def first_object(path: Path) -> JsonObject | None:

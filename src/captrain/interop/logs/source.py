@@ -1,11 +1,20 @@
-"""One file of logs as its format reads it, and what all formats do alike: records, arguments, texts, no credentials."""
+"""One file of logs as its format reads it, and what all formats do alike: records, arguments, texts, no credentials.
+
+A format may count on nothing: whatever stands where it looks, `entry_of` makes it a record or the reason why there is
+none, and the next entry is read.
+"""
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from captrain.records import JsonObject, Message, Rollout, Score, Task, digest
+from pydantic import BaseModel, ValidationError
+
+from captrain.records import JsonObject, Message, Rollout, Score, Task, digest, first_fault, plain
+
+MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What reading a value raises that is of another form than it should be."""
 
 CREDENTIAL = re.compile(
     r"(api|access|secret|private|auth|bearer|session|refresh)[-_ ]?(key|token)|^(key|token|secret|bearer|auth)$"
@@ -27,6 +36,61 @@ class Source:
     entries: Iterator[tuple[str, Rollout | str]]
     tools: dict[str, JsonObject]
     policies: dict[str, str] = field(default_factory=dict[str, str])
+
+
+class _Function(BaseModel):
+    name: str
+    description: str | None = None
+    parameters: "_Parameters | None" = None
+
+
+class _Parameters(BaseModel):
+    properties: dict[str, JsonObject] | None = None
+    required: list[str] | None = None
+
+
+def reason_of(error: Exception) -> str:
+    """Why a value does not read, in the words of whoever wrote the file."""
+    if isinstance(error, ValidationError):
+        return first_fault(error)
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(error, KeyError):
+        return f"it has no {plain(str(error)[:80])}"
+    if isinstance(error, ValueError) and not isinstance(error, UnicodeError):
+        return plain(str(error)[:200])
+    return "a value in it is of another type than it should be"
+
+
+def entry_of(read: Callable[[], Rollout | str]) -> Rollout | str:
+    """What an entry reads as: its record, or the reason why there is none."""
+    try:
+        return read()
+    except MALFORMED as error:
+        return f"it does not read: {reason_of(error)}"
+
+
+def schema_of(tool: object) -> JsonObject | None:
+    """A tool's schema with its known members alone, None for what is none."""
+    if not isinstance(tool, Mapping):
+        return None
+    try:
+        function = _Function.model_validate(tool.get("function"), strict=True)
+    except MALFORMED:
+        return None
+    parameters = tool["function"].get("parameters")
+    schema = {"name": function.name, "description": function.description, "parameters": parameters}
+    known = {name: well_formed(value) for name, value in schema.items() if value is not None}
+    return {"type": "function", "function": known}
+
+
+def well_formed(value: object) -> object:
+    """A JSON value whose texts are Unicode: halves of characters, which JSON can spell and no file holds, replaced."""
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode(errors="replace").decode()
+    if isinstance(value, dict):
+        return {well_formed(name): well_formed(element) for name, element in value.items()}
+    return [well_formed(element) for element in value] if isinstance(value, list) else value
 
 
 def record_of_entry(
@@ -58,20 +122,34 @@ def record_of_entry(
     if not messages:
         return "there are no messages"
     passed = reward >= PERFECT
+    messages, reference = _texts(messages), _texts(reference or [])
+    task, environment, policy = _text(task), _text(environment), _text(policy)
     more = {"recorded_reward": float(reward)} if fault else {}
     return Rollout(
         id=digest(file, index)[:12],
         environment=environment,
-        task=Task(id=f"{environment}/{task}", split="discovery", data={**data, "task": task, **more}),
+        task=Task(id=f"{environment}/{task}", split="discovery", data=_object({**data, "task": task, **more})),
         trial=trial,
         purpose="diagnosis",
         policy=policy,
         messages=messages,
-        reference=reference or [],
+        reference=reference,
         score=None if fault else Score(reward=float(reward), success=passed, parts=dict(parts or {})),
         outcome="error" if fault else "passed" if passed else "failed",
-        error=fault,
+        error=_text(fault) if fault else None,
     )
+
+
+def _texts(messages: list[Message]) -> list[Message]:
+    return [_object(message) for message in messages]
+
+
+def _object(value: JsonObject) -> JsonObject:
+    return {_text(name): well_formed(element) for name, element in value.items()}
+
+
+def _text(text: str) -> str:
+    return text.encode(errors="replace").decode()
 
 
 def cleaned(value: object) -> object:
@@ -86,7 +164,7 @@ def parsed(arguments: object) -> object:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments or "{}")
-        except ValueError:
+        except (ValueError, RecursionError):
             return arguments
     return cleaned(arguments)
 

@@ -5,16 +5,18 @@ to each trace, in columns `trace_id` and `reward`.
 """
 
 import csv
+import io
 import json
 import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 from captrain.errors import UserError
 from captrain.interop.logs.chat import chat_rollout
 from captrain.interop.logs.records import rows_of
-from captrain.interop.logs.source import Source, text_of
-from captrain.records import JsonObject, file_digest
+from captrain.interop.logs.source import MALFORMED, Source, entry_of, reason_of, schema_of, text_of
+from captrain.records import JsonObject, Rollout, file_digest, read_text
 
 PREFIXES = ("gen_ai.", "llm.")
 OLDER = re.compile(r"gen_ai\.(prompt|completion)\.(\d+)\.(.+)")
@@ -36,41 +38,49 @@ def read_scores(path: Path) -> dict[str, float]:
     Raises:
         UserError: it has other columns, or a reward that is no number.
     """
-    if not path.exists():
-        raise UserError(f"{path} does not exist", f"give a CSV with the columns {SCORES}")
-    with path.open(newline="") as file:
-        rows = [*csv.DictReader(file)]
+    remedy = f"give a CSV with the columns {SCORES}"
     try:
+        rows = [*csv.DictReader(io.StringIO(read_text(path, remedy), newline=""))]
         return {row["trace_id"]: float(row["reward"]) for row in rows}
-    except (KeyError, ValueError):
+    except (KeyError, ValueError, TypeError, csv.Error):
         raise UserError(f"{path} is no table of scores", f"give a CSV with the columns {SCORES}") from None
 
 
 def read_spans(path: Path, scores: Mapping[str, float]) -> Source:
     """One entry for each trace."""
     traces: dict[str, JsonObject] = {}
-    for _, row in rows_of(path):
-        for span in _spans(row):
-            attributes = _attributes(span.get("attributes"))
-            messages = _messages(attributes)
-            longest = traces.get(_trace_id(span), {"messages": []})
-            if len(messages) >= len(longest["messages"]) and messages:
-                model = attributes.get("gen_ai.request.model") or attributes.get("llm.model_name") or "unknown"
-                definitions = _loaded(attributes.get("gen_ai.tool.definitions"))
-                traces[_trace_id(span)] = {"messages": messages, "model": model, "tools": definitions}
+    damages: list[tuple[str, str]] = []
+    for place, row in rows_of(path):
+        try:
+            for span in _spans(row):
+                _take(span, traces)
+        except MALFORMED as error:
+            damages.append((place, f"it holds a span that does not read: {reason_of(error)}"))
     file, about = file_digest(path), {"format": "OpenTelemetry spans"}
     tools: dict[str, JsonObject] = {}
     for trace in traces.values():
         definitions = trace["tools"] if isinstance(trace["tools"], list) else []
-        tools |= {tool["name"]: {"type": "function", "function": tool} for tool in definitions if "name" in tool}
-    entries = (
-        (
-            f"trace {name}",
-            chat_rollout(file, number, {**trace, "tools": [], "task_id": name, "reward": scores.get(name)}),
-        )
-        for number, (name, trace) in enumerate(traces.items(), start=1)
-    )
-    return Source(file, about, entries, tools)
+        schemas = (schema_of({"function": tool}) for tool in definitions)
+        tools |= {schema["function"]["name"]: schema for schema in schemas if schema}
+
+    def entries() -> Iterator[tuple[str, Rollout | str]]:
+        yield from damages
+        for number, (name, trace) in enumerate(traces.items(), start=1):
+            chat = {**trace, "tools": [], "task_id": name, "reward": scores.get(name)}
+            yield f"trace {name}", entry_of(partial(chat_rollout, file, number, chat))
+
+    return Source(file, about, entries(), tools)
+
+
+def _take(span: JsonObject, traces: dict[str, JsonObject]) -> None:
+    """Keep what a span holds, if no span of its trace holds more messages."""
+    attributes = _attributes(span.get("attributes"))
+    messages = _messages(attributes)
+    longest = traces.get(_trace_id(span), {"messages": []})
+    if len(messages) >= len(longest["messages"]) and messages:
+        model = attributes.get("gen_ai.request.model") or attributes.get("llm.model_name") or "unknown"
+        definitions = _loaded(attributes.get("gen_ai.tool.definitions"))
+        traces[_trace_id(span)] = {"messages": messages, "model": model, "tools": definitions}
 
 
 def _trace_id(span: Mapping[str, object]) -> str:
@@ -100,7 +110,7 @@ def _attributes(attributes: object) -> JsonObject:
 def _loaded(value: object) -> object:
     try:
         return json.loads(value) if isinstance(value, str) else value
-    except ValueError:
+    except (ValueError, RecursionError):
         return value
 
 

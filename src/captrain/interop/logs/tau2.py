@@ -6,13 +6,25 @@ was computed from, where they fit one embedded task only.
 
 import json
 from collections.abc import Iterator, Mapping
-from functools import cached_property
+from contextlib import suppress
+from functools import cached_property, partial
 from pathlib import Path
 
+from captrain.interop.logs.chat import ROLES
 from captrain.interop.logs.document import JsonDocument
 from captrain.interop.logs.records import rows_of
-from captrain.interop.logs.source import Source, cleaned, models, parsed, record_of_entry, text_of
-from captrain.records import JsonObject, Message, Rollout, file_digest
+from captrain.interop.logs.source import (
+    MALFORMED,
+    Source,
+    cleaned,
+    entry_of,
+    models,
+    parsed,
+    reason_of,
+    record_of_entry,
+    text_of,
+)
+from captrain.records import JsonObject, Message, Rollout, file_digest, read_bytes
 
 NO_VERDICT = ("user_error", "infrastructure_error", "unexpected_error", "timeout")
 """Terminations that say nothing of the agent."""
@@ -27,14 +39,15 @@ class Tasks:
     def __init__(self, tasks: object) -> None:
         entries = tasks if isinstance(tasks, list) else []
         self.by_name: JsonObject = {
-            str(task["id"]): task for task in entries if isinstance(task, Mapping) and "id" in task
+            str(task["id"]): task for task in entries if isinstance(task, dict) and "id" in task
         }
 
     @cached_property
     def _by_actions(self) -> dict[Actions, list[str]]:
         names: dict[Actions, list[str]] = {}
         for name, task in self.by_name.items():
-            names.setdefault(_gold_actions(task), []).append(name)
+            with suppress(*MALFORMED):  # One task that does not read keeps no other from being known.
+                names.setdefault(_gold_actions(task), []).append(name)
         return names
 
     def name_of(self, reward_info: JsonObject) -> str | None:
@@ -59,7 +72,7 @@ def read_tau2(document: JsonDocument) -> Source:
     domain = str(domain_name or _domain(tasks.by_name) or "unknown")
     split, policy = not document.counts.get(SIMULATIONS), str(agent["model"] or "unknown")
     entries = (
-        (place, _rollout(file, index, simulation, tasks, domain, policy))
+        (place, entry_of(partial(_rollout, file, index, simulation, tasks, domain, policy)))
         for index, (place, simulation) in enumerate(_simulations(document))
     )
     about = {
@@ -82,7 +95,7 @@ def read_simulations(path: Path) -> Source:
     """The simulations of a bare list."""
     file, tasks = file_digest(path), Tasks(None)
     entries = (
-        (place, _rollout(file, index, simulation, tasks, "unknown", "unknown"))
+        (place, entry_of(partial(_rollout, file, index, simulation, tasks, "unknown", "unknown")))
         for index, (place, simulation) in enumerate(rows_of(path))
     )
     return Source(file, {"format": "tau2, a list of simulations"}, entries, {})
@@ -98,7 +111,9 @@ def _simulations(document: JsonDocument) -> Iterator[tuple[str, object]]:
         for position, simulation in enumerate(document.elements(SIMULATIONS)):
             yield f"simulation {position}", simulation
         return
-    index = dict.fromkeys(str(entry["id"]) for entry in document.members.get("simulation_index") or [])
+    listing = document.members.get("simulation_index")
+    entries = listing if isinstance(listing, list) else []
+    index = dict.fromkeys(str(entry["id"]) for entry in entries if isinstance(entry, Mapping) and "id" in entry)
     files = {file.stem: file for file in sorted(_folder(document.path).glob("*.json"))}
     for name in [*index, *(name for name in files if name not in index)]:
         yield f"simulations/{name}.json", _loaded(files.get(name))
@@ -108,9 +123,9 @@ def _loaded(path: Path | None) -> object:
     if path is None:
         return "the file is missing"
     try:
-        return json.loads(path.read_bytes())
-    except ValueError as error:
-        return f"it is not JSON: {error}"
+        return json.loads(read_bytes(path))
+    except (ValueError, RecursionError) as error:
+        return f"it is not JSON: {reason_of(error)}"
 
 
 def _domain(tasks: JsonObject) -> str | None:
@@ -186,6 +201,8 @@ def _reference(task: JsonObject) -> list[Message]:
 def _message(message: JsonObject) -> Message:
     """One of tau2's messages as a chat message."""
     role = str(message.get("role"))
+    if role not in ROLES:
+        raise ValueError(f"a message has no role of {', '.join(sorted(ROLES))}")
     if role == "tool":
         result = {
             "role": "tool",

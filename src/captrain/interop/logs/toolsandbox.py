@@ -7,11 +7,12 @@ service behind them is skipped.
 
 import json
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 from captrain.interop.logs.chat import chat_message
 from captrain.interop.logs.document import JsonDocument
-from captrain.interop.logs.source import Source, record_of_entry
+from captrain.interop.logs.source import MALFORMED, Source, entry_of, reason_of, record_of_entry
 from captrain.records import JsonObject, Message, Rollout, file_digest
 
 CATEGORIES = ("insufficient_information", "multiple_user_turn", "multiple_tool_call", "single_tool_call")
@@ -30,8 +31,8 @@ def _entries(document: JsonDocument, file: str) -> Iterator[tuple[str, Rollout |
     for index, result in enumerate(document.elements(SCENARIOS)):
         name = result.get("name") if isinstance(result, dict) else None
         place = f"scenario {name}" if name else f"scenario {index}"
-        if isinstance(result, dict) and name:
-            yield place, _rollout(document.path, file, index, result, str(name))
+        if isinstance(result, dict) and isinstance(name, str) and name:
+            yield place, entry_of(partial(_rollout, document.path, file, index, result, name))
         else:
             yield place, "it has no name"
 
@@ -42,14 +43,16 @@ def _rollout(path: Path, file: str, index: int, result: JsonObject, name: str) -
         if NO_KEY in str(result.get("traceback")):
             return "it needs an external key"
         fault = f"the scenario ended in {result['exception_type']}"
+    if {"/", "\\", "\0"} & {*name} or name in (".", ".."):
+        return "its name leads out of the folder of trajectories"
     conversation = path.parent / "trajectories" / name / "conversation.json"
-    if not conversation.exists():
+    if not conversation.is_file():
         return f"trajectories/{name}/conversation.json is missing" + (f" ({fault})" if fault else "")
     try:
         turns = json.loads(conversation.read_bytes())
         messages = [_message(turn) for turn in turns]
-    except (ValueError, TypeError) as error:
-        return f"trajectories/{name}/conversation.json does not read: {error}"
+    except MALFORMED as error:
+        return f"trajectories/{name}/conversation.json does not read: {reason_of(error)}"
     milestones, parts = _milestones(turns, result)
     kinds = [str(category).lower() for category in result.get("categories") or []]
     return record_of_entry(
