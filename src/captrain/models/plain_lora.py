@@ -7,6 +7,8 @@ to be harmless is refused by its name, those of later versions of PEFT among the
 """
 
 import json
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,7 +71,7 @@ def read_plain_lora(folder: Path) -> PlainLora:
     try:
         config = json.loads((folder / "adapter_config.json").read_text())
         tensors = load_file(folder / "adapter_model.safetensors")
-        rank, scale = config["r"], config["lora_alpha"] / config["r"]
+        rank, scale = int(config["r"]), float(config["lora_alpha"] / config["r"])
     except Exception as error:
         raise UserError(
             f"adapter {folder} does not load ({type(error).__name__}: {error})",
@@ -88,7 +90,27 @@ def read_plain_lora(folder: Path) -> PlainLora:
             f"adapter {folder} says r = {rank}, and its tensors are of rank {', '.join(map(str, sorted(ranks)))}",
             "a file in it was altered: delete the folder and run `dvc repro adapters`",
         )
+    if fault := _tensor_fault(tensors, modules, scale):
+        raise UserError(f"adapter {folder} {fault}", "use one that was trained to its end, as PEFT saves it")
     return PlainLora(config, tensors, modules, scale)
+
+
+def _tensor_fault(tensors: "dict[str, torch.Tensor]", modules: Sequence[str], scale: float) -> str:
+    """What keeps tensors from being added to weights, "" for nothing."""
+    if not modules:
+        return "has no weights"
+    if not math.isfinite(scale):
+        return "has a scale that is not finite"
+    for name in modules:
+        down, up = tensors[f"{name}.lora_A.weight"], tensors[f"{name}.lora_B.weight"]
+        if down.ndim != 2 or up.ndim != 2 or down.shape[0] != up.shape[1]:
+            return f"has matrices that do not fit each other in {name}: {tuple(down.shape)}, {tuple(up.shape)}"
+        for tensor in (down, up):
+            if not tensor.is_floating_point():
+                return f"has weights of type {tensor.dtype} in {name}"
+            if not bool(tensor.isfinite().all()):
+                return f"has weights that are not finite in {name}"
+    return ""
 
 
 def special_settings(config: JsonObject) -> list[str]:

@@ -253,6 +253,12 @@ def with_adapter(state: "State", adapter: str) -> "State":
             target = f"{name.removeprefix('base_model.model.')}.weight"
             # In float64, as all that decides a token: sums in float32 differ between CPUs.
             change = lora.tensors[f"{name}.lora_B.weight"].double() @ lora.tensors[f"{name}.lora_A.weight"].double()
+            if change.shape != out[target].shape:
+                raise UserError(
+                    f"adapter {adapter} is for another model: {target} is {tuple(out[target].shape)}, and its change "
+                    f"{tuple(change.shape)}",
+                    "use it with its own base",
+                )
             out[target] = out[target].double() + lora.scale * change
     except KeyError as error:
         raise UserError(

@@ -7,7 +7,7 @@ those that change nothing and those to refuse, so that no request is answered as
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from captrain.contract import calls_of
 from captrain.records import JsonObject, Message
@@ -25,6 +25,40 @@ NEUTRAL: JsonObject = {
 """Settings that this server does not have, with the values at which they change nothing."""
 IGNORED = ("user", "metadata", "safety_identifier", "service_tier")
 """Settings that never change an answer."""
+
+
+class _Parameters(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["object"] = "object"
+    properties: dict[str, JsonObject] = {}
+    required: list[str] = []
+
+
+class _Function(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+    description: str | None = None
+    parameters: _Parameters | None = None
+
+
+class _Tool(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["function"] = "function"
+    function: _Function
+
+
+def _checked_tool(tool: JsonObject) -> JsonObject:
+    """A tool's schema, as it came: a chat template writes what it is given."""
+    _Tool.model_validate(tool, strict=True)
+    return tool
+
+
+Tool = Annotated[JsonObject, AfterValidator(_checked_tool)]
+"""A function's schema: its name as OpenAI has it, its parameters an object's."""
+AdapterName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[!-~]+$")]
 
 
 class TextPart(BaseModel):
@@ -87,7 +121,7 @@ class CompletionRequest(BaseModel):
 
     model: str
     messages: Annotated[list[RequestMessage], Field(min_length=1)]
-    tools: list[JsonObject] = []
+    tools: list[Tool] = []
     tool_choice: Literal["auto", "none"] = "auto"
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -112,7 +146,7 @@ class TokenizeRequest(BaseModel):
 
     model: str
     messages: Annotated[list[RequestMessage], Field(min_length=1)]
-    tools: list[JsonObject] = []
+    tools: list[Tool] = []
     add_generation_prompt: Literal[True] = True
 
 
@@ -137,11 +171,11 @@ class TokenRequest(BaseModel):
 class LoadAdapterRequest(BaseModel):
     """A request to load an adapter, in vLLM's words."""
 
-    lora_name: Annotated[str, Field(min_length=1)]
+    lora_name: AdapterName
     lora_path: Path
 
 
 class UnloadAdapterRequest(BaseModel):
     """A request to unload an adapter."""
 
-    lora_name: str
+    lora_name: AdapterName

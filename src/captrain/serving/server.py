@@ -12,7 +12,9 @@ import argparse
 import asyncio
 import json
 import logging
+import os
 import queue
+import socket
 import threading
 import time
 import uuid
@@ -43,7 +45,10 @@ from captrain.serving.openai_schemas import (
     TokenRequest,
     UnloadAdapterRequest,
 )
+from captrain.serving.protection import Protected, Protection, PunctualProtocol, protection_of
 
+CONNECTIONS = 512
+"""At a time; more are refused."""
 TOKENS = 512
 """Of an answer, where a request does not say how many at most."""
 
@@ -157,19 +162,34 @@ class Server:
         adapters: folders of adapters by name.
         root: where the model is from; its name where that is not to be told.
         rank: the largest of an adapter; None: any.
+        folders: below which adapters may lie that are loaded while it runs; None: anywhere.
 
     Raises:
         UserError: an adapter is missing or damaged.
     """
 
     def __init__(
-        self, policy: LocalPolicy, name: str, adapters: dict[str, Path], root: str = "", rank: int | None = None
+        self,
+        policy: LocalPolicy,
+        name: str,
+        adapters: dict[str, Path],
+        root: str = "",
+        rank: int | None = None,
+        folders: Sequence[Path] | None = None,
     ) -> None:
         self.policy, self.name, self.root, self.rank = policy, name, root or name, rank
+        self._folders = None if folders is None else [folder.resolve() for folder in folders]
         self.adapters: dict[str, tuple[Path, str]] = {}
         for adapter, folder in adapters.items():
             self.load(adapter, folder)
         self.sampler = Sampler(policy)
+
+    def load_allowed(self, name: str, folder: Path) -> None:
+        """Serve an adapter that a request names; raises HTTPException where it may not lie there, else as `load`."""
+        if self._folders is not None and not any(folder.resolve().is_relative_to(root) for root in self._folders):
+            named = ", ".join(map(str, self._folders)) or "none"
+            raise HTTPException(403, f"adapters are loaded from named folders alone (--adapters-from): {named}")
+        self.load(name, folder)
 
     def load(self, name: str, folder: Path) -> None:
         """Serve an adapter under a name; raises UserError for a folder that holds none, or a name in use."""
@@ -269,7 +289,7 @@ class Server:
         """The tokens that the model reads of a dialogue; raises as `complete` does."""
         try:
             prompt = self.policy.chat(tools).dialogue([message.message() for message in messages])
-        except (TemplateError, TypeError, KeyError, AttributeError) as error:
+        except (TemplateError, TypeError, LookupError, AttributeError, ValueError, RecursionError) as error:
             raise HTTPException(400, f"the model's chat template does not take these messages: {error}") from None
         if len(prompt) >= self.policy.max_length:
             raise self._too_long(len(prompt))
@@ -355,8 +375,8 @@ def _refusing(app: FastAPI) -> None:
         return refusal_of(400, str(error))
 
 
-def application(server: Server) -> FastAPI:
-    """The HTTP side."""
+def application(server: Server, protection: Protection | None = None) -> Protected:
+    """The HTTP side, behind its protection."""
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
@@ -393,7 +413,7 @@ def application(server: Server) -> FastAPI:
 
     @app.post("/v1/load_lora_adapter")
     def load(request: LoadAdapterRequest) -> dict[str, str]:
-        server.load(request.lora_name, request.lora_path)
+        server.load_allowed(request.lora_name, request.lora_path)
         return {"status": "loaded"}
 
     @app.post("/v1/unload_lora_adapter")
@@ -402,7 +422,7 @@ def application(server: Server) -> FastAPI:
             raise HTTPException(404, f"there is no adapter {request.lora_name}")
         return {"status": "unloaded"}
 
-    return app
+    return Protected(app, protection or Protection())
 
 
 def serve(
@@ -414,6 +434,9 @@ def serve(
     batch: int = 64,
     limits: Limits = UNLIMITED,
     root: str = "",
+    *,
+    protection: Protection,
+    folders: Sequence[Path] | None = (),
 ) -> None:
     """Serve a model until the process is told to end; requests under way are answered first.
 
@@ -426,15 +449,18 @@ def serve(
         batch: completions sampled together.
         limits: of what is taken.
         root: where the model is said to be from; its folder where that is not given.
+        protection: bounds of requests.
+        folders: below which adapters may lie that requests name; None: anywhere.
 
     Raises:
-        UserError: the model or an adapter is missing or damaged.
+        UserError: the model or an adapter is missing or damaged, or nobody can listen there.
     """
     import uvicorn
 
+    _require_free(host, port)
     policy = LocalPolicy(model, batch, temperature=1.0, max_turns=1, max_tokens=TOKENS)
     policy.max_length = min(policy.max_length, limits.length or policy.max_length)
-    server = Server(policy, name, adapters, root or str(model), limits.rank)
+    server = Server(policy, name, adapters, root or str(model), limits.rank, folders)
 
     class Announced(uvicorn.Server):
         async def startup(self, sockets: Any = None) -> None:
@@ -443,9 +469,30 @@ def serve(
                 bound = self.servers[0].sockets[0].getsockname()[1]
                 print(f"{name} is served on http://{host}:{bound}/v1", flush=True)
 
-    config = uvicorn.Config(application(server), host=host, port=port, log_level="warning")
+    PunctualProtocol.seconds = protection.seconds
+    config = uvicorn.Config(
+        application(server, protection),
+        host=host,
+        port=port,
+        log_level="warning",
+        http=PunctualProtocol,
+        limit_concurrency=CONNECTIONS,
+    )
     with suppress(KeyboardInterrupt):
         Announced(config).run()
+
+
+def _require_free(host: str, port: int) -> None:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        with socket.socket(family, socket.SOCK_STREAM) as channel:
+            channel.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            channel.bind((host, port))
+    except (OSError, OverflowError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UserError(
+            f"nobody can listen on {host}, port {port}: {reason}", "choose others: --host, --port"
+        ) from None
 
 
 def pair(text: str) -> tuple[str, Path]:
@@ -490,7 +537,19 @@ def main() -> None:
         from huggingface_hub import snapshot_download
 
         model = Path(snapshot_download(arguments.model, revision=arguments.revision, local_files_only=True))
-    serve(model, arguments.host, arguments.port, name, adapters, limits=limits, root=arguments.model)
+    # As with vLLM, whoever starts it says whether requests may name adapters, and then they may lie anywhere.
+    updating = os.environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "").lower() in ("1", "true")
+    serve(
+        model,
+        arguments.host,
+        arguments.port,
+        name,
+        adapters,
+        limits=limits,
+        root=arguments.model,
+        protection=protection_of(arguments.host),
+        folders=None if updating else (),
+    )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,184 @@
+"""What a request must be before anything reads it: from somebody who may ask, to this server, whole, small, and soon.
+
+A server on a loopback address is reached by every page that a browser on this machine shows, so the name that it is
+asked for by is checked; on any other address it asks for a token. A body is taken in whole before it is looked at, up
+to a size and within a time, and so are the lines before it: whoever sends slowly keeps nothing open.
+"""
+
+import asyncio
+import hmac
+import ipaddress
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from captrain.errors import UserError
+
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+WILDCARDS = ("", "0.0.0.0", "::")
+OPEN_PATHS = ("/health",)
+"""What needs no token."""
+
+
+@dataclass(frozen=True)
+class Protection:
+    """Bounds of requests.
+
+    token: that they must bear; "" for none. hosts: names that the server may be asked for by; empty for any.
+    most: bytes of a body. seconds: until a request has come in whole.
+    """
+
+    token: str = ""
+    hosts: tuple[str, ...] = ()
+    most: int = 8 << 20
+    seconds: float = 20.0
+
+
+def protection_of(host: str, token_variable: str = "", names: Sequence[str] = ()) -> Protection:
+    """The protection of a server on an address.
+
+    Args:
+        host: that it listens on.
+        token_variable: name of the environment variable that holds the token; "" for none.
+        names: further names that it may be asked for by.
+
+    Raises:
+        UserError: the variable is not set, or others than this machine could ask without a token.
+    """
+    token = os.environ.get(token_variable, "") if token_variable else ""
+    if token_variable and not token:
+        raise UserError(f"the environment variable {token_variable} is not set", f"export {token_variable}=...")
+    if not is_loopback(host) and not token:
+        raise UserError(
+            f"whoever reaches {host or 'this machine'} could use the model",
+            "name an environment variable that holds a token by --token-env, or listen on 127.0.0.1",
+        )
+    own = (host, socket.gethostname()) if host not in WILDCARDS else (socket.gethostname(),)
+    return Protection(token, tuple(dict.fromkeys(name.lower() for name in (*LOOPBACK, *own, *names))))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+class Protected:
+    """An application behind its protection."""
+
+    def __init__(self, app: ASGIApp, protection: Protection) -> None:
+        self._app, self._protection = app, protection
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        refusal = self._refusal(scope)
+        body: Message | None = None
+        if refusal is None:
+            try:
+                body = await asyncio.wait_for(self._body(receive), self._protection.seconds)
+            except TimeoutError:
+                refusal = (408, f"the request did not come in whole within {self._protection.seconds:g} s")
+            except OverflowError:
+                refusal = (413, f"a request has at most {self._protection.most} bytes")
+        if refusal is not None or body is None:
+            status, message = refusal or (400, "the client has gone")
+            error = {"message": message, "type": "invalid_request_error", "param": None, "code": status}
+            await JSONResponse({"error": error}, status, {"connection": "close"})(scope, receive, send)
+            return
+        bodies = [body]
+
+        async def replay() -> Message:
+            return bodies.pop() if bodies else await receive()
+
+        await self._app(scope, replay, send)
+
+    def _refusal(self, scope: Scope) -> tuple[int, str] | None:
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        host = _name_of(headers.get("host", ""))
+        if self._protection.hosts and host not in self._protection.hosts and not self._is_own_address(host):
+            return 421, f"this server is not {host[:100]}: name it by --allowed-host"
+        token = self._protection.token
+        if token and scope["path"] not in OPEN_PATHS:
+            scheme, _, bearer = headers.get("authorization", "").partition(" ")
+            if scheme.lower() != "bearer" or not hmac.compare_digest(bearer.strip().encode(), token.encode()):
+                return 401, "a bearer token is needed, and this is not it"
+        length = headers.get("content-length", "0")
+        if not length.isdigit() or len(length) > 12 or int(length) > self._protection.most:
+            return 413, f"a request has at most {self._protection.most} bytes"
+        return None
+
+    def _is_own_address(self, host: str) -> bool:
+        """Whether it is a number, and whoever asks has shown a token: names alone can be made to lead elsewhere."""
+        try:
+            ipaddress.ip_address(host)
+        except ValueError:
+            return False
+        return bool(self._protection.token)
+
+    async def _body(self, receive: Receive) -> Message | None:
+        content = bytearray()
+        while True:
+            part = await receive()
+            if part["type"] != "http.request":
+                return None
+            content += part.get("body", b"")
+            if len(content) > self._protection.most:
+                raise OverflowError
+            if not part.get("more_body", False):
+                return {"type": "http.request", "body": bytes(content), "more_body": False}
+
+
+def _name_of(host: str) -> str:
+    """The name in a Host header, without its port."""
+    name = host.strip().lower()
+    if name.startswith("["):
+        return name[1:].partition("]")[0]
+    return name.partition(":")[0] if name.count(":") <= 1 else name
+
+
+class PunctualProtocol(H11Protocol):
+    """A connection on which the next request must begin to be answered within a time, or it is closed."""
+
+    seconds = 20.0
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """See `asyncio.Protocol`."""
+        super().connection_made(transport)
+        self._expect()
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        super().data_received(data)
+        self._expect()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        self._cancel()
+        super().connection_lost(exc)
+
+    def _expect(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._cancel()
+        elif self._timer is None:
+            self._timer = self.loop.call_later(self.seconds, self._give_up)
+
+    def _cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _give_up(self) -> None:
+        self._timer = None
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.close()

@@ -1,0 +1,224 @@
+"""Who may ask the embedded server, for what, and how slowly."""
+
+import json
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+import uvicorn
+from safetensors.torch import load_file, save_file
+from support.adapters import save_adapter
+
+from captrain.errors import UserError
+from captrain.policies.local import LocalPolicy
+from captrain.serving.protection import Protection, PunctualProtocol, protection_of
+from captrain.serving.server import Server, application
+
+ASK = {"model": "tiny", "messages": [{"role": "user", "content": "Say 1."}], "max_tokens": 2}
+
+
+@contextmanager
+def serving(server: Server, protection: Protection) -> Iterator[tuple[str, int]]:
+    """The address of a running server that lets nobody be slower than a second."""
+    PunctualProtocol.seconds = protection.seconds
+    config = uvicorn.Config(
+        application(server, protection), host="127.0.0.1", port=0, log_level="critical", http=PunctualProtocol
+    )
+    runner = uvicorn.Server(config)
+    thread = threading.Thread(target=runner.run, daemon=True)
+    thread.start()
+    while not runner.started:
+        assert thread.is_alive()
+        time.sleep(0.01)
+    yield runner.servers[0].sockets[0].getsockname()
+    runner.should_exit = True
+    thread.join(10)
+
+
+@pytest.fixture(scope="module")
+def adapter(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_adapter(tiny, tmp_path_factory.mktemp("adapters") / "good")
+
+
+@pytest.fixture(scope="module")
+def server(tiny: Path, adapter: Path) -> Server:
+    policy = LocalPolicy(tiny, batch=16, temperature=1.0, max_turns=4, max_tokens=12)
+    return Server(policy, "tiny", {}, folders=[adapter.parent])
+
+
+@pytest.fixture(scope="module")
+def address(server: Server) -> Iterator[tuple[str, int]]:
+    protection = Protection(token="secret", hosts=("127.0.0.1",), most=100_000, seconds=1.0)
+    with serving(server, protection) as place:
+        yield place
+
+
+def send(place: tuple[str, int], head: str, body: bytes = b"", pieces: int = 1, pause: float = 0.0) -> bytes:
+    """What comes back for raw lines and a body that is sent in pieces."""
+    with socket.create_connection(place, timeout=20) as channel:
+        channel.sendall(head.encode())
+        step = -(-len(body) // pieces) if body else 0
+        try:
+            for start in range(0, len(body), step or 1):
+                channel.sendall(body[start : start + step])
+                time.sleep(pause)
+        except OSError:
+            pass
+        answer = b""
+        try:
+            while chunk := channel.recv(1 << 16):
+                answer += chunk
+        except ConnectionResetError:
+            pass
+        return answer
+
+
+def request(place: tuple[str, int], path: str, body: object = None, **headers: str) -> tuple[int, str]:
+    """Status and text of an answer to a JSON body."""
+    content = b"" if body is None else json.dumps(body).encode()
+    lines = {"Host": "127.0.0.1", "Authorization": "Bearer secret", "Connection": "close", **headers}
+    lines = {name.replace("_", "-"): value for name, value in lines.items()}
+    head = f"{'GET' if body is None else 'POST'} {path} HTTP/1.1\r\n"
+    head += "".join(f"{name}: {value}\r\n" for name, value in lines.items() if value)
+    if body is not None:
+        head += f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n"
+    top, _, text = send(place, head + "\r\n", content).partition(b"\r\n\r\n")
+    return int(top.split()[1]), text.decode()
+
+
+def test_a_token_is_asked_for_and_health_is_open(address: tuple[str, int]) -> None:
+    assert request(address, "/v1/models")[0] == 200
+    for wrong in ("", "Bearer wrong", "Basic secret", "secret"):
+        assert request(address, "/v1/models", Authorization=wrong)[0] == 401
+        assert request(address, "/v1/chat/completions", ASK, Authorization=wrong)[0] == 401
+    assert request(address, "/health", Authorization="")[0] == 200
+
+
+def test_a_name_that_leads_here_from_a_page_of_others_is_not_this_server(address: tuple[str, int]) -> None:
+    assert request(address, "/v1/models", Host="evil.example")[0] == 421
+    assert request(address, "/v1/models", Host="127.0.0.1:8000")[0] == 200
+
+
+def test_a_body_has_a_size_whatever_it_says_of_itself(address: tuple[str, int]) -> None:
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer secret\r\n"
+    assert b" 413 " in send(address, f"{head}Content-Length: 100001\r\n\r\n")
+    chunk = b"4000\r\n" + b" " * 0x4000 + b"\r\n"
+    assert b" 413 " in send(address, f"{head}Transfer-Encoding: chunked\r\n\r\n", chunk * 10, pieces=10)
+
+
+def test_who_sends_slowly_keeps_nothing_open(address: tuple[str, int]) -> None:
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer secret\r\n"
+    began = time.monotonic()
+    assert b" 408 " in send(address, f"{head}Content-Length: 1000\r\n\r\n", b" " * 20, pieces=20, pause=0.1)
+    assert send(address, "GET /v1/models HTTP/1.1\r\nHost: ", b"127.0.0.1" * 9, pieces=30, pause=0.1) == b""
+    assert time.monotonic() - began < 15
+    assert request(address, "/v1/models")[0] == 200
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        {},
+        {"function": {}},
+        {"function": {"name": "a b"}},
+        {"function": {"name": "look\x1b[31m"}},
+        {"function": {"name": "look", "parameters": []}},
+        {"function": {"name": "look", "parameters": {"type": "array"}}},
+        {"function": {"name": "look", "parameters": {"properties": {"id": 3}}}},
+        {"function": {"name": "look", "parameters": {"required": "id"}}},
+        {"type": "shell", "function": {"name": "look"}},
+    ],
+)
+def test_what_is_no_schema_of_a_tool_is_refused(address: tuple[str, int], tool: object) -> None:
+    status, text = request(address, "/v1/chat/completions", {**ASK, "tools": [tool]})
+    assert status == 400 and "tools.0" in text
+
+
+def test_no_body_is_a_fault_of_the_server(address: tuple[str, int]) -> None:
+    deep: object = []
+    for _ in range(500):
+        deep = [deep]
+    bodies = [deep, {**ASK, "messages": [{"role": "user", "content": "\ud800"}]}, {**ASK, "tools": [{"function": {
+        "name": "look", "parameters": {"properties": {"a": {"x": deep}}}}}]}, {**ASK, "seed": 10**300}]  # fmt: skip
+    assert all(request(address, "/v1/chat/completions", body)[0] < 500 for body in bodies)
+    raw = "[" * 50_000
+    head = (
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer secret\r\nConnection: close\r\n"
+    )
+    head += f"Content-Type: application/json\r\nContent-Length: {len(raw)}\r\n\r\n"
+    assert b" 400 " in send(address, head, raw.encode())
+
+
+def damaged(adapter: Path, folder: Path, kind: str) -> Path:
+    shutil.copytree(adapter, folder)
+    path = folder / "adapter_model.safetensors"
+    tensors = load_file(path)
+    first = sorted(tensors)[0]
+    if kind == "no weights":
+        tensors = {}
+    elif kind == "not finite":
+        tensors[first][0, 0] = float("nan")
+    elif kind == "type":
+        tensors = {name: tensor.to(torch.int32) for name, tensor in tensors.items()}
+    elif kind == "shape":
+        tensors = {name: torch.cat([tensor, tensor], -1 if "lora_A" in name else 0) for name, tensor in tensors.items()}
+    elif kind == "rank":
+        tensors[first] = tensors[first][:1]
+    save_file(tensors, path)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("no weights", "has no weights"),
+        ("not finite", "has weights that are not finite"),
+        ("type", "has weights of type torch.int32"),
+        ("shape", "is for another model"),
+        ("rank", "and its tensors are of rank"),
+    ],
+)
+def test_an_adapter_that_cannot_be_one_is_refused_in_one_message(
+    address: tuple[str, int], adapter: Path, kind: str, words: str
+) -> None:
+    folder = damaged(adapter, adapter.parent / kind.replace(" ", "-"), kind)
+    status, text = request(address, "/v1/load_lora_adapter", {"lora_name": kind.split()[0], "lora_path": str(folder)})
+    assert status == 400 and words in text and "Traceback" not in text
+
+
+def test_adapters_come_from_named_folders_alone(address: tuple[str, int], adapter: Path, tmp_path: Path) -> None:
+    elsewhere = shutil.copytree(adapter, tmp_path / "elsewhere")
+    (adapter.parent / "link").symlink_to(elsewhere)
+    for folder in (elsewhere, adapter.parent / "link", f"{adapter.parent}/../elsewhere"):
+        row = {"lora_name": "one", "lora_path": str(folder)}
+        assert request(address, "/v1/load_lora_adapter", row)[0] == 403
+    assert request(address, "/v1/load_lora_adapter", {"lora_name": "one", "lora_path": str(adapter)})[0] == 200
+
+
+def test_others_than_this_machine_need_a_token(monkeypatch: pytest.MonkeyPatch, captrain, tmp_path: Path) -> None:
+    assert protection_of("127.0.0.1").token == ""
+    for host in ("0.0.0.0", "::", "192.0.2.1", ""):
+        with pytest.raises(UserError, match="whoever reaches"):
+            protection_of(host)
+    monkeypatch.setenv("MY_TOKEN", "secret")
+    assert protection_of("0.0.0.0", "MY_TOKEN").token == "secret"
+    status, _, err = captrain(tmp_path, "serve", "nowhere", "--host", "0.0.0.0")
+    assert status == 2 and err.startswith("error: whoever reaches 0.0.0.0 could use the model\n  remedy: ")
+    status, _, err = captrain(tmp_path, "serve", "nowhere", "--token-env", "NO_SUCH")
+    assert status == 2 and "NO_SUCH is not set" in err
+    assert captrain(tmp_path, "serve", "nowhere", "--port", "70000")[0] == 2
+
+
+def test_a_port_that_is_taken_is_one_message(tiny: Path, captrain, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        status, _, err = captrain(tmp_path, "serve", str(tiny), "--port", str(port))
+    assert status == 2 and f"nobody can listen on 127.0.0.1, port {port}" in err
