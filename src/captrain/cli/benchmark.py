@@ -1,0 +1,22 @@
+"""Commands that concern benchmarks of others."""
+
+from typing import Annotated
+
+import typer
+
+from captrain.cli.console import print_all, project_root
+
+benchmark = typer.Typer(help="Benchmarks of others: install.", no_args_is_help=True)
+
+
+@benchmark.callback()
+def group() -> None:
+    """Benchmarks of others, each in an environment of its own."""
+
+
+@benchmark.command()
+def install(name: Annotated[str, typer.Argument(help="bfcl, or tau2.")]) -> None:
+    """Make the environment of a benchmark below .cache/installations, where its workers find it."""
+    from captrain.benchmarks import install_benchmark
+
+    print_all(f"{name}: {install_benchmark(name, project_root())}; choose it with benchmark={name}")
