@@ -52,7 +52,7 @@ def make_project(folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project whose environment is exported for all standards, with a hundred recorded episodes."""
-    from captrain.environments import export_environment
+    from captrain.projects import export_environment
 
     folder = tmp_path_factory.mktemp("project")
     path = make_project(folder)

@@ -14,7 +14,7 @@ def export_environment(
     out: Annotated[Path, typer.Option(help="Folder of the package; new or empty.")],
 ) -> None:
     """An environment as a package that trains elsewhere: OpenEnv, verifiers or TRL."""
-    from captrain.environments import export_environment
+    from captrain.projects import export_environment
 
     files = export_environment(name, project_root(), to, out)
     print_all(f"{out}: {len(files)} files; {out / 'README.md'} says how it is used")

@@ -1,6 +1,5 @@
 from .audit import audit as audit
 from .derived import derivable as derivable
-from .exporting import export_environment as export_environment
 from .leakage import HeldOutTasks as HeldOutTasks
 from .loading import load_environment as load_environment
 from .loading import read_passports as read_passports

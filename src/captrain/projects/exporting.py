@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from captrain.config import Machine, load_spec
 from captrain.contract import Target
-from captrain.environments.loading import load_environment
+from captrain.environments import load_environment
 from captrain.errors import EnvironmentFault, UserError
 from captrain.interop import Package, Standard, write_package
 from captrain.records import Passport, Split
