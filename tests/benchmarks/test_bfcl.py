@@ -131,7 +131,8 @@ def test_malformed_and_hostile_calls_are_answered_and_never_raise_nor_run(target
         deep = [deep]
     values: Sequence[Any] = (
         None, [], "{", "[]", "1", "x" * 200_000, "[" * 5000, {"a": deep}, deep, 10**400, float("1e300"), {"": 1},
-        {"self": 1}, {"path": f"__import__('pathlib').Path({str(mark)!r}).touch()"}, {"file_name": "../../etc/passwd"}, {"a": {}},
+        {"self": 1},
+        {"path": f"__import__('pathlib').Path({str(mark)!r}).touch()"}, {"file_name": "../../etc/passwd"}, {"a": {}},
     )  # fmt: skip
     tasks = every(target, "training")[:: len(every(target, "training")) // 12]
     for task in tasks:
