@@ -11,9 +11,11 @@ from pathlib import Path
 
 from captrain.environments.synthesis import SynthesisResult
 from captrain.errors import UserError
-from captrain.records import Capability, Passport, publish, publish_json, publish_text
+from captrain.records import Capability, Passport, plain, publish, publish_json, publish_text
 
 REJECTED = "rejected"
+PURPOSE = 2000
+"""Characters of what a capability is said to be."""
 LONGEST = 400
 """Characters of a cell or a docstring's paragraph: what an environment says may have any length."""
 
@@ -73,17 +75,17 @@ def passport_page(passport: Passport, text: str, capability: Capability | None =
     """
     failed = sum(not check.passed for check in passport.checks)
     verdict = "passed" if passport.passed else f"{failed} of {len(passport.checks)} checks failed"
-    purpose = f"{capability.name}: {capability.description}\n\n" if capability else ""
+    purpose = f"{_cell(f'{capability.name}: {capability.description}', PURPOSE)}\n\n" if capability else ""
     quotation = "> " + _cell(_docstring(text)) + "\n\n" if _docstring(text) else ""
     confinement = "is our own text and runs unconfined" if passport.trusted else "runs in the sandbox only"
     head = (
-        f"# {passport.capability}: {verdict}\n\n## What it trains\n\n{purpose}{quotation}"
+        f"# {_title(passport.capability)}: {verdict}\n\n## What it trains\n\n{purpose}{quotation}"
         f"The file {confinement}; its fingerprint is `{passport.environment}`, attempt {passport.attempt}.\n\n"
         f"## How difficult it is\n\n{_difficulty(passport)}\n\n## Checks\n\n"
     )
     rows = [
-        f"| {'passed' if check.passed else '**failed**'} | {check.name} | {_number(check.measured)} | {check.bound} | "
-        f"{_cell(check.detail)} | {_cell(check.task)} |\n"
+        f"| {'passed' if check.passed else '**failed**'} | {check.name} | {_number(check.measured)} | "
+        f"{_cell(check.bound)} | {_cell(check.detail)} | {_cell(check.task)} |\n"
         for check in passport.checks
     ]
     table = "| | check | measured | bound | detail | task |\n|---|---|---|---|---|---|\n"
@@ -115,12 +117,17 @@ def _docstring(text: str) -> str:
         return ""
 
 
+def _title(name: str) -> str:
+    """A name in a heading: underscores within a word are no markup there."""
+    return _cell(name).replace("\\_", "_")
+
+
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:g}"
 
 
 def _cell(text: str, longest: int = LONGEST) -> str:
     """Text of anyone's in one line of a page, where it neither breaks the table nor counts as markup."""
-    flat = " ".join(text.split())
+    flat = plain(" ".join(text.split()))
     flat = flat if len(flat) <= longest else f"{flat[:longest]}..."
     return html.escape(flat, quote=False).translate({ord(sign): f"\\{sign}" for sign in "|`*_[]"})
