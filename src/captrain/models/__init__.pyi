@@ -33,3 +33,4 @@ from .lora import save_adapter as save_adapter
 from .plain_lora import read_plain_lora as read_plain_lora
 from .weights import load_module as load_module
 from .weights import model_source as model_source
+from .weights import require_recorded as require_recorded

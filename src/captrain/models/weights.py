@@ -1,9 +1,11 @@
 """Where the weights of a base model come from: a folder that the base stage has trained, or a name in a model hub."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from captrain.errors import UserError
+from captrain.records import JsonObject, file_digest, read_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -23,8 +25,26 @@ def model_source(folder: Path) -> ModelSource:
     pointer = folder / "model.json"
     if not pointer.exists():
         return ModelSource(str(folder))
-    name, _, revision = json.loads(pointer.read_text())["model"].partition("@")
+    name, _, revision = read_json(pointer, dict[str, str])["model"].partition("@")
     return ModelSource(name, revision or None, in_hub=True)
+
+
+def require_recorded(folder: Path) -> None:
+    """Refuse a base whose weights are not those that its stage has recorded in results/base.json, where it has: what is
+    trained on others, or served as them, would be called by the wrong name. A folder elsewhere has no record.
+
+    Raises:
+        UserError: the weights were altered, or are of another run.
+    """
+    record, weights = folder.parent.parent / "results/base.json", folder / "model.safetensors"
+    if folder.parts[-2:] != ("artifacts", "base") or not record.exists() or not weights.exists():
+        return
+    expected = read_json(record, JsonObject).get("weights_sha256")
+    if expected is not None and (content := file_digest(weights)) != expected:
+        raise UserError(
+            f"{weights} is {content}, and {record} has {expected}",
+            "it was altered, or is of another run: remove it, and `dvc checkout` or `dvc repro base` makes it again",
+        )
 
 
 def load_module(folder: Path, precision: str) -> "PreTrainedModel":

@@ -33,7 +33,7 @@ from starlette.exceptions import HTTPException
 
 from captrain.errors import UserError
 from captrain.execution import entry_point
-from captrain.models import adapter_digest
+from captrain.models import adapter_digest, require_recorded
 from captrain.policies import EngineRow, LocalPolicy, sample_rows, with_adapter
 from captrain.records import JsonObject, Message, digest
 from captrain.serving.openai_schemas import (
@@ -458,6 +458,7 @@ def serve(
     import uvicorn
 
     _require_free(host, port)
+    require_recorded(model)
     policy = LocalPolicy(model, batch, temperature=1.0, max_turns=1, max_tokens=TOKENS)
     policy.max_length = min(policy.max_length, limits.length or policy.max_length)
     server = Server(policy, name, adapters, root or str(model), limits.rank, folders)

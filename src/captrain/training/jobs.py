@@ -10,7 +10,7 @@ from captrain.contract import Target
 from captrain.environments import load_environment, read_passports
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
-from captrain.models import Adapter
+from captrain.models import Adapter, require_recorded
 from captrain.policies import Policy, load_policy
 from captrain.records import JsonObject, Passport
 
@@ -107,8 +107,10 @@ def learner(component: Component, base: Path, machine: Machine, purpose: str, wa
         way_out: how to do without, for messages.
 
     Raises:
-        UserError: its weights are not at hand: an endpoint that somebody else runs cannot be trained through.
+        UserError: its weights are not at hand (an endpoint that somebody else runs cannot be trained through), or are
+            not those that the base stage has recorded.
     """
+    require_recorded(base)
     policy = load_policy(component, base, machine)
     if not fulfils(policy, Learner):
         raise UserError(
