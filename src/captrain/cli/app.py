@@ -14,7 +14,7 @@ from captrain.cli.logs import diagnose
 from captrain.cli.pipeline import jobs, status, verify, watch
 from captrain.cli.plan import plan, power
 from captrain.cli.project import check_benchmark, init, run, upgrade
-from captrain.cli.results import export, published, report, results
+from captrain.cli.results import compare, export, published, report, results
 from captrain.cli.serve import serve
 from captrain.cli.show import show
 from captrain.cli.validate import validate
@@ -35,6 +35,7 @@ for command in (
     upgrade,
     check_benchmark,
     results,
+    compare,
     status,
     watch,
     verify,

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from captrain.cli.console import print_all, project_root
+from captrain.config import find_project
 
 
 def results(
@@ -17,6 +18,17 @@ def results(
     from captrain.reporting import show
 
     print_all(show.costs(project_root()) if rollouts else show.results(project_root()))
+
+
+def compare(
+    first: Annotated[str, typer.Argument(metavar="RUN", help="Folder of a project, point of a sweep, or commit.")],
+    second: Annotated[str, typer.Argument(metavar="RUN", help="Another.")],
+) -> None:
+    """Two runs side by side: settings that differ, capabilities, pass rates with the interval of their difference."""
+    from captrain.monitoring import compare_runs, find_run
+
+    root = find_project(Path.cwd()) or Path.cwd()
+    print_all(*compare_runs(find_run(first, root), find_run(second, root)))
 
 
 def published() -> None:

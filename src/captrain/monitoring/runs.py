@@ -1,0 +1,219 @@
+"""Two runs side by side: what was set otherwise, what was found, and how far the pass rates lie apart.
+
+A run is a folder with results (a project, or a point of a sweep by its name), or a commit of this project. Only what
+lies in results/ is read, which is in git, so that runs of long ago can be compared. Rates are those of the tables; the
+interval of a difference joins the two intervals as those of independent runs (MOVER: Zou and Donner 2008, Statistics in
+Medicine 27). Where both runs have played the same tasks, that is wider than a paired interval would be.
+"""
+
+import csv
+import io
+import json
+import math
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+from rich.console import RenderableType
+from rich.table import Table
+
+from captrain.errors import UserError
+from captrain.experiments import WORKSPACES
+from captrain.records import JsonObject
+
+SPEC, MAIN, CAPABILITIES = "results/spec.yaml", "results/evaluation/main.csv", "results/capabilities/selection.json"
+VERSIONS = "captrain.yaml"
+SETTINGS = 40
+"""Settings that are listed; further ones are counted."""
+WORLD = ("benchmark.", "evaluation.", "seed")
+"""Settings that decide which tasks are played, and how often."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Results as they lie in a folder or in a commit: texts of files by their paths in a project."""
+
+    name: str
+    texts: Mapping[str, str]
+
+    def settings(self) -> dict[str, object]:
+        """The configuration but for the machine, by dotted keys; with the version of captrain, where it is known.
+
+        Raises:
+            UserError: the file is not what captrain wrote.
+        """
+        settings = _flat(self._parsed(SPEC))
+        version = self._parsed(VERSIONS).get("captrain")
+        kept = {key: value for key, value in settings.items() if not key.startswith("machine.")}
+        return kept if version is None else {"captrain": version, **kept}
+
+    def rates(self) -> dict[str, "Rate"]:
+        """Pass rate and interval of each method, in the order of the table.
+
+        Raises:
+            UserError: the table is not what captrain wrote.
+        """
+        rates: dict[str, Rate] = {}
+        for row in csv.DictReader(io.StringIO(self.texts.get(MAIN, ""))):
+            try:
+                numbers = (float(row[name] or "nan") for name in ("pass_rate", "low", "high"))
+                rates[row["method"]] = Rate(row["label"], *numbers, tasks=int(row["tasks"]))
+            except (KeyError, TypeError, ValueError):
+                raise UserError(f"{MAIN} of {self.name} is no table of pass rates", "make it again") from None
+        return rates
+
+    def capabilities(self) -> dict[str, str]:
+        """What was selected, with its gap.
+
+        Raises:
+            UserError: the file is not what captrain wrote.
+        """
+        candidates = self._parsed(CAPABILITIES).get("candidates", [])
+        try:
+            return {row["id"]: f"gap {row['gap']:.3f}" for row in candidates if row["selected"]}
+        except (KeyError, TypeError, ValueError):
+            raise UserError(f"{CAPABILITIES} of {self.name} is no selection", "make it again") from None
+
+    def _parsed(self, path: str) -> JsonObject:
+        try:
+            content = yaml.safe_load(self.texts.get(path, "{}"))
+        except yaml.YAMLError:
+            content = None
+        if not isinstance(content, dict):
+            raise UserError(f"{path} of {self.name} is not what captrain wrote", "make it again, or restore it")
+        return content
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Pass rate of a method, with its interval."""
+
+    label: str
+    value: float
+    low: float
+    high: float
+    tasks: int
+
+
+def find_run(name: str, root: Path) -> Run:
+    """The run of that name.
+
+    Args:
+        name: a folder, a point of a sweep, or a commit.
+        root: of the project that points and commits are of.
+
+    Raises:
+        UserError: there is none, or it has no results.
+    """
+    paths = (SPEC, MAIN, CAPABILITIES, VERSIONS)
+    for folder in (Path(name), root / WORKSPACES / name):
+        place = folder.parent if folder.name == "results" else folder
+        if place.is_dir():
+            texts = {path: _text(place / path) for path in paths if (place / path).is_file()}
+            break
+    else:
+        texts = {path: text for path in paths if (text := _committed(root, name, path)) is not None}
+    if SPEC not in texts:
+        raise UserError(
+            f"there is no run {name!r}: no folder with {SPEC}, no point of a sweep, no commit that has it",
+            "name a project's folder, a name below .cache/points/, or a commit such as HEAD~1",
+        )
+    return Run(name, texts)
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")
+
+
+def _committed(root: Path, revision: str, path: str) -> str | None:
+    """A file of a commit, None where there is none."""
+    if revision.startswith("-"):
+        return None
+    command = ["git", "-C", str(root), "show", f"{revision}:./{path}"]
+    done = subprocess.run(command, capture_output=True, check=False)
+    return None if done.returncode else done.stdout.decode(errors="replace")
+
+
+def _flat(content: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    values: dict[str, object] = {}
+    for key, value in content.items():
+        inner = _flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
+        values |= inner
+    return values
+
+
+def difference(first: Rate, second: Rate) -> tuple[float, float, float]:
+    """The first rate less the second, with its interval."""
+    gap = first.value - second.value
+    low = gap - math.hypot(first.value - first.low, second.high - second.value)
+    high = gap + math.hypot(first.high - first.value, second.value - second.low)
+    return gap, low, high
+
+
+def compare_runs(first: Run, second: Run) -> list[RenderableType]:
+    """The tables of a comparison: settings that differ, capabilities, pass rates.
+
+    Raises:
+        UserError: a file of a run is not what captrain wrote.
+    """
+    settings = _settings_table(first, second)
+    notes = (
+        []
+        if _same_world(first, second)
+        else [
+            "the runs do not play the same tasks (benchmark, evaluation or seed differ): a difference is also one of tasks"
+        ]
+    )
+    return [settings, _capabilities_table(first, second), _rates_table(first, second), *notes]
+
+
+def _same_world(first: Run, second: Run) -> bool:
+    worlds = [{key: value for key, value in run.settings().items() if key.startswith(WORLD)} for run in (first, second)]
+    return worlds[0] == worlds[1]
+
+
+def _settings_table(first: Run, second: Run) -> RenderableType:
+    before, after = first.settings(), second.settings()
+    keys = [key for key in {**before, **after} if before.get(key) != after.get(key)]
+    if not keys:
+        return "settings: the same"
+    table = Table("setting", first.name, second.name, title="settings that differ", title_justify="left")
+    for key in keys[:SETTINGS]:
+        table.add_row(
+            key, *(json.dumps(values[key], default=str) if key in values else "-" for values in (before, after))
+        )
+    table.caption = f"and {len(keys) - SETTINGS} more" if len(keys) > SETTINGS else None
+    return table
+
+
+def _capabilities_table(first: Run, second: Run) -> RenderableType:
+    before, after = first.capabilities(), second.capabilities()
+    if not before and not after:
+        return "capabilities: none selected in either"
+    table = Table("selected capability", first.name, second.name, title_justify="left")
+    for name in {**before, **after}:
+        table.add_row(name, before.get(name, "-"), after.get(name, "-"))
+    return table
+
+
+def _rates_table(first: Run, second: Run) -> RenderableType:
+    before, after = first.rates(), second.rates()
+    if missing := [run.name for run, rates in ((first, before), (second, after)) if not rates]:
+        return f"no pass rates: {' and '.join(missing)} has not played the test split"
+    headings: Sequence[str] = ("method", first.name, second.name, "difference", "interval", "distinct")
+    table = Table(*headings, title="pass rates on the test split", title_justify="left")
+    for method, rate in {**after, **before}.items():
+        cells = [f"{rates[method].value:.3f}" if method in rates else "-" for rates in (before, after)]
+        if method in before and method in after:
+            gap, low, high = difference(after[method], before[method])
+            verdict = "" if math.isnan(low) else "no" if low <= 0 <= high else "yes"
+            cells += [f"{gap:+.3f}", f"{low:+.3f} to {high:+.3f}", verdict]
+        table.add_row(rate.label, *cells, *[""] * (5 - len(cells)))
+    table.caption = (
+        f"difference: {second.name} less {first.name}; intervals of two independent runs, not corrected for their "
+        "number; distinct: without 0"
+    )
+    table.caption_justify = "left"
+    return table

@@ -1,0 +1,65 @@
+"""`captrain compare`: two runs side by side, from folders and from commits."""
+
+from pathlib import Path
+
+import pytest
+from support.finished import Captrain, commit, initialise
+
+from captrain.monitoring.runs import Rate, difference
+from captrain.records import publish_json, publish_text
+
+MAIN = "method,label,pass_rate,low,high,tasks\nbase,base,{base},0.3,0.5,40\ntrace,TRACE,{trace},{low},{high},40\n"
+
+
+def write_run(folder: Path, delta: float, trace: float, seed: int = 0) -> Path:
+    publish_text(folder / "dvc.yaml", "stages: {}\n")
+    publish_text(
+        folder / "results/spec.yaml", f"seed: {seed}\nselection:\n  delta: {delta}\nmachine:\n  workers: {seed}\n"
+    )
+    main = MAIN.format(base=0.4, trace=trace, low=trace - 0.05, high=trace + 0.05)
+    publish_text(folder / "results/evaluation/main.csv", main)
+    rows = [{"id": "check_first", "gap": delta, "selected": True}, {"id": "other", "gap": None, "selected": False}]
+    publish_json(folder / "results/capabilities/selection.json", {"candidates": rows})
+    return folder
+
+
+def test_two_folders_differ_in_settings_capabilities_and_rates(tmp_path: Path, captrain: Captrain) -> None:
+    write_run(tmp_path / "one", 0.2, 0.6)
+    write_run(tmp_path / "two", 0.3, 0.9)
+    status, out, err = captrain(tmp_path, "compare", "one", "two")
+    assert status == 0, err
+    rows = {line.split("│")[1].strip(): line for line in out.splitlines() if line.startswith("│")}
+    assert "0.2" in rows["selection.delta"] and "0.3" in rows["selection.delta"]
+    assert "gap 0.200" in rows["check_first"] and "other" not in rows
+    assert "+0.300" in rows["TRACE"] and "yes" in rows["TRACE"] and "no" in rows["base"]
+    assert "machine" not in out and "do not play the same tasks" not in out
+
+
+def test_two_commits_are_compared_and_other_tasks_are_said(tmp_path: Path, captrain: Captrain) -> None:
+    initialise(tmp_path)
+    for seed, trace in ((0, 0.6), (1, 0.62)):
+        write_run(tmp_path, 0.2, trace, seed)
+        commit(tmp_path)
+    status, out, err = captrain(tmp_path, "compare", "HEAD~1", "HEAD")
+    assert status == 0, err
+    assert "+0.020" in out and "do not play the same tasks" in out
+    for name in ("nothing-like-it", "--output=x"):
+        status, _, err = captrain(tmp_path, "compare", "HEAD", "--", name)
+        assert status == 2 and "there is no run" in err
+
+
+def test_a_run_without_a_test_split_says_so_and_a_broken_table_is_one_message(
+    tmp_path: Path, captrain: Captrain
+) -> None:
+    write_run(tmp_path / "one", 0.2, 0.6)
+    table = write_run(tmp_path / "two", 0.2, 0.6) / "results/evaluation/main.csv"
+    table.write_text("method,label\nbase,base\n")
+    status, _, err = captrain(tmp_path, "compare", "one", "two")
+    assert status == 2 and "main.csv of two is no table of pass rates" in err
+    table.unlink()
+    assert "two has not played the test split" in captrain(tmp_path, "compare", "one", "two")[1]
+
+
+def test_the_interval_of_a_difference_is_that_of_independent_runs() -> None:
+    first, second = Rate("a", 0.6, 0.5, 0.68, 40), Rate("b", 0.4, 0.34, 0.5, 40)
+    assert difference(first, second) == pytest.approx((0.2, 0.2 - 0.2**0.5 / 10**0.5, 0.3), abs=1e-9)
