@@ -29,6 +29,9 @@ SETTINGS = 40
 """Settings that are listed; further ones are counted."""
 WORLD = ("benchmark.", "evaluation.", "seed")
 """Settings that decide which tasks are played, and how often."""
+OTHER_TASKS = (
+    "the runs do not play the same tasks (benchmark, evaluation or seed differ), of which a difference tells, too"
+)
 
 
 @dataclass(frozen=True)
@@ -159,13 +162,7 @@ def compare_runs(first: Run, second: Run) -> list[RenderableType]:
         UserError: a file of a run is not what captrain wrote.
     """
     settings = _settings_table(first, second)
-    notes = (
-        []
-        if _same_world(first, second)
-        else [
-            "the runs do not play the same tasks (benchmark, evaluation or seed differ): a difference is also one of tasks"
-        ]
-    )
+    notes = [] if _same_world(first, second) else [OTHER_TASKS]
     return [settings, _capabilities_table(first, second), _rates_table(first, second), *notes]
 
 
