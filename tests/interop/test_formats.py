@@ -221,6 +221,59 @@ def test_a_reference_that_is_no_solution_is_not_believed(reference: object, tmp_
         read_logs([path])
 
 
+WRITTEN = Path(__file__).parents[1] / "logs/written"
+"""Logs that the library of their name and version wrote, of a scripted model."""
+READS = ["system", "user", "assistant", "tool", "assistant"]
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "model", "outcomes", "roles", "tools"),
+    [
+        ("verifiers-0.4.0.jsonl", "record_selection/training/00000", "scripted", ["passed", "failed"],
+         READS[:3] + READS[3:] * 2, 8),
+        ("agentdojo-0.1.35-good.json", "banking-user_task_3", "good", ["passed"], READS[:3] + READS[3:] * 2, 2),
+        ("agentdojo-0.1.35-bad.json", "banking-user_task_3", "bad", ["failed"], READS[:3] + READS[3:] * 2, 2),
+        ("harbor-0.25.0", "read-a1", "m-1", ["failed"], READS, 1),
+        ("openinference-instrumentation-openai-0.1.66.jsonl", "0x05ad", "m-1", ["failed", "passed"], READS, 1),
+        ("opentelemetry-instrumentation-openai-0.62.4.jsonl", "0xd419", "m-1", ["failed", "passed"], READS, 1),
+    ],
+)  # fmt: skip
+def test_what_the_libraries_themselves_write_is_read(
+    name: str, task: str, model: str, outcomes: list[str], roles: list[str], tools: int, tmp_path: Path
+) -> None:
+    scores = None
+    if name.startswith("open"):
+        rows = [json.loads(line) for line in (WRITTEN / name).read_text().splitlines()]
+        scores = tmp_path / "scores.csv"
+        traces = dict.fromkeys(row["context"]["trace_id"] for row in rows)
+        scores.write_text("trace_id,reward\n" + "".join(f"{trace},{at}\n" for at, trace in enumerate(traces)))
+    logs = read_logs([WRITTEN / name], scores)
+    rollouts = [*logs.rollouts]
+    assert [rollout.outcome for rollout in rollouts] == outcomes and not logs.unread
+    assert rollouts[0].task.id.startswith(f"chat/{task}") and {rollout.policy for rollout in rollouts} == {model}
+    assert [message["role"] for message in rollouts[0].messages] == roles and len(logs.tools) == tools
+
+
+def test_tools_that_were_offered_and_never_called_are_tools_too(tmp_path: Path) -> None:
+    name = "openinference-instrumentation-openai-0.1.66.jsonl"
+    text = (WRITTEN / name).read_text().replace('\\"name\\": \\"read\\", \\"desc', '\\"name\\": \\"peek\\", \\"desc')
+    (tmp_path / name).write_text(text)
+    scores = tmp_path / "scores.csv"
+    scores.write_text("trace_id,reward\n0x05ad2887335066a090dd85bf680a7fd2,1\n")
+    assert {tool["function"]["name"] for tool in read_logs([tmp_path / name], scores).tools} == {"read", "peek"}
+
+
+def test_transitions_of_nemo_gym_are_read_from_the_last_which_holds_all(tmp_path: Path) -> None:
+    output = NEMO_GYM["response"]["output"]
+    transitions = [[*ASKED, *output[:2]], [*ASKED, *output]]
+    row = {**NEMO_GYM, "response": {"output": transitions}, "_ng_task_index": 4, "_ng_rollout_index": 2, "id": 1}
+    row["responses_create_params"] = {**NEMO_GYM["responses_create_params"], "input": []}
+    (tmp_path / "a.jsonl").write_text(json.dumps(row))
+    [rollout] = read_logs([tmp_path / "a.jsonl"]).rollouts
+    assert [message["role"] for message in rollout.messages] == ["user", "assistant", "tool", "assistant"]
+    assert (rollout.task.id, rollout.trial) == ("chat/4", 2)
+
+
 def test_chats_of_several_files_share_no_task_by_the_number_of_their_line(tmp_path: Path) -> None:
     for name, words in (("a", "Read A1."), ("b", "Cook an egg.")):
         rows = [{"messages": [{"role": "user", "content": words}], "reward": reward} for reward in (0, 1)]

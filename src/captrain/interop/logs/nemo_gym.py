@@ -7,6 +7,9 @@ from captrain.interop.logs.records import RowFormat
 from captrain.interop.logs.source import text_of
 from captrain.records import JsonObject
 
+TASK = ("_ng_task_index", "task_id", "id", "task_index", "task_idx")
+"""What names the task of a rollout, the framework's own name first."""
+
 
 def _recognizes(row: JsonObject) -> bool:
     return isinstance(row.get("responses_create_params"), dict) and "response" in row
@@ -18,20 +21,24 @@ def _chat_row(row: JsonObject, path: Path) -> JsonObject | str:
     prompt = [{"role": "user", "content": prompt_items}] if isinstance(prompt_items, str) else prompt_items or []
     if request.get("instructions"):
         prompt = [{"role": "system", "content": request["instructions"]}, *prompt]
+    output = (response or {}).get("output") or []
+    if output and isinstance(output[-1], list):  # transitions: each holds all before it, the prompt included
+        prompt, output = prompt[:1] if request.get("instructions") else [], output[-1]
     tools = [
         {
             "type": "function",
             "function": {key: tool[key] for key in ("name", "description", "parameters") if key in tool},
         }
-        for tool in request.get("tools") or []
+        for tool in request.get("tools") or (response or {}).get("tools") or []
         if tool.get("name")
     ]
     return {
-        "messages": [*_messages([*prompt, *((response or {}).get("output") or [])])],
+        "messages": [*_messages([*prompt, *output])],
         "reward": row.get("reward"),
         "tools": tools,
         "model": (response or {}).get("model") or request.get("model") or "unknown",
-        "task_id": row.get("task_id", row.get("id", row.get("task_index"))),
+        "task_id": next((row[name] for name in TASK if row.get(name) is not None), None),
+        "trial": row.get("_ng_rollout_index"),
     }
 
 

@@ -153,6 +153,8 @@ class Unreadable(Exception):
 
 def _files(paths: Sequence[Path]) -> Iterator[Path]:
     """The files behind the paths that hold results: those given, and in folders those that look like results."""
+    from captrain.interop.logs.atif import RESULT
+
     for path in paths:
         if not path.exists():
             raise UserError(f"{path} does not exist", REMEDY)
@@ -164,9 +166,11 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
         elif (path / "results.json").exists():
             yield path / "results.json"
         else:
-            yield from sorted(
-                file for file in path.rglob("*") if file.suffix in (".json", ".jsonl", ".eval") and file.is_file()
-            )
+            files = {file for file in path.rglob("*") if file.suffix in (".json", ".jsonl", ".eval") and file.is_file()}
+            # Harbor's result of a trial stands for no rollout of its own.
+            trajectories = [file for file in files if file.name.startswith("trajectory")]
+            trials = {folder / RESULT for file in trajectories for folder in (file.parent, file.parent.parent)}
+            yield from sorted(files - trials)
 
 
 def _read(path: Path, scores: Mapping[str, float]) -> Source:

@@ -22,6 +22,7 @@ PREFIXES = ("gen_ai.", "llm.")
 OLDER = re.compile(r"gen_ai\.(prompt|completion)\.(\d+)\.(.+)")
 INFERENCE = re.compile(r"llm\.(input|output)_messages\.(\d+)\.message\.(.+)")
 CALLS = re.compile(r"tool_calls\.(\d+)\.(?:tool_call\.)?(?:function\.)?(id|name|arguments)")
+SCHEMA = re.compile(r"llm\.tools\.\d+\.tool\.json_schema")
 SCORES = "trace_id,reward"
 
 
@@ -59,8 +60,7 @@ def read_spans(path: Path, scores: Mapping[str, float]) -> Source:
     file, about = file_digest(path), {"format": "OpenTelemetry spans"}
     tools: dict[str, JsonObject] = {}
     for trace in traces.values():
-        definitions = trace["tools"] if isinstance(trace["tools"], list) else []
-        schemas = (schema_of({"function": tool}) for tool in definitions)
+        schemas = (schema_of({"function": tool}) for tool in trace["tools"])
         tools |= {schema["function"]["name"]: schema for schema in schemas if schema}
 
     def entries() -> Iterator[tuple[str, Rollout | str]]:
@@ -79,7 +79,7 @@ def _take(span: JsonObject, traces: dict[str, JsonObject]) -> None:
     longest = traces.get(_trace_id(span), {"messages": []})
     if len(messages) >= len(longest["messages"]) and messages:
         model = attributes.get("gen_ai.request.model") or attributes.get("llm.model_name") or "unknown"
-        definitions = _loaded(attributes.get("gen_ai.tool.definitions"))
+        definitions = _definitions(attributes)
         traces[_trace_id(span)] = {"messages": messages, "model": model, "tools": definitions}
 
 
@@ -112,6 +112,15 @@ def _loaded(value: object) -> object:
         return json.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError):
         return value
+
+
+def _definitions(attributes: JsonObject) -> list[JsonObject]:
+    """The tools that a model was offered, by either convention."""
+    listed = _loaded(attributes.get("gen_ai.tool.definitions"))
+    schemas = [_loaded(value) for name, value in attributes.items() if SCHEMA.fullmatch(name)]
+    tools = [*(listed if isinstance(listed, list) else []), *schemas]
+    functions = [tool.get("function", tool) for tool in tools if isinstance(tool, dict)]
+    return [function for function in functions if isinstance(function, dict) and "name" in function]
 
 
 def _messages(attributes: JsonObject) -> list[JsonObject]:

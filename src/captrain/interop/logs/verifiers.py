@@ -26,7 +26,6 @@ def _chat_row(row: JsonObject, path: Path) -> JsonObject | str:
         messages.insert(0, _message(nodes[place]["message"]))
         place = nodes[place].get("parent")
     rewards = trace.get("rewards") or {}
-    task = row.get("task") if isinstance(row.get("task"), dict) else {"id": row.get("task")}
     errors = row.get("errors") or []
     return {
         "messages": messages,
@@ -34,9 +33,18 @@ def _chat_row(row: JsonObject, path: Path) -> JsonObject | str:
         if rewards
         else None,
         "tools": [_schema(tool) for tool in trace.get("tools") or []],
-        "task_id": (task or {}).get("id", (task or {}).get("name", "")),
+        "model": ((trace.get("agent") or {}).get("config") or {}).get("model") or "unknown",
+        "task_id": _task_id(row.get("task")),
         "fault": text_of(errors[0]) if errors and not row.get("ok", True) else None,
     }
+
+
+def _task_id(task: object) -> object:
+    """What names the task of an episode: its data hold the name, where its type stands beside them."""
+    entry = task.get("data", task) if isinstance(task, dict) else task
+    if not isinstance(entry, dict):
+        return entry
+    return next((entry[name] for name in ("id", "name", "idx") if entry.get(name) is not None), None)
 
 
 def _message(message: JsonObject) -> JsonObject:
@@ -48,7 +56,8 @@ def _message(message: JsonObject) -> JsonObject:
 
 
 def _schema(tool: JsonObject) -> JsonObject:
-    return tool if "function" in tool else {"type": "function", "function": tool}
+    function = {name: tool[name] for name in ("name", "description", "parameters") if name in tool}
+    return tool if "function" in tool else {"type": "function", "function": function}
 
 
 VERIFIERS = RowFormat("verifiers traces", _recognizes, _chat_row)
