@@ -10,10 +10,12 @@ turns whatever the other side raises or returns into records or an `EnvironmentF
 
 import inspect
 import json
+import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Protocol, TypeVar
 
 from pydantic import ValidationError
@@ -22,6 +24,8 @@ from captrain.errors import EnvironmentFault, InfrastructureError, UserError
 from captrain.records import JsonObject, Message, Score, Split, Task, bytes_digest, digest, read_bytes
 
 T = TypeVar("T")
+CALL_LIMIT = 1800.0
+"""Seconds for one call of an environment: more than the minutes that a user takes whom a served model plays."""
 
 
 class Episode(Protocol):
@@ -72,6 +76,30 @@ IDLE: Message = {"role": "assistant", "content": ""}
 """What an agent that does nothing says."""
 
 
+class Overdue(BaseException):
+    """A call that took too long; no `except Exception` of the code that is called holds it up."""
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise `Overdue` in the block after so many seconds. Python code is interrupted, in the main thread, where nothing
+    else has set the timer; anywhere else nothing is."""
+    if threading.current_thread() is not threading.main_thread() or signal.getitimer(signal.ITIMER_REAL)[0]:
+        yield
+        return
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise Overdue
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 class Target:
     """An environment behind its contract: records out, faults attributed.
 
@@ -108,9 +136,16 @@ class Target:
         """Attribute what the other side raises, once, here. Only this boundary may catch everything: the code
         beyond it is not ours."""
         try:
-            return function()
+            with time_limit(CALL_LIMIT):
+                return function()
         except (InfrastructureError, UserError):
             raise
+        except Overdue as error:
+            raise EnvironmentFault(
+                f"environment {self.name} ({self.source}) did not return within {CALL_LIMIT:g} s from {operation} on "
+                f"{task}",
+                "mend what does not end (`captrain check-benchmark` finds the line); rollouts already whole are kept",
+            ) from error
         except Exception as error:
             raise EnvironmentFault(
                 f"environment {self.name} ({self.source}) raised {type(error).__name__}: {error} "

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from support.finished import Captrain
 
+from captrain import contract
 from captrain.contract import Target, tool_call
 from captrain.errors import EnvironmentFault
 from captrain.projects import check_benchmark
@@ -110,3 +111,14 @@ def test_in_the_pipeline_an_answer_of_another_type_names_method_and_task(answer:
         target.play(
             task, [tool_call("get_meeting", {"meeting": "M10"}), {"role": "assistant", "content": "It is done."}]
         )
+
+
+def test_in_the_pipeline_a_call_that_never_ends_names_method_and_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    namespace: dict[str, type] = {}
+    endless = "        while True:\n            try: pass\n            except Exception: pass\n"
+    exec(SOUND.replace("        self.turns += 1\n", f"        self.turns += 1\n{endless}"), namespace)
+    target = Target(namespace["CalendarDesk"](), "calendar_desk.py", "")
+    [task] = target.tasks("discovery", 1)
+    monkeypatch.setattr(contract, "CALL_LIMIT", 0.2)
+    with pytest.raises(EnvironmentFault, match=f"did not return within 0.2 s from step on {task.id}"):
+        target.play(task, [{"role": "assistant", "content": "It is done."}])

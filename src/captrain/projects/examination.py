@@ -10,16 +10,14 @@ import contextlib
 import inspect
 import io
 import json
-import signal
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import TypeVar
 
 from captrain.config import Component, build
-from captrain.contract import Environment
+from captrain.contract import Environment, Overdue, time_limit
 from captrain.errors import UserError
 
 T = TypeVar("T")
@@ -65,10 +63,6 @@ class BenchmarkReport:
 
 class MethodFailed(Exception):
     """A method of the benchmark gave no value; the problem is noted."""
-
-
-class Overdue(Exception):
-    """A method took longer than its limit."""
 
 
 class Examined:
@@ -145,22 +139,6 @@ def load_environment_class(target: str, settings: Mapping[str, object]) -> Envir
             f"{target} cannot be built: {place}{type(error).__name__}: {error}",
             f"mend {module}; a benchmark is built from keyword-only settings with defaults or values in conf/",
         ) from error
-
-
-@contextlib.contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """Raise `Overdue` in the block after so many seconds; Python code only, in the main thread only."""
-
-    def ring(number: int, frame: FrameType | None) -> None:
-        raise Overdue
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def is_json(value: object) -> bool:
