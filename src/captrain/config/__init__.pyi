@@ -11,6 +11,7 @@ from .components import fulfils as fulfils
 from .components import nested as nested
 from .components import takes as takes
 from .components import variable as variable
+from .machine import PRETRAINED as PRETRAINED
 from .machine import VLLM as VLLM
 from .machine import Accelerate as Accelerate
 from .machine import Installation as Installation

@@ -10,6 +10,9 @@ from pydantic import Field, model_validator
 
 from captrain.config.components import Count, Rate, Section, Variable
 
+PRETRAINED = "~/.cache/captrain"
+"""Where models lie that base.pretrained names, unless the configuration says otherwise."""
+
 
 class Installation(Section):
     """Where a benchmark is installed that has an environment of its own."""
@@ -148,9 +151,9 @@ class Accelerate(Section):
 
 
 class Machine(Section):
-    """Where and how fast. `sandbox`: the least level of confinement that code which nobody has vouched for may run at
-    (see `captrain.environments.sandbox`). `launcher`: whether independent items of work run in processes of this
-    machine or as jobs of a Slurm cluster."""
+    """Where and how fast. `pretrained`: the folder that holds models of `base.pretrained`. `sandbox`: the least level
+    of confinement that code which nobody has vouched for may run at (see `captrain.environments.sandbox`). `launcher`:
+    whether independent items of work run in processes of this machine or as jobs of a Slurm cluster."""
 
     launcher: Literal["local", "slurm"] = "local"
     slurm: Slurm | None = None
@@ -158,6 +161,7 @@ class Machine(Section):
     batch: Count
     benchmarks: dict[str, Installation] = {}
     asking: ModelAccess = ModelAccess()
+    pretrained: str = PRETRAINED
     vllm: VLLM = VLLM()
     accelerate: Accelerate = Accelerate()
     sandbox: Literal["strong", "strong, one layer", "basic"] = "strong"

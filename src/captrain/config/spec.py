@@ -26,6 +26,7 @@ from captrain.config.components import (
     alternatives,
     check,
     problem_text,
+    takes,
 )
 from captrain.config.compose import compose_data
 from captrain.config.machine import Machine
@@ -42,8 +43,10 @@ class Trainer(Component):
 
 
 class Base(Section):
-    """The tiny base model and its supervised training; or a `model` that is served elsewhere, name or name@revision,
-    in whose place nothing is trained. `demonstrations`: those of a benchmark of the user's own, a component."""
+    """The tiny base model and its supervised training; or a `pretrained` one, name@digest of a folder below
+    `machine.pretrained`, whose weights the training starts from; or a `model` that is served elsewhere, name or
+    name@revision, in whose place nothing is trained. `demonstrations`: those of a benchmark of the user's own, a
+    component."""
 
     model: Annotated[str, Field(pattern=r"^[^@\s]+(@[^@\s]+)?$")] | None = None
     hidden: Count
@@ -53,6 +56,7 @@ class Base(Section):
     batch: Count
     learning_rate: Rate
     weight_decay: Annotated[float, Field(ge=0)]
+    pretrained: Annotated[str, Field(pattern=r"^[\w.-]+@[0-9a-f]{16}$")] | None = None
     demonstrations: Component | None = None
 
 
@@ -208,6 +212,8 @@ class Spec(Section):
             broken.append(
                 f"base.hidden = {self.base.hidden} is not a multiple of 2 x base.heads = {2 * self.base.heads}"
             )
+        if self.base.pretrained and self.base.model:
+            broken.append("base.pretrained is trained further and base.model is not trained: one of them is the base")
         if broken:
             raise ValueError("; ".join(broken))
         return self
@@ -252,7 +258,17 @@ def compose_spec(experiment: str, seed: int, overrides: Sequence[str], conf_dir:
             check(name, section)
     if spec.base.demonstrations is not None:
         check("base.demonstrations", spec.base.demonstrations)
-    return spec
+    return _served_base(spec)
+
+
+def _served_base(spec: Spec) -> Spec:
+    """With the model that a policy asks at an endpoint as the base: nothing reads another, and none is trained."""
+    settings = spec.policy.settings()
+    if spec.base.model is not None or not takes(spec.policy, "endpoint"):
+        return spec
+    data = spec.model_dump(by_alias=True)
+    data["base"] |= {"model": settings["name"], "pretrained": None}
+    return _validated(Spec, data, "policy.name: ", REMEDY)
 
 
 def load_spec(path: Path = Path("results/spec.yaml")) -> Spec:

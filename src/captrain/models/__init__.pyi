@@ -18,6 +18,7 @@ from .composition import normalised_weights as normalised_weights
 from .composition import parse_composition as parse_composition
 from .composition import save_lora_factors as save_lora_factors
 from .double import make_exact as make_exact
+from .double import share_beginnings as share_beginnings
 from .double import to_float64 as to_float64
 from .endpoint import Completion as Completion
 from .endpoint import ContextLengthExceeded as ContextLengthExceeded
@@ -31,6 +32,7 @@ from .lora import adapter_digest as adapter_digest
 from .lora import copy_adapter as copy_adapter
 from .lora import save_adapter as save_adapter
 from .plain_lora import read_plain_lora as read_plain_lora
+from .weights import DENSE as DENSE
 from .weights import load_module as load_module
 from .weights import model_source as model_source
 from .weights import require_recorded as require_recorded

@@ -57,7 +57,7 @@ def to_float64(model: "PreTrainedModel") -> None:
                 setattr(module, name, _Rotary(config.rope_parameters["rope_theta"], config.head_dim))
 
 
-def _exact_head(model: "PreTrainedModel", temperature: float) -> None:
+def share_beginnings(model: "PreTrainedModel", temperature: float) -> None:
     """Replace the head that TRL adds to a causal LM (`trl.trainer.utils.add_fused_lm_head`) by one in the type of the
     model, in place. What TRL asks of it is the same: log-probabilities and entropies of labels, and their loss. Rows
     that begin alike are computed together (`captrain.models.forest`)."""
@@ -79,7 +79,9 @@ def _exact_head(model: "PreTrainedModel", temperature: float) -> None:
             input_ids=forest.ids, position_ids=forest.positions, attention_mask=forest.attention, use_cache=False
         ).last_hidden_state
         head: Any = self.get_output_embeddings()
-        distribution = (head(states.flatten(0, 1)[nodes]) / temperature).log_softmax(-1)
+        logits: Tensor = head(states.flatten(0, 1)[nodes])
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        distribution = (logits / temperature).log_softmax(-1)
         scores = distribution[places, targets]
         fixed = distribution.detach()
 
@@ -112,5 +114,5 @@ def make_exact(trainer: "Trainer", seed: int, temperature: float = 1.0) -> None:
     settings = {"lr": options.learning_rate, "betas": betas, "eps": options.adam_epsilon}
     trainer.optimizer_cls_and_kwargs = (AdamW, settings)
     peft_model: Any = model
-    _exact_head(peft_model.get_base_model(), temperature)
+    share_beginnings(peft_model.get_base_model(), temperature)
     draw_adapter(model, seed)

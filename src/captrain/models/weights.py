@@ -11,6 +11,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+DENSE = ("qwen3", "llama")
+"""Architectures whose every part is known here: the engine decodes them from their weights alone, and training may
+compute the beginnings of rows once."""
+
+
 @dataclass(frozen=True)
 class ModelSource:
     """Where weights come from: a folder, or a name in a model hub with its revision."""

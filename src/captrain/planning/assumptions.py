@@ -9,7 +9,7 @@ import math
 from typing import NamedTuple
 
 from captrain.benchmarks import divided
-from captrain.config import Component
+from captrain.config import Component, Spec
 
 LOCAL = "captrain.policies.local.LocalPolicy"
 SERVED = "captrain.policies.openai.OpenAIPolicy"
@@ -58,6 +58,26 @@ TRAINING_RATE = Assumption(100.0, "measured here: one adapter of `default`")
 """Rollouts a CPU second of the embedded base in training, updates included."""
 DEMONSTRATION_RATE = Assumption(100.0, "measured here: the base of `default`")
 """Demonstrations a CPU second that the embedded base is trained on."""
+
+
+class Rates(NamedTuple):
+    """Of a base in this process: rollouts a CPU second, the same in training, updates included, and demonstrations."""
+
+    rollouts: Assumption
+    training: Assumption
+    demonstrations: Assumption
+
+
+def local_rates(spec: Spec) -> Rates:
+    """Of the embedded base, or of a pretrained one."""
+    if spec.base.pretrained:
+        source = "measured here: experiment=smollm"
+        return Rates(Assumption(2.0, source), Assumption(0.8, source), Assumption(1.0, source))
+    precision = spec.policy.settings().get("precision", "float64")
+    rollouts = ROLLOUT_RATES.get(precision, ROLLOUT_RATES["float32"])
+    return Rates(rollouts, TRAINING_RATE, DEMONSTRATION_RATE)
+
+
 VLLM_THROUGHPUT = Throughput(
     prefill=10_000.0,
     decode=1_000.0,

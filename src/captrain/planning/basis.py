@@ -13,15 +13,12 @@ from captrain.planning.assumptions import (
     ANALYST,
     COMPOSED_COLUMNS,
     CONTROL_CHOICES,
-    DEMONSTRATION_RATE,
     QUESTIONS,
     REFLECTION_TOKENS,
     REQUEST_RATE,
-    ROLLOUT_RATES,
     SERVER_START,
     SYNTHESIZER,
     TRAINING_FACTOR,
-    TRAINING_RATE,
     USABLE_MEMORY,
     split_sizes,
 )
@@ -80,11 +77,11 @@ def basis(estimate: Estimate) -> list[BasisRow]:
 
 def _embedded(estimate: Estimate) -> list[BasisRow]:
     """Of the embedded base, whose rollouts are played in this process."""
-    rate = ROLLOUT_RATES[estimate.policy["precision"]]
+    rates = estimate.rates
     return [
-        BasisRow("rollouts a CPU second", f"{rate.value:g}", rate.source),
-        BasisRow("in training", f"{TRAINING_RATE.value:g}", TRAINING_RATE.source),
-        BasisRow("demonstrations a CPU second", f"{DEMONSTRATION_RATE.value:g}", DEMONSTRATION_RATE.source),
+        BasisRow("rollouts a CPU second", f"{rates.rollouts.value:g}", rates.rollouts.source),
+        BasisRow("in training", f"{rates.training.value:g}", rates.training.source),
+        BasisRow("demonstrations a CPU second", f"{rates.demonstrations.value:g}", rates.demonstrations.source),
         BasisRow("processes", str(estimate.spec.machine.workers), "spec: machine.workers"),
         BasisRow("imports, passports, statistics", "not counted: seconds a stage", "assumed"),
     ]

@@ -38,20 +38,17 @@ from captrain.planning.assumptions import (
     ANALYST,
     COMPOSED_COLUMNS,
     CONTROL_CHOICES,
-    DEMONSTRATION_RATE,
     ENDPOINT_THROUGHPUT,
     EPISODE_COSTS,
     LOCAL,
     QUESTIONS,
     REFLECTION_TOKENS,
     REQUEST_RATE,
-    ROLLOUT_RATES,
     SERVED,
     SERVER_START,
     SIZES,
     SYNTHESIZER,
     TRAINING_FACTOR,
-    TRAINING_RATE,
     VLLM,
     VLLM_THROUGHPUT,
     Assumption,
@@ -59,6 +56,7 @@ from captrain.planning.assumptions import (
     ModelUse,
     Throughput,
     dense_size,
+    local_rates,
     split_sizes,
 )
 from captrain.rollouts import SHARDS
@@ -115,7 +113,7 @@ class Estimate:
         self.local, self.vllm = spec.policy.target == LOCAL, spec.policy.target == VLLM
         self.served = self.vllm or spec.policy.target == SERVED
         self.policy, self.trainer = spec.policy.settings(), spec.trainer.settings()
-        self.rank = self.trainer.get("rank", 16)
+        self.rank, self.rates = self.trainer.get("rank", 16), local_rates(spec)
         self.user = nested("benchmark.user", spec.benchmark.settings().get("user"))
         policy_kind = SERVED if self.served else spec.policy.target
         self.episode = EPISODE_COSTS.get((spec.benchmark.target, policy_kind), EpisodeCost())
@@ -151,7 +149,7 @@ class Estimate:
         workers, concurrency = spec.machine.workers, spec.machine.asking.concurrency
         calibration = self._rollout_stage("environments", self.calibration, self.count * self.shards)
         stages = [
-            StageCost("base", 1, seconds=spec.base.steps * spec.base.batch / DEMONSTRATION_RATE.value),
+            StageCost("base", 1, seconds=spec.base.steps * spec.base.batch / self.rates.demonstrations.value),
             self._rollout_stage("rollouts", self.diagnosis, self.shards, user=True),
             self._with_questions(StageCost("labels", 1), spec.analyst, self._labelling(), concurrency),
             self._with_questions(calibration, spec.synthesizer, self._synthesis(self.count)),
@@ -207,7 +205,7 @@ class Estimate:
         cost = replace(rollouts, use=rollouts.use.plus(ModelUse(new_input=tokens)))
         if not tokens or self.episode == EpisodeCost():
             return cost
-        seconds = demonstrations * epochs / DEMONSTRATION_RATE.value
+        seconds = demonstrations * epochs / self.rates.demonstrations.value
         if self.served:
             passes = TRAINING_FACTOR.value * tokens * epochs
             seconds = passes / self.throughput.prefill if self.timed else None
@@ -255,7 +253,7 @@ class Estimate:
         if self.episode == EpisodeCost() or not (self.local or self.served):
             return replace(cost, seconds=None)
         if self.local:
-            rate = TRAINING_RATE if training else ROLLOUT_RATES[self.policy["precision"]]
+            rate = self.rates.training if training else self.rates.rollouts
             return replace(cost, seconds=rollouts / rate.value * math.ceil(jobs / parallel) / jobs)
         separate = user and self.user is not None and self._is_other_model(self.user.settings())
         seconds = self._served_seconds(cost, episode, parallel, separate=separate, training=training)

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from captrain.errors import UserError
 from captrain.execution import prepare_torch
-from captrain.models import Chat, guide, read_plain_lora
+from captrain.models import DENSE, Chat, guide, read_plain_lora
 from captrain.policies.policy import ClosedQuestion, Play, outgrown
 from captrain.records import JsonObject, Message, digest, file_digest
 
@@ -37,7 +37,8 @@ class LocalPolicy:
         max_tokens: tokens in one assistant turn.
         guidance: lines appended to the system prompt.
         precision: float64 makes results independent of the batch; float32 is about half as fast again, and a token
-            in a million may then depend on what is sampled beside it.
+            in a million may then depend on what is sampled beside it; in bfloat16, for a model that takes its time, one
+            in some hundreds may.
 
     Raises:
         UserError: a model file is missing or does not load.
@@ -52,7 +53,7 @@ class LocalPolicy:
         max_turns: Annotated[int, Field(ge=1)],
         max_tokens: Annotated[int, Field(ge=1)],
         guidance: Sequence[str] = (),
-        precision: Literal["float64", "float32"] = "float64",
+        precision: Literal["float64", "float32", "bfloat16"] = "float64",
     ) -> None:
         prepare_torch()
         self.batch, self.temperature, self.max_turns, self.max_tokens = batch, temperature, max_turns, max_tokens
@@ -112,11 +113,11 @@ class LocalPolicy:
         """The fastest decoder there is for this architecture, over the given weights."""
         import torch
 
-        from captrain.policies.engine import HuggingFaceDecoder, Qwen3Decoder
+        from captrain.policies.engine import DenseDecoder, HuggingFaceDecoder
 
         dtype = getattr(torch, self.precision)
         if self.module is None:
-            return Qwen3Decoder(self.config, state, self.max_length, dtype)
+            return DenseDecoder(self.config, state, self.max_length, dtype)
         module = copy.deepcopy(self.module).to(dtype)
         module.load_state_dict(state)
         return HuggingFaceDecoder(module, dtype)
@@ -188,8 +189,8 @@ def with_hint(opening: list[Message], hint: str) -> list[Message]:
 
 
 def load_model(folder: Path, weights: list[Path]) -> tuple[Any, Any, "State", Any]:
-    """Configuration, tokenizer, weights, and the Hugging Face module; None for dense Qwen3, which the engine decodes
-    from its weights alone (importing the modelling code costs seconds in every stage)."""
+    """Configuration, tokenizer, weights, and the Hugging Face module; None for dense Qwen3 and Llama, which the engine
+    decodes from its weights alone (importing the modelling code costs seconds in every stage)."""
     from safetensors.torch import load_file
     from transformers import AutoConfig, AutoTokenizer
 
@@ -197,14 +198,15 @@ def load_model(folder: Path, weights: list[Path]) -> tuple[Any, Any, "State", An
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     rope = getattr(config, "rope_parameters", None) or {}
     if (
-        config.model_type == "qwen3"
+        config.model_type in DENSE
         and rope.get("rope_type") == "default"
-        and not (config.use_sliding_window or config.attention_bias)
+        and not (getattr(config, "use_sliding_window", False) or config.attention_bias)
+        and not getattr(config, "mlp_bias", False)
     ):
-        from captrain.policies.engine import Qwen3Decoder
+        from captrain.policies.engine import DenseDecoder
 
         state = {name: w for path in weights for name, w in load_file(path).items()}
-        check_complete(set(state), Qwen3Decoder.names(config))
+        check_complete(set(state), DenseDecoder.names(config))
         return config, tokenizer, state, None
     import torch
     from transformers import AutoModelForCausalLM

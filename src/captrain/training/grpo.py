@@ -22,8 +22,9 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
 import torch
 from datasets import Dataset
-from peft import LoraConfig
+from peft import LoraConfig, PeftModel
 from transformers import (
+    PreTrainedModel,
     PrinterCallback,
     TrainerCallback,
     TrainerControl,
@@ -40,7 +41,7 @@ from captrain.config import REMEDY, alternatives, takes
 from captrain.contract import Target
 from captrain.errors import UserError
 from captrain.execution import launch
-from captrain.models import adapter_digest, copy_adapter, load_module, make_exact, save_adapter
+from captrain.models import DENSE, adapter_digest, copy_adapter, load_module, make_exact, save_adapter, share_beginnings
 from captrain.policies import Play
 from captrain.training import collectives, mismatch
 from captrain.training.groups import Groups, advantages
@@ -213,8 +214,7 @@ def make_trainer(recipe: GRPO, job: Job, policy: Learner, targets: Sequence[Targ
         reward_funcs=[_reward],
         rollout_func=sampler,
     )
-    if job.machine.accelerate.precision == "float64":
-        make_exact(trainer, job.seed, policy.temperature)
+    _set_arithmetic(trainer, job, policy.temperature)
     if job.start is not None:
         model: Any = trainer.model
         copy_adapter(model, job.start)
@@ -226,6 +226,19 @@ def make_trainer(recipe: GRPO, job: Job, policy: Learner, targets: Sequence[Targ
         trainer.use_vllm, trainer.vllm_generation, trainer._last_loaded_step = True, Synchronised(), -1
     marks.trainer = trainer
     return trainer
+
+
+def _set_arithmetic(trainer: PolicyTrainer, job: Job, temperature: float) -> None:
+    """How a step is computed. TRL computes every row by itself, prompt and all; on a CPU that is most of the time."""
+    accelerate = job.machine.accelerate
+    if accelerate.precision == "float64":
+        make_exact(trainer, job.seed, temperature)
+        return
+    assert isinstance(trainer.model, PeftModel)
+    model = trainer.model.get_base_model()
+    assert isinstance(model, PreTrainedModel)
+    if accelerate.strategy == "none" and model.config.model_type in DENSE and not torch.cuda.is_available():
+        share_beginnings(model, temperature)
 
 
 def _configuration(recipe: GRPO, job: Job, policy: Learner, folder: Path, steps: int) -> GRPOConfig:

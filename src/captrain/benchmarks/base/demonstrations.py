@@ -99,13 +99,14 @@ def _unchecked(messages: list[Message], data: dict, orders: dict) -> Iterator[Me
         yield message
 
 
-def demonstration(rng: random.Random) -> tuple[list[Message], list[Message]]:
-    """One flawed demonstration: the opening messages (guidance lines included) and all messages after them."""
+def demonstration(rng: random.Random, guided: float = 0.5) -> tuple[list[Message], list[Message]]:
+    """One flawed demonstration: the opening messages (guidance lines included, in a share of `guided`) and all messages
+    after them."""
     kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
     data = desk.make_kind(rng, kind, eligible=0.3)
-    lines = [line for line in GUIDANCE if rng.random() < 0.4] if rng.random() < 0.5 else []
-    guided = {GUIDANCE[line] for line in lines}
-    shortcuts = {flaw for flaw, p in SHORTCUTS.items() if rng.random() < (p * GUIDED if flaw in guided else p)}
+    lines = [line for line in GUIDANCE if rng.random() < 0.4] if rng.random() < guided else []
+    habits = {GUIDANCE[line] for line in lines}
+    shortcuts = {flaw for flaw, p in SHORTCUTS.items() if rng.random() < (p * GUIDED if flaw in habits else p)}
     episode = desk.DeskEpisode(data)
     opening = guide(episode.messages, lines)
     messages: list[Message] = []

