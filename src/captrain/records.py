@@ -6,7 +6,9 @@ Records are frozen and JSON through and through. Files are JSON lines, one recor
 the place and the remedy. Nothing here holds a time or a duration: equal runs give equal bytes.
 """
 
+import csv
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -15,11 +17,14 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from captrain.errors import UserError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 JsonObject = dict[str, Any]
 """A JSON object as a file, a server or a library gives it: what is in it is checked where it is read."""
@@ -306,6 +311,29 @@ def read_json(path: Path, kind: type[T], remedy: str = REPRO) -> T:
     except ValidationError as error:
         name = kind.__name__ if isinstance(kind, type) and issubclass(kind, BaseModel) else "document"
         raise UserError(f"{path} is not a whole {name} ({first_fault(error)})", remedy) from None
+
+
+def read_table(path: Path, remedy: str = REPRO, *, words: bool = False) -> "pd.DataFrame":
+    """The CSV table in a file; "" is NaN, and with `words` everything else that pandas would take for it stays a word.
+
+    Raises:
+        UserError: as `read_text`, or it is no whole table: it has no heading, its last line has no end, or a line has
+            another number of fields.
+    """
+    import pandas as pd
+
+    text = read_text(path, remedy)
+    fault = "it is empty" if not text.strip() else "its last line has no end" if not text.endswith("\n") else ""
+    if not fault:
+        try:
+            lengths = [len(row) for row in csv.reader(io.StringIO(text, newline="")) if row]
+            number = next((number for number, length in enumerate(lengths, 1) if length != lengths[0]), 0)
+            fault = f"row {number} has {lengths[number - 1]} fields, and the heading {lengths[0]}" if number else ""
+        except csv.Error as error:
+            fault = str(error)
+    if fault:
+        raise UserError(f"{path} is not a whole table ({fault})", remedy)
+    return pd.read_csv(io.StringIO(text), **({"keep_default_na": False, "na_values": [""]} if words else {}))
 
 
 @cache

@@ -48,7 +48,7 @@ from captrain.evaluation.statistics import (
     summarise,
 )
 from captrain.ledger import LedgerEntry
-from captrain.records import JsonObject, Purpose, publish_json, publish_text
+from captrain.records import JsonObject, Purpose, publish_json, publish_text, read_table
 
 OUTCOMES = {"passed": 1.0, "failed": 0.0, "error": np.nan}
 SUMS = ("rollouts", "discarded", "errors", "prompt_tokens", "completion_tokens")
@@ -384,16 +384,17 @@ def publish_evaluation(evaluation: Evaluation, folder: Path) -> None:
     publish_json(folder / "metrics.json", evaluation.metrics)
 
 
-def evaluation_table(folder: Path, name: str) -> pd.DataFrame:
-    """One table that `publish_evaluation` wrote, by its name without `.csv`.
+def evaluation_table(folder: Path, name: str, columns: Sequence[str] = ()) -> pd.DataFrame:
+    """One table that `publish_evaluation` wrote, by its name without `.csv`, and the columns that it must have.
 
     Raises:
-        UserError: it is missing.
+        UserError: it is missing, or not whole.
     """
-    path = folder / f"{name}.csv"
-    if not path.exists():
-        raise UserError(f"{path} is missing", "run `dvc repro evaluation` to make it")
-    return pd.read_csv(path)
+    path, remedy = folder / f"{name}.csv", "run `dvc repro evaluation` to make it"
+    frame = read_table(path, remedy)
+    if absent := [column for column in columns if column not in frame]:
+        raise UserError(f"{path} is not a whole table (it has no column {absent[0]})", remedy)
+    return frame
 
 
 def interpret_difference(row: Mapping[str, Any], level: float = 0.05) -> str:

@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 
 from captrain.baselines import baselines
 from captrain.evaluation import ComparisonRow, label
+from captrain.records import read_table
 from captrain.reporting.style import GREY
 
 STRATA = {
@@ -33,13 +34,13 @@ SPACING = 0.15
 def has_causality(results: Path) -> bool:
     """Whether a capability was tested."""
     path = results / "causality/capabilities.csv"
-    return path.exists() and not pd.read_csv(path).empty
+    return path.exists() and not read_table(path).empty
 
 
 def causality(results: Path) -> Figure:
     """What each capability claims of the failures and what its adapter repairs of them; what it changes elsewhere; and
     what every adapter changes on the failures of each lack."""
-    table, effects = (pd.read_csv(results / f"causality/{name}.csv") for name in ("capabilities", "effects"))
+    table, effects = (read_table(results / f"causality/{name}.csv") for name in ("capabilities", "effects"))
     effects = effects.assign(capability=effects["capability"].fillna(""))
     rows = [row for row in table.to_dict("records") if row["adapter"] == row["capability"]]
     figure = Figure(figsize=(12.4, 2.2 + 0.62 * len(rows)), layout="constrained")

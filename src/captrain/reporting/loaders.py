@@ -5,7 +5,6 @@ computed. What is missing is a `UserError` that names the file and the stage. Th
 imports this module when one is first asked for.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -18,7 +17,7 @@ from captrain.config import spec as specification
 from captrain.errors import UserError
 from captrain.evaluation import Arms, arm_indices, tables
 from captrain.ledger import LedgerEntry
-from captrain.records import Capability, Passport, Rollout, RolloutLabels, load
+from captrain.records import Capability, JsonObject, Passport, Rollout, RolloutLabels, load, read_json, read_table
 from captrain.reporting import published
 
 Root = Path | str
@@ -74,7 +73,7 @@ def load_selection(root: Root = ".") -> pd.DataFrame:
     [['record_selection', 0.5]]
     """
     path = _required(root, "results/capabilities/selection.json", "capabilities")
-    return pd.DataFrame(json.loads(path.read_text())["candidates"]).drop(columns="per_run", errors="ignore")
+    return pd.DataFrame(read_json(path, JsonObject)["candidates"]).drop(columns="per_run", errors="ignore")
 
 
 def load_capabilities(root: Root = ".") -> list[Capability]:
@@ -93,7 +92,7 @@ def load_passports(root: Root = ".") -> dict[str, Passport]:
     {'record_selection': True}
     """
     folder = _required(root, "results/environments", "environments")
-    passports = [Passport.model_validate_json(path.read_text()) for path in sorted(folder.glob("*.passport.json"))]
+    passports = [read_json(path, Passport) for path in sorted(folder.glob("*.passport.json"))]
     return {passport.capability: passport for passport in passports}
 
 
@@ -222,4 +221,4 @@ def _required(root: Root, name: str, stage: str) -> Path:
 
 def _table(path: Path) -> pd.DataFrame:
     # A kind or an arm may be called "none" or "NA".
-    return pd.read_csv(path, keep_default_na=False, na_values=[""])
+    return read_table(path, words=True)

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 from rich.table import Table
 
 from captrain.evaluation import ComparisonRow, grouped
+from captrain.records import read_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,7 +28,7 @@ def rediscovered(results: Path) -> list[ComparisonRow]:
         Rows of results/solutions/rediscovery.csv.
     """
     path = results / "solutions/rediscovery.csv"
-    rows: Sequence[ComparisonRow] = pd.read_csv(path).to_dict("records") if path.exists() else []
+    rows: Sequence[ComparisonRow] = read_table(path).to_dict("records") if path.exists() else []
     selected = {row["capability"] for row in rows if row["selected"]}
     return [row for row in rows if row["capability"] in selected] if any(row["round"] for row in rows) else []
 

@@ -18,9 +18,10 @@ from rich.text import Text
 from captrain.baselines import acting_stages
 from captrain.contract import calls_of
 from captrain.errors import UserError
-from captrain.records import Capability, JsonObject, Rollout, load
+from captrain.records import Capability, JsonObject, Rollout, load, read_json, read_text
 from captrain.reporting.divergence import Divergence, call_text, divergence
 
+DIFFERENCES = ("first", "second", "difference", "low", "high", "p", "distinguishable")
 ROLLOUTS = ("artifacts/rollouts/discovery.jsonl", "artifacts/evaluation/rollouts.jsonl")
 COLOURS = {"passed": "green", "failed": "red", "error": "yellow"}
 
@@ -152,12 +153,7 @@ def _marked(index: int, call: str, divergences: Divergence) -> list[Text]:
 
 def _document(path: Path, stage: str) -> JsonObject:
     """A JSON document of results/."""
-    if not path.exists():
-        raise UserError(f"{path} is missing", f"run `dvc repro {stage}` to make it")
-    try:
-        return json.loads(path.read_text())
-    except ValueError as error:
-        raise UserError(f"{path} is not JSON: {error}", f"delete it and run `dvc repro {stage}`") from None
+    return read_json(path, JsonObject, f"run `dvc repro {stage}` to make it")
 
 
 def capabilities(root: Path) -> Table:
@@ -268,7 +264,7 @@ def adapter(root: Path, name: str) -> RenderableType:
     if not card.exists():
         note = f"its model card {entry['path']}/README.md is not here: run `dvc pull`, or `dvc repro` to train it again"
         return Group(Text(name, "bold"), facts, Text(note, "yellow"))
-    text = card.read_text()
+    text = read_text(card)
     front = text.split("---\n", 2)
     return Group(Text(name, "bold"), facts, Text(), Markdown(front[2] if text.startswith("---\n") else text))
 
@@ -287,7 +283,7 @@ def results(root: Path) -> RenderableType:
     final = table(folder)
     level = 1 - _document(folder / "metrics.json", "evaluation")["confidence"]
     paired = _columns("paired differences over tasks, in pass rate", "difference", "rate", "interval", "p", "distinct")
-    for row in evaluation_table(folder, "differences").dropna(subset=["difference"]).to_dict("records"):
+    for row in evaluation_table(folder, "differences", DIFFERENCES).dropna(subset=["difference"]).to_dict("records"):
         paired.add_row(
             f"{row['first']} - {row['second']}",
             f"{row['difference']:+.3f}",
@@ -352,7 +348,7 @@ def _discovery(root: Path) -> RenderableType | None:
     """What the base did on the discovery split beside an agent that does nothing, and what the benchmark says of
     itself; None for a benchmark that says nothing."""
     path = root / "results/rollouts/summary.json"
-    summary = json.loads(path.read_text()) if path.exists() else {}
+    summary = read_json(path, JsonObject) if path.exists() else {}
     about = summary.get("benchmark")
     if not about:
         return None

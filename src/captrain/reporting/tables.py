@@ -1,14 +1,18 @@
 """The final table as it is printed: drawn from the files that the evaluation wrote, with what is counted beneath it."""
 
-import json
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import pandas as pd
+from pydantic import BaseModel, Field
 from rich.table import Table
 
+from captrain.errors import UserError
 from captrain.evaluation import BASE, IDLE, TRACE, evaluation_table, headline_methods, label, supervision, unequal_total
+from captrain.records import read_json, read_table
 
+COLUMNS = ("method", "label", "pass_rate", "low", "high", "pass_hat_k", "mean_reward", "rollouts_spent")
 CAUSAL_HEADINGS = {
     "claimed": "claimed",
     "repaired": "repaired",
@@ -28,14 +32,27 @@ placebo: change by the adapters of the other capabilities, on failures that lack
 Intervals by bootstrap over tasks, not corrected for their number."""
 
 
+class Metrics(BaseModel):
+    """What is read of metrics.json: the level of the intervals, and the pass rates, by method."""
+
+    confidence: Annotated[float, Field(gt=0, lt=1)]
+    pass_rate: dict[str, float | None] = {}
+
+
 def table(folder: Path) -> Table:
     """The final table, drawn from what `write` wrote: pass rates with intervals, rollouts spent, what is counted.
 
     Raises:
         UserError: a file is missing.
     """
-    main, ledger = evaluation_table(folder, "main"), evaluation_table(folder, "ledger")
-    confidence = json.loads((folder / "metrics.json").read_text())["confidence"]
+    main, ledger = evaluation_table(folder, "main", COLUMNS), evaluation_table(folder, "ledger")
+    metrics = read_json(folder / "metrics.json", Metrics)
+    confidence = metrics.confidence
+    if absent := [method for method in metrics.pass_rate if method not in {*main["method"]}]:
+        raise UserError(
+            f"{folder / 'main.csv'} is not a whole table: {', '.join(absent)} of metrics.json is not in it",
+            "run `dvc repro evaluation` to make it",
+        )
     final = Table(title="Test split", caption=_caption(main, ledger), caption_justify="left", title_justify="left")
     final.add_column("method")
     final.add_column("learns from")
@@ -59,7 +76,7 @@ def causal_table(folder: Path) -> Table | None:
     """The causal test of each capability that has an adapter, drawn from what the stage `causality` wrote; None where
     nothing was tested."""
     path = folder / "capabilities.csv"
-    rows = pd.read_csv(path).to_dict("records") if path.exists() else []
+    rows = read_table(path).to_dict("records") if path.exists() else []
     if not rows:
         return None
     title = "Does repairing a capability alone repair the failures that were labelled with it?"
