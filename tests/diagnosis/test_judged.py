@@ -1,6 +1,7 @@
 """`captrain diagnose --analyst openai` on the file that ships, by a model on the loopback interface."""
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,26 @@ def test_a_dry_run_tells_the_cost_and_asks_nothing(tmp_path: Path) -> None:
 def test_a_model_has_to_be_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="needs a model"):
         diagnose("--out", tmp_path, "--analyst", "openai")
+
+
+def test_endpoint_and_key_are_in_the_environment_variables_that_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    judging = ("--analyst", "openai", "--model", "m", "--endpoint-env", "DESK_URL", "--key-env", "DESK_KEY")
+    with Answering(answer) as server:
+        server.use(monkeypatch)
+        for name in ("OPENAI_BASE_URL", "OPENAI_API_KEY"):
+            value = os.environ.get(name, "k")
+            monkeypatch.delenv(name, raising=False)
+            monkeypatch.setenv("DESK_URL" if name.endswith("URL") else "DESK_KEY", value)
+        diagnose("--out", tmp_path / "a", *judging)
+        assert server.requests
+    monkeypatch.delenv("DESK_KEY")
+    with pytest.raises(UserError, match="DESK_KEY"):
+        diagnose("--out", tmp_path / "b", *judging, "--seed", "1")
+    with pytest.raises(UserError, match="--key-env names no environment variable"):
+        diagnose("--out", tmp_path / "c", *judging[:-1], "sk-1234567890")
 
 
 def test_a_model_labels_blindly_and_a_second_run_asks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

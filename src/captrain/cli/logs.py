@@ -21,9 +21,12 @@ AnalystName = Literal["programmatic", "openai"]
 
 @dataclass(frozen=True)
 class _Judge:
-    """A language model that judges: its name, its budget in tokens, prices, and whether it is to be asked at all."""
+    """A language model that judges: its name, the environment variables that hold endpoint and key, its budget in
+    tokens, prices, and whether it is to be asked at all."""
 
     model: str
+    endpoint: str
+    key: str
     tokens: int | None
     prices: tuple[float, float] | None
     dry_run: bool
@@ -49,7 +52,11 @@ def diagnose(
     analyst: Annotated[
         AnalystName, typer.Option(help="programmatic: rules; openai: the language model of --model.")
     ] = "programmatic",
-    model: Annotated[str, typer.Option(help="The model's name at OPENAI_BASE_URL, with the key OPENAI_API_KEY.")] = "",
+    model: Annotated[str, typer.Option(help="The model's name at its endpoint.")] = "",
+    endpoint_env: Annotated[
+        str, typer.Option(help="Environment variable that holds the endpoint's base URL.")
+    ] = "OPENAI_BASE_URL",
+    key_env: Annotated[str, typer.Option(help="Environment variable that holds its key.")] = "OPENAI_API_KEY",
     tokens: Annotated[int | None, typer.Option(min=1, help="Budget of the model in tokens, read and written.")] = None,
     prices: Annotated[
         tuple[float, float] | None, typer.Option(help="Money for a million tokens read, and written.")
@@ -91,7 +98,7 @@ def diagnose(
         raise UserError(f"--agreement {agreement} of {RUNS} labelling runs", f"say at most {RUNS}")
     logs = read_logs(files or [], scores)
     if analyst == "openai":
-        _judge(logs, selection, out, count, seed, _Judge(model, tokens, prices, dry_run))
+        _judge(logs, selection, out, count, seed, _Judge(model, endpoint_env, key_env, tokens, prices, dry_run))
         return
     diagnosis = diagnose(logs, selection, runs=RUNS, count=count, seed=seed, keep_suspects=keep_suspects)
     publish_diagnosis(diagnosis, out)
@@ -100,13 +107,26 @@ def diagnose(
 
 def _judge(logs: "Logs", selection: "Selection", out: Path, count: int, seed: int, settings: _Judge) -> None:
     """Diagnose by a language model: its cost first, then the questions."""
+    from pydantic import ValidationError
+
     from captrain.config import ModelAccess
     from captrain.diagnosis import judge, judged_summary, judging_cost, load_analyst, publish_judged
 
     if not settings.model:
         raise UserError("--analyst openai needs a model", "name it by --model, as the endpoint knows it")
     read_price, write_price = settings.prices or (None, None)
-    access = ModelAccess(tokens=settings.tokens, input_price=read_price, output_price=write_price)
+    try:
+        access = ModelAccess(
+            endpoint=settings.endpoint,
+            key=settings.key,
+            tokens=settings.tokens,
+            input_price=read_price,
+            output_price=write_price,
+        )
+    except ValidationError as error:  # a key where the name of a variable belongs is not repeated
+        options = {"endpoint": "--endpoint-env", "key": "--key-env"}
+        name = options.get(str(error.errors()[0]["loc"][0]), "--prices")
+        raise UserError(f"{name} names no environment variable", "give a name, such as OPENAI_API_KEY") from None
     print_all(str(judging_cost(logs, RUNS, access)))
     if settings.dry_run:
         return
