@@ -85,10 +85,10 @@ def _blocks(table: Table) -> RenderableType:
     lines: list[RenderableType] = [_text(table.title, "italic")] if table.title else []
     headings = [_text(column.header, "").plain.replace("\n", " ") for column in table.columns]
     for row in zip(*(column.cells for column in table.columns), strict=True):
-        first, *others = (_text(cell, "") for cell in row)
+        first, *cells = (_text(cell, "") for cell in row)
         lines.append(Text.assemble(first, style="bold"))
         block = Text()
-        for heading, cell in zip(headings[1:], others, strict=True):
+        for heading, cell in zip(headings[1:], cells, strict=True):
             if cell.plain:
                 block.append(f"{', ' if block.plain else ''}{heading} ", "dim")
                 block.append_text(Text(" ").join(cell.split("\n")))

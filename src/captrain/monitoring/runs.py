@@ -49,8 +49,8 @@ class Run:
         """
         settings = _flat(self._parsed(SPEC))
         version = self._parsed(VERSIONS).get("captrain")
-        kept = {key: value for key, value in settings.items() if not key.startswith("machine.")}
-        return kept if version is None else {"captrain": version, **kept}
+        spec = {key: value for key, value in settings.items() if not key.startswith("machine.")}
+        return spec if version is None else {"captrain": version, **spec}
 
     def rates(self) -> dict[str, "Rate"]:
         """Pass rate and interval of each method, in the order of the table.
@@ -135,8 +135,8 @@ def _committed(root: Path, revision: str, path: str) -> str | None:
     if revision.startswith("-"):
         return None
     command = ["git", "-C", str(root), "show", f"{revision}:./{path}"]
-    done = subprocess.run(command, capture_output=True, check=False)
-    return None if done.returncode else done.stdout.decode(errors="replace")
+    process = subprocess.run(command, capture_output=True, check=False)
+    return None if process.returncode else process.stdout.decode(errors="replace")
 
 
 def _flat(content: Mapping[str, object], prefix: str = "") -> dict[str, object]:

@@ -57,9 +57,9 @@ def check_benchmark(
     tools = _check_tools(examined)
     by_split = {split: _check_tasks(examined, split, tasks) for split in SPLITS}
     _check_splits(examined, by_split)
-    listed = [task for split_tasks in by_split.values() for task in split_tasks]
-    if listed:
-        _check_play(examined, listed, tools)
+    sound = [task for split_tasks in by_split.values() for task in split_tasks]
+    if sound:
+        _check_play(examined, sound, tools)
         _check_other_process(examined, target, settings or {}, tasks)
     return report
 
@@ -156,7 +156,7 @@ def _check_splits(examined: Examined, by_split: Mapping[str, Sequence[JsonObject
 
 def _check_play(examined: Examined, tasks: Sequence[JsonObject], tools: Sequence[JsonObject]) -> None:
     """References score 1, and every task can be played by whoever plays."""
-    played: dict[str, list[float]] = {"reference": [], "nothing": [], "random calls": [], "every call twice": []}
+    rewards_of: dict[str, list[float]] = {"reference": [], "nothing": [], "random calls": [], "every call twice": []}
     for task in tasks:
         rng = random.Random(task["id"])
         try:
@@ -176,14 +176,14 @@ def _check_play(examined: Examined, tasks: Sequence[JsonObject], tools: Sequence
                 score = _play_and_score(examined, task, agent, actions)
             except MethodFailed:
                 continue
-            played[agent].append(float(score["reward"]))
+            rewards_of[agent].append(float(score["reward"]))
             if agent == "reference" and (score["reward"] != 1 or not score["success"]):
                 text = f"scores {score['reward']}, success {score['success']}"
                 examined.note("reference", task["id"], text, "make reference and score agree: played in order it is 1")
-    for agent, rewards in played.items():
+    for agent, rewards in rewards_of.items():
         if rewards:
             examined.report.facts[f"mean reward of {agent}"] = f"{sum(rewards) / len(rewards):.2f} of {len(rewards)}"
-    if played["nothing"] and min(played["nothing"]) == 1:
+    if rewards_of["nothing"] and min(rewards_of["nothing"]) == 1:
         examined.note("score", "", "doing nothing scores 1 on every task", "score what the agent was asked to do")
 
 
@@ -315,10 +315,10 @@ def _check_other_process(examined: Examined, target: str, settings: Mapping[str,
     try:
         expected = examined.call("tasks", "", lambda: task_listing(request))
         command = [sys.executable, "-c", FOREIGN, json.dumps(request)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=6 * examined.limit, check=False)
+        process = subprocess.run(command, capture_output=True, text=True, timeout=6 * examined.limit, check=False)
     except (MethodFailed, subprocess.TimeoutExpired):
         return
-    if done.returncode or done.stdout.strip().splitlines()[-1:] != [expected]:
+    if process.returncode or process.stdout.strip().splitlines()[-1:] != [expected]:
         text = "are others in another process"
         remedy = (
             "let a task depend on nothing but settings, split and number: no hash(), no set order, no clock, no file"

@@ -53,9 +53,9 @@ class BenchmarkReport:
 
     def add(self, problem: Problem) -> None:
         """Add a problem; the same of another task only counts."""
-        for index, known in enumerate(self.problems):
-            if (known.method, known.place, known.text) == (problem.method, problem.place, problem.text):
-                again = Problem(known.method, known.task, known.place, known.text, known.remedy, known.times + 1)
+        for index, former in enumerate(self.problems):
+            if (former.method, former.place, former.text) == (problem.method, problem.place, problem.text):
+                again = Problem(former.method, former.task, former.place, former.text, former.remedy, former.times + 1)
                 self.problems[index] = again
                 return
         self.problems.append(problem)

@@ -44,8 +44,8 @@ def _project_stage(name: str, stage: JsonObject, root: Path) -> JsonObject:
     deps = [path for path in stage.get("deps", []) if not path.startswith(("src/", "stages/"))]
     if _sections(stage) & SELECTABLE:
         deps.insert(0, COMPONENTS)
-    if (own := f"stages/{name}.py") and (root / own).is_file():
-        deps.insert(0, own)
+    if (script := f"stages/{name}.py") and (root / script).is_file():
+        deps.insert(0, script)
     whole = {"desc": "", "cmd": "", "params": [], "deps": [], **stage}
     whole |= {"cmd": f"captrain run {name}", "params": params, "deps": deps}
     return {key: value for key, value in whole.items() if value}
@@ -113,10 +113,10 @@ def run_stage(root: Path, name: str) -> None:
     Raises:
         UserError: there is no such stage, or the project's results are made by another captrain than is installed.
     """
-    own, brought = root / f"stages/{name}.py", shipped(f"stages/{name}.py")
-    script = next((path for path in (own, brought) if path.is_file()), None)
+    local, brought = root / f"stages/{name}.py", shipped(f"stages/{name}.py")
+    script = next((path for path in (local, brought) if path.is_file()), None)
     if script is None:
-        names = sorted({path.stem for place in (own, brought) for path in place.parent.glob("*.py")})
+        names = sorted({path.stem for place in (local, brought) for path in place.parent.glob("*.py")})
         raise UserError(f"there is no stage {name!r}", alternatives(name, names))
     recorded = recorded_versions(root)
     if recorded is not None and script == brought and recorded["stages"].get(name) != stage_digest(name):
