@@ -21,7 +21,7 @@ from typing import Protocol, TypeVar
 from pydantic import ValidationError
 
 from captrain.errors import EnvironmentFault, InfrastructureError, UserError
-from captrain.records import JsonObject, Message, Score, Split, Task, bytes_digest, digest, read_bytes
+from captrain.records import JsonObject, Message, Score, Split, Task, bytes_digest, digest, first_fault, read_bytes
 
 T = TypeVar("T")
 CALL_LIMIT = 1800.0
@@ -164,7 +164,7 @@ class Target:
             tasks = [Task.model_validate(task) for task in raw]
         except ValidationError as error:
             raise EnvironmentFault(
-                f"environment {self.name} ({self.source}) returned something that is not a task: {error}",
+                f"environment {self.name} ({self.source}) returned something that is not a task ({first_fault(error)})",
                 'return dicts {"id", "split", "data"}',
             ) from None
         if len(tasks) != count or len({task.id for task in tasks}) != count:
@@ -206,7 +206,7 @@ class Target:
             score = Score.model_validate(raw)
         except ValidationError as error:
             raise EnvironmentFault(
-                f"environment {self.name} scored {task.id} with something that is not a score: {error}",
+                f"environment {self.name} scored {task.id} with something that is not a score ({first_fault(error)})",
                 'return {"reward": float, "success": bool, "parts": {name: float}}',
             ) from None
         if not 0.0 <= score.reward <= 1.0:

@@ -386,7 +386,10 @@ def test_an_environment_that_raises_is_named_with_its_task_and_whole_rollouts_ar
     ("change", "said"),
     [
         ({"score": lambda self, task, messages: {"reward": 1.5, "success": True}}, "with reward 1.5"),
-        ({"score": lambda self, task, messages: {"reward": float("nan"), "success": True}}, "with reward nan"),
+        (
+            {"score": lambda self, task, messages: {"reward": float("nan"), "success": True}},
+            "a finite number at reward",
+        ),
         ({"score": lambda self, task, messages: None}, "is not a score"),
         ({"tasks": lambda self, split, count: [{"id": "a"}]}, "is not a task"),
         ({"tasks": lambda self, split, count: [{"id": "a", "split": split, "data": {}}] * count}, "1 distinct ids"),

@@ -6,7 +6,6 @@ is retried, and if it stays, the rollout is an `error`, never a failure. Randomn
 """
 
 import fcntl
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -22,7 +21,7 @@ from captrain.execution import code_digest, dispatched
 from captrain.ledger import guard_split
 from captrain.models import Adapter
 from captrain.policies import Play, Policy
-from captrain.records import JsonObject, Purpose, Rollout, Score, Task, Usage, digest
+from captrain.records import JsonObject, Purpose, Rollout, Score, Task, Usage, digest, line_of, publish_text
 
 JOURNALS = Path(".cache/rollouts")
 Sample = tuple[Task, int]
@@ -219,9 +218,7 @@ def journal(path: Path) -> Iterator[tuple[list[Rollout], IO[str]]]:
         if len(whole) < len(lines):
             again = len(lines) - len(whole)
             print(f"{path}: {again} of {len(lines)} lines are not whole, or are errors, and are played again")
-            aside = path.with_suffix(f".{os.getpid()}.tmp")
-            aside.write_text("".join(rollout.model_dump_json(exclude_defaults=True) + "\n" for rollout in whole))
-            aside.replace(path)
+            publish_text(path, "".join(map(line_of, whole)))
         with open(path, "a") as file:
             yield whole, file
 

@@ -296,8 +296,11 @@ class _Student:
         weights = get_peft_model_state_dict(self.model, adapter_name="default")
         state = {"weights": weights, "optimizer": self.optimizer.state_dict(), "history": self.history}
         aside = self.workspace / f"state.{os.getpid()}.tmp"
-        torch.save(state, aside)
-        aside.replace(self.checkpoint)
+        try:
+            torch.save(state, aside)
+            aside.replace(self.checkpoint)
+        finally:
+            aside.unlink(missing_ok=True)
 
     def _restore(self) -> None:
         import torch

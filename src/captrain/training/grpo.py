@@ -156,9 +156,7 @@ class Checkpoints(TrainerCallback):
         collectives.together(lambda: None)  # every process has written its part
         if collectives.rank() == 0:
             path = self.folder / f"checkpoint-{state.global_step}" / "history.json"
-            aside = path.with_suffix(".tmp")
-            aside.write_text(json.dumps(self.trainer.history))
-            aside.replace(path)
+            publish_text(path, json.dumps(self.trainer.history))
 
 
 class Synchronised(VLLMGeneration):
