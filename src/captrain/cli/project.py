@@ -19,7 +19,8 @@ def init(
     from captrain.projects import init_project
 
     names = init_project(folder, benchmark)
-    print_all(*map(str, names), "", f"a project in {folder}: `cd {folder}`, then `captrain plan` and `dvc repro`")
+    entry = "" if folder.resolve() == Path.cwd() else f"`cd {folder}`, then "
+    print_all(*map(str, names), "", f"a project is begun: {entry}`captrain plan` and `dvc repro`")
 
 
 def run(stage: Annotated[str, typer.Argument(help="A stage of dvc.yaml.")]) -> None:
