@@ -322,6 +322,9 @@ def test_a_user_who_keeps_the_identifier_of_its_script_to_itself_spoils_the_roll
     denial = user("Cancel my trip.") + says("Your user id, please?") + user("I don't have my user ID right now.")
     [row] = desk.add(denial + says("Call again, then."), READ, CANCEL, script=script).explained()
     assert row.standing == "spoilt" and [cause.cause for cause in row.causes] == ["user_simulator_fault"]
+    other = user("Cancel my trip.") + says("Which one?") + user("I don't have the reservation ID right now.")
+    [_, row] = desk.add(other + says("Call again, then."), READ, CANCEL, script=script).explained()
+    assert row.standing == "contrasted"
 
 
 def test_a_reply_that_goes_on_with_the_request_refuses_nothing(desk: Desk) -> None:

@@ -93,8 +93,8 @@ def test_faults_of_simulator_and_infrastructure_are_listed_and_not_contrasted(tm
     )
     assert counts in said.replace("\n", " ")
     report = (tmp_path / "report.md").read_text()
-    assert "tau2/library/fee, trial 2 (error): the simulation ended with infrastructure_error" in report
-    assert "tau2/library/renew, trial 3 (failed): message 5: the user left its instructions" in report
+    assert "tau2/library/fee (error, trial 2): the simulation ended with infrastructure_error" in report
+    assert "tau2/library/renew (failed, trial 3): message 5: the user left its instructions" in report
     # What the log counts as failed stays in its pass rate.
     assert "| tau2/library | 11 | 4 | 4 |" in report
     labelled = {row.rollout for row in load(tmp_path / "labels.jsonl", RolloutLabels)}

@@ -218,7 +218,8 @@ def _left_out(diagnosis: Diagnosis) -> str:
     faults = account.standings["error"] + account.standings["spoilt"]
     if faults:
         rows = (account.left_out.get("error", []) + account.left_out.get("spoilt", []))[:LIST_LENGTH]
-        lines = [f"- {place(row.task, row.trial)} ({row.outcome}): {_fault(row)}" for row in rows]
+        trials = [f", trial {row.trial}" if row.trial else "" for row in rows]
+        lines = [f"- {row.task} ({row.outcome}{at}): {_fault(row)}" for row, at in zip(rows, trials, strict=True)]
         lines += _more(faults - len(lines))
         parts.append(
             f"{faults} rollouts of infrastructure or simulator faults are not contrasted:\n\n" + "\n".join(lines)

@@ -15,10 +15,10 @@ HARD = re.compile(r"\b(not|unable|unfortunately)\b|n[’']t\b|\bcannot\b")
 """What tells a refusal from a condition that is merely named."""
 PROCEED = re.compile(r"\b(?:proceed|go ahead)\b[^?]*\?")
 DENIAL = re.compile(
-    r"\b(?:don[’']t|do not|can[’']t|cannot|not) (?:\w+ ){0,3}?(?:have|remember|recall|know|sure)\b[^.?!]{0,60}"
-    r"\b(?:id|ids|number|code|confirmation|information|it)\b|\bdon[’']t have (?:that|any)\b"
+    r"\b(?:don[’']t|do not|can[’']t|cannot|not) (?:\w+ ){0,3}?(?:have|remember|recall|know|sure)\b[^.?!,]{0,40}?"
+    r"\b(?:(?:user|customer|member|account|profile|guest) (?:id|name|number)|(?:that|this|such) information)\b"
 )
-"""Words with which a user says that it has no identifier."""
+"""Words with which a user says that it cannot tell who it is."""
 CODE = re.compile(r"\b[a-z]+_[a-z]+_\d{3,}\b")
 """An account's identifier."""
 COLLEAGUE = re.compile(r"\b(transfer|connect|hand)(ring|ing)? you\b")
