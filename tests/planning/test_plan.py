@@ -18,6 +18,10 @@ from captrain.records import load
 
 REPOSITORY = Path(__file__).parents[2]
 PAPER = ("experiment=paper_tau2", "seed=42")
+TRAINER = (
+    "machine.accelerate.precision=bfloat16", "machine.accelerate.gradient_checkpointing=true",
+    "machine.accelerate.rows=1",
+)  # fmt: skip
 CALLS = "machine.asking.input_price=2.0", "machine.asking.output_price=10.0"
 SMALL = (*PAPER, "adapters.rollouts=128", "capabilities.count=1", "rollouts.tasks=32", "environments.rounds=1")
 
@@ -197,7 +201,7 @@ def test_the_papers_setting_is_shown_in_full_and_says_how_often_it_uses_its_39_t
 
 
 def test_the_papers_setting_on_servers_of_our_own_has_jobs_gpus_memory_and_hours(spec: Compose) -> None:
-    own = (*PAPER, "policy=vllm", "machine.vllm.gpus=2")
+    own = (*PAPER, *TRAINER, "policy=vllm", "machine.vllm.gpus=2")
     with pytest.raises(UserError, match=r"does not fit while it is trained: about 75 GiB") as error:
         planned(spec(*own)).refuse_impossible()
     assert "machine.vllm.gpus" in error.value.remedy
@@ -218,7 +222,7 @@ def test_the_papers_setting_on_servers_of_our_own_has_jobs_gpus_memory_and_hours
 @pytest.mark.parametrize(
     ("settings", "said", "mended"),
     [
-        (("machine.vllm.gpus=8",), "machine.vllm asks for 8 GPUs, and training for one more", "machine.vllm.gpus=2"),
+        (("machine.vllm.gpus=8",), "machine.vllm asks for 8 GPUs, and training for 1 more", "machine.vllm.gpus=2"),
         (("machine=slurm", "machine.vllm.gpus=2"), "machine.slurm.gpus = 0, and", "machine.slurm.gpus=3"),
     ],
 )
@@ -226,8 +230,33 @@ def test_a_job_without_room_for_its_servers_and_its_trainer_is_refused(
     spec: Compose, settings: tuple[str, ...], said: str, mended: str
 ) -> None:
     with pytest.raises(UserError, match=said):
-        planned(spec(*PAPER, "policy=vllm", *settings), memory=141.0).refuse_impossible()
-    planned(spec(*PAPER, "policy=vllm", *settings, mended), memory=141.0).refuse_impossible()
+        planned(spec(*PAPER, *TRAINER, "policy=vllm", *settings), memory=141.0).refuse_impossible()
+    planned(spec(*PAPER, *TRAINER, "policy=vllm", *settings, mended), memory=141.0).refuse_impossible()
+
+
+def test_the_node_of_8_gpus_fits_the_papers_models_and_its_memory_is_itemised(spec: Compose) -> None:
+    for experiment in ("paper_tau2", "paper_toolsandbox"):
+        node = spec(f"experiment={experiment}", "seed=42", "policy=vllm", "machine=node8")
+        made = planned(node)
+        made.refuse_impossible()
+        assert stages(made.low)["adapters"].gpus == 2 + 4  # of servers and trainer; two more are the endpoint's
+        assert set(made.memory) == {"servers", "trainer"}
+        # A quarter of the weights, by FSDP, of 30.5 billion parameters in 2 bytes.
+        assert made.memory["trainer"]["weights"] == pytest.approx(30.5e9 * 2 / 4 / 2**30)
+        text = " ".join(printed(made).split())
+        assert "two layers gathered" in text and "KV cache" in text and "2 of its servers, and 4 to train" in text
+    fewer = planned(spec(*PAPER, "policy=vllm", "machine=node8", "machine.accelerate.processes=2"))
+    assert sum(fewer.memory["trainer"].values()) > sum(made.memory["trainer"].values())
+    with pytest.raises(UserError, match=r"about \d+ GiB.*activations"):
+        planned(spec(*PAPER, "policy=vllm", "machine=node8", "machine.accelerate.rows=null")).refuse_impossible()
+
+
+@pytest.mark.parametrize(
+    "setting", ["machine.accelerate.processes=8", "machine.vllm.replicas=2", "machine.asking.gpus=4", "machine.gpus=7"]
+)
+def test_gpus_that_overlap_are_refused_before_anything_is_planned(spec: Compose, setting: str) -> None:
+    with pytest.raises(UserError, match="they overlap"):
+        spec(*PAPER, "policy=vllm", "machine=node8", setting)
 
 
 def test_all_that_is_impossible_is_said_at_once(spec: Compose) -> None:

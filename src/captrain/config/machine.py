@@ -45,6 +45,8 @@ class ModelAccess(Section):
     """Budget in the currency of the prices."""
     tokens: Count | None = None
     """Budget in tokens, read and written."""
+    gpus: Annotated[int, Field(ge=0)] = 0
+    """Of this node, that the endpoint holds; 0: it is somewhere else."""
 
 
 class Slurm(Section):
@@ -165,6 +167,19 @@ class Machine(Section):
     vllm: VLLM = VLLM()
     accelerate: Accelerate = Accelerate()
     sandbox: Literal["strong", "strong, one layer", "basic"] = "strong"
+
+    gpus: Annotated[int, Field(ge=0)] = 0
+    """Of this node, which training, servers and endpoint share; 0: they are not counted before a run."""
+
+    @model_validator(mode="after")
+    def _gpus_are_apart(self) -> "Machine":
+        serving = self.vllm.replicas * self.vllm.gpus
+        if self.gpus and self.accelerate.processes + serving + self.asking.gpus > self.gpus:
+            raise ValueError(
+                f"of {self.gpus} GPUs {self.accelerate.processes} train (accelerate.processes), {serving} serve "
+                f"(vllm.replicas x vllm.gpus) and {self.asking.gpus} are the endpoint's (asking.gpus): they overlap"
+            )
+        return self
 
     @model_validator(mode="after")
     def _has_slurm_section(self) -> "Machine":

@@ -93,7 +93,9 @@ def _serving(estimate: Estimate) -> list[BasisRow]:
     billions = f"{size.parameters / 1e9:.3g}, {size.active / 1e9:.2g} of them active" if size else "not known"
     modules = "q, k, v, o" + (" and feed-forward" if size and size.inner else ": experts are fused")
     host = estimate.episode.host
-    copies = "one in bfloat16 on the trainer's GPU, beside the servers'"
+    accelerate = machine.accelerate
+    shared = f", by {accelerate.strategy} over {accelerate.processes}" if accelerate.processes > 1 else ""
+    copies = f"one in {accelerate.precision} on the trainer's GPUs{shared}, beside the servers'"
     memory = f"{node.gpus} of {node.memory:g} GiB, {USABLE_MEMORY.value:.0%} usable"
     return [
         BasisRow("in a synthesized environment", "the same, its user a script", "assumed"),
@@ -124,11 +126,13 @@ def _serving(estimate: Estimate) -> list[BasisRow]:
 
 def _servers(estimate: Estimate) -> list[BasisRow]:
     """Of servers that a job starts itself."""
-    gpus = f"{estimate.servers(True)} of its servers, and 1 to train"
+    gpus = f"{estimate.servers(True)} of its servers, and {estimate.trainers} to train"
+    endpoint = estimate.spec.machine.asking.gpus
+    where = f"on {endpoint} further GPUs of the node" if endpoint else "at an endpoint of their own"
     return [
-        BasisRow("GPUs of a job", gpus, "spec: machine.vllm.replicas x gpus"),
+        BasisRow("GPUs of a job", gpus, "spec: machine.vllm.replicas x gpus, machine.accelerate.processes"),
         BasisRow("servers are healthy after", f"{SERVER_START.value:g} s in each job", SERVER_START.source),
-        BasisRow("simulated user, analyst, synthesizer", "at an endpoint of their own", "spec: their GPUs not counted"),
+        BasisRow("simulated user, analyst, synthesizer", where, "spec: machine.asking.gpus"),
     ]
 
 
@@ -138,7 +142,7 @@ def _jobs_at_once(estimate: Estimate) -> BasisRow:
         return BasisRow("jobs at once", f"{machine.workers} of adapters and evaluation", "spec: machine.workers")
     jobs = f"1 on {node.gpus} GPUs, one after another"
     if machine.launcher == "slurm":
-        jobs = f"{max(1, node.gpus // (estimate.servers(True) + 1))} of training on {node.gpus} GPUs"
+        jobs = f"{max(1, node.gpus // (estimate.servers(True) + estimate.trainers))} of training on {node.gpus} GPUs"
     return BasisRow("jobs at once", jobs, f"spec: machine.launcher = {machine.launcher}; --gpus")
 
 

@@ -23,7 +23,10 @@ of a GPU     + 4 bytes x layers x KV heads x head x longest x episodes / min(GPU
              + 16 bytes x LoRA parameters                                 with gradients and AdamW, float32
              + longest x (2 x layers x hidden + 34 x hidden + 8 x vocabulary) bytes      one sequence: checkpointed
                                                                           activations, one layer's own, logits
-             policy=vllm: the servers' GPUs and the trainer's one are others; the larger of the two
+             policy=vllm: the servers' GPUs and the trainer's are others, and machine.accelerate says what one of the
+             trainer's holds: weights in its precision, by FSDP divided among its processes, with two layers whole;
+             LoRA, divided alike; `rows` sequences, or a process's share of a step, without checkpoints 34 x hidden
+             bytes of every layer
 money        (read x input_price + written x output_price) / 1e6, for what is not the agent's own model
 """
 
@@ -53,6 +56,7 @@ from captrain.planning.assumptions import (
     VLLM_THROUGHPUT,
     Assumption,
     EpisodeCost,
+    ModelSize,
     ModelUse,
     Throughput,
     dense_size,
@@ -224,13 +228,19 @@ class Estimate:
         model = Component.model_validate({"_target_": ANALYST, "name": gepa.model})
         return self._with_questions(cost, model, ModelUse(calls, tokens, tokens, calls * QUESTIONS.label))
 
+    @property
+    def trainers(self) -> int:
+        """GPUs of one training through servers: one for each of its processes."""
+        return self.spec.machine.accelerate.processes
+
     def servers(self, training: bool) -> int:
-        """GPUs of the servers that one job samples through; the trainer has one more, of its own."""
+        """GPUs of the servers that one job samples through; those of training and endpoint are others."""
         if not self.vllm:
             return self.node.gpus
-        slurm = self.spec.machine.slurm if self.spec.machine.launcher == "slurm" else None
-        configured = self.spec.machine.vllm.replicas * self.spec.machine.vllm.gpus
-        return configured or max(1, (slurm.gpus if slurm else self.node.gpus) - training)
+        machine = self.spec.machine
+        slurm = machine.slurm if machine.launcher == "slurm" else None
+        taken = self.trainers * training + machine.asking.gpus
+        return machine.vllm.replicas * machine.vllm.gpus or max(1, (slurm.gpus if slurm else self.node.gpus) - taken)
 
     def _rollout_stage(
         self,
@@ -244,7 +254,7 @@ class Estimate:
     ) -> StageCost:
         """A stage of rollouts; `user`: in the benchmark itself, with its worker and its simulated user."""
         episode = self.episode if user else self.episode._replace(user=ModelUse(), host=Assumption(0, "no worker"))
-        gpus = self.servers(training) + (training and self.vllm)
+        gpus = self.servers(training) + (self.trainers if training and self.vllm else 0)
         parallel = min(jobs, workers)
         if self.vllm:
             slurm = self.spec.machine.launcher == "slurm"
@@ -276,7 +286,7 @@ class Estimate:
         concurrent = parallel if self.vllm else 1
         seconds_each = use.new_input / throughput.prefill + use.output / throughput.decode
         computing = rollouts * seconds_each / (servers * concurrent)
-        trainers = concurrent if self.vllm else servers
+        trainers = concurrent * self.trainers if self.vllm else servers
         computing += rollouts * TRAINING_FACTOR.value * trained / throughput.prefill / trainers
         turns = max(1, rollouts / (self.spec.machine.batch * parallel))
         latency = turns * (episode.agent.output + episode.user.output) / REQUEST_RATE.value
@@ -346,31 +356,49 @@ class Estimate:
             return None
         return (use.input * prices.input_price + use.output * prices.output_price) / 1e6
 
-    def memory_parts(self, training: bool) -> dict[str, float]:
-        """GiB of one GPU by what holds them; {} where the model's size or its dialogues are not known. policy=vllm: of
-        the trainer's one GPU or of a server's, whichever holds more."""
-        size, longest, vllm = self.size, self.episode.longest, self.spec.machine.vllm
+    def memory_groups(self, training: bool) -> dict[str, dict[str, float]]:
+        """GiB of one GPU by what holds them, of each group of GPUs: servers, and a trainer of its own; or both on the
+        same. {} where the model's size or its dialogues are not known."""
+        size, longest = self.size, self.episode.longest
         if size is None or not self.served or not longest:
             return {}
+        vllm = self.spec.machine.vllm
         gpus = (vllm.gpus or self.servers(training)) if self.vllm else self.node.gpus
         episodes = math.ceil(self.spec.machine.batch / (vllm.replicas if self.vllm else 1))
         cache = 4 * size.layers * size.kv_heads * size.head * longest * episodes
-        lora = size.lora(self.rank)
-        sequence = 2 * size.layers * size.hidden + 34 * size.hidden + 8 * size.vocabulary
-        learning = {"LoRA and its optimizer": 16 * lora, "activations and logits": longest * sequence}
         copies = 2 if training and not self.vllm else 1
-        parts: dict[str, float] = {
-            "weights": copies * 2 * size.parameters / gpus,
-            "KV cache": cache / min(gpus, size.kv_heads),
-        }
+        serving = {"weights": copies * 2 * size.parameters / gpus, "KV cache": cache / min(gpus, size.kv_heads)}
         if self.vllm:
-            parts["LoRA"] = 2 * lora
-            trainer = {"weights": 2 * size.parameters, **learning}
-            if training and sum(trainer.values()) > sum(parts.values()):
-                parts = trainer
-        elif training:
-            parts |= learning
-        return {name: value / 2**30 for name, value in parts.items()}
+            groups = {"servers": serving | {"LoRA": 2 * size.lora(self.rank)}}
+            groups |= {"trainer": self._training_memory(size, longest)} if training else {}
+        else:
+            sequence = 2 * size.layers * size.hidden + 34 * size.hidden + 8 * size.vocabulary
+            learning = {
+                "LoRA and its optimizer": 16 * size.lora(self.rank),
+                "activations and logits": longest * sequence,
+            }
+            groups = {"GPUs": serving | (learning if training else {})}
+        return {group: {name: value / 2**30 for name, value in parts.items()} for group, parts in groups.items()}
+
+    def _training_memory(self, size: ModelSize, longest: int) -> dict[str, float]:
+        """Bytes of one GPU that trains, as machine.accelerate has it."""
+        accelerate = self.spec.machine.accelerate
+        width = {"float64": 8, "float32": 4, "bfloat16": 2}[accelerate.precision]
+        shards = accelerate.processes if accelerate.strategy == "fsdp" else 1
+        step = self.spec.trainer.group_size * self.spec.trainer.groups_per_step
+        rows = accelerate.rows or step // accelerate.processes
+        layers = 2 * size.layers + 34 if accelerate.gradient_checkpointing else 34 * size.layers
+        return {
+            "weights": width * size.parameters / shards,
+            **({"two layers gathered": 2 * width * size.parameters / size.layers} if shards > 1 else {}),
+            "LoRA and its optimizer": 16 * size.lora(self.rank) / shards,
+            "activations": rows * longest * layers * size.hidden,
+            "logits": rows * longest * 8 * size.vocabulary,
+        }
+
+    def memory_parts(self, training: bool) -> dict[str, float]:
+        """GiB of one GPU of the group that holds more (see `memory_groups`)."""
+        return max(self.memory_groups(training).values(), key=lambda parts: sum(parts.values()), default={})
 
     def memory(self, training: bool) -> float | None:
         """GiB of one GPU."""

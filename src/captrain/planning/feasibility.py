@@ -37,14 +37,18 @@ def _synthesis(spec: Spec) -> list[UserError]:
 
 
 def _gpus(estimate: Estimate) -> list[UserError]:
-    """A job that asks for other GPUs than its servers and its trainer need, or for more than there are."""
-    if not estimate.vllm or not estimate.spec.machine.vllm.gpus:
+    """A job that asks for other GPUs than servers, trainer and endpoint need, or for more than there are."""
+    machine, node = estimate.spec.machine, estimate.node
+    if not estimate.vllm or not machine.vllm.gpus:
         return []
-    gpus, slurm, node = estimate.servers(True) + 1, estimate.spec.machine.slurm, estimate.node
-    demand = f"machine.vllm asks for {gpus - 1} GPUs, and training for one more"
-    if gpus > node.gpus:
-        return [UserError(f"{demand}: {node.gpus} are planned with", "lower machine.vllm.replicas, or state --gpus")]
-    if estimate.spec.machine.launcher == "slurm" and slurm is not None and slurm.gpus < gpus:
+    serving, training, endpoint = estimate.servers(True), estimate.trainers, machine.asking.gpus
+    demand = f"machine.vllm asks for {serving} GPUs, and training for {training} more"
+    if serving + training + endpoint > node.gpus:
+        more = f", and machine.asking for {endpoint}" if endpoint else ""
+        remedy = "lower machine.vllm.replicas or machine.accelerate.processes, or state --gpus"
+        return [UserError(f"{demand}{more}: {node.gpus} are planned with", remedy)]
+    slurm, gpus = machine.slurm, serving + training
+    if machine.launcher == "slurm" and slurm is not None and slurm.gpus < gpus:
         problem = f"machine.slurm.gpus = {slurm.gpus}, and {demand}"
         return [UserError(problem, f"set machine.slurm.gpus={gpus}")]
     return []
@@ -85,7 +89,9 @@ def _memory(estimate: Estimate) -> list[UserError]:
         f"{estimate.model} does not fit while it is trained: about {demand:.0f} GiB of each of {node.gpus} GPUs "
         f"({shares}), and {usable:.0f} of {node.memory:g} can be used"
     )
-    more = "set machine.vllm.gpus to more, plan with more" if estimate.vllm else "plan with more --gpus or"
+    more = "plan with more --gpus or"
+    if estimate.vllm:
+        more = "set machine.vllm.gpus to more, machine.accelerate as machine=node8 has it, plan with more"
     return [UserError(problem, f"{more} --gpu-memory, a smaller model, or a smaller machine.batch")]
 
 
@@ -100,11 +106,6 @@ def warnings(estimate: Estimate, money: float | None) -> list[str]:
         texts.append("machine.asking.input_price and output_price, for a million tokens, show the money")
     if not (estimate.local or estimate.vllm):
         texts.append("an endpoint that somebody else runs cannot be trained through: it stops after `environments`")
-    if estimate.vllm and estimate.size:
-        texts.append(
-            "training is planned in bfloat16, one sequence at a time; this version's trainer holds weights in "
-            "float32 and a whole step at once"
-        )
     for name, times in task_uses(estimate).items():
         if times > 1:
             texts.append(

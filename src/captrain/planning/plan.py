@@ -24,12 +24,14 @@ from captrain.planning.feasibility import problems, warnings
 @dataclass(frozen=True)
 class Plan:
     """Stages with the least (`low`) and with the most (`high`) of what is not known beforehand; what that rests on;
-    what to know; and what makes the settings impossible."""
+    GiB of one GPU while an adapter is trained, by group of GPUs and what holds them; what to know; and what makes the
+    settings impossible."""
 
     title: str
     low: list[StageCost]
     high: list[StageCost]
     basis: list[BasisRow]
+    memory: dict[str, dict[str, float]]
     warnings: list[str]
     problems: list[UserError]
 
@@ -69,7 +71,8 @@ def make_plan(spec: Spec, node: Node, title: str = "") -> Plan:
     """Work out a configuration; nothing is started, asked or written."""
     least, most = Estimate(spec, node, 1), Estimate(spec, node, spec.environments.rounds, 1.0)
     low, high = least.costs(), most.costs()
-    return Plan(title, low, high, basis(least), warnings(least, low[-1].money), problems(least))
+    groups = least.memory_groups(training=True)
+    return Plan(title, low, high, basis(least), groups, warnings(least, low[-1].money), problems(least))
 
 
 def plan_tables(plan: Plan) -> list[RenderableType]:
@@ -92,7 +95,19 @@ def plan_tables(plan: Plan) -> list[RenderableType]:
     basis_table = _table("what this rests on", "what", "value", "from", text_columns=3)
     for row in plan.basis:
         basis_table.add_row(*row)
-    return [counts, money_and_time, basis_table, *(Text(f"to know: {text}", "yellow") for text in plan.warnings)]
+    memory_table = _table("GiB of one GPU in training", "GPUs", "what", "GiB", text_columns=2)
+    for group, parts in plan.memory.items():
+        for name, value in parts.items():
+            memory_table.add_row(group, name, f"{value:.1f}")
+        memory_table.add_row(group, "total", f"{sum(parts.values()):.1f}", style="bold")
+    itemised = [memory_table] if plan.memory else []
+    return [
+        counts,
+        money_and_time,
+        *itemised,
+        basis_table,
+        *(Text(f"to know: {text}", "yellow") for text in plan.warnings),
+    ]
 
 
 def _table(title: str, *names: str, text_columns: int = 1) -> Table:
