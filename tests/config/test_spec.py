@@ -374,7 +374,9 @@ def test_a_paper_experiment_states_the_numbers_of_the_paper(experiment: str) -> 
     assert [trainer[name] for name in ("epochs", "hints", "loss")] == [1, 0.25, "dapo"]
     assert (given.selection.agreement, given.labels.runs, given.labels.resample) == (8, 10, False)
     assert given.selection.ranking == "mean_gap" and given.analyst.settings()["failed"] == 50
-    assert given.machine.vllm.max_lora_rank == trainer["rank"]
+    servers = given.machine.vllm
+    assert (servers.max_lora_rank, servers.max_loras) == (trainer["rank"], given.capabilities.count)
+    assert given.router.target.endswith("ClassifierRouter") and given.router.settings()["prompt"] == "trajectories"
     bounds = given.environments
     assert (bounds.groups, bounds.group_size, bounds.rounds) == (paper["groups"], 16, 5)
     assert bounds.mean_reward == bounds.success == (0.2, 0.6) and bounds.constant_groups == 0.5
@@ -426,3 +428,14 @@ def targets_of(component: Component) -> Iterator[str]:
     for name, value in component.settings().items():
         if (inner := nested(name, value)) is not None:
             yield from targets_of(inner)
+
+
+@pytest.mark.parametrize(
+    ("argument", "setting"),
+    [("--dtype=auto", "policy.dtype"), ("--max-model-len=2048", "policy.max_length"), ("-q", "policy.arguments")],
+)
+def test_what_decides_a_server_s_answers_is_no_matter_of_the_machine(argument: str, setting: str) -> None:
+    with pytest.raises(UserError, match=f"no matter of the machine: set {setting}"):
+        compose_spec("default", 0, ["policy=vllm", f"machine.vllm.arguments=['{argument}']"], CONF)
+    spec = compose_spec("default", 0, ["machine=vllm_cpu", "policy=vllm", f"policy.arguments=['{argument}']"], CONF)
+    assert spec.policy.settings()["arguments"] == [argument] and spec.machine.vllm.arguments

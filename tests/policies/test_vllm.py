@@ -1,6 +1,7 @@
 """Servers of our own under vLLM's interface: real processes, with the embedded server in the place of vLLM."""
 
 import json
+import math
 import os
 import re
 import shutil
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.adapters import save_adapter
+from support.adapters import lora, save_adapter
 from support.servers import SETTINGS, machine, policy, servers
 from support.training import GRPO, POLICY, inside, passport
 
@@ -23,10 +24,11 @@ from captrain.config.components import Component
 from captrain.config.machine import VLLM
 from captrain.contract import Target, load_file
 from captrain.errors import UserError
+from captrain.models.composition import compose
 from captrain.models.endpoint import TokenChoice, TokenCompletion, TokenScores
 from captrain.models.lora import Adapter, adapter_digest
 from captrain.policies.local import LocalPolicy
-from captrain.policies.policy import Play
+from captrain.policies.policy import ClosedQuestion, Play
 from captrain.policies.servers import Replica, devices
 from captrain.policies.vllm import VLLMPolicy, _fleets
 from captrain.rollouts.collection import collect
@@ -332,6 +334,59 @@ def test_servers_take_adapters_of_the_trainers_rank(tiny: Path, letters: Letters
         settings = machine(command=["-c", write], replicas=1, max_lora_rank=rank, arguments=arguments)
         with pytest.raises(UserError, match=expected):
             played(policy(tiny, settings), single(letters), tmp_path, tasks=1)
+
+
+def test_what_servers_would_not_take_is_refused_before_the_first_call(
+    tiny: Path, letters: Letters, tmp_path: Path
+) -> None:
+    members = {name: lora(tiny, tmp_path / name, seed, r=8) for seed, name in enumerate(("one", "two"))}
+    both = compose(members, {"one": 1.0, "two": 1.0}, tmp_path / "composed")
+    for adapters, refused in ((1, True), (2, False)):
+        acting = policy(tiny, machine(replicas=1, max_lora_rank=8, max_loras=adapters))
+        if refused:
+            with pytest.raises(UserError, match="has rank 16, and servers of policy vllm are started for 8") as error:
+                played(acting, single(letters), tmp_path, both)
+            assert "machine.vllm.max_loras" in error.value.remedy and acting.fleet.replicas[0].starts == 0
+        else:
+            assert played(acting, single(letters), tmp_path, both)
+        acting.close()
+
+
+def test_the_model_is_asked_which_answer_it_would_give_as_in_process(fluent: Path) -> None:
+    questions = [
+        ClosedQuestion([{"role": "user", "content": f"Which of {count}?"}], tuple("ABCDEFGH"[:count]))
+        for count in (2, 5, 8)
+    ]
+    served, alone = policy(fluent).answer_scores(questions), local(fluent).answer_scores(questions)
+    for ours, theirs in zip(alone, served, strict=True):
+        assert theirs == pytest.approx(ours, rel=0, abs=1e-9)
+        assert sum(math.exp(score) for score in theirs) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("changed", [{"dtype": "bfloat16"}, {"max_length": 64}, {"arguments": ["--quantization=fp8"]}])
+def test_what_decides_the_servers_answers_is_in_the_policy_s_digest_and_given_to_them(
+    tiny: Path, changed: dict[str, Any]
+) -> None:
+    plain, other = policy(tiny, dtype="float32"), policy(tiny, **{"dtype": "float32", **changed})
+    assert plain.digest != other.digest
+    settings = " ".join(other.fleet.replicas[0].settings)
+    assert {"dtype": "--dtype bfloat16", "max_length": "--max-model-len 64", "arguments": "--quantization=fp8"}[
+        next(iter(changed))
+    ] in settings
+    assert other.max_length == changed.get("max_length", plain.max_length)
+
+
+def test_a_dialogue_that_outgrows_the_model_ends_as_in_process(fluent: Path, letters: Letters) -> None:
+    target = load_file(letters())
+    [task] = target.tasks("training", 3)[2:]
+    alone = local(fluent)
+    [whole] = alone.play([Play(task.id, target.open(task))])
+    for limit in (len(whole.token_ids) - 1, whole.mask.index(1) + 1, 4):
+        alone.max_length = limit
+        [ours] = alone.play([Play(task.id, target.open(task))])
+        [served] = policy(fluent, max_length=limit).play([Play(task.id, target.open(task))])
+        assert ours.truncated and ours.truncated == served.truncated
+        assert (ours.turns, ours.token_ids, ours.mask) == (served.turns, served.token_ids, served.mask)
 
 
 def test_servers_end_with_the_process_that_started_them(tiny: Path, tmp_path: Path) -> None:

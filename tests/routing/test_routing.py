@@ -19,7 +19,8 @@ from captrain.environments.synthesizer import Brief
 from captrain.environments.templates import FAMILIES, TemplateSynthesizer
 from captrain.errors import UserError
 from captrain.models.composition import composition_name, parse_composition
-from captrain.policies.policy import Play
+from captrain.policies.local import LocalPolicy
+from captrain.policies.policy import ClosedQuestion, Play
 from captrain.policies.scripted import ScriptedPolicy, by_the_book
 from captrain.records import Capability, Message, Passport, Rollout, publish, publish_json
 from captrain.rollouts.collection import collect
@@ -228,6 +229,49 @@ def test_every_task_gets_one_row_with_the_route_of_each_router(
     assert list(table["kind"]) == [task.data["kind"] for task in tasks]
     assert list(table["chosen"]) == list(table[chosen])
     assert list(table["sets"]) != list(table["retrieval"])
+
+
+def test_the_classifier_reads_what_capabilities_are_and_how_the_nearest_tasks_were_solved(
+    tiny: Path, targets: dict[str, Target], rollouts: list[Rollout], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    questions: list[ClosedQuestion] = []
+    ask = LocalPolicy.answer_scores
+
+    def noted(self: LocalPolicy, asked: Sequence[ClosedQuestion]) -> list[list[float]]:
+        questions.extend(asked)
+        return ask(self, asked)
+
+    monkeypatch.setattr(LocalPolicy, "answer_scores", noted)
+    spec = compose_spec("smoke", 0, ["router=classifier", "router.prompt=trajectories", "router.characters=60"], CONF)
+    described = {name: f"It can do the {name}." for name in FAMILIES}
+    known, tasks = RoutingEvidence(targets, {}, {}, rollouts, described), desk().tasks("test", 6)
+    table = route_tasks(
+        spec.router, AskedModel.of(spec, tiny), known, known_gains(names=[*targets]), desk(), tasks
+    ).table  # fmt: skip
+    assert len(questions) == 6 and list(table["chosen"]) == list(table["classifier"])
+    for question, text in zip(questions, openings(desk(), tasks), strict=True):
+        [message] = question.messages
+        prompt = message["content"]
+        assert prompt.endswith(f"Task: {text}\nAnswer:") and len(question.answers) >= 2
+        offered = [name for name in FAMILIES if f"({described[name]})" in prompt]
+        assert len(offered) == len(question.answers) - 1 and "\ncall " in prompt
+        solutions = [block.split("\n", 1)[1].rsplit("\nAnswer", 1)[0] for block in prompt.split("Task: ")[1:-1]]
+        assert solutions and all(len(solution.partition("\n\nWhich")[0]) <= 60 for solution in solutions)
+
+
+def test_a_policy_without_a_model_leaves_the_classifier_out_and_is_refused_where_it_is_the_router(
+    tiny: Path, targets: dict[str, Target], rollouts: list[Rollout]
+) -> None:
+    known, tasks = RoutingEvidence(targets, {}, {}, rollouts), desk().tasks("test", 4)
+    for router in ("retrieval", "classifier"):
+        spec = compose_spec("smoke", 0, ["policy=scripted", f"router={router}"], CONF)
+        model, gains = AskedModel.of(spec, tiny), known_gains(names=[*targets])
+        if router == "classifier":
+            with pytest.raises(UserError, match="ScriptedPolicy has none that could be asked"):
+                route_tasks(spec.router, model, known, gains, desk(), tasks)
+        else:
+            columns = list(route_tasks(spec.router, model, known, gains, desk(), tasks).table.columns)
+            assert "classifier" not in columns and "retrieval" in columns
 
 
 def test_with_one_adapter_there_is_nothing_to_compose(

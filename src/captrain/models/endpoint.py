@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
 from pydantic import AnyHttpUrl, BaseModel, Field, TypeAdapter, ValidationError
 
@@ -145,6 +145,25 @@ class TokenCompletion(BaseModel):
 Answer = TypeVar("Answer", bound=BaseModel)
 
 
+class RawAnswer(Protocol):
+    """What is read of the library's answer before it is made into one of its types."""
+
+    @property
+    def content(self) -> bytes:
+        """As it came."""
+        ...
+
+    @property
+    def text(self) -> str:
+        """The same as text."""
+        ...
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Of the answer."""
+        ...
+
+
 class Endpoint:
     """A served model.
 
@@ -175,11 +194,11 @@ class Endpoint:
         """
         chat = self.client.chat.completions.with_raw_response
         if answer is None:
-            return self._answered(Completion, chat.create, **request)
+            return self._answered(Completion, chat.create, request)
         # The library makes the schema a strict one.
-        return self._answered(Completion, chat.parse, response_format=answer, **request)
+        return self._answered(Completion, chat.parse, {"response_format": answer, **request})
 
-    def complete(self, prompt: Sequence[int], **request: Any) -> TokenCompletion:
+    def complete(self, prompt: Sequence[int], **request: object) -> TokenCompletion:
         """What the model writes after token ids, with the ids; raises as `chat` does. It asks for what vLLM has beyond
         OpenAI's interface.
 
@@ -188,10 +207,10 @@ class Endpoint:
             **request: settings; those that OpenAI does not know in `extra_body`.
         """
         create = self.client.completions.with_raw_response.create
-        return self._answered(TokenCompletion, create, prompt=list(prompt), **request)[0]
+        return self._answered(TokenCompletion, create, {"prompt": list(prompt), **request})[0]
 
     def _answered(
-        self, kind: type[Answer], send: Callable[..., Any], **request: Any
+        self, kind: type[Answer], send: Callable[..., RawAnswer], request: Mapping[str, object]
     ) -> tuple[Answer, Mapping[str, str]]:
         import openai
 

@@ -108,12 +108,12 @@ class OpenAIPolicy:
             completion, _ = self._served.chat(messages=request_messages(question.messages), **settings)
         except (TransientFault, ContextLengthExceeded) as fault:
             raise UserError(f"{self.name} was asked a question and did not answer ({fault})", "run again") from None
-        shown = completion.choices[0].logprobs
-        if shown is None or not shown.content:
+        logprobs = completion.choices[0].logprobs
+        if logprobs is None or not logprobs.content:
             raise UserError(
                 f"the endpoint of {self.name} shows no log-probabilities", "choose a router that asks no model"
             )
-        likely = {token.token: token.logprob for token in shown.content[0].top_logprobs}
+        likely = {token.token: token.logprob for token in logprobs.content[0].top_logprobs}
         scores = [likely.get(answer, -math.inf) for answer in question.answers]
         total = math.fsum(math.exp(score) for score in scores)
         return [score - math.log(total) if total else score for score in scores]

@@ -251,17 +251,17 @@ class VLLMPolicy(OpenAIPolicy):
         except TransientFault as fault:
             play.error = str(fault)
             return None
-        written, logprobs = _written(completion)
+        reply, logprobs = _reply_tokens(completion)
         play.prompt_tokens += len(prompt)
-        play.completion_tokens += len(written)
-        play.token_ids += follows + written
-        play.mask += [0] * len(follows) + [1] * len(written)
+        play.completion_tokens += len(reply)
+        play.token_ids += follows + reply
+        play.mask += [0] * len(follows) + [1] * len(reply)
         play.logprobs += [0.0] * len(follows) + logprobs
-        self._episode_state.context = prompt + written
-        if written[-1:] != [chat.end] and len(written) >= space:
+        self._episode_state.context = prompt + reply
+        if reply[-1:] != [chat.end] and len(reply) >= space:
             play.truncated = outgrown(self.max_length)
             return None
-        return chat.parse(written)
+        return chat.parse(reply)
 
     def _continuation(self, play: Play, prompt: Sequence[int], tokens: int) -> TokenCompletion:
         """What the play's model writes next, at most so many tokens."""
@@ -304,7 +304,7 @@ class VLLMPolicy(OpenAIPolicy):
         return completion
 
 
-def _written(completion: TokenCompletion) -> tuple[list[int], list[float]]:
+def _reply_tokens(completion: TokenCompletion) -> tuple[list[int], list[float]]:
     """The tokens that were written, and their log-probabilities."""
     choice = completion.choices[0]
     tokens, scores = choice.token_ids, choice.logprobs

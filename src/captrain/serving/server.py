@@ -114,16 +114,16 @@ class Sampler:
 
     def _run(self) -> None:
         while (first := self._queue.get()) is not None:
-            waiting: list[Sampling | Scoring] = [first]
+            queued: list[Sampling | Scoring] = [first]
             while not self._queue.empty():
                 if (more := self._queue.get()) is None:
                     self._queue.put(None)
                     break
-                waiting.append(more)
-            for scoring in waiting:
+                queued.append(more)
+            for scoring in queued:
                 if isinstance(scoring, Scoring):
                     self._score(scoring)
-            samplings = [sampling for sampling in waiting if isinstance(sampling, Sampling)]
+            samplings = [sampling for sampling in queued if isinstance(sampling, Sampling)]
             for group in dict.fromkeys(sampling.group for sampling in samplings):
                 alike = [sampling for sampling in samplings if sampling.group == group]
                 for start in range(0, len(alike), self.policy.batch):
@@ -254,13 +254,13 @@ class Server:
             scoring = Scoring(adapter, request.prompt, tokens)
             scores = await asyncio.wrap_future(self.sampler.score(scoring))
             best = max(range(len(tokens)), key=lambda index: scores[index])
-            written, logprobs = [tokens[best]], [scores[best]]
+            reply, logprobs = [tokens[best]], [scores[best]]
             top = [{f"token_id:{token}": score for token, score in zip(tokens, scores, strict=True)}]
         else:
             row = EngineRow(f"{request.seed}/0", request.prompt, lambda _: [])
             group = (adapter, request.temperature, request.max_tokens)
             await asyncio.wrap_future(self.sampler.submit(Sampling(group, row)))
-            written, logprobs = row.ids[len(request.prompt) :], row.logprobs[len(request.prompt) :]
+            reply, logprobs = row.ids[len(request.prompt) :], row.logprobs[len(request.prompt) :]
             top = []
         scored = {"token_logprobs": logprobs, "top_logprobs": top}
         return {
@@ -269,9 +269,9 @@ class Server:
             "created": int(time.time()),
             "model": request.model,
             "choices": [
-                {"index": 0, "text": self.policy.tokenizer.decode(written), "token_ids": written, "logprobs": scored}
+                {"index": 0, "text": self.policy.tokenizer.decode(reply), "token_ids": reply, "logprobs": scored}
             ],
-            "usage": usage(len(request.prompt), len(written)),
+            "usage": usage(len(request.prompt), len(reply)),
         }
 
     def _too_long(self, length: int) -> HTTPException:

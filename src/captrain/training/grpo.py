@@ -68,7 +68,7 @@ class PolicyTrainer(GRPOTrainer):
     """Whether any rollout of the step had a hint, in whatever process."""
     served = False
     """Whether the sampler is a server, whose log-probabilities are not those of this process."""
-    written: torch.Tensor
+    model_tokens: torch.Tensor
     """The tokens by which the two are compared: the model's own, where no hint was read."""
     signal = True
     informative = 1.0
@@ -112,15 +112,15 @@ class PolicyTrainer(GRPOTrainer):
     def _mismatch(self, batch: JsonObject) -> JsonObject:
         """How far the sampler's log-probabilities are from those of the weights that it sampled with, here."""
         assert self.sampled is not None
-        own = batch.get("old_per_token_logps") if self.use_vllm else None
-        if own is None:
+        scores = batch.get("old_per_token_logps") if self.use_vllm else None
+        if scores is None:
             ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
-            seen = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
+            attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
             with torch.no_grad():
-                own, _, _ = super()._get_per_token_logps_and_entropies(
-                    self.model, ids, seen, batch["completion_ids"].shape[1], self.args.per_device_train_batch_size
+                scores, _, _ = super()._get_per_token_logps_and_entropies(
+                    self.model, ids, attention, batch["completion_ids"].shape[1], self.args.per_device_train_batch_size
                 )
-        differences = (own.cpu().double() - self.sampled)[self.written]
+        differences = (scores.cpu().double() - self.sampled)[self.model_tokens]
         return mismatch.summary(collectives.together(lambda: mismatch.moments(differences.tolist())))
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
@@ -406,13 +406,15 @@ class Sampler:
         completions = [play.logprobs[start:] for play, start in zip(plays, opening, strict=True)]
         masks = [row.play.mask if row.informative else [0] * len(row.play.mask) for row in rows]
         width = max(len(row) for row in completions)
-        played = [(row, row.play.mask, start) for row, start in zip(rows, opening, strict=True)]
         sampled = [row + [0.0] * (width - len(row)) for row in completions]
         trainer.sampled = torch.tensor(sampled, dtype=torch.float64)
         trainer.advantages = torch.tensor([row.advantage for row in rows], dtype=torch.float64)
         trainer.hinted = torch.tensor([row.hinted for row in rows])
-        written = [mask[start:] if row.reward is not None and not row.hinted else [] for row, mask, start in played]
-        trainer.written = torch.tensor([row + [0] * (width - len(row)) for row in written]).bool()
+        compared = [
+            row.play.mask[start:] if row.reward is not None and not row.hinted else []
+            for row, start in zip(rows, opening, strict=True)
+        ]
+        trainer.model_tokens = torch.tensor([mask + [0] * (width - len(mask)) for mask in compared]).bool()
         return {
             "prompt_ids": [play.token_ids[:start] for play, start in zip(plays, opening, strict=True)],
             "completion_ids": [play.token_ids[start:] for play, start in zip(plays, opening, strict=True)],
