@@ -249,6 +249,7 @@ def server_of(replica: Replica) -> int:
     return pid
 
 
+NOISY = "print('(Worker) ERROR RuntimeError: no offset', *(f'leaked {number}' for number in range(31)), sep=chr(10))"
 BROKEN = "import sys; print('CUDA out of memory', file=sys.stderr); sys.exit(3)"
 
 
@@ -257,6 +258,7 @@ BROKEN = "import sys; print('CUDA out of memory', file=sys.stderr); sys.exit(3)"
     [
         (["-c", BROKEN], r"server 0 of policy vllm died \(exit status 3\):\n    CUDA out of memory"),
         (["-c", "import time; time.sleep(60)"], r"is not healthy after 0\.6 seconds"),
+        (["-c", NOISY], r"died \(exit status 0\):\n    RuntimeError: no offset\n    leaked 11\n"),
     ],
 )
 def test_a_server_that_never_gets_healthy_ends_the_run_with_its_last_words(

@@ -10,6 +10,7 @@ import atexit
 import http.client
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -48,6 +49,9 @@ RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM takes for --max-lora-rank."""
 TAIL = 20
 """Last lines of a server's log that are shown."""
+ERRORS = 3
+"""Last errors before these that are shown."""
+RAISED = re.compile(r"\b[A-Z]\w*(Error|Exception): .*")
 
 
 def served_rank(machine: VLLM) -> int:
@@ -245,8 +249,11 @@ class Replica(Endpoint):
 
     def _useless(self, problem: str) -> UserError:
         self._kill()
-        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()][-TAIL:]
-        output = "".join(f"\n    {line}" for line in lines) or " (it said nothing)"
+        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        # What it died of may stand far above what is said at its end.
+        errors = {match[0]: None for line in lines[:-TAIL] if (match := RAISED.search(line))}
+        last_words = [*[*errors][-ERRORS:], *lines[-TAIL:]]
+        output = "".join(f"\n    {line}" for line in last_words) or " (it said nothing)"
         return UserError(
             f"{self._label} {problem}:{output}",
             f"correct machine.vllm (python, arguments, gpus, start_timeout) and run again; {self.log} has all it said",
