@@ -110,7 +110,8 @@ class Rollout(Record):
     the environment's own solution (assistant messages). `outcome` is `error` when infrastructure failed: `score`
     is then None, and the rollout counts as spent but never as failed. `retries` counts earlier attempts that
     ended in an infrastructure error (each one was a rollout spent, too). `truncated` says why a dialogue that has
-    outgrown the model ended before its time; it is scored as it is, and one that never began has failed.
+    outgrown the model ended before its time; it is scored as it is, and one that never began has failed. `rerendered`
+    counts turns of a served model that would have read other tokens, had the dialogue been rendered anew for them.
     """
 
     id: str
@@ -130,6 +131,7 @@ class Rollout(Record):
     outcome: Literal["passed", "failed", "error"]
     error: str | None = None
     truncated: str = ""
+    rerendered: int = 0
     retries: int = 0
 
 

@@ -31,7 +31,7 @@ from captrain.policies.local import LocalPolicy
 from captrain.policies.policy import ClosedQuestion, Play
 from captrain.policies.servers import Replica, devices
 from captrain.policies.vllm import VLLMPolicy, _fleets
-from captrain.rollouts.collection import collect
+from captrain.rollouts.collection import collect, summarise_rollouts
 from captrain.training.jobs import EnvironmentFile, Job, TrainingEnvironment
 from captrain.training.runs import train
 from captrain.training.workspace import publish_adapters
@@ -414,7 +414,7 @@ with acting.fleet.serving({{}}):
 
 
 def test_what_was_written_is_read_again_as_it_was_written_and_never_rendered(
-    fluent: Path, letters: Letters, monkeypatch: pytest.MonkeyPatch
+    fluent: Path, letters: Letters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, acting, complete = load_file(letters()), policy(fluent), Replica.complete
     chat, task = acting.chat([]), target.tasks("training", 3)[2]
@@ -439,6 +439,10 @@ def test_what_was_written_is_read_again_as_it_was_written_and_never_rendered(
     assert [message["content"] for message in play.messages if message["role"] == "assistant"] == [word] * 3
     # Turns before which a server that renders dialogues would have read other tokens.
     assert (plain.turns, plain.rerendered, play.turns, play.rerendered) == (3, 0, 3, 2)
+    [rollout] = collect(
+        acting, target, [task], purpose="training", seed=0, journals=tmp_path, quiet=True
+    )  # fmt: skip
+    assert rollout.rerendered == 2 and summarise_rollouts([rollout], target)["rerendered_turns"] == 2
 
 
 def test_a_hint_is_read_and_not_recorded_as_in_process(fluent: Path, letters: Letters) -> None:

@@ -187,6 +187,7 @@ def rollout_record(
         outcome=outcome_of(play, score),
         error=play.error,
         truncated=play.truncated,
+        rerendered=play.rerendered,
         retries=attempt,
     )
 
@@ -270,6 +271,7 @@ def summarise_rollouts(rollouts: Sequence[Rollout], target: Target) -> JsonObjec
     return {
         "outcomes": {name: sum(r.outcome == name for r in rollouts) for name in ("passed", "failed", "error")},
         **({"truncated": truncated} if (truncated := sum(r.truncated != "" for r in rollouts)) else {}),
+        **({"rerendered_turns": turns} if (turns := sum(r.rerendered for r in rollouts)) else {}),
         **{key: value for key, value in _rates(rollouts).items() if key != "rollouts"},
         "floor": _floor_rates([*idle.values()]),
         "kinds": rows,
