@@ -219,7 +219,7 @@ def _left_out(diagnosis: Diagnosis) -> str:
     if faults:
         rows = (account.left_out.get("error", []) + account.left_out.get("spoilt", []))[:LIST_LENGTH]
         trials = [f", trial {row.trial}" if row.trial else "" for row in rows]
-        lines = [f"- {row.task} ({row.outcome}{at}): {_fault(row)}" for row, at in zip(rows, trials, strict=True)]
+        lines = [f"- {row.task} ({row.outcome}{trial}): {_fault(row)}" for row, trial in zip(rows, trials, strict=True)]
         lines += _more(faults - len(lines))
         parts.append(
             f"{faults} rollouts of infrastructure or simulator faults are not contrasted:\n\n" + "\n".join(lines)

@@ -116,9 +116,9 @@ def _loaded(value: object) -> object:
 
 def _definitions(attributes: JsonObject) -> list[JsonObject]:
     """The tools that a model was offered, by either convention."""
-    listed = _loaded(attributes.get("gen_ai.tool.definitions"))
+    definitions = _loaded(attributes.get("gen_ai.tool.definitions"))
     schemas = [_loaded(value) for name, value in attributes.items() if SCHEMA.fullmatch(name)]
-    tools = [*(listed if isinstance(listed, list) else []), *schemas]
+    tools = [*(definitions if isinstance(definitions, list) else []), *schemas]
     functions = [tool.get("function", tool) for tool in tools if isinstance(tool, dict)]
     return [function for function in functions if isinstance(function, dict) and "name" in function]
 
