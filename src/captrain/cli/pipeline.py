@@ -1,5 +1,6 @@
 """Commands about the pipeline: what is stale, what runs, what is on the cluster, whether results belong to the code."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -36,7 +37,21 @@ def status() -> None:
     idle = all(stage.state in ("fresh", "cached") for stage in states)
     busy = any(stage.state in ("running", "changing") for stage in states)
     words = "`captrain watch` follows what runs" if busy else "`dvc repro` brings the pipeline up to date"
-    print_all(table, "nothing to do" if idle else words)
+    print_all(table, "nothing to do" if idle else words, *_other_code(root))
+
+
+def _other_code(root: Path) -> list[str]:
+    """A line on the captrain that is installed, where it is not the one that the project records."""
+    from captrain.projects import pending_upgrade
+
+    upgrade = pending_upgrade(root)
+    if upgrade is None:
+        return []
+    count = len(upgrade.changed) + len(upgrade.added) + len(upgrade.removed)
+    return [
+        f"captrain {upgrade.after} is installed, of which {count} stages are others than of the {upgrade.before} in "
+        "captrain.yaml: none of these runs before `captrain upgrade`; --dry-run says what that makes stale"
+    ]
 
 
 def watch(
@@ -73,7 +88,10 @@ def verify(
         )
         for detail in absent if complete else ():
             table.add_row("", "", Text(f"- {detail}", "dim"))
-    print_all(Text(verification.summary, "green" if verification.holds else "red"), "", table)
+    lines = _other_code(project_root())
+    print_all(Text(verification.summary, "green" if verification.holds else "red"), "", table, *lines)
+    if lines and verification.holds:
+        raise typer.Exit(1)
     if not verification.holds:
         if not complete:
             print_all("", "`captrain verify --all` lists every file, parameter and stage")

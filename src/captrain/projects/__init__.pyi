@@ -6,4 +6,5 @@ from .layout import Example as Example
 from .layout import init_project as init_project
 from .pipeline import run_stage as run_stage
 from .upgrade import Upgrade as Upgrade
+from .upgrade import pending_upgrade as pending_upgrade
 from .upgrade import upgrade_project as upgrade_project

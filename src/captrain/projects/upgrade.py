@@ -71,6 +71,19 @@ def upgrade_project(root: Path, *, dry: bool = False) -> Upgrade:
     return upgrade
 
 
+def pending_upgrade(root: Path) -> Upgrade | None:
+    """What `captrain upgrade` would change of a project; None where nothing is to be taken over, and in captrain's own
+    repository.
+
+    Raises:
+        UserError: captrain.yaml is not what captrain wrote.
+    """
+    if recorded_versions(root) is None:
+        return None
+    upgrade = upgrade_project(root, dry=True)
+    return upgrade if upgrade.changed or upgrade.added or upgrade.removed else None
+
+
 def _behind(stages: dict[str, JsonObject], changed: list[str]) -> list[str]:
     """The stages that read, directly or not, what these make, without these; in the order of the pipeline."""
     affected = set(changed)
