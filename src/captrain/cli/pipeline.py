@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from captrain.cli.console import print_all, project_root
+from captrain.records import plain
 
 STATES = {
     "fresh": ("green", "up to date"),
@@ -103,7 +104,7 @@ def jobs(id: Annotated[str | None, typer.Argument(metavar="ID", help="Print this
     from captrain.execution import job_log, jobs_table
 
     if id:
-        print(job_log(project_root(), id), end="")
+        print(plain(job_log(project_root(), id)), end="")
     else:
         table = jobs_table(project_root())
         print_all(table if table.row_count else "no job was ever submitted here: machine=slurm submits some")

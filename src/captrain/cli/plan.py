@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from captrain.cli.console import print_all, project_root
+from captrain.errors import UserError
 
 
 def plan(
@@ -26,20 +27,28 @@ def plan(
 
 
 def power(
-    base: Annotated[float | None, typer.Option(help="Pass rate to start from.")] = None,
-    tasks: Annotated[int | None, typer.Option(help="Tasks that both methods play.")] = None,
-    trials: Annotated[int | None, typer.Option(help="Of each task and method.")] = None,
-    difference: Annotated[float | None, typer.Option(help="What is to be found, and takes so much.")] = None,
-    icc: Annotated[float | None, typer.Option(help="Share of the variance of outcomes between tasks.")] = None,
-    shared: Annotated[float | None, typer.Option(help="How far both methods find the same tasks hard.")] = None,
-    chance: Annotated[float, typer.Option("--power", help="Chance to find what is there.")] = 0.8,
-    level: Annotated[float, typer.Option(help="Chance to find what is not there.")] = 0.05,
+    base: Annotated[float | None, typer.Option(min=0, max=1, help="Pass rate to start from.")] = None,
+    tasks: Annotated[int | None, typer.Option(min=2, max=1_000_000, help="Tasks that both methods play.")] = None,
+    trials: Annotated[int | None, typer.Option(min=1, max=10_000, help="Of each task and method.")] = None,
+    difference: Annotated[
+        float | None, typer.Option(min=-1, max=1, help="What is to be found, and takes so much.")
+    ] = None,
+    icc: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Share of the variance of outcomes between tasks.")
+    ] = None,
+    shared: Annotated[
+        float | None, typer.Option(min=0, max=1, help="How far both methods find the same tasks hard.")
+    ] = None,
+    chance: Annotated[float, typer.Option("--power", min=0.01, max=0.999, help="Chance to find what is there.")] = 0.8,
+    level: Annotated[float, typer.Option(min=0.0001, max=0.5, help="Chance to find what is not there.")] = 0.05,
     paper: Annotated[bool, typer.Option("--paper", help="The paper's claims instead.")] = False,
 ) -> None:
     """What difference a comparison can detect, and what a wanted one takes; what is not given is as it was in
     results/evaluation. Runs nothing."""
     from captrain.planning import PartialDesign, claim_tables, complete_design, design_tables
 
+    if difference is not None and not 1e-6 <= abs(difference) <= 1:
+        raise UserError(f"a difference of {difference:g} is none that can be found", "name one that is not 0")
     folder = project_root() / "results/evaluation"
     if paper:
         base, tasks, trials = 0.5, 2, 1  # the paper's own are used: only icc and shared are to be known

@@ -32,7 +32,7 @@ from captrain.config.compose import compose_data
 from captrain.config.machine import Machine
 from captrain.config.rows import CONTINUED, Baselines, GrpoSettings, Switch
 from captrain.errors import UserError
-from captrain.records import publish_text
+from captrain.records import publish_text, read_text
 
 
 class Trainer(Component):
@@ -159,7 +159,7 @@ class Evaluation(Section):
 class Spec(Section):
     """The whole configuration of one run."""
 
-    seed: Annotated[int, Field(ge=0)]
+    seed: Annotated[int, Field(ge=0, lt=1 << 32)]
     benchmark: Component
     base: Base
     policy: Component
@@ -288,23 +288,33 @@ def publish_spec(spec: Spec, path: Path) -> None:
 
 
 def _read(path: Path, remedy: str) -> object:
-    if not path.exists():
-        raise UserError(f"{path} is missing", remedy)
+    text = read_text(path, remedy)
     try:
-        return yaml.safe_load(path.read_text())
-    except yaml.YAMLError as error:
-        raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}", remedy) from None
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
+        raise UserError(f"{path} is not YAML: {reason}", remedy) from None
 
 
 def _validated(kind: type[S], data: object, source: str, remedy: str) -> S:
     try:
         # Through JSON text, because only there does strict validation take a list for a tuple.
-        return kind.model_validate_json(json.dumps(data, default=str))
+        return kind.model_validate_json(_json(data, source, remedy))
     except ValidationError as error:
         problems = error.errors(include_url=False)
     if unknown := next((problem["loc"] for problem in problems if problem["type"] == "extra_forbidden"), None):
         remedy = alternatives(str(unknown[-1]), _settings_of(kind, unknown[:-1]))
     raise UserError(source + "; ".join(problem_text(problem) for problem in problems), remedy)
+
+
+def _json(data: object, source: str, remedy: str) -> str:
+    try:
+        text = json.dumps(data, default=str, ensure_ascii=False)
+        text.encode()
+    except (ValueError, TypeError, RecursionError):
+        # A YAML anchor that holds itself, a key that is a list, half a character.
+        raise UserError(f"{source}a value in it contains itself, or is none that JSON has", remedy) from None
+    return text
 
 
 def _settings_of(kind: type[BaseModel], keys: tuple[int | str, ...]) -> list[str]:

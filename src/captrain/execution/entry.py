@@ -1,20 +1,21 @@
-"""How a stage, a command or a server ends where the person at the keyboard can mend what is wrong: in one message."""
+"""How a stage, a command or a server ends where something is wrong: in one message (`captrain.execution.boundary`)."""
 
 import os
 import sys
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
+from typing import NoReturn
 
 from captrain.config import find_project
-from captrain.errors import InfrastructureError, UserError
+from captrain.execution.boundary import ending
 from captrain.execution.clock import timed
 from captrain.execution.optional import light_installation
 
 
 def entry_point(main: Callable[[], None]) -> Callable[[], None]:
-    """Wrap a stage's main so that a `UserError`, or an infrastructure fault that no rollout could take, ends in one
-    message and exit status 2, without a traceback; and note what the stage took. The modules of the project that it is
+    """Wrap a stage's main so that whatever it raises ends in one message, and what the user can mend with exit status 2
+    and without a traceback; and note what the stage took. The modules of the project that it is
     started in can be imported: a benchmark of the user's own is one."""
 
     @wraps(main)
@@ -23,23 +24,22 @@ def entry_point(main: Callable[[], None]) -> Callable[[], None]:
         try:
             with timed(Path(main.__code__.co_filename).stem):
                 main()
-        except UserError as error:
-            print(f"error: {error}", file=sys.stderr)
-            raise SystemExit(2) from None
         except ModuleNotFoundError as error:
-            missing = light_installation(error)
-            if missing is None:
-                raise
-            print(f"error: {missing}", file=sys.stderr)
-            raise SystemExit(2) from None
-        except InfrastructureError as error:
-            print(
-                f"error: infrastructure: {error}\n  remedy: mend it and run again; what is whole is kept",
-                file=sys.stderr,
-            )
-            raise SystemExit(2) from None
+            _end(light_installation(error) or error)
+        except (Exception, KeyboardInterrupt) as error:
+            _end(error)
 
     return run
+
+
+def _end(error: BaseException) -> NoReturn:
+    status, text = ending(error)
+    if text:
+        print(text, file=sys.stderr)
+    if isinstance(error, BrokenPipeError):
+        # Whoever read has gone: the interpreter must not write what is left, either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    raise SystemExit(status) from None
 
 
 def add_project_to_path() -> None:

@@ -14,11 +14,12 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
+from pydantic import ValidationError
 from rich.table import Table
 from rich.text import Text
 
 from captrain.errors import InfrastructureError, UserError
-from captrain.records import JsonObject, Record
+from captrain.records import JsonObject, Record, first_fault
 
 JOBS = Path(".cache/jobs")
 ALIVE = {
@@ -100,10 +101,13 @@ def submissions(jobs: Path = JOBS) -> list[Submission]:
     """
     path, rows = jobs / "ledger.jsonl", dict[str, JsonObject]()
     for line in path.read_bytes().splitlines() if path.exists() else []:
-        with suppress(json.JSONDecodeError):
+        with suppress(ValueError, RecursionError, LookupError, TypeError):
             row = json.loads(line)
             rows.setdefault(row["name"], {}).update(row)
-    return [Submission.model_validate(row) for row in rows.values()]
+    try:
+        return [Submission.model_validate(row) for row in rows.values()]
+    except ValidationError as error:
+        raise UserError(f"{path} is no list of jobs ({first_fault(error)})", "move it away: jobs run on") from None
 
 
 def states(jobs: Collection[str]) -> dict[str, State]:

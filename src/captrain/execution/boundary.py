@@ -1,0 +1,112 @@
+"""What anybody sees of an error at the end of a stage or a command: one message, no traceback for what a user can
+cause; for the rest one block that says it is a bug, what to send, and where.
+
+Text of others may stand in any message: it is shown plain, and what looks like a key is taken out.
+"""
+
+import errno
+import os
+import platform
+import re
+import sys
+import traceback
+from collections.abc import Iterator
+
+from captrain import __version__
+from captrain.errors import InfrastructureError, UserError
+from captrain.records import plain
+
+USER, BUG, INTERRUPTED = 2, 70, 130
+"""Exit statuses: of what the user can mend, of a bug (EX_SOFTWARE), of an interruption."""
+DISK = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the quota of this disk is used up",
+    errno.EROFS: "the disk is read-only",
+    errno.EFBIG: "a file would be larger than a limit allows (ulimit -f)",
+    errno.EIO: "the disk does not read or write",
+}
+FREE = (
+    "free space or lift the limit, and run again: what is whole is kept, and nothing half-written stays. What may go "
+    "first: .cache/ but for answers and jobs (`make clean`), old versions in DVC's cache (`dvc gc --workspace`)"
+)
+KEY = re.compile(
+    r"(?i)\b(?:sk|pk|hf|ghp|gho|xox[abp]|glpat|AKIA)[-_]?[A-Za-z0-9_-]{12,}"
+    r"|(?<=bearer )[\w.~+/=-]{8,}|(?<=:)[^\s:/@]{3,}(?=@[\w.-]+)"
+    r"|(?<![A-Za-z])((?:[\w.]*(?:api_?key|token|secret|password|passwd|credential))s?\s*[=:]\s*)"
+    r"(?![\d.]+\b)[^\s,;'\"]{4,}"
+)
+"""Keys by their usual shapes, or by the name that they stand behind."""
+
+
+def redacted(text: str) -> str:
+    """Text without what looks like a key, and without the values of environment variables named as keys are."""
+    for name, value in os.environ.items():
+        if len(value) >= 8 and re.search(r"(?i)key|token|secret|password", name):
+            for form in _forms(value):
+                text = text.replace(form, "[redacted]")
+    return KEY.sub(lambda match: f"{match[1] or ''}[redacted]", text)
+
+
+def _forms(value: str) -> Iterator[str]:
+    """A value as it is, and as an answer may echo it: quoted for an address, in JSON, in base64."""
+    from base64 import b64encode
+    from json import dumps
+    from urllib.parse import quote
+
+    yield value
+    yield quote(value, safe="")
+    yield dumps(value)[1:-1]
+    yield b64encode(value.encode()).decode().rstrip("=")
+    yield value.encode().hex()
+
+
+def ending(error: BaseException) -> tuple[int, str]:
+    """The exit status for an error, and what is printed of it; "" for nothing."""
+    status, text = _ending(error)
+    return status, redacted(plain(text))
+
+
+def _ending(error: BaseException) -> tuple[int, str]:
+    if isinstance(error, UserError):
+        return USER, f"error: {error}"
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED, "interrupted; what is whole is kept, and the same command goes on from it"
+    if isinstance(error, BrokenPipeError):
+        return 0, ""
+    if fault := disk_fault(error):
+        return USER, f"error: {fault}\n  remedy: {FREE}"
+    if isinstance(error, InfrastructureError):
+        return USER, f"error: infrastructure: {error}\n  remedy: mend it and run again; what is whole is kept"
+    if isinstance(error, MemoryError):
+        return USER, "error: memory ran out\n  remedy: a smaller machine.batch or machine.workers, or a smaller input"
+    if isinstance(error, OSError) and error.filename is not None:
+        place, reason = str(error.filename), (error.strerror or "it cannot be used").lower()
+        return USER, f"error: {place}: {reason}\n  remedy: see that it is there, is of that kind, and may be used"
+    return BUG, _bug(error)
+
+
+def disk_fault(error: BaseException) -> str:
+    """What is wrong with the disk where that is why an error was raised, whoever wrapped it; "" where it is not."""
+    link: BaseException | None = error
+    while link is not None:
+        number = link.errno if isinstance(link, OSError) else None
+        if number is None and (match := re.search(r"\(?(?:os error|code:|errno) (\d+)", str(link), re.IGNORECASE)):
+            number = int(match[1])
+        if number in DISK:
+            place = getattr(link, "filename", None)
+            return f"{DISK[number]}{f' ({place})' if place else ''}"
+        if "No space left on device" in str(link) or "database or disk is full" in str(link):
+            return DISK[errno.ENOSPC]
+        link = link.__cause__ or link.__context__
+    return ""
+
+
+def _bug(error: BaseException) -> str:
+    frames = "".join(traceback.format_exception(error)).rstrip()
+    block = "\n".join(f"  {line}" for line in frames.splitlines())
+    return (
+        "error: this is a bug in captrain and no mistake of yours\n"
+        "  remedy: open an issue where you have captrain from, with these lines and the command:\n"
+        f"  captrain {__version__}, Python {platform.python_version()}, {platform.platform()}\n"
+        f"  command: {' '.join(sys.argv)}\n{block}"
+    )
