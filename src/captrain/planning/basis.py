@@ -128,11 +128,11 @@ def _servers(estimate: Estimate) -> list[BasisRow]:
     """Of servers that a job starts itself."""
     gpus = f"{estimate.servers(True)} of its servers, and {estimate.trainers} to train"
     endpoint = estimate.spec.machine.asking.gpus
-    where = f"on {endpoint} further GPUs of the node" if endpoint else "at an endpoint of their own"
+    place = f"on {endpoint} further GPUs of the node" if endpoint else "at an endpoint of their own"
     return [
         BasisRow("GPUs of a job", gpus, "spec: machine.vllm.replicas x gpus, machine.accelerate.processes"),
         BasisRow("servers are healthy after", f"{SERVER_START.value:g} s in each job", SERVER_START.source),
-        BasisRow("simulated user, analyst, synthesizer", where, "spec: machine.asking.gpus"),
+        BasisRow("simulated user, analyst, synthesizer", place, "spec: machine.asking.gpus"),
     ]
 
 

@@ -239,8 +239,8 @@ class Estimate:
             return self.node.gpus
         machine = self.spec.machine
         slurm = machine.slurm if machine.launcher == "slurm" else None
-        taken = self.trainers * training + machine.asking.gpus
-        return machine.vllm.replicas * machine.vllm.gpus or max(1, (slurm.gpus if slurm else self.node.gpus) - taken)
+        others = self.trainers * training + machine.asking.gpus
+        return machine.vllm.replicas * machine.vllm.gpus or max(1, (slurm.gpus if slurm else self.node.gpus) - others)
 
     def _rollout_stage(
         self,

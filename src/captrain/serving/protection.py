@@ -58,8 +58,8 @@ def protection_of(host: str, token_variable: str = "", names: Sequence[str] = ()
             f"whoever reaches {host or 'this machine'} could use the model",
             "name an environment variable that holds a token by --token-env, or listen on 127.0.0.1",
         )
-    own = (host, socket.gethostname()) if host not in WILDCARDS else (socket.gethostname(),)
-    return Protection(token, tuple(dict.fromkeys(name.lower() for name in (*LOOPBACK, *own, *names))))
+    machine = (host, socket.gethostname()) if host not in WILDCARDS else (socket.gethostname(),)
+    return Protection(token, tuple(dict.fromkeys(name.lower() for name in (*LOOPBACK, *machine, *names))))
 
 
 def is_loopback(host: str) -> bool:

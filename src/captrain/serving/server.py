@@ -187,8 +187,8 @@ class Server:
     def load_allowed(self, name: str, folder: Path) -> None:
         """Serve an adapter that a request names; raises HTTPException where it may not lie there, else as `load`."""
         if self._folders is not None and not any(folder.resolve().is_relative_to(root) for root in self._folders):
-            named = ", ".join(map(str, self._folders)) or "none"
-            raise HTTPException(403, f"adapters are loaded from named folders alone (--adapters-from): {named}")
+            roots = ", ".join(map(str, self._folders)) or "none"
+            raise HTTPException(403, f"adapters are loaded from named folders alone (--adapters-from): {roots}")
         self.load(name, folder)
 
     def load(self, name: str, folder: Path) -> None:

@@ -135,15 +135,15 @@ class Groups:
     def _task(self, index: int, number: int) -> Task:
         """A training task of an environment, by its number among those that are for training."""
         if number >= len(self.tasks[index]):
-            environment, known = self.job.environments[index], self.tasks[index]
+            environment, before = self.job.environments[index], self.tasks[index]
             self.tasks[index] = self.targets[index].tasks("training", environment.skip + number + 1)[environment.skip :]
             if isinstance(environment.source, EnvironmentFile):
-                if self.tasks[index][: len(known)] != known:
+                if self.tasks[index][: len(before)] != before:
                     raise EnvironmentFault(
                         f"environment {environment.name} gives other tasks where more are asked for",
                         "remove it with its passport, and run `dvc repro environments`",
                     )
-                new = self.tasks[index][len(known) :]
+                new = self.tasks[index][len(before) :]
                 audit(self.targets[index], environment.source.passport, new, self.job.seed)
         return self.tasks[index][number]
 

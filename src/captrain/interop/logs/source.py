@@ -80,8 +80,8 @@ def schema_of(tool: object) -> JsonObject | None:
         return None
     parameters = tool["function"].get("parameters")
     schema = {"name": function.name, "description": function.description, "parameters": parameters}
-    known = {name: well_formed(value) for name, value in schema.items() if value is not None}
-    return {"type": "function", "function": known}
+    content = {name: well_formed(value) for name, value in schema.items() if value is not None}
+    return {"type": "function", "function": content}
 
 
 def well_formed(value: object) -> object:
