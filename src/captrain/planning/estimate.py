@@ -239,8 +239,8 @@ class Estimate:
             return self.node.gpus
         machine = self.spec.machine
         slurm = machine.slurm if machine.launcher == "slurm" else None
-        others = self.trainers * training + machine.asking.gpus
-        return machine.vllm.replicas * machine.vllm.gpus or max(1, (slurm.gpus if slurm else self.node.gpus) - others)
+        elsewhere = self.trainers * training + machine.asking.gpus
+        return machine.vllm.replicas * machine.vllm.gpus or max(1, (slurm.gpus if slurm else self.node.gpus) - elsewhere)
 
     def _rollout_stage(
         self,
