@@ -108,7 +108,11 @@ def _failure(row: Explained, rollout: Rollout) -> Failure:
         "messages": [
             _message(message, "; ".join(reasons.get(index, []))) for index, message in enumerate(rollout.messages)
         ],
-        "reference": [_message(message, "") for message in rollout.reference],
+        "reference": [
+            _message(message, "")
+            for message in rollout.reference
+            if message.get("content") or message.get("tool_calls")
+        ],
     }
 
 
