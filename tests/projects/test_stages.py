@@ -1,0 +1,56 @@
+"""What runs in a project: seen by `captrain watch`, and a tiny base that can act in a benchmark of the user's own."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from captrain.benchmarks import train_base
+from captrain.config import Base, Component
+from captrain.models import Chat
+from captrain.monitoring import processes
+from captrain.projects import init_project
+
+SIZE = {"hidden": 16, "layers": 1, "heads": 1, "steps": 2, "batch": 2, "learning_rate": 1e-3, "weight_decay": 0.0}
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    init_project(tmp_path / "mine", "calendar")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "components"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path / "mine")
+    return tmp_path / "mine"
+
+
+def test_a_stage_that_captrain_runs_is_seen_to_run(project: Path, tmp_path: Path) -> None:
+    command = tmp_path / "captrain"
+    command.write_text("import time; time.sleep(60)\n")
+    child = subprocess.Popen([sys.executable, str(command), "run", "rollouts"], cwd=project)
+    try:
+        for _ in range(100):
+            running, _ = processes.running(project.resolve(), processes.pipeline(project))
+            if running:
+                break
+            time.sleep(0.05)
+        assert {name: entry.pid for name, entry in running.items()} == {"rollouts": child.pid}
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_the_tiny_base_is_trained_on_the_demonstrations_of_a_benchmark_of_the_users(project: Path) -> None:
+    from components.calendar_desk import CalendarDesk  # pyright: ignore[reportMissingImports]
+    from transformers import AutoTokenizer
+
+    component = Component.model_validate({"_target_": "components.calendar_desk:Demonstrations", "habit": 0.5})
+    summary = train_base(Base(**SIZE, demonstrations=component), 0, project / "artifacts/base")
+    assert summary["steps"] == 2 and (project / "artifacts/base/model.safetensors").exists()
+    tokenizer = AutoTokenizer.from_pretrained(project / "artifacts/base")
+    desk = CalendarDesk()
+    [task] = desk.tasks("test", 1)
+    dialogue = [*desk.open(task).messages, *desk.reference(task)]
+    tokens = Chat(tokenizer, desk.tools).prompt(dialogue)
+    assert len(tokens) < 80, "texts that recur are a token each"
