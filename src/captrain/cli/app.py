@@ -12,7 +12,7 @@ from captrain.cli.benchmark import benchmark
 from captrain.cli.environments import export_environment
 from captrain.cli.logs import diagnose
 from captrain.cli.pipeline import jobs, status, verify, watch
-from captrain.cli.plan import plan, power
+from captrain.cli.plan import doctor, plan, power
 from captrain.cli.project import check_benchmark, init, run, upgrade
 from captrain.cli.results import compare, export, published, report, results
 from captrain.cli.serve import serve
@@ -41,6 +41,7 @@ for command in (
     verify,
     diagnose,
     plan,
+    doctor,
     power,
     published,
     export,

@@ -3,6 +3,8 @@
 from typing import Annotated
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
 from captrain.cli.console import print_all, project_root
 from captrain.errors import UserError
@@ -58,3 +60,22 @@ def power(
         print_all(*claim_tables(design.icc, design.shared, level, chance, source))
     else:
         print_all(*design_tables(design, difference, source))
+
+
+def doctor(
+    settings: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="On top of params.yaml.")] = None,
+    gpu: Annotated[bool, typer.Option("--gpu", help="Run what only GPUs can show, where there is one.")] = False,
+) -> None:
+    """Whether this machine has what a run needs, each lack with its remedy (exit status 1 if any). Starts nothing."""
+    from captrain.planning import GPU_COMMANDS, Node, compose_configuration, examine_machine, run_on_gpus
+
+    root = project_root()
+    spec, title = compose_configuration(settings or [], root)
+    findings = run_on_gpus(GPU_COMMANDS, root) if gpu else examine_machine(spec, root, Node())
+    table = Table("what", "", "seen", "remedy", title=f"doctor: {title}", title_justify="left")
+    for finding in findings:
+        state = Text("ok", "green") if finding.passed else Text("lacking", "red")
+        table.add_row(finding.subject, state, finding.detail, finding.remedy)
+    print_all(table)
+    if not all(finding.passed for finding in findings):
+        raise typer.Exit(1)

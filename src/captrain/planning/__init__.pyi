@@ -1,3 +1,7 @@
+from .doctor import GPU_COMMANDS as GPU_COMMANDS
+from .doctor import Finding as Finding
+from .doctor import examine_machine as examine_machine
+from .doctor import run_on_gpus as run_on_gpus
 from .estimate import Node as Node
 from .plan import Plan as Plan
 from .plan import compose_configuration as compose_configuration
