@@ -240,7 +240,8 @@ class Estimate:
         machine = self.spec.machine
         slurm = machine.slurm if machine.launcher == "slurm" else None
         elsewhere = self.trainers * training + machine.asking.gpus
-        return machine.vllm.replicas * machine.vllm.gpus or max(1, (slurm.gpus if slurm else self.node.gpus) - elsewhere)
+        gpus = slurm.gpus if slurm else self.node.gpus
+        return machine.vllm.replicas * machine.vllm.gpus or max(1, gpus - elsewhere)
 
     def _rollout_stage(
         self,
