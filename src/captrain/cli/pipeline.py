@@ -70,13 +70,20 @@ def watch(
 
 def verify(
     complete: Annotated[bool, typer.Option("--all", help="Every file, parameter and stage behind a finding.")] = False,
+    deep: Annotated[bool, typer.Option("--deep", help="Hash DVC's cache and all outputs anew, too.")] = False,
 ) -> None:
     """Whether the committed results are those of the committed code, specification and data, and if not, why.
 
     Exit status 0 if they are; 1 if not, be it within noise; 2 if that cannot be told.
     """
+    from captrain.monitoring import check_integrity
     from captrain.monitoring import verify as check
 
+    if deep:
+        integrity = check_integrity(project_root())
+        print_all(*integrity.damages, f"{integrity.files} files hashed, {len(integrity.damages)} damaged", "")
+        if integrity.damages:
+            raise typer.Exit(1)
     verification = check(project_root())
     table = Table.grid(padding=(0, 2))
     for finding in verification.findings:
