@@ -17,6 +17,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export NO_MKDOCS_2_WARNING := 1
 
+# Of `make fuzz`.
+EXAMPLES ?= 2000
 # Of `make replicate`; JOBS also of `make studies`.
 SEEDS ?= 0 1 2 3 4
 EXPERIMENTS ?= default single rare compound
@@ -25,7 +27,7 @@ JOBS ?= 2
 # Of `make studies`.
 STUDIES ?= rollouts capabilities thresholds faults
 
-.PHONY: help venv vllm installations repro figures verify test check docs bench tune replicate smollm studies clean
+.PHONY: help venv vllm installations repro figures verify test fuzz check docs bench tune replicate smollm studies clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,6 +77,9 @@ verify: $(STAMP) ## say whether results/ was made by the code, spec and data of 
 
 test: $(STAMP) ## run all tests, two files at a time
 	@pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+fuzz: $(STAMP) ## bend every kind of file that is read, EXAMPLES times each
+	@CAPTRAIN_FUZZ=$(EXAMPLES) pytest tests/test_fuzzing.py
 
 check: $(STAMP) ## lint, formatting, types, layers of imports, links of the pages
 	ruff check .

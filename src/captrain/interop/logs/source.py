@@ -141,6 +141,14 @@ def record_of_entry(
 
 
 def _texts(messages: list[Message]) -> list[Message]:
+    """The messages, well-formed.
+
+    Raises:
+        ValueError: a call has no name.
+    """
+    for message in messages:
+        if not all(isinstance(call["function"]["name"], str) for call in message.get("tool_calls") or []):
+            raise ValueError("a call in it has no name")
     return [_object(message) for message in messages]
 
 
