@@ -50,7 +50,7 @@ def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, *_: object) -> None:
+        def log_message(self, format: str, *_: object) -> None:
             pass
 
     server = HTTPServer(("127.0.0.1", 0), Models)

@@ -29,6 +29,7 @@ def test_a_stage_that_captrain_runs_is_seen_to_run(project: Path, tmp_path: Path
     command = tmp_path / "captrain"
     command.write_text("import time; time.sleep(60)\n")
     child = subprocess.Popen([sys.executable, str(command), "run", "rollouts"], cwd=project)
+    running = {}
     try:
         for _ in range(100):
             running, _ = processes.running(project.resolve(), processes.pipeline(project))

@@ -78,9 +78,9 @@ def _outputs(root: Path, cache: Path) -> Iterator[str]:
                 continue
             for file, expected in _files(path, out.md5, cache):
                 sound = file.is_file() and _md5(file) == expected
-                shown = file.relative_to(root)
+                place = file.relative_to(root)
                 yield (
-                    "" if sound else f"{shown}, of {name}, is not what dvc.lock has: `dvc repro {name}`, or restore it"
+                    "" if sound else f"{place}, of {name}, is not what dvc.lock has: `dvc repro {name}`, or restore it"
                 )
 
 

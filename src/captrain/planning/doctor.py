@@ -112,22 +112,22 @@ def _gpus(spec: Spec, _: Path) -> Iterator[Finding]:
     if not demand or machine.launcher == "slurm":
         return
     query = ("--query-gpu=memory.used", "--format=csv,noheader,nounits")
-    used = [int(line) for line in (_output("nvidia-smi", *query) or "").splitlines()]
-    free = sum(amount < 1024 for amount in used) + min(machine.asking.gpus, sum(amount >= 1024 for amount in used))
+    memory = [int(line) for line in (_output("nvidia-smi", *query) or "").splitlines()]
+    free = sum(amount < 1024 for amount in memory) + min(machine.asking.gpus, sum(amount >= 1024 for amount in memory))
     remedy = "end what holds them, ask for fewer (machine.accelerate.processes, machine.vllm), or use machine=slurm"
-    detail = f"{demand} are needed, {len(used)} are visible, {free} of them free or the endpoint's"
+    detail = f"{demand} are needed, {len(memory)} are visible, {free} of them free or the endpoint's"
     yield Finding("GPUs", free >= demand, detail, "" if free >= demand else remedy)
 
 
 def _endpoints(spec: Spec, _: Path) -> Iterator[Finding]:
     """Whatever is asked at an endpoint: variables are set, it answers, and it knows the model."""
     user = nested("benchmark.user", spec.benchmark.settings().get("user"))
-    asking = {"endpoint": spec.machine.asking.endpoint, "key": spec.machine.asking.key}
+    defaults = {"endpoint": spec.machine.asking.endpoint, "key": spec.machine.asking.key}
     parties: dict[str, Component | None] = {"agent": spec.policy, "user": user}
     for party, component in (*parties.items(), ("analyst", spec.analyst), ("synthesizer", spec.synthesizer)):
         if component is None or component.target not in (SERVED, ANALYST, SYNTHESIZER):
             continue
-        settings = asking | component.settings()
+        settings = defaults | component.settings()
         name = str(settings["name"]).partition("@")[0]
         endpoint = Endpoint(
             name, endpoint=str(settings["endpoint"]), key=str(settings["key"]), retries=0, timeout=PATIENCE
