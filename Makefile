@@ -17,6 +17,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export NO_MKDOCS_2_WARNING := 1
 
+# Of `make faults`.
+FAULTS ?= 20
 # Of `make fuzz`.
 EXAMPLES ?= 2000
 # Of `make replicate`; JOBS also of `make studies`.
@@ -27,7 +29,7 @@ JOBS ?= 2
 # Of `make studies`.
 STUDIES ?= rollouts capabilities thresholds faults
 
-.PHONY: help venv vllm installations repro figures verify test fuzz check docs bench tune replicate smollm studies clean
+.PHONY: help venv vllm installations repro figures verify test fuzz faults check docs bench tune replicate smollm studies clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -80,6 +82,9 @@ test: $(STAMP) ## run all tests, two files at a time
 
 fuzz: $(STAMP) ## bend every kind of file that is read, EXAMPLES times each
 	@CAPTRAIN_FUZZ=$(EXAMPLES) pytest tests/test_fuzzing.py
+
+faults: $(STAMP) ## hurt the pipeline of experiment=smoke FAULTS times at random; it must come out the same
+	@python scripts/faults.py --faults $(FAULTS)
 
 check: $(STAMP) ## lint, formatting, types, layers of imports, links of the pages
 	ruff check .

@@ -1,0 +1,191 @@
+"""A campaign of faults. Run by `make faults FAULTS=20`.
+
+The pipeline of `experiment=smoke` runs once undisturbed. Then it runs again from nothing, each time with faults drawn
+at random, and is started again after every one, until it is whole: what it leaves in results/, artifacts/ and dvc.lock
+must be the same bytes. Prints a row a kind of fault, and ends with status 1 where a byte differs, a message of ours was
+none or a half-written file stayed.
+
+Each pipeline has a copy of the files that git keeps, and a DVC cache of its own, so that nothing is restored.
+"""
+
+import argparse
+import hashlib
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+WORK = Path(".cache/faults")
+KEPT = ("results", "artifacts", "dvc.lock")
+"""What must come out the same."""
+LIMITS: Mapping[str, tuple[int, Sequence[int]]] = {
+    "files may not grow (ulimit -f)": (resource.RLIMIT_FSIZE, (1 << 10, 1 << 16, 1 << 20)),
+    "few open files (ulimit -n)": (resource.RLIMIT_NOFILE, (24, 48, 96)),
+}
+"""Faults of the machine that last as long as a run: what is limited, and the limits drawn from."""
+SIGNALS: Mapping[str, tuple[signal.Signals, bool]] = {
+    "SIGKILL to all": (signal.SIGKILL, True),
+    "SIGTERM to all": (signal.SIGTERM, True),
+    "SIGINT to all": (signal.SIGINT, True),
+    "SIGKILL to the stage": (signal.SIGKILL, False),
+}
+"""Faults of a moment: the signal, and whether the pipeline gets it too or its stage alone."""
+
+
+@dataclass
+class Outcome:
+    """What came of one kind of fault: how often it was made, in how many runs it changed nothing, because they were
+    whole before, and the runs that ended with a traceback in place of a message."""
+
+    faults: int = 0
+    late: int = 0
+    tracebacks: list[str] = field(default_factory=list)
+
+
+def prepare(folder: Path, overrides: Sequence[str]) -> Path:
+    """A copy of the files that git keeps, without results, that selects the smoke experiment."""
+    shutil.rmtree(folder, ignore_errors=True)
+    listing = subprocess.run(["git", "ls-files", "-z"], capture_output=True, text=True, check=True).stdout
+    for name in filter(None, listing.split("\0")):
+        if not name.startswith("results/") and name != "dvc.lock" and Path(name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(name, folder / name)
+    (folder / ".dvc/config.local").write_text("[core]\n    no_scm = true\n")
+    choice = {"experiment": "smoke", "seed": 0, "overrides": [*overrides]}
+    (folder / "params.yaml").write_text(yaml.safe_dump(choice))
+    return folder
+
+
+def start(folder: Path, targets: Sequence[str], limit: Callable[[], None] | None = None) -> "subprocess.Popen[str]":
+    """Start the pipeline in a session of its own; what it says goes to log.txt."""
+    env = {**os.environ, "PYTHONPATH": str((folder / "src").resolve()), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
+    with (folder / "log.txt").open("w") as log:
+        return subprocess.Popen(
+            ["dvc", "repro", *targets],
+            cwd=folder,
+            env=env,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+            preexec_fn=limit,
+        )
+
+
+def disturb(process: "subprocess.Popen[str]", name: str, moment: float) -> bool:
+    """Send a signal after so many seconds; whether the pipeline was still at work."""
+    try:
+        process.wait(moment)
+        return False
+    except subprocess.TimeoutExpired:
+        number, everything = SIGNALS[name]
+    family = psutil.Process(process.pid).children(recursive=True)
+    # The stage is the last that was started of those that DVC has started.
+    victims = [psutil.Process(process.pid), *family] if everything else family[:1]
+    for victim in victims:
+        with suppress(psutil.NoSuchProcess):
+            victim.send_signal(number)
+    process.wait()
+    return True
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """The hash of every file that must come out the same."""
+    roots = [folder / name for name in KEPT]
+    entries = [entry for root in roots for entry in (root, *sorted(root.rglob("*")))]
+    files = [entry for entry in entries if entry.is_file()]
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def unfinished(folder: Path) -> list[str]:
+    """Half-written files that nobody will finish."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob(".*.tmp") if ".dvc" not in path.parts)
+
+
+def hurt(folder: Path, targets: Sequence[str], draw: random.Random, count: int, outcomes: dict[str, Outcome]) -> int:
+    """Run one pipeline with `count` faults at most, until it is whole; returns how many were made.
+
+    Raises:
+        RuntimeError: it did not end well when nothing disturbed it any more.
+    """
+    for number in range(count):
+        name = draw.choice([*SIGNALS, *LIMITS])
+        outcome = outcomes.setdefault(name, Outcome())
+        outcome.faults += 1
+        if name in SIGNALS:
+            if not disturb(start(folder, targets), name, draw.uniform(0.5, 15)):
+                outcome.late += 1
+                return number + 1
+            continue
+        kind, values = LIMITS[name]
+        value = draw.choice(values)
+        process = start(folder, targets, lambda: resource.setrlimit(kind, (value, value)))  # noqa: B023
+        if process.wait() == 0:
+            outcome.late += 1
+            return number + 1
+        log = (folder / "log.txt").read_text(errors="replace")
+        # DVC's own words are not ours to write; those of a stage are.
+        if "Traceback" in log and "stages/" in log.split("Traceback")[1][:2000]:
+            outcome.tracebacks.append(log[-400:])
+    if start(folder, targets).wait():
+        raise RuntimeError(f"not resumed:\n{(folder / 'log.txt').read_text(errors='replace')[-2000:]}")
+    return count
+
+
+def campaign(faults: int, seed: int, each: int, targets: Sequence[str], overrides: Sequence[str]) -> int:
+    """Make so many faults, at most `each` in a pipeline, and print what came of them; returns the exit status."""
+    draw, outcomes, beginning = random.Random(seed), dict[str, Outcome](), time.monotonic()
+    reference = prepare(WORK / "undisturbed", overrides)
+    if start(reference, targets).wait():
+        raise SystemExit(f"the undisturbed run failed:\n{(reference / 'log.txt').read_text()[-2000:]}")
+    expected, pipelines, differing, remains = contents(reference), 0, Counter[str](), list[str]()
+    while sum(outcome.faults for outcome in outcomes.values()) < faults:
+        folder = prepare(WORK / f"disturbed-{pipelines}", overrides)
+        budget = faults - sum(outcome.faults for outcome in outcomes.values())
+        hurt(folder, targets, draw, min(each, budget), outcomes)
+        pipelines += 1
+        content = contents(folder)
+        differing.update(name for name in {*expected, *content} if expected.get(name) != content.get(name))
+        remains += unfinished(folder)
+        shutil.rmtree(folder)
+    table = Table(title=f"{faults} faults in {pipelines} pipelines, seed {seed}, {time.monotonic() - beginning:.0f} s")
+    for heading in ("fault", "made", "of these after the end", "tracebacks of ours"):
+        table.add_column(heading, justify="left" if heading == "fault" else "right")
+    for name, outcome in sorted(outcomes.items()):
+        table.add_row(name, str(outcome.faults), str(outcome.late), str(len(outcome.tracebacks)))
+    Console().print(table)
+    print(f"{len(expected)} files compared; {len(differing)} differ; {len(remains)} half-written files stayed")
+    for name in [*differing, *remains, *(text for outcome in outcomes.values() for text in outcome.tracebacks)][:20]:
+        print(name)
+    return int(bool(differing or remains or any(outcome.tracebacks for outcome in outcomes.values())))
+
+
+def main() -> int:
+    """Parse the command line and run the campaign."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--faults", type=int, default=20, help="how many are made in all")
+    parser.add_argument("--each", type=int, default=8, help="at most so many in one pipeline")
+    parser.add_argument("--seed", type=int, default=0, help="of kinds and moments")
+    parser.add_argument("--targets", nargs="*", default=[], help="stages; none: the whole pipeline")
+    parser.add_argument("--overrides", nargs="*", default=[], help="settings on top of the experiment")
+    options = parser.parse_args()
+    return campaign(options.faults, options.seed, options.each, options.targets, options.overrides)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
