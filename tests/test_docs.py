@@ -211,6 +211,7 @@ def test_the_numbers_with_intervals_on_the_page_of_findings_are_those_of_the_tab
         "replicates/differences": "difference",
         "evaluation/differences": "difference",
         "evaluation/main": "pass_rate",
+        "sweeps/mixes": "pass_rate",
     }
     rows: list[list[float]] = []
     for table, column in tables.items():
