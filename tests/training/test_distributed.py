@@ -34,7 +34,8 @@ from captrain.training.runs import train
 PYTHON = sys.executable
 HINT = '    def hint(self, task):\n        return "Say letters."\n\n    def tasks'
 SCORE = "    def score(self, task, messages):\n"
-BROKEN = '        import os\n        assert os.environ.get("RANK") != "1", "broken"\n'
+BROKEN = '        assert task["data"]["i"] != {} or messages[-1]["content"] in ("", "yes"), "broken"\n'
+"""For what is neither the reference nor nothing: the audit before training does not see it."""
 BUDGET = 20
 """Two steps and a half: in the last one only the first process has rollouts of its own."""
 
@@ -185,7 +186,8 @@ def test_what_a_process_cannot_mend_reaches_the_caller_as_one_message(
     tiny: Path, environment: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "letters.py"
-    path.write_text(environment.read_text().replace(SCORE, SCORE + BROKEN))
+    # The first task of the second group, which the second process plays alone.
+    path.write_text(environment.read_text().replace(SCORE, SCORE + BROKEN.format(3)))
     with pytest.raises(EnvironmentFault, match="letters.*broken in score"):
         trained(letters_job(tiny, path, rollouts=8), tmp_path, two("ddp"))
     assert capfd.readouterr().err == ""

@@ -275,7 +275,7 @@ def test_a_reward_that_is_out_of_reach_without_the_hint_is_learnt_with_it(obedie
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ("return 7", "environment letters .*letters.py. gave 7 as the hint of letters/training/"),
+        ("return 7", "environment letters .*letters.py. returned what is not text .7. in hint on letters/training/"),
         ("raise KeyError('x')", "environment letters .* raised KeyError: 'x' in hint on letters/training/"),
     ],
 )
