@@ -264,7 +264,8 @@ def test_the_paper_s_settings_train_attention_over_gpus(experiment: str) -> None
 def test_groups_that_do_not_divide_are_refused_before_anything_starts(
     tiny: Path, environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("it was started"))
+    # The sandbox of the environment starts a process of its own.
+    monkeypatch.setattr("captrain.training.processes._run", lambda *_: pytest.fail("they were started"))
     with pytest.raises(UserError, match="processes = 3 processes cannot share the trainer.groups_per_step = 2"):
         trained(letters_job(tiny, environment), tmp_path, on(processes=3, strategy="ddp"))
 
