@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 WORK = Path(".cache/faults")
-KEPT = ("results", "artifacts", "dvc.lock")
+COMPARED = ("results", "artifacts", "dvc.lock")
 """What must come out the same."""
 LIMITS: Mapping[str, tuple[int, Sequence[int]]] = {
     "files may not grow (ulimit -f)": (resource.RLIMIT_FSIZE, (1 << 10, 1 << 16, 1 << 20)),
@@ -93,10 +93,10 @@ def disturb(process: "subprocess.Popen[str]", name: str, moment: float) -> bool:
         process.wait(moment)
         return False
     except subprocess.TimeoutExpired:
-        number, everything = SIGNALS[name]
+        number, whole_family = SIGNALS[name]
     family = psutil.Process(process.pid).children(recursive=True)
     # The stage is the last that was started of those that DVC has started.
-    victims = [psutil.Process(process.pid), *family] if everything else family[:1]
+    victims = [psutil.Process(process.pid), *family] if whole_family else family[:1]
     for victim in victims:
         with suppress(psutil.NoSuchProcess):
             victim.send_signal(number)
@@ -106,7 +106,7 @@ def disturb(process: "subprocess.Popen[str]", name: str, moment: float) -> bool:
 
 def contents(folder: Path) -> dict[str, str]:
     """The hash of every file that must come out the same."""
-    roots = [folder / name for name in KEPT]
+    roots = [folder / name for name in COMPARED]
     entries = [entry for root in roots for entry in (root, *sorted(root.rglob("*")))]
     files = [entry for entry in entries if entry.is_file()]
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
@@ -147,8 +147,8 @@ def hurt(folder: Path, targets: Sequence[str], draw: random.Random, count: int, 
     return count
 
 
-def campaign(faults: int, seed: int, each: int, targets: Sequence[str], overrides: Sequence[str]) -> int:
-    """Make so many faults, at most `each` in a pipeline, and print what came of them; returns the exit status."""
+def campaign(faults: int, seed: int, length: int, targets: Sequence[str], overrides: Sequence[str]) -> int:
+    """Make so many faults, at most `length` in a pipeline, and print what came of them; returns the exit status."""
     draw, outcomes, beginning = random.Random(seed), dict[str, Outcome](), time.monotonic()
     reference = prepare(WORK / "undisturbed", overrides)
     if start(reference, targets).wait():
@@ -157,7 +157,7 @@ def campaign(faults: int, seed: int, each: int, targets: Sequence[str], override
     while sum(outcome.faults for outcome in outcomes.values()) < faults:
         folder = prepare(WORK / f"disturbed-{pipelines}", overrides)
         budget = faults - sum(outcome.faults for outcome in outcomes.values())
-        hurt(folder, targets, draw, min(each, budget), outcomes)
+        hurt(folder, targets, draw, min(length, budget), outcomes)
         pipelines += 1
         content = contents(folder)
         differing.update(name for name in {*expected, *content} if expected.get(name) != content.get(name))
@@ -179,12 +179,12 @@ def main() -> int:
     """Parse the command line and run the campaign."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", type=int, default=20, help="how many are made in all")
-    parser.add_argument("--each", type=int, default=8, help="at most so many in one pipeline")
+    parser.add_argument("--length", type=int, default=8, help="at most so many in one pipeline")
     parser.add_argument("--seed", type=int, default=0, help="of kinds and moments")
     parser.add_argument("--targets", nargs="*", default=[], help="stages; none: the whole pipeline")
     parser.add_argument("--overrides", nargs="*", default=[], help="settings on top of the experiment")
     options = parser.parse_args()
-    return campaign(options.faults, options.seed, options.each, options.targets, options.overrides)
+    return campaign(options.faults, options.seed, options.length, options.targets, options.overrides)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,13 @@ NAME = "captrain/tiny"
 REVISION = "0" * 40
 CUT = (
     *("benchmark._target_=support.desk.SimulatedDesk", "analyst._target_=support.desk.FamilyAnalyst"),
-    *("synthesizer=template", f"base.model={NAME}", "policy=vllm", "policy.dtype=float32"),
+    *(
+        "synthesizer=template",
+        "synthesizer._target_=support.desk.DeskTemplates",
+        f"base.model={NAME}",
+        "policy=vllm",
+        "policy.dtype=float32",
+    ),
     *("policy.max_turns=14", "policy.max_tokens=32", "rollouts.tasks=60", "labels.runs=3", "selection.agreement=2"),
     *("selection.floor=-1.0", "selection.resamples=100", "capabilities.count=2", "environments.seeds=20"),
     *("environments.groups=2", "environments.group_size=4", "environments.mean_reward=[0.0,1.0]"),

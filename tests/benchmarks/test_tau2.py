@@ -57,7 +57,10 @@ def every(target: Target, split: str) -> list[Task]:
 # Without tau2.
 
 
-def test_nothing_is_needed_before_a_task_is_asked_for_and_then_the_remedy_is_named() -> None:
+def test_nothing_is_needed_before_a_task_is_asked_for_and_then_the_remedy_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where no benchmark is installed
     target = benchmark(python="")
     with pytest.raises(UserError) as raised:
         target.tasks("test", 1)

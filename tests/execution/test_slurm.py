@@ -300,21 +300,20 @@ def test_a_job_that_slurm_refuses_ends_in_one_message(home: Cluster) -> None:
 def test_adapters_trained_as_jobs_are_those_trained_here_though_one_is_preempted(
     home: Cluster, tiny: Path, tmp_path: Path
 ) -> None:
-    from support.letters import LETTERS
     from support.training import job
 
+    from captrain.training.jobs import TrainingEnvironment
     from captrain.training.runs import train
 
-    # While `hold` is there, a process stops within its third step; each says what it has scored.
-    text = LETTERS.format(name="letters", flat=0).replace('"""Say letters."""', "import os\nimport time\nSCORED = []")
-    score = """        SCORED.append(open("scored", "a").write(f"{os.getpid()}\\n"))
-        while len(SCORED) > 20 and os.path.exists("hold"):
-            time.sleep(0.02)
-        said ="""
-    path = tmp_path / "letters.py"
-    path.write_text(text.replace("        said =", score))
+    # While `hold` is there, a process stops within its third step; each says what it has scored. A benchmark may, in
+    # this process; an environment from a file is confined.
+    holding = Component.model_validate({"_target_": "support.cluster.holding.Letters"})
+    places = {"environments": (TrainingEnvironment("letters", holding, 2),)}
     Path("hold").touch()
-    items = [job(tiny, path, name="long", rollouts=48), job(tiny, path, name="short", seed=1, rollouts=8)]
+    items = [
+        job(tiny, tmp_path / "letters.py", name="long", rollouts=48, **places),
+        job(tiny, tmp_path / "letters.py", name="short", seed=1, rollouts=8, **places),
+    ]
     machine = Machine(launcher="slurm", slurm=Slurm(memory="1500MB", minutes=30), workers=1, batch=1)
     waiting = Background(train, items, machine, "adapters")
     # Of the long one: the short one has a single step.

@@ -1,8 +1,13 @@
 """The service desk where an experiment names another benchmark and another analyst, with whose settings it is built."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from captrain.benchmarks.servicedesk import ServiceDesk
 from captrain.capabilities.programmatic import ProgrammaticAnalyst
 from captrain.config.machine import ModelAccess
+from captrain.environments.synthesizer import Attempt, Brief
+from captrain.environments.templates import TemplateSynthesizer
 
 
 class SimulatedDesk(ServiceDesk):
@@ -17,3 +22,10 @@ class FamilyAnalyst(ProgrammaticAnalyst):
 
     def __init__(self, access: ModelAccess | None = None, **_: object) -> None:
         super().__init__(access)
+
+
+class DeskTemplates(TemplateSynthesizer):
+    """The templates of the desk, for the desk under another name."""
+
+    def synthesize(self, brief: Brief, attempts: Sequence[Attempt]) -> str:
+        return super().synthesize(replace(brief, benchmark=None), attempts)

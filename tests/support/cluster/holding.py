@@ -1,0 +1,23 @@
+"""A benchmark that pays for letters, says in a file what was scored by whom, and waits while a file `hold` is there."""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from support.letters import LETTERS
+
+SCORED: list[int] = []
+BASE: dict[str, Any] = {}
+exec(LETTERS.format(name="letters", flat=0), BASE)
+
+
+class Letters(BASE["Environment"]):
+    """A process stops within its third step of eight."""
+
+    def score(self, task: dict[str, Any], messages: list[Any]) -> Any:
+        with Path("scored").open("a") as file:
+            SCORED.append(file.write(f"{os.getpid()}\n"))
+        while len(SCORED) > 20 and Path("hold").exists():
+            time.sleep(0.02)
+        return super().score(task, messages)
