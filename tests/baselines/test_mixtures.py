@@ -15,7 +15,6 @@ from captrain.baselines.single import single_jobs
 from captrain.baselines.training import baseline_job, training_budget
 from captrain.config import Spec, compose_spec
 from captrain.contract import Target
-from captrain.environments import loading
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
 from captrain.records import Capability, Task, publish
@@ -120,7 +119,6 @@ def test_an_environment_with_few_tasks_has_them_played_again_in_other_trials(
         return open_(self, task, key)
 
     monkeypatch.setattr(Target, "open", noted)
-    monkeypatch.setattr(loading, "is_own_text", lambda _: True)  # the sandbox gives tasks without end
     with inside(tmp_path / "work"):
         train(job(tiny, few(letters, 5), skip=2, rollouts=24))
     assert [task for task, _ in opened[::4]] == [f"letters/training/{at}" for at in (2, 3, 4, 2, 3, 4)]
@@ -128,9 +126,8 @@ def test_an_environment_with_few_tasks_has_them_played_again_in_other_trials(
 
 
 def test_an_environment_whose_tasks_calibration_has_spent_is_refused(
-    tiny: Path, letters: Letters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(loading, "is_own_text", lambda _: True)
+    tiny: Path, letters: Letters, tmp_path: Path
+) -> None:  # fmt: skip
     with inside(tmp_path / "work"), pytest.raises(UserError, match="calibration has spent all 2 training tasks"):
         train(job(tiny, few(letters, 2), skip=2, rollouts=24))
 

@@ -227,7 +227,7 @@ class Odd:
 @strong
 def test_what_a_file_does_not_define_is_not_there_and_what_it_does_is_confined(tmp_path: Path) -> None:
     plain: Any = load_confined(written(tmp_path, "attack = str"), "basic", BARE).environment
-    assert not any(hasattr(plain, name) for name in ("about", "idle", "broken", "hint"))
+    assert not any(hasattr(plain, name) for name in ("about", "size", "idle", "broken", "hint"))
     path = written(tmp_path, FUNCTIONS, "odd")
     path.write_text(path.read_text().replace("class Environment:", "class Environment(Odd):"))
     target = load_confined(path, "basic", BARE)
@@ -237,6 +237,19 @@ def test_what_a_file_does_not_define_is_not_there_and_what_it_does_is_confined(t
     for name, verdict in (("idle", "not a list of messages"), ("hint", "not text"), ("broken", "died .exit status 4.")):
         with pytest.raises(EnvironmentFault, match=f"{verdict}.* in {name} on hostile/training/0"):
             getattr(environment, name)(task)
+
+
+@strong
+def test_a_file_says_how_many_tasks_it_has_and_nothing_else_is_a_number_of_tasks(tmp_path: Path) -> None:
+    path, header = written(tmp_path, "attack = str", "counted"), "class Environment:\n"
+    text = path.read_text()
+    for value, size in (("5 if split == 'training' else 0", 5), ("None", None)):
+        path.write_text(text.replace(header, f"{header}    def size(self, split):\n        return {value}\n"))
+        assert load_confined(path, "basic", BARE).size("training") == size
+    for value in ("-1", "True", "2.0", "'5'", "[5]"):
+        path.write_text(text.replace(header, f"{header}    def size(self, split):\n        return {value}\n"))
+        with pytest.raises(EnvironmentFault, match="no number of tasks .* in size on split training"):
+            load_confined(path, "basic", BARE).size("training")
 
 
 KEYED = """

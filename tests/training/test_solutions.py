@@ -10,7 +10,7 @@ from support.training import ROOT, inside, passport
 from captrain.benchmarks import ServiceDesk
 from captrain.config import Spec, compose_spec
 from captrain.contract import Target, load_file
-from captrain.environments import Brief, loading
+from captrain.environments import Brief
 from captrain.environments.templates import TemplateSynthesizer
 from captrain.errors import UserError
 from captrain.models.lora import Adapter
@@ -111,10 +111,7 @@ def test_solutions_are_of_training_tasks_that_calibration_has_not_played(
     ]  # fmt: skip
 
 
-def test_what_is_no_solution_or_cannot_be_read_is_left_out_and_counted(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(loading, "is_own_text", lambda _: True)  # the sandbox gives tasks without end
+def test_what_is_no_solution_or_cannot_be_read_is_left_out_and_counted(tiny: Path, tmp_path: Path) -> None:
     written(tmp_path, "alpha", ('"content": "yes"', '"content": "yes" if task["data"]["i"] % 2 else "1234"'))
     written(tmp_path, "beta", ('"content": "yes"', '"content": "yes" * (1 + 4000 * (task["data"]["i"] == 4))'))
     few = "class Environment:\n    def size(self, split):\n        return 5\n"

@@ -134,8 +134,8 @@ def load_confined(path: Path, least: Level, layers: tuple[str, ...] = LAYERS, *,
 
 
 class ConfinedEnvironment:
-    """An environment in the sandbox, as `captrain.contract.Environment`. `about`, `idle`, `broken`, `hint` and the
-    `key` of `open` are there if the file has them.
+    """An environment in the sandbox, as `captrain.contract.Environment`. `about`, `size`, `idle`, `broken`, `hint` and
+    the `key` of `open` are there if the file has them.
 
     Args:
         path: of the file.
@@ -149,6 +149,7 @@ class ConfinedEnvironment:
     name: str
     tools: list[JsonObject]
     about: JsonObject
+    size: Callable[[str], int | None]
     idle: Callable[[JsonObject], list[Message]]
     broken: Callable[[JsonObject], list[Message]]
     hint: Callable[[JsonObject], str]
@@ -186,7 +187,7 @@ class ConfinedEnvironment:
                 raise Misbehaviour(f"describes itself as {preview(unexpected)}")
         if not isinstance(about, dict):
             raise Misbehaviour(f"says of itself what is not an object: {preview(about)}")
-        self._optional = [candidate for candidate in ("about", *SHAPES) if candidate in optional]
+        self._optional = [candidate for candidate in ("about", "size", *SHAPES) if candidate in optional]
         self._about, self._keyed = about, keyed
 
     def __getattr__(self, name: str) -> object:
@@ -194,7 +195,8 @@ class ConfinedEnvironment:
         if name == "open":
             return self._open_keyed if self._keyed else self._open
         if name != "_optional" and name in self._optional:
-            return self._about if name == "about" else partial(self._function, name)
+            functions = {"about": self._about, "size": self._size}
+            return functions[name] if name in functions else partial(self._function, name)
         raise AttributeError(f"{type(self).__name__} has no {name}")
 
     def tasks(self, split: str, count: int) -> list[JsonObject]:
@@ -241,6 +243,13 @@ class ConfinedEnvironment:
         shape = SHAPES.get(name, messages_of)
         with self.attributing_faults(name, task["id"]):
             return shape(self._host_of_process().ask_shared("call", {"name": name, "arguments": [task]}))
+
+    def _size(self, split: str) -> int | None:
+        with self.attributing_faults("size", f"split {split}"):
+            size = self._host_of_process().ask_shared("call", {"name": "size", "arguments": [split]})
+            if size is None or (type(size) is int and size >= 0):
+                return size
+            raise Misbehaviour(f"returned what is no number of tasks ({preview(size)})")
 
     def _host_of_process(self) -> Host:
         """The host in this process of ours: another one if it was lost, or is our parent's."""

@@ -20,7 +20,7 @@ from confine import confine, probe
 LONGEST = 2000
 """Characters kept of an error message."""
 REQUIRED = ("name", "tools", "tasks", "open", "score", "reference")
-OPTIONAL = ("about", "idle", "broken", "hint")
+OPTIONAL = ("about", "size", "idle", "broken", "hint")
 
 
 class Episode(Protocol):
@@ -131,7 +131,7 @@ class Operations:
         return self._tasks[1][start:stop]
 
     def call(self, name: str, arguments: list[object]) -> object:
-        """A method: `score`, `reference`, `idle`, `broken`, `hint`."""
+        """A method: `score`, `reference`, `size`, `idle`, `broken`, `hint`."""
         method: Callable[..., object] = getattr(self._environment, name)
         return method(*arguments)
 
