@@ -13,7 +13,7 @@ from captrain.models.composition import compose
 from captrain.models.lora import Adapter
 from captrain.models.plain_lora import read_plain_lora
 from captrain.policies.local import LocalPolicy, with_adapter
-from captrain.serving.server import Server
+from captrain.serving.endpoint import Server
 
 VARIATIONS: dict[str, dict[str, Any]] = {
     "use_rslora": {"use_rslora": True},

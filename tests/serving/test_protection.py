@@ -17,8 +17,9 @@ from support.adapters import save_adapter
 
 from captrain.errors import UserError
 from captrain.policies.local import LocalPolicy
+from captrain.serving.endpoint import Server
 from captrain.serving.protection import Protection, PunctualProtocol, protection_of
-from captrain.serving.server import Server, application
+from captrain.serving.server import application
 
 ASK = {"model": "tiny", "messages": [{"role": "user", "content": "Say 1."}], "max_tokens": 2}
 

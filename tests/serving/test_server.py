@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 import uvicorn
@@ -22,7 +23,8 @@ from captrain.contract import Target, load_file
 from captrain.policies.local import LocalPolicy
 from captrain.policies.openai import OpenAIPolicy
 from captrain.policies.policy import Play
-from captrain.serving.server import Server, application, main
+from captrain.serving.endpoint import Server
+from captrain.serving.server import application, main
 
 NAME = "tiny"
 ASK = [{"role": "system", "content": "Talk."}, {"role": "user", "content": "Say 1."}]
@@ -286,3 +288,26 @@ def test_the_tokens_of_a_dialogue_are_told_without_an_answer(client: openai.Open
         )
         answer = ask(client, extra_body={"return_token_ids": True}, **more)
         assert told.json()["tokens"] == answer.prompt_token_ids
+
+
+def continuation(**more: Any) -> dict[str, Any]:
+    request = {"model": NAME, "prompt": [1, 2], "max_tokens": 1, "seed": 0, "logprobs": 1, "return_token_ids": True}
+    return {**request, **more}
+
+
+@pytest.mark.parametrize("more", [{"prompt": [1, 10**6]}, {"allowed_token_ids": [10**6]}, {"allowed_token_ids": [-1]}])
+def test_tokens_that_the_model_has_not_are_refused_and_others_answered_afterwards(url: str, more: Any) -> None:
+    refusal = httpx.post(f"{url}/completions", json=continuation(**more), timeout=60)
+    assert refusal.status_code == 400 and "there is no token" in refusal.text
+    assert httpx.post(f"{url}/completions", json=continuation(allowed_token_ids=[3, 4]), timeout=60).status_code == 200
+
+
+def test_a_closed_question_that_fails_is_answered_and_ends_no_other(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = local(tiny)
+    with monkeypatch.context() as patch, serving(Server(policy, NAME, {})) as address:
+        patch.setattr(policy, "scores", lambda *_: 1 / 0)
+        failure = httpx.post(f"{address}/completions", json=continuation(allowed_token_ids=[3]), timeout=60)
+        assert failure.status_code == 500 and "ZeroDivisionError" in failure.text
+        assert httpx.post(f"{address}/completions", json=continuation(), timeout=60).status_code == 200

@@ -26,11 +26,11 @@ def serve(
 ) -> None:
     """The base and its adapters behind an OpenAI-compatible endpoint."""
     from captrain.serving import protection as protecting
-    from captrain.serving import server as endpoint
+    from captrain.serving import server
 
     protection = protecting.protection_of(host, token_variable, hosts or [])
     try:
-        modules = dict(endpoint.pair(adapter) for adapter in adapters or [])
+        modules = dict(server.pair(adapter) for adapter in adapters or [])
     except ValueError as error:
         raise UserError(f"--lora-modules: {error}", "write name=folder") from None
-    endpoint.serve(model, host, port, name, modules, protection=protection, folders=folders or [])
+    server.serve(model, host, port, name, modules, protection=protection, folders=folders or [])

@@ -9,37 +9,29 @@ of `vllm serve` that policy vllm gives it.
 """
 
 import argparse
-import asyncio
 import json
-import logging
 import os
-import queue
 import socket
-import threading
-import time
-import uuid
 from collections.abc import AsyncIterator, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from jinja2 import TemplateError
 from starlette.exceptions import HTTPException
 
 from captrain.errors import UserError
 from captrain.execution import entry_point
-from captrain.models import adapter_digest, require_recorded
-from captrain.policies import EngineRow, LocalPolicy, sample_rows, with_adapter
-from captrain.records import JsonObject, Message, digest
+from captrain.models import require_recorded
+from captrain.policies import LocalPolicy
+from captrain.records import JsonObject
+from captrain.serving.endpoint import Server
 from captrain.serving.openai_schemas import (
     CompletionRequest,
     LoadAdapterRequest,
-    RequestMessage,
     StreamOptions,
     TokenizeRequest,
     TokenRequest,
@@ -54,25 +46,6 @@ TOKENS = 512
 
 
 @dataclass(frozen=True)
-class Sampling:
-    """One completion to sample; equal `group`s may share a batch: adapter, temperature, tokens at most."""
-
-    group: tuple[str, float, int]
-    row: EngineRow
-    future: Future[EngineRow] = field(default_factory=Future)
-
-
-@dataclass(frozen=True)
-class Scoring:
-    """A prompt whose next token is not sampled: its log-probability for each of some tokens, among these."""
-
-    adapter: str
-    prompt: list[int]
-    tokens: list[int]
-    future: Future[list[float]] = field(default_factory=Future)
-
-
-@dataclass(frozen=True)
 class Limits:
     """What a server takes: tokens of the longest dialogue, and the largest rank of an adapter. None: all that the model
     takes, and any."""
@@ -82,252 +55,6 @@ class Limits:
 
 
 UNLIMITED = Limits()
-
-
-class Sampler:
-    """Samples completions in batches, on one thread.
-
-    Args:
-        policy: whose model, whose batch and whose longest dialogue.
-    """
-
-    def __init__(self, policy: LocalPolicy) -> None:
-        self.policy = policy
-        self._queue: queue.SimpleQueue[Sampling | Scoring | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def submit(self, sampling: Sampling) -> Future[EngineRow]:
-        """Wait in line; the row is complete when the future is done."""
-        self._queue.put(sampling)
-        return sampling.future
-
-    def score(self, scoring: Scoring) -> Future[list[float]]:
-        """Wait in line; see `Scoring`."""
-        self._queue.put(scoring)
-        return scoring.future
-
-    def close(self) -> None:
-        """Finish what waits, and end."""
-        self._queue.put(None)
-        self._thread.join()
-
-    def _run(self) -> None:
-        while (first := self._queue.get()) is not None:
-            queued: list[Sampling | Scoring] = [first]
-            while not self._queue.empty():
-                if (more := self._queue.get()) is None:
-                    self._queue.put(None)
-                    break
-                queued.append(more)
-            for scoring in queued:
-                if isinstance(scoring, Scoring):
-                    self._score(scoring)
-            samplings = [sampling for sampling in queued if isinstance(sampling, Sampling)]
-            for group in dict.fromkeys(sampling.group for sampling in samplings):
-                alike = [sampling for sampling in samplings if sampling.group == group]
-                for start in range(0, len(alike), self.policy.batch):
-                    self._sample(group, alike[start : start + self.policy.batch])
-
-    def _score(self, scoring: Scoring) -> None:
-        scoring.future.set_result(self.policy.scores(scoring.prompt, scoring.tokens, scoring.adapter))
-
-    def _sample(self, group: tuple[str, float, int], batch: Sequence[Sampling]) -> None:
-        adapter, temperature, tokens = group
-        try:
-            sample_rows(
-                self.policy.decoder(adapter),
-                [sampling.row for sampling in batch],
-                end=self.policy.tokenizer.eos_token_id,
-                temperature=temperature,
-                max_tokens=tokens,
-                max_length=self.policy.max_length,
-            )
-        except Exception as error:
-            # Nobody waits for this thread itself: it goes on, and whoever waits for an answer is told.
-            logging.exception("a batch of %d completions failed", len(batch))
-            for sampling in batch:
-                sampling.future.set_exception(HTTPException(500, f"{type(error).__name__}: {error}"))
-            return
-        for sampling in batch:
-            sampling.future.set_result(sampling.row)
-
-
-class Server:
-    """The endpoint.
-
-    Args:
-        policy: the model; its temperature and limits are those of requests that name none.
-        name: of the model without adapter.
-        adapters: folders of adapters by name.
-        root: where the model is from; its name where that is not to be told.
-        rank: the largest of an adapter; None: any.
-        folders: below which adapters may lie that are loaded while it runs; None: anywhere.
-
-    Raises:
-        UserError: an adapter is missing or damaged.
-    """
-
-    def __init__(
-        self,
-        policy: LocalPolicy,
-        name: str,
-        adapters: dict[str, Path],
-        root: str = "",
-        rank: int | None = None,
-        folders: Sequence[Path] | None = None,
-    ) -> None:
-        self.policy, self.name, self.root, self.rank = policy, name, root or name, rank
-        self._folders = None if folders is None else [folder.resolve() for folder in folders]
-        self.adapters: dict[str, tuple[Path, str]] = {}
-        for adapter, folder in adapters.items():
-            self.load(adapter, folder)
-        self.sampler = Sampler(policy)
-
-    def load_allowed(self, name: str, folder: Path) -> None:
-        """Serve an adapter that a request names; raises HTTPException where it may not lie there, else as `load`."""
-        if self._folders is not None and not any(folder.resolve().is_relative_to(root) for root in self._folders):
-            roots = ", ".join(map(str, self._folders)) or "none"
-            raise HTTPException(403, f"adapters are loaded from named folders alone (--adapters-from): {roots}")
-        self.load(name, folder)
-
-    def load(self, name: str, folder: Path) -> None:
-        """Serve an adapter under a name; raises UserError for a folder that holds none, or a name in use."""
-        if name == self.name or name in self.adapters:
-            raise UserError(f"there is a model {name} already", "unload it first, or choose another name")
-        content = adapter_digest(folder)
-        rank = json.loads((folder / "adapter_config.json").read_text())["r"]
-        if self.rank is not None and rank > self.rank:
-            raise UserError(
-                f"adapter {name} has rank {rank}, and ranks to {self.rank} are taken", "serve a larger rank"
-            )
-        with_adapter(self.policy.state, str(folder))  # A damaged one is refused now, not at its first request.
-        self.adapters[name] = (folder, content)
-
-    def models(self) -> list[JsonObject]:
-        """The base, then its adapters; `digest` is what they are, whatever they are called."""
-        models: list[JsonObject] = [{"id": self.name, "root": self.root, "parent": None, "digest": self.policy.digest}]
-        models += [
-            {"id": name, "root": str(folder), "parent": self.name, "digest": content}
-            for name, (folder, content) in self.adapters.items()
-        ]
-        return [{"object": "model", "created": 0, "owned_by": "captrain", **model} for model in models]
-
-    async def complete(self, request: CompletionRequest) -> JsonObject:
-        """Answer a request for completions.
-
-        Raises:
-            HTTPException: the request asks for what is not there or cannot be done.
-        """
-        if unsupported := request.unsupported():
-            raise HTTPException(400, f"this server does not support {', '.join(unsupported)}")
-        adapter = self._adapter(request.model)
-        prompt = self.prompt(request.messages, request.tools if request.tool_choice == "auto" else [])
-        tokens = request.max_completion_tokens or request.max_tokens or self.policy.max_tokens
-        seed = uuid.uuid4().hex if request.seed is None else str(request.seed)
-        samplings = [
-            Sampling((adapter, request.temperature, tokens), EngineRow(f"{seed}/{index}", prompt, lambda _: []))
-            for index in range(request.n)
-        ]
-        rows = await asyncio.gather(*(asyncio.wrap_future(self.sampler.submit(sampling)) for sampling in samplings))
-        replies = [row.ids[len(prompt) :] for row in rows]
-        answer = {
-            "id": f"chatcmpl-{uuid.uuid4().hex}",
-            "object": "chat.completion",
-            "created": int(time.time()),
-            "model": request.model,
-            "system_fingerprint": self.policy.digest,
-            "choices": [self._choice(request, index, row, len(prompt)) for index, row in enumerate(rows)],
-            "usage": usage(len(prompt), sum(map(len, replies))),
-        }
-        return {**answer, "prompt_token_ids": prompt} if request.return_token_ids else answer
-
-    async def follow(self, request: TokenRequest) -> JsonObject:
-        """Answer a request for what follows token ids; raises as `complete` does."""
-        adapter, end = self._adapter(request.model), self.policy.tokenizer.eos_token_id
-        if {*request.stop_token_ids} - {end}:
-            raise HTTPException(400, f"turns end with token {end} alone")
-        if len(request.prompt) >= self.policy.max_length:
-            raise self._too_long(len(request.prompt))
-        if request.allowed_token_ids:
-            tokens = request.allowed_token_ids
-            scoring = Scoring(adapter, request.prompt, tokens)
-            scores = await asyncio.wrap_future(self.sampler.score(scoring))
-            best = max(range(len(tokens)), key=lambda index: scores[index])
-            reply, logprobs = [tokens[best]], [scores[best]]
-            top = [{f"token_id:{token}": score for token, score in zip(tokens, scores, strict=True)}]
-        else:
-            row = EngineRow(f"{request.seed}/0", request.prompt, lambda _: [])
-            group = (adapter, request.temperature, request.max_tokens)
-            await asyncio.wrap_future(self.sampler.submit(Sampling(group, row)))
-            reply, logprobs = row.ids[len(request.prompt) :], row.logprobs[len(request.prompt) :]
-            top = []
-        scored = {"token_logprobs": logprobs, "top_logprobs": top}
-        return {
-            "id": f"cmpl-{uuid.uuid4().hex}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": request.model,
-            "choices": [
-                {"index": 0, "text": self.policy.tokenizer.decode(reply), "token_ids": reply, "logprobs": scored}
-            ],
-            "usage": usage(len(request.prompt), len(reply)),
-        }
-
-    def _too_long(self, length: int) -> HTTPException:
-        limit = self.policy.max_length
-        return HTTPException(400, f"{length} tokens exceed the model's context length of {limit} tokens")
-
-    def _adapter(self, model: str) -> str:
-        if model == self.name:
-            return ""
-        if model not in self.adapters:
-            raise HTTPException(404, f"there is no model {model}; there are {', '.join([self.name, *self.adapters])}")
-        return str(self.adapters[model][0])
-
-    def prompt(self, messages: Sequence[RequestMessage], tools: list[JsonObject]) -> list[int]:
-        """The tokens that the model reads of a dialogue; raises as `complete` does."""
-        try:
-            prompt = self.policy.chat(tools).dialogue([message.message() for message in messages])
-        except (TemplateError, TypeError, LookupError, AttributeError, ValueError, RecursionError) as error:
-            raise HTTPException(400, f"the model's chat template does not take these messages: {error}") from None
-        if len(prompt) >= self.policy.max_length:
-            raise self._too_long(len(prompt))
-        return prompt
-
-    def _choice(self, request: CompletionRequest, index: int, row: EngineRow, start: int) -> JsonObject:
-        tokens, tokenizer = row.ids[start:], self.policy.tokenizer
-        reply = self.policy.chat([]).parse(tokens)
-        message: Message = {"role": "assistant", "content": reply["content"] or None}
-        if calls := reply.get("tool_calls"):
-            names = digest(tokens, index)
-            message["tool_calls"] = [
-                {
-                    "id": f"call_{names}_{position}",
-                    "type": "function",
-                    "function": {
-                        "name": call["function"]["name"],
-                        "arguments": json.dumps(call["function"]["arguments"], ensure_ascii=False),
-                    },
-                }
-                for position, call in enumerate(calls)
-            ]
-        finish = "tool_calls" if calls else "stop" if tokens[-1:] == [tokenizer.eos_token_id] else "length"
-        choice = {"index": index, "message": message, "finish_reason": finish}
-        if request.logprobs:
-            spelled = [tokenizer.decode([token]) for token in tokens]
-            choice["logprobs"] = {
-                "content": [
-                    {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
-                    for text, logprob in zip(spelled, row.logprobs[start:], strict=True)
-                ]
-            }
-        return {**choice, "token_ids": tokens} if request.return_token_ids else choice
-
-
-def usage(prompt: int, reply: int) -> dict[str, int]:
-    """Tokens of one request."""
-    return {"prompt_tokens": prompt, "completion_tokens": reply, "total_tokens": prompt + reply}
 
 
 def streamed(answer: JsonObject, options: StreamOptions) -> Iterator[str]:

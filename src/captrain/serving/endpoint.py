@@ -1,0 +1,202 @@
+"""The model behind the endpoint: its name and adapters, and the answer to each kind of request, without HTTP.
+
+Chat completions are rendered and parsed as the embedded agent's own turns are; token ids are continued as they are.
+What cannot be done is refused by an `HTTPException`.
+"""
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+from jinja2 import TemplateError
+from starlette.exceptions import HTTPException
+
+from captrain.errors import UserError
+from captrain.models import adapter_digest
+from captrain.policies import EngineRow, LocalPolicy, with_adapter
+from captrain.records import JsonObject, Message, digest
+from captrain.serving.openai_schemas import CompletionRequest, RequestMessage, TokenRequest
+from captrain.serving.sampler import Sampler, Sampling, Scoring
+
+
+class Server:
+    """The endpoint.
+
+    Args:
+        policy: the model; its temperature and limits are those of requests that name none.
+        name: of the model without adapter.
+        adapters: folders of adapters by name.
+        root: where the model is from; its name where that is not to be told.
+        rank: the largest of an adapter; None: any.
+        folders: below which adapters may lie that are loaded while it runs; None: anywhere.
+
+    Raises:
+        UserError: an adapter is missing or damaged.
+    """
+
+    def __init__(
+        self,
+        policy: LocalPolicy,
+        name: str,
+        adapters: dict[str, Path],
+        root: str = "",
+        rank: int | None = None,
+        folders: Sequence[Path] | None = None,
+    ) -> None:
+        self.policy, self.name, self.root, self.rank = policy, name, root or name, rank
+        self._folders = None if folders is None else [folder.resolve() for folder in folders]
+        self.adapters: dict[str, tuple[Path, str]] = {}
+        for adapter, folder in adapters.items():
+            self.load(adapter, folder)
+        self.sampler = Sampler(policy)
+
+    def load_allowed(self, name: str, folder: Path) -> None:
+        """Serve an adapter that a request names; raises HTTPException where it may not lie there, else as `load`."""
+        if self._folders is not None and not any(folder.resolve().is_relative_to(root) for root in self._folders):
+            roots = ", ".join(map(str, self._folders)) or "none"
+            raise HTTPException(403, f"adapters are loaded from named folders alone (--adapters-from): {roots}")
+        self.load(name, folder)
+
+    def load(self, name: str, folder: Path) -> None:
+        """Serve an adapter under a name; raises UserError for a folder that holds none, or a name in use."""
+        if name == self.name or name in self.adapters:
+            raise UserError(f"there is a model {name} already", "unload it first, or choose another name")
+        content = adapter_digest(folder)
+        rank = json.loads((folder / "adapter_config.json").read_text())["r"]
+        if self.rank is not None and rank > self.rank:
+            raise UserError(
+                f"adapter {name} has rank {rank}, and ranks to {self.rank} are taken", "serve a larger rank"
+            )
+        with_adapter(self.policy.state, str(folder))  # A damaged one is refused now, not at its first request.
+        self.adapters[name] = (folder, content)
+
+    def models(self) -> list[JsonObject]:
+        """The base, then its adapters; `digest` is what they are, whatever they are called."""
+        models: list[JsonObject] = [{"id": self.name, "root": self.root, "parent": None, "digest": self.policy.digest}]
+        models += [
+            {"id": name, "root": str(folder), "parent": self.name, "digest": content}
+            for name, (folder, content) in self.adapters.items()
+        ]
+        return [{"object": "model", "created": 0, "owned_by": "captrain", **model} for model in models]
+
+    async def complete(self, request: CompletionRequest) -> JsonObject:
+        """Answer a request for completions.
+
+        Raises:
+            HTTPException: the request asks for what is not there or cannot be done.
+        """
+        if unsupported := request.unsupported():
+            raise HTTPException(400, f"this server does not support {', '.join(unsupported)}")
+        adapter = self._adapter(request.model)
+        prompt = self.prompt(request.messages, request.tools if request.tool_choice == "auto" else [])
+        tokens = request.max_completion_tokens or request.max_tokens or self.policy.max_tokens
+        seed = uuid.uuid4().hex if request.seed is None else str(request.seed)
+        samplings = [
+            Sampling((adapter, request.temperature, tokens), EngineRow(f"{seed}/{index}", prompt, lambda _: []))
+            for index in range(request.n)
+        ]
+        rows = await asyncio.gather(*(asyncio.wrap_future(self.sampler.submit(sampling)) for sampling in samplings))
+        replies = [row.ids[len(prompt) :] for row in rows]
+        answer = {
+            "id": f"chatcmpl-{uuid.uuid4().hex}",
+            "object": "chat.completion",
+            "created": int(time.time()),
+            "model": request.model,
+            "system_fingerprint": self.policy.digest,
+            "choices": [self._choice(request, index, row, len(prompt)) for index, row in enumerate(rows)],
+            "usage": usage(len(prompt), sum(map(len, replies))),
+        }
+        return {**answer, "prompt_token_ids": prompt} if request.return_token_ids else answer
+
+    async def follow(self, request: TokenRequest) -> JsonObject:
+        """Answer a request for what follows token ids; raises as `complete` does."""
+        adapter, end = self._adapter(request.model), self.policy.tokenizer.eos_token_id
+        if {*request.stop_token_ids} - {end}:
+            raise HTTPException(400, f"turns end with token {end} alone")
+        if len(request.prompt) >= self.policy.max_length:
+            raise self._too_long(len(request.prompt))
+        vocabulary = self.policy.config.vocab_size
+        if unknown := [token for token in (*request.prompt, *request.allowed_token_ids) if not 0 <= token < vocabulary]:
+            raise HTTPException(400, f"there is no token {unknown[0]}: the model has those from 0 to {vocabulary - 1}")
+        if request.allowed_token_ids:
+            tokens = request.allowed_token_ids
+            scoring = Scoring(adapter, request.prompt, tokens)
+            scores = await asyncio.wrap_future(self.sampler.score(scoring))
+            best = max(range(len(tokens)), key=lambda index: scores[index])
+            reply, logprobs = [tokens[best]], [scores[best]]
+            top = [{f"token_id:{token}": score for token, score in zip(tokens, scores, strict=True)}]
+        else:
+            row = EngineRow(f"{request.seed}/0", request.prompt, lambda _: [])
+            group = (adapter, request.temperature, request.max_tokens)
+            await asyncio.wrap_future(self.sampler.submit(Sampling(group, row)))
+            reply, logprobs = row.ids[len(request.prompt) :], row.logprobs[len(request.prompt) :]
+            top = []
+        scored = {"token_logprobs": logprobs, "top_logprobs": top}
+        return {
+            "id": f"cmpl-{uuid.uuid4().hex}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": request.model,
+            "choices": [
+                {"index": 0, "text": self.policy.tokenizer.decode(reply), "token_ids": reply, "logprobs": scored}
+            ],
+            "usage": usage(len(request.prompt), len(reply)),
+        }
+
+    def _too_long(self, length: int) -> HTTPException:
+        limit = self.policy.max_length
+        return HTTPException(400, f"{length} tokens exceed the model's context length of {limit} tokens")
+
+    def _adapter(self, model: str) -> str:
+        if model == self.name:
+            return ""
+        if model not in self.adapters:
+            raise HTTPException(404, f"there is no model {model}; there are {', '.join([self.name, *self.adapters])}")
+        return str(self.adapters[model][0])
+
+    def prompt(self, messages: Sequence[RequestMessage], tools: list[JsonObject]) -> list[int]:
+        """The tokens that the model reads of a dialogue; raises as `complete` does."""
+        try:
+            prompt = self.policy.chat(tools).dialogue([message.message() for message in messages])
+        except (TemplateError, TypeError, LookupError, AttributeError, ValueError, RecursionError) as error:
+            raise HTTPException(400, f"the model's chat template does not take these messages: {error}") from None
+        if len(prompt) >= self.policy.max_length:
+            raise self._too_long(len(prompt))
+        return prompt
+
+    def _choice(self, request: CompletionRequest, index: int, row: EngineRow, start: int) -> JsonObject:
+        tokens, tokenizer = row.ids[start:], self.policy.tokenizer
+        reply = self.policy.chat([]).parse(tokens)
+        message: Message = {"role": "assistant", "content": reply["content"] or None}
+        if calls := reply.get("tool_calls"):
+            names = digest(tokens, index)
+            message["tool_calls"] = [
+                {
+                    "id": f"call_{names}_{position}",
+                    "type": "function",
+                    "function": {
+                        "name": call["function"]["name"],
+                        "arguments": json.dumps(call["function"]["arguments"], ensure_ascii=False),
+                    },
+                }
+                for position, call in enumerate(calls)
+            ]
+        finish = "tool_calls" if calls else "stop" if tokens[-1:] == [tokenizer.eos_token_id] else "length"
+        choice = {"index": index, "message": message, "finish_reason": finish}
+        if request.logprobs:
+            spelled = [tokenizer.decode([token]) for token in tokens]
+            choice["logprobs"] = {
+                "content": [
+                    {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
+                    for text, logprob in zip(spelled, row.logprobs[start:], strict=True)
+                ]
+            }
+        return {**choice, "token_ids": tokens} if request.return_token_ids else choice
+
+
+def usage(prompt: int, reply: int) -> dict[str, int]:
+    """Tokens of one request."""
+    return {"prompt_tokens": prompt, "completion_tokens": reply, "total_tokens": prompt + reply}
