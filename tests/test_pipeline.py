@@ -116,7 +116,31 @@ def test_both_sides_of_the_comparison_spend_the_same_rollouts_and_every_one_is_c
     assert {entry.rollouts for entry in ledger["adapters"]} == {spec["adapters"]["rollouts"]}
     played = load(project.folder / "artifacts/evaluation/rollouts.jsonl", Rollout)
     table = pd.read_csv(folder / "evaluation/ledger.csv")
-    assert sum(row["rollouts"] for row in table.to_dict("records") if row["purpose"] == "evaluation") == len(played)
+    assert sum(row["rollouts"] for row in table.to_dict("records") if row["stage"] == "evaluation") == len(played)
+
+
+def test_the_curve_of_a_training_ends_in_the_table_and_counts_what_was_spent_on_the_way(project: Repository) -> None:
+    results = project.folder / "results"
+    curve = pd.read_csv(results / "evaluation/curve.csv")
+    main = pd.read_csv(results / "evaluation/main.csv").set_index("method")
+    assert [*zip(curve["method"], curve["point"], strict=True)] == [
+        (method, point) for method in ("trace", "grpo_target") for point in (1, 2)
+    ]
+    spent = {row["method"]: row["rollouts_spent"] for row in curve.to_dict("records") if row["point"] == 1}
+    index = json.loads((results / "adapters/index.json").read_text())
+    before = main.loc["trace", "rollouts_spent"] - 80 * len(index)
+    assert spent["trace"] == before + 40 * len(index)
+    assert (
+        main.loc["grpo_target", "rollouts_spent"] / 2
+        <= spent["grpo_target"]
+        < main.loc["grpo_target", "rollouts_spent"]
+    )
+    for row in curve.to_dict("records")[1::2]:
+        final = main.loc[row["method"]]
+        assert [row[name] for name in ("pass_rate", "low", "high")] == [*final[["pass_rate", "low", "high"]]]
+    ledger = pd.read_csv(results / "evaluation/ledger.csv").set_index("stage")
+    assert ledger.loc["curve", "rollouts"] == 2 * 40 * 2  # methods, tasks, trials
+    assert (results / "figures/curve.png").stat().st_size > 1000
 
 
 def test_splits_never_mix_and_every_record_is_token_exact(project: Repository) -> None:

@@ -135,6 +135,45 @@ def test_a_training_that_was_cut_off_goes_on_from_its_last_whole_checkpoint(
         assert not checkpoints.exists()
 
 
+def test_a_training_keeps_its_adapter_at_points_which_are_what_less_training_at_that_rate_comes_to(
+    tiny: Path, environment: Path, trained: Trained, tmp_path: Path
+) -> None:
+    with inside(tmp_path):
+        whole, half = train(job(tiny, environment, points=3)), train(job(tiny, environment, rollouts=8))
+        assert whole.digest == trained.digest and [*whole.checkpoints] == ["8", "16"]
+        assert whole.checkpoints["8"] == half.digest != whole.checkpoints["16"] != whole.digest
+        publish_adapters([whole], "adapters", "trace")
+        row = json.loads(Path("results/adapters/index.json").read_text())["letters"]
+        assert row["checkpoints"] == whole.checkpoints
+        for rollouts, digest in whole.checkpoints.items():
+            assert adapter_digest(Path(row["path"], "checkpoints", rollouts)) == digest
+        assert train(job(tiny, environment, points=3)).checkpoints == whole.checkpoints
+    assert not trained.checkpoints and "checkpoints" not in trained.summary()
+
+
+def test_points_that_were_passed_before_a_training_was_cut_off_are_kept(
+    tiny: Path, environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from captrain.training import grpo
+
+    play = grpo.Sampler.__call__
+
+    def pull_the_plug(self: Any, prompts: list[str], trainer: Any) -> Any:
+        batch = play(self, prompts, trainer)
+        if len(trainer.history) == 3:
+            raise KeyboardInterrupt
+        return batch
+
+    with inside(tmp_path / "cut"):
+        with monkeypatch.context() as patch:
+            patch.setattr(grpo.Sampler, "__call__", pull_the_plug)
+            with pytest.raises(KeyboardInterrupt):
+                train(job(tiny, environment, points=3))
+        resumed = train(job(tiny, environment, points=3))
+    with inside(tmp_path / "whole"):
+        assert train(job(tiny, environment, points=3)).checkpoints == resumed.checkpoints
+
+
 def test_a_rate_that_falls_goes_on_from_a_checkpoint_where_it_was(
     tiny: Path, environment: Path, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

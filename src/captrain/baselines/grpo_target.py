@@ -23,7 +23,8 @@ def target_jobs(spec: Spec, project: Path, trace: Sequence[LedgerEntry]) -> list
     """
     settings = spec.baselines.grpo_target.differences()
     target = TrainingEnvironment("target", spec.benchmark)
-    return [baseline_job("grpo_target", spec, project, [target], budget(trace), settings)]
+    points = spec.curve.points
+    return [baseline_job("grpo_target", spec, project, [target], budget(trace), settings, points=points)]
 
 
 BASELINE = GRPOBaseline(

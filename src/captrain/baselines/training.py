@@ -129,6 +129,7 @@ def baseline_job(
     rollouts: int,
     settings: JsonObject | None = None,
     start: Adapter | None = None,
+    points: int = 0,
 ) -> Job:
     """One adapter by GRPO as TRACE trains its own; only where, and how long, differs, and what the row says itself.
 
@@ -140,6 +141,7 @@ def baseline_job(
         rollouts: what is left to train with.
         settings: of the trainer, where the row has its own.
         start: the adapter that is trained on; None: a new one.
+        points: see `Job`.
 
     Raises:
         UserError: nothing is left.
@@ -159,6 +161,7 @@ def baseline_job(
         seed=spec.seed,
         machine=spec.machine,
         start=start,
+        points=points,
     )
 
 

@@ -145,6 +145,12 @@ class Merging(Section):
     """Of on-policy distillation."""
 
 
+class Curve(Section):
+    """At how many points of one training its adapter is evaluated, the end among them; 0: at none but the end."""
+
+    points: Annotated[int, Field(ge=0)]
+
+
 class Evaluation(Section):
     """The comparison on the test split; or, as the paper has it, on the tasks of all splits, those that were diagnosed
     and trained on among them, which every row of the table then says."""
@@ -178,6 +184,7 @@ class Spec(Section):
     controls: Switch
     router: Component
     evaluation: Evaluation
+    curve: Curve
     causality: Switch
     machine: Machine
 

@@ -118,7 +118,7 @@ def play_arms(spec: Spec, base: Path, results: Path) -> tuple[list[Rollout], pd.
         *(_limited_to_routes(arm, routes) for arm in stage_arms),
         *_turn_arms(spec, results, arms_by_name),
     ]
-    compositions = list(_composition_arms(results, arms_by_name, routes))
+    compositions = list(composition_arms(results, arms_by_name, routes))
     portions = [
         tuple(compositions[offset::COMPOSITION_BATCHES])
         for offset in range(min(COMPOSITION_BATCHES, len(compositions)))
@@ -171,10 +171,11 @@ def _stage_arms(results: Path, stage: str) -> Iterator[Arm]:
 
 def _limited_to_routes(arm: Arm, routes: pd.DataFrame) -> Arm:
     """The arm of a control acts on those tasks alone that a control routes to it."""
-    return replace(arm, tasks=_routed_tasks(arm.name, routes)) if arm.stage == "controls" else arm
+    return replace(arm, tasks=routed_tasks(arm.name, routes)) if arm.stage == "controls" else arm
 
 
-def _routed_tasks(name: str, routes: pd.DataFrame) -> frozenset[str]:
+def routed_tasks(name: str, routes: pd.DataFrame) -> frozenset[str]:
+    """The tasks that any of the routers gives to an arm."""
     is_routed = routes.drop(columns=["task", "kind"]).eq(name).any(axis=1)
     return frozenset(routes["task"][is_routed])
 
@@ -197,14 +198,14 @@ def _adapter(weights: Mapping[str, float], arms_by_name: dict[str, Arm]) -> Adap
     return compose(members, weights, COMPOSITIONS)
 
 
-def _composition_arms(results: Path, arms_by_name: dict[str, Arm], routes: pd.DataFrame) -> Iterator[Arm]:
+def composition_arms(results: Path, arms_by_name: dict[str, Arm], routes: pd.DataFrame) -> Iterator[Arm]:
     """Every composition that some task is routed to, as one adapter."""
     paths = [results / stage / "compositions.json" for stage in ("routes", "controls")]
     compositions = {
         name: recipe for path in paths if path.exists() for name, recipe in json.loads(path.read_text()).items()
     }
     for name, weights in compositions.items():
-        yield Arm(name, "compositions", _adapter(weights, arms_by_name), tasks=_routed_tasks(name, routes))
+        yield Arm(name, "compositions", _adapter(weights, arms_by_name), tasks=routed_tasks(name, routes))
 
 
 def _place(rollout: Rollout) -> tuple[str, str]:

@@ -1,5 +1,6 @@
 """The evaluation of a project: plays what its stages have left, and compares what came of it with what was spent."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from captrain.baselines import spending_stages
@@ -7,6 +8,7 @@ from captrain.benchmarks import load_benchmark, overlapping_tasks
 from captrain.config import Spec
 from captrain.environments import read_passports
 from captrain.evaluation.arms import all_routes, play_arms
+from captrain.evaluation.curve import play_curve, whole_curve
 from captrain.evaluation.rows import controls_of
 from captrain.evaluation.tables import Evaluation, evaluate, mark_overlap
 from captrain.ledger import LedgerEntry
@@ -28,19 +30,22 @@ def evaluate_project(spec: Spec, project: Path = Path()) -> tuple[list[Rollout],
     """
     results = project / "results"
     rollouts, outcomes, entries = play_arms(spec, project / "artifacts/base", results)
+    curve, curve_entries = play_curve(spec, project)
     ledgers = [results / stage / "ledger.jsonl" for stage in spending_stages()]
     passports = read_passports(results / "environments")
     selected = load(results / "capabilities/capabilities.jsonl", Capability)
     evaluation = evaluate(
         outcomes,
         all_routes(results),
-        [entry for path in ledgers for entry in load(path, LedgerEntry)] + entries,
+        [entry for path in ledgers for entry in load(path, LedgerEntry)] + entries + curve_entries,
         ranked=[capability.id for capability in selected if capability.id in passports],
         controls=controls_of(results / "controls"),
         resamples=spec.evaluation.resamples,
         confidence=spec.evaluation.confidence,
         seed=spec.seed,
     )
+    if len(curve):
+        evaluation = replace(evaluation, curve=whole_curve(curve, evaluation.main, spec.curve.points))
     if spec.evaluation.splits == "all":
         overlap = {task.id for task in overlapping_tasks(load_benchmark(spec.benchmark, spec.machine))}
         evaluation = mark_overlap(evaluation, len(overlap), len(set(outcomes["task"])))

@@ -71,6 +71,7 @@ class Evaluation:
     costs: one row a method: method, label, rollouts, discarded, errors, prompt_tokens, completion_tokens, and the
     stages that it rests on, joined by spaces; what methods share is charged to each.
     metrics: nested dict for `dvc metrics show`.
+    curve: one row a method and point of its training, see `captrain.evaluation.curve`; None for the end alone.
     """
 
     main: pd.DataFrame
@@ -79,6 +80,7 @@ class Evaluation:
     ledger: pd.DataFrame
     costs: pd.DataFrame
     metrics: JsonObject
+    curve: pd.DataFrame | None = None
 
 
 def evaluate(
@@ -371,15 +373,18 @@ def _rounded(row: dict[Any, Any], *names: str) -> dict[str, float]:
 
 
 def publish_evaluation(evaluation: Evaluation, folder: Path) -> None:
-    """Write main.csv, differences.csv, kinds.csv, ledger.csv, spent.csv and metrics.json."""
+    """Write main.csv, differences.csv, kinds.csv, ledger.csv, spent.csv, metrics.json; curve.csv if there is one."""
     frames = {
         "main": evaluation.main,
         "differences": evaluation.differences,
         "kinds": evaluation.kinds,
         "ledger": evaluation.ledger,
         "spent": evaluation.costs,
+        "curve": evaluation.curve,
     }
     for name, frame in frames.items():
+        if frame is None:
+            continue
         publish_text(folder / f"{name}.csv", frame.to_csv(index=False, float_format="%.6f", lineterminator="\n"))
     publish_json(folder / "metrics.json", evaluation.metrics)
 

@@ -27,6 +27,7 @@ from .endpoint import ReplyMessage as ReplyMessage
 from .endpoint import TokenCompletion as TokenCompletion
 from .endpoint import TokenScores as TokenScores
 from .endpoint import TransientFault as TransientFault
+from .lora import CHECKPOINTS as CHECKPOINTS
 from .lora import Adapter as Adapter
 from .lora import adapter_digest as adapter_digest
 from .lora import copy_adapter as copy_adapter

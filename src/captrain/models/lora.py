@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from peft import PeftModel
     from torch import Tensor
 
+CHECKPOINTS = "checkpoints"
+"""In the folder of an adapter the one of what it was at points of its training, each named by the rollouts played; and
+their hashes in an index."""
+
 
 @dataclass(frozen=True)
 class Adapter:

@@ -7,7 +7,7 @@ TRACE        these three together, and so many: grpo_target, gepa, awm; mixed wi
              and calibration, single without diagnosis and one capability's calibration
 controls     calibration and training of each capability that only they take
 evaluation   (base + capabilities + each other arm) x evaluation.tasks x evaluation.trials; compositions on the
-             tasks that are routed to them
+             tasks that are routed to them; and 2 x (curve.points - 1) arms, TRACE's and GRPO's on the way
 causality    questions alone: evaluation.tasks x evaluation.trials at the most
 tokens       rollouts x those of one; questions x those of one
 wall         embedded base: rollouts / (rollouts a CPU second x workers); served model: the longest of
@@ -174,12 +174,16 @@ class Estimate:
         spec = self.spec
         baseline_arms = sum(row.arms(self.count) for row in baselines().values() if row.section(spec).run)
         arms = 1 + self.count + baseline_arms + len(spec.merging.methods) + self.further
+        arms += 2 * max(0, spec.curve.points - 1)
+        rollouts = (arms + self.composed) * self._arm_rollouts()
+        return self._rollout_stage("evaluation", rollouts, math.ceil(arms), spec.machine.workers, user=True)
+
+    def _arm_rollouts(self) -> int:
+        """Of an arm that acts on every task."""
+        spec = self.spec
         further = split_sizes(spec.benchmark) if spec.evaluation.splits == "all" else {}
         overlapping = further.get("discovery", 0) + further.get("training", 0)
-        tests = (spec.evaluation.tasks + overlapping) * spec.evaluation.trials
-        return self._rollout_stage(
-            "evaluation", (arms + self.composed) * tests, math.ceil(arms), spec.machine.workers, user=True
-        )
+        return (spec.evaluation.tasks + overlapping) * spec.evaluation.trials
 
     def baseline_rollouts(self, row: Baseline) -> float:
         """Rollouts that the stage of a row plays."""

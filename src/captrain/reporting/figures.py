@@ -25,6 +25,7 @@ from captrain.errors import UserError
 from captrain.evaluation import GRPO, TRACE, label, versus
 from captrain.records import JsonObject
 from captrain.reporting.causality import causality, has_causality
+from captrain.reporting.curve import curve, curve_rows
 from captrain.reporting.published import read_published, reference
 from captrain.reporting.rediscovery import rediscovered, rediscovery
 from captrain.reporting.style import GREY, HEADLINE, MERGING, ROUTING, Line, compare, ordered, render, tint
@@ -67,6 +68,7 @@ def draw(results: Path, out: Path) -> list[Path]:
         "merging": merging,
         "causality": causality,
         "rediscovery": rediscovery,
+        "curve": curve,
     }
     for name in REQUIRED:
         if not (results / name).exists():
@@ -82,6 +84,9 @@ def draw(results: Path, out: Path) -> list[Path]:
     if not rediscovered(results):
         del figures["rediscovery"]
         print("rediscovery: not drawn, for the agent was not diagnosed again; baselines.solutions does it")
+    if not curve_rows(results):
+        del figures["curve"]
+        print("curve: not drawn, for no adapter was evaluated before the end of its training; curve.points does it")
     return render({name: partial(make, results) for name, make in figures.items()}, out)
 
 

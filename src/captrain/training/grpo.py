@@ -41,13 +41,25 @@ from captrain.config import REMEDY, alternatives, takes
 from captrain.contract import Target
 from captrain.errors import UserError
 from captrain.execution import launch
-from captrain.models import DENSE, adapter_digest, copy_adapter, load_module, make_exact, save_adapter, share_beginnings
+from captrain.models import (
+    CHECKPOINTS,
+    DENSE,
+    adapter_digest,
+    copy_adapter,
+    load_module,
+    make_exact,
+    save_adapter,
+    share_beginnings,
+)
 from captrain.policies import Play
 from captrain.training import collectives, mismatch
 from captrain.training.groups import Groups, advantages
 from captrain.training.jobs import Job, Learner
 from captrain.training.model_card import grpo_model_card
 from captrain.training.recipe import GRPO
+
+POINTS = "points"
+"""In a workspace: the adapter as it was at the points of its job."""
 
 
 class PolicyTrainer(GRPOTrainer):
@@ -185,7 +197,7 @@ def make_trainer(recipe: GRPO, job: Job, policy: Learner, targets: Sequence[Targ
             or of another shape.
         EnvironmentFault: an environment has too few tasks.
     """
-    sampler = Sampler(recipe, policy, targets, job, folder / "sampling")
+    sampler = Sampler(recipe, policy, targets, job, folder / "sampling", folder.parent / POINTS)
     hf_logging.set_verbosity_error()
     hf_logging.disable_progress_bar()
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
@@ -345,8 +357,10 @@ class TrainingRow:
 class Sampler:
     """TRL's `rollout_func`: plays the batch's groups with the current adapter and scores them."""
 
-    def __init__(self, recipe: GRPO, policy: Learner, targets: Sequence[Target], job: Job, folder: Path) -> None:
-        self.recipe, self.policy, self.job, self.folder = recipe, policy, job, folder
+    def __init__(
+        self, recipe: GRPO, policy: Learner, targets: Sequence[Target], job: Job, folder: Path, points: Path
+    ) -> None:
+        self.recipe, self.policy, self.job, self.folder, self.points = recipe, policy, job, folder, points
         self.steps = math.ceil(job.rollouts / recipe.step_rollouts)
         self.groups = Groups(recipe, policy, targets, job)
 
@@ -365,7 +379,9 @@ class Sampler:
         names = [name for part in collectives.together(lambda: prompts) for name in part]
         groups = [int(name.split()[1]) for name in names[::size]]
         plan = self.groups.plan(groups, history)[: self.job.rollouts - before]
-        plays, errors = self.groups.play(str(self._save_adapter(trainer)), plan, len(prompts))
+        adapter = self._save_adapter(trainer)
+        self._keep(adapter, [step["rollouts"] for step in history])
+        plays, errors = self.groups.play(str(adapter), plan, len(prompts))
         rewards = [scored.score.reward for scored in plays]
         by_group = [rewards[start : start + size] for start in range(0, len(rewards), size)]
         informative = [max(group) - min(group) > 1e-6 for group in by_group]
@@ -434,6 +450,17 @@ class Sampler:
         save(trainer.model, aside, self.job.base, self.policy.digest)
         return collectives.once(lambda: aside.rename(self.folder / adapter_digest(aside)).resolve())
 
+    def _keep(self, adapter: Path, counts: Sequence[int]) -> None:
+        """Keep the adapter where a point of the job lies in the step that is over.
+
+        Args:
+            adapter: its folder.
+            counts: rollouts that were played by the end of each step.
+        """
+        before, now = [0, 0, *counts][-2:]
+        if any(before < mark <= now for mark in self.job.marks):
+            collectives.once(lambda: shutil.copytree(adapter, self.points / str(now), dirs_exist_ok=True))
+
 
 def fit(recipe: GRPO, job: Job, policy: Learner, targets: list[Target], workspace: Path) -> JsonObject:
     """Train from the last whole checkpoint in the workspace (or from nothing); leave the adapter in
@@ -456,9 +483,13 @@ def fit(recipe: GRPO, job: Job, policy: Learner, targets: list[Target], workspac
     counts = ("discarded", "prompt_tokens", "completion_tokens", "errors")
     total = {key: sum(step[key] for step in steps) for key in counts}
     rows = [{key: value for key, value in step.items() if key not in total} for step in steps]
+    points = sorted((workspace / POINTS).glob("*"), key=lambda path: int(path.name))
     result = {"digest": adapter_digest(folder), "rollouts": steps[-1]["rollouts"], **total, "history": rows}
+    result[CHECKPOINTS] = {path.name: adapter_digest(path) for path in points}
     if collectives.rank() == 0:
         publish_text(folder / "README.md", grpo_model_card(job, recipe, targets, result))
+        for path in points:
+            shutil.copytree(path, folder / CHECKPOINTS / path.name)
     return result
 
 

@@ -1,5 +1,6 @@
 """The jobs of training: where one adapter is trained, how, with which budget, and what came of it."""
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,7 +11,7 @@ from captrain.contract import Target
 from captrain.environments import load_environment, read_passports
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
-from captrain.models import Adapter, require_recorded
+from captrain.models import CHECKPOINTS, Adapter, require_recorded
 from captrain.policies import Policy, load_policy
 from captrain.records import JsonObject, Passport
 
@@ -66,6 +67,8 @@ class Job:
         seed: run seed.
         machine: where installations of benchmarks lie, and how strict the sandbox is; no part of the result.
         start: the adapter whose training goes on; None: a new one, which changes nothing at first.
+        points: of the training, evenly in rollouts, at which the adapter is kept as it then is: the end among them,
+            and nothing else where there is one or none.
     """
 
     name: str
@@ -77,13 +80,19 @@ class Job:
     seed: int
     machine: Machine
     start: Adapter | None = field(default=None, kw_only=True)
+    points: int = field(default=0, kw_only=True)
+
+    @property
+    def marks(self) -> list[int]:
+        """Rollouts after which the adapter is kept: at the end of the first step that has played so many."""
+        return [math.ceil(self.rollouts * point / self.points) for point in range(1, self.points)]
 
     def plan_identity(self) -> list[object]:
         """What decides the result besides policy, trainer and environments, which have identities of their own; as
         JSON. (A job that is sent away is known by all of its fields: `captrain.execution.fingerprint`.)"""
         skipped = [[environment.name, environment.skip] for environment in self.environments]
         start = [self.start.digest] if self.start else []
-        return [self.name, self.rollouts, self.seed, skipped, *start]
+        return [self.name, self.rollouts, self.seed, skipped, *start, *self.marks]
 
 
 class Learner(Policy, Protocol):
@@ -127,7 +136,8 @@ class Trained:
     `history` has one row a step: step, rollouts so far, mean reward, pass rate, share of informative groups, and
     `places`, how many groups were of each environment; where hints are given also `unhinted`, the step's rollouts
     without one, and how many of these passed. `errors` are attempts at a rollout that came to nothing and were made
-    again, beyond `rollouts`.
+    again, beyond `rollouts`. `checkpoints` are the adapter's content hashes at the points of its job before the end, by
+    the rollouts played; they lie in `folder`.
     """
 
     name: str
@@ -139,10 +149,12 @@ class Trained:
     completion_tokens: int
     errors: int
     history: list[JsonObject]
+    checkpoints: JsonObject = field(default_factory=dict)
 
     def summary(self) -> JsonObject:
         """What the index of its stage says of the training."""
-        return {"rollouts": self.rollouts, "discarded": self.discarded}
+        counts: JsonObject = {"rollouts": self.rollouts, "discarded": self.discarded}
+        return counts | ({CHECKPOINTS: self.checkpoints} if self.checkpoints else {})
 
     def ledger(self, stage: str, method: str) -> LedgerEntry:
         """What the training spent."""

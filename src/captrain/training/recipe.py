@@ -141,6 +141,7 @@ def capability_jobs(spec: Spec, base: Path, environments: Path) -> list[Job]:
             rollouts=spec.adapters.rollouts,
             seed=spec.seed,
             machine=spec.machine,
+            points=spec.curve.points,
         )
         for environment in training_environments(environments)
     ]

@@ -31,7 +31,7 @@ def train(job: Job) -> Trained:
         [job.trainer.target, trainer.identity()],
         job.plan_identity(),
     )
-    workspace = Workspace(WORKSPACES / identity, job.name, scratch=("checkpoints*", processes.RESULT))
+    workspace = Workspace(WORKSPACES / identity, job.name, scratch=("checkpoints*", "points", processes.RESULT))
 
     def fit() -> JsonObject:
         if job.machine.accelerate.processes > 1:

@@ -1,0 +1,40 @@
+"""The curve of one training as it is drawn: pass rate over rollouts spent, of TRACE and of GRPO on the target.
+
+Drawn from `results/evaluation/curve.csv` alone (see `captrain.evaluation.curve` for what a point is).
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import seaborn as sns
+from matplotlib.figure import Figure
+
+from captrain.evaluation import ComparisonRow, grouped
+from captrain.records import read_table
+from captrain.reporting.style import HEADLINE, ordered, tint
+
+
+def curve_rows(results: Path) -> list[ComparisonRow]:
+    """Rows of results/evaluation/curve.csv; none where training was evaluated at its end alone."""
+    path = results / "evaluation/curve.csv"
+    rows: Sequence[ComparisonRow] = read_table(path).to_dict("records") if path.exists() else []
+    return [*rows]
+
+
+def curve(results: Path) -> Figure:
+    """Pass rate at each point of the training, with its interval over tasks."""
+    by_method = grouped(curve_rows(results), "method")
+    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+    axes = figure.subplots()
+    for method in ordered(by_method, HEADLINE):
+        rows = by_method[method]
+        rates = [row["pass_rate"] for row in rows]
+        error = [[row["pass_rate"] - row["low"] for row in rows], [row["high"] - row["pass_rate"] for row in rows]]
+        look = {"color": tint(method), "linewidth": 1.4, "markersize": 4, "capsize": 2}
+        axes.errorbar([row["rollouts_spent"] for row in rows], rates, error, fmt="o-", label=rows[0]["label"], **look)
+    axes.set_xlabel("rollouts spent, diagnosis and calibration among them")
+    axes.set_ylabel("pass rate on the test split")
+    axes.set_title("One training at its checkpoints, with intervals over tasks", loc="left", fontsize=9)
+    axes.legend(frameon=True, fontsize=7.5)
+    sns.despine(figure, left=True)
+    return figure
