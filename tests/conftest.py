@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.composed import compose_once
 from support.finished import Captrain, finished_pipeline
 from support.letters import LETTERS
 from support.shared import make_once
@@ -26,6 +27,8 @@ from captrain.records import Task
 
 # As the Makefile sets it: nothing needs a network, and one thread is the faster number here.
 os.environ.update(HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1", TRL_EXPERIMENTAL_SILENCE="1")
+
+compose_once()
 
 LONGEST = ("test_pipeline.py", "test_slurm.py", "test_sweep.py", "test_distributed.py", "test_instruction_sets.py")
 """Minutes each; the last needs what the first makes."""

@@ -32,7 +32,7 @@ from captrain.records import load as load_records
 
 SMOKE = compose_spec("smoke", 0, [], Path(__file__).parents[2] / "conf")
 BENCHMARK = load_benchmark(SMOKE.benchmark)
-STRICT = compose_spec("default", 0, ["environments.seeds=10"], Path(__file__).parents[2] / "conf").environments
+STRICT = compose_spec("default", 0, ["environments.seeds=7"], Path(__file__).parents[2] / "conf").environments
 AGAINST = make_standard(BENCHMARK, SMOKE.evaluation.tasks, STRICT)
 CONFINED = SMOKE.machine.model_copy(update={"sandbox": "basic"})
 WRITES = {"cancel_order", "return_order", "wrap_order", "update_zip", "deny_request"}
