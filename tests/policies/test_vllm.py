@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from support.adapters import lora, save_adapter
 from support.servers import SETTINGS, machine, policy, servers
@@ -237,7 +238,9 @@ def test_a_server_that_hangs_is_started_again(
     replica = acting.fleet.replicas[0]
     monkeypatch.setattr(replica, "timeout", 1.0)
     replica.__dict__.pop("client")
-    os.kill(server_of(replica), signal.SIGSTOP)
+    [listening] = [one.pid for one in psutil.net_connections("tcp4") if one.status == psutil.CONN_LISTEN
+                   and one.laddr.port == replica._port]  # fmt: skip
+    os.kill(listening, signal.SIGSTOP)
     starts = replica.starts
     equal(played(acting, target, tmp_path / "again", tasks=2), whole)
     assert replica.starts == starts + 1
@@ -397,7 +400,7 @@ import sys, time
 sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 from pathlib import Path
 from support.servers import machine, policy, servers
-acting = policy(Path({str(tiny)!r}), machine(replicas=1))
+acting = policy(Path({str(tiny)!r}), machine(replicas=1, python=sys.executable))
 with acting.fleet.serving({{}}):
     print(*servers(), flush=True)
     time.sleep(60)

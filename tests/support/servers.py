@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from support.warm import warm_commands
+
 from captrain.config import compose_spec
 from captrain.config.components import Component
 from captrain.config.machine import VLLM, Machine
@@ -19,8 +21,10 @@ SETTINGS = {"temperature": 0.0, "max_turns": 3, "max_tokens": 8}
 
 
 def machine(**changes: Any) -> Machine:
-    """Two replicas of the embedded server."""
-    settings = {"python": sys.executable, "command": ["-m", "captrain.serving.server"], "gpus": 0, "replicas": 2}
+    """Two replicas of the embedded server, in processes that have their libraries at once; of other commands, in
+    processes of their own."""
+    python = sys.executable if "command" in changes else str(warm_commands() / "python")
+    settings = {"python": python, "command": ["-m", "captrain.serving.server"], "gpus": 0, "replicas": 2}
     return Machine(workers=1, batch=8, vllm=VLLM(**{**settings, **changes}))
 
 
