@@ -33,6 +33,8 @@ from captrain.routing.router import AskedModel
 from captrain.routing.routes import RoutingEvidence, route_tasks
 from captrain.training.recipe import capability_jobs
 
+pytestmark = pytest.mark.usefixtures("vouched")
+
 ROOT = Path(__file__).parents[2]
 OVERRIDES = [
     "controls.run=true", "adapters.rollouts=40", "environments.seeds=10", "evaluation.tasks=10", "machine.batch=40",

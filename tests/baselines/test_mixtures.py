@@ -22,6 +22,8 @@ from captrain.training.grpo import last_checkpoint
 from captrain.training.jobs import EnvironmentFile, Job, TrainingEnvironment
 from captrain.training.runs import train
 
+pytestmark = pytest.mark.usefixtures("vouched")
+
 Letters = Callable[..., Path]
 
 

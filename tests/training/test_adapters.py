@@ -42,6 +42,8 @@ from captrain.training.recipe import capability_jobs
 from captrain.training.runs import train
 from captrain.training.workspace import publish_adapters
 
+pytestmark = pytest.mark.usefixtures("vouched")
+
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -615,7 +617,7 @@ def test_a_score_that_raises_leaves_no_episode_open(
     path.write_text(
         path.read_text().replace("        said = ", '        assert "/4" not in task["id"]\n        said = ')
     )
-    with inside(tmp_path / "work"), pytest.raises(EnvironmentFault, match="raised AssertionError in score"):
+    with inside(tmp_path / "work"), pytest.raises(EnvironmentFault, match="raised AssertionError.* in score"):
         train(job(tiny, path, policy={"batch": 4}, rollouts=16))
     assert sum(episode._opening is not None for episode in opened) >= 12
     assert not any(episode.is_open for episode in opened)

@@ -21,6 +21,8 @@ from captrain.training.jobs import Trained
 from captrain.training.runs import train
 from captrain.training.workspace import publish_adapters
 
+pytestmark = pytest.mark.usefixtures("vouched")
+
 HALF = {"hints": 0.5}
 HINT = "Only letters of the alphabet."
 METHOD = f'''
@@ -275,7 +277,7 @@ def test_a_reward_that_is_out_of_reach_without_the_hint_is_learnt_with_it(obedie
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ("return 7", "environment letters .*letters.py. returned what is not text .7. in hint on letters/training/"),
+        ("return 7", "environment letters .*letters.py. gave 7 as the hint of letters/training/"),
         ("raise KeyError('x')", "environment letters .* raised KeyError: 'x' in hint on letters/training/"),
     ],
 )

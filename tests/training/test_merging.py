@@ -30,6 +30,8 @@ from captrain.training.distillation import Distillation, Specialist, distil, div
 from captrain.training.jobs import Trained, training_environments
 from captrain.training.merging import merge
 
+pytestmark = pytest.mark.usefixtures("vouched")
+
 ROOT = Path(__file__).parents[2]
 METHODS = ["sum", "mean", "ties", "dare", "svd", "core"]
 MODULE = "base_model.model.layer"

@@ -24,6 +24,8 @@ from captrain.training.jobs import Learner, training_environments
 from captrain.training.sft import TOO_LONG, FineTuned
 from captrain.training.solutions import FAILED, WRONG, SolutionLesson, teach_solutions
 
+pytestmark = pytest.mark.usefixtures("vouched")
+
 # Pays for the very word of its solutions.
 EXACT = (
     "sum(letter.isascii() and letter.isalpha() for letter in said) / max(1, len(said))",
