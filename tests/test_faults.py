@@ -14,6 +14,6 @@ def campaign(*options: str) -> "subprocess.CompletedProcess[str]":
 
 
 def test_a_pipeline_that_is_hurt_at_random_comes_out_the_same() -> None:
-    process = campaign("--faults", "3", "--seed", "1")
+    process = campaign("--faults", "3", "--seed", "8")
     assert process.returncode == 0, process.stdout + process.stderr
     assert "3 faults in" in process.stdout and " 0 differ; 0 half-written" in process.stdout

@@ -26,7 +26,7 @@ hypothesis = pytest.importorskip("hypothesis")
 from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-EXAMPLES = int(os.environ.get("CAPTRAIN_FUZZ", "60"))
+EXAMPLES = int(os.environ.get("CAPTRAIN_FUZZ", "30"))
 FUZZ = settings(
     max_examples=EXAMPLES,
     deadline=20_000,

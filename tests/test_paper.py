@@ -8,16 +8,14 @@ here.
 import csv
 import json
 import os
+import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from support.pipeline import make_project
 from support.servers import ABSENT, VLLM_PYTHON
 from support.training import ROOT
-
-from captrain.config import compose_spec
 
 NAME = "captrain/tiny"
 REVISION = "0" * 40
@@ -40,18 +38,16 @@ CUT = (
     *("router.neighbours=6", "router.characters=200", "router.p=1.0", "router.gate=false"),
     *("machine.workers=1", "machine.accelerate.precision=float32"),
 )
-STAND_IN = (f"machine.vllm.python={sys.executable}", "machine.vllm.command=[-m,captrain.serving.server]")
+STAND_IN = ("machine.vllm.command=[-m,captrain.serving.server]", "machine.vllm.gpus=0")
 REAL = ("machine=vllm_cpu", f"machine.vllm.python={VLLM_PYTHON}")
 
 
 @pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def hub(smoke: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A hub cache with a model of little training under a name."""
-    from captrain.benchmarks.base.training import train_base
-
     cache = tmp_path_factory.mktemp("hub")
     folder = cache / f"models--{NAME.replace('/', '--')}"
-    train_base(compose_spec("smoke", 0, [], ROOT / "conf").base, 0, folder / "snapshots" / REVISION)
+    shutil.copytree(smoke / "artifacts/base", folder / "snapshots" / REVISION)
     (folder / "refs").mkdir()
     (folder / "refs/main").write_text(REVISION)
     return cache
@@ -65,17 +61,18 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "paper_tau2", REAL,
             marks=[pytest.mark.vllm, pytest.mark.skipif(not VLLM_PYTHON.exists(), reason=ABSENT)],
         ),
-        pytest.param("paper_toolsandbox", (*STAND_IN, "machine.vllm.gpus=0")),
+        pytest.param("paper_toolsandbox", STAND_IN),
     ],
 )  # fmt: skip
 def test_a_model_by_name_reaches_the_last_table(
-    experiment: str, servers: tuple[str, ...], hub: Path, tmp_path: Path
+    experiment: str, servers: tuple[str, ...], hub: Path, tmp_path: Path, warm: Path
 ) -> None:
-    project = make_project(tmp_path / "project", *CUT, *servers, experiment=experiment)
+    python = [f"machine.vllm.python={warm / 'python'}"] if servers is STAND_IN else []
+    project = make_project(tmp_path / "project", *CUT, *servers, *python, experiment=experiment)
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
     env = {**os.environ, "HF_HUB_CACHE": str(hub), "HF_HUB_OFFLINE": "1", "PYTHONPATH": paths}
     done = subprocess.run(
-        [sys.executable, "-m", "support.pipeline", str(project)], cwd=tmp_path, env=env, text=True,
+        [warm / "python", "-m", "support.pipeline", str(project)], cwd=tmp_path, env=env, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:]

@@ -24,10 +24,14 @@ def make_project(folder: Path, *overrides: str, experiment: str = "smoke", seed:
     return folder
 
 
+def stages_of(folder: Path) -> list[str]:
+    """The stages of a project's pipeline, in the order of its dvc.yaml."""
+    return [*yaml.safe_load((folder / "dvc.yaml").read_text())["stages"]]
+
+
 def run_stages(folder: Path, *names: str) -> None:
-    """Run stages of a project's pipeline in this process, without names all of them, in the order of its dvc.yaml."""
-    stages = yaml.safe_load((folder / "dvc.yaml").read_text())["stages"]
-    for name in names or stages:
+    """Run stages of a project's pipeline in this process; without names all of them."""
+    for name in names or stages_of(folder):
         gc.collect()
         gc.freeze()  # libraries search for garbage often, and what the stages before have loaded is none
         status = stage(folder, name)
