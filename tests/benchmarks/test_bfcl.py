@@ -71,7 +71,7 @@ def test_an_installation_that_fails_says_why_and_leaves_none_behind(
 ) -> None:
     (tmp_path / "dvc.yaml").touch()
     status, _, error = captrain(tmp_path, "benchmark", "install", "chess")
-    assert status == 2 and "there are bfcl, tau2" in error
+    assert status == 2 and "there are bfcl, tau2, openenv, verifiers" in error
     monkeypatch.setitem(installing.PACKAGES, "bfcl", ("--no-index", "bfcl-eval==0"))
     status, _, error = captrain(tmp_path, "benchmark", "install", "bfcl")
     assert status == 2 and "could not be installed" in error and "bfcl-eval==0" in error

@@ -14,39 +14,20 @@ from typing import Any
 
 import pytest
 import yaml
+from support.exported import NAME, make_project
 from support.finished import Captrain
 from support.installations import interpreter, needs
 from support.recorded import record, speaking
 from support.training import passport
 
-from captrain.config import ModelAccess
-from captrain.environments.synthesizer import Brief
-from captrain.environments.templates import TemplateSynthesizer
-from captrain.records import Capability, Check, Passport, publish_json
+from captrain.records import Check, Passport, publish_json
 
-NAME, MODULE = "record_selection", "captrain_record_selection"
+MODULE = f"captrain_{NAME}"
 DRIVERS = Path(__file__).parent / "drivers"
 OPENENV, VERIFIERS = interpreter("openenv"), interpreter("verifiers")
 STANDARDS = ("openenv", "verifiers", "trl")
 EPISODES = 100
-CHECKS = [
-    Check(name="reward of the reference solution", passed=True, measured=1.0, bound="1"),
-    Check(name="reward of doing nothing", passed=True, measured=0.05, bound="at most 0.2"),
-    Check(name="same play, same observations", passed=True, measured=1.0, bound="1"),
-]
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-def make_project(folder: Path) -> Path:
-    """A project with one environment that has passed."""
-    (folder / "dvc.yaml").touch()
-    path = folder / f"results/environments/{NAME}.py"
-    path.parent.mkdir(parents=True)
-    path.write_text(
-        TemplateSynthesizer(ModelAccess()).synthesize(Brief(Capability(id=NAME, name="n", description="d"), []), [])
-    )
-    publish_json(path.with_suffix(".passport.json"), passport(path).model_copy(update={"checks": CHECKS}))
-    return path
 
 
 @pytest.fixture(scope="module")

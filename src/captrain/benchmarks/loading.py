@@ -3,7 +3,7 @@
 import inspect
 from pathlib import Path
 
-from captrain.config import Component, Evaluation, Machine, build, nested, takes
+from captrain.config import Component, Evaluation, Machine, build, component_class, nested, takes
 from captrain.contract import Environment, Target
 from captrain.errors import UserError
 from captrain.records import Split, Task, digest, file_digest
@@ -27,6 +27,12 @@ def load_benchmark(component: Component, machine: Machine | None = None) -> Targ
     # A simulated user tells of itself in `about`, by its digest: where it is served is no part of the identity.
     settings = {name: value for name, value in component.settings().items() if nested(name, value) is None}
     return Target(environment, component.target, digest(component.target, settings, file_digest(*code)))
+
+
+def declared_absences(component: Component) -> dict[str, str]:
+    """What the class of a benchmark says that it does not have (see `captrain.contract.Environment`): what -> what
+    follows. Nothing is built or started."""
+    return dict(getattr(component_class(component), "absences", {}))
 
 
 def evaluation_tasks(benchmark: Target, evaluation: Evaluation) -> list[Task]:

@@ -15,8 +15,11 @@ def group() -> None:
 
 
 @benchmark.command()
-def install(name: Annotated[str, typer.Argument(help="bfcl, or tau2.")]) -> None:
+def install(
+    name: Annotated[str, typer.Argument(help="bfcl, tau2, openenv, or verifiers.")],
+    packages: Annotated[list[str] | None, typer.Argument(help="What else goes into it, as pip names it.")] = None,
+) -> None:
     """Make the environment of a benchmark below .cache/installations, where its workers find it."""
     from captrain.benchmarks import install_benchmark
 
-    print_all(f"{name}: {install_benchmark(name, project_root())}; choose it with benchmark={name}")
+    print_all(f"{name}: {install_benchmark(name, project_root(), packages or [])}; choose it with benchmark={name}")

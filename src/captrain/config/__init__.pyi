@@ -7,6 +7,7 @@ from .components import Share as Share
 from .components import Variable as Variable
 from .components import alternatives as alternatives
 from .components import build as build
+from .components import component_class as component_class
 from .components import fulfils as fulfils
 from .components import nested as nested
 from .components import takes as takes

@@ -144,6 +144,15 @@ def takes(component: Component, name: str) -> bool:
     return name in _parameters(component, "")
 
 
+def component_class(component: Component) -> object:
+    """The class or function of a component, which is not built.
+
+    Raises:
+        UserError: the import path does not exist.
+    """
+    return _imported(component.target)
+
+
 def _imported(target: str, section: str = "") -> Callable[..., Any]:
     label = f"{section}._target_ = {target}" if section else f"_target_ = {target}"
     module_name, _, name = target.partition(":") if ":" in target else target.rpartition(".")

@@ -1,9 +1,10 @@
 """Two runs side by side: what was set otherwise, what was found, and how far the pass rates lie apart.
 
 A run is a folder with results (a project, or a point of a sweep by its name), or a commit of this project. Only what
-lies in results/ is read, which is in git, so that runs of long ago can be compared. Rates are those of the tables; the
-interval of a difference joins the two intervals as those of independent runs (MOVER: Zou and Donner 2008, Statistics in
-Medicine 27). Where both runs have played the same tasks, that is wider than a paired interval would be.
+lies in results/ is needed, which is in git, so that runs of long ago can be compared. Rates are those of the tables.
+Where both runs have played the same tasks and trials, and their rollouts lie beside the results, the interval of a
+difference is that of the tables, paired by task (`pairing`); else it joins the two intervals as those of independent
+runs (MOVER: Zou and Donner 2008, Statistics in Medicine 27), which is wider. The table says which.
 """
 
 import csv
@@ -20,7 +21,9 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from captrain.errors import UserError
+from captrain.evaluation import CONFIDENCE
 from captrain.experiments import WORKSPACES
+from captrain.monitoring.pairing import paired_interval, read_played, task_rates
 from captrain.records import JsonObject
 
 SPEC, MAIN, CAPABILITIES = "results/spec.yaml", "results/evaluation/main.csv", "results/capabilities/selection.json"
@@ -40,6 +43,8 @@ class Run:
 
     name: str
     texts: Mapping[str, str]
+    folder: Path | None = None
+    """Where its rollouts lie, too; None for a commit."""
 
     def settings(self) -> dict[str, object]:
         """The configuration but for the machine, by dotted keys; with the version of captrain, where it is known.
@@ -110,11 +115,11 @@ def find_run(name: str, root: Path) -> Run:
     Raises:
         UserError: there is none, or it has no results.
     """
-    paths = (SPEC, MAIN, CAPABILITIES, VERSIONS)
+    paths, home = (SPEC, MAIN, CAPABILITIES, VERSIONS), None
     for folder in (Path(name), root / WORKSPACES / name):
         place = folder.parent if folder.name == "results" else folder
         if place.is_dir():
-            texts = {path: _text(place / path) for path in paths if (place / path).is_file()}
+            texts, home = {path: _text(place / path) for path in paths if (place / path).is_file()}, place
             break
     else:
         texts = {path: text for path in paths if (text := _committed(root, name, path)) is not None}
@@ -123,7 +128,7 @@ def find_run(name: str, root: Path) -> Run:
             f"there is no run {name!r}: no folder with {SPEC}, no point of a sweep, no commit that has it",
             "name a project's folder, a name below .cache/points/, or a commit such as HEAD~1",
         )
-    return Run(name, texts)
+    return Run(name, texts, home)
 
 
 def _text(path: Path) -> str:
@@ -199,18 +204,38 @@ def _rates_table(first: Run, second: Run) -> RenderableType:
     before, after = first.rates(), second.rates()
     if missing := [run.name for run, rates in ((first, before), (second, after)) if not rates]:
         return f"no pass rates: {' and '.join(missing)} has not played the test split"
-    headings: Sequence[str] = ("method", first.name, second.name, "difference", "interval", "distinct")
+    pairs, reason = _pairs(first, second)
+    headings: Sequence[str] = ("method", first.name, second.name, "difference", "interval", "distinct", "paired")
     table = Table(*headings, title="pass rates on the test split", title_justify="left")
     for method, rate in {**after, **before}.items():
         cells = [f"{rates[method].value:.3f}" if method in rates else "-" for rates in (before, after)]
         if method in before and method in after:
-            gap, low, high = difference(after[method], before[method])
+            pair = pairs.get(method)
+            gap, low, high = pair or difference(after[method], before[method])
             verdict = "" if math.isnan(low) else "no" if low <= 0 <= high else "yes"
-            cells += [f"{gap:+.3f}", f"{low:+.3f} to {high:+.3f}", verdict]
-        table.add_row(rate.label, *cells, *[""] * (5 - len(cells)))
+            cells += [f"{gap:+.3f}", f"{low:+.3f} to {high:+.3f}", verdict, "yes" if pair else "no"]
+        table.add_row(rate.label, *cells, *[""] * (6 - len(cells)))
     table.caption = (
-        f"difference: {second.name} less {first.name}; intervals of two independent runs, not corrected for their "
-        "number; distinct: without 0"
+        f"difference: {second.name} less {first.name}; intervals not corrected for their number; distinct: without 0; "
+        f"paired: by task, over the same tasks and trials, else as of two independent runs{reason}"
     )
     table.caption_justify = "left"
     return table
+
+
+def _pairs(first: Run, second: Run) -> tuple[dict[str, tuple[float, float, float]], str]:
+    """Differences paired by task, with their intervals, of the methods that both have; and why there are none."""
+    records = []
+    for run in (first, second):
+        record = None if run.folder is None else read_played(run.folder)
+        if run.folder is None or record is None:
+            return {}, f" (the rollouts of {run.name} are not here)"
+        rates = {method: rate.value for method, rate in run.rates().items()}
+        records.append((record, task_rates(run.folder, record, rates)))
+    (before, first_rates), (after, second_rates) = records
+    if not before.matches(after):
+        return {}, " (the tasks or trials differ)"
+    confidence = first.settings().get("evaluation.confidence", CONFIDENCE)
+    level = confidence if isinstance(confidence, float) else CONFIDENCE
+    common = [method for method in first_rates if method in second_rates]
+    return {method: paired_interval(first_rates[method], second_rates[method], level) for method in common}, ""

@@ -2,20 +2,32 @@
 
 import math
 
-from captrain.config import Spec
+from captrain.benchmarks import StandardEnvironment, declared_absences, load_benchmark
+from captrain.config import Spec, component_class
 from captrain.environments import EMBEDDED, derivable
-from captrain.errors import UserError
+from captrain.errors import InfrastructureError, UserError
 from captrain.planning.assumptions import USABLE_MEMORY, EpisodeCost, split_sizes
 from captrain.planning.basis import task_uses
 from captrain.planning.estimate import Estimate, rounded
+from captrain.records import Split
 
+PROGRAMMATIC = "captrain.capabilities.programmatic.ProgrammaticAnalyst"
+UNAIDED = ("valid_calls", "closing")
+"""Families of the programmatic analyst that need no reference solution."""
 TEMPLATES = "captrain.environments.templates.TemplateSynthesizer"
 
 
 def problems(estimate: Estimate) -> list[UserError]:
     """All that makes the settings impossible."""
     spec = estimate.spec
-    return [*_temperature(spec), *_tasks(spec), *_synthesis(spec), *_gpus(estimate), *_memory(estimate)]
+    return [
+        *_temperature(spec),
+        *_tasks(spec),
+        *_standard(spec),
+        *_synthesis(spec),
+        *_gpus(estimate),
+        *_memory(estimate),
+    ]
 
 
 def _temperature(spec: Spec) -> list[UserError]:
@@ -34,6 +46,33 @@ def _synthesis(spec: Spec) -> list[UserError]:
     except UserError as error:
         return [error]
     return []
+
+
+def _standard(spec: Spec) -> list[UserError]:
+    """What is wrong with an environment of another standard, which only looking at it tells: its worker is started, and
+    nothing is played."""
+    if not _is_standard(spec):
+        return []
+    demands: dict[Split, tuple[str, int]] = {
+        "discovery": ("rollouts.tasks", spec.rollouts.tasks),
+        "test": ("evaluation.tasks", spec.evaluation.tasks),
+    }
+    errors = list[UserError]()
+    try:
+        target = load_benchmark(spec.benchmark, spec.machine)
+        for split, (key, count) in demands.items():
+            if (most := target.size(split)) is not None and count > most:
+                errors.append(UserError(f"{key} = {count}, and split {split} has {most} tasks", f"set {key}={most}"))
+    except UserError as error:
+        errors.append(error)
+    except InfrastructureError as error:
+        errors.append(UserError(f"{spec.benchmark.target} cannot be looked at: {error}", "mend the environment"))
+    return errors
+
+
+def _is_standard(spec: Spec) -> bool:
+    kind = component_class(spec.benchmark)
+    return isinstance(kind, type) and issubclass(kind, StandardEnvironment)
 
 
 def _gpus(estimate: Estimate) -> list[UserError]:
@@ -112,6 +151,13 @@ def warnings(estimate: Estimate, money: float | None) -> list[str]:
                 f"{name} uses each of {split_sizes(spec.benchmark)['training']} training tasks "
                 f"{math.ceil(times):,} times, in other trials"
             )
+    absences = declared_absences(spec.benchmark)
+    texts += absences.values()
+    if "reference" in absences and spec.analyst.target == PROGRAMMATIC:
+        texts.append(
+            f"without references the programmatic analyst has the families {' and '.join(UNAIDED)} alone: "
+            "analyst=openai has no such bounds"
+        )
     if estimate.served and spec.benchmark.settings().get("user", "") is None:
         texts.append("benchmark.user is null: a script plays the user, for checks and not for results")
     return texts

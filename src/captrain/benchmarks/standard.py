@@ -1,0 +1,186 @@
+"""Environments of other standards as benchmarks: what those of OpenEnv and verifiers have in common.
+
+Each runs in a worker, in an environment of its own that has the standard's package, and is played and scored by the
+standard's own runner. What the contract asks for and a standard does not have is declared in `absences`, which
+`captrain plan` reads before anything is spent: no reference solutions, so that whatever is held beside one needs a
+language model. A score is a function of task and record here as everywhere: the record is played again from the start,
+and the environment's own reward of that counts. One that then answers otherwise than the record says (its reward hangs
+on a clock, on a judge or on a state that outlives an episode) gives no score, and the message says so.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar
+
+from captrain.benchmarks.pool import WORKERS, Pool, code_of
+from captrain.benchmarks.simulation import SimulatedEpisode, divided, installation
+from captrain.config import Machine
+from captrain.errors import UserError
+from captrain.records import JsonObject, Message
+
+SPLITS = ("discovery", "training", "test")
+START = 300.0
+"""Seconds until a worker must answer: it imports much, and may start a server."""
+ROUNDING = 9
+"""Decimal places of a reward: sums of what steps are worth differ in their last ones."""
+
+
+class StandardEnvironment:
+    """A benchmark behind the runner of a standard.
+
+    Args:
+        machine: names the installation, where `captrain benchmark install` did not make it.
+        source: what the worker opens; part of the tasks' names.
+        settings: what the worker is told, as JSON.
+        scale: the least and the most that an episode can earn; rewards are put between 0 and 1 by it.
+        success: a rollout has passed from this reward on, on the scale from 0 to 1.
+        shares: of discovery and training, where the environment does not have the three splits; the rest is the test.
+
+    Raises:
+        UserError: the scale is empty, or the shares leave nothing to test on.
+    """
+
+    standard: ClassVar[str]
+    scripts: ClassVar[tuple[str, ...]]
+    """The worker, and what it imports of ours."""
+    absences: ClassVar[Mapping[str, str]]
+    """What the contract asks for and the standard has not -> what follows."""
+
+    def __init__(
+        self,
+        machine: Machine | None,
+        source: str,
+        settings: JsonObject,
+        *,
+        scale: tuple[float, float],
+        success: float,
+        shares: tuple[float, float],
+    ) -> None:
+        if not scale[0] < scale[1]:
+            raise UserError(f"benchmark.scale = {list(scale)} is no range", "name the least reward, then the most")
+        if sum(shares) >= 1:
+            raise UserError(
+                f"benchmark.discovery + benchmark.training = {sum(shares):g} leaves nothing to test on",
+                "lower one of them",
+            )
+        self.machine, self.settings, self.scale, self.success, self.shares = machine, settings, scale, success, shares
+        self.name = "-".join(part for part in source.replace("_", "-").split("/") if part)[-60:] or self.standard
+
+    @cached_property
+    def pool(self) -> Pool:
+        """The workers, started on first use."""
+        installed = installation(self.machine, self.standard, f"Run `captrain benchmark install {self.standard}`.")
+        command = [str(Path(installed.python).expanduser()), str(WORKERS / self.scripts[0]), json.dumps(self.settings)]
+        return Pool(
+            self.standard, command, processes=installed.processes, timeout=installed.timeout, start_timeout=START
+        )
+
+    @cached_property
+    def _survey(self) -> JsonObject:
+        """What the worker says of the environment: `splits` (name -> tasks, None for no end), `tools`, `about`."""
+        return self.pool.call("survey")
+
+    @cached_property
+    def about(self) -> JsonObject:
+        """Versions and hashes, where tasks are from, what the reward is, what is absent."""
+        return {
+            **self._survey["about"],
+            "splits": self._survey["splits"],
+            "reward": f"{self.standard}'s own, of the record played again; from {self.scale[0]:g} to {self.scale[1]:g}",
+            "absences": sorted(self.absences),
+            "worker": [code_of(script) for script in self.scripts],
+        }
+
+    @cached_property
+    def tools(self) -> list[JsonObject]:
+        """The tools of the first task; an episode has its own."""
+        return self._survey["tools"]
+
+    def size(self, split: str) -> int | None:
+        """How many tasks a split has; None where there is no end to them."""
+        listing = self._survey["splits"]
+        name, part, shares = self._part(split)
+        if name is not None:
+            return listing[name] if not shares else _size(listing[name], shares, part)
+        return _size(None if None in listing.values() else sum(listing.values()), shares, part)
+
+    def _part(self, split: str) -> tuple[str | None, int, Sequence[float]]:
+        """Of what a split is made: a split of the environment's (None: all of them), and which part of it when it is
+        divided in these shares; [] where it is not."""
+        listing, index = self._survey["splits"], SPLITS.index(split)
+        if all(name in listing for name in SPLITS):
+            return split, 0, []
+        if "train" in listing and "test" in listing:
+            first = self.shares[0] / sum(self.shares)
+            return ("test", 0, []) if split == "test" else ("train", index, (first, 1 - first))
+        return None, index, (*self.shares, 1 - sum(self.shares))
+
+    def tasks(self, split: str, count: int) -> list[JsonObject]:
+        """The first `count` tasks of a split; fewer where it has fewer."""
+        name, part, shares = self._part(split)
+        size = self.size(split)
+        count = count if size is None else min(count, size)
+        places = self._places(name, math.ceil((count + 1) / shares[part]) + len(shares) if shares else count)
+        selection = (divided(places, shares)[part] if shares else places)[:count]
+        return [
+            {
+                "id": f"{self.standard}/{self.name}/{place}",
+                "split": split,
+                "data": {"place": place, "world": self._survey["world"]},
+            }
+            for place in selection
+        ]
+
+    def _places(self, name: str | None, count: int) -> list[str]:
+        """The first tasks of a split of the environment's, or of all of them one after another, as split/number."""
+        listing = self._survey["splits"]
+        names = [name] if name is not None else [split for split in listing if listing[split] is None][:1] or [*listing]
+        return [
+            f"{split}/{index}"
+            for split in names
+            for index in range(count if listing[split] is None else min(count, listing[split]))
+        ][:count]
+
+    def _location(self, task: JsonObject) -> JsonObject:
+        if task["data"]["world"] != self._survey["world"]:
+            raise UserError(
+                f"task {task['id']} is of another version of {self.name} than what is there now",
+                "run `dvc repro rollouts`, or put back the version that it was made with",
+            )
+        return {"place": task["data"]["place"]}
+
+    def open(self, task: JsonObject) -> SimulatedEpisode:
+        """Open a task; users, where there are any, are the environment's own."""
+        return SimulatedEpisode(self.pool, self._location(task), None, "")
+
+    def score(self, task: JsonObject, messages: list[Message]) -> JsonObject:
+        """The environment's reward of the record, which is played again.
+
+        Raises:
+            UserError: it is beyond the scale.
+        """
+        verdict = self.pool.call("evaluate", **self._location(task), messages=messages)
+        low, high = self.scale
+        reward = round((verdict["reward"] - low) / (high - low), ROUNDING)
+        if not 0 <= reward <= 1:
+            raise UserError(
+                f"{self.name} rewarded {task['id']} with {verdict['reward']:g}, beyond benchmark.scale = "
+                f"[{low:g}, {high:g}]",
+                "set benchmark.scale to the least and the most that an episode can earn",
+            )
+        return {"reward": reward, "success": reward >= self.success, "parts": verdict["parts"]}
+
+    def reference(self, task: JsonObject) -> list[Message]:
+        """None: the standard has none."""
+        return []
+
+    def idle(self, task: JsonObject) -> list[Message]:
+        """The record of an agent that says nothing to whatever is asked."""
+        return self.pool.call("idle", **self._location(task))["messages"]
+
+
+def _size(total: int | None, shares: Sequence[float], part: int) -> int | None:
+    return None if total is None else len(divided([""] * total, shares)[part])
