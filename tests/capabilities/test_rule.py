@@ -1,10 +1,13 @@
 """The selection rule: what a run says, how many runs are needed, and that a selection's account decides it again."""
 
+import io
+
 import numpy as np
 import pytest
+from rich.console import Console
 
 from captrain.capabilities.rule import Contrast, Limits, RunRates, SelectionAccount, decide, replay
-from captrain.capabilities.selection import select
+from captrain.capabilities.selection import select, selection_table
 from captrain.capabilities.stability import stability_table
 from captrain.config import Selection
 from captrain.records import Capability, Label, RolloutLabels
@@ -64,3 +67,19 @@ def test_a_selection_follows_from_its_account_alone(failed: int) -> None:
         assert kept == {row["id"]: row["runs_retained"] for row in written["candidates"]}
         without_failed |= any(run["coverage"] is None for row in written["candidates"] for run in row["per_run"][1:])
     assert without_failed or failed == 6  # some runs drew no failed rollout
+
+
+def test_the_table_of_a_selection_is_whole_in_a_terminal_of_80_columns() -> None:
+    report = account(0, 6)
+    for row, name in zip(report["candidates"], ("precondition_verification", "declining_requests", "c"), strict=True):
+        row["id"] = name
+    terminal = io.StringIO()
+    Console(file=terminal, width=80).print(selection_table(report))
+    text = terminal.getvalue()
+    assert "\u2026" not in text and max(map(len, text.splitlines())) <= 80
+    head, *lines = [line.split() for line in text.splitlines()[1:5]]
+    assert head == ["capability", "gap", "interval", "mean", "coverage", "runs", "selected"]
+    for line, row in zip(lines, report["candidates"], strict=True):
+        assert line[0] == row["id"] and line[-1] == ("yes" if row["selected"] else "no")
+    for row in report["candidates"]:
+        assert row["selected"] or " ".join(f"{row['id']}: {row['reason']}".split()) in " ".join(text.split())

@@ -305,19 +305,22 @@ def _number(value: float) -> float | None:
 
 
 def selection_table(report: SelectionAccount) -> Table:
-    """The account as a table, undefined numbers as a dash."""
+    """The account as a table, undefined numbers as a dash; below it, why what was not selected was not. Nothing of it
+    is cut in a terminal of 80 columns."""
     counts = report["rollouts"]
-    table = Table(title=f"Candidates on {counts['passed']} passed and {counts['failed']} failed rollouts")
-    for name in ("capability", "gap", "interval", "mean of runs", "coverage", "runs", "verdict"):
-        table.add_column(name)
+    title = f"Candidates on {counts['passed']} passed and {counts['failed']} failed rollouts"
+    reasons = [f"{row['id']}: {row['reason']}" for row in report["candidates"] if not row["selected"]]
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, caption_justify="left")
+    for name in ("capability", "gap", "interval", "mean", "coverage", "runs", "selected"):
+        table.add_column(name, no_wrap=True)
     for row in report["candidates"]:
         interval = f"{_cell(row['gap_low'])} to {_cell(row['gap_high'])}"
-        verdict = "selected" if row["selected"] else row["reason"]
         runs = f"{row['runs_retained']}/{row['runs']}"
-        cells = (_cell(row["gap"]), interval, _cell(mean_gap(row)), _cell(row["coverage"]), runs, verdict)
-        table.add_row(row["id"], *cells)
+        cells = (_cell(row["gap"]), interval, _cell(mean_gap(row)), _cell(row["coverage"]), runs)
+        table.add_row(row["id"], *cells, "yes" if row["selected"] else "no")
     if not any(row["selected"] for row in report["candidates"]):
-        table.caption = "no capability was selected"
+        reasons.insert(0, "no capability was selected")
+    table.caption = "\n".join(reasons) or None
     return table
 
 
