@@ -17,6 +17,7 @@ VLLM = "captrain.policies.vllm.VLLMPolicy"
 ANALYST = "captrain.capabilities.openai.OpenAIAnalyst"
 SYNTHESIZER = "captrain.environments.openai.OpenAISynthesizer"
 SERVICEDESK = "captrain.benchmarks.servicedesk.ServiceDesk"
+BFCL = "captrain.benchmarks.bfcl.Bfcl"
 TAU2 = "captrain.benchmarks.tau2.Tau2"
 TOOLSANDBOX = "captrain.benchmarks.toolsandbox.ToolSandbox"
 
@@ -205,6 +206,11 @@ def split_sizes(benchmark: Component) -> dict[str, int]:
         discovery = sum(len(divided([""] * train, (share, 1 - share))[0]) for train, _ in domains)
         trains = sum(train for train, _ in domains)
         return {"discovery": discovery, "training": trains - discovery, "test": sum(test for _, test in domains)}
+    if benchmark.target == BFCL:
+        shares = [settings.get("discovery", 0.4), settings.get("training", 0.3)]
+        scenarios = divided([""] * 200, [*shares, 1 - sum(shares)])
+        sizes = [len(part) * len(settings["categories"]) for part in scenarios]
+        return dict(zip(("discovery", "training", "test"), sizes, strict=True))
     if benchmark.target == TOOLSANDBOX:
         # Whole families are divided, so that a split may exceed its share by some scenarios.
         shares = {"discovery": settings.get("discovery", 0.35), "training": settings.get("training", 0.2)}
