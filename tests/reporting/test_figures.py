@@ -3,8 +3,10 @@
 import hashlib
 import json
 import os
+import runpy
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +23,7 @@ from captrain.records import Capability, Label, RolloutLabels, publish_json, pub
 from captrain.reporting import figures
 from captrain.reporting.figures import draw
 from captrain.reporting.published import read_published
+from captrain.reporting.style import render
 
 STAGE = Path(__file__).parents[2] / "stages" / "figures.py"
 
@@ -103,11 +106,15 @@ def test_a_missing_result_names_the_stage_that_makes_it(tmp_path: Path, missing:
         draw(results, tmp_path / "out")
 
 
-def test_the_stage_ends_in_one_message_without_traceback(tmp_path: Path) -> None:
-    finished = run_stage(tmp_path)
-    assert finished.returncode == 2
-    assert finished.stderr.startswith("error: results/evaluation/main.csv is missing")
-    assert "Traceback" not in finished.stderr
+def test_the_stage_ends_in_one_message_without_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(STAGE), run_name="__main__")
+    said = capsys.readouterr().err
+    assert end.value.code == 2 and "Traceback" not in said
+    assert said.startswith("error: results/evaluation/main.csv is missing")
 
 
 def written(figure: Figure) -> list[str]:
@@ -115,18 +122,38 @@ def written(figure: Figure) -> list[str]:
     return [text.get_text() for text in figure.findobj(Text) if isinstance(text, Text) and text.get_text()]
 
 
-def test_a_capability_that_was_tested_is_drawn_with_its_placebo_and_every_adapter(tmp_path: Path) -> None:
+@pytest.fixture
+def drawn_alone(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Path, Path], set[str]]:
+    """Draw one of the figures of some results, if it is one; gives the names of all that there are."""
+
+    def draw_alone(wanted: str, results: Path, out: Path) -> set[str]:
+        names: set[str] = set()
+
+        def render_wanted(figures: Mapping[str, Callable[[], Figure]], out: Path) -> list[Path]:
+            names.update(figures)
+            return render({name: make for name, make in figures.items() if name == wanted}, out)
+
+        monkeypatch.setattr(figures, "render", render_wanted)
+        assert {path.stem for path in draw(results, out)} == names & {wanted}
+        return names
+
+    return draw_alone
+
+
+def test_a_capability_that_was_tested_is_drawn_with_its_placebo_and_every_adapter(
+    tmp_path: Path, drawn_alone: Callable[[str, Path, Path], set[str]]
+) -> None:
     results = make_results(tmp_path / "results")
     for name, text in causal_tables("check_first", "copy_exactly").items():
         publish_text(results / name, text)
-    assert {path.stem for path in draw(results, tmp_path / "out")} > {"causality"}
+    assert drawn_alone("causality", results, tmp_path / "out") > {"causality"}
     texts = written(figures.causality(results))
     assert {"check first", "claimed", "repaired", "other failures", "passed rollouts"} <= {*texts}
     assert texts.count("+0.40") == texts.count("+0.00") == 2  # on the diagonal and off it
     assert any("placebo" in text for text in texts)
     for name, text in causal_tables().items():
         publish_text(results / name, text)
-    assert "causality" not in {path.stem for path in draw(results, tmp_path / "none")}
+    assert "causality" not in drawn_alone("causality", results, tmp_path / "none")
 
 
 def test_each_difference_is_read_in_the_words_of_the_table(tmp_path: Path) -> None:
@@ -142,11 +169,13 @@ def test_each_difference_is_read_in_the_words_of_the_table(tmp_path: Path) -> No
     assert "grpo_target (640)" not in routed and "bound:oracle (640)" in routed
 
 
-def test_merging_is_drawn_where_a_merged_adapter_was_played(tmp_path: Path) -> None:
+def test_merging_is_drawn_where_a_merged_adapter_was_played(
+    tmp_path: Path, drawn_alone: Callable[[str, Path, Path], set[str]]
+) -> None:
     results = make_results(tmp_path / "results")
     with (results / "evaluation/main.csv").open("a") as file:
         file.write("merged:ties,ties,0.5,0.4,0.6,0.1,9,0,36,0,640\n")
-    assert "merging.pdf" in {path.name for path in draw(results, tmp_path / "out")}
+    assert "merging" in drawn_alone("merging", results, tmp_path / "out")
     assert "ties (640)" in written(figures.merging(results)) and "ties (640)" not in written(figures.routing(results))
 
 
