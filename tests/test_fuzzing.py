@@ -67,6 +67,11 @@ DOCUMENTS: dict[str, tuple[str, Any]] = {
     "agentdojo": ("log.json", {"suite_name": "s", "user_task_id": "u", "messages": MESSAGES, "utility": True}),
     "atif": ("log.json", {"schema_version": "ATIF-v1.2", "agent": {"name": "a", "version": "1"}, "steps": [
         {"step_id": 1, "source": "user", "message": "Hi"}, {"step_id": 2, "source": "agent", "message": "x"}]}),
+    "bfcl": ("log_score.json", [{"accuracy": 0.0, "correct_count": 0, "total_count": 1}, {
+        "id": "multi_turn_base_1", "model_name": "m", "error": {"error_type": "a"},
+        "possible_answer": [["f(x=1)", "f(2)"]], "inference_log": [{"begin_of_turn_query": MESSAGES[1:2], "step_0": [
+            {"role": "assistant", "content": [{"f": "{}"}]}, {"role": "tool", "content": "1"},
+            {"role": "handler_log", "model_response_decoded": ["f(x=3)"]}]}]}]),
     "spans": ("log.jsonl", {"resourceSpans": [{"scopeSpans": [{"spans": [SPAN]}]}]}),
 }  # fmt: skip
 ODD = st.one_of(

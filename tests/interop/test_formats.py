@@ -1,11 +1,14 @@
 """Logs of other tools, told apart by what they hold: each gives the same dialogue, its tools and its outcome."""
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.installations import interpreter, needs
 
+from captrain.contract import calls_of
 from captrain.errors import UserError
 from captrain.interop import Logs, export_rollouts, read_logs
 from captrain.records import Rollout, Score, Task, publish
@@ -280,3 +283,63 @@ def test_chats_of_several_files_share_no_task_by_the_number_of_their_line(tmp_pa
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     rollouts = [*read_logs([tmp_path]).rollouts]
     assert len({rollout.task.id for rollout in rollouts}) == len(rollouts) == 4
+
+
+BFCL = WRITTEN / "bfcl-eval-2026.3.23"
+PLAYED = ["passed", "failed", "failed"]
+
+
+def test_results_of_bfcl_have_the_verdicts_of_the_scores_beside_them_whatever_is_named() -> None:
+    [results, prompted], [scores, _] = sorted(BFCL.glob("result/*/*/*")), sorted(BFCL.glob("score/*/*/*"))
+    assert [rollout.outcome for rollout in read_logs([BFCL]).rollouts] == PLAYED * 2
+    for paths in ([results], [scores], [results, scores], [results.parents[1]]):
+        rollouts = [*read_logs(paths).rollouts]
+        assert [rollout.outcome for rollout in rollouts] == PLAYED
+        assert {rollout.policy for rollout in rollouts} == {results.parents[1].name}
+    # A model that is prompted writes calls as words; they are the same calls.
+    assert [rollout.messages for rollout in rollouts] == [
+        rollout.messages for rollout in read_logs([prompted]).rollouts
+    ]
+
+
+def test_a_passed_rollout_of_bfcl_is_its_own_solution_and_a_failed_one_has_the_gold_calls() -> None:
+    passed, shortened, slipped = read_logs(sorted(BFCL.glob("result/*/*/*"))[:1]).rollouts
+    assert [calls_of(message) for message in passed.reference] == [
+        calls_of(message) for message in passed.messages if message.get("tool_calls")
+    ]
+    assert len(shortened.reference) == 1 + sum(len(calls_of(message)) for message in shortened.messages)
+    gold = [call for message in slipped.reference for call in calls_of(message)]
+    played = [call for message in slipped.messages if message["role"] == "assistant" for call in calls_of(message)]
+    assert gold[0] != played[0] and gold[1:] == played[1:]
+    assert slipped.messages[2]["content"] and slipped.messages[2]["role"] == "tool"
+
+
+def test_results_of_bfcl_whose_scores_are_missing_or_of_others_are_refused_with_the_reason(tmp_path: Path) -> None:
+    [results, _], [scores, _] = sorted(BFCL.glob("result/*/*/*")), sorted(BFCL.glob("score/*/*/*"))
+    alone = tmp_path / results.name
+    alone.write_text(results.read_text())
+    with pytest.raises(UserError, match="there is no score file to it: run `bfcl evaluate`"):
+        read_logs([alone])
+    beside = tmp_path / scores.name
+    beside.write_text(scores.read_text())
+    assert [rollout.outcome for rollout in read_logs([tmp_path]).rollouts] == PLAYED
+    alone.write_text("".join(results.read_text().splitlines(keepends=True)[:2]))
+    with pytest.raises(UserError, match="it has 2 results, and its scores are of 3"):
+        read_logs([alone])
+    beside.write_text("".join(scores.read_text().splitlines(keepends=True)[:2]))
+    with pytest.raises(UserError, match="lists 1 failures, and its first line counts others"):
+        read_logs([alone])
+
+
+def test_single_turn_results_of_bfcl_say_what_they_lack(tmp_path: Path) -> None:
+    (tmp_path / "a_result.json").write_text(json.dumps({"id": "simple_python_0", "result": "[f(x=1)]", "latency": 1}))
+    with pytest.raises(UserError, match="of single-turn categories bfcl-eval does not keep what was asked"):
+        read_logs([tmp_path / "a_result.json"])
+
+
+@needs("bfcl")
+def test_bfcl_eval_as_it_is_installed_writes_what_is_read_here(tmp_path: Path) -> None:
+    driver = Path(__file__).with_name("drivers") / "bfcl_driver.py"
+    subprocess.run([interpreter("bfcl"), driver, tmp_path], check=True, capture_output=True, timeout=120)
+    for path in (file for file in BFCL.rglob("*") if file.is_file()):
+        assert (tmp_path / path.relative_to(BFCL)).read_bytes() == path.read_bytes()

@@ -41,10 +41,10 @@ class Logs:
     """Everything that was read.
 
     rollouts: of all files, as records of diagnosis. tools: OpenAI schemas, from the files where they hold any, else
-    inferred from the calls seen. policies: what agents were told, by environment, where the files hold it. skipped:
-    what was not read, the first of them where they are more than `LIST_LENGTH`. sources: for each file
-    its name, format, where known version, domain, agent and user model, and how many entries it holds, of which how
-    many imported and skipped.
+    inferred from the calls seen; inferred: the names of the latter. policies: what agents were told, by environment,
+    where the files hold it. skipped: what was not read, the first of them where they are more than `LIST_LENGTH`.
+    sources: for each file its name, format, where known version, domain, agent and user model, and how many entries it
+    holds, of which how many imported and skipped.
     """
 
     rollouts: Spool[Rollout]
@@ -52,6 +52,12 @@ class Logs:
     policies: dict[str, str]
     skipped: list[Skipped]
     sources: list[JsonObject]
+    inferred: frozenset[str]
+
+    @property
+    def known_tools(self) -> list[JsonObject]:
+        """The schemas that the files hold."""
+        return [tool for tool in self.tools if tool["function"]["name"] not in self.inferred]
 
     @property
     def unread(self) -> int:
@@ -112,7 +118,9 @@ def read_logs(paths: Sequence[Path], scores: Path | None = None) -> Logs:
         reasons = [f"{entry.source}, {entry.place}: {entry.reason}" for entry in skipped[:5]]
         names = ", ".join(path.name for path in paths)
         raise UserError(f"there is no rollout in {names}: {'; '.join(reasons) or 'the folders are empty'}", REMEDY)
-    return Logs(rollouts, [*(calls.schemas() | tools).values()], policies, skipped, sources)
+    schemas = calls.schemas()
+    inferred = frozenset(schemas) - frozenset(tools)
+    return Logs(rollouts, [*(schemas | tools).values()], policies, skipped, sources, inferred)
 
 
 def _entries(source: Source) -> Iterator[tuple[str, Rollout | str]]:
@@ -137,12 +145,13 @@ def logs_of_rollouts(rollouts: Iterable[Rollout]) -> Logs:
         raise UserError("there is no rollout to diagnose", REMEDY)
     counts = {"entries": len(spool), "imported": len(spool), "skipped": 0}
     source = {"file": "rollouts in memory", "format": "rollouts", **counts}
-    return Logs(spool, [*calls.schemas().values()], {}, [], [source])
+    schemas = calls.schemas()
+    return Logs(spool, [*schemas.values()], {}, [], [source], frozenset(schemas))
 
 
 REMEDY = (
     "give tau2 result files (a JSON with `simulations`), ToolSandbox result folders (with result_summary.json), logs "
-    "of Inspect, verifiers, NeMo Gym, AgentDojo, ATIF or OpenTelemetry, or JSONL with one "
+    "of Inspect, verifiers, NeMo Gym, AgentDojo, BFCL, ATIF or OpenTelemetry, or JSONL with one "
     '{"messages": [{"role": "user", "content": "..."}, ...], "reward": 0 to 1} a line'
 )
 
@@ -154,6 +163,7 @@ class Unreadable(Exception):
 def _files(paths: Sequence[Path]) -> Iterator[Path]:
     """The files behind the paths that hold results: those given, and in folders those that look like results."""
     from captrain.interop.logs.atif import RESULT
+    from captrain.interop.logs.bfcl import results_of
 
     for path in paths:
         if not path.exists():
@@ -170,12 +180,13 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
             # Harbor's result of a trial stands for no rollout of its own.
             trajectories = [file for file in files if file.name.startswith("trajectory")]
             trials = {folder / RESULT for file in trajectories for folder in (file.parent, file.parent.parent)}
-            yield from sorted(files - trials)
+            absolute = {file.absolute() for file in files}  # of scores that are read with their results
+            yield from sorted(file for file in files - trials if results_of(file) not in absolute)
 
 
 def _read(path: Path, scores: Mapping[str, float]) -> Source:
     """A file by what it holds: an archive, an object with lists of its own, or rows."""
-    from captrain.interop.logs import chat, inspect, spans, tau2, toolsandbox
+    from captrain.interop.logs import bfcl, chat, inspect, spans, tau2, toolsandbox
 
     try:
         if inspect.is_archive(path):
@@ -199,6 +210,11 @@ def _read(path: Path, scores: Mapping[str, float]) -> Source:
         return spans.read_spans(path, scores)
     if first is not None and tau2.is_simulation(first):
         return tau2.read_simulations(path)
+    if first is not None and bfcl.is_bfcl(first):
+        try:
+            return bfcl.read_bfcl(path)
+        except MALFORMED as error:
+            raise Unreadable(f"its scores do not read: {reason_of(error)}") from None
     row_format = next((entry for entry in _row_formats() if first is not None and _recognizes(entry, first)), None)
     if row_format is None and path.suffix != ".jsonl":
         raise Unreadable("it is of no known format")

@@ -1,0 +1,219 @@
+"""Results of bfcl-eval: the multi-turn categories, whose result files hold the dialogues and whose score files the
+verdicts, one JSON object a line.
+
+A score file lists failures alone, with their gold calls; whatever it does not list has passed. So a result file is read
+beside its score file (`result/MODEL/...` and `score/MODEL/...`, as the library lays them, or in one folder), and either
+of the two may be named; a score file without its results gives the failures. What a passed rollout did is a solution,
+too, and stands in for the gold calls that no file repeats. Calls are written as Python: they are parsed, and never run.
+"""
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from captrain.interop.logs.chat import chat_message
+from captrain.interop.logs.records import rows_of
+from captrain.interop.logs.source import Source, cleaned, entry_of, record_of_entry, text_of
+from captrain.records import JsonObject, Message, Rollout, file_digest
+
+RESULT, SCORE = "result", "score"
+HEADER = {"accuracy", "correct_count", "total_count"}
+"""What the first line of a score file holds."""
+BROKEN = "Error during inference"
+FIELDS = ("model_name", "error", "possible_answer")
+"""Of a failure, that are read."""
+SINGLE = "it holds no dialogue: of single-turn categories bfcl-eval does not keep what was asked"
+Call = tuple[str, JsonObject]
+
+
+def is_bfcl(row: JsonObject) -> bool:
+    """Whether the first row of a file is one of results, or the header of scores."""
+    return row.keys() >= HEADER or (row.keys() >= {"id", RESULT} and ("inference_log" in row or "latency" in row))
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """What a score file says: how many results it is of, the failures among them by task, and the names of the
+    arguments of each tool, in order, as calls with names show them."""
+
+    total: int
+    failures: dict[str, JsonObject]
+    arguments: dict[str, list[str]]
+
+    @property
+    def model(self) -> str:
+        """Whose they are, where a failure says it."""
+        return next((str(failure["model_name"]) for failure in self.failures.values() if "model_name" in failure), "")
+
+
+def read_bfcl(path: Path) -> Source:
+    """The rollouts of a result file with the verdicts of its score file, whichever of the two is named.
+
+    Raises:
+        ValueError: the score file is damaged, or counts other failures or results than there are: what it does not
+            list would be taken for passed.
+    """
+    if path.name.endswith(f"_{SCORE}.json"):
+        results, scores = _beside(path, SCORE, RESULT), path
+    else:
+        results, scores = path, _beside(path, RESULT, SCORE)
+    file = file_digest(results or path)
+    verdicts = _read_scores(scores) if scores else None
+    if verdicts and results and (count := sum(1 for _ in rows_of(results))) != verdicts.total:
+        raise ValueError(f"it has {count} results, and its scores are of {verdicts.total}: evaluate it whole")
+    entries = (
+        (place, entry_of(partial(_rollout, file, number, row, results, verdicts)))
+        for number, (place, row) in enumerate(rows_of(results or path), start=1)
+        if results or not _is_header(row)
+    )
+    about = {"format": "BFCL results", "scores": scores.name if scores else "none"}
+    return Source(file, about, entries, {})
+
+
+def results_of(path: Path) -> Path | None:
+    """Where the results of a score file lie, which are read with it; None for any other file."""
+    return _beside(path, SCORE, RESULT) if path.name.endswith(f"_{SCORE}.json") else None
+
+
+def _is_header(row: object) -> bool:
+    return isinstance(row, dict) and row.keys() >= HEADER
+
+
+def _beside(path: Path, kind: str, twin: str) -> Path | None:
+    """The file of the other kind to one: in the folder of that name, at the same place, or in the same folder."""
+    name = f"{path.name.removesuffix(f'_{kind}.json')}_{twin}.json"
+    parts = path.absolute().parts[:-1]
+    folders = [path.parent]
+    for place in (index for index, part in enumerate(parts) if part == kind):
+        folders.insert(0, Path(*parts[:place], twin, *parts[place + 1 :]))
+    return next((folder / name for folder in folders if (folder / name).is_file()), None)
+
+
+def _read_scores(path: Path) -> _Scores:
+    (_, header), *rows = rows_of(path)
+    if not isinstance(header, dict) or not _is_header(header):
+        raise ValueError(f"the first line of {path.name} is not the account of its scores")
+    failures: dict[str, JsonObject] = {}
+    arguments: dict[str, list[str]] = {}
+    for place, row in rows:
+        if not isinstance(row, dict):
+            raise ValueError(f"{path.name}, {place}: {row if isinstance(row, str) else 'it is no object'}")
+        failures[str(row["id"])] = {name: row[name] for name in FIELDS if name in row}
+        for text in (text for turn in row.get("possible_answer") or [] for text in turn):
+            node = _parsed_call(text)
+            names = [keyword.arg for keyword in node.keywords if keyword.arg] if node and not node.args else []
+            if node and len(names) > len(arguments.get(ast.unparse(node.func), [])):
+                arguments[ast.unparse(node.func)] = names
+    if len(failures) != header["total_count"] - header["correct_count"]:
+        raise ValueError(f"{path.name} lists {len(failures)} failures, and its first line counts others")
+    return _Scores(header["total_count"], failures, arguments)
+
+
+def _rollout(file: str, number: int, row: object, results: Path | None, scores: _Scores | None) -> Rollout | str:
+    if not isinstance(row, dict):
+        return row if isinstance(row, str) else "it is no object"
+    name, log = str(row["id"]), row.get("inference_log")
+    if isinstance(row.get(RESULT), str) and row[RESULT].startswith(BROKEN):
+        return f"inference failed, and nothing was played ({row[RESULT].removeprefix(BROKEN).strip(': ')[:200]})"
+    if not isinstance(log, list) or not log:
+        return SINGLE
+    if scores is None:
+        return "there is no score file to it: run `bfcl evaluate`, or put it beside the results"
+    arguments = scores.arguments
+    messages = [message for turn in log for message in _turn_messages(turn, arguments)]
+    failure = scores.failures.get(name)
+    gold = [text for turn in (failure or {}).get("possible_answer") or [] for text in turn]
+    solution = [_calling([_call_of(text, arguments)]) for text in gold]
+    kind = str((failure or {}).get("error", {}).get("error_type", ""))
+    return record_of_entry(
+        file,
+        number,
+        environment="bfcl",
+        task=name,
+        data={"kind": name.rpartition("_")[0], "ending": "max_steps" if "force_terminated" in kind else kind},
+        messages=messages,
+        reward=0.0 if failure else 1.0,
+        policy=_model(results) or scores.model or "unknown",
+        reference=solution if failure else [message for message in messages if message.get("tool_calls")],
+    )
+
+
+def _model(results: Path | None) -> str:
+    """Whose results these are: the folder below `result`."""
+    parts = results.absolute().parts if results else ()
+    return next((parts[place + 1] for place, part in enumerate(parts[:-2]) if part == RESULT), "")
+
+
+def _turn_messages(turn: object, arguments: Mapping[str, list[str]]) -> Iterator[Message]:
+    """The messages of a turn: the user's, then those of each step. What is no turn is a note on the world's state."""
+    if not isinstance(turn, dict):
+        return
+    yield from (chat_message(message) for message in turn.get("begin_of_turn_query") or [])
+    for step in (entries for name, entries in turn.items() if name.startswith("step_")):
+        yield from _step_messages(step, arguments)
+
+
+def _step_messages(step: list[JsonObject], arguments: Mapping[str, list[str]]) -> Iterator[Message]:
+    """The assistant's message of a step with the calls that were understood in it, and what the tools returned."""
+    spoken = next((entry.get("content") for entry in step if entry.get("role") == "assistant"), "")
+    decoded = next((entry["model_response_decoded"] for entry in step if entry.get("model_response_decoded")), [])
+    results = [text_of(entry.get("content")) for entry in step if entry.get("role") == "tool"]
+    calls = [_call_of(text, arguments) for text in decoded] if results else []
+    # Words beside calls are the calls themselves, as a model that is prompted writes them.
+    yield _calling(calls) if calls else {"role": "assistant", "content": spoken if isinstance(spoken, str) else ""}
+    for number, result in enumerate(results):
+        message: Message = {"role": "tool", "tool_call_id": str(number), "content": result}
+        yield message | ({"error": True} if result.startswith("Error during execution") else {})
+
+
+def _calling(calls: list[Call]) -> Message:
+    entries = [
+        {"id": str(number), "type": "function", "function": {"name": name, "arguments": arguments}}
+        for number, (name, arguments) in enumerate(calls)
+    ]
+    return {"role": "assistant", "content": "", "tool_calls": entries}
+
+
+def _call_of(text: object, names: Mapping[str, list[str]]) -> Call:
+    """A call in Python's words as tool and arguments; what is none is the name of no tool, and has no arguments. One
+    without a name is named as another call of the tool has it, else by its place."""
+    node = _parsed_call(text)
+    if node is None:
+        return str(text), {}
+    tool = ast.unparse(node.func)
+    places = names.get(tool, [])
+    arguments = {
+        places[place] if place < len(places) else f"argument_{place + 1}": _value(argument)
+        for place, argument in enumerate(node.args)
+    }
+    arguments |= {keyword.arg or "": _value(keyword.value) for keyword in node.keywords}
+    cleaned_arguments = cleaned(arguments)
+    assert isinstance(cleaned_arguments, dict)
+    return tool, cleaned_arguments
+
+
+def _parsed_call(text: object) -> ast.Call | None:
+    try:
+        node = ast.parse(str(text).strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    return node if isinstance(node, ast.Call) else None
+
+
+def _value(node: ast.expr) -> object:
+    """A literal as a JSON value, anything else as its text."""
+    try:
+        value = ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return ast.unparse(node)
+    return _json_value(value)
+
+
+def _json_value(value: object) -> object:
+    if isinstance(value, dict):
+        return {str(name): _json_value(element) for name, element in value.items()}
+    if isinstance(value, list | tuple | set):
+        return [_json_value(element) for element in value]
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
