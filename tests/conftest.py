@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.browser import PROGRAM, Browser
 from support.composed import compose_once
 from support.finished import Captrain, finished_pipeline
 from support.letters import LETTERS
@@ -166,3 +167,13 @@ def captrain(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         return int(end.value.code or 0), said.out, said.err
 
     return run
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """Headless Chromium; the test is skipped where there is none."""
+    if PROGRAM is None:
+        pytest.skip("there is no Chromium: no page is opened in a browser")
+    started = Browser(PROGRAM, tmp_path_factory.mktemp("profile"))
+    yield started
+    started.close()

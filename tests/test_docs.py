@@ -45,6 +45,8 @@ COVERED = {
     "captrain jobs": "tests/execution/test_slurm.py::test_jobs_are_shown_with_what_they_do_say_and_wait_for",
     "captrain serve": "tests/serving/test_server.py::"
     "test_the_command_takes_vllms_arguments_says_when_it_is_ready_and_ends_after_what_it_has_begun",
+    "captrain synthesize": "tests/diagnosis/test_synthesis.py::"
+    "test_the_command_of_an_advice_makes_an_environment_with_a_passport",
     "captrain status": "tests/cli/test_cli.py::test_status_of_a_finished_pipeline_has_nothing_to_do",
     "captrain check-benchmark": "tests/projects/test_check_benchmark.py::test_the_command_says_so_and_exits_with_one",
     "captrain init": "tests/projects/test_projects.py::test_init_replaces_nothing_and_begins_no_project_within_another",

@@ -128,11 +128,13 @@ def test_what_could_not_be_read_stands_in_the_report(tmp_path: Path) -> None:
     assert "there is no reward" in report
 
 
-def test_equal_logs_give_equal_bytes(tmp_path: Path) -> None:
+def test_equal_logs_give_equal_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a", "b"):
-        diagnose(LIBRARY, "--out", tmp_path / name)
-    for name in (*FILES, "figures/capabilities.png", "figures/capabilities.pdf"):
-        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        diagnose(LIBRARY, "--out", "out")
+    for name in (*FILES, "advice.json", "tools.json", "figures/capabilities.png", "figures/capabilities.pdf"):
+        assert (tmp_path / "a/out" / name).read_bytes() == (tmp_path / "b/out" / name).read_bytes()
 
 
 def test_thresholds_can_be_set(tmp_path: Path) -> None:
@@ -158,6 +160,38 @@ def test_the_shared_files_are_explained_in_seconds(tmp_path: Path) -> None:
     said = diagnose(*files, "--out", tmp_path)
     assert time.monotonic() - start < 10
     assert "50 rollouts read" in said and "unexplained: 0 of 31" in said
+
+
+def test_a_suspect_reference_is_never_counted_for_the_agent_in_any_file(tmp_path: Path) -> None:
+    data = json.loads(LIBRARY.read_text())
+    for agent in ("a", "b"):
+        copied = [
+            {**one, "reward_info": {**(one["reward_info"] or {}), "reward": 0.0}} if one["task_id"] == "renew" else one
+            for one in data["simulations"]
+            for _ in range(3)
+        ]
+        log = {**data, "simulations": [{**one, "trial": trial} for trial, one in enumerate(copied)]}
+        log["info"] = {**data.get("info", {}), "agent_info": {"llm": agent}}
+        (tmp_path / f"{agent}.json").write_text(json.dumps(log))
+    files, out = (tmp_path / "a.json", tmp_path / "b.json"), tmp_path / "out"
+    diagnose(*files, "--out", out)
+    causes = {row["rollout"]: row for row in map(json.loads, (out / "causes.jsonl").read_text().splitlines())}
+    labels = [json.loads(line) for line in (out / "labels.jsonl").read_text().splitlines()]
+    suspects = {name for name, row in causes.items() if row["standing"] == "suspect"}
+    assert {row["rollout"] for row in labels if row.get("suspect")} == suspects
+    lacking = [row for row in labels if any(label["verdict"] == "LACKING" for label in row["labels"].values())]
+    assert any(row.get("suspect") for row in lacking) and all(not row["count"] for row in lacking if row.get("suspect"))
+    failed = [row for row in causes.values() if row["outcome"] == "failed"]
+    of_suspects = sum(row["standing"] == "suspect" for row in failed)
+    report, page = (out / "report.md").read_text(), (out / "report.html").read_text()
+    assert f"| Suspect reference (not the agent) | {of_suspects} |" in report
+    assert report.count("(its reference is suspect)") == of_suspects and "cause-suspect_reference" in page
+    # The rule on the same labels does not count them either.
+    diagnose("--labels", out / "labels.jsonl", "--out", tmp_path / "rule")
+    counted = json.loads((tmp_path / "rule/selection.json").read_text())["rollouts"]
+    assert counted["passed"] + counted["failed"] == sum(row["standing"] == "contrasted" for row in causes.values())
+    diagnose(*files, "--out", tmp_path / "kept", "--keep-suspects")
+    assert '"suspect":true' not in (tmp_path / "kept/labels.jsonl").read_text()
 
 
 def test_agents_are_columns_paired_by_task_and_a_task_that_none_passes_is_suspect(tmp_path: Path) -> None:

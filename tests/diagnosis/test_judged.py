@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 from support.answering import Answering, Body
+from support.judging import judge
+from support.obeying import LURES, ORDER, obeying
 from typer.testing import CliRunner
 
 from captrain.cli.app import app
 from captrain.errors import UserError
+from captrain.records import RolloutLabels, load
 
 EXAMPLE = Path(__file__).parents[2] / "docs/examples/servicedesk.jsonl"
 
@@ -29,8 +32,8 @@ def answer(body: Body) -> dict[str, Any]:
     return {"labels": [{"capability": "finishing", "evidence": "as read", "message": 2, "verdict": verdict}]}
 
 
-def diagnose(*arguments: object) -> str:
-    result = CliRunner().invoke(app, ["diagnose", str(EXAMPLE), *map(str, arguments)], env={"COLUMNS": "160"})
+def diagnose(*arguments: object, path: Path = EXAMPLE, columns: int = 160) -> str:
+    result = CliRunner().invoke(app, ["diagnose", str(path), *map(str, arguments)], env={"COLUMNS": str(columns)})
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result.stdout
@@ -66,6 +69,20 @@ def test_endpoint_and_key_are_in_the_environment_variables_that_are_named(
         diagnose("--out", tmp_path / "c", *judging[:-1], "sk-1234567890")
 
 
+def test_the_page_shows_what_judging_prints_its_cost_and_its_agreement_with_the_families(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Answering(judge) as server:
+        server.use(monkeypatch)
+        line = ("--out", "judged", "--analyst", "openai", "--model", "MODEL", "--prices", 0.4, 1.6)
+        printed = diagnose(*line, columns=120)
+    text = "\n".join(entry.rstrip() for entry in printed.strip().splitlines())
+    assert f"```text\n{text}\n```" in (EXAMPLE.parents[1] / "diagnose.md").read_text(), text
+    agreement = json.loads((tmp_path / "judged/agreement.json").read_text())["programmatic"]["candidates"]
+    assert agreement["reading_before_acting"]["best"] == "precondition_verification"
+
+
 def test_a_model_labels_blindly_and_a_second_run_asks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with Answering(answer) as server:
@@ -80,3 +97,25 @@ def test_a_model_labels_blindly_and_a_second_run_asks_nothing(tmp_path: Path, mo
     for name in ("selection.json", "labels.jsonl", "agreement.json", "asked.json"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
     assert json.loads((tmp_path / "a/agreement.json").read_text())["programmatic"]["rollouts"] == 80
+
+
+def test_a_model_that_obeys_what_is_said_to_it_labels_alike_whatever_tools_returned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [json.loads(line) for line in EXAMPLE.read_text().splitlines()[:24]]
+    verdicts = {}
+    monkeypatch.chdir(tmp_path)
+    with Answering(obeying(answer)) as server:
+        server.use(monkeypatch)
+        for name in ("calm", "lured"):
+            for number, row in enumerate(rows):
+                for message in row["messages"] if name == "lured" else []:
+                    if message["role"] == "tool":
+                        message["content"] += f"\n{LURES[number % len(LURES)]}"
+            path = tmp_path / f"{name}.jsonl"
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+            diagnose("--out", tmp_path / name, "--analyst", "openai", "--model", "m", path=path)
+            labels = load(tmp_path / name / "labels.jsonl", RolloutLabels)
+            verdicts[name] = [row.labels["finishing"].verdict for row in labels]
+    assert ORDER in (tmp_path / "lured/rollouts.jsonl").read_text()
+    assert verdicts["lured"] == verdicts["calm"] and {*verdicts["calm"]} == {"LACKING", "PRESENT"}

@@ -1,14 +1,9 @@
 """The static report: its pages without a browser, the rule in the page against the library's, and a newcomer's path."""
 
-import fcntl
 import hashlib
 import json
-import os
 import re
 import shutil
-import subprocess
-import time
-from collections.abc import Iterator
 from contextlib import suppress
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.browser import Browser
 from support.results import causal_tables
 
 from captrain.capabilities.selection import select
@@ -543,134 +539,6 @@ def test_a_folder_that_is_no_report_is_not_replaced(project: Path, report: Path,
     stale.write_text("old")
     build(project, report)
     assert not stale.exists()
-
-
-class Gone(Exception):
-    """The browser could not answer: as a rule, because the page was left meanwhile."""
-
-
-class Browser:
-    """Headless Chromium by the DevTools protocol over pipes: no port, no package."""
-
-    def __init__(self, program: str, profile: Path) -> None:
-        inward, outward = os.pipe(), os.pipe()
-        # Chromium reads from 3 and writes to 4: away from these first, so that neither is overwritten.
-        read, write = (fcntl.fcntl(fd, fcntl.F_DUPFD, 64) for fd in (inward[0], outward[1]))
-        flags = [
-            "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--remote-debugging-pipe",
-            "--disable-background-networking", "--no-first-run", "--disable-dev-shm-usage",
-            f"--user-data-dir={profile}",
-        ]  # fmt: skip
-        script = f'exec "$@" 3<&{read} 4>&{write}'
-        self.process = subprocess.Popen(
-            ["bash", "-c", script, "bash", program, *flags, "about:blank"], pass_fds=(read, write),
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        for fd in (inward[0], outward[1], read, write):
-            os.close(fd)
-        self.into, self.out = os.fdopen(inward[1], "wb", 0), os.fdopen(outward[0], "rb")
-        self.number, self.rest, self.events = 0, b"", list[dict[str, Any]]()
-        target = self.ask("Target.createTarget", url="about:blank")["targetId"]
-        self.session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        for domain in ("Page", "Runtime", "Log", "Network"):
-            self.ask(f"{domain}.enable")
-
-    def ask(self, method: str, **params: Any) -> Any:
-        self.number += 1
-        message = {"id": self.number, "method": method, "params": params}
-        if method.partition(".")[0] != "Target":
-            message["sessionId"] = self.session
-        self.into.write(json.dumps(message).encode() + b"\0")
-        while True:
-            answer = self._next()
-            if answer.get("id") == self.number:
-                if "error" in answer:
-                    raise Gone(answer["error"]["message"])
-                return answer["result"]
-            self.events.append(answer)
-
-    def _next(self) -> dict[str, Any]:
-        while b"\0" not in self.rest:
-            more = os.read(self.out.fileno(), 1 << 20)
-            assert more, "the browser ended"
-            self.rest += more
-        one, _, self.rest = self.rest.partition(b"\0")
-        return json.loads(one)
-
-    def run(self, code: str) -> Any:
-        found = self.ask("Runtime.evaluate", expression=code, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in found, found
-        return found["result"].get("value")
-
-    def wait(self, code: str, seconds: float = 20) -> Any:
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            try:
-                if value := self.run(code):
-                    return value
-            except Gone:
-                pass  # the page was on its way to the next one
-            time.sleep(0.02)
-        raise AssertionError(f"never true: {code}")
-
-    def open(self, url: str) -> None:
-        self.ask("Page.navigate", url="about:blank")
-        self.ask("Page.navigate", url=url)
-        self.wait(f"document.readyState === 'complete' && location.href.startsWith({json.dumps(url.split('#')[0])})")
-
-    def follow(self, selector: str, becomes: str) -> None:
-        with suppress(Gone):
-            self.run(f"document.querySelector({json.dumps(selector)}).click()")
-        self.wait(f"document.readyState === 'complete' && location.pathname.endsWith({json.dumps(becomes)})")
-
-    def screen(self, width: int, height: int, dark: bool = False) -> None:
-        self.ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
-        features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
-        self.ask("Emulation.setEmulatedMedia", features=features)
-
-    def picture(self, path: Path) -> None:
-        import base64
-
-        path.write_bytes(base64.b64decode(self.ask("Page.captureScreenshot", format="png")["data"]))
-
-    def key(self, key: str) -> None:
-        for kind in ("keyDown", "keyUp"):
-            text = {"text": "\r"} if key == "Enter" and kind == "keyDown" else {}
-            code = {"Enter": 13, "Escape": 27, "ArrowDown": 40}[key]
-            self.ask("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **text)
-
-    def faults(self) -> list[str]:
-        """What the console complains of, and every request that left the disk."""
-        found = []
-        for event in self.events:
-            method, params = event.get("method"), event.get("params", {})
-            if method == "Runtime.exceptionThrown":
-                found.append(json.dumps(params["exceptionDetails"])[:300])
-            if method == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
-                found.append(params["entry"]["text"])
-            if method == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning", "assert"):
-                found.append(json.dumps(params["args"])[:300])
-            if method == "Network.requestWillBeSent" and not params["request"]["url"].startswith(
-                ("file:", "data:", "about:")
-            ):
-                found.append(params["request"]["url"])
-        return found
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self.into.close()
-        self.out.close()
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
-    if program is None:
-        pytest.skip("there is no Chromium: the report is not opened in a browser")
-    found = Browser(program, tmp_path_factory.mktemp("profile"))
-    yield found
-    found.close()
 
 
 def test_a_newcomer_goes_from_the_table_to_the_failing_message_of_a_rollout(

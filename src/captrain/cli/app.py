@@ -17,6 +17,7 @@ from captrain.cli.project import check_benchmark, init, run, upgrade
 from captrain.cli.results import compare, export, published, report, results
 from captrain.cli.serve import serve
 from captrain.cli.show import show
+from captrain.cli.synthesis import synthesize
 from captrain.cli.validate import validate
 from captrain.execution import entry_point
 
@@ -40,6 +41,7 @@ for command in (
     watch,
     verify,
     diagnose,
+    synthesize,
     plan,
     doctor,
     power,

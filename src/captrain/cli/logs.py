@@ -1,11 +1,11 @@
 """The command that diagnoses the logs of an agent."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from captrain.cli.access import ENDPOINT, KEY, Budget, EndpointVariable, KeyVariable, ModelOptions, Prices
 from captrain.cli.console import print_all
 from captrain.config import Ranking
 from captrain.errors import UserError
@@ -17,19 +17,6 @@ if TYPE_CHECKING:
 RUNS = 10
 """Labelling runs over logs."""
 AnalystName = Literal["programmatic", "openai"]
-
-
-@dataclass(frozen=True)
-class _Judge:
-    """A language model that judges: its name, the environment variables that hold endpoint and key, its budget in
-    tokens, prices, and whether it is to be asked at all."""
-
-    model: str
-    endpoint: str
-    key: str
-    tokens: int | None
-    prices: tuple[float, float] | None
-    dry_run: bool
 
 
 def diagnose(
@@ -53,14 +40,10 @@ def diagnose(
         AnalystName, typer.Option(help="programmatic: rules; openai: the language model of --model.")
     ] = "programmatic",
     model: Annotated[str, typer.Option(help="The model's name at its endpoint.")] = "",
-    endpoint_env: Annotated[
-        str, typer.Option(help="Environment variable that holds the endpoint's base URL.")
-    ] = "OPENAI_BASE_URL",
-    key_env: Annotated[str, typer.Option(help="Environment variable that holds its key.")] = "OPENAI_API_KEY",
-    tokens: Annotated[int | None, typer.Option(min=1, help="Budget of the model in tokens, read and written.")] = None,
-    prices: Annotated[
-        tuple[float, float] | None, typer.Option(help="Money for a million tokens read, and written.")
-    ] = None,
+    endpoint_env: EndpointVariable = ENDPOINT,
+    key_env: KeyVariable = KEY,
+    tokens: Budget = None,
+    prices: Prices = None,
     dry_run: Annotated[bool, typer.Option(help="Say what the model would cost, and ask nothing.")] = False,
 ) -> None:
     """Why the rollouts in these logs failed, and what the agent lacks: causes, a ranking, report.md, figures."""
@@ -98,38 +81,34 @@ def diagnose(
         raise UserError(f"--agreement {agreement} of {RUNS} labelling runs", f"say at most {RUNS}")
     logs = read_logs(files or [], scores)
     if analyst == "openai":
-        _judge(logs, selection, out, count, seed, _Judge(model, endpoint_env, key_env, tokens, prices, dry_run))
+        options = ModelOptions(model, endpoint_env, key_env, tokens, prices, dry_run)
+        _judge(logs, selection, out, count, seed, options, keep_suspects=keep_suspects)
         return
     diagnosis = diagnose(logs, selection, runs=RUNS, count=count, seed=seed, keep_suspects=keep_suspects)
     publish_diagnosis(diagnosis, out)
     print_all(*diagnosis_summary(diagnosis), f"{out / 'report.md'} has the evidence")
 
 
-def _judge(logs: "Logs", selection: "Selection", out: Path, count: int, seed: int, settings: _Judge) -> None:
+def _judge(
+    logs: "Logs",
+    selection: "Selection",
+    out: Path,
+    count: int,
+    seed: int,
+    options: ModelOptions,
+    *,
+    keep_suspects: bool,
+) -> None:
     """Diagnose by a language model: its cost first, then the questions."""
-    from pydantic import ValidationError
-
-    from captrain.config import ModelAccess
     from captrain.diagnosis import judge, judged_summary, judging_cost, load_analyst, publish_judged
 
-    if not settings.model:
+    if not options.model:
         raise UserError("--analyst openai needs a model", "name it by --model, as the endpoint knows it")
-    read_price, write_price = settings.prices or (None, None)
-    try:
-        access = ModelAccess(
-            endpoint=settings.endpoint,
-            key=settings.key,
-            tokens=settings.tokens,
-            input_price=read_price,
-            output_price=write_price,
-        )
-    except ValidationError as error:  # a key where the name of a variable belongs is not repeated
-        options = {"endpoint": "--endpoint-env", "key": "--key-env"}
-        name = options.get(str(error.errors()[0]["loc"][0]), "--prices")
-        raise UserError(f"{name} names no environment variable", "give a name, such as OPENAI_API_KEY") from None
+    access = options.access()
     print_all(str(judging_cost(logs, RUNS, access)))
-    if settings.dry_run:
+    if options.dry_run:
         return
-    judgement = judge(logs, load_analyst(settings.model, access), selection, runs=RUNS, count=count, seed=seed)
-    publish_judged(judgement, out)
-    print_all(*judged_summary(judgement), f"{out / 'selection.json'} has the account")
+    analyst = load_analyst(options.model, access)
+    judgement = judge(logs, analyst, selection, runs=RUNS, count=count, seed=seed, keep_suspects=keep_suspects)
+    publish_judged(judgement, logs, out)
+    print_all(*judged_summary(judgement, access), f"{out / 'selection.json'} has the account")

@@ -14,3 +14,9 @@ from .judged import load_analyst as load_analyst
 from .judged import publish_judged as publish_judged
 from .report import diagnosis_summary as diagnosis_summary
 from .report import publish_diagnosis as publish_diagnosis
+from .synthesis import order_synthesis as order_synthesis
+from .synthesis import publish_synthesis as publish_synthesis
+from .synthesis import read_evidence as read_evidence
+from .synthesis import read_project_evidence as read_project_evidence
+from .synthesis import synthesis_cost as synthesis_cost
+from .synthesis import synthesize_ordered as synthesize_ordered

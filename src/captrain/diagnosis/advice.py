@@ -6,16 +6,21 @@ environment of; a contrast that does not hold yet needs more rollouts, and how m
 """
 
 from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
 
 from captrain.capabilities import CandidateAccount
 from captrain.diagnosis.cause import KINDS
 from captrain.diagnosis.diagnosis import Diagnosis
+from captrain.diagnosis.synthesis import Writer, diagnosed_evidence, possible_writers
 from captrain.execution import COMPUTING, has_package
 from captrain.planning import Design, tasks_needed
 
 MARGIN = 0.02
 """Rates of 0 and 1 are taken as this far from them: a test of two certain outcomes needs no power."""
-TRAINED = "words do not repair it: train it, in an environment that needs it"
+TRAINED = "words do not repair it: train it"
+ENVIRONMENTS = "environments"
+"""Folder of environments, in the command that makes one."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +31,13 @@ class Advice:
     action: str
 
 
-def advise(diagnosis: Diagnosis) -> list[Advice]:
-    """What to do, most urgent first: what is not the agent's, then its causes in the order of the ranking."""
+def advise(diagnosis: Diagnosis, folder: Path | None = None) -> list[Advice]:
+    """What to do, most urgent first: what is not the agent's, then its causes in the order of the ranking.
+
+    Args:
+        diagnosis: of logs.
+        folder: that it is written to, for commands that read it; None: nowhere yet.
+    """
     account, advice = diagnosis.account, list[Advice]()
     if suspects := account.standings["suspect"]:
         action = f"suspect the benchmark: read the {suspects} references in suspects.jsonl before anything is trained"
@@ -38,16 +48,20 @@ def advise(diagnosis: Diagnosis) -> list[Advice]:
         )
     if errors := account.standings["error"]:
         advice.append(Advice("infrastructure", f"repair what the agent runs on: {errors} rollouts have no verdict"))
-    for entry in diagnosis.report["candidates"] if diagnosis.report else []:
-        advice.append(Advice(entry["id"], _about_cause(diagnosis, entry)))
+    candidates = diagnosis.report["candidates"] if diagnosis.report else []
+    is_selected = any(entry["selected"] for entry in candidates)
+    writers = possible_writers(diagnosed_evidence(diagnosis)) if is_selected else {}
+    for entry in candidates:
+        training = _training(entry["id"], writers.get(entry["id"]), folder)
+        advice.append(Advice(entry["id"], _about_cause(diagnosis, entry, training)))
     return advice
 
 
-def _about_cause(diagnosis: Diagnosis, entry: CandidateAccount) -> str:
+def _about_cause(diagnosis: Diagnosis, entry: CandidateAccount, training: str) -> str:
     line = KINDS[entry["id"]].line
     if entry["selected"]:
         reminder = f'try a line in the prompt first: "{line}"; if it is not enough, train it' if line else TRAINED
-        return f"{reminder}{_environment(diagnosis)}"
+        return f"{reminder}{training}"
     if (gap := entry["gap"]) is None or gap <= 0:
         return "leave it: passed rollouts show it as often as failed ones"
     reminder = f'; a line in the prompt costs little: "{line}"' if line else ""
@@ -61,10 +75,17 @@ def _about_cause(diagnosis: Diagnosis, entry: CandidateAccount) -> str:
     return f"collect about {more} more passed and failed rollouts to conclude{reminder}"
 
 
-def _environment(diagnosis: Diagnosis) -> str:
-    if any(source.get("tools") for source in diagnosis.logs.sources):
-        return " (the logs hold the tools' schemas, which an environment needs)"
-    return " (bring the tools' schemas: the logs hold none, and an environment needs them)"
+def _training(name: str, writer: Writer | None, folder: Path | None) -> str:
+    """How one comes to an environment: the command to type, where it would work."""
+    if writer is None:
+        return (
+            " (an environment needs the tools' schemas, which these logs do not hold: bring them as `tools`, or by "
+            "`--tools FILE` to `captrain synthesize`)"
+        )
+    command = f"captrain synthesize {name} --diagnosis {quote(str(folder or 'DIR'))} --out {ENVIRONMENTS}"
+    if writer == "program":
+        return f": `{command}`"
+    return f", where a language model writes the environment (MODEL: its name): `{command} --model MODEL`"
 
 
 def _rollouts_needed(diagnosis: Diagnosis, entry: CandidateAccount) -> int | None:

@@ -2,7 +2,7 @@
 
 A cause is lacking where it shows, present where a rollout had occasion to show it and did not, and not applicable
 elsewhere; who looked for it did not know the outcome. Rollouts of suspect references are labelled, so that one can read
-what was found of them, and drawn by no resample: they count nowhere, unless they are kept.
+what was found of them, marked as such, and drawn by no resample: they count nowhere, unless they are kept.
 """
 
 from collections.abc import Iterable
@@ -12,8 +12,8 @@ import numpy as np
 from captrain.capabilities import EXAMPLES, Verdicts, code_of
 from captrain.diagnosis.cause import KINDS
 from captrain.diagnosis.explained import Explained
-from captrain.diagnosis.streaming import LabelRows, StreamedLabels, resample_counts
-from captrain.records import Capability, Label, Rollout, RolloutLabels, Spool
+from captrain.diagnosis.streaming import DiagnosedLabels, LabelRows, StreamedLabels, resample_counts
+from captrain.records import Capability, Label, Rollout, Spool
 
 AGENTS_KINDS = tuple(kind for kind, entry in KINDS.items() if entry.of_agent)
 
@@ -50,7 +50,7 @@ def label_causes(
     draws = resample_counts(len(numbers), runs, seed)[:, tasks]
     counts = np.zeros((runs, len(is_counted)), draws.dtype)
     counts[:, is_counted] = draws
-    spool, codes = Spool(RolloutLabels), np.zeros((len(kinds), 1, len(is_counted)), np.uint8)
+    spool, codes = Spool(DiagnosedLabels), np.zeros((len(kinds), 1, len(is_counted)), np.uint8)
     failed = np.zeros(len(is_counted), bool)
     examples: dict[str, list[tuple[Rollout, Label]]] = {kind: [] for kind in kinds}
     tools: dict[str, set[str]] = {kind: set() for kind in kinds}
@@ -59,8 +59,14 @@ def label_causes(
         if not labelled[place] or row.outcome == "error":
             continue
         labels = {kind: label_of(row, kind) for kind in kinds}
-        label_row = RolloutLabels(
-            run=0, rollout=row.rollout, task=row.task, outcome=row.outcome, count=0, labels=labels
+        label_row = DiagnosedLabels(
+            run=0,
+            rollout=row.rollout,
+            task=row.task,
+            outcome=row.outcome,
+            count=0,
+            labels=labels,
+            suspect=not is_counted[place],
         )
         spool.add(label_row)
         codes[:, 0, place] = [code_of(label) for label in labels.values()]

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from captrain.capabilities import SelectionAccount, select_by_verdicts
 from captrain.config import Selection
+from captrain.diagnosis.cause import SUSPECT
 from captrain.diagnosis.contrast import label_causes
 from captrain.diagnosis.explained import Explained, Explanations, Standing, explain_logs
 from captrain.diagnosis.streaming import StreamedLabels
@@ -37,6 +38,14 @@ class CauseTally:
     secondary: int = 0
     passed: int = 0
     example: Explained | None = None
+
+
+def counted_cause(row: Explained, *, keep: bool) -> str | None:
+    """The cause that a failure counts under, None where nothing explains it: of a suspect reference it is the
+    reference, whatever the agent did, unless such rollouts are kept."""
+    if row.standing == "suspect" and not keep:
+        return SUSPECT
+    return row.primary.cause if row.primary else None
 
 
 @dataclass
@@ -71,12 +80,14 @@ class Account:
             entries += [row] if len(entries) < LIST_LENGTH else []
         if row.outcome == "failed":
             self.failures += 1
-            self.unexplained += row.primary is None
-            if row.primary is not None:
-                tally = self.causes.setdefault(row.primary.cause, CauseTally())
+            kind = counted_cause(row, keep=keep)
+            self.unexplained += kind is None
+            if kind is not None:
+                tally = self.causes.setdefault(kind, CauseTally())
                 tally.primary += 1
                 tally.example = tally.example or row
-        for cause in row.secondary if row.outcome != "error" else ():
+        is_counted = row.outcome != "error" and (keep or row.standing != "suspect")
+        for cause in row.secondary if is_counted else ():
             tally = self.causes.setdefault(cause.cause, CauseTally())
             tally.secondary += row.outcome == "failed"
             tally.passed += row.outcome == "passed"

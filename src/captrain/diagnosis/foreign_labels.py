@@ -40,7 +40,7 @@ class LabelLine(Record):
     run: number of the run; null: that of the file among those read, from 0. rollout: its id, the same in all runs.
     task: what it is a rollout of, where there are several of one task. count: how often the run's resample drew it.
     labels: capability -> verdict, or an object with `verdict`, and `evidence` and `message` where they are known; a
-    capability that is absent was no candidate of the run.
+    capability that is absent was no candidate of the run. suspect: its reference is, so that it counts nowhere.
     """
 
     run: Annotated[int, Field(ge=0)] | None = None
@@ -49,6 +49,7 @@ class LabelLine(Record):
     outcome: Literal["passed", "failed"]
     count: Annotated[int, Field(ge=0)] = 1
     labels: dict[FileName, Verdict | Label]
+    suspect: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def read_labels(files: Sequence[Path]) -> list[RolloutLabels]:
     rows: dict[tuple[int, str], RolloutLabels] = {}
     first: dict[str, RolloutLabels] = {}
     for number, path in enumerate(files):
-        for line in _lines(path):
+        for line in (line for line in _lines(path) if not line.suspect):
             run = number if line.run is None else line.run
             labels = {
                 slug: label if isinstance(label, Label) else Label(verdict=label) for slug, label in line.labels.items()

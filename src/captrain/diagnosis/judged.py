@@ -20,7 +20,9 @@ from captrain.capabilities import (
     text_of,
 )
 from captrain.config import Component, ModelAccess, Selection, build
+from captrain.diagnosis.cost import PER_TOKEN, AskingCost, priced
 from captrain.diagnosis.diagnosis import FEW
+from captrain.diagnosis.explained import explain_logs
 from captrain.diagnosis.figures import draw_candidates
 from captrain.execution import user_outputs
 from captrain.interop import Logs
@@ -33,27 +35,8 @@ EXCERPTS = 8
 """Rollouts that a discovery question shows."""
 RULES = 4000
 """Characters of a question beside its rollouts, about."""
-PER_TOKEN = 4
-"""Characters of a token, about."""
 ANSWER = 400
 """Tokens of an answer, about."""
-
-
-@dataclass(frozen=True)
-class JudgingCost:
-    """About what judging will take: questions, tokens read and written, and money where prices are known."""
-
-    questions: int
-    prompt_tokens: int
-    completion_tokens: int
-    money: float | None
-
-    def __str__(self) -> str:
-        price = "" if self.money is None else f", {self.money:.2f} in money"
-        return (
-            f"about {self.questions} questions, {self.prompt_tokens} tokens read and {self.completion_tokens} "
-            f"written{price}; answers on disk cost nothing"
-        )
 
 
 @dataclass(frozen=True)
@@ -69,7 +52,7 @@ class Judged:
     shortage: str
 
 
-def judging_cost(logs: Logs, runs: int, access: ModelAccess) -> JudgingCost:
+def judging_cost(logs: Logs, runs: int, access: ModelAccess) -> AskingCost:
     """What `judge` would ask, before it asks anything."""
     sizes = [
         min(CHARACTERS, sum(len(text_of(message.get("content") or "")) for message in rollout.messages))
@@ -80,10 +63,7 @@ def judging_cost(logs: Logs, runs: int, access: ModelAccess) -> JudgingCost:
     discovery = runs * (RULES + EXCERPTS * mean)
     questions = runs * (len(sizes) + 1) + 1
     read = int((discovery + runs * (sum(sizes) + RULES * len(sizes))) / PER_TOKEN)
-    money = None
-    if access.input_price is not None and access.output_price is not None:
-        money = (read * access.input_price + questions * ANSWER * access.output_price) / 1e6
-    return JudgingCost(questions, read, questions * ANSWER, money)
+    return priced(questions, read, questions * ANSWER, access)
 
 
 def load_analyst(model: str, access: ModelAccess) -> Analyst:
@@ -92,13 +72,25 @@ def load_analyst(model: str, access: ModelAccess) -> Analyst:
     return build(Component.model_validate(settings), Analyst, access=access)
 
 
-def judge(logs: Logs, analyst: Analyst, selection: Selection, *, runs: int, count: int, seed: int) -> Judged:
-    """Let the analyst propose capabilities and label all rollouts, blind to their outcome, and select.
+def judge(
+    logs: Logs,
+    analyst: Analyst,
+    selection: Selection,
+    *,
+    runs: int,
+    count: int,
+    seed: int,
+    keep_suspects: bool = False,
+) -> Judged:
+    """Let the analyst propose capabilities and label rollouts, blind to their outcome, and select. Rollouts without a
+    verdict are left out, and unless they are kept, those whose reference is suspect.
 
     Raises:
         UserError: all rollouts have one outcome, a budget is reached, or the endpoint cannot be asked.
     """
-    rollouts: list[Rollout] = [rollout for rollout in logs.rollouts if rollout.outcome != "error"]
+    rows = zip(explain_logs(logs).rollouts, logs.rollouts, strict=True)
+    left_out = ("error",) if keep_suspects else ("error", "suspect")
+    rollouts: list[Rollout] = [rollout for row, rollout in rows if row.standing not in left_out]
     candidates, labels = label_runs(analyst, rollouts, logs.tools, runs, seed)
     report = select(labels, candidates, selection, count, seed).report
     agreement = measure_agreement(analyst, labels, rollouts, logs.tools)
@@ -108,7 +100,7 @@ def judge(logs: Logs, analyst: Analyst, selection: Selection, *, runs: int, coun
     return Judged(candidates, labels, report, agreement, usage, shortage if min(passed, failed) < FEW else "")
 
 
-def judged_summary(judgement: Judged) -> list[Table | str]:
+def judged_summary(judgement: Judged, access: ModelAccess) -> list[Table | str]:
     """What the command prints: the ranking, the families nearest to each candidate, what was asked, what is amiss."""
     nearest = judgement.agreement.get("programmatic", {}).get("candidates", {})
     lines = [
@@ -117,13 +109,18 @@ def judged_summary(judgement: Judged) -> list[Table | str]:
         if entry["best"] is not None and entry["kappa"] is not None
     ]
     usage = ", ".join(f"{name.replace('_', ' ')} {number}" for name, number in judgement.usage.items())
+    cost = priced(*(judgement.usage.get(name, 0) for name in ("answers", "prompt_tokens", "completion_tokens")), access)
+    usage += "" if cost.money is None else f"; at these prices {cost.money:.2f} in money"
     shortage = [f"nothing can be concluded: {judgement.shortage}"] if judgement.shortage else []
     return [selection_table(judgement.report), *lines, *([f"asked: {usage}"] if usage else []), *shortage]
 
 
-def publish_judged(judgement: Judged, out: Path) -> None:
-    """Write selection.json, candidates.jsonl, labels.jsonl, agreement.json, asked.json and figures/."""
+def publish_judged(judgement: Judged, logs: Logs, out: Path) -> None:
+    """Write selection.json, candidates.jsonl, labels.jsonl, agreement.json, asked.json, rollouts.jsonl, tools.json and
+    figures/."""
     with user_outputs(out) as aside:
+        publish(aside / "rollouts.jsonl", logs.rollouts)
+        publish_json(aside / "tools.json", logs.known_tools)
         publish_json(aside / "selection.json", judgement.report)
         publish(aside / "candidates.jsonl", judgement.candidates)
         publish(aside / "labels.jsonl", judgement.labels)

@@ -1,12 +1,13 @@
 """The report of a diagnosis in Markdown: outcomes, causes, the contrast, what to do, each failure, what is left out."""
 
 from collections import Counter
+from collections.abc import Sequence
 from importlib.metadata import version
 
 from captrain.capabilities import LACKING, PRESENT
 from captrain.contract import calls_of
-from captrain.diagnosis.advice import advise
-from captrain.diagnosis.cause import KINDS
+from captrain.diagnosis.advice import Advice
+from captrain.diagnosis.cause import KINDS, SUSPECT
 from captrain.diagnosis.diagnosis import LIST_LENGTH, Diagnosis, shares
 from captrain.diagnosis.explained import Explained
 from captrain.diagnosis.figures import figure_line
@@ -28,7 +29,7 @@ counts. Selected: gap >= {delta:g} and coverage >= {coverage:g} in {agreement} o
 above {floor:g}, at most {count}. A gap says which cause goes with failing, not what training would gain."""
 
 
-def report_text(diagnosis: Diagnosis) -> str:
+def report_text(diagnosis: Diagnosis, advice: Sequence[Advice]) -> str:
     """The report in Markdown."""
     account = diagnosis.account
     parts = [
@@ -39,7 +40,7 @@ def report_text(diagnosis: Diagnosis) -> str:
         _causes(diagnosis),
         _agents(diagnosis),
         _ranking(diagnosis),
-        _advice(diagnosis),
+        _advice(advice),
         _suspect_references(diagnosis),
         _failures(diagnosis),
         _left_out(diagnosis),
@@ -167,8 +168,8 @@ def order(diagnosis: Diagnosis) -> str:
     return {"product": "coverage x gap", "mean_gap": "mean gap of the runs"}.get(ranking, ranking)
 
 
-def _advice(diagnosis: Diagnosis) -> str:
-    lines = [f"- **{entry.subject}**: {entry.action}" for entry in advise(diagnosis)]
+def _advice(advice: Sequence[Advice]) -> str:
+    lines = [f"- **{entry.subject}**: {entry.action}" for entry in advice]
     return "\n\n".join(["## What to do next", "\n".join(lines)]) if lines else ""
 
 
@@ -193,11 +194,13 @@ def _failures(diagnosis: Diagnosis) -> str:
 
 
 def _failure(row: Explained, messages: list[Message]) -> list[str]:
-    if row.primary is None:
-        return [f"- **{place(row.task, row.trial)}**: unexplained"]
     primary = row.primary
-    medium = " (medium confidence)" if primary.confidence == "medium" else ""
-    head = f"- **{place(row.task, row.trial)}**, message {primary.message}, {primary.cause}{medium}: {primary.evidence}"
+    is_remarkable = row.standing == "suspect" and (primary is None or primary.cause != SUSPECT)
+    remark = " (its reference is suspect)" if is_remarkable else ""
+    if primary is None:
+        return [f"- **{place(row.task, row.trial)}**: unexplained{remark}"]
+    remark = f"{' (medium confidence)' if primary.confidence == 'medium' else ''}{remark}"
+    head = f"- **{place(row.task, row.trial)}**, message {primary.message}, {primary.cause}{remark}: {primary.evidence}"
     lines = [head, f"  > {_quoted(messages[primary.message])}"] if primary.message < len(messages) else [head]
     secondary = [f"{cause.cause} (message {cause.message}: {cause.evidence})" for cause in row.secondary]
     return [*lines, *(f"  - also {cause}" for cause in secondary)]

@@ -4,6 +4,7 @@ It looks as the pages of a run do, and holds no script. The first `LIST_LENGTH` 
 equal bytes.
 """
 
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import TypedDict
@@ -12,9 +13,9 @@ import jinja2
 from markupsafe import Markup
 
 from captrain.contract import calls_of
-from captrain.diagnosis.advice import advise
+from captrain.diagnosis.advice import Advice
 from captrain.diagnosis.cause import KINDS
-from captrain.diagnosis.diagnosis import LIST_LENGTH, Diagnosis, shares
+from captrain.diagnosis.diagnosis import LIST_LENGTH, Diagnosis, counted_cause, shares
 from captrain.diagnosis.explained import Explained
 from captrain.diagnosis.markdown import place, ranking_rows
 from captrain.records import Message, Rollout, publish_text
@@ -43,7 +44,7 @@ class Failure(TypedDict):
     reference: list[PageMessage]
 
 
-def publish_page(diagnosis: Diagnosis, out: Path) -> Path:
+def publish_page(diagnosis: Diagnosis, advice: Sequence[Advice], out: Path) -> Path:
     """Write report.html; returns its path."""
     style = Markup(files("captrain").joinpath("reporting/pages/static/style.css").read_text())
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
@@ -75,7 +76,7 @@ def publish_page(diagnosis: Diagnosis, out: Path) -> Path:
             for kind, tally in shares(account)
         ],
         ranking=ranking_rows(diagnosis),
-        advice=advise(diagnosis),
+        advice=advice,
         suspects=[(place(row.task, row.trial), row.suspicions) for row in account.left_out.get("suspect", [])],
         groups=groups,
         more=max(0, count - LIST_LENGTH),
@@ -85,14 +86,15 @@ def publish_page(diagnosis: Diagnosis, out: Path) -> Path:
 
 
 def _groups(diagnosis: Diagnosis) -> tuple[list[tuple[str, str, list[Failure]]], int]:
-    """The failures by their primary cause, the most frequent first, and how many there are."""
+    """The failures by the cause that they count under, the most frequent first, and how many there are."""
     failures: dict[str, list[Failure]] = {kind: [] for kind, _ in shares(diagnosis.account)} | {UNEXPLAINED: []}
     count = 0
     for row, rollout in zip(diagnosis.explanations.rollouts, diagnosis.logs.rollouts, strict=True):
         if row.outcome == "failed":
             count += 1
             if count <= LIST_LENGTH:
-                failures[row.primary.cause if row.primary else UNEXPLAINED].append(_failure(row, rollout))
+                kind = counted_cause(row, keep=diagnosis.keeps_suspects)
+                failures[kind or UNEXPLAINED].append(_failure(row, rollout))
     names = {UNEXPLAINED: "Unexplained"} | {kind: entry.name for kind, entry in KINDS.items()}
     return [(kind, names[kind], entries) for kind, entries in failures.items() if entries], count
 

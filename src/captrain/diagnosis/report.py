@@ -4,12 +4,12 @@ What explains the failures comes first, then the contrast; where nothing can be 
 Undefined numbers are dashes. The report itself is in `captrain.diagnosis.markdown`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.table import Table
 
-from captrain.diagnosis.advice import advise
+from captrain.diagnosis.advice import Advice, advise
 from captrain.diagnosis.cause import KINDS
 from captrain.diagnosis.diagnosis import Diagnosis, shares
 from captrain.diagnosis.figures import draw_candidates
@@ -85,30 +85,31 @@ def _agents_table(diagnosis: Diagnosis) -> Table:
 
 def publish_diagnosis(diagnosis: Diagnosis, out: Path) -> list[Path]:
     """Write report.md, report.html, causes.jsonl, suspects.jsonl, advice.json, selection.json, candidates.jsonl,
-    labels.jsonl, rollouts.jsonl and figures/; equal logs give equal bytes. Returns the files written.
+    labels.jsonl, rollouts.jsonl, tools.json and figures/; equal logs and an equal name of the folder, which commands
+    in the advice hold, give equal bytes. Returns the files written.
 
     Raises:
         UserError: a file would be replaced that captrain did not write.
     """
     with user_outputs(out, ["report.md", "report.html"]) as aside:
-        paths = [path.relative_to(aside) for path in _publish_files(diagnosis, aside)]
+        advice = advise(diagnosis, out)
+        paths = [path.relative_to(aside) for path in _publish_files(diagnosis, advice, aside)]
     return [out / path for path in paths]
 
 
-def _publish_files(diagnosis: Diagnosis, out: Path) -> list[Path]:
+def _publish_files(diagnosis: Diagnosis, advice: Sequence[Advice], out: Path) -> list[Path]:
     labels = diagnosis.labels
-    publish_text(out / "report.md", report_text(diagnosis))
+    publish_text(out / "report.md", report_text(diagnosis, advice))
     publish(out / "rollouts.jsonl", diagnosis.logs.rollouts)
+    publish_json(out / "tools.json", diagnosis.logs.known_tools)
     publish(out / "causes.jsonl", diagnosis.explanations.rollouts)
     publish(out / "suspects.jsonl", _suspects(diagnosis))
     publish(out / "candidates.jsonl", labels.candidates if labels else [])
     publish(out / "labels.jsonl", labels.rows if labels else [])
-    publish_json(
-        out / "advice.json", [{"subject": entry.subject, "action": entry.action} for entry in advise(diagnosis)]
-    )
+    publish_json(out / "advice.json", [{"subject": entry.subject, "action": entry.action} for entry in advice])
     names = ("report.md", "rollouts.jsonl", "causes.jsonl", "suspects.jsonl", "candidates.jsonl", "labels.jsonl")
-    paths = [out / name for name in (*names, "advice.json")]
-    paths.append(publish_page(diagnosis, out))
+    paths = [out / name for name in (*names, "tools.json", "advice.json")]
+    paths.append(publish_page(diagnosis, advice, out))
     if diagnosis.report is not None:
         publish_json(out / "selection.json", diagnosis.report)
         paths += [out / "selection.json", *draw_candidates(diagnosis.report, out)]

@@ -13,6 +13,12 @@ from captrain.capabilities import Counts, Verdicts
 from captrain.records import Capability, Label, Rollout, RolloutLabels, Spool
 
 
+class DiagnosedLabels(RolloutLabels):
+    """Labels of a rollout of logs. `suspect`: its reference is suspect, so that it counts nowhere."""
+
+    suspect: bool = False
+
+
 class LabelRows:
     """One row for every run and rollout, run by run, as often as they are read.
 
@@ -22,13 +28,13 @@ class LabelRows:
         proposals: the candidates of each run.
     """
 
-    def __init__(self, spool: Spool[RolloutLabels], counts: Counts, proposals: Sequence[Sequence[str]]) -> None:
+    def __init__(self, spool: Spool[DiagnosedLabels], counts: Counts, proposals: Sequence[Sequence[str]]) -> None:
         self._spool, self._counts, self._proposals = spool, counts, proposals
 
     def __len__(self) -> int:
         return len(self._spool) * len(self._proposals)
 
-    def __iter__(self) -> Iterator[RolloutLabels]:
+    def __iter__(self) -> Iterator[DiagnosedLabels]:
         for run, slugs in enumerate(self._proposals):
             for row, count in zip(self._spool, self._counts[run], strict=True):
                 labels = {slug: row.labels[slug] for slug in slugs}

@@ -1,0 +1,314 @@
+"""From a capability that a diagnosis found to an environment that trains it: what `captrain synthesize` does.
+
+Briefs, synthesizers and passports are the pipeline's (`captrain.environments`); what differs is where the evidence is
+from. The target is the project's benchmark where it offers the tools that the logs show; a program then derives the
+environment from it. Logs of anything else need the tools' schemas and a language model, and their own tasks stand for
+those that an environment must not repeat. A cause of a diagnosis says what went wrong, and a program wants to know
+which step of a solution to ask for: so a cause is trained as the family of divergence that its failures show most.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from captrain.benchmarks import load_benchmark
+from captrain.capabilities import LabelRequest, ProgrammaticAnalyst
+from captrain.config import Component, ModelAccess, Spec, alternatives, build, compose_spec, find_project, shipped
+from captrain.contract import Target, calls_of
+from captrain.diagnosis.cause import KINDS
+from captrain.diagnosis.cost import PER_TOKEN, AskingCost, priced
+from captrain.diagnosis.diagnosis import Diagnosis
+from captrain.diagnosis.logged_tasks import LoggedTasks
+from captrain.environments import (
+    EMBEDDED,
+    Brief,
+    NoTemplate,
+    Standard,
+    SynthesisResult,
+    Synthesizer,
+    derivable,
+    make_brief,
+    make_standard,
+    publish_environments,
+    synthesize,
+)
+from captrain.errors import UserError
+from captrain.execution import user_outputs
+from captrain.planning import compose_configuration
+from captrain.policies import Policy
+from captrain.records import Capability, JsonObject, Rollout, digest, load, read_json
+from captrain.rollouts import PolicySource
+
+Writer = Literal["program", "model"]
+SYNTHESIZER = "captrain.environments.openai.OpenAISynthesizer"
+PROGRAM = "captrain.environments.templates.TemplateSynthesizer"
+CHARACTERS, LONGEST = 24000, 16000
+"""Of all examples together, and as many of the system prompt; tokens of an answer, which holds a whole file."""
+RULES = 9000
+"""Characters of a question beside what it shows, about."""
+FAMILIES = {
+    "wrong_argument": ("argument_precision", "derived_arguments", "call_arguments"),
+    "wrong_computation": ("derived_arguments", "call_arguments"),
+    "wrong_record": ("record_selection", "named_record"),
+    "missing_lookup": ("precondition_verification", "initial_lookup"),
+    "unverified_claim": ("precondition_verification", "initial_lookup"),
+    "incomplete_search": ("initial_lookup", "needed_calls"),
+    "missing_write": ("multi_step_completion", "carrying_out", "needed_calls"),
+    "partial_refusal": ("carrying_out", "multi_step_completion"),
+    "wrong_operation": ("operation_choice",),
+    "extra_write": ("no_extra_writes",),
+    "invalid_call": ("valid_calls",),
+}
+"""The families of divergence that a program has environments for, by cause."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What an environment is made from: the capabilities of a diagnosis by id, its rollouts, the tools that these call,
+    and the schemas that are known; the project around it, None where there is none, and whether it is that project's
+    own."""
+
+    capabilities: dict[str, Capability]
+    rollouts: Sequence[Rollout]
+    tool_names: frozenset[str]
+    tools: list[JsonObject]
+    project: Path | None
+    is_of_project: bool = False
+
+    def without_schema(self, tools: list[JsonObject]) -> list[str]:
+        """The tools that were called and are not among these."""
+        return sorted(self.tool_names - {tool["function"]["name"] for tool in tools})
+
+
+@dataclass(frozen=True)
+class SynthesisOrder:
+    """What is to be synthesized: the brief, what the environment is held against, and who writes it; the language model
+    that does, "" where it is a program."""
+
+    spec: Spec
+    brief: Brief
+    standard: Standard
+    synthesizer: Synthesizer
+    model: str
+
+
+def read_evidence(diagnosis: Path, tools: Path | None = None) -> Evidence:
+    """What `captrain diagnose` left in a folder.
+
+    Args:
+        diagnosis: the folder.
+        tools: a JSON list of schemas in OpenAI's format, in place of those that the logs held.
+
+    Raises:
+        UserError: it is no such folder, or the list is none.
+    """
+    if not (diagnosis / "candidates.jsonl").is_file() or not (diagnosis / "tools.json").is_file():
+        raise UserError(f"{diagnosis} holds no diagnosis of logs", "run `captrain diagnose FILES --out DIR`, name DIR")
+    capabilities = load(diagnosis / "candidates.jsonl", Capability)
+    remedy = 'a JSON list of {"type": "function", "function": {"name": ..., "parameters": {...}}}'
+    schemas = read_json(tools or diagnosis / "tools.json", list[JsonObject], remedy)
+    if not all(isinstance((tool.get("function") or {}).get("name"), str) for tool in schemas):
+        raise UserError(f"{tools or diagnosis / 'tools.json'} is no list of schemas", remedy)
+    rollouts = load(diagnosis / "rollouts.jsonl", Rollout)
+    project = find_project(Path.cwd())
+    return Evidence({entry.id: entry for entry in capabilities}, rollouts, _called(rollouts), schemas, project)
+
+
+def diagnosed_evidence(diagnosis: Diagnosis) -> Evidence:
+    """What the same diagnosis is before it lies in a folder; of its rollouts the examples alone."""
+    labels, logs = diagnosis.labels, diagnosis.logs
+    candidates = labels.candidates if labels else []
+    rollouts = [rollout for entries in labels.examples.values() for rollout, _ in entries] if labels else []
+    tool_names = frozenset(tool["function"]["name"] for tool in logs.tools)
+    project = find_project(Path.cwd())
+    return Evidence({entry.id: entry for entry in candidates}, rollouts, tool_names, logs.known_tools, project)
+
+
+def possible_writers(evidence: Evidence) -> dict[str, Writer]:
+    """Who could write an environment for each capability: a program, or else a language model; those that neither
+    could are left out. What is wrong with the project around is not said here."""
+    writers: dict[str, Writer] = {}
+    try:
+        spec = _configuration(evidence.project)
+        benchmark = _benchmark(evidence, spec, is_program=True)
+    except Exception:  # a project's benchmark may be any code
+        spec, benchmark = None, None
+    program = _synthesizer("", ModelAccess())
+    for name, capability in evidence.capabilities.items():
+        if benchmark is not None or not evidence.without_schema(evidence.tools):
+            writers[name] = "model"
+        if spec is not None and benchmark is not None:
+            with suppress(NoTemplate):
+                family = trained_family(capability, evidence.rollouts, benchmark.tools)
+                program.synthesize(make_brief(family, benchmark.tools, evidence.rollouts, spec.benchmark), [])
+                writers[name] = "program"
+    return writers
+
+
+def read_project_evidence(project: Path) -> Evidence:
+    """What a project's own diagnosis selected.
+
+    Raises:
+        UserError: it has none yet.
+    """
+    selected, rollouts = (
+        project / "results/capabilities/capabilities.jsonl",
+        project / "artifacts/rollouts/discovery.jsonl",
+    )
+    if not selected.is_file() or not rollouts.is_file():
+        raise UserError("the project has no capabilities yet", "run `dvc repro capabilities`, or name --diagnosis DIR")
+    capabilities = {entry.id: entry for entry in load(selected, Capability)}
+    return Evidence(capabilities, load(rollouts, Rollout), frozenset(), [], project, is_of_project=True)
+
+
+def _called(rollouts: Sequence[Rollout]) -> frozenset[str]:
+    messages = (message for rollout in rollouts for message in rollout.messages if message["role"] == "assistant")
+    return frozenset(name for message in messages for name, _ in calls_of(message))
+
+
+def order_synthesis(
+    evidence: Evidence, name: str, model: str, access: ModelAccess, sandbox: str | None = None
+) -> SynthesisOrder:
+    """What will be synthesized for a capability, or why nothing can be.
+
+    Args:
+        evidence: of the diagnosis.
+        name: the capability's id.
+        model: a language model's name at its endpoint; "": a program derives it.
+        access: how the model is asked.
+        sandbox: least level of confinement; None: that of the project.
+
+    Raises:
+        UserError: there is no such capability, its failures show nothing that a program could train, or tools' schemas,
+            benchmark or model are missing.
+    """
+    if name not in evidence.capabilities:
+        raise UserError(f"the diagnosis has no capability {name}", alternatives(name, evidence.capabilities))
+    spec, capability = _configuration(evidence.project), evidence.capabilities[name]
+    if sandbox:
+        spec = spec.model_copy(update={"machine": spec.machine.model_copy(update={"sandbox": sandbox})})
+    benchmark = _benchmark(evidence, spec, is_program=not model)
+    if benchmark is None and (unknown := evidence.without_schema(evidence.tools)):
+        raise UserError(
+            f"the schema of {unknown[0]} is not known, nor are those of {len(unknown) - 1} other tools in these logs",
+            "name a file of schemas by --tools, or be in the project of the benchmark that the logs are of",
+        )
+    if benchmark is None and not model:
+        raise UserError(
+            "there is no benchmark here that an environment could be derived from, and no language model is named",
+            "name a model by --model, or be in the project of the benchmark that the logs are of",
+        )
+    target = benchmark or _target_of_logs(evidence)
+    tests = spec.evaluation.tasks if benchmark else target.size("test") or 0
+    standard = make_standard(target, tests, spec.environments)
+    if not model and name in KINDS:
+        capability = trained_family(capability, evidence.rollouts, target.tools)
+    component = spec.benchmark if benchmark else None
+    brief = make_brief(capability, target.tools, evidence.rollouts, component)
+    return SynthesisOrder(spec, brief, standard, _synthesizer(model, access), model)
+
+
+def trained_family(capability: Capability, rollouts: Sequence[Rollout], tools: list[JsonObject]) -> Capability:
+    """The family of divergence that a program trains for a cause: of those that come into question, the one that most
+    of its examples lack.
+
+    Raises:
+        NoTemplate: none comes into question, or no example lacks one.
+    """
+    names = FAMILIES.get(capability.id, ())
+    examples = [rollout for rollout in rollouts if rollout.id in capability.examples and rollout.reference]
+    analyst = ProgrammaticAnalyst()
+    [candidates] = analyst.propose([examples], tools) if names and examples else [[]]
+    families = {family.id: family for family in candidates if family.id in names}
+    labels = analyst.label([LabelRequest(0, rollout, [*families.values()]) for rollout in examples], tools)
+    lacking = Counter(slug for row in labels for slug, label in row.items() if label.verdict == "LACKING")
+    if not lacking:
+        raise NoTemplate(
+            f"a program derives no environment for {capability.id}: no solution of its examples has a step for it",
+            "name a language model by --model",
+        )
+    family = max(names, key=lambda slug: lacking[slug])
+    return families[family].model_copy(update={"examples": capability.examples})
+
+
+def synthesis_cost(order: SynthesisOrder, access: ModelAccess) -> AskingCost:
+    """The most that a language model will be asked, before it is asked anything: a question for each round, of which
+    the later ones hold an earlier file."""
+    texts = [str(message.get("content") or "") for rollout in order.brief.examples for message in rollout.messages]
+    length = min(2 * CHARACTERS, sum(map(len, texts))) + len(str(order.brief.tools))
+    rounds = order.standard.bounds.rounds
+    read = rounds * ((RULES + length) // PER_TOKEN) + (rounds - 1) * LONGEST
+    return priced(rounds, read, rounds * LONGEST, access, most=True)
+
+
+def synthesize_ordered(order: SynthesisOrder, base: Path | None) -> SynthesisResult:
+    """Synthesize it, and examine every attempt.
+
+    Args:
+        order: what, and by whom.
+        base: the project's base, to be played in it; None leaves the checks on it out.
+
+    Raises:
+        UserError: as `captrain.environments.synthesize`.
+    """
+    policy: PolicySource | Policy | None = None
+    if base is not None:
+        policy = PolicySource(order.spec.exploring(), base, order.spec.machine)
+    return synthesize(order.brief, order.synthesizer, policy, order.standard, order.spec.machine, order.spec.seed)
+
+
+def publish_synthesis(result: SynthesisResult, out: Path) -> Path:
+    """Write environment, passport and page; returns the environment's path, which lies in `rejected/` where it did not
+    earn its passport."""
+    with user_outputs(out) as aside:
+        publish_environments([result], aside, aside, required=False)
+    name = f"{result.capability.id}.py"
+    return out / name if result.passed else out / "rejected" / name
+
+
+def _configuration(project: Path | None) -> Spec:
+    """The configuration of a project; outside of one, that which captrain brings along."""
+    if project is not None:
+        return compose_configuration([], project)[0]
+    return compose_spec("default", 0, [], shipped("conf"))
+
+
+def _benchmark(evidence: Evidence, spec: Spec, *, is_program: bool) -> Target | None:
+    """The project's benchmark: of its own evidence, and of logs if it offers every tool of theirs and environments can
+    be derived from it.
+
+    Raises:
+        UserError: a program is to derive one from the project's benchmark, and cannot.
+    """
+    if evidence.project is None:
+        return None
+    if evidence.is_of_project:
+        if is_program:
+            _require_derivable(spec)
+        return load_benchmark(spec.benchmark, spec.machine)
+    try:
+        _require_derivable(spec)
+        benchmark = load_benchmark(spec.benchmark, spec.machine)
+    except UserError:
+        return None
+    return None if evidence.without_schema(benchmark.tools) else benchmark
+
+
+def _require_derivable(spec: Spec) -> None:
+    if spec.benchmark.target != EMBEDDED:
+        derivable(spec.benchmark)
+
+
+def _target_of_logs(evidence: Evidence) -> Target:
+    tasks = LoggedTasks(evidence.rollouts, evidence.tools)
+    return Target(tasks, "the logs", digest([rollout.id for rollout in evidence.rollouts]))
+
+
+def _synthesizer(model: str, access: ModelAccess) -> Synthesizer:
+    settings: JsonObject = {"_target_": PROGRAM}
+    if model:
+        settings = {"_target_": SYNTHESIZER, "name": model, "temperature": 1.0, "max_tokens": LONGEST}
+    return build(Component.model_validate(settings), Synthesizer, access=access)

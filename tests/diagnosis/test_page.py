@@ -1,0 +1,58 @@
+"""The report of a diagnosis in a browser. CAPTRAIN_PICTURES=docs takes the pictures of docs/diagnose.md anew."""
+
+import os
+from pathlib import Path
+
+import pytest
+from support.browser import Browser
+from typer.testing import CliRunner
+
+from captrain.cli.app import app
+
+ROOT = Path(__file__).parents[2]
+MOST = 300_000
+"""Bytes of all pictures together."""
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report on the file that ships, in a folder of the repository's, so that commands in it are as on the page."""
+    out = tmp_path_factory.mktemp("desk") / "diagnosis"
+    result = CliRunner().invoke(app, ["diagnose", str(ROOT / "docs/examples/servicedesk.jsonl"), "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    return out / "report.html"
+
+
+def test_a_newcomer_goes_from_a_cause_to_the_message_that_fails_beside_the_reference(
+    browser: Browser, page: Path, tmp_path: Path
+) -> None:
+    pictures = Path(os.environ.get("CAPTRAIN_PICTURES", tmp_path))
+    browser.events.clear()
+    browser.screen(1000, 720)
+    browser.open(page.as_uri())
+    assert "unexplained" in browser.run("document.querySelector('.facts').innerText")
+    browser.picture(pictures / "diagnose-causes.png")
+    browser.run("document.querySelector('a[href=\"#cause-wrong_argument\"]').click()")
+    browser.run("document.querySelector('#cause-wrong_argument + details').open = true")
+    browser.run("document.querySelector('#cause-wrong_argument').scrollIntoView()")
+    failing = browser.run("document.querySelector('#cause-wrong_argument + details .failing').innerText")
+    assert "Wrong argument: " in failing and "update_zip(" in failing
+    boxes = "[...document.querySelectorAll('#cause-wrong_argument + details .pair > div')]"
+    tops = browser.run(f"{boxes}.map((box) => box.getBoundingClientRect().top)")
+    assert len(tops) == 2 and tops[0] == tops[1], "what happened and the reference stand side by side"
+    browser.picture(pictures / "diagnose-failure.png")
+    assert browser.faults() == []
+    assert 10_000 < sum(path.stat().st_size for path in pictures.glob("diagnose-*.png")) < MOST
+
+
+def test_the_page_does_not_scroll_sideways_on_a_phone_in_the_dark(browser: Browser, page: Path) -> None:
+    browser.screen(360, 740, dark=True)
+    browser.open(page.as_uri())
+    assert browser.run("document.documentElement.scrollWidth") <= 360
+    assert browser.run("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 26)"
+
+
+def test_the_pictures_on_the_page_are_there_and_small() -> None:
+    pictures = [*(ROOT / "docs").glob("diagnose-*.png")]
+    assert len(pictures) == 2 and sum(path.stat().st_size for path in pictures) < MOST
+    assert all(f"({path.name})" in (ROOT / "docs/diagnose.md").read_text() for path in pictures)
