@@ -53,6 +53,7 @@ def test_endpoint_and_key_are_in_the_environment_variables_that_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (few := tmp_path / "few.jsonl").write_text("".join(EXAMPLE.read_text().splitlines(keepends=True)[:10]))
     judging = ("--analyst", "openai", "--model", "m", "--endpoint-env", "DESK_URL", "--key-env", "DESK_KEY")
     with Answering(answer) as server:
         server.use(monkeypatch)
@@ -60,13 +61,13 @@ def test_endpoint_and_key_are_in_the_environment_variables_that_are_named(
             value = os.environ.get(name, "k")
             monkeypatch.delenv(name, raising=False)
             monkeypatch.setenv("DESK_URL" if name.endswith("URL") else "DESK_KEY", value)
-        diagnose("--out", tmp_path / "a", *judging)
+        diagnose("--out", tmp_path / "a", *judging, path=few)
         assert server.requests
     monkeypatch.delenv("DESK_KEY")
     with pytest.raises(UserError, match="DESK_KEY"):
-        diagnose("--out", tmp_path / "b", *judging, "--seed", "1")
+        diagnose("--out", tmp_path / "b", *judging, "--seed", "1", path=few)
     with pytest.raises(UserError, match="--key-env names no environment variable"):
-        diagnose("--out", tmp_path / "c", *judging[:-1], "sk-1234567890")
+        diagnose("--out", tmp_path / "c", *judging[:-1], "sk-1234567890", path=few)
 
 
 def test_the_page_shows_what_judging_prints_its_cost_and_its_agreement_with_the_families(

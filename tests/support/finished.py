@@ -11,6 +11,8 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
+from support.warm import warm_commands
+
 from captrain.records import publish_text
 
 Captrain = Callable[..., tuple[int, str, str]]
@@ -69,7 +71,7 @@ def initialise(folder: Path) -> None:
 
 def repro(folder: Path, *options: str) -> None:
     """Bring the pipeline in a folder up to date."""
-    shell(folder, sys.executable, "-m", "dvc", "repro", "--quiet", *options)
+    shell(folder, str(warm_commands() / "dvc"), "repro", "--quiet", *options)
 
 
 def commit(folder: Path) -> None:
