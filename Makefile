@@ -19,6 +19,8 @@ export NO_MKDOCS_2_WARNING := 1
 
 # Of `make faults`.
 FAULTS ?= 20
+# Seconds of `make soak`, each half.
+DURATION ?= 600
 # Of `make fuzz`.
 EXAMPLES ?= 2000
 # Of `make replicate`; JOBS also of `make studies`.
@@ -29,7 +31,7 @@ JOBS ?= 2
 # Of `make studies`.
 STUDIES ?= rollouts capabilities thresholds faults
 
-.PHONY: help venv vllm installations repro figures verify test fuzz faults check docs bench tune replicate smollm studies clean
+.PHONY: help venv vllm installations repro figures verify test fuzz hostile faults soak check docs bench tune replicate smollm studies clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -73,8 +75,14 @@ test: $(STAMP) ## run all tests, two files at a time
 fuzz: $(STAMP) ## bend every kind of file that is read, EXAMPLES times each
 	@CAPTRAIN_FUZZ=$(EXAMPLES) pytest tests/test_fuzzing.py
 
+hostile: $(STAMP) ## run every hostile file and write docs/hostile.md anew
+	@PYTHONPATH=src:tests python -m support.hostile
+
 faults: $(STAMP) ## hurt the pipeline of experiment=smoke FAULTS times at random; it must come out the same
 	@python scripts/faults.py --faults $(FAULTS)
+
+soak: $(STAMP) ## ask server and worker pool DURATION seconds each; nothing may grow
+	@python scripts/soak.py --seconds $(DURATION)
 
 check: $(STAMP) ## lint, formatting, types, layers of imports, links of the pages
 	ruff check .

@@ -2,8 +2,8 @@
 
 The pipeline of `experiment=smoke` runs once undisturbed. Then it runs again from nothing, each time with faults drawn
 at random, and is started again after every one, until it is whole: what it leaves in results/, artifacts/ and dvc.lock
-must be the same bytes. Prints a row a kind of fault, and ends with status 1 where a byte differs, a message of ours was
-none or a half-written file stayed.
+must be the same bytes. Prints a row a kind of fault and how often each stage was hit, and ends with status 1 where a
+byte differs, a traceback of ours stands in place of a message, or a half-written file stayed.
 
 Each pipeline has a copy of the files that git keeps, and a DVC cache of its own, so that nothing is restored.
 """
@@ -12,6 +12,7 @@ import argparse
 import hashlib
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,7 +37,7 @@ LIMITS: Mapping[str, tuple[int, Sequence[int]]] = {
     "files may not grow (ulimit -f)": (resource.RLIMIT_FSIZE, (1 << 10, 1 << 16, 1 << 20)),
     "few open files (ulimit -n)": (resource.RLIMIT_NOFILE, (24, 48, 96)),
 }
-"""Faults of the machine that last as long as a run: what is limited, and the limits drawn from."""
+"""Faults of the machine that last to the end of a run: what is limited, and the limits drawn from."""
 SIGNALS: Mapping[str, tuple[signal.Signals, bool]] = {
     "SIGKILL to all": (signal.SIGKILL, True),
     "SIGTERM to all": (signal.SIGTERM, True),
@@ -49,11 +50,12 @@ SIGNALS: Mapping[str, tuple[signal.Signals, bool]] = {
 @dataclass
 class Outcome:
     """What came of one kind of fault: how often it was made, in how many runs it changed nothing, because they were
-    whole before, and the runs that ended with a traceback in place of a message."""
+    whole before, the runs that ended with a traceback in place of a message, and the stages that were at work."""
 
     faults: int = 0
     late: int = 0
     tracebacks: list[str] = field(default_factory=list)
+    stages: Counter[str] = field(default_factory=Counter)
 
 
 def prepare(folder: Path, overrides: Sequence[str]) -> Path:
@@ -70,7 +72,7 @@ def prepare(folder: Path, overrides: Sequence[str]) -> Path:
     return folder
 
 
-def start(folder: Path, targets: Sequence[str], limit: Callable[[], None] | None = None) -> "subprocess.Popen[str]":
+def start(folder: Path, targets: Sequence[str]) -> "subprocess.Popen[str]":
     """Start the pipeline in a session of its own; what it says goes to log.txt."""
     env = {**os.environ, "PYTHONPATH": str((folder / "src").resolve()), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
@@ -83,25 +85,42 @@ def start(folder: Path, targets: Sequence[str], limit: Callable[[], None] | None
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
-            preexec_fn=limit,
         )
 
 
-def disturb(process: "subprocess.Popen[str]", name: str, moment: float) -> bool:
-    """Send a signal after so many seconds; whether the pipeline was still at work."""
+def stage_at_work(folder: Path) -> str:
+    """The stage that the pipeline has begun last, "" for none."""
+    stages = re.findall(r"Running stage '(\w+)'", (folder / "log.txt").read_text(errors="replace"))
+    return stages[-1] if stages else ""
+
+
+def disturb(process: "subprocess.Popen[str]", folder: Path, name: str, draw: random.Random) -> bool:
+    """Make a fault some seconds after the first stage began; whether the pipeline was still at work.
+
+    Raises:
+        RuntimeError: it had ended by itself, and not well.
+    """
+    while not stage_at_work(folder) and process.poll() is None:
+        time.sleep(0.1)
     try:
-        process.wait(moment)
+        if process.wait(draw.uniform(0, 15)):
+            raise _not_resumed(folder)
         return False
     except subprocess.TimeoutExpired:
-        number, whole_family = SIGNALS[name]
-    family = psutil.Process(process.pid).children(recursive=True)
-    # The stage is the last that was started of those that DVC has started.
-    victims = [psutil.Process(process.pid), *family] if whole_family else family[:1]
+        family = psutil.Process(process.pid).children(recursive=True)
+    number, whole_family = SIGNALS.get(name, (None, False))
+    # The stage is the first of those that DVC has started. Limits are the stages' alone: DVC's own lock, cut off by
+    # one, has to be removed by hand (.dvc/tmp/rwlock).
+    victims = [psutil.Process(process.pid), *family] if whole_family else family[:1] if number else family
+    kind, values = LIMITS.get(name, (0, (0,)))
+    value = draw.choice(values)
     for victim in victims:
-        with suppress(psutil.NoSuchProcess):
-            victim.send_signal(number)
-    process.wait()
-    return True
+        with suppress(psutil.NoSuchProcess, ProcessLookupError):
+            if number is None:
+                resource.prlimit(victim.pid, kind, (value, value))
+            else:
+                victim.send_signal(number)
+    return process.wait() != 0
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -127,24 +146,21 @@ def hurt(folder: Path, targets: Sequence[str], draw: random.Random, count: int, 
         name = draw.choice([*SIGNALS, *LIMITS])
         outcome = outcomes.setdefault(name, Outcome())
         outcome.faults += 1
-        if name in SIGNALS:
-            if not disturb(start(folder, targets), name, draw.uniform(0.5, 15)):
-                outcome.late += 1
-                return number + 1
-            continue
-        kind, values = LIMITS[name]
-        value = draw.choice(values)
-        process = start(folder, targets, lambda: resource.setrlimit(kind, (value, value)))  # noqa: B023
-        if process.wait() == 0:
+        if not disturb(start(folder, targets), folder, name, draw):
             outcome.late += 1
             return number + 1
+        outcome.stages[stage_at_work(folder)] += 1
         log = (folder / "log.txt").read_text(errors="replace")
-        # DVC's own words are not ours to write; those of a stage are.
-        if "Traceback" in log and "stages/" in log.split("Traceback")[1][:2000]:
+        # DVC's own words are not ours to write; those of a stage are. What a signal ends says nothing.
+        if name in LIMITS and "Traceback" in log and "stages/" in log.split("Traceback")[1][:2000]:
             outcome.tracebacks.append(log[-400:])
     if start(folder, targets).wait():
-        raise RuntimeError(f"not resumed:\n{(folder / 'log.txt').read_text(errors='replace')[-2000:]}")
+        raise _not_resumed(folder)
     return count
+
+
+def _not_resumed(folder: Path) -> RuntimeError:
+    return RuntimeError(f"not resumed:\n{(folder / 'log.txt').read_text(errors='replace')[-2000:]}")
 
 
 def campaign(faults: int, seed: int, length: int, targets: Sequence[str], overrides: Sequence[str]) -> int:
@@ -154,21 +170,25 @@ def campaign(faults: int, seed: int, length: int, targets: Sequence[str], overri
     if start(reference, targets).wait():
         raise SystemExit(f"the undisturbed run failed:\n{(reference / 'log.txt').read_text()[-2000:]}")
     expected, pipelines, differing, remains = contents(reference), 0, Counter[str](), list[str]()
-    while sum(outcome.faults for outcome in outcomes.values()) < faults:
-        folder = prepare(WORK / f"disturbed-{pipelines}", overrides)
-        budget = faults - sum(outcome.faults for outcome in outcomes.values())
-        hurt(folder, targets, draw, min(length, budget), outcomes)
-        pipelines += 1
-        content = contents(folder)
-        differing.update(name for name in {*expected, *content} if expected.get(name) != content.get(name))
-        remains += unfinished(folder)
-        shutil.rmtree(folder)
-    table = Table(title=f"{faults} faults in {pipelines} pipelines, seed {seed}, {time.monotonic() - beginning:.0f} s")
+    with suppress(KeyboardInterrupt):  # told to end, it says what it has seen
+        while (count := sum(outcome.faults for outcome in outcomes.values())) < faults:
+            folder = prepare(WORK / f"disturbed-{pipelines}", overrides)
+            hurt(folder, targets, draw, min(length, faults - count), outcomes)
+            pipelines += 1
+            content = contents(folder)
+            differing.update(name for name in {*expected, *content} if expected.get(name) != content.get(name))
+            remains += unfinished(folder)
+            shutil.rmtree(folder)
+            print(f"{pipelines} pipelines whole, {len(differing)} files differ", flush=True)
+    count = sum(outcome.faults for outcome in outcomes.values())
+    table = Table(title=f"{count} faults in {pipelines} pipelines, seed {seed}, {time.monotonic() - beginning:.0f} s")
     for heading in ("fault", "made", "of these after the end", "tracebacks of ours"):
         table.add_column(heading, justify="left" if heading == "fault" else "right")
     for name, outcome in sorted(outcomes.items()):
         table.add_row(name, str(outcome.faults), str(outcome.late), str(len(outcome.tracebacks)))
     Console().print(table)
+    hits = sum((outcome.stages for outcome in outcomes.values()), Counter[str]())
+    print("hit: " + ", ".join(f"{stage or 'no stage yet'} {count}" for stage, count in hits.most_common()))
     print(f"{len(expected)} files compared; {len(differing)} differ; {len(remains)} half-written files stayed")
     for name in [*differing, *remains, *(text for outcome in outcomes.values() for text in outcome.tracebacks)][:20]:
         print(name)

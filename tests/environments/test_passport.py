@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from support.hostile import BAD, MISSED, SOUND, text_of
 
 from captrain.benchmarks.loading import load_benchmark
 from captrain.cli import app
@@ -29,66 +30,17 @@ from captrain.errors import UserError
 from captrain.records import Capability, Check, Message, Passport, Rollout, Score, Task
 
 HERE = Path(__file__).parents[1]
-FOLDER = HERE / "bad_environments"
-SOUND = (FOLDER / "sound.py").read_text()
 CONF = HERE.parent / "conf"
 DEFAULT = compose_spec("default", 0, [], CONF)
 BENCHMARK = load_benchmark(DEFAULT.benchmark)
 AGAINST = make_standard(BENCHMARK, DEFAULT.evaluation.tasks, DEFAULT.environments)
 FEW = 6
 
-MISSED = {
-    "constant_reward": {
-        "reward of doing nothing", "reward of random calls", "reward of copying what is shown",
-        "reward of claiming success", "reward of every tool once", "reward of the broken solution",
-        "spread of rewards",
-    },
-    "capability_ignored": {"reward of the broken solution"},
-    "any_write_pays": {"reward of every tool once"},
-    "idleness_pays": {"reward of doing nothing"},
-    "claiming_pays": {"reward of claiming success"},
-    "repeated_calls_pay": {"gain of a repeated call"},
-    "answer_in_the_prompt": {"reward of copying what is shown", "calls given away"},
-    "answer_in_a_result": {"calls given away"},
-    "seed_ignored": {"share of distinct tasks", "structures among the tasks"},
-    "only_names_differ": {"structures among the tasks"},
-    "schemas_altered": {"schemas equal the target's"},
-    "one_in_a_hundred_unsolvable": {"reward of the reference solution"},
-    "other_tasks_in_another_process": {"same seed, same task in a fresh process"},
-    "other_observations_each_time": {"same play, same observations", "same seed, same task in a fresh process"},
-    "another_reward_in_another_process": {
-        "same play, same observations", "same seed, same task in a fresh process",
-    },
-    "score_of_what_was_seen": {"reward of the reference solution", "spread of rewards"},
-    "nothing_broken": {"steps that the broken solution changes", "reward of the broken solution"},
-    "too_much_broken": {"steps that the broken solution changes"},
-    "pays_when_many_are_asked_for": {
-        "reward of doing nothing", "reward of random calls", "reward of copying what is shown",
-        "reward of claiming success", "reward of every tool once", "reward of the broken solution",
-        "spread of rewards", "same play, same observations",
-    },
-    "pays_from_task_500_on": {
-        "reward of doing nothing", "reward of random calls", "reward of copying what is shown",
-        "reward of claiming success", "reward of every tool once", "reward of the broken solution",
-    },
-    "answers_as_the_assistant": {
-        "reward of the reference solution", "reward of doing nothing", "reward of random calls",
-        "same play, same observations", "same seed, same task in a fresh process", "structures among the tasks",
-        "share of a test task's words", "reward of copying what is shown", "calls given away",
-        "reward of claiming success", "reward of every tool once", "gain of a repeated call",
-        "reward of the broken solution", "spread of rewards",
-    },
-}  # fmt: skip
-"""File -> the checks that it fails; it passes all others."""
 SANDBOXED = {
     "another_reward_in_another_process", "other_tasks_in_another_process", "other_observations_each_time",
     "score_of_what_was_seen",
 }  # fmt: skip
 """Those whose faults look different where every score has a process of its own; the others run faster in this one."""
-
-
-def text_of(name: str) -> str:
-    return f"{SOUND}\n\nSound = Environment\n\n\n{(FOLDER / f'{name}.py.txt').read_text()}"
 
 
 def against(seeds: int) -> Standard:
@@ -114,7 +66,7 @@ def changed(change: str) -> str:
 
 
 def test_every_bad_environment_is_in_the_table() -> None:
-    assert {path.name.removesuffix(".py.txt") for path in FOLDER.glob("*.py.txt")} == set(MISSED)
+    assert {path.name.removesuffix(".py.txt") for path in BAD.glob("*.py.txt")} == set(MISSED)
 
 
 @pytest.mark.parametrize("name", MISSED)

