@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from support.hostile import HASTY, HOSTILE, STOPPED, VERDICTS, attacked, program
+from support.hostile import HASTY, HOSTILE, MISSED, PAGE, STOPPED, VERDICTS, attacked, program
 
 from captrain.benchmarks.servicedesk import ServiceDesk
 from captrain.contract import IDLE, Target, load_file
@@ -114,6 +114,15 @@ def test_no_hostile_program_gets_out_and_each_has_its_verdict(
 def test_every_hostile_program_is_in_the_table() -> None:
     assert {path.stem for path in HOSTILE.glob("*.py")} - {"frame"} == {*VERDICTS} and len(VERDICTS) >= 20
     assert sorted(name for names in STOPPED.values() for name in names) == sorted(VERDICTS)
+
+
+def test_the_page_has_a_row_for_every_hostile_file_as_it_is() -> None:
+    rows = {line.split("`")[1]: line for line in PAGE.read_text().splitlines() if line.startswith("| `")}
+    assert {*rows} == {*VERDICTS, *MISSED}
+    for layer, names in STOPPED.items():
+        assert all(f"| {layer} |" in rows[name] for name in names)
+    for name, checks in MISSED.items():
+        assert any(check in rows[name] for check in checks)
 
 
 @strong

@@ -11,7 +11,7 @@ import html
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from captrain.benchmarks import load_benchmark
@@ -237,18 +237,17 @@ def table(heading: str, rows: Iterator[tuple[str, ...]]) -> str:
 
 def main() -> None:
     """Write the tables of the page, each between its heading and the next."""
-    text = PAGE.read_text()
-    confinement = str(active_confinement())
-    tables: dict[str, Callable[[], str]] = {
-        "programs": lambda: table("| file | tries | stopped by | verdict | s |", hostile_rows()),
-        "environments": lambda: table("| file | what is wrong | checks that fail | s |", bad_rows()),
+    tables = {
+        "programs": table("| file | tries | stopped by | verdict | s |", hostile_rows()),
+        "environments": table("| file | what is wrong | checks that fail | s |", bad_rows()),
     }
-    for name, make in tables.items():
+    text, confinement = PAGE.read_text(), str(active_confinement())
+    for name, rows in tables.items():
         mark = f"<!-- {name} -->\n"
         before, _, after = text.partition(mark)
-        rest = re.sub(r"\A\n?(?:\|.*\n)*", "", after)
-        text = f"{before}{mark}\n{make()}{rest}"
-    text = re.sub(r"level `[^`]*`", f"level `{confinement}`", text)
+        end = re.sub(r"\A\n?(?:\|.*\n)*", "", after)
+        text = f"{before}{mark}\n{rows}{end}"
+    text = re.sub(r"level\n`[^`]*`", f"level\n`{confinement}`", text)
     PAGE.write_text(text)
 
 
