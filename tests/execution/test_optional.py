@@ -32,7 +32,7 @@ def test_what_the_extras_bring_is_what_the_light_installation_is_known_to_lack()
         return {MODULES.get(name[0], name[0].replace("-", "_")) for name in names if name}
 
     extras = project["optional-dependencies"]
-    assert modules([*extras["train"], *extras["slurm"], *extras["awm"]]) == set(EXTRAS)
+    assert modules([*extras["train"], *extras["slurm"], *extras["awm"], *extras["inspect"]]) == set(EXTRAS)
     assert not modules(project["dependencies"]) & set(EXTRAS)
 
 

@@ -17,6 +17,7 @@ EXTRAS = {
     ),
     **dict.fromkeys(("openai", "scipy", "seaborn", "sklearn", "statsmodels", "tenacity", "trl", "uvicorn"), "train"),
     "sqlalchemy": "awm",
+    "zstandard": "inspect",
 }
 """Modules that the light installation lacks, each with the extra that it comes with."""
 DRAWING = "seaborn"

@@ -60,7 +60,7 @@ class Point:
 def prepare(point: Point, root: Path) -> Path:
     """Make the workspace, or bring its code up to date; what ran there stays. The caller holds the point's lock."""
     workspace = point.workspace(root)
-    for name in ("conf", "src", "stages"):  # a file that is gone here must not stay there
+    for name in ("conf", "src", "stages", "components"):  # a file that is gone here must not stay there
         shutil.rmtree(workspace / name, ignore_errors=True)
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listing = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
@@ -96,8 +96,11 @@ def _run(point: Point, root: Path, lock: int) -> Path:
     # Left by a run that was killed: it names processes by numbers that other nodes give to other processes.
     (workspace / ".dvc/tmp/rwlock").unlink(missing_ok=True)
     env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "DVC_NO_ANALYTICS": "1"}
-    # The code that runs is the code that DVC hashes: the workspace's, not the one that is installed.
-    env |= {"PYTHONPATH": str(workspace / "src"), "PATH": f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"}
+    if (workspace / "src/captrain").is_dir():
+        # The code that runs is the code that DVC hashes: the workspace's, not the one that is installed. A project of
+        # a user's has none, and hashes the installed one by its digests.
+        env["PYTHONPATH"] = str(workspace / "src")
+    env |= {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"}
     log = workspace / LOG
     with log.open("w") as file:
         command = [sys.executable, "-m", "captrain.experiments.points", str(root / LOCKS)]

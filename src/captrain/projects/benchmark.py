@@ -304,7 +304,8 @@ def task_listing(request: JsonObject) -> str:
     listing = {}
     for split in SPLITS:
         size = getattr(environment, "size", None)
-        count = request["tasks"] if size is None else min(request["tasks"], size(split))
+        most = None if size is None else size(split)
+        count = request["tasks"] if most is None else min(request["tasks"], most)
         listing[split] = environment.tasks(split, count)
     return json.dumps(listing, sort_keys=True)
 

@@ -89,7 +89,7 @@ def _member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
     try:
         import zstandard
     except ImportError:
-        raise UserError(f"{archive.filename} is compressed with zstd", "pip install zstandard") from None
+        raise UserError(f"{archive.filename} is compressed with zstd", "pip install 'captrain[inspect]'") from None
     assert archive.fp is not None
     archive.fp.seek(entry.header_offset)
     header = archive.fp.read(30)
