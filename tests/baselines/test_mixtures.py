@@ -18,7 +18,7 @@ from captrain.contract import Target
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
 from captrain.records import Capability, Task, publish
-from captrain.training.grpo import last_checkpoint
+from captrain.training.checkpoints import last_checkpoint
 from captrain.training.jobs import EnvironmentFile, Job, TrainingEnvironment
 from captrain.training.runs import train
 

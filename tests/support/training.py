@@ -150,3 +150,20 @@ def targets_of(one: Job) -> list[Target]:
 def groups(count: int, size: int = 4) -> list[dict[str, str]]:
     """The rows of a batch, as TRL gives them to the trainer."""
     return [{"prompt": f"group {index // size}"} for index in range(count * size)]
+
+
+def mixture_of(tiny: Path, folder: Path) -> Path:
+    """A tiny mixture of experts with random weights, and the tokenizer of the tiny model."""
+    import torch
+    from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(tiny)
+    config = Qwen3MoeConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, moe_intermediate_size=16, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, num_experts=4, num_experts_per_tok=2,
+        max_position_embeddings=512, pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    Qwen3MoeForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

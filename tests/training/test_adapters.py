@@ -36,7 +36,7 @@ from captrain.errors import EnvironmentFault, UserError
 from captrain.ledger import LedgerEntry
 from captrain.models.lora import Adapter, adapter_digest
 from captrain.records import Task, load
-from captrain.training.grpo import last_checkpoint
+from captrain.training.checkpoints import last_checkpoint
 from captrain.training.jobs import EnvironmentFile, Trained, TrainingEnvironment
 from captrain.training.recipe import capability_jobs
 from captrain.training.runs import train

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 import yaml
-from support.training import ROOT, inside, weights
+from support.adapters import lora
+from support.training import POLICY, ROOT, inside, mixture_of, weights
 from support.training import job as letters_job
 from support.warm import EXECUTABLE
 
@@ -26,10 +27,12 @@ from captrain.models.lora import adapter_digest
 from captrain.policies.policy import Play, load_policy
 from captrain.policies.vllm import _fleets
 from captrain.training import collectives
-from captrain.training.jobs import Job, Learner, Trained
+from captrain.training.distillation import distil
+from captrain.training.jobs import Distillation, Job, Learner, Trained
 from captrain.training.processes import configuration
 from captrain.training.recipe import GRPO
 from captrain.training.runs import train
+from captrain.training.sft import Demonstration, FineTuned, FineTuning, Settings, fine_tune
 
 PYTHON = sys.executable
 HINT = '    def hint(self, task):\n        return "Say letters."\n\n    def tasks'
@@ -208,6 +211,52 @@ def test_where_a_policy_starts_servers_the_first_process_samples_for_all(job: Jo
     same_work(several, single, job)
 
 
+def fine_tuned(base: Path, folder: Path, machine: Machine) -> FineTuned:
+    """An adapter of twelve demonstrations, four an update."""
+    sampling = Component.model_validate({"_target_": "captrain.policies.local.LocalPolicy", **POLICY})
+    rows = [Demonstration([5 + (7 * row + place) % 40 for place in range(9 + row)], [0] * 4 + [1] * (5 + row))
+            for row in range(12)]  # fmt: skip
+    settings: Settings = {
+        "rank": 4, "alpha": 8, "epochs": 2, "learning_rate": 1e-2, "batch": 4, "seed": 0,
+        "targets": ["q_proj", "v_proj", "down_proj"], "experts": False,
+    }  # fmt: skip
+    with inside(folder):
+        lesson = FineTuning("lesson", base, settings, rows, {}, "", machine.accelerate)
+        adapter = fine_tune(lesson, load_policy(sampling, base, machine, Learner))
+    return replace(adapter, folder=folder / adapter.folder)
+
+
+@pytest.mark.slow
+def test_two_processes_fine_tune_on_the_demonstrations_of_one(tiny: Path, tmp_path: Path) -> None:
+    one = fine_tuned(tiny, tmp_path / "one", on())
+    several = fine_tuned(tiny, tmp_path / "two", two("fsdp", rows=1, gradient_checkpointing=True))
+    assert len(one.losses) == 6 and one.losses[-1] < one.losses[0]
+    assert several.losses == pytest.approx(one.losses, abs=1e-5) and several.digest == one.digest
+    coarse = fine_tuned(tiny, tmp_path / "coarse", two("ddp", precision="bfloat16", gradient_checkpointing=True))
+    assert coarse.losses == pytest.approx(one.losses, rel=0.05) and coarse.digest != one.digest
+
+
+@pytest.mark.slow
+def test_two_processes_distil_in_bfloat16_what_one_does(job: Job, tiny: Path, tmp_path: Path) -> None:
+    sampling = job.policy.model_copy(update={"precision": "float32"})
+    trainer = job.trainer.model_copy(update={"hints": 0.0})
+    teacher = lora(tiny, tmp_path / "teacher", 0)
+    student = Distillation(
+        name="distillation", base=tiny, policy=sampling, trainer=trainer, environments=job.environments, rollouts=16,
+        seed=0, machine=on(precision="bfloat16"), teachers=(teacher,),
+    )  # fmt: skip
+    with inside(tmp_path / "one"):
+        one = distil(student)
+    with inside(tmp_path / "two"):
+        several = distil(
+            replace(student, machine=two("fsdp", precision="bfloat16", gradient_checkpointing=True, rows=2))
+        )
+        assert adapter_digest(several.folder) == several.digest
+    first, expected = several.history[0], one.history[0]
+    assert first["divergence"] == pytest.approx(expected["divergence"], rel=0.05) and first["divergence"] > 0.05
+    assert [row["rollouts"] for row in several.history] == [8, 16] == [row["rollouts"] for row in one.history]
+
+
 def test_one_process_is_what_it_was(tiny: Path, environment: Path, tmp_path: Path) -> None:
     one = letters_job(tiny, environment, rollouts=8)
     assert one.machine.accelerate == Accelerate() and collectives.checkpoints(Accelerate()) == "checkpoints"
@@ -266,27 +315,13 @@ def test_groups_that_do_not_divide_are_refused_before_anything_starts(
 ) -> None:
     # The sandbox of the environment starts a process of its own.
     monkeypatch.setattr("captrain.training.processes._run", lambda *_: pytest.fail("they were started"))
-    with pytest.raises(UserError, match="processes = 3 processes cannot share the trainer.groups_per_step = 2"):
+    with pytest.raises(UserError, match="processes = 3 .* cannot share the trainer.groups_per_step groups .* are 2"):
         trained(letters_job(tiny, environment), tmp_path, on(processes=3, strategy="ddp"))
 
 
 @pytest.fixture(scope="module")
-def mixture(tiny: Path, home: Path) -> Iterator[Path]:
-    """A tiny mixture of experts with random weights."""
-    import torch
-    from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
-
-    tokenizer: Any = AutoTokenizer.from_pretrained(tiny)
-    config = Qwen3MoeConfig(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, moe_intermediate_size=16, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=1, num_experts=4, num_experts_per_tok=2,
-        max_position_embeddings=512, pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    folder = home / "mixture"
-    Qwen3MoeForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    yield folder
+def mixture(tiny: Path, home: Path) -> Path:
+    return mixture_of(tiny, home / "mixture")
 
 
 def test_a_mixture_of_experts_is_adapted_at_its_attention(mixture: Path, environment: Path, tmp_path: Path) -> None:
@@ -299,7 +334,7 @@ def test_a_mixture_of_experts_is_adapted_at_its_attention(mixture: Path, environ
     assert max(tensor.abs().max().item() for name, tensor in kept.items() if "lora_B" in name) > 0
     assert got.rollouts == 8 and got.history[0]["informative"] > 0
     # The experts are one tensor each, and no linear layers.
-    with inside(tmp_path), pytest.raises(UserError, match=r"trainer\.targets.*gate_proj.*its experts are one tensor"):
+    with inside(tmp_path), pytest.raises(UserError, match=r"trainer\.targets.*gate_proj.*trainer\.experts=true adapts"):
         train(replace(letters_job(mixture, environment, rollouts=8), machine=on(precision="bfloat16")))
 
 

@@ -16,7 +16,7 @@ from captrain.errors import EnvironmentFault, UserError
 from captrain.policies import engine
 from captrain.policies.local import LocalPolicy
 from captrain.policies.policy import Play
-from captrain.training.grpo import last_checkpoint
+from captrain.training.checkpoints import last_checkpoint
 from captrain.training.jobs import Trained
 from captrain.training.runs import train
 from captrain.training.workspace import publish_adapters

@@ -26,8 +26,8 @@ from captrain.models.lora import Adapter, adapter_digest
 from captrain.policies import LocalPolicy
 from captrain.records import Passport, Task, digest, file_digest, load, publish_json
 from captrain.rollouts.collection import collect
-from captrain.training.distillation import Distillation, Specialist, distil, divergence
-from captrain.training.jobs import Trained, training_environments
+from captrain.training.distillation import distil
+from captrain.training.jobs import Distillation, Trained, training_environments
 from captrain.training.merging import merge
 
 pytestmark = pytest.mark.usefixtures("vouched")
@@ -246,10 +246,10 @@ def job(tiny: Path, folder: Path, teachers: dict[str, Adapter], **changes: Any) 
         {"_target_": "captrain.training.recipe.GRPO", **GRPO, **changes.pop("trainer", {})}
     )
     places = [place for place in training_environments(folder / "environments") if place.name in teachers]
-    settings: dict[str, Any] = {"rollouts": 24, "learning_rate": 1e-2, "seed": 0, **changes}
+    settings: dict[str, Any] = {"rollouts": 24, "seed": 0, "machine": Machine(workers=1, batch=1), **changes}
     return Distillation(
-        base=tiny, policy=policy, trainer=trainer, machine=Machine(workers=1, batch=1),
-        specialists=tuple(Specialist(place, teachers[place.name]) for place in places), **settings,
+        name="distillation", base=tiny, policy=policy, trainer=trainer, environments=tuple(places),
+        teachers=tuple(teachers[place.name] for place in places), **settings,
     )  # fmt: skip
 
 
@@ -264,6 +264,8 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[Task]:
 
 def test_the_divergence_is_that_of_the_student_from_the_teacher() -> None:
     import torch
+
+    from captrain.training.student import divergence
 
     student, teacher = torch.tensor([[0.5, 0.5], [0.9, 0.1]]).log(), torch.tensor([[0.25, 0.75], [0.9, 0.1]]).log()
     expected = 0.5 * math.log(0.5 / 0.25) + 0.5 * math.log(0.5 / 0.75)
@@ -289,7 +291,7 @@ def test_the_loss_is_the_mean_over_the_tokens_that_the_student_wrote_itself(
     from transformers import AutoModelForCausalLM
 
     one = job(tiny, inside, {"first": teachers["first"]}, rollouts=8, policy={"temperature": 0.7})
-    (place,) = (specialist.environment for specialist in one.specialists)
+    (place,) = one.environments
     target = place.target(one.machine)
     acting = build(one.policy, LocalPolicy, model=tiny)
     played = collect(acting, target, target.tasks("training", 5)[3:], purpose="training", seed=0, trials=4, quiet=True)
@@ -338,7 +340,7 @@ def test_the_budget_is_spent_exactly_on_training_tasks_beyond_calibration_in_tur
 def test_a_student_is_the_same_whenever_it_is_trained_and_goes_on_from_its_last_step(
     tiny: Path, inside: Path, teachers: dict[str, Adapter], opened: list[Task], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from captrain.training import distillation
+    from captrain.training.student import Student
 
     whole = distil(job(tiny, inside, teachers))
     opened.clear()
@@ -346,21 +348,21 @@ def test_a_student_is_the_same_whenever_it_is_trained_and_goes_on_from_its_last_
     other = distil(job(tiny, inside, teachers, seed=1))
     assert other.digest != whole.digest
 
-    def pull_the_plug(self: Any, sampled: Any) -> float:
-        if len(self.history) == 2:
+    def pull_the_plug(self: Any, model: Any, inputs: Any) -> Any:
+        if len(self.history) == 3:
             raise KeyboardInterrupt
-        return update(self, sampled)
+        return loss(self, model, inputs)
 
-    update = distillation._Student._update
+    loss = Student._compute_loss
     (inside / "elsewhere").mkdir()
     with contextlib.chdir(inside / "elsewhere"):
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(distillation._Student, "_update", pull_the_plug)
-            distil(job(tiny, inside, teachers, policy={"batch": 3}))
+            patch.setattr(Student, "_compute_loss", pull_the_plug)
+            distil(job(tiny, inside, teachers))
         opened.clear()
         resumed = distil(job(tiny, inside, teachers))
-        # The third step had been sampled whole: its rollouts were in the journals.
-        assert not opened
+        # The third step is played again, and no other.
+        assert len(opened) == 8
         assert (resumed.digest, resumed.history) == (whole.digest, whole.history)
         assert sorted(path.name for path in resumed.folder.parent.iterdir()) == ["adapter", "lock", "result.json"]
         for name in ("adapter_config.json", "adapter_model.safetensors", "README.md"):

@@ -89,8 +89,8 @@ def teach_failures(lesson: FailureLesson) -> FineTuned:
     recipe = fine_tuning_settings(spec, settings.epochs, settings.learning_rate)
     key = [code_digest(teach_failures), target.fingerprint]
     discarded = dict(sorted(left_out.items()))
-    precision = spec.machine.accelerate.precision
-    return fine_tune(FineTuning(NAME, lesson.base, recipe, demonstrations, discarded, card, precision, key), policy)
+    accelerate = spec.machine.accelerate
+    return fine_tune(FineTuning(NAME, lesson.base, recipe, demonstrations, discarded, card, accelerate, key), policy)
 
 
 BASELINE = SFTBaseline(

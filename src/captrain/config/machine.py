@@ -126,12 +126,13 @@ class VLLM(Section):
 
 
 class Accelerate(Section):
-    """How one adapter is trained by GRPO: in the process that asks for it, or in several that `accelerate launch`
+    """How one adapter is trained: in the process that asks for it, or in several that `accelerate launch`
     starts (see `captrain.training`). Adapters differ between these settings in their last digits, as they do between
     CPU and GPU."""
 
     processes: Count = 1
-    """On one machine; on GPUs one for each. The groups of a step divide among them."""
+    """On one machine; on GPUs one for each. The groups of a step, or the demonstrations of an update, divide among
+    them."""
     strategy: Literal["none", "ddp", "fsdp"] = "none"
     """How several share the work: each holds the whole model (ddp), or its part of each layer (fsdp)."""
     precision: Literal["float64", "float32", "bfloat16"] = "float64"
@@ -140,7 +141,7 @@ class Accelerate(Section):
     gradient_checkpointing: bool = False
     """Whether activations are computed again in the backward pass, which saves memory."""
     rows: Count | None = None
-    """Rollouts in one forward and backward pass of a process; null: all that it has of a step."""
+    """Rollouts or demonstrations in one forward and backward pass of a process; null: all that it has of a step."""
 
     @model_validator(mode="after")
     def _shared(self) -> "Accelerate":

@@ -31,8 +31,12 @@ from .lora import CHECKPOINTS as CHECKPOINTS
 from .lora import Adapter as Adapter
 from .lora import adapter_digest as adapter_digest
 from .lora import copy_adapter as copy_adapter
+from .lora import load_weights as load_weights
 from .lora import save_adapter as save_adapter
 from .plain_lora import read_plain_lora as read_plain_lora
+from .targets import LoraShape as LoraShape
+from .targets import expert_place as expert_place
+from .targets import lora_config as lora_config
 from .weights import DENSE as DENSE
 from .weights import load_module as load_module
 from .weights import model_source as model_source

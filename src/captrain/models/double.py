@@ -99,20 +99,18 @@ def share_beginnings(model: "PreTrainedModel", temperature: float) -> None:
     model.forward = types.MethodType(forward, model)
 
 
-def make_exact(trainer: "Trainer", seed: int, temperature: float = 1.0) -> None:
+def make_exact(trainer: "Trainer", seed: int) -> None:
     """Give one of TRL's trainers of an adapter, whose model is in float64, what it needs for the same bytes on every
-    CPU: AdamW behind the barrier, log-probabilities in float64, and initial weights that are drawn alike.
+    CPU: AdamW behind the barrier, and initial weights that are drawn alike. Log-probabilities in float64 are a matter
+    of `share_beginnings`.
 
     Args:
         trainer: before it trains.
         seed: of the adapter's initial weights.
-        temperature: that logits are divided by.
     """
     options, model = trainer.args, trainer.model
     assert isinstance(model, nn.Module)
     betas = (options.adam_beta1, options.adam_beta2)
     settings = {"lr": options.learning_rate, "betas": betas, "eps": options.adam_epsilon}
     trainer.optimizer_cls_and_kwargs = (AdamW, settings)
-    peft_model: Any = model
-    share_beginnings(peft_model.get_base_model(), temperature)
     draw_adapter(model, seed)

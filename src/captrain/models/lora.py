@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from captrain.errors import UserError
+from captrain.models.targets import peft_experts, plain_experts, plain_targets
 from captrain.models.weights import model_source
 from captrain.records import file_digest
 
@@ -49,7 +50,8 @@ def save_adapter(
 ) -> None:
     """Leave the adapter "default" of a PEFT model in a folder, in plain PEFT format. Equal weights always give equal
     files: the path of the base on this machine is no part of it, and key order and unset fields do not vary. Weights
-    in float64 are on the barrier's grid and are saved as float32, which is exact.
+    in float64 are on the barrier's grid and are saved as float32, which is exact. Experts are saved one by one
+    (see `captrain.models.targets`).
 
     Args:
         model: as it is trained.
@@ -68,7 +70,15 @@ def save_adapter(
     }
     shutil.rmtree(folder, ignore_errors=True)
     model.save_pretrained(str(folder), state_dict=plain, selected_adapters=["default"])
+    if model.peft_config["default"].to_dict().get("target_parameters"):
+        _separate_experts(model, folder / "adapter_model.safetensors")
     _settle(folder, base, policy)
+
+
+def _separate_experts(model: "PeftModel", path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    save_file(plain_experts(model, load_file(path)), path, metadata={"format": "pt"})
 
 
 def _settle(folder: Path, base: Path, policy: str) -> None:
@@ -76,7 +86,7 @@ def _settle(folder: Path, base: Path, policy: str) -> None:
     path = folder / "adapter_config.json"
     config = json.loads(path.read_text())
     config["base_model_name_or_path"] = model.source if model.in_hub else f"captrain-base-{policy}"
-    config["target_modules"] = sorted(config["target_modules"])
+    config |= {"target_modules": plain_targets(config), "target_parameters": None}
     path.write_text(json.dumps(config, indent=1, sort_keys=True) + "\n")
     (folder / "README.md").unlink(missing_ok=True)
 
@@ -92,8 +102,6 @@ def copy_adapter(model: "PeftModel", start: Adapter) -> None:
     Raises:
         UserError: the adapter is not the one of that digest, or of another shape than the model's.
     """
-    from peft import load_peft_weights, set_peft_model_state_dict
-
     folder = Path(start.folder)
     if (content := adapter_digest(folder)) != start.digest:
         raise UserError(
@@ -103,11 +111,25 @@ def copy_adapter(model: "PeftModel", start: Adapter) -> None:
     config, expected = json.loads((folder / "adapter_config.json").read_text()), model.peft_config["default"].to_dict()
     for name in ("r", "lora_alpha", "target_modules"):
         before, after = (
-            sorted(value[name]) if name == "target_modules" else value[name] for value in (config, expected)
+            plain_targets(value) if name == "target_modules" else value[name] for value in (config, expected)
         )
         if before != after:
             raise UserError(
                 f"the adapter in {folder} has {name} = {before}, and the trainer {after}",
                 "train both with the same rank, alpha and targets",
             )
-    set_peft_model_state_dict(model, load_peft_weights(str(folder), device="cpu"))
+    load_weights(model, folder)
+
+
+def load_weights(model: "PeftModel", folder: Path, name: str = "default") -> None:
+    """Give an adapter of a PEFT model the weights of a saved one of its shape, in place.
+
+    Args:
+        model: that has the adapter.
+        folder: of the saved one.
+        name: of the adapter in the model.
+    """
+    from peft import load_peft_weights, set_peft_model_state_dict
+
+    tensors = peft_experts(model, load_peft_weights(str(folder), device="cpu"))
+    set_peft_model_state_dict(model, tensors, adapter_name=name)

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from captrain.errors import UserError
 from captrain.execution import prepare_torch
-from captrain.models import DENSE, Chat, guide, read_plain_lora
+from captrain.models import DENSE, Chat, expert_place, guide, read_plain_lora
 from captrain.policies.policy import ClosedQuestion, Play, outgrown
 from captrain.records import JsonObject, Message, digest, file_digest
 
@@ -252,16 +252,23 @@ def with_adapter(state: "State", adapter: str) -> "State":
     out = dict(state)
     try:
         for name in lora.modules:
-            target = f"{name.removeprefix('base_model.model.')}.weight"
+            module = name.removeprefix("base_model.model.")
             # In float64, as all that decides a token: sums in float32 differ between CPUs.
             change = lora.tensors[f"{name}.lora_B.weight"].double() @ lora.tensors[f"{name}.lora_A.weight"].double()
-            if change.shape != out[target].shape:
+            target, part = expert_place(module, state) or (f"{module}.weight", None)
+            shape = (out[target] if part is None else out[target][part]).shape
+            if change.shape != shape:
                 raise UserError(
-                    f"adapter {adapter} is for another model: {target} is {tuple(out[target].shape)}, and its change "
+                    f"adapter {adapter} is for another model: {module} is {tuple(shape)}, and its change "
                     f"{tuple(change.shape)}",
                     "use it with its own base",
                 )
-            out[target] = out[target].double() + lora.scale * change
+            if part is None:
+                out[target] = out[target].double() + lora.scale * change
+                continue
+            if out[target] is state[target]:
+                out[target] = state[target].double().clone()
+            out[target][part] += lora.scale * change
     except KeyError as error:
         raise UserError(
             f"adapter {adapter} changes {error}, which the model lacks", "use it with its own base"

@@ -1,10 +1,12 @@
 """What the processes of one training do together, and what the first of them does for all."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 from captrain.config import Accelerate
 from captrain.errors import InfrastructureError, UserError
+from captrain.models import save_adapter
 
 PATIENCE = 24 * 3600
 """Seconds that processes wait for each other: the rollouts of one may take hours. One that dies is noticed at once."""
@@ -66,3 +68,19 @@ def once(function: Callable[[], Value]) -> Value:
     """
     values: list[Any] = together(lambda: function() if rank() == 0 else None)
     return values[0]
+
+
+def save(model: Any, folder: Path, base: Path, policy: str) -> None:
+    """Leave the adapter of a PEFT model in a folder, in plain PEFT format. Every process must call this, for each may
+    hold a part of the weights.
+
+    Args:
+        model: as it is trained, shared or not.
+        folder: of the adapter; replaced.
+        base: see `save_adapter`.
+        policy: see `save_adapter`.
+    """
+    # Tensors of a shared model give their whole values; full_tensor is collective, so that the order must be one.
+    state = {name: tensor for name, tensor in model.state_dict().items() if ".lora_" in name}
+    whole = {name: tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor for name, tensor in state.items()}
+    once(lambda: save_adapter(model, folder, base, policy, whole))

@@ -22,22 +22,14 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
 import torch
 from datasets import Dataset
-from peft import LoraConfig, PeftModel
-from transformers import (
-    PreTrainedModel,
-    PrinterCallback,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-    set_seed,
-)
+from peft import PeftModel
+from transformers import PreTrainedModel, PrinterCallback, set_seed
 from transformers.utils import logging as hf_logging
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from captrain.config import REMEDY, alternatives, takes
+from captrain.config import takes
 from captrain.contract import Target
 from captrain.errors import UserError
 from captrain.execution import launch
@@ -47,12 +39,13 @@ from captrain.models import (
     adapter_digest,
     copy_adapter,
     load_module,
+    lora_config,
     make_exact,
-    save_adapter,
     share_beginnings,
 )
 from captrain.policies import Play
-from captrain.training import collectives, mismatch
+from captrain.training import collectives, mismatch, processes
+from captrain.training.checkpoints import Checkpoints, last_checkpoint
 from captrain.training.groups import Groups, advantages
 from captrain.training.jobs import Job, Learner
 from captrain.training.model_card import grpo_model_card
@@ -85,11 +78,33 @@ class PolicyTrainer(GRPOTrainer):
     signal = True
     informative = 1.0
     """Share of the step's rows that teach something, in all processes."""
+    sources: torch.Tensor
+    """The number of each row's environment."""
+
+    model_card = staticmethod(grpo_model_card)
+
+    def prepare(self, job: Job, temperature: float) -> None:
+        """Set how a step is computed. TRL computes every row by itself, prompt and all; on a CPU that is most of the
+        time."""
+        accelerate = job.machine.accelerate
+        assert isinstance(self.model, PeftModel)
+        model = self.model.get_base_model()
+        assert isinstance(model, PreTrainedModel)
+        if accelerate.precision == "float64":
+            share_beginnings(model, temperature)
+            make_exact(self, job.seed)
+        elif accelerate.strategy == "none" and model.config.model_type in DENSE and not torch.cuda.is_available():
+            share_beginnings(model, temperature)
+
+    def teaches(self, rewards: Sequence[float]) -> bool:
+        """Whether a group of these rewards carries a signal."""
+        return max(rewards) - min(rewards) > 1e-6
 
     def _generate_and_score_completions(self, inputs: list[JsonObject]) -> JsonObject:
         batch = super()._generate_and_score_completions(inputs)
         # TRL's own are made in float32, by kernels that round differently on different CPUs.
         batch["advantages"] = self.advantages.to(batch["advantages"].device)
+        batch["sources"] = self.sources
         if self.served:
             self.history[-1] |= self._mismatch(batch)
         self.sampled = None
@@ -155,22 +170,6 @@ def without_discarded(batch: JsonObject) -> JsonObject:
     }
 
 
-class Checkpoints(TrainerCallback):
-    """Marks a checkpoint as whole by writing the history into it last."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.trainer: PolicyTrainer | None = None
-
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Write the mark."""
-        assert self.trainer is not None
-        collectives.together(lambda: None)  # every process has written its part
-        if collectives.rank() == 0:
-            path = self.folder / f"checkpoint-{state.global_step}" / "history.json"
-            publish_text(path, json.dumps(self.trainer.history))
-
-
 class Synchronised(VLLMGeneration):
     """In the place of TRL's vLLM, whose weights it would keep up to date."""
 
@@ -181,7 +180,14 @@ class Synchronised(VLLMGeneration):
         """Nothing: the sampler has saved the adapter."""
 
 
-def make_trainer(recipe: GRPO, job: Job, policy: Learner, targets: Sequence[Target], folder: Path) -> PolicyTrainer:
+def make_trainer(
+    recipe: GRPO,
+    job: Job,
+    policy: Learner,
+    targets: Sequence[Target],
+    folder: Path,
+    kind: type[PolicyTrainer] = PolicyTrainer,
+) -> PolicyTrainer:
     """TRL's trainer for one job. A row of its dataset is a group, by number: what is played for it is decided when its
     step is played.
 
@@ -191,10 +197,11 @@ def make_trainer(recipe: GRPO, job: Job, policy: Learner, targets: Sequence[Targ
         policy: samples; its model is the job's, which is the frozen base.
         targets: the job's environments.
         folder: where checkpoints go, and the adapter that samples.
+        kind: of the trainer.
 
     Raises:
-        UserError: the base has no layer of one of the names in `targets`, or the adapter to start from is another one
-            or of another shape.
+        UserError: the base has no layer of one of the names in `targets`, or no experts, or the adapter to start from
+            is another one or of another shape.
         EnvironmentFault: an environment has too few tasks.
     """
     sampler = Sampler(recipe, policy, targets, job, folder / "sampling", folder.parent / POINTS)
@@ -202,64 +209,38 @@ def make_trainer(recipe: GRPO, job: Job, policy: Learner, targets: Sequence[Targ
     hf_logging.disable_progress_bar()
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     config = _configuration(recipe, job, policy, folder, sampler.steps)
-    lora = LoraConfig(
-        r=recipe.rank,
-        lora_alpha=recipe.alpha,
-        lora_dropout=0.0,
-        target_modules=recipe.targets,
-        bias="none",
-        task_type="CAUSAL_LM",
-    )
-    marks = Checkpoints(folder)
     set_seed(job.seed)
-    trainer = PolicyTrainer(
-        model=_base(recipe, job),
+    base = load_module(job.base, job.machine.accelerate.precision)
+    lora = lora_config(base, recipe.shape)
+    trainer = kind(
+        model=base,
         args=config,
         train_dataset=Dataset.from_list(
             [{"prompt": f"group {number}"} for number in range(sampler.steps * recipe.groups_per_step)]
         ),
         processing_class=policy.tokenizer,
         peft_config=lora,
-        callbacks=[marks],
         reward_funcs=[_reward],
         rollout_func=sampler,
     )
-    _set_arithmetic(trainer, job, policy.temperature)
+    trainer.prepare(job, policy.temperature)
     if job.start is not None:
         model: Any = trainer.model
         copy_adapter(model, job.start)
     trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(Checkpoints(folder, lambda: trainer.history))
     trainer.history = []
     trainer.served = takes(job.policy, "machine")
     if recipe.importance_cap is not None:
         # After TRL's constructor, which would start a vLLM of its own; the policy serves each step's adapter itself.
         trainer.use_vllm, trainer.vllm_generation, trainer._last_loaded_step = True, Synchronised(), -1
-    marks.trainer = trainer
     return trainer
-
-
-def _set_arithmetic(trainer: PolicyTrainer, job: Job, temperature: float) -> None:
-    """How a step is computed. TRL computes every row by itself, prompt and all; on a CPU that is most of the time."""
-    accelerate = job.machine.accelerate
-    if accelerate.precision == "float64":
-        make_exact(trainer, job.seed, temperature)
-        return
-    assert isinstance(trainer.model, PeftModel)
-    model = trainer.model.get_base_model()
-    assert isinstance(model, PreTrainedModel)
-    if accelerate.strategy == "none" and model.config.model_type in DENSE and not torch.cuda.is_available():
-        share_beginnings(model, temperature)
 
 
 def _configuration(recipe: GRPO, job: Job, policy: Learner, folder: Path, steps: int) -> GRPOConfig:
     accelerate = job.machine.accelerate
     share = recipe.step_rollouts // accelerate.processes
-    rows = accelerate.rows or share
-    if share % rows:
-        raise UserError(
-            f"machine.accelerate.rows = {rows} does not divide the {share} rollouts that a process has of a step",
-            "choose a divisor of it",
-        )
+    rows = processes.rows_of_pass(accelerate, share)
     config = GRPOConfig(
         output_dir=str(folder),
         seed=job.seed,
@@ -304,49 +285,16 @@ def _configuration(recipe: GRPO, job: Job, policy: Learner, folder: Path, steps:
     return config
 
 
-def _base(recipe: GRPO, job: Job) -> Any:
-    base = load_module(job.base, job.machine.accelerate.precision)
-    linear = {name.rpartition(".")[2] for name, part in base.named_modules() if isinstance(part, torch.nn.Linear)}
-    if unknown := [name for name in recipe.targets if name.rpartition(".")[2] not in linear]:
-        raise UserError(
-            f"trainer.targets: the base has no linear layer {unknown[0]}{_fused(base)}",
-            f"{REMEDY}; {alternatives(unknown[0], sorted(linear))}",
-        )
-    return base
-
-
-def _fused(base: Any) -> str:
-    """What to say of a mixture whose experts are no linear layers."""
-    parameters = [(name.rpartition(".")[2], weight) for name, weight in base.named_parameters() if "expert" in name]
-    fused = [name for name, weight in parameters if weight.ndim == 3]
-    return f" (those of its experts are one tensor, {fused[0]}, and take no low-rank weights)" if fused else ""
-
-
-def save(model: Any, folder: Path, base: Path, policy: str) -> None:
-    """Leave the adapter of a PEFT model in a folder, in plain PEFT format. Every process must call this, for each may
-    hold a part of the weights.
-
-    Args:
-        model: as it is trained, shared or not.
-        folder: of the adapter; replaced.
-        base: see `save_adapter`.
-        policy: see `save_adapter`.
-    """
-    # Tensors of a shared model give their whole values; full_tensor is collective, so that the order must be one.
-    state = {name: tensor for name, tensor in model.state_dict().items() if ".lora_" in name}
-    whole = {name: tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor for name, tensor in state.items()}
-    collectives.once(lambda: save_adapter(model, folder, base, policy, whole))
-
-
 def _reward(completions: object, environment_reward: list[float | None], **_: object) -> list[float | None]:
     return environment_reward
 
 
 @dataclass(frozen=True)
 class TrainingRow:
-    """A rollout as it is trained on. Its own reward is None beyond the budget, and nothing is learnt where its group is
-    constant."""
+    """A rollout as it is trained on, by the number of its environment. Its own reward is None beyond the budget, and
+    nothing is learnt where its group is not informative."""
 
+    environment: int
     play: Play
     informative: bool
     reward: float | None
@@ -384,7 +332,7 @@ class Sampler:
         plays, errors = self.groups.play(str(adapter), plan, len(prompts))
         rewards = [scored.score.reward for scored in plays]
         by_group = [rewards[start : start + size] for start in range(0, len(rewards), size)]
-        informative = [max(group) - min(group) > 1e-6 for group in by_group]
+        informative = [trainer.teaches(group) for group in by_group]
         scores = [scored.score for scored in plays]
         step = {
             "step": len(history) + 1,
@@ -406,10 +354,10 @@ class Sampler:
             launch.report_progress(step["step"], self.steps, message)
         gains = [advantage for group in by_group for advantage in advantages(group)]
         rows = [
-            TrainingRow(scored.play, informative[index // size], reward, gain, rollout.hint != "")
+            TrainingRow(rollout.environment, scored.play, informative[index // size], reward, gain, rollout.hint != "")
             for index, (scored, reward, gain, rollout) in enumerate(zip(plays, rewards, gains, plan, strict=True))
         ]
-        rows += (len(names) - len(rows)) * [TrainingRow(plays[0].play, False, None, 0.0, False)]
+        rows += (len(names) - len(rows)) * [TrainingRow(0, plays[0].play, False, None, 0.0, False)]
         trainer.stripped = any(row.hinted for row in rows)
         trainer.informative = sum(row.informative for row in rows) / len(rows)
         start = collectives.rank() * len(prompts)
@@ -426,6 +374,7 @@ class Sampler:
         trainer.sampled = torch.tensor(sampled, dtype=torch.float64)
         trainer.advantages = torch.tensor([row.advantage for row in rows], dtype=torch.float64)
         trainer.hinted = torch.tensor([row.hinted for row in rows])
+        trainer.sources = torch.tensor([row.environment for row in rows])
         compared = [
             row.play.mask[start:] if row.reward is not None and not row.hinted else []
             for row, start in zip(rows, opening, strict=True)
@@ -447,7 +396,7 @@ class Sampler:
         """The adapter as it is now, in a folder named by its content; the one before is removed."""
         aside = self.folder / "new"
         collectives.once(lambda: shutil.rmtree(self.folder, ignore_errors=True))
-        save(trainer.model, aside, self.job.base, self.policy.digest)
+        collectives.save(trainer.model, aside, self.job.base, self.policy.digest)
         return collectives.once(lambda: aside.rename(self.folder / adapter_digest(aside)).resolve())
 
     def _keep(self, adapter: Path, counts: Sequence[int]) -> None:
@@ -462,23 +411,31 @@ class Sampler:
             collectives.once(lambda: shutil.copytree(adapter, self.points / str(now), dirs_exist_ok=True))
 
 
-def fit(recipe: GRPO, job: Job, policy: Learner, targets: list[Target], workspace: Path) -> JsonObject:
+def fit(
+    recipe: GRPO,
+    job: Job,
+    policy: Learner,
+    targets: Sequence[Target],
+    workspace: Path,
+    kind: type[PolicyTrainer] = PolicyTrainer,
+) -> JsonObject:
     """Train from the last whole checkpoint in the workspace (or from nothing); leave the adapter in
     `workspace/adapter`, and return the fields of `Trained` but name and folder. Checkpoints stay: they are needed until
-    the result is published. Where several processes train, all of them call this."""
+    the result is published. Where several processes train, all of them call this. The arguments are those of
+    `make_trainer`."""
     if job.rollouts < 1:
         raise UserError(
             f"{job.name}: there are {job.rollouts} rollouts to train with",
             "raise adapters.rollouts: diagnosis and calibration have spent what there was",
         )
     checkpoints = workspace / collectives.checkpoints(job.machine.accelerate)
-    trainer: Any = make_trainer(recipe, job, policy, targets, checkpoints)
+    trainer: Any = make_trainer(recipe, job, policy, targets, checkpoints, kind)
     last = collectives.once(lambda: last_checkpoint(checkpoints))
     if last is not None:
         trainer.history = json.loads((last / "history.json").read_text())
     trainer.train(resume_from_checkpoint=str(last) if last is not None else None)
     folder = workspace / "adapter"
-    save(trainer.model, folder, job.base, policy.digest)
+    collectives.save(trainer.model, folder, job.base, policy.digest)
     steps = trainer.history
     counts = ("discarded", "prompt_tokens", "completion_tokens", "errors")
     total = {key: sum(step[key] for step in steps) for key in counts}
@@ -487,18 +444,7 @@ def fit(recipe: GRPO, job: Job, policy: Learner, targets: list[Target], workspac
     result = {"digest": adapter_digest(folder), "rollouts": steps[-1]["rollouts"], **total, "history": rows}
     result[CHECKPOINTS] = {path.name: adapter_digest(path) for path in points}
     if collectives.rank() == 0:
-        publish_text(folder / "README.md", grpo_model_card(job, recipe, targets, result))
+        publish_text(folder / "README.md", kind.model_card(job, recipe, targets, result))
         for path in points:
             shutil.copytree(path, folder / CHECKPOINTS / path.name)
     return result
-
-
-def last_checkpoint(folder: Path) -> Path | None:
-    """The last checkpoint that was written whole; later ones, cut off while they were written, are removed."""
-    if not folder.exists():
-        return None
-    for path in sorted(folder.glob("checkpoint-*"), key=lambda path: -int(path.name.split("-")[1])):
-        if (path / "history.json").exists():
-            return path
-        shutil.rmtree(path)
-    return None

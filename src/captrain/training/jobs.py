@@ -95,6 +95,17 @@ class Job:
         return [self.name, self.rollouts, self.seed, skipped, *start, *self.marks]
 
 
+@dataclass(frozen=True)
+class Distillation(Job):
+    """One student to train: a job whose environments are the specialists', with the specialist of each."""
+
+    teachers: tuple[Adapter, ...] = field(kw_only=True)
+
+    def plan_identity(self) -> list[object]:
+        """See `Job`."""
+        return [*super().plan_identity(), [teacher.digest for teacher in self.teachers]]
+
+
 class Learner(Policy, Protocol):
     """A policy that GRPO samples through: it acts with any adapter of its model, gives hints, and shows the tokens that
     it read and wrote, with log-probabilities under the distribution that it drew from."""

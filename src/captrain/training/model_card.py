@@ -1,11 +1,11 @@
-"""The model card of an adapter that GRPO has trained: what it was trained on and by what, from results only."""
+"""The model cards of adapters that were trained on rollouts: on which, and by what, from results only."""
 
 from collections import Counter
 from collections.abc import Sequence
 
 from captrain.contract import Target
 from captrain.records import JsonObject
-from captrain.training.jobs import Job
+from captrain.training.jobs import Distillation, Job
 from captrain.training.recipe import GRPO
 
 
@@ -48,6 +48,36 @@ environment{plural} {", ".join(f"`{target.name}`" for target in targets)}.
 | mean reward, first and last step | {first["reward"]:.3f}, {last["reward"]:.3f} |
 | pass rate in its environment, first and last step | {first["success"]:.3f}, {last["success"]:.3f} |
 {hinted}| seed | {job.seed} |
+
+Use it with the base it was trained on only: W' = W + (alpha / rank) B A.
+"""
+
+
+def student_model_card(job: Distillation, trainer: GRPO, targets: Sequence[Target], result: JsonObject) -> str:
+    """A model card in Markdown, from results only."""
+    first, last = result["history"][0], result["history"][-1]
+    far, near = first["divergence"], last["divergence"]
+    pairs = zip(targets, job.teachers, strict=True)
+    teachers = "\n".join(f"| teacher in `{target.name}` | {teacher.digest} |" for target, teacher in pairs)
+    return f"""---
+library_name: peft
+base_model: captrain-base
+tags: [captrain, distillation, lora]
+---
+# {job.name}
+
+LoRA adapter (rank {trainer.rank}, alpha {trainer.alpha}), distilled from specialists on rollouts of its own.
+
+| | |
+|---|---|
+| content hash | {result["digest"]} |
+{teachers}
+| rollouts | {result["rollouts"]} |
+| rollouts and passes of a step | {trainer.step_rollouts}, {trainer.epochs} |
+| learning rate | {trainer.learning_rate} |
+| divergence from the teachers (nats a token), first and last step | {far:.4f}, {near:.4f} |
+| pass rate in the environments, first and last step | {first["success"]:.3f}, {last["success"]:.3f} |
+| seed | {job.seed} |
 
 Use it with the base it was trained on only: W' = W + (alpha / rank) B A.
 """

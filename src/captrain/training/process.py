@@ -14,29 +14,22 @@ from typing import Any
 from captrain.errors import InfrastructureError, UserError
 from captrain.records import publish_json
 from captrain.training.collectives import rank
-from captrain.training.jobs import Job, Learner
 
 
 def train(order: Path) -> None:
     """Be one process of a training.
 
     Args:
-        order: the pickled job, in its workspace.
+        order: the pickled training, in its workspace.
     """
     from torch import distributed
 
-    from captrain.config import build
-    from captrain.policies import load_policy
-    from captrain.training.grpo import fit
-    from captrain.training.processes import RESULT
-    from captrain.training.recipe import GRPO
+    from captrain.training.processes import RESULT, SharedTraining
 
-    job: Job = pickle.loads(order.read_bytes())
-    if job.machine.accelerate.strategy == "fsdp":
+    training: SharedTraining = pickle.loads(order.read_bytes())
+    if training.accelerate.strategy == "fsdp":
         _shard_on_cpu()
-    policy = load_policy(job.policy, job.base, job.machine, Learner)
-    targets = [environment.target(job.machine) for environment in job.environments]
-    result = fit(build(job.trainer, GRPO), job, policy, targets, order.parent)
+    result = training.fit(order.parent)
     if rank() == 0:
         publish_json(order.parent / RESULT, result)
     distributed.destroy_process_group()

@@ -1,10 +1,11 @@
 """One training in several processes: `accelerate launch`, with DDP, or with FSDP for a base that no single GPU holds.
 
-What is trained is the same: the same groups, tasks and keys, so that with equal weights the rollouts of a step do not
-depend on the number of processes. Each process samples the rollouts that it trains on; where a policy starts servers,
-the first process samples for all. Budget, ledger and history are those of the whole step, and known to every process.
-The adapter is gathered from all and written by the first. Sums over processes are in another order than within one: in
-float64 they are rounded alike (`captrain.models.barrier`), in other types adapters differ as between CPU and GPU.
+What is trained is the same, whatever the training is (`SharedTraining`): the demonstrations of an update, or groups,
+tasks and keys of a step, so that with equal weights the rollouts of a step do not depend on the number of processes.
+Each process samples the rollouts that it trains on; where a policy starts servers, the first process samples for all.
+Budget, ledger and history are those of the whole step, and known to every process. The adapter is gathered from all and
+written by the first. Sums over processes are in another order than within one: in float64 they are rounded alike
+(`captrain.models.barrier`), in other types adapters differ as between CPU and GPU.
 
 The processes end when whoever waits for them does, however that comes about; checkpoints remain, and those of other
 settings are never gone on from. A `UserError` in a process reaches the caller as if it had been raised there.
@@ -17,7 +18,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import yaml
 
@@ -25,17 +26,40 @@ from captrain.config import Accelerate
 from captrain.errors import UserError
 from captrain.records import JsonObject, publish_text
 
-if TYPE_CHECKING:
-    from captrain.training.jobs import Job
-    from captrain.training.recipe import GRPO
-
 KEEPER = Path(__file__).parents[1] / "policies" / "keeper.py"
 GRACE = 20.0
 """Seconds that processes which are told to end may take."""
 TAIL = 20
 """Last lines of the processes' log that are shown."""
+ORDER = "job.pkl"
+"""What they are to train."""
+SCRATCH = ("checkpoints*", "points", "trained.json")
+"""What a workspace need not keep beside its result."""
 RESULT = "trained.json"
 """What the first of the processes leaves in the workspace at the end."""
+
+
+class SharedTraining(Protocol):
+    """A training that several processes can share; it is sent to them by pickle."""
+
+    @property
+    def name(self) -> str:
+        """Of what is trained, for messages."""
+        ...
+
+    @property
+    def accelerate(self) -> Accelerate:
+        """How it is shared."""
+        ...
+
+    def portions(self) -> tuple[int, str]:
+        """Of how many portions one step is, which are divided among the processes, and what they are called."""
+        ...
+
+    def fit(self, workspace: Path) -> JsonObject:
+        """Train in this process, with the others if there are any, from the last whole checkpoint in the workspace or
+        from nothing; leave the adapter in it, and return the result."""
+        ...
 
 
 def configuration(accelerate: Accelerate) -> JsonObject:
@@ -69,24 +93,25 @@ def configuration(accelerate: Accelerate) -> JsonObject:
     }
 
 
-def launch(job: "Job", trainer: "GRPO", workspace: Path) -> JsonObject:
-    """Train in the processes that `job.machine.accelerate` asks for; returns their result.
+def fit(training: SharedTraining, workspace: Path) -> JsonObject:
+    """Train in this process, or in as many as the training asks for; returns the result.
 
     Args:
-        job: what to train.
-        trainer: the job's, as it was built.
-        workspace: of the job; their output goes to `processes.log` in it.
+        training: what to train.
+        workspace: where; the output of several processes goes to `processes.log` in it.
 
     Raises:
-        UserError: groups do not divide among the processes, there are too few GPUs, or a process died.
+        UserError: a step does not divide among the processes, there are too few GPUs, or a process died.
         Whatever `UserError` or `InfrastructureError` a process raises first.
         RuntimeError: a process raised anything else; its text is the traceback.
     """
-    _check(job, trainer)
-    config, order = workspace / "accelerate.yaml", workspace / "job.pkl"
+    if training.accelerate.processes == 1:
+        return training.fit(workspace)
+    _check(training)
+    config, order = workspace / "accelerate.yaml", workspace / ORDER
     log, failure = workspace / "processes.log", workspace / "failure.pkl"
-    publish_text(config, yaml.safe_dump(configuration(job.machine.accelerate), sort_keys=False))
-    order.write_bytes(pickle.dumps(job))
+    publish_text(config, yaml.safe_dump(configuration(training.accelerate), sort_keys=False))
+    order.write_bytes(pickle.dumps(training))
     for path in (*workspace.glob("failure*.pkl"), workspace / RESULT):
         path.unlink(missing_ok=True)
     status = _run(config, order, log)
@@ -99,21 +124,22 @@ def launch(job: "Job", trainer: "GRPO", workspace: Path) -> JsonObject:
         lines = "".join(f"\n    {line}" for line in output.splitlines()[-TAIL:])
         end = f"one was killed ({', '.join(killed)})" if killed else f"they ended with status {status}:{lines}"
         raise UserError(
-            f"training {job.name}: of its {job.machine.accelerate.processes} processes {end}",
+            f"training {training.name}: of its {training.accelerate.processes} processes {end}",
             f"see {log}; run again to go on from the last checkpoint, with smaller machine.accelerate.rows or more "
             "processes if it was memory",
         )
     return json.loads((workspace / RESULT).read_text())
 
 
-def _check(job: "Job", trainer: "GRPO") -> None:
+def _check(training: SharedTraining) -> None:
     import torch
 
-    processes = job.machine.accelerate.processes
-    if trainer.groups_per_step % processes:
+    processes = training.accelerate.processes
+    count, portions = training.portions()
+    if count % processes:
         raise UserError(
-            f"machine.accelerate.processes = {processes} processes cannot share the trainer.groups_per_step = "
-            f"{trainer.groups_per_step} groups of a step evenly",
+            f"machine.accelerate.processes = {processes} processes cannot share the {portions} evenly, which are "
+            f"{count}",
             "choose a number of processes that divides it",
         )
     if torch.cuda.is_available() and torch.cuda.device_count() < processes:
@@ -121,6 +147,25 @@ def _check(job: "Job", trainer: "GRPO") -> None:
             f"machine.accelerate.processes = {processes}, and {torch.cuda.device_count()} GPUs are visible",
             "choose as many processes as GPUs, or fewer",
         )
+
+
+def rows_of_pass(accelerate: Accelerate, share: int) -> int:
+    """Rows in one forward and backward pass of a process.
+
+    Args:
+        accelerate: how the training is shared.
+        share: rows that a process has of a step.
+
+    Raises:
+        UserError: machine.accelerate.rows does not divide them.
+    """
+    rows = accelerate.rows or share
+    if share % rows:
+        raise UserError(
+            f"machine.accelerate.rows = {rows} does not divide the {share} rows that a process has of a step",
+            "choose a divisor of it",
+        )
+    return rows
 
 
 def _run(config: Path, order: Path, log: Path) -> int:

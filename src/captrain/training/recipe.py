@@ -34,6 +34,7 @@ from pydantic import Field
 
 from captrain.config import Component, Count, Level, Rate, Share, Spec, takes
 from captrain.contract import Target
+from captrain.models import LoraShape
 from captrain.policies import Play
 from captrain.records import JsonObject, Score, Task
 from captrain.training.jobs import Job, training_environments
@@ -84,8 +85,9 @@ class GRPO:
             log-probabilities are then the trainer's own. None: the two are taken for one.
         hints: share of rollouts that read the environment's hint, where it offers one; each is drawn by its own key,
             so that a group may hold both kinds.
-        targets: linear layers that get low-rank weights, by the ends of their names; a mixture of experts takes those
-            of its attention only.
+        targets: linear layers that get low-rank weights, by the ends of their names; of a mixture of experts those of
+            its attention.
+        experts: whether the experts of a mixture get them, too.
     """
 
     def __init__(
@@ -105,12 +107,19 @@ class GRPO:
         importance_cap: Rate | None = None,
         hints: Share = 0.0,
         targets: Layers = LINEAR,
+        experts: bool = False,
     ) -> None:
         self.group_size, self.groups_per_step, self.epochs = group_size, groups_per_step, epochs
         self.rank, self.alpha, self.learning_rate, self.clip = rank, alpha, learning_rate, clip
         self.schedule, self.clip_high = schedule, clip_high
         self.loss, self.importance_cap = loss, importance_cap
-        self.checkpoint_every, self.hints, self.targets = checkpoint_every, hints, list(targets)
+        self.checkpoint_every, self.hints = checkpoint_every, hints
+        self.targets, self.experts = list(targets), experts
+
+    @property
+    def shape(self) -> LoraShape:
+        """What an adapter is."""
+        return LoraShape(self.rank, self.alpha, self.targets, self.experts)
 
     @property
     def step_rollouts(self) -> int:

@@ -1,22 +1,23 @@
 """Supervised fine-tuning of an adapter on demonstrations in tokens, which costs no rollout.
 
 Demonstrations are rendered token by token as rollouts are: the loss is on the tokens that the agent writes, and on no
-other. One LoRA adapter of the trainer's rank and alpha, in plain PEFT format, named by its content. Training is short
-and not resumed: a folder is whole, or it is made again. On one CPU thread equal seeds give equal bytes.
+other. One LoRA adapter of the trainer's rank and alpha, in plain PEFT format, named by its content. Several processes
+share it as they share GRPO (`captrain.training.processes`), and a training that was cut off goes on from its last
+checkpoint. On one CPU thread equal seeds give equal bytes.
 """
 
 import os
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from captrain.config import Spec, build
+from captrain.config import Accelerate, Spec, build
 from captrain.execution import code_digest
 from captrain.ledger import LedgerEntry
-from captrain.models import Chat, adapter_digest, dialogue_tokens, load_module, save_adapter
+from captrain.models import Chat, LoraShape, adapter_digest, dialogue_tokens, load_module, lora_config
 from captrain.records import JsonObject, Message, digest, publish_text
+from captrain.training import collectives, processes
 from captrain.training.jobs import Learner
 from captrain.training.recipe import GRPO
 from captrain.training.workspace import Workspace, replace_folder
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 BATCH = 16
 """Sequences of one update."""
+CHECKPOINT = 200
+"""Updates between checkpoints; no influence on the result."""
 TOO_LONG = "longer than the model reads"
 SFT_COLUMNS = ("adapter", "step", "loss")
 """Of history.csv (see `captrain.training.workspace.publish_adapters`)."""
@@ -49,6 +52,7 @@ class Settings(TypedDict):
     batch: int
     seed: int
     targets: list[str]
+    experts: bool
 
 
 @dataclass(frozen=True)
@@ -87,15 +91,16 @@ def demonstration_of(chat: Chat, messages: Sequence[Message], max_length: int) -
 
 def fine_tuning_settings(spec: Spec, epochs: int, learning_rate: float) -> Settings:
     """The settings of a baseline that is fine-tuned: rank and alpha are the trainer's, the rest its own."""
-    trainer = spec.trainer.settings()
+    shape = build(spec.trainer, GRPO).shape
     return {
-        "rank": trainer["rank"],
-        "alpha": trainer["alpha"],
+        "rank": shape.rank,
+        "alpha": shape.alpha,
         "epochs": epochs,
         "learning_rate": learning_rate,
         "batch": BATCH,
         "seed": spec.seed,
-        "targets": build(spec.trainer, GRPO).targets,
+        "targets": list(shape.targets),
+        "experts": shape.experts,
     }
 
 
@@ -110,7 +115,7 @@ class FineTuning:
         demonstrations: what is trained on.
         left_out: how many further ones could not be used, by reason.
         card: rows of the model card that say where the demonstrations come from.
-        precision: of the arithmetic, as `machine.accelerate.precision` says.
+        accelerate: by how many processes, and in which arithmetic.
         key: what else decides the adapter, such as the code that made the demonstrations.
         stage: its workspaces lie in .cache/<stage>; "": the name.
     """
@@ -121,7 +126,7 @@ class FineTuning:
     demonstrations: Sequence[Demonstration]
     left_out: dict[str, int]
     card: str
-    precision: str
+    accelerate: Accelerate
     key: Sequence[str] = ()
     stage: str = ""
 
@@ -138,73 +143,109 @@ def fine_tune(job: FineTuning, policy: Learner) -> FineTuned:
     """
     tokens = [(demonstration.ids, demonstration.mask) for demonstration in job.demonstrations]
     identity = digest(code_digest(fine_tune), policy.digest, job.settings, tokens, *job.key)
-    workspace = Workspace(Path(".cache") / (job.stage or job.name) / identity, job.name, scratch=("unfinished",))
-
-    def train() -> JsonObject:
-        aside = workspace.folder / "unfinished"
-        losses = _fit(job, policy, aside)
-        content = adapter_digest(aside)
-        publish_text(aside / "README.md", _card(job, content, losses))
-        replace_folder(aside, workspace.adapter)
-        return {"digest": content, "losses": losses}
-
-    result = workspace.result(train)
+    scratch = ("unfinished", *processes.SCRATCH)
+    workspace = Workspace(Path(".cache") / (job.stage or job.name) / identity, job.name, scratch)
+    training = _Training(job, policy.tokenizer, policy.digest)
+    result = workspace.result(lambda: processes.fit(training, workspace.folder))
     return FineTuned(
         job.name, result["digest"], workspace.adapter, len(job.demonstrations), job.left_out, result["losses"]
     )
 
 
-def _fit(job: FineTuning, policy: Learner, folder: Path) -> list[float]:
-    """Train on demonstrations and leave the adapter in `folder`; returns the mean loss over written tokens of each
-    update. The learning rate falls linearly to zero."""
-    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
-    from datasets import Dataset
-    from peft import LoraConfig
-    from transformers import PrinterCallback, set_seed
-    from transformers.utils import logging as hf_logging
-    from trl.trainer.sft_trainer import SFTTrainer
+@dataclass(frozen=True)
+class _Training:
+    """A fine-tuning (see `captrain.training.processes.SharedTraining`), and of its policy what it needs."""
 
-    from captrain.models import make_exact
+    job: FineTuning
+    tokenizer: Any
+    policy: str
 
-    hf_logging.set_verbosity_error()
-    hf_logging.disable_progress_bar()
-    shutil.rmtree(folder, ignore_errors=True)
-    settings = job.settings
-    lora = LoraConfig(
-        r=settings["rank"],
-        lora_alpha=settings["alpha"],
-        lora_dropout=0.0,
-        target_modules=settings["targets"],
-        bias="none",
-        task_type="CAUSAL_LM",
-    )
-    config = _configuration(settings, folder)
-    set_seed(settings["seed"])
-    trainer: Any = SFTTrainer(
-        model=load_module(job.base, job.precision),
-        args=config,
-        train_dataset=Dataset.from_list([_example(demonstration) for demonstration in job.demonstrations]),
-        processing_class=policy.tokenizer,
-        peft_config=lora,
-    )
-    if job.precision == "float64":
-        make_exact(trainer, settings["seed"])
-    trainer.remove_callback(PrinterCallback)
-    trainer.train()
-    save_adapter(trainer.model, folder, job.base, policy.digest)
-    return [round(row["loss"], 6) for row in trainer.state.log_history if "loss" in row]
+    @property
+    def name(self) -> str:
+        return self.job.name
+
+    @property
+    def accelerate(self) -> Accelerate:
+        return self.job.accelerate
+
+    def portions(self) -> tuple[int, str]:
+        return self.job.settings["batch"], "demonstrations of an update"
+
+    def fit(self, workspace: Path) -> JsonObject:
+        """The digest of the adapter, and the mean loss over written tokens of each update. The learning rate falls
+        linearly to zero."""
+        from captrain.training.checkpoints import last_checkpoint
+
+        checkpoints = workspace / collectives.checkpoints(self.accelerate)
+        trainer = self._trainer(checkpoints)
+        last = collectives.once(lambda: last_checkpoint(checkpoints))
+        trainer.train(resume_from_checkpoint=str(last) if last is not None else None)
+        losses = [round(row["loss"], 6) for row in trainer.state.log_history if "loss" in row]
+        aside = workspace / "unfinished"
+        collectives.save(trainer.model, aside, self.job.base, self.policy)
+
+        def publish() -> str:
+            content = adapter_digest(aside)
+            publish_text(aside / "README.md", _card(self.job, content, losses))
+            replace_folder(aside, workspace / "adapter")
+            return content
+
+        return {"digest": collectives.once(publish), "losses": losses}
+
+    def _trainer(self, folder: Path) -> Any:
+        """TRL's trainer, with its checkpoints in a folder."""
+        os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+        from datasets import Dataset
+        from transformers import PrinterCallback, set_seed
+        from transformers.utils import logging as hf_logging
+        from trl.trainer.sft_trainer import SFTTrainer
+
+        from captrain.models import make_exact, share_beginnings
+        from captrain.training.checkpoints import Checkpoints
+
+        hf_logging.set_verbosity_error()
+        hf_logging.disable_progress_bar()
+        job, settings = self.job, self.job.settings
+        config = _configuration(settings, job.accelerate, folder)
+        set_seed(settings["seed"])
+        base = load_module(job.base, job.accelerate.precision)
+        shape = LoraShape(settings["rank"], settings["alpha"], settings["targets"], settings["experts"])
+        trainer: Any = SFTTrainer(
+            model=base,
+            args=config,
+            train_dataset=Dataset.from_list(self._examples()),
+            processing_class=self.tokenizer,
+            peft_config=lora_config(base, shape),
+        )
+        if job.accelerate.precision == "float64":
+            share_beginnings(trainer.model.get_base_model(), temperature=1.0)
+            make_exact(trainer, settings["seed"])
+        trainer.remove_callback(PrinterCallback)
+        trainer.add_callback(Checkpoints(folder, lambda: None))
+        return trainer
+
+    def _examples(self) -> list[dict[str, list[int]]]:
+        rows = [_example(demonstration) for demonstration in self.job.demonstrations]
+        if self.accelerate.processes > 1:
+            # Processes have equally many rows: accelerate would show some demonstrations once more in each epoch.
+            blank = {"input_ids": rows[0]["input_ids"][:2], "labels": [-100, -100]}
+            rows += [blank] * (-len(rows) % self.job.settings["batch"])
+        return rows
 
 
-def _configuration(settings: Settings, folder: Path) -> "SFTConfig":
+def _configuration(settings: Settings, accelerate: Accelerate, folder: Path) -> "SFTConfig":
     import torch
     from trl.trainer.sft_config import SFTConfig
 
+    share = settings["batch"] // accelerate.processes
+    rows = processes.rows_of_pass(accelerate, share)
     config = SFTConfig(
         output_dir=str(folder),
         seed=settings["seed"],
         data_seed=settings["seed"],
         use_cpu=not torch.cuda.is_available(),
-        per_device_train_batch_size=settings["batch"],
+        per_device_train_batch_size=rows,
+        gradient_accumulation_steps=share // rows,
         num_train_epochs=settings["epochs"],
         learning_rate=settings["learning_rate"],
         lr_scheduler_type="linear",
@@ -215,12 +256,16 @@ def _configuration(settings: Settings, folder: Path) -> "SFTConfig":
         max_length=None,
         packing=False,
         bf16=False,
-        gradient_checkpointing=False,
+        gradient_checkpointing=accelerate.gradient_checkpointing,
+        ddp_find_unused_parameters=False,
+        ddp_timeout=collectives.PATIENCE,
         report_to=[],
         disable_tqdm=True,
         logging_strategy="steps",
         logging_steps=1,
-        save_strategy="no",
+        save_strategy="steps",
+        save_steps=CHECKPOINT,
+        save_total_limit=2,
     )
     # Of several GPUs one trains, as with GRPO.
     config._n_gpu = min(config.n_gpu, 1)

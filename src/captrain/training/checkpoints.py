@@ -1,0 +1,43 @@
+"""Checkpoints of TRL's trainers that were written whole, and no others. Imported only where training happens."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from captrain.records import publish_text
+from captrain.training import collectives
+
+MARK = "history.json"
+
+
+class Checkpoints(TrainerCallback):
+    """Marks a checkpoint as whole by writing the history into it last.
+
+    Args:
+        folder: of the checkpoints.
+        history: what is known of the steps so far, as JSON.
+    """
+
+    def __init__(self, folder: Path, history: Callable[[], object]) -> None:
+        self.folder, self.history = folder, history
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Write the mark."""
+        collectives.together(lambda: None)  # every process has written its part
+        if collectives.rank() == 0:
+            publish_text(self.folder / f"checkpoint-{state.global_step}" / MARK, json.dumps(self.history()))
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """The last checkpoint that was written whole; later ones, cut off while they were written, are removed."""
+    if not folder.exists():
+        return None
+    for path in sorted(folder.glob("checkpoint-*"), key=lambda path: -int(path.name.split("-")[1])):
+        if (path / MARK).exists():
+            return path
+        shutil.rmtree(path)
+    return None
