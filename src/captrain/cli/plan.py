@@ -66,7 +66,8 @@ def doctor(
     settings: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="On top of params.yaml.")] = None,
     gpu: Annotated[bool, typer.Option("--gpu", help="Run what only GPUs can show, where there is one.")] = False,
 ) -> None:
-    """Whether this machine has what a run needs, each lack with its remedy (exit status 1 if any). Starts nothing."""
+    """Whether this machine has what a run needs, each lack with its remedy (exit status 1 if any). Starts and downloads
+    nothing; of an endpoint one short answer is asked."""
     from captrain.planning import GPU_COMMANDS, Node, compose_configuration, examine_machine, run_on_gpus
 
     root = project_root()
@@ -74,8 +75,10 @@ def doctor(
     findings = run_on_gpus(GPU_COMMANDS, root) if gpu else examine_machine(spec, root, Node())
     table = Table("what", "", "seen", "remedy", title=f"doctor: {title}", title_justify="left")
     for finding in findings:
-        state = Text("ok", "green") if finding.passed else Text("lacking", "red")
+        state = {True: Text("ok", "green"), False: Text("lacking", "red"), None: Text("not seen", "yellow")}[
+            finding.passed
+        ]
         table.add_row(finding.subject, state, finding.detail, finding.remedy)
     print_all(table)
-    if not all(finding.passed for finding in findings):
+    if any(finding.passed is False for finding in findings):
         raise typer.Exit(1)

@@ -1,30 +1,36 @@
 """What a configuration needs of this machine, looked at before anything is spent; each lack with its remedy.
 
-Nothing is trained, started or downloaded, and nothing heavy is imported: an endpoint is asked for the names of its
-models, an interpreter for the version of its vLLM. What only a run on GPUs can show is a list of commands.
+Nothing is trained, started or downloaded: an endpoint is asked for the names of its models, and for one short answer
+with a tool; an interpreter for the version of its vLLM. What only a run on GPUs can show is a list of commands.
 """
 
-import os
+import importlib.metadata
 import shlex
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
-from captrain.benchmarks import pretrained_folder
+from captrain.benchmarks import made_installation, pretrained_folder
 from captrain.config import Component, Spec, nested
+from captrain.environments.sandbox import LEVELS, active_confinement
 from captrain.errors import InfrastructureError, UserError
-from captrain.models import Endpoint
+from captrain.models import ContextLengthExceeded, Endpoint, TransientFault
 from captrain.planning.assumptions import ANALYST, LOCAL, SERVED, SYNTHESIZER, VLLM
 from captrain.planning.estimate import Estimate, Node
 from captrain.planning.feasibility import problems
+from captrain.planning.finding import PATIENCE, Finding, command_output
+from captrain.planning.served_model import (
+    TOOL,
+    adapter_findings,
+    interpreter,
+    named_model,
+    template_findings,
+    vllm_findings,
+)
 
-PATIENCE = 20.0
-"""Seconds that an interpreter, a cluster or an endpoint may take to answer."""
-ROOM = 5.0
+SPACE = 5.0
 """GiB of disk that a run of the embedded default leaves free; a named model needs its weights beside them."""
-VERSION = "import importlib.metadata as m; print(*(f'{n} {m.version(n)}' for n in m.packages_distributions()['vllm']))"
 GPU_COMMANDS = {
     "GRPO on one GPU, in bfloat16": "captrain-sweep -m experiment=smoke machine.accelerate.precision=bfloat16 "
     "hydra.job.name=gpu",
@@ -37,30 +43,15 @@ GPU_COMMANDS = {
 """What has not been run here, and the command that would show it."""
 
 
-class Finding(NamedTuple):
-    """One thing that was looked at: whether it is as the run needs it, what was seen, and what to do if not."""
-
-    subject: str
-    passed: bool
-    detail: str
-    remedy: str = ""
-
-
 def examine_machine(spec: Spec, root: Path, node: Node) -> list[Finding]:
     """All that the configuration needs of this machine, in the order in which a run meets it."""
-    checks: list[Callable[[Spec, Path], Iterator[Finding]]] = [_model, _vllm, _gpus, _endpoints, _benchmark]
+    checks: list[Callable[[Spec, Path], Iterator[Finding]]] = [
+        *(_model, template_findings, vllm_findings, adapter_findings, _gpus, _endpoints, _benchmark, _sandbox),
+        *(_slurm, _disk),
+    ]
     refusals = [Finding("settings", False, error.problem, error.remedy) for error in problems(Estimate(spec, node, 1))]
     findings = refusals or [Finding("settings", True, "go together, and fit the GPUs that are planned with")]
-    return [*findings, *(finding for check in (*checks, _slurm, _disk) for finding in check(spec, root))]
-
-
-def _output(*command: str) -> str | None:
-    """What a command prints; None where it fails or is not there."""
-    try:
-        process = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return process.stdout.strip() if process.returncode == 0 else None
+    return [*findings, *(finding for check in checks for finding in check(spec, root))]
 
 
 def _model(spec: Spec, _: Path) -> Iterator[Finding]:
@@ -75,33 +66,7 @@ def _model(spec: Spec, _: Path) -> Iterator[Finding]:
     elif name is None:
         yield Finding("model", True, "the base is trained here")
     elif spec.policy.target in (LOCAL, VLLM):
-        yield _named_model(name)
-
-
-def _named_model(name: str) -> Finding:
-    from huggingface_hub import try_to_load_from_cache
-
-    model, _, revision = name.partition("@")
-    if isinstance(try_to_load_from_cache(model, "config.json", revision=revision or None), str):
-        return Finding("model", True, f"{name} is in the cache of the hub")
-    if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
-        remedy = "set HF_HUB_OFFLINE=0, so that it is downloaded, or download it first"
-        return Finding("model", False, f"{name} is not in the cache of the hub, and HF_HUB_OFFLINE is set", remedy)
-    return Finding("model", True, f"{name} is not in the cache of the hub: the first stage that acts downloads it")
-
-
-def _vllm(spec: Spec, root: Path) -> Iterator[Finding]:
-    """The interpreter of the servers and the vLLM in it."""
-    if spec.policy.target != VLLM:
-        return
-    python = shutil.which(os.path.expanduser(spec.machine.vllm.python or "-"), path=f"{root}:{os.environ['PATH']}")
-    if python is None:
-        remedy = "install vLLM in an environment of its own (docs/model.md) and name its interpreter"
-        yield Finding("vLLM", False, f"machine.vllm.python = {spec.machine.vllm.python!r} is no interpreter", remedy)
-        return
-    version = _output(python, "-c", VERSION)
-    remedy = f"{python} -m pip install -r requirements-vllm.lock"
-    yield Finding("vLLM", bool(version), version or f"{python} has no vLLM", "" if version else remedy)
+        yield named_model(name)
 
 
 def _gpus(spec: Spec, _: Path) -> Iterator[Finding]:
@@ -112,11 +77,14 @@ def _gpus(spec: Spec, _: Path) -> Iterator[Finding]:
     if not demand or machine.launcher == "slurm":
         return
     query = ("--query-gpu=memory.used", "--format=csv,noheader,nounits")
-    memory = [int(line) for line in (_output("nvidia-smi", *query) or "").splitlines()]
+    memory = [int(line) for line in (command_output("nvidia-smi", *query) or "").splitlines()]
     free = sum(amount < 1024 for amount in memory) + min(machine.asking.gpus, sum(amount >= 1024 for amount in memory))
     remedy = "end what holds them, ask for fewer (machine.accelerate.processes, machine.vllm), or use machine=slurm"
     detail = f"{demand} are needed, {len(memory)} are visible, {free} of them free or the endpoint's"
     yield Finding("GPUs", free >= demand, detail, "" if free >= demand else remedy)
+    if serving and memory and (version := importlib.metadata.version("torch")).endswith("+cpu"):
+        remedy = "pip install -r requirements-gpu.lock, into an environment of its own"
+        yield Finding("training", False, f"torch {version} of this environment knows no GPU", remedy)
 
 
 def _endpoints(spec: Spec, _: Path) -> Iterator[Finding]:
@@ -132,7 +100,29 @@ def _endpoints(spec: Spec, _: Path) -> Iterator[Finding]:
         endpoint = Endpoint(
             name, endpoint=str(settings["endpoint"]), key=str(settings["key"]), retries=0, timeout=PATIENCE
         )
-        yield _answer(f"endpoint of the {party}", endpoint, name)
+        finding = _answer(f"endpoint of the {party}", endpoint, name)
+        yield finding
+        if party == "agent" and finding.passed:
+            yield _tool_call(endpoint)
+
+
+def _tool_call(endpoint: Endpoint) -> Finding:
+    """Whether the endpoint's own parser makes a call of what the model writes."""
+    subject = "calls of the agent"
+    question = {"role": "user", "content": "Find the record called Ada, with the tool."}
+    try:
+        completion, _ = endpoint.chat(messages=[question], tools=[TOOL], temperature=0, max_tokens=256)
+    except UserError as error:
+        return Finding(subject, False, error.problem, error.remedy)
+    except (TransientFault, ContextLengthExceeded) as error:
+        return Finding(subject, None, f"were not seen: {error}", "try again")
+    message = completion.choices[0].message
+    if message.tool_calls:
+        return Finding(subject, True, f"come as calls ({message.tool_calls[0].function.name})")
+    if "<tool_call>" in (message.content or ""):
+        remedy = "serve it with the parser of its template (vLLM: --enable-auto-tool-choice --tool-call-parser)"
+        return Finding(subject, False, "come as text: the endpoint does not parse them", remedy)
+    return Finding(subject, None, "were not seen: it answered a request with a tool in text")
 
 
 def _answer(subject: str, endpoint: Endpoint, name: str) -> Finding:
@@ -151,14 +141,29 @@ def _answer(subject: str, endpoint: Endpoint, name: str) -> Finding:
     return Finding(subject, True, f"answers, and serves {name}")
 
 
-def _benchmark(spec: Spec, _: Path) -> Iterator[Finding]:
+def _benchmark(spec: Spec, root: Path) -> Iterator[Finding]:
     """The interpreter of a benchmark that has an environment of its own."""
     name = spec.benchmark.target.split(".")[-2]
-    if (installation := spec.machine.benchmarks.get(name)) is None:
+    if (named := spec.machine.benchmarks.get(name)) is None:
         return
-    python = shutil.which(os.path.expanduser(installation.python or "-"))
-    detail = python or f"machine.benchmarks.{name}.python = {installation.python!r} is no interpreter"
-    yield Finding("benchmark", python is not None, detail, "" if python else "install it as docs/benchmark.md says")
+    installation = named if named.python else made_installation(name, root)
+    if installation is None:
+        problem = f"{name} is not installed, and machine.benchmarks.{name}.python names no interpreter"
+        yield Finding("benchmark", False, problem, "install it as docs/benchmark.md says")
+    elif (python := interpreter(installation.python, root)) is None:
+        problem = f"machine.benchmarks.{name}.python = {installation.python!r} is no interpreter"
+        yield Finding("benchmark", False, problem, "install it as docs/benchmark.md says")
+    else:
+        yield Finding("benchmark", True, python)
+
+
+def _sandbox(spec: Spec, _: Path) -> Iterator[Finding]:
+    """The confinement of code that nobody has vouched for, as a confined process finds it."""
+    confinement, least = active_confinement(), spec.machine.sandbox
+    passed = LEVELS.index(confinement.level) >= LEVELS.index(least)
+    remedy = "run on Linux 5.13 or later, outside of a container that forbids Landlock and seccomp; or, where what is "
+    remedy += f"exposed may be exposed, set machine.sandbox={confinement.level!r}"
+    yield Finding("sandbox", passed, str(confinement), "" if passed else remedy)
 
 
 def _slurm(spec: Spec, _: Path) -> Iterator[Finding]:
@@ -166,7 +171,7 @@ def _slurm(spec: Spec, _: Path) -> Iterator[Finding]:
     slurm = spec.machine.slurm
     if spec.machine.launcher != "slurm" or slurm is None:
         return
-    text = _output("sinfo", "--noheader", "--format=%P")
+    text = command_output("sinfo", "--noheader", "--format=%P")
     partitions = [line.strip().removesuffix("*") for line in (text or "").splitlines()]
     if text is None or shutil.which("sbatch") is None:
         yield Finding("Slurm", False, "sinfo or sbatch does not answer", "run it where jobs are submitted")
@@ -181,16 +186,16 @@ def _disk(spec: Spec, root: Path) -> Iterator[Finding]:
     """Room for what a run leaves, and for weights that are still to be downloaded."""
     free = shutil.disk_usage(root).free / 2**30
     size = Estimate(spec, Node(), 1).size if spec.base.model and spec.policy.target != SERVED else None
-    demand = ROOM + (2 * size.parameters / 2**30 if size else 0)
+    demand = SPACE + (2 * size.parameters / 2**30 if size else 0)
     detail = f"{free:.0f} GiB are free, about {demand:.0f} are needed"
     yield Finding("disk", free >= demand, detail, "" if free >= demand else "free some, or `dvc gc --workspace`")
 
 
 def run_on_gpus(commands: Mapping[str, str], root: Path) -> list[Finding]:
-    """Run the commands one after another where there is a GPU; else each is named, and none is run."""
-    if not _output("nvidia-smi", "--list-gpus"):
-        absent = "no GPU is visible"
-        return [Finding(subject, False, absent, f"where there is one: {line}") for subject, line in commands.items()]
+    """Run the commands one after another where there is a GPU; else none, which is one finding."""
+    if not command_output("nvidia-smi", "--list-gpus"):
+        remedy = "run it where there is one; docs/honesty.md has each command"
+        return [Finding("GPU", False, f"none is visible: none of {len(commands)} commands was run", remedy)]
     statuses = {subject: subprocess.run(shlex.split(line), cwd=root).returncode for subject, line in commands.items()}
     return [
         Finding(subject, status == 0, f"`{commands[subject]}` ended with {status}", "read what it says" * (status != 0))

@@ -7,5 +7,7 @@ from .policy import Play as Play
 from .policy import Policy as Policy
 from .policy import Scorer as Scorer
 from .policy import load_policy as load_policy
+from .servers import RANKS as RANKS
 from .servers import check_ranks as check_ranks
+from .servers import served_rank as served_rank
 from .turns import TurnPolicy as TurnPolicy

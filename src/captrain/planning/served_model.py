@@ -1,0 +1,219 @@
+"""What of a model can be seen before a run: its template against the parser of calls, its layers against the adapters
+that are to be trained, and whether servers would take these. The model is looked at without weights.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from captrain.benchmarks import build_model, build_tokenizer, pretrained_folder
+from captrain.config import Spec, build
+from captrain.errors import UserError
+from captrain.models import Chat, lora_config
+from captrain.planning.assumptions import VLLM
+from captrain.planning.finding import Finding, command_output
+from captrain.policies import RANKS, served_rank
+from captrain.records import JsonObject, Message
+from captrain.training import GRPO
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+LEAST_VERSION = (0, 10, 2)
+"""Of vLLM: the first that shows the token ids which it read and wrote."""
+IMPORT = 120.0
+"""Seconds that vLLM may take to be imported."""
+TOOL: JsonObject = {
+    "type": "function",
+    "function": {
+        "name": "find_record",
+        "description": "Find a record.",
+        "parameters": {
+            "type": "object",
+            "properties": {"name": {"type": "string"}, "limit": {"type": "integer"}, "fields": {"type": "array"}},
+            "required": ["name"],
+        },
+    },
+}
+ARGUMENTS = {"name": 'Zoë "Z" O\'Neil\n<b>', "limit": 10, "share": 0.5, "fields": ["id", None, True], "by": {}}
+"""Of each kind of JSON, with what a template might escape."""
+DISTRIBUTION = (
+    "import importlib.metadata as m; print(*(f'{n} {m.version(n)}' for n in m.packages_distributions()['vllm']))"
+)
+ADAPTABLE = """
+import json, sys, torch
+from vllm.model_executor.models import ModelRegistry
+from vllm.model_executor.models.interfaces import supports_lora
+model = ModelRegistry._try_load_model_cls(sys.argv[1])
+print(json.dumps({"known": model is not None, "lora": model is not None and supports_lora(model),
+                  "gpu": torch.cuda.is_available()}))
+"""
+"""What an interpreter with vLLM prints of an architecture."""
+
+
+def named_model(name: str) -> Finding:
+    """Whether a model of the hub is in its cache, or may be downloaded."""
+    if cached_file(name) is not None:
+        return Finding("model", True, f"{name} is in the cache of the hub")
+    if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
+        remedy = "set HF_HUB_OFFLINE=0, so that it is downloaded, or download it first"
+        return Finding("model", False, f"{name} is not in the cache of the hub, and HF_HUB_OFFLINE is set", remedy)
+    return Finding("model", True, f"{name} is not in the cache of the hub: the first stage that acts downloads it")
+
+
+def cached_file(name: str) -> Path | None:
+    """The configuration of a model of the hub in its cache."""
+    from huggingface_hub import try_to_load_from_cache
+
+    model, _, revision = name.partition("@")
+    path = try_to_load_from_cache(model, "config.json", revision=revision or None)
+    return Path(path) if isinstance(path, str) else None
+
+
+def template_findings(spec: Spec, _: Path) -> Iterator[Finding]:
+    """Whether what the template makes of tool calls is what the parser of the rollouts reads."""
+    folder = _folder(spec)
+    if folder is False:
+        yield Finding("template", None, "is looked at when the model is there")
+        return
+    try:
+        yield _round_trip(build_tokenizer() if folder is None else _tokenizer(folder))
+    except UserError as error:
+        yield Finding("template", False, error.problem, error.remedy)
+
+
+def _folder(spec: Spec) -> Path | None | bool:
+    """Of the model's files; None for the embedded base, False where they are not here."""
+    if spec.base.pretrained:
+        try:
+            return pretrained_folder(spec.base.pretrained, Path(spec.machine.pretrained))
+        except UserError:
+            return False
+    if spec.base.model is None:
+        return None
+    path = cached_file(spec.base.model)
+    return path.parent if path is not None else False
+
+
+def _tokenizer(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        problem = f"the tokenizer in {folder} does not load ({type(error).__name__}: {error})"
+        raise UserError(problem, "download the whole model") from None
+
+
+def _round_trip(tokenizer: Any) -> Finding:
+    chat = Chat(tokenizer, [TOOL])
+    opening: list[Message] = [{"role": "system", "content": "Help."}, {"role": "user", "content": "Hello."}]
+    call = {"type": "function", "function": {"name": "find_record", "arguments": ARGUMENTS}}
+    remedy = "choose a model whose template writes tool calls as Hermes does, or serve it by policy=openai"
+    if "find_record" not in tokenizer.decode(chat.prompt(opening)):
+        return Finding("template", False, "does not show the model its tools", remedy)
+    if "7041" not in tokenizer.decode(chat.suffix([{"role": "tool", "content": "record 7041"}])):
+        return Finding("template", False, "does not show the model what a tool has answered", remedy)
+    for content, count in (("", 1), ("", 2), ("One moment.", 1)):
+        message: Message = {"role": "assistant", "content": content, "tool_calls": [call] * count}
+        if chat.parse(chat.turn(message)) != message:
+            text = tokenizer.decode(chat.turn(message))
+            return Finding("template", False, f"writes a call as {text[:80]!r}, which is read as another one", remedy)
+    return Finding("template", True, "shows tools and their answers, and its calls are read as they were written")
+
+
+def adapter_findings(spec: Spec, root: Path) -> Iterator[Finding]:
+    """Whether the model has the layers that are to be adapted, and servers take adapters of them."""
+    folder, recipe = _folder(spec), build(spec.trainer, GRPO)
+    if folder is False:
+        yield Finding("adapters", None, "are looked at when the model is there")
+        return
+    try:
+        model = build_model(build_tokenizer(), spec.base, 0) if folder is None else _skeleton(folder)
+        lora_config(model, recipe.shape)
+    except UserError as error:
+        yield Finding("adapters", False, error.problem, error.remedy)
+        return
+    experts = " and experts" if recipe.experts else ""
+    yield Finding("adapters", True, f"rank {recipe.rank}, of {', '.join(recipe.targets)}{experts}, which the model has")
+    if spec.policy.target == VLLM:
+        yield _ranks(spec, recipe.rank)
+        python = interpreter(spec.machine.vllm.python, root)
+        if python is not None:
+            yield _architecture(type(model).__name__, recipe.experts or bool(_experts(model)), python)
+
+
+def _skeleton(folder: Path) -> "PreTrainedModel":
+    """The model without weights."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config: Any = AutoConfig.from_pretrained(folder)
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config)
+
+
+def _experts(model: "PreTrainedModel") -> bool:
+    return any(".experts." in name for name, _ in model.named_parameters())
+
+
+def _ranks(spec: Spec, rank: int) -> Finding:
+    machine = spec.machine.vllm
+    try:
+        limit = served_rank(machine)
+    except UserError as error:
+        return Finding("ranks", False, error.problem, error.remedy)
+    if rank > machine.max_lora_rank:
+        problem = f"trainer.rank = {rank}, and machine.vllm.max_lora_rank = {machine.max_lora_rank}"
+        return Finding("ranks", False, problem, f"set machine.vllm.max_lora_rank={rank}")
+    if rank * machine.max_loras > limit:
+        problem = f"{machine.max_loras} adapters of rank {rank} together are beyond vLLM's {RANKS[-1]}"
+        return Finding("ranks", False, problem, "lower trainer.rank, or machine.vllm.max_loras with router.most")
+    return Finding("ranks", True, f"servers take rank {limit}: {machine.max_loras} adapters of rank {rank} together")
+
+
+def interpreter(name: str, root: Path) -> str | None:
+    """An interpreter that the configuration names, as the stages find it; None where there is none."""
+    path = os.path.expanduser(name or "-")
+    return shutil.which(str(root / path) if os.sep in path else path)
+
+
+def _architecture(name: str, experts: bool, python: str) -> Finding:
+    """What the servers' vLLM says of an architecture."""
+    text = command_output(python, "-c", ADAPTABLE, name, patience=IMPORT)
+    try:
+        answer = json.loads((text or "").splitlines()[-1])
+    except (ValueError, IndexError):
+        return Finding("servers", False, f"{python} does not import vLLM", "see what `import vllm` says in it")
+    if not answer["known"] or not answer["lora"]:
+        problem = f"vLLM {'takes no adapters of' if answer['known'] else 'does not know'} {name}"
+        return Finding("servers", False, problem, "install a later vLLM, or choose policy=local")
+    if experts and not answer["gpu"]:
+        problem = f"{name} is a mixture of experts, and vLLM's kernels for adapters of these need a GPU"
+        return Finding("servers", False, problem, "serve it on GPUs, or choose policy=local")
+    return Finding("servers", True, f"vLLM takes adapters of {name}")
+
+
+def vllm_findings(spec: Spec, root: Path) -> Iterator[Finding]:
+    """The interpreter of the servers, and the version of the vLLM in it."""
+    if spec.policy.target != VLLM:
+        return
+    python = interpreter(spec.machine.vllm.python, root)
+    if python is None:
+        remedy = "install vLLM in an environment of its own (docs/model.md) and name its interpreter"
+        yield Finding("vLLM", False, f"machine.vllm.python = {spec.machine.vllm.python!r} is no interpreter", remedy)
+        return
+    text = command_output(python, "-c", DISTRIBUTION)
+    remedy = f"{python} -m pip install -r requirements-vllm.lock"
+    if not text:
+        yield Finding("vLLM", False, f"{python} has no vLLM", remedy)
+        return
+    parts = [int(part) for part in text.split()[-1].split("+")[0].split(".")[:3] if part.isdigit()]
+    if tuple(parts) < LEAST_VERSION:
+        least = ".".join(map(str, LEAST_VERSION))
+        yield Finding("vLLM", False, f"{text}, which is before {least} and does not show its tokens", remedy)
+        return
+    yield Finding("vLLM", True, f"{text}, in {python}")
