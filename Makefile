@@ -7,9 +7,7 @@ STAMP := .venv/.made
 VLLM := .venv-vllm/.made
 
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
-# Nothing of the embedded default needs a network, and a process that uses more than one thread is slower, not faster.
-# A model by name is another matter: HF_HUB_OFFLINE=0 lets it be downloaded.
-export HF_HUB_OFFLINE ?= 1
+# A process that uses more than one thread is slower, not faster.
 export HF_HUB_DISABLE_TELEMETRY := 1
 export OMP_NUM_THREADS := 1
 export DVC_NO_ANALYTICS := 1

@@ -133,3 +133,21 @@ def test_keys_that_were_typed_are_taken_out_and_other_words_stay() -> None:
     plain = "max_tokens = 4096; 640 tokens read; results/adapters/index.json is missing"
     assert redacted("results/adapters/index.json is missing") == "results/adapters/index.json is missing"
     assert "640 tokens read" in redacted(plain) and "4096" in redacted(plain)
+
+
+@pytest.mark.parametrize(
+    ("model", "before", "during"),
+    [("null", None, "1"), ("null", "0", "0"), ("some/model", None, None), ("some/model", "1", "1")],
+)
+def test_a_hub_is_asked_for_nothing_unless_a_model_is_named(
+    model: str, before: str | None, during: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", before or "")
+    if before is None:
+        monkeypatch.delenv("HF_HUB_OFFLINE")
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results/spec.yaml").write_text(f"base:\n  model: {model}\n")
+    seen: list[str | None] = []
+    entry_point(lambda: seen.append(os.environ.get("HF_HUB_OFFLINE")))()
+    assert seen == [during]

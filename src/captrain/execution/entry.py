@@ -7,6 +7,8 @@ from functools import wraps
 from pathlib import Path
 from typing import NoReturn
 
+import yaml
+
 from captrain.config import find_project
 from captrain.execution.boundary import ending
 from captrain.execution.clock import timed
@@ -16,11 +18,14 @@ from captrain.execution.optional import light_installation
 def entry_point(main: Callable[[], None]) -> Callable[[], None]:
     """Wrap a stage's main so that whatever it raises ends in one message, and what the user can mend with exit status 2
     and without a traceback; and note what the stage took. The modules of the project that it is
-    started in can be imported: a benchmark of the user's own is one."""
+    started in can be imported: a benchmark of the user's own is one. Where no model is named, libraries of models ask
+    no hub for anything."""
 
     @wraps(main)
     def run() -> None:
         add_project_to_path()
+        if not _names_model(Path("results/spec.yaml")):
+            os.environ.setdefault("HF_HUB_OFFLINE", "1")
         try:
             with timed(Path(main.__code__.co_filename).stem):
                 main()
@@ -30,6 +35,16 @@ def entry_point(main: Callable[[], None]) -> Callable[[], None]:
             _end(error)
 
     return run
+
+
+def _names_model(path: Path) -> bool:
+    """Whether a specification names a model of the hub, which may be downloaded; not where it does not read, which the
+    stage itself will say."""
+    try:
+        spec = yaml.safe_load(path.read_text())
+        return spec["base"]["model"] is not None
+    except (OSError, ValueError, yaml.YAMLError, LookupError, TypeError):
+        return False
 
 
 def _end(error: BaseException) -> NoReturn:

@@ -95,7 +95,7 @@ def _run(point: Point, root: Path, lock: int) -> Path:
     workspace = prepare(point, root)
     # Left by a run that was killed: it names processes by numbers that other nodes give to other processes.
     (workspace / ".dvc/tmp/rwlock").unlink(missing_ok=True)
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "DVC_NO_ANALYTICS": "1"}
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "DVC_NO_ANALYTICS": "1"}
     if (workspace / "src/captrain").is_dir():
         # The code that runs is the code that DVC hashes: the workspace's, not the one that is installed. A project of
         # a user's has none, and hashes the installed one by its digests.
