@@ -12,11 +12,15 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from support.installations import data_beside, interpreter, needs
 from support.pipeline import make_project
 from support.servers import ABSENT, VLLM_PYTHON
 from support.training import ROOT
+
+from captrain.records import Rollout, load
 
 NAME = "captrain/tiny"
 REVISION = "0" * 40
@@ -58,6 +62,17 @@ def hub(smoke: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return cache
 
 
+def run_project(project: Path, hub: Path, *stages: str) -> None:
+    """Run stages, of none all, in a process of its own that finds the model in the hub cache."""
+    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
+    env = {**os.environ, "HF_HUB_CACHE": str(hub), "HF_HUB_OFFLINE": "1", "PYTHONPATH": paths}
+    process = subprocess.run(
+        [sys.executable, "-m", "support.pipeline", str(project), *stages], cwd=project.parent, env=env, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    assert process.returncode == 0, process.stdout[-6000:]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("experiment", "servers"),
@@ -73,13 +88,7 @@ def test_a_model_by_name_reaches_the_last_table(
     experiment: str, servers: tuple[str, ...], hub: Path, tmp_path: Path
 ) -> None:
     project = make_project(tmp_path / "project", *CUT, *servers, experiment=experiment)
-    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
-    env = {**os.environ, "HF_HUB_CACHE": str(hub), "HF_HUB_OFFLINE": "1", "PYTHONPATH": paths}
-    done = subprocess.run(
-        [sys.executable, "-m", "support.pipeline", str(project)], cwd=tmp_path, env=env, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-6000:]
+    run_project(project, hub)
     results = project / "results"
     assert json.loads((results / "base.json").read_text()) == {"model": NAME}
     assert [path.name for path in (project / "artifacts/base").iterdir()] == ["model.json"]
@@ -91,3 +100,32 @@ def test_a_model_by_name_reaches_the_last_table(
     labels = {row["label"] for row in table}
     assert {"base", "TRACE"} <= labels and all(row["pass_rate"] for row in table)
     assert list((results / "figures").iterdir())
+
+
+@pytest.mark.slow
+@needs("tau2")
+def test_a_model_by_name_acts_in_tau2_itself(hub: Path, tmp_path: Path) -> None:
+    """As far as its rollouts: what follows them needs a model that passes some task, and one that plays users."""
+    from transformers import AutoTokenizer
+
+    # The texts of tau2 are longer than the tiny model was made for; its positions are rotary and have no end.
+    shutil.copytree(hub, tmp_path / "hub", symlinks=True)
+    [model] = (tmp_path / "hub").glob("models--*/snapshots/*")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").unlink()  # it may not be written
+    (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 4096}))
+    python = interpreter("tau2")
+    project = make_project(
+        tmp_path / "project", *STAND_IN, "machine.workers=1", f"base.model={NAME}",
+        "policy=vllm", "policy.dtype=float32", "policy.max_turns=4", "policy.max_tokens=24", "benchmark.user=null",
+        "benchmark.domains=[mock]", "rollouts.tasks=4", "evaluation.tasks=3",
+        f"machine.benchmarks.tau2.python={python}", f"machine.benchmarks.tau2.data={data_beside(python, 'tau2')}",
+        experiment="paper_tau2",
+    )  # fmt: skip
+    run_project(project, tmp_path / "hub", "compose", "base", "rollouts")
+    rollouts = load(project / "artifacts/rollouts/discovery.jsonl", Rollout)
+    assert [rollout.task.id.split("/")[:2] for rollout in rollouts] == [["tau2", "mock"]] * 4
+    assert {rollout.outcome for rollout in rollouts} <= {"passed", "failed"}
+    tokenizer: Any = AutoTokenizer.from_pretrained(model)
+    texts = [tokenizer.decode(rollout.token_ids) for rollout in rollouts]
+    assert all(1 in rollout.mask for rollout in rollouts) and all('"create_task"' in text for text in texts)

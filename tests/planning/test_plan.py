@@ -293,6 +293,7 @@ def test_sizes_are_those_that_the_shapes_give() -> None:
     # q, k, v, o of 48 layers at rank 16.
     moe = assumptions.SIZES["Qwen/Qwen3-30B-A3B-Instruct-2507"]
     assert moe.lora(16) == 48 * 16 * ((2048 + 4096) + 2 * (2048 + 512) + (4096 + 2048))
+    assert moe.lora(32, experts=True) / 1e9 == pytest.approx(1.69, abs=0.005)  # as published
 
 
 def test_a_model_of_unknown_size_has_counts_and_how_to_state_it(spec: Compose) -> None:

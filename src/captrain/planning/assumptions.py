@@ -105,7 +105,8 @@ QUESTIONS = QuestionSizes(candidates=10, label=80, file=4_000, frame=3_000, sour
 
 
 class ModelSize(NamedTuple):
-    """Shape of a model. `inner`: width of its feed-forward layers, 0 where experts are fused and take no LoRA."""
+    """Shape of a model. `inner`: width of its feed-forward layers, 0 where a layer has `experts` in their place,
+    each `expert_inner` wide."""
 
     parameters: float
     active: float
@@ -117,15 +118,21 @@ class ModelSize(NamedTuple):
     inner: int
     vocabulary: int = 151_936
     source: str = "published"
+    experts: int = 0
+    expert_inner: int = 0
 
-    def lora(self, rank: int) -> int:
-        """Parameters of one adapter."""
+    def lora(self, rank: int, experts: bool = False) -> int:
+        """Parameters of one adapter, as it is saved; with `experts` of those, too."""
         attention = 4 * self.hidden + 2 * (self.heads + self.kv_heads) * self.head
-        return rank * self.layers * (attention + (3 * (self.hidden + self.inner) if self.inner else 0))
+        dense = 3 * (self.hidden + self.inner) if self.inner else 0
+        mixture = 3 * self.experts * (self.hidden + self.expert_inner) if experts else 0
+        return rank * self.layers * (attention + dense + mixture)
 
 
 SIZES = {
-    "Qwen/Qwen3-30B-A3B-Instruct-2507": ModelSize(30.5e9, 3.3e9, 48, 2048, 32, 4, 128, 0),
+    "Qwen/Qwen3-30B-A3B-Instruct-2507": ModelSize(
+        30.5e9, 3.3e9, 48, 2048, 32, 4, 128, 0, experts=128, expert_inner=768
+    ),
     "Qwen/Qwen3-4B-Instruct-2507": ModelSize(4.0e9, 4.0e9, 36, 2560, 32, 8, 128, 9728),
 }
 

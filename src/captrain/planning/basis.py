@@ -91,7 +91,7 @@ def _serving(estimate: Estimate) -> list[BasisRow]:
     """Of a served model: its size, its GPUs, and how fast they are."""
     node, size, machine, throughput = estimate.node, estimate.size, estimate.spec.machine, estimate.throughput
     billions = f"{size.parameters / 1e9:.3g}, {size.active / 1e9:.2g} of them active" if size else "not known"
-    modules = "q, k, v, o" + (" and feed-forward" if size and size.inner else ": experts are fused")
+    modules = "q, k, v, o" + (" and feed-forward" if size and size.inner else " and experts" * estimate.experts)
     host = estimate.episode.host
     accelerate = machine.accelerate
     shared = f", by {accelerate.strategy} over {accelerate.processes}" if accelerate.processes > 1 else ""

@@ -144,9 +144,9 @@ def _answer(subject: str, endpoint: Endpoint, name: str) -> Finding:
 def _benchmark(spec: Spec, root: Path) -> Iterator[Finding]:
     """The interpreter of a benchmark that has an environment of its own."""
     name = spec.benchmark.target.split(".")[-2]
-    if (named := spec.machine.benchmarks.get(name)) is None:
+    if (setting := spec.machine.benchmarks.get(name)) is None:
         return
-    installation = named if named.python else made_installation(name, root)
+    installation = setting if setting.python else made_installation(name, root)
     if installation is None:
         problem = f"{name} is not installed, and machine.benchmarks.{name}.python names no interpreter"
         yield Finding("benchmark", False, problem, "install it as docs/benchmark.md says")

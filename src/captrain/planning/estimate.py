@@ -118,6 +118,7 @@ class Estimate:
         self.served = self.vllm or spec.policy.target == SERVED
         self.policy, self.trainer = spec.policy.settings(), spec.trainer.settings()
         self.rank, self.rates = self.trainer.get("rank", 16), local_rates(spec)
+        self.experts = bool(self.trainer.get("experts", False))
         self.user = nested("benchmark.user", spec.benchmark.settings().get("user"))
         policy_kind = SERVED if self.served else spec.policy.target
         self.episode = EPISODE_COSTS.get((spec.benchmark.target, policy_kind), EpisodeCost())
@@ -374,12 +375,12 @@ class Estimate:
         copies = 2 if training and not self.vllm else 1
         serving = {"weights": copies * 2 * size.parameters / gpus, "KV cache": cache / min(gpus, size.kv_heads)}
         if self.vllm:
-            groups = {"servers": serving | {"LoRA": 2 * size.lora(self.rank)}}
+            groups = {"servers": serving | {"LoRA": 2 * size.lora(self.rank, self.experts)}}
             groups |= {"trainer": self._training_memory(size, longest)} if training else {}
         else:
             sequence = 2 * size.layers * size.hidden + 34 * size.hidden + 8 * size.vocabulary
             learning = {
-                "LoRA and its optimizer": 16 * size.lora(self.rank),
+                "LoRA and its optimizer": 16 * size.lora(self.rank, self.experts),
                 "activations and logits": longest * sequence,
             }
             groups = {"GPUs": serving | (learning if training else {})}
@@ -396,7 +397,7 @@ class Estimate:
         return {
             "weights": width * size.parameters / shards,
             **({"two layers gathered": 2 * width * size.parameters / size.layers} if shards > 1 else {}),
-            "LoRA and its optimizer": 16 * size.lora(self.rank) / shards,
+            "LoRA and its optimizer": 16 * size.lora(self.rank, self.experts) / shards,
             "activations": rows * longest * layers * size.hidden,
             "logits": rows * longest * 8 * size.vocabulary,
         }

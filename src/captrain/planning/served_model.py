@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from captrain.benchmarks import build_model, build_tokenizer, pretrained_folder
 from captrain.config import Spec, build
@@ -85,7 +85,7 @@ def template_findings(spec: Spec, _: Path) -> Iterator[Finding]:
         yield Finding("template", False, error.problem, error.remedy)
 
 
-def _folder(spec: Spec) -> Path | None | bool:
+def _folder(spec: Spec) -> Path | Literal[False] | None:
     """Of the model's files; None for the embedded base, False where they are not here."""
     if spec.base.pretrained:
         try:
