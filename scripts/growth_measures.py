@@ -250,18 +250,17 @@ def prepare_arms(size: int, folder: Path) -> None:
 
 def compare_methods(size: int, folder: Path) -> None:
     """The tables of the stage `evaluation`."""
-    import pandas as pd
-
     from captrain.evaluation import evaluate, publish_evaluation
     from captrain.ledger import LedgerEntry
+    from captrain.records import read_table
 
-    outcomes = pd.read_csv(folder / "outcomes.csv", keep_default_na=False)
+    outcomes = read_table(folder / "outcomes.csv", words=True).fillna({"kind": ""})
     ledger = [
         LedgerEntry(stage="rollouts", purpose="diagnosis", method="trace", rollouts=40),
         LedgerEntry(stage="adapters", purpose="training", method="trace", rollouts=60),
         LedgerEntry(stage="grpo_target", purpose="training", method="grpo_target", rollouts=100),
     ]
-    routes = pd.read_csv(folder / "routes.csv", keep_default_na=False)
+    routes = read_table(folder / "routes.csv", words=True, kinds=str).fillna("")
     limits = {"resamples": 2000, "confidence": 0.95, "seed": SEED}
     publish_evaluation(evaluate(outcomes, routes, ledger, ranked=[], controls={}, **limits), folder / "evaluation")
 
@@ -269,13 +268,13 @@ def compare_methods(size: int, folder: Path) -> None:
 def prepare_project(size: int, folder: Path) -> None:
     """A project with the committed results, and rollouts of discovery and of the evaluation in equal parts."""
     from captrain.capabilities import ProgrammaticAnalyst, label_runs
-    from captrain.records import Rollout, digest, load
+    from captrain.records import Rollout, digest, load, read_index
 
     shutil.copytree(ROOT / "results", folder / "results", ignore=shutil.ignore_patterns("sweeps", "studies"))
     for name in ("dvc.yaml", "dvc.lock"):
         shutil.copy(ROOT / name, folder / name)
-    adapters = json.loads((folder / "results/adapters/index.json").read_text())
-    arms = [None, *(entry["digest"] for entry in adapters.values())]
+    adapters = read_index(folder / "results/adapters/index.json")
+    arms = [None, *(entry.digest for entry in adapters.values())]
     discovery, tests = folder / "artifacts/rollouts/discovery.jsonl", folder / "artifacts/evaluation/rollouts.jsonl"
     write_rollouts(size // 2, discovery)
     write_rollouts(size - size // 2, tests)

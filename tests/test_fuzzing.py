@@ -1,4 +1,5 @@
-"""Nothing that is read ends in anything but records or one message, however it was written: property-based.
+"""Nothing that is read, and no setting, ends in anything but records or one message, however it was written:
+property-based.
 
 Each reader of files of others gets documents that begin as one of its own and are bent somewhere, and bytes that were
 never any. `CAPTRAIN_FUZZ` says how many of each; what was found once stays in `FOUND`.
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.finished import Captrain
 
 from captrain.config import load_choice, load_spec
 from captrain.contract import calls_of
@@ -179,3 +181,50 @@ def test_bytes_that_never_were_a_document_are_one_message(name: str, beginning: 
         path = Path(folder, name)
         path.write_bytes(beginning + end)
         survives(lambda: READERS[name](path))
+
+
+SETTINGS = ["selection.delta", "policy.temperature", "benchmark._target_", "policy.adapter", "evaluation.splits",
+            "seed", "merging.methods", "environments.success", "router", "experiment", "hydra.x", "+new.of.mine",
+            "base.demonstrations._target_", "~policy", "machine.benchmarks", "policy", "", "@"]  # fmt: skip
+VALUES = st.one_of(
+    st.text(max_size=12), st.integers(-(10**40), 10**40).map(str), st.floats().map(str),
+    st.sampled_from(["", "null", "[", "{a: b", "${x}", "${oc.env:HOME}", "${oc.env:NOPE}", "${seed}", "9" * 5000,
+                     "!!python/object/apply:os.system [id]", "[" * 300, "{_target_: os.getcwd}", "os.system",
+                     "captrain.policies.local.LocalPolicy", "range(1,3)", "\x1b[31m", "\ud800", "x" * 10_000]),
+)  # fmt: skip
+MISTAKES = [
+    "trainer.checkpoint_every=" + "9" * 5000,  # an error of Python's own
+    "baselines.gepa=\x1b[31m",  # the name of an error, and signs that a terminal obeys
+    "baselines.solutions.faults=${oc.env:NOPE}",
+    "machine.sandbox=" + "x" * 10_000,  # a message of as many characters
+]
+"""Overrides that broke something once."""
+
+
+def configure(override: str) -> None:
+    """Compose with an override, as every command and stage that takes settings does."""
+    from captrain.config import compose_spec
+
+    try:
+        compose_spec("smoke", 0, [override], Path(__file__).parents[1] / "conf")
+    except UserError as error:
+        assert len(str(error)) < 4000, len(str(error))
+        raise
+
+
+@settings(FUZZ, max_examples=max(10, EXAMPLES // 6))
+@given(setting=st.sampled_from(SETTINGS), value=VALUES)
+def test_any_override_composes_or_is_one_message(setting: str, value: str) -> None:
+    survives(lambda: configure(f"{setting}={value}"))
+
+
+@pytest.mark.parametrize("override", MISTAKES, ids=lambda override: override[:40])
+def test_an_override_that_broke_something_once_is_one_message(
+    override: str, captrain: Captrain, tmp_path: Path
+) -> None:
+    survives(lambda: configure(override))
+    (tmp_path / "dvc.yaml").write_text("stages: {}\n")
+    (tmp_path / "params.yaml").write_text("experiment: smoke\nseed: 0\noverrides: []\n")
+    status, out, err = captrain(tmp_path, "plan", override)
+    assert status == 2 and not out and err.startswith("error: ") and "Traceback" not in err
+    assert len(err) < 4000 and all(sign.isprintable() or sign == "\n" for sign in err)

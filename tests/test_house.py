@@ -37,6 +37,38 @@ FOREIGN = {
 """Names that files or other people's code give."""
 
 
+PARSERS = {"loads", "load", "safe_load", "read_csv", "model_validate_json", "validate_json", "DictReader"}
+READERS = {
+    "records.py": "the one way in",
+    "interop/logs/records.py": "logs of others, of which one bad row is listed and the rest is read",
+    "interop/trajectories.py": "lines of either of two shapes",
+    "models/answer_files.py": "an answer that is not whole is asked for again",
+    "reporting/pages/files.py": "long tables, a part at a time; what is wrong is named as everything that a page reads",
+    "projects/benchmark.py": "opens episodes, and no file",
+    "environments/sandbox/confinement/server.py": "where nothing of ours is",
+    "benchmarks/workers/bfcl_worker.py": "where nothing of ours is",
+    "scripts/growth_measures.py": "the example that ships, and lines that it has written",
+}
+"""What parses files by itself, and why."""
+
+
+WRITINGS = {"write_text", "write_bytes", "save_pretrained", "save_file", "copytree", "dump", "savefig"}
+WRITERS = {
+    "config/shipped.py": "a temporary folder, for Hydra to compose in",
+    "execution/jobs.py": "adds whole lines to a journal, of which one that is cut off is passed over",
+    "execution/locks.py": "locks hold nothing",
+    "experiments/points.py": "workspaces of points, made again from what git has before each run; their logs",
+    "models/composition.py": "into the folder that its callers name, which is aside",
+    "models/lora.py": "as above",
+    "policies/servers.py": "logs of servers",
+    "rollouts/collection.py": "adds whole lines to a journal, of which one that is cut off is played again",
+    "training/process.py": "orders and failures in a workspace, which are written anew",
+    "training/processes.py": "as above",
+    "training/workspace.py": "outputs of a stage, which DVC removes before it runs the stage again",
+}
+"""What writes files but not aside first, and why it may."""
+
+
 def bound_names(path: Path) -> Iterator[tuple[str, int]]:
     """The names that a file gives to variables, parameters and attributes of itself, with their lines."""
     for node in ast.walk(ast.parse(path.read_text())):
@@ -92,6 +124,44 @@ def test_any_stands_where_a_library_gives_it_and_no_line_is_kept_from_the_format
     names = [node for path in SOURCES for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Name)]
     assert sum(node.id == "Any" for node in names) < 120
     assert not [path for path in SOURCES if "# fmt: skip" in path.read_text()]
+
+
+def test_whatever_is_read_is_read_in_one_place() -> None:
+    """A function that opens a file and parses what it holds checks it by itself, or does not."""
+    readers = set[str]()
+    for path in SOURCES:
+        for function in ast.walk(ast.parse(path.read_text())):
+            if isinstance(function, ast.FunctionDef | ast.Lambda):
+                calls = [node.func for node in ast.walk(function) if isinstance(node, ast.Call)]
+                methods = {
+                    call.attr
+                    for call in calls
+                    if isinstance(call, ast.Attribute) and ast.unparse(call.value) != "pickle"
+                }
+                methods |= {call.id for call in calls if isinstance(call, ast.Name) and call.id == "open"}
+                if methods & PARSERS and methods & {"open", "read_text", "read_bytes"}:
+                    readers.add(str(path.relative_to(ROOT)).removeprefix("src/captrain/"))
+    assert readers == {*READERS}
+
+
+def test_whatever_is_written_is_written_aside_first() -> None:
+    """What a full disk cuts off is removed, and what lay there before stays."""
+    writers = set[str]()
+    for path in SOURCES:
+        name = str(path.relative_to(ROOT)).removeprefix("src/captrain/")
+        if {"scripts", "workers", "confinement"} & {*path.parts}:
+            continue
+        for function in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(function, ast.FunctionDef):
+                continue
+            calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
+            names = {getattr(call.func, "attr", getattr(call.func, "id", "")) for call in calls}
+            values = [node for call in calls for argument in call.args for node in ast.walk(argument)]
+            modes = {node.value for node in values if isinstance(node, ast.Constant)}
+            opens = "open" in names and bool(modes & {"w", "wb", "a", "ab", "ab+", "x"})
+            if (opens or names & WRITINGS) and "place_aside" not in names:
+                writers.add(name)
+    assert writers == {*WRITERS}
 
 
 @pytest.mark.parametrize(("name", "most"), [("README.md", 150), ("dvc.yaml", 380)])

@@ -1,20 +1,23 @@
 """Every record that crosses a stage, field by field, and how it is read and written.
 
 Records are frozen and JSON through and through. Files are JSON lines, one record a line, published atomically
-(written aside, renamed at the end). Whatever is read, a user or another program may have written: `read_bytes`,
-`read_json` and `scan` are the one way in, and what is no whole record of its kind is a `UserError` that names the file,
-the place and the remedy. Nothing here holds a time or a duration: equal runs give equal bytes.
+(written aside, renamed at the end). Whatever is read, a user or another program may have written: `read_json`,
+`read_yaml`, `read_table` and `scan` are the one way in (a test holds all code to it), and what is no whole record of
+its kind is a `UserError` that names the file, the place and the remedy. Nothing here holds a time or a duration: equal
+runs give equal bytes.
 """
 
 import csv
 import hashlib
+import html
 import io
 import json
 import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
@@ -204,7 +207,22 @@ class Passport(Record):
         )
 
 
+class IndexEntry(Record):
+    """What a stage has left to act with, as its `index.json` has it by name: an adapter with the digest of its content
+    and its folder, "" where there is none and `guidance`, lines of the system prompt, is all. Of its making there stand
+    the rollouts it has spent, those discarded among them, and what else its stage says."""
+
+    model_config = ConfigDict(extra="allow")
+
+    digest: str
+    path: str
+    guidance: list[str] = []
+    rollouts: int = 0
+    discarded: int = 0
+
+
 R = TypeVar("R", bound=Record)
+M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
 BLOCK = 1 << 20
 """Bytes of a file that are in memory at once where its size must not matter."""
@@ -248,6 +266,11 @@ def plain(text: str) -> str:
         if text.isprintable()
         else "".join(sign if sign.isprintable() or sign in "\n\t" else "\ufffd" for sign in text)
     )
+
+
+def as_markdown(text: str) -> str:
+    """Text of anyone's in a page of Markdown, where it neither breaks a table nor counts as markup."""
+    return html.escape(plain(text), quote=False).translate({ord(sign): f"\\{sign}" for sign in "|`*_[]"})
 
 
 def require_regular(path: Path, remedy: str = REPRO) -> None:
@@ -311,12 +334,50 @@ def read_json(path: Path, kind: type[T], remedy: str = REPRO) -> T:
     try:
         return _adapter(kind).validate_json(read_bytes(path, remedy))
     except ValidationError as error:
-        name = kind.__name__ if isinstance(kind, type) and issubclass(kind, BaseModel) else "document"
-        raise UserError(f"{path} is not a whole {name} ({first_fault(error)})", remedy) from None
+        raise _not_whole(str(path), kind, error, remedy) from None
 
 
-def read_table(path: Path, remedy: str = REPRO, *, words: bool = False) -> "pd.DataFrame":
+def read_yaml(path: Path, kind: type[T], remedy: str = REPRO) -> T:
+    """The one YAML document in a file, as `read_json` gives JSON.
+
+    Raises:
+        UserError: as `read_text`, or it is damaged or no such value; the first place where it is not is named.
+    """
+    return parse_yaml(read_text(path, remedy), kind, str(path), remedy)
+
+
+def parse_yaml(text: str, kind: type[T], place: str, remedy: str = REPRO) -> T:
+    """The YAML document that a text is; `place` says whose, and otherwise as `read_yaml`."""
+    import yaml
+
+    try:
+        return _adapter(kind).validate_python(yaml.safe_load(text))
+    except ValidationError as error:
+        raise _not_whole(place, kind, error, remedy) from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else plain(" ".join(str(error).split()))
+        raise UserError(f"{place} is not YAML: {reason}", remedy) from None
+
+
+def _not_whole(place: str, kind: type[object], error: ValidationError, remedy: str) -> UserError:
+    name = kind.__name__ if isinstance(kind, type) and issubclass(kind, BaseModel) else "document"
+    return UserError(f"{place} is not a whole {name} ({first_fault(error)})", remedy)
+
+
+def read_index(path: Path, remedy: str = REPRO) -> dict[str, IndexEntry]:
+    """What a stage has left to act with, by name.
+
+    Raises:
+        UserError: as `read_json`.
+    """
+    return read_json(path, dict[str, IndexEntry], remedy)
+
+
+def read_table(
+    path: Path, remedy: str = REPRO, *, words: bool = False, kinds: "Mapping[str, type] | type[str] | None" = None
+) -> "pd.DataFrame":
     """The CSV table in a file; "" is NaN, and with `words` everything else that pandas would take for it stays a word.
+    `kinds` names the type of all columns, or of some; the rest are what their cells look like.
 
     Raises:
         UserError: as `read_text`, or it is no whole table: it has no heading, its last line has no end, or a line has
@@ -335,7 +396,9 @@ def read_table(path: Path, remedy: str = REPRO, *, words: bool = False) -> "pd.D
             fault = str(error)
     if fault:
         raise UserError(f"{path} is not a whole table ({fault})", remedy)
-    return pd.read_csv(io.StringIO(text), **({"keep_default_na": False, "na_values": [""]} if words else {}))
+    options: dict[str, Any] = {"dtype": kinds}
+    options |= {"keep_default_na": False, "na_values": [""]} if words else {}
+    return pd.read_csv(io.StringIO(text), **options)
 
 
 @cache
@@ -354,6 +417,30 @@ def _reason(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
+@contextmanager
+def place_aside(path: Path, mark: str = "") -> Iterator[Path]:
+    """A place beside a file or folder where it is written first. What lies there is removed, before the block and after
+    it, however that ends: on a full disk nothing half-written stays.
+
+    Args:
+        path: where it is to be renamed to.
+        mark: that tells several writers apart, who then do not remove what one that was killed has left.
+    """
+    aside = path.with_name(f".{path.name}{mark}.tmp")
+    _discard(aside)
+    try:
+        yield aside
+    finally:
+        _discard(aside)
+
+
+def _discard(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def publish_text(path: Path, text: str) -> None:
     """Write atomically: aside first, then rename."""
     publish_bytes(path, text.encode())
@@ -362,12 +449,9 @@ def publish_text(path: Path, text: str) -> None:
 def publish_bytes(path: Path, content: bytes) -> None:
     """Write atomically: aside first, then rename; nothing stays aside where that fails."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with place_aside(path, f".{os.getpid()}") as aside:
         aside.write_bytes(content)
         aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def publish_folder(aside: Path, folder: Path) -> None:
@@ -388,13 +472,10 @@ def publish_json(path: Path, value: object) -> None:
 def publish(path: Path, records: Iterable[Record]) -> None:
     """Publish records as JSON lines, atomically; they are written as they come, so that they need not be in memory."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with place_aside(path, f".{os.getpid()}") as aside:
         with aside.open("w") as file:
             file.writelines(line_of(record) for record in records)
         aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def line_of(record: Record) -> str:
@@ -402,35 +483,55 @@ def line_of(record: Record) -> str:
     return record.model_dump_json(exclude_defaults=True) + "\n"
 
 
-def load(path: Path, kind: type[R]) -> list[R]:
-    """Read all records of a JSON-lines file.
+def load(path: Path, kind: type[M], remedy: str = "") -> list[M]:
+    """Read all records of a JSON-lines file; empty lines are passed over.
 
     Raises:
         UserError: the file is missing, or a line is corrupt, truncated or not a record of this kind.
     """
-    return [record for _, record in scan(path, kind)]
+    return [record for _, record in scan(path, kind, remedy)]
 
 
-def scan(path: Path, kind: type[R]) -> Iterator[tuple[int, R]]:
+def scan(path: Path, kind: type[M], remedy: str = "") -> Iterator[tuple[int, M]]:
     """Read the records of a JSON-lines file one by one, each with the offset of its line in bytes.
 
     Raises:
         As `load`, when the line is reached.
     """
-    require_regular(path)
+    require_regular(path, remedy or REPRO)
     offset = 0
     # Of bytes: text has more line breaks than JSON lines have.
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             try:
-                record = kind.model_validate_json(line.rstrip(b"\r\n"))
+                if line.strip():
+                    yield offset, kind.model_validate_json(line.rstrip(b"\r\n"))
             except ValidationError as error:
                 raise UserError(
                     f"{path}, line {number} is not a whole {kind.__name__} record ({first_fault(error)})",
-                    f"delete {path} and run `dvc repro`: what is cached is restored, the rest is made again",
+                    remedy or f"delete {path} and run `dvc repro`: what is cached is restored, the rest is made again",
                 ) from None
-            yield offset, record
             offset += len(line)
+
+
+def remains(path: Path, kind: type[T]) -> list[T | None]:
+    """What is left of JSON lines whose writer may be at work, or was killed: a value of this type for each line, None
+    where it is not whole; nothing where there is no file.
+
+    Raises:
+        UserError: it is no regular file.
+    """
+    if not path.exists():
+        return []
+    require_regular(path)
+    values: list[T | None] = []
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                values.append(_adapter(kind).validate_json(line) if line.endswith(b"\n") else None)
+            except ValidationError:
+                values.append(None)
+    return values
 
 
 class Spool(Generic[R]):

@@ -205,7 +205,7 @@ class TestReading:
             list(read_trajectories(path))
 
     def test_a_missing_file_is_an_error(self, tmp_path: Path) -> None:
-        with pytest.raises(UserError, match=r"no trajectories in .*none\.jsonl"):
+        with pytest.raises(UserError, match=r"none\.jsonl is missing"):
             list(read_trajectories(tmp_path / "none.jsonl"))
 
 

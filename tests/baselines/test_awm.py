@@ -301,7 +301,7 @@ class TestLayout:
         whole = path.read_text()
         path.write_text(whole + '{"scenario": "x"}\n')
         line = len(whole.splitlines()) + 1
-        with pytest.raises(UserError, match=rf"{name}\.jsonl, line {line} is not of the layout"):
+        with pytest.raises(UserError, match=rf"{name}\.jsonl, line {line} is not a whole "):
             scenarios.scenarios(tmp_path)
         path.unlink()
         with pytest.raises(UserError, match=rf"{name}\.jsonl is missing"):

@@ -13,6 +13,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from support.results import account
 
 from captrain.baselines.controls import NAMES, Workshop, choices, control_routes, publish_routes, rankings
 from captrain.benchmarks.loading import load_benchmark
@@ -51,7 +52,7 @@ def capability(name: str) -> Capability:
 
 def report(**rows: tuple[float | None, float | None]) -> dict[str, Any]:
     """An account of candidates, name -> (gap, coverage), best first."""
-    return {"candidates": [{"id": name, "gap": gap, "coverage": share} for name, (gap, share) in rows.items()]}
+    return account({"id": name, "gap": gap, "coverage": share} for name, (gap, share) in rows.items())
 
 
 FIVE = report(a=(0.9, 0.3), b=(0.6, 0.4), c=(0.4, 0.9), d=(None, None), e=(0.0, 0.01))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.finished import MAKE, READ, Captrain
+from support.results import account
 
 from captrain.contract import tool_call
 from captrain.records import Capability, Message, Rollout, Score, Task, publish, publish_json, publish_text
@@ -58,13 +59,21 @@ def project(tmp_path: Path) -> Path:
         **{"gap": None, "gap_low": None, "gap_high": None, "coverage": 0.25, "er_failed": 0.5, "er_passed": None},
         **{"runs_retained": 3, "runs": 10, "selected": False, "reason": "gap is undefined: never among passed"},
     }
-    publish_json(tmp_path / "results/capabilities/selection.json", {"thresholds": {"delta": 0.2}, "candidates": [row]})
+    publish_json(tmp_path / "results/capabilities/selection.json", account([row]))
     evidence = Capability(id="check_first", name="Check first", description="Looks.", examples=["a1f0"])
     publish(tmp_path / "results/labels/candidates.jsonl", [evidence])
     check = {"name": "reference scores 1.0", "passed": False, "measured": 0.5, "bound": "1", "detail": "task t7"}
     publish_json(
         tmp_path / "results/environments/check_first.passport.json",
-        {"capability": "check_first", "passed": False, "checks": [check]},
+        {
+            "capability": "check_first",
+            "environment": "e",
+            "attempt": 0,
+            "passed": False,
+            "trusted": True,
+            "calibration_tasks": 4,
+            "checks": [check],
+        },
     )
     index = {"check_first": {"digest": "abc123", "path": "artifacts/adapters/abc123", "rollouts": 640}}
     publish_json(tmp_path / "results/adapters/index.json", index)

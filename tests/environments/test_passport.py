@@ -100,18 +100,24 @@ def test_an_environment_that_has_few_tasks_is_checked_on_those(tmp_path: Path) -
     assert not failed(found(tmp_path, few))
 
 
-def test_an_examination_ends_in_a_verdict_however_slow_the_environment_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("function", "seconds"), [("score(self, task, messages)", 0.2), ("tasks(self, split, count)", 1.5)]
+)
+def test_an_examination_ends_in_a_verdict_however_slow_the_environment_is(
+    tmp_path: Path, function: str, seconds: float
+) -> None:
+    """Each answer comes in time, and each slice of a listing is an answer; all together do not."""
     path = tmp_path / "written.py"
+    name, arguments = function.replace("self, ", "").split("(")
     path.write_text(
-        changed(
-            "def score(self, task, messages):\n    import time\n    time.sleep(0.2)\n"
-            "    return super().score(task, messages)"
-        )
+        changed(f"def {function}:\n    import time\n    time.sleep({seconds})\n    return super().{name}({arguments}")
     )
+    target = load_confined(path, "none")
     began = time.monotonic()
-    checks = {check.name: check for check in run_checks(load_confined(path, "none"), path, against(100), (), seconds=2)}
+    checks = {check.name: check for check in run_checks(target, path, against(100), (), seconds=2)}
     assert time.monotonic() - began < 20 and list(checks) == list(CHECKS)
     assert checks["reward of doing nothing"].detail == "the examination was ended after 2 s"
+    assert len(target.tasks("training", 1)) == 1  # once the examination is over, each answer has its time again
 
 
 @pytest.mark.parametrize(

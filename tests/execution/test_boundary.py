@@ -13,9 +13,10 @@ import pytest
 from rich.text import Text
 
 from captrain.cli.console import print_all
+from captrain.config import redacted
 from captrain.errors import InfrastructureError, UserError
 from captrain.execution import entry_point
-from captrain.execution.boundary import BUG, disk_fault, ending, redacted
+from captrain.execution.boundary import BUG, disk_fault, ending
 from captrain.records import publish_bytes, publish_text
 
 SRC = Path(__file__).parents[2] / "src"

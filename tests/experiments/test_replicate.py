@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy.stats import ttest_1samp
+from support.results import account
 from support.warm import EXECUTABLE, warm_commands
 
 from captrain.config import Choice
@@ -68,7 +69,7 @@ def make_results(results: Path, base: int, grpo: int, trace: int, selected: Sequ
         results / "evaluation",
     )
     candidates = [{"id": name, "selected": name in selected} for name in [*FAMILIES, "closing", "valid_calls"]]
-    publish_json(results / "capabilities/selection.json", {"candidates": candidates})
+    publish_json(results / "capabilities/selection.json", account(candidates))
 
 
 def test_a_point_is_gathered_into_a_row_for_each_method(replicate: ModuleType, tmp_path: Path) -> None:

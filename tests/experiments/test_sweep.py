@@ -1,5 +1,6 @@
 """`captrain-sweep` on a pipeline of two quick stages: the real Hydra, launchers and DVC."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from support.cluster.slurm import Cluster, running
+from support.results import account
 from support.warm import EXECUTABLE, warm_commands
 
 from captrain.config import Choice
@@ -77,11 +79,11 @@ else:
         ("evaluation/main.csv", f"{main}base,base,0.05,0,1,0\\ntrace,TRACE,{delta},0,1,640\\n"),
         ("evaluation/differences.csv", "first,second,difference,low,high,distinguishable,p_holm\\n"),
         ("evaluation/spent.csv", "method,stages\\nbase,\\ntrace,evaluation\\n"),
-        ("capabilities/selection.json", json.dumps({"candidates": [{"id": "looking", "selected": True}]})),
+        ("capabilities/selection.json", ACCOUNT),
     ):
         Path("results", name).parent.mkdir(parents=True, exist_ok=True)
         Path("results", name).write_text(text)
-"""
+""".replace("ACCOUNT", repr(json.dumps(account([{"id": "looking", "selected": True}]))))
 STUDY = """# @package _global_
 hydra:
   sweeper:

@@ -5,7 +5,8 @@ import math
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from base64 import b64encode
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -357,8 +358,18 @@ def test_the_key_is_in_no_message(server: Answering, status: int, capfd: pytest.
         told = str(play().error)
     except UserError as error:
         told = "".join(traceback.format_exception(error))
-    assert "***" in told and SECRET not in told
+    assert "[redacted]" in told and SECRET not in told
     assert SECRET not in "".join(capfd.readouterr())
+
+
+@pytest.mark.parametrize(
+    "spelling", [str, lambda key: b64encode(key.encode()).decode(), lambda key: key.encode().hex()]
+)
+def test_a_key_that_an_answer_echoes_is_not_kept(server: Answering, spelling: Callable[[str], str]) -> None:
+    server.answer = lambda body: says(f"Your key is {spelling(SECRET)}.")
+    kept = play()
+    assert kept.error is None and spelling(SECRET) not in json.dumps(kept.messages)
+    assert "[redacted]" in kept.messages[-1]["content"]
 
 
 def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.results import account
 
 import captrain
 from captrain.config import Spec, compose_spec, publish_spec
@@ -78,7 +79,7 @@ def project(tmp_path: Path, spec: Spec, monkeypatch: pytest.MonkeyPatch) -> Path
     )
     publish_json(
         results / "capabilities/selection.json",
-        {"candidates": [{"id": "record_selection", "gap": 0.5, "per_run": [{"gap": 0.5}]}]},
+        account([{"id": "record_selection", "gap": 0.5}]),
     )
     passport = Passport(
         capability="record_selection",

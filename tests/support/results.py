@@ -1,5 +1,6 @@
 """The smallest results folder that every figure can be drawn from."""
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from captrain.records import publish_json, publish_text
@@ -53,6 +54,13 @@ def candidate(slug: str, gap: float, coverage: float, selected: bool) -> dict:
     }
 
 
+def account(rows: Iterable[Mapping[str, object]]) -> dict[str, object]:
+    """The account of a selection with these candidates, best first; what they do not say is that of a rejected one."""
+    limits = {"delta": 0.2, "coverage": 0.1, "agreement": 8, "confidence": 0.95, "floor": 0.0, "count": 4}
+    candidates = [{"resamples_undefined": 0, **candidate(str(row["id"]), 0.1, 0.1, False), **row} for row in rows]
+    return {"thresholds": limits, "rollouts": {"passed": 60, "failed": 180}, "candidates": candidates}
+
+
 def make_results(results: Path) -> Path:
     """The smallest results folder that every figure can be drawn from."""
     methods = ["base", "grpo_target", "trace", "router:retrieval", "bound:oracle"]
@@ -79,9 +87,7 @@ def make_results(results: Path) -> Path:
         )
     candidates = [candidate("check_first", 0.45, 0.3, True), candidate("copy_exactly", 0.1, 0.12, False)]
     undefined = candidate("never_used", 0.0, 0.0, False) | {"gap": None, "gap_low": None, "gap_high": None}
-    thresholds = {"delta": 0.2, "coverage": 0.1, "agreement": 8, "confidence": 0.95, "floor": 0.0, "count": 4}
-    selection = {"thresholds": thresholds, "candidates": [*candidates, undefined]}
-    publish_json(results / "capabilities/selection.json", selection)
+    publish_json(results / "capabilities/selection.json", account([*candidates, undefined]))
     runs = [f"{run},{one['id']},0.4,0.2,True" for run in range(10) for one in candidates]
     publish_text(results / "capabilities/stability.csv", "\n".join(["run,capability,gap,coverage,kept", *runs]) + "\n")
     return results

@@ -8,7 +8,6 @@ checks, but the spread of rewards on the base is measured without a bound: the b
 diagnosis rejected, which is what a control is to show.
 """
 
-import json
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -18,6 +17,7 @@ from pathlib import Path
 import pandas as pd
 
 from captrain.benchmarks import evaluation_tasks, load_benchmark
+from captrain.capabilities import SelectionAccount, read_selection
 from captrain.config import Component, Machine, Spec, build
 from captrain.contract import Target
 from captrain.environments import (
@@ -35,7 +35,17 @@ from captrain.environments import (
 from captrain.execution import launch
 from captrain.ledger import LedgerEntry
 from captrain.policies import Policy
-from captrain.records import Capability, JsonObject, Passport, Rollout, Task, load, publish_json, publish_text
+from captrain.records import (
+    Capability,
+    Passport,
+    Rollout,
+    Task,
+    load,
+    publish_json,
+    publish_text,
+    read_index,
+    read_table,
+)
 from captrain.rollouts import PolicySource
 from captrain.routing import (
     AskedModel,
@@ -52,7 +62,7 @@ STAGE = "controls"
 NAMES = ("random", "failures", "lowest")
 
 
-def rankings(report: JsonObject, seed: int) -> dict[str, list[str]]:
+def rankings(report: SelectionAccount, seed: int) -> dict[str, list[str]]:
     """All candidates in the order in which each control would take them, ties by id; undefined numbers come last.
 
     Args:
@@ -69,7 +79,7 @@ def rankings(report: JsonObject, seed: int) -> dict[str, list[str]]:
     return dict(zip(NAMES, (shuffled, by("coverage", -1), by("gap", 1)), strict=True))
 
 
-def choices(report: JsonObject, candidates: Callable[[str], bool], count: int, seed: int) -> dict[str, list[str]]:
+def choices(report: SelectionAccount, candidates: Callable[[str], bool], count: int, seed: int) -> dict[str, list[str]]:
     """The capabilities of each control, in the order of TRACE's ranking, so that equal choices are routed equally.
 
     Args:
@@ -159,7 +169,7 @@ def run_controls(spec: Spec, base: Path, results: Path, artifacts: Path) -> list
     Raises:
         UserError: something that the stages before have left is missing, or an environment cannot be asked for.
     """
-    folder, index = results / STAGE, json.loads((results / "adapters/index.json").read_text())
+    folder, index = results / STAGE, read_index(results / "adapters/index.json")
     passports = {name: passport for name, passport in read_passports(results / "environments").items() if name in index}
     if not passports:
         publish_controls({}, [], [], folder)
@@ -177,7 +187,7 @@ def run_controls(spec: Spec, base: Path, results: Path, artifacts: Path) -> list
         spec.seed,
         spec.benchmark,
     )
-    report = json.loads((results / "capabilities/selection.json").read_text())
+    report = read_selection(results)
     selections = choices(report, workshop.has, len(passports), spec.seed)
     syntheses = [workshop.syntheses[name] for name in sorted(workshop.syntheses)]
     publish_environments(syntheses, folder, artifacts / STAGE, required=False)
@@ -187,7 +197,7 @@ def run_controls(spec: Spec, base: Path, results: Path, artifacts: Path) -> list
     places = {name: (results / "environments", passport) for name, passport in passports.items()}
     places |= {name: (folder, passport) for name, passport in further.items()}
     evidence = _routing_evidence(report, places, results, artifacts, rollouts, spec.machine)
-    history = pd.concat([pd.read_csv(results / stage / "history.csv") for stage in ("adapters", STAGE)])
+    history = pd.concat([read_table(results / stage / "history.csv") for stage in ("adapters", STAGE)])
     gains = adapter_gains([*evidence.targets], evidence.calibration, history)
     tasks = evaluation_tasks(benchmark, spec.evaluation)
     publish_routes(
@@ -199,7 +209,7 @@ def run_controls(spec: Spec, base: Path, results: Path, artifacts: Path) -> list
 
 
 def _routing_evidence(
-    report: JsonObject,
+    report: SelectionAccount,
     places: Mapping[str, tuple[Path, Passport]],
     results: Path,
     artifacts: Path,

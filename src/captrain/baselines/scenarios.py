@@ -21,7 +21,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from captrain.benchmarks import load_benchmark
 from captrain.config import Spec
@@ -29,7 +29,7 @@ from captrain.contract import Target
 from captrain.environments import HeldOutTasks, Standard, Subject, failed_check, make_standard, passport_page, probes
 from captrain.environments.sandbox import MODULES, installed_packages, load_confined
 from captrain.errors import EnvironmentFault, UserError
-from captrain.records import Check, JsonObject, Message, Passport, publish_json, publish_text
+from captrain.records import Check, JsonObject, Message, Passport, load, publish_json, publish_text
 
 LAYOUT = ("gen_tasks", "gen_db", "gen_sample", "gen_spec", "gen_envs", "gen_verifier.pure_code")
 LAYOUT_REMEDY = "give a folder in the layout of the Agent World Model, or leave baselines.awm.source empty"
@@ -173,7 +173,7 @@ def scenarios(folder: Path) -> list[Scenario]:
     """All scenarios that every file of a folder knows, in the order of their tasks' file.
 
     Raises:
-        UserError: a file is missing, a line is not of the layout, or no scenario is in all files.
+        UserError: a file is missing, a line is not a row of it, or no scenario is in all files.
     """
     paths = {name: folder / f"{name}.jsonl" for name in LAYOUT}
     requests = _by_scenario(paths["gen_tasks"], Tasks)
@@ -182,7 +182,7 @@ def scenarios(folder: Path) -> list[Scenario]:
     apis = _by_scenario(paths["gen_spec"], Api)
     sources = _by_scenario(paths["gen_envs"], Source)
     checks: dict[str, dict[int, str]] = {}
-    for verifier in _rows(paths["gen_verifier.pure_code"], Verifier):
+    for verifier in load(paths["gen_verifier.pure_code"], Verifier, LAYOUT_REMEDY):
         checks.setdefault(slug(verifier.scenario), {})[verifier.task_idx] = verifier.verification.code
     names = [name for name in requests if all(name in rows for rows in (databases, samples, apis, sources, checks))]
     if not names:
@@ -208,22 +208,7 @@ def scenarios(folder: Path) -> list[Scenario]:
 
 
 def _by_scenario(path: Path, kind: type[AnyRow]) -> dict[str, AnyRow]:
-    return {slug(row.scenario): row for row in _rows(path, kind)}
-
-
-def _rows(path: Path, kind: type[AnyRow]) -> list[AnyRow]:
-    if not path.is_file():
-        raise UserError(f"{path} is missing", LAYOUT_REMEDY)
-    rows: list[AnyRow] = []
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
-        try:
-            rows += [kind.model_validate_json(line)] if line.strip() else []
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            field = ".".join(str(part) for part in first["loc"])
-            problem = f"{first['msg']}{f' at {field}' if field else ''}"
-            raise UserError(f"{path}, line {number} is not of the layout ({problem})", LAYOUT_REMEDY) from None
-    return rows
+    return {slug(row.scenario): row for row in load(path, kind, LAYOUT_REMEDY)}
 
 
 def _statements(schema: Schema, sample: Rows) -> list[str]:

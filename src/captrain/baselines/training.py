@@ -1,6 +1,5 @@
 """Baselines that train an adapter: by GRPO with TRACE's trainer and budget, or on demonstrations without a rollout."""
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from captrain.errors import UserError
 from captrain.execution import launch
 from captrain.ledger import LedgerEntry, budget
 from captrain.models import Adapter
-from captrain.records import JsonObject
+from captrain.records import JsonObject, read_index
 from captrain.training import (
     SFT_COLUMNS,
     FineTuned,
@@ -176,10 +175,8 @@ def adapter_of(row: str, project: Path) -> Adapter | None:
         UserError: the stage of that row has not run.
     """
     path = project / f"results/{row}/index.json"
-    if not path.exists():
-        raise UserError(f"{path} is missing", f"run `dvc repro {row}` to make it")
-    entry = json.loads(path.read_text()).get(row)
-    return Adapter(str(project / entry["path"]), entry["digest"]) if entry else None
+    entry = read_index(path, f"run `dvc repro {row}` to make it").get(row)
+    return Adapter(str(project / entry.path), entry.digest) if entry else None
 
 
 def training_budget(trace: Sequence[LedgerEntry]) -> int:

@@ -35,6 +35,7 @@ from .milestones import withheld_acts as withheld_acts
 from .programmatic import ProgrammaticAnalyst as ProgrammaticAnalyst
 from .rule import CandidateAccount as CandidateAccount
 from .rule import SelectionAccount as SelectionAccount
+from .rule import read_selection as read_selection
 from .rule import replay as replay
 from .rule import undecided as undecided
 from .selection import LACKING as LACKING

@@ -12,9 +12,13 @@ stability and the report's sliders (reporting/pages/static/selection.js, held to
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NotRequired, TypedDict
+from pathlib import Path
+from typing import NotRequired
+
+from typing_extensions import TypedDict  # pydantic reads no other on Python 3.11
 
 from captrain.config import Ranking
+from captrain.records import read_json
 
 
 class RunRates(TypedDict):
@@ -69,6 +73,15 @@ class SelectionAccount(TypedDict):
     thresholds: Limits
     rollouts: Mapping[str, int]
     candidates: list[CandidateAccount]
+
+
+def read_selection(results: Path) -> SelectionAccount:
+    """The account that the stage `capabilities` has left.
+
+    Raises:
+        UserError: it is missing, or not whole.
+    """
+    return read_json(results / "capabilities/selection.json", SelectionAccount, "run `dvc repro capabilities`")
 
 
 @dataclass(frozen=True)

@@ -64,16 +64,20 @@ def check_benchmark(
     """Hold a benchmark to the contract: says what is wrong, by line (exit status 1 then)."""
     import sys
 
-    import yaml
-
     from captrain.errors import UserError
     from captrain.projects import check_benchmark as check
+    from captrain.records import parse_yaml
 
     pairs = [setting.partition("=") for setting in settings or []]
     if wrong := [key for key, equals, _ in pairs if not equals]:
         raise UserError(f"{wrong[0]!r} is not of the form key=value", "write, for example, theirs=0.5")
     sys.path.insert(0, os.getcwd())
-    report = check(target, {key: yaml.safe_load(value) for key, _, value in pairs}, tasks=tasks, limit=limit)
+    report = check(
+        target,
+        {key: parse_yaml(value, object, f"the value of {key}", "write it as in YAML") for key, _, value in pairs},
+        tasks=tasks,
+        limit=limit,
+    )
     print_all(*(f"{key}: {value}" for key, value in report.facts.items()))
     if not report.problems:
         print_all(f"{report.name}: keeps the contract")

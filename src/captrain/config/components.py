@@ -24,8 +24,10 @@ from pydantic.errors import PydanticSchemaGenerationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from captrain.errors import UserError
-from captrain.records import JsonObject
+from captrain.records import JsonObject, plain
 
+LONGEST = 300
+"""Characters of what a user wrote, in a message."""
 REMEDY = "correct it in params.yaml (overrides) or in conf/"
 
 Kind = TypeVar("Kind")
@@ -254,4 +256,9 @@ def problem_text(problem: ErrorDetails) -> str:
     if problem["type"] == "hidden":
         return f"{key}: {problem['msg']}"
     message = str(problem.get("ctx", {}).get("error", "")) or problem["msg"][0].lower() + problem["msg"][1:]
-    return f"{key} = {problem['input']!r}: {message}" if key else message
+    return f"{key} = {excerpt(repr(problem['input']))}: {message}" if key else message
+
+
+def excerpt(text: str) -> str:
+    """What a user wrote, fit for a message: of a long text its beginning."""
+    return plain(text if len(text) <= LONGEST else f"{text[:LONGEST]}...")

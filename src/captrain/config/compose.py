@@ -13,7 +13,7 @@ from pathlib import Path
 
 import yaml
 
-from captrain.config.components import REMEDY, alternatives
+from captrain.config.components import REMEDY, alternatives, excerpt
 from captrain.config.shipped import conf_layers, layered_conf
 from captrain.errors import UserError
 from captrain.records import JsonObject
@@ -65,7 +65,9 @@ def _check_keys(values: Sequence[tuple[str, str]], data: Mapping[str, object]) -
     settings = _dotted(data)
     for text, key in values:
         if key not in settings and not text.startswith("+"):
-            raise UserError(f"override {text!r}: there is no setting {key}", alternatives(key, settings))
+            raise UserError(
+                f"override {excerpt(text)!r}: there is no setting {excerpt(key)}", alternatives(key, settings)
+            )
 
 
 def _groups(conf_dir: Path) -> dict[str, list[str]]:
@@ -82,13 +84,15 @@ def _parsed(override: str, groups: Mapping[str, Sequence[str]]) -> tuple[str, st
     form = re.fullmatch(r"(\+{0,2})([A-Za-z_][\w.]*)=(.*)", override.strip(), re.DOTALL)
     if form is None:
         raise UserError(
-            f"override {override!r} is not of the form key=value", "write, for example, selection.delta=0.1"
+            f"override {excerpt(override)!r} is not of the form key=value", "write, for example, selection.delta=0.1"
         )
     key, value = form[2], form[3]
     if key in ("experiment", "seed"):
         raise UserError(f"override {override!r}: {key} is not an override", f"set `{key}:` in params.yaml itself")
     if key in groups and value not in groups[key]:
-        raise UserError(f"override {override!r}: there is no {key} {value!r}", alternatives(value, groups[key]))
+        raise UserError(
+            f"override {excerpt(override)!r}: there is no {key} {excerpt(value)!r}", alternatives(value, groups[key])
+        )
     return override.strip(), key
 
 
@@ -104,11 +108,18 @@ def _merged(conf_dir: Path, overrides: list[str]) -> JsonObject:
         with _HYDRA, layered_conf(conf_dir) as folder, initialize_config_dir(str(folder), version_base="1.3"):
             config = hydra_compose("config", overrides)
         data = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
-        message = " ".join(str(error).split())
-        raise UserError(f"the configuration in {conf_dir}/ does not compose: {message}", REMEDY) from None
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError) as error:
+        raise UserError(f"the configuration in {conf_dir}/ does not compose: {_reason(error)}", REMEDY) from None
     assert isinstance(data, dict)
     return {str(key): value for key, value in data.items()}
+
+
+def _reason(error: Exception) -> str:
+    """What a library says of a configuration, in one line that is not too long, without the names of its errors."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    message = re.sub(r"\b\w+(?:Exception|Error)\b(?: raised while)?:? ?", "", " ".join(str(error).split()))
+    return excerpt(message)
 
 
 def _dotted(data: Mapping[str, object], prefix: str = "") -> list[str]:

@@ -29,10 +29,11 @@ from captrain.config.components import (
     takes,
 )
 from captrain.config.compose import compose_data
+from captrain.config.keys import refuse_keys, refuse_keys_in
 from captrain.config.machine import Machine
 from captrain.config.rows import CONTINUED, Baselines, GrpoSettings, Switch
 from captrain.errors import UserError
-from captrain.records import publish_text, read_text
+from captrain.records import publish_text, read_yaml
 
 
 class Trainer(Component):
@@ -241,9 +242,12 @@ def load_choice(path: Path) -> Choice:
     """Read params.yaml.
 
     Raises:
-        UserError: the file is missing or not of the form {experiment, seed, overrides}.
+        UserError: the file is missing or not of the form {experiment, seed, overrides}, or an override holds a key.
     """
-    return _validated(Choice, _read(path, "restore it from git"), f"{path}: ", "see the comments in params.yaml")
+    data = read_yaml(path, object, "restore it from git")
+    choice = _validated(Choice, data, f"{path}: ", "see the comments in params.yaml")
+    refuse_keys(choice.overrides)
+    return choice
 
 
 def compose_spec(experiment: str, seed: int, overrides: Sequence[str], conf_dir: Path) -> Spec:
@@ -256,10 +260,13 @@ def compose_spec(experiment: str, seed: int, overrides: Sequence[str], conf_dir:
 
     Raises:
         UserError: an unknown experiment, option or key, a line that is no key=value, a value of the wrong type or
-            out of range, settings that do not go together, or a component that does not exist or does not take
-            its settings.
+            out of range, settings that do not go together, one that holds a key, or a component that does not exist
+            or does not take its settings.
     """
-    spec = _validated(Spec, compose_data(experiment, seed, overrides, conf_dir), "", REMEDY)
+    refuse_keys(overrides)
+    data = compose_data(experiment, seed, overrides, conf_dir)
+    refuse_keys_in(data)
+    spec = _validated(Spec, data, "", REMEDY)
     for name, section in spec:
         if isinstance(section, Component):
             check(name, section)
@@ -285,22 +292,13 @@ def load_spec(path: Path = Path("results/spec.yaml")) -> Spec:
         UserError: the file is missing, corrupt, or not of the schema.
     """
     remedy = "run `dvc repro compose` to derive it again"
-    return _validated(Spec, _read(path, remedy), f"{path}: ", remedy)
+    return _validated(Spec, read_yaml(path, object, remedy), f"{path}: ", remedy)
 
 
 def publish_spec(spec: Spec, path: Path) -> None:
     """Publish the configuration as YAML, keys in the order of the schema."""
     text = yaml.safe_dump(spec.model_dump(mode="json", by_alias=True), sort_keys=False, allow_unicode=True)
     publish_text(path, f"# Derived from params.yaml and conf/; change those, not this.\n{text}")
-
-
-def _read(path: Path, remedy: str) -> object:
-    text = read_text(path, remedy)
-    try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        reason = "nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
-        raise UserError(f"{path} is not YAML: {reason}", remedy) from None
 
 
 def _validated(kind: type[S], data: object, source: str, remedy: str) -> S:

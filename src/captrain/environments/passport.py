@@ -49,18 +49,23 @@ def run_checks(
         seconds: that they may take together, after which those that are left fail; None: no limit.
     """
     subject = Subject(target, path, against, evidence, seed=seed, seconds=seconds)
-    checks: list[Check] = []
-    for name, check in CHECKS.items():
-        subject.task_id = ""
-        try:
-            checks.append(check(subject, name))
-        except EnvironmentFault as fault:
-            checks.append(failed_check(name, fault, subject.task_id))
-        except (ArithmeticError, LookupError, MemoryError, RecursionError, TypeError, ValueError) as error:
-            # What reads an answer here is ours, and any answer may have been made to break it.
-            reason = f"what it answers cannot be examined ({type(error).__name__}: {plain(str(error))[:200]})"
-            checks.append(failed_check(name, EnvironmentFault(reason, "answer as the target does"), subject.task_id))
-    return checks
+    subject.limit()
+    try:
+        return [_checked(subject, name, check) for name, check in CHECKS.items()]
+    finally:
+        subject.release()
+
+
+def _checked(subject: Subject, name: str, check: Callable[[Subject, str], Check]) -> Check:
+    subject.task_id = ""
+    try:
+        return check(subject, name)
+    except EnvironmentFault as fault:
+        return failed_check(name, fault, subject.task_id)
+    except (ArithmeticError, LookupError, MemoryError, RecursionError, TypeError, ValueError) as error:
+        # What reads an answer here is ours, and any answer may have been made to break it.
+        reason = f"what it answers cannot be examined ({type(error).__name__}: {plain(str(error))[:200]})"
+        return failed_check(name, EnvironmentFault(reason, "answer as the target does"), subject.task_id)
 
 
 def failed_check(name: str, fault: EnvironmentFault, task: str = "") -> Check:
@@ -165,6 +170,7 @@ def _same_elsewhere(subject: Subject, name: str) -> Check:
     """Tasks, observations and rewards of the reference in a fresh process, which has no packages."""
     from captrain.environments.sandbox.confined import load_confined
 
+    subject.hurry()
     fresh = subject.elsewhere(load_confined(subject.path, "none"))
     fresh_tasks = fresh.drawn(subject.another_count("elsewhere"))
     for task, fresh_task in zip(subject.tasks, fresh_tasks, strict=True):

@@ -5,13 +5,12 @@ An environment that passed lies in the results folder with its passport and its 
 """
 
 import ast
-import html
 from collections.abc import Sequence
 from pathlib import Path
 
 from captrain.environments.synthesis import SynthesisResult
 from captrain.errors import UserError
-from captrain.records import Capability, Passport, plain, publish, publish_json, publish_text
+from captrain.records import Capability, Passport, as_markdown, publish, publish_json, publish_text
 
 REJECTED = "rejected"
 PURPOSE = 2000
@@ -128,6 +127,5 @@ def _number(value: float | None) -> str:
 
 def _cell(text: str, longest: int = LONGEST) -> str:
     """Text of anyone's in one line of a page, where it neither breaks the table nor counts as markup."""
-    flat = plain(" ".join(text.split()))
-    flat = flat if len(flat) <= longest else f"{flat[:longest]}..."
-    return html.escape(flat, quote=False).translate({ord(sign): f"\\{sign}" for sign in "|`*_[]"})
+    flat = " ".join(text.split())
+    return as_markdown(flat if len(flat) <= longest else f"{flat[:longest]}...")

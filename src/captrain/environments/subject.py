@@ -142,8 +142,22 @@ class Subject:
         """The same environment, loaded anew, under the same examination and its time."""
         fresh = Subject(target, self.path, self.against, ())
         fresh._key, fresh._seconds, fresh._end = self._key, self._seconds, self._end
+        fresh.limit()
         fresh._answers["reach", ""] = self.reach
         return fresh
+
+    def limit(self) -> None:
+        """Have the sandbox wait for no answer beyond the end of the examination, however many answers one question
+        takes, as a listing of tasks does."""
+        from captrain.environments.sandbox.confined import ConfinedEnvironment
+
+        if isinstance(self.target.environment, ConfinedEnvironment):
+            self.target.environment.end = self._end
+
+    def release(self) -> None:
+        """Have it wait again as long as each answer may take."""
+        self._end = None
+        self.limit()
 
     def random(self, *use: object) -> random.Random:
         """Numbers for a use, drawn by the key."""

@@ -32,6 +32,7 @@ from .statistics import sign_test as sign_test
 from .statistics import summarise as summarise
 from .tables import SUMS as SUMS
 from .tables import evaluate as evaluate
+from .tables import evaluation_metrics as evaluation_metrics
 from .tables import evaluation_table as evaluation_table
 from .tables import interpret_difference as interpret_difference
 from .tables import publish_evaluation as publish_evaluation

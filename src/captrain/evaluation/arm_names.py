@@ -4,28 +4,28 @@ Rollouts record what acted, as digests of policy and adapter; what an arm is cal
 that left it. Whoever reads the rollouts of the evaluation again, as a report or the test of a capability, asks here.
 """
 
-import json
 from pathlib import Path
 
 from captrain.baselines import acting_stages
-from captrain.errors import UserError
 from captrain.evaluation.rows import BASE
-from captrain.records import JsonObject, Rollout
+from captrain.records import IndexEntry, Rollout, read_index
 
 ADAPTERS = "adapters"
 """The stage of TRACE's own adapters."""
 
 
-def arm_indices(root: Path) -> dict[str, list[tuple[str, JsonObject]]]:
+def arm_indices(root: Path) -> dict[str, list[tuple[str, IndexEntry]]]:
     """Stage -> what it has left to act with, by name, in the order of the stages.
 
     Raises:
-        UserError: TRACE's adapters have no index.
+        UserError: TRACE's adapters have no index, or an index is not whole.
     """
     paths = {stage: root / "results" / stage / "index.json" for stage in acting_stages()}
-    if not paths[ADAPTERS].exists():
-        raise UserError(f"{paths[ADAPTERS]} is missing", f"run `dvc repro {ADAPTERS}` to make it")
-    return {stage: [*json.loads(path.read_text()).items()] for stage, path in paths.items() if path.exists()}
+    return {
+        stage: [*read_index(path, f"run `dvc repro {stage}` to make it").items()]
+        for stage, path in paths.items()
+        if stage == ADAPTERS or path.exists()
+    }
 
 
 class Arms:
@@ -40,10 +40,10 @@ class Arms:
     def __init__(self, root: Path) -> None:
         indices = arm_indices(root)
         entries = [(name, row) for index in indices.values() for name, row in index]
-        self._adapters = {row["digest"]: name for name, row in reversed(entries) if row["path"]}
-        self.stages = {name: stage for stage, index in indices.items() for name, row in index if row["path"]}
+        self._adapters = {row.digest: name for name, row in reversed(entries) if row.path}
+        self.stages = {name: stage for stage, index in indices.items() for name, row in index if row.path}
         # The base is played first, then the prompts in the order of their stages.
-        self._guided = [BASE, *(name for name, row in entries if row.get("guidance"))]
+        self._guided = [BASE, *(name for name, row in entries if row.guidance)]
         self._policies: dict[str, str] = {}
 
     def of(self, rollout: Rollout) -> str:

@@ -5,7 +5,6 @@ alone that are routed to it. Every arm is played with the same randomness, so th
 router and every bound is computed from one table of outcomes without a further rollout.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from captrain.execution import launch
 from captrain.ledger import LedgerEntry, ledger_entry
 from captrain.models import Adapter, adapter_digest, compose, parse_composition
 from captrain.policies import Policy, TurnPolicy, check_ranks, load_policy
-from captrain.records import Rollout
+from captrain.records import Rollout, read_index, read_json, read_table
 from captrain.rollouts import collect, floor_scores
 from captrain.routing import TurnRouter
 
@@ -143,30 +142,35 @@ def play_arms(spec: Spec, base: Path, results: Path) -> tuple[list[Rollout], pd.
 def all_routes(results: Path) -> pd.DataFrame:
     """Columns task, kind, and one for each router, each control and the adapters of solutions, with the arm that it
     chooses for the task."""
-    routes = pd.read_csv(results / "routes/routes.csv", keep_default_na=False)
+    routes = _routes(results / "routes/routes.csv")
     for stage in ("solutions", "controls"):
         path = results / stage / "routes.csv"
-        further = pd.read_csv(path, keep_default_na=False) if path.exists() else routes[["task"]]
+        further = _routes(path) if path.exists() else routes[["task"]]
         if len(further.columns) > 1:
             routes = routes.merge(further, on="task")
     return routes
 
 
+def _routes(path: Path) -> pd.DataFrame:
+    # A task may be called 007, its kind NA, or nothing.
+    return read_table(path, words=True, kinds=str).fillna("")
+
+
 def _stage_arms(results: Path, stage: str) -> Iterator[Arm]:
     """What a stage has left to act with."""
     path = results / stage / "index.json"
-    for name, row in json.loads(path.read_text()).items() if path.exists() else ():
-        guidance = tuple(row.get("guidance", ()))
-        if not row["path"]:
+    for name, row in read_index(path).items() if path.exists() else ():
+        guidance = tuple(row.guidance)
+        if not row.path:
             yield Arm(name, stage, guidance=guidance)
             continue
-        adapter_hash = adapter_digest(Path(row["path"]), stage)
-        if adapter_hash != row["digest"]:
+        adapter_hash = adapter_digest(Path(row.path), stage)
+        if adapter_hash != row.digest:
             raise UserError(
-                f"adapter {name} in {row['path']} is {adapter_hash}, but {row['digest']} was trained",
+                f"adapter {name} in {row.path} is {adapter_hash}, but {row.digest} was trained",
                 f"it was altered: run `dvc repro -f {stage}`",
             )
-        yield Arm(name, stage, Adapter(row["path"], row["digest"]), guidance)
+        yield Arm(name, stage, Adapter(row.path, row.digest), guidance)
 
 
 def _limited_to_routes(arm: Arm, routes: pd.DataFrame) -> Arm:
@@ -202,7 +206,10 @@ def composition_arms(results: Path, arms_by_name: dict[str, Arm], routes: pd.Dat
     """Every composition that some task is routed to, as one adapter."""
     paths = [results / stage / "compositions.json" for stage in ("routes", "controls")]
     compositions = {
-        name: recipe for path in paths if path.exists() for name, recipe in json.loads(path.read_text()).items()
+        name: weights
+        for path in paths
+        if path.exists()
+        for name, weights in read_json(path, dict[str, dict[str, float]]).items()
     }
     for name, weights in compositions.items():
         yield Arm(name, "compositions", _adapter(weights, arms_by_name), tasks=routed_tasks(name, routes))

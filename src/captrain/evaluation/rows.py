@@ -6,7 +6,6 @@ the ledger entries of the stages that it rests on: diagnosis and calibration cou
 compared at equal totals; those that cannot be say so in the table.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 from captrain.baselines import CALIBRATION, DIAGNOSIS, TRACE_STAGES, Supervision, baselines
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
+from captrain.records import read_json
 from captrain.rounds import GENERALIST, ROUTED
 
 IDLE = "idle"
@@ -94,7 +94,7 @@ def headline_methods() -> tuple[str, ...]:
 def controls_of(folder: Path) -> dict[str, list[str]]:
     """The capabilities of each control that has adapters of its own, as the controls stage left them."""
     path = folder / "choices.json"
-    return json.loads(path.read_text()) if path.exists() else {}
+    return read_json(path, dict[str, list[str]]) if path.exists() else {}
 
 
 def methods(arms: Mapping[str, str], routes: Sequence[str], ranked: Sequence[str]) -> list[Method]:

@@ -9,11 +9,12 @@ every rate, and never taken for a failure. Methods are compared only at equal to
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from pydantic import BaseModel, Field
 
 from captrain.baselines import baselines
 from captrain.errors import UserError
@@ -48,9 +49,10 @@ from captrain.evaluation.statistics import (
     summarise,
 )
 from captrain.ledger import LedgerEntry
-from captrain.records import JsonObject, Purpose, publish_json, publish_text, read_table
+from captrain.records import JsonObject, Purpose, publish_json, publish_text, read_json, read_table
 
 OUTCOMES = {"passed": 1.0, "failed": 0.0, "error": np.nan}
+EVALUATION_REMEDY = "run `dvc repro evaluation` to make it"
 SUMS = ("rollouts", "discarded", "errors", "prompt_tokens", "completion_tokens")
 PARTIAL = ("compositions", "controls")
 """Stages whose arms are played on those tasks alone that are routed to them."""
@@ -389,16 +391,32 @@ def publish_evaluation(evaluation: Evaluation, folder: Path) -> None:
     publish_json(folder / "metrics.json", evaluation.metrics)
 
 
+class Metrics(BaseModel):
+    """What is read of metrics.json: the level of the intervals, and the pass rates, by method."""
+
+    confidence: Annotated[float, Field(gt=0, lt=1)]
+    pass_rate: dict[str, float | None] = {}
+
+
+def evaluation_metrics(folder: Path) -> Metrics:
+    """The metrics.json that `publish_evaluation` wrote.
+
+    Raises:
+        UserError: it is missing, or not whole.
+    """
+    return read_json(folder / "metrics.json", Metrics, EVALUATION_REMEDY)
+
+
 def evaluation_table(folder: Path, name: str, columns: Sequence[str] = ()) -> pd.DataFrame:
     """One table that `publish_evaluation` wrote, by its name without `.csv`, and the columns that it must have.
 
     Raises:
         UserError: it is missing, or not whole.
     """
-    path, remedy = folder / f"{name}.csv", "run `dvc repro evaluation` to make it"
-    frame = read_table(path, remedy)
+    path = folder / f"{name}.csv"
+    frame = read_table(path, EVALUATION_REMEDY)
     if absent := [column for column in columns if column not in frame]:
-        raise UserError(f"{path} is not a whole table (it has no column {absent[0]})", remedy)
+        raise UserError(f"{path} is not a whole table (it has no column {absent[0]})", EVALUATION_REMEDY)
     return frame
 
 

@@ -5,14 +5,13 @@ Text of others may stand in any message: it is shown plain, and what looks like 
 """
 
 import errno
-import os
 import platform
 import re
 import sys
 import traceback
-from collections.abc import Iterator
 
 from captrain import __version__
+from captrain.config import redacted
 from captrain.errors import InfrastructureError, UserError
 from captrain.records import plain
 
@@ -29,35 +28,6 @@ FREE = (
     "free space or lift the limit, and run again: what is whole is kept, and nothing half-written stays. What may go "
     "first: .cache/ but for answers and jobs (`make clean`), old versions in DVC's cache (`dvc gc --workspace`)"
 )
-KEY = re.compile(
-    r"(?i)\b(?:sk|pk|hf|ghp|gho|xox[abp]|glpat|AKIA)[-_]?[A-Za-z0-9_-]{12,}"
-    r"|(?<=bearer )[\w.~+/=-]{8,}|(?<=:)[^\s:/@]{3,}(?=@[\w.-]+)"
-    r"|(?<![A-Za-z])((?:[\w.]*(?:api_?key|token|secret|password|passwd|credential))s?\s*[=:]\s*)"
-    r"(?![\d.]+\b)[^\s,;'\"]{4,}"
-)
-"""Keys by their usual shapes, or by the name that they stand behind."""
-
-
-def redacted(text: str) -> str:
-    """Text without what looks like a key, and without the values of environment variables named as keys are."""
-    for name, value in os.environ.items():
-        if len(value) >= 8 and re.search(r"(?i)key|token|secret|password", name):
-            for form in _forms(value):
-                text = text.replace(form, "[redacted]")
-    return KEY.sub(lambda match: f"{match[1] or ''}[redacted]", text)
-
-
-def _forms(value: str) -> Iterator[str]:
-    """A value as it is, and as an answer may echo it: quoted for an address, in JSON, in base64."""
-    from base64 import b64encode
-    from json import dumps
-    from urllib.parse import quote
-
-    yield value
-    yield quote(value, safe="")
-    yield dumps(value)[1:-1]
-    yield b64encode(value.encode()).decode().rstrip("=")
-    yield value.encode().hex()
 
 
 def ending(error: BaseException) -> tuple[int, str]:

@@ -6,7 +6,6 @@ keeps the time of the run that made it, if that was here; one that went on from 
 part. CPU seconds include worker processes that have ended, and not the jobs of a cluster.
 """
 
-import json
 import resource
 import time
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from captrain.records import digest, file_digest, publish_json
+from captrain.records import digest, file_digest, publish_json, read_json
 
 TIMES = Path(".cache/times")
 
@@ -41,7 +40,7 @@ def times(root: Path) -> dict[str, Time]:
     """What each stage took, of those whose results here were made here."""
     stages = [folder.name for folder in sorted((root / TIMES).glob("*"))]
     paths = {stage: root / TIMES / stage / f"{_outputs_digest(root / 'results', stage)}.json" for stage in stages}
-    return {stage: Time(**json.loads(path.read_text())) for stage, path in paths.items() if path.exists()}
+    return {stage: read_json(path, Time, f"remove {path}") for stage, path in paths.items() if path.exists()}
 
 
 def _cpu() -> float:

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from captrain.errors import InfrastructureError, UserError
-from captrain.records import JsonObject, Record, first_fault
+from captrain.records import JsonObject, Record, first_fault, remains
 
 JOBS = Path(".cache/jobs")
 ALIVE = {
@@ -100,10 +100,9 @@ def submissions(jobs: Path = JOBS) -> list[Submission]:
     A line that was cut off is passed over: it was the last thing its process did, and nothing had followed from it.
     """
     path, rows = jobs / "ledger.jsonl", dict[str, JsonObject]()
-    for line in path.read_bytes().splitlines() if path.exists() else []:
-        with suppress(ValueError, RecursionError, LookupError, TypeError):
-            row = json.loads(line)
-            rows.setdefault(row["name"], {}).update(row)
+    for row in remains(path, JsonObject):
+        if row is not None and isinstance(name := row.get("name"), str):
+            rows.setdefault(name, {}).update(row)
     try:
         return [Submission.model_validate(row) for row in rows.values()]
     except ValidationError as error:

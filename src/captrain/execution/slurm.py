@@ -49,7 +49,7 @@ from captrain.execution.jobs import (
     submissions,
 )
 from captrain.execution.locks import exclusive
-from captrain.records import digest
+from captrain.records import digest, place_aside
 
 if TYPE_CHECKING:
     from submitit.helpers import DelayedSubmission
@@ -290,9 +290,9 @@ class Dispatch:
             if attempt.key in self.items and not attempt.submitted.exists():
                 work = DelayedSubmission(self._work(attempt.key, submission))
                 work.set_timeout(self.slurm.minutes, 10**9)
-                aside = attempt.submitted.with_suffix(".tmp")
-                work.dump(aside)
-                aside.replace(attempt.submitted)
+                with place_aside(attempt.submitted) as aside:
+                    work.dump(aside)
+                    aside.replace(attempt.submitted)
         return submission
 
 
@@ -320,12 +320,12 @@ def name_of(item: object) -> str:
 
 
 def _write(path: Path, data: bytes) -> None:
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(aside, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)
+    with place_aside(path, f".{os.getpid()}") as aside:
+        with open(aside, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
 
 
 def _portable(error: Exception, account: str) -> bytes:

@@ -4,12 +4,12 @@ Sweeps and replicates write such tables, and figures of several runs are drawn f
 table is read off each point's own results, so that gathering again costs seconds and changes nothing.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
 
+from captrain.capabilities import read_selection
 from captrain.config import Choice
 from captrain.evaluation import GRPO, Difference, evaluation_table, supervision, versus
 from captrain.execution import exclusive, times
@@ -46,7 +46,7 @@ def rows_of(choice: Choice, results: Path) -> list[TableRow]:
         UserError: the evaluation's tables are missing.
     """
     main = evaluation_table(results / "evaluation", "main")
-    candidates = json.loads((results / "capabilities/selection.json").read_text())["candidates"]
+    candidates = read_selection(results)["candidates"]
     selected = " ".join(sorted(candidate["id"] for candidate in candidates if candidate["selected"]))
     seconds = _seconds(results)
     differences = versus(evaluation_table(results / "evaluation", "differences").to_dict("records"), GRPO)

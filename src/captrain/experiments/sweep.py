@@ -17,15 +17,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import yaml
-
-from captrain.config import Choice, alternatives, layered_conf, load_choice
+from captrain.config import Choice, alternatives, layered_conf, load_choice, refuse_keys
 from captrain.errors import UserError
 from captrain.execution import entry_point, exclusive
 from captrain.experiments import points
 from captrain.experiments.gathering import TableRow, point_rows, write_table
 from captrain.experiments.points import LOCKS, Point, is_execution
-from captrain.records import publish_text
+from captrain.records import publish_text, read_yaml
 
 JOBS = Path(".cache/sweeps")
 """Hydra's own folders, one for each job; nothing in them is a result."""
@@ -91,7 +89,7 @@ def gather(jobs: Path, root: Path) -> tuple[list[TableRow], list[str]]:
     base, rows, failures = load_choice(root / "params.yaml"), list[TableRow](), list[str]()
     folders = sorted((path for path in jobs.glob("*") if path.name.isdigit()), key=lambda path: int(path.name))
     for folder in folders:
-        overrides = yaml.safe_load((folder / ".hydra/overrides.yaml").read_text())
+        overrides = read_yaml(folder / ".hydra/overrides.yaml", list[str], f"remove {folder}, or run the sweep again")
         point = point_of(base, overrides)
         # By its name, because a job of an earlier sweep may still be out and write here.
         if not (folder / WHOLE).exists() or (folder / WHOLE).read_text() != point.name:
@@ -129,6 +127,7 @@ def main() -> None:
     if {"-h", "--help"} & set(sys.argv[1:]):
         print(HELP)
         return
+    refuse_keys(sys.argv[1:])  # before Hydra writes them into its folders
     root = Path.cwd()
     if not (root / "dvc.yaml").exists():
         raise UserError(f"there is no dvc.yaml in {root.name}/", "run captrain-sweep in the root of the repository")

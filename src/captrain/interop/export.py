@@ -19,7 +19,7 @@ from captrain import __version__
 from captrain.contract import calls_of
 from captrain.errors import UserError
 from captrain.execution import user_outputs
-from captrain.records import JsonObject, Message, Rollout, digest, load, publish_text
+from captrain.records import JsonObject, Message, Rollout, digest, load, place_aside, publish_text
 
 Format = Literal["inspect", "openai"]
 NO_TIME = "1970-01-01T00:00:00+00:00"
@@ -164,8 +164,7 @@ class AddDocument(Protocol):
 @contextmanager
 def _archive(path: Path) -> Iterator[AddDocument]:
     """A zip that appears when it is whole."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with place_aside(path, f".{os.getpid()}") as aside:
         with zipfile.ZipFile(aside, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
 
             def add(name: str, document: object) -> None:
@@ -176,8 +175,6 @@ def _archive(path: Path) -> Iterator[AddDocument]:
 
             yield add
         aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def _json(value: object) -> str:

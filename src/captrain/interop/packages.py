@@ -8,7 +8,6 @@ keep the target's own names and schemas, and the reward is captrain's score of t
 import json
 import os
 import re
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -17,7 +16,7 @@ from string import Template
 from typing import Literal, get_args
 
 from captrain.errors import UserError
-from captrain.records import JsonObject, Message, Passport, publish_folder
+from captrain.records import JsonObject, Message, Passport, place_aside, publish_folder
 
 Standard = Literal["openenv", "verifiers", "trl"]
 RESERVED = {"openenv": {"reset", "step", "state", "close"}, "verifiers": set[str](), "trl": {"reset", "get_reward"}}
@@ -116,8 +115,7 @@ def write_package(package: Package, standard: Standard, out: Path) -> list[Path]
         raise UserError(f"{out} is there and not empty", "name another folder with --out")
     _check_tools(package, standard)
     out.parent.mkdir(parents=True, exist_ok=True)
-    aside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    try:
+    with place_aside(out, f".{os.getpid()}") as aside:
         for name, text in _texts(package, standard).items():
             path = aside / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -125,8 +123,6 @@ def write_package(package: Package, standard: Standard, out: Path) -> list[Path]
         if out.exists():
             out.rmdir()
         publish_folder(aside, out)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
     return sorted(path for path in out.rglob("*") if path.is_file())
 
 

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from captrain import __version__
 from captrain.contract import calls_of
 from captrain.errors import UserError
-from captrain.records import JsonObject, Message, Rollout
+from captrain.records import JsonObject, Message, Rollout, first_fault, plain, require_regular
 
 ATIF = "ATIF-v1.7"
 """The version that is written."""
@@ -173,8 +173,7 @@ def read_trajectories(path: Path) -> Iterator[Trajectory | Atif]:
         UserError: the file is missing, or a line is not a trajectory of any generation.
     """
     remedy = "give a file of the `std` split of the Agent Data Protocol, or of ATIF trajectories, one a line"
-    if not path.is_file():
-        raise UserError(f"there are no trajectories in {path}", remedy)
+    require_regular(path, remedy)
     with open(path, "rb") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
@@ -182,11 +181,9 @@ def read_trajectories(path: Path) -> Iterator[Trajectory | Atif]:
             try:
                 yield parse_trajectory(json.loads(line))
             except ValidationError as error:
-                first = error.errors(include_url=False, include_input=False)[0]
-                field = ".".join(str(part) for part in first["loc"])
-                problem = f"{first['msg']}{f' at {field}' if field else ''}"
+                problem = first_fault(error)
             except (ValueError, RecursionError) as error:
-                problem = str(error)
+                problem = "nested too deeply" if isinstance(error, RecursionError) else plain(str(error))
             else:
                 continue
             raise UserError(f"{path}, line {number} is not a trajectory ({problem})", remedy)

@@ -33,6 +33,7 @@ from .lora import adapter_digest as adapter_digest
 from .lora import copy_adapter as copy_adapter
 from .lora import load_weights as load_weights
 from .lora import save_adapter as save_adapter
+from .plain_lora import adapter_config as adapter_config
 from .plain_lora import read_plain_lora as read_plain_lora
 from .targets import LoraShape as LoraShape
 from .targets import expert_place as expert_place

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, TypeAlias
 from captrain.errors import UserError
 from captrain.execution import code_digest
 from captrain.models.lora import Adapter, adapter_digest
-from captrain.models.plain_lora import read_plain_lora
-from captrain.records import digest, publish_folder
+from captrain.models.plain_lora import adapter_config, read_plain_lora
+from captrain.records import digest, place_aside, publish_folder
 
 if TYPE_CHECKING:
     import torch
@@ -87,13 +87,12 @@ def compose(members: Mapping[str, Adapter], weights: Mapping[str, float], folder
     key = digest(code_digest(compose), [(member.digest, weight) for member, weight in weighted])
     composition = _existing(folder / key)
     if composition is None:
-        aside = folder / f".{key}.{os.getpid()}.tmp"
         shutil.rmtree(folder / key, ignore_errors=True)
-        shutil.rmtree(aside, ignore_errors=True)
         factors = concatenated([lora_factors(member) for member, _ in weighted], [weight for _, weight in weighted])
-        save_lora_factors(aside / "new", weighted[0][0], factors)
-        (aside / "new").rename(aside / adapter_digest(aside / "new"))
-        publish_folder(aside, folder / key)
+        with place_aside(folder / key, f".{os.getpid()}") as aside:
+            save_lora_factors(aside / "new", weighted[0][0], factors)
+            (aside / "new").rename(aside / adapter_digest(aside / "new"))
+            publish_folder(aside, folder / key)
         composition = _existing(folder / key)
     assert composition is not None
     return composition
@@ -165,7 +164,7 @@ def save_lora_factors(folder: Path, like: Adapter, factors: Factors) -> None:
         missing = rank - len(down)
         tensors[f"{name}.lora_A.weight"] = torch.nn.functional.pad(down, (0, 0, 0, missing)).float().contiguous()
         tensors[f"{name}.lora_B.weight"] = torch.nn.functional.pad(up, (0, missing)).float().contiguous()
-    config = json.loads((Path(like.folder) / "adapter_config.json").read_text())
+    config = adapter_config(Path(like.folder))
     config |= {"r": rank, "lora_alpha": rank}
     folder.mkdir(parents=True)
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})

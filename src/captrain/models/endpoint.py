@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
 from pydantic import AnyHttpUrl, BaseModel, Field, TypeAdapter, ValidationError
 
-from captrain.config import variable
+from captrain.config import redacted, variable, without
 from captrain.errors import InfrastructureError, UserError
-from captrain.records import JsonObject
+from captrain.records import JsonObject, plain
 
 if TYPE_CHECKING:
     import openai
@@ -221,7 +221,8 @@ class Endpoint:
         except openai.APIConnectionError as error:
             raise TransientFault(self._excerpt(f"{error} {error.__cause__ or ''}")) from None
         try:
-            return kind.model_validate_json(raw.content), raw.headers
+            # Answers are kept: a server that echoes the key, in whatever spelling, must not have it written down.
+            return kind.model_validate_json(without(raw.text, self._secret)), raw.headers
         except ValidationError:
             raise TransientFault(self._excerpt(f"answered with no message: {raw.text}"), raw.headers) from None
 
@@ -289,8 +290,8 @@ class Endpoint:
         )
 
     def _excerpt(self, text: str) -> str:
-        """What may be passed on of a server's message: one line, not too long, without the key."""
-        line = " ".join(text.split()).replace(self._secret, "***")
+        """What may be passed on of a server's message: one line, not too long, without a key."""
+        line = redacted(plain(" ".join(text.split())), self._secret)
         return f"model server: {line if len(line) <= EXCERPT else line[:EXCERPT] + '...'}"
 
 

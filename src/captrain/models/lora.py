@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from captrain.errors import UserError
+from captrain.models.plain_lora import adapter_config
 from captrain.models.targets import peft_experts, plain_experts, plain_targets
 from captrain.models.weights import model_source
 from captrain.records import file_digest
@@ -84,7 +85,7 @@ def _separate_experts(model: "PeftModel", path: Path) -> None:
 def _settle(folder: Path, base: Path, policy: str) -> None:
     model = model_source(base)
     path = folder / "adapter_config.json"
-    config = json.loads(path.read_text())
+    config = adapter_config(folder)
     config["base_model_name_or_path"] = model.source if model.in_hub else f"captrain-base-{policy}"
     config |= {"target_modules": plain_targets(config), "target_parameters": None}
     path.write_text(json.dumps(config, indent=1, sort_keys=True) + "\n")
@@ -108,7 +109,7 @@ def copy_adapter(model: "PeftModel", start: Adapter) -> None:
             f"the adapter in {folder} is {content}, and training goes on from {start.digest}",
             "it was altered: remove it and run `dvc repro` to make it again",
         )
-    config, expected = json.loads((folder / "adapter_config.json").read_text()), model.peft_config["default"].to_dict()
+    config, expected = adapter_config(folder), model.peft_config["default"].to_dict()
     for name in ("r", "lora_alpha", "target_modules"):
         before, after = (
             plain_targets(value) if name == "target_modules" else value[name] for value in (config, expected)

@@ -6,15 +6,16 @@ configuration, and an adapter of these would be another function without any err
 to be harmless is refused by its name, those of later versions of PEFT among them.
 """
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from captrain.errors import UserError
-from captrain.records import JsonObject
+from captrain.records import JsonObject, read_json, require_regular
 
 if TYPE_CHECKING:
     import torch
@@ -49,6 +50,9 @@ PLAIN = {
 """Settings that have several values, with those that are plain. Other ways to begin change the base's weights."""
 
 
+REMEDY = "a file in it is missing or was altered: delete the folder and run `dvc repro adapters`"
+
+
 @dataclass(frozen=True)
 class PlainLora:
     """The content of a plain adapter: `tensors` by their PEFT names, a lora_A (rank, in) and a lora_B (out, rank) of
@@ -60,23 +64,38 @@ class PlainLora:
     scale: float
 
 
+class _Config(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    r: Annotated[int, Field(ge=1)]
+    lora_alpha: int | float
+
+
+def adapter_config(folder: Path) -> JsonObject:
+    """The configuration of an adapter in PEFT format, its `r` and `lora_alpha` among it.
+
+    Raises:
+        UserError: it is missing, or none.
+    """
+    return read_json(folder / "adapter_config.json", _Config, REMEDY).model_dump(exclude_unset=True)
+
+
 def read_plain_lora(folder: Path) -> PlainLora:
     """Read an adapter in PEFT format.
 
     Raises:
         UserError: it is missing, damaged, or no plain LoRA adapter; what makes it none is named.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    config = adapter_config(folder)
     try:
-        config = json.loads((folder / "adapter_config.json").read_text())
+        require_regular(folder / "adapter_model.safetensors", REMEDY)
         tensors = load_file(folder / "adapter_model.safetensors")
-        rank, scale = int(config["r"]), float(config["lora_alpha"] / config["r"])
-    except Exception as error:
-        raise UserError(
-            f"adapter {folder} does not load ({type(error).__name__}: {error})",
-            "a file in it is missing or was altered: delete the folder and run `dvc repro adapters`",
-        ) from error
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"adapter {folder} does not load ({error})", REMEDY) from error
+    rank, scale = config["r"], config["lora_alpha"] / config["r"]
     modules = [name.removesuffix(".lora_A.weight") for name in sorted(tensors) if name.endswith(".lora_A.weight")]
     pairs = {f"{name}.lora_{side}.weight" for name in modules for side in "AB"}
     if obstacles := special_settings(config) or sorted(set(tensors) ^ pairs)[:1]:
@@ -88,7 +107,7 @@ def read_plain_lora(folder: Path) -> PlainLora:
     if ranks - {rank}:
         raise UserError(
             f"adapter {folder} says r = {rank}, and its tensors are of rank {', '.join(map(str, sorted(ranks)))}",
-            "a file in it was altered: delete the folder and run `dvc repro adapters`",
+            REMEDY,
         )
     if fault := _tensor_fault(tensors, modules, scale):
         raise UserError(f"adapter {folder} {fault}", "use one that was trained to its end, as PEFT saves it")

@@ -10,7 +10,6 @@ Outputs in DVC's cache alone (artifacts/) are absent in a fresh clone: that is n
 because their hashes are in dvc.lock and every stage that read them recorded the same hash.
 """
 
-import json
 import subprocess
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
@@ -18,10 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import yaml
-
 from captrain.config import compose_spec, load_choice, load_spec
 from captrain.errors import UserError
+from captrain.monitoring.integrity import ListedFile
 from captrain.monitoring.provenance import (
     dvc_pipeline,
     parameter_text,
@@ -32,7 +30,7 @@ from captrain.monitoring.provenance import (
     value_text,
 )
 from captrain.monitoring.versions import Rates, compare_rates, difference, value_changes
-from captrain.records import JsonObject
+from captrain.records import JsonObject, parse_yaml, read_json, read_text
 
 if TYPE_CHECKING:
     from dvc.output import Output
@@ -112,12 +110,12 @@ def gather(root: Path) -> Evidence:
         outputs = {path_of(out, root): out for stage in stages.values() for out in stage.outs}
         commit = _compare_commit(root, _tracked(stages, outputs, root))
         evidence = Evidence(commit.name, [*stages])
-        lock, committed = (
-            yaml.safe_load(text) or {} for text in ((root / LOCK).read_text(), committed_text(root, LOCK))
-        )
-        _compare_locks(lock.get("stages", {}), committed.get("stages", {}), outputs, evidence)
+        remedy = f"restore it with `git checkout {LOCK}`"
+        texts = read_text(root / LOCK, remedy), committed_text(root, LOCK)
+        lock, committed = (parse_yaml(text or "{}", JsonObject, LOCK, remedy).get("stages") or {} for text in texts)
+        _compare_locks(lock, committed, outputs, evidence)
         topics = _compare_files(stages, outputs, root, commit, evidence)
-        _check_lock(repo, lock.get("stages", {}), evidence)
+        _check_lock(repo, lock, evidence)
     if SPEC in outputs:
         evidence.differences += _check_spec(root)
     _add_commit(root, commit, outputs, topics, evidence)
@@ -248,7 +246,7 @@ def _check_lock(repo: "Repo", recorded: Mapping[str, JsonObject], evidence: Evid
 def _listing(repo: "Repo", digest: str) -> dict[str, str]:
     """Hashes of the files of a recorded folder, as far as DVC's cache holds the listing."""
     path = Path(repo.cache.local.oid_to_path(digest))
-    return {file["relpath"]: file["md5"] for file in json.loads(path.read_text())} if path.exists() else {}
+    return {file.relpath: file.md5 for file in read_json(path, list[ListedFile])} if path.exists() else {}
 
 
 def _check_spec(root: Path) -> list[Difference]:

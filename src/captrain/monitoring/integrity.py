@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import yaml
 from pydantic import BaseModel, Field
 
-from captrain.errors import UserError
 from captrain.monitoring.provenance import dvc_pipeline
-from captrain.records import BLOCK, read_bytes, read_json
+from captrain.records import BLOCK, read_json, read_yaml
 
 Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{32}(\.dir)?$")]
 ENTRIES = "files/md5"
 
 
-class _Entry(BaseModel):
+class ListedFile(BaseModel):
+    """A file of a folder in DVC's cache."""
+
     md5: Hash
     relpath: str
 
@@ -91,16 +91,12 @@ def _files(path: Path, md5: str, cache: Path) -> Iterator[tuple[Path, str]]:
         return
     listing = cache / md5[:2] / md5[2:]
     if listing.exists() and _md5(listing) == md5.removesuffix(".dir"):
-        for entry in read_json(listing, list[_Entry]):
+        for entry in read_json(listing, list[ListedFile]):
             yield path / entry.relpath, entry.md5
 
 
 def _lock(root: Path) -> _Lock:
-    remedy = "restore it with `git checkout dvc.lock`"
-    try:
-        return _Lock.model_validate(yaml.safe_load(read_bytes(root / "dvc.lock", remedy)))
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UserError(f"dvc.lock is damaged: {' '.join(str(error).split())[:200]}", remedy) from None
+    return read_yaml(root / "dvc.lock", _Lock, "restore it with `git checkout dvc.lock`")
 
 
 def _md5(path: Path) -> str:

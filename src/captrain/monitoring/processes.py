@@ -17,10 +17,11 @@ from typing import NamedTuple
 import psutil
 import yaml
 
+from captrain.errors import UserError
 from captrain.experiments import WORKSPACES
-from captrain.records import JsonObject
+from captrain.records import JsonObject, read_yaml
 
-UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, yaml.YAMLError)
+UNREADABLE = (UserError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, yaml.YAMLError)
 """What reading a file may come to that is half-written, gone, or not what it should be."""
 
 
@@ -43,7 +44,7 @@ class RunningPoint(NamedTuple):
 def pipeline(root: Path) -> dict[str, JsonObject]:
     """The stages of dvc.yaml as they stand there; none while it cannot be read."""
     try:
-        stages = (yaml.safe_load((root / "dvc.yaml").read_text()) or {})["stages"]
+        stages = read_yaml(root / "dvc.yaml", JsonObject)["stages"]
         return {str(name): stage for name, stage in stages.items() if isinstance(stage, dict)}
     except UNREADABLE:
         return {}
@@ -83,7 +84,7 @@ def running(root: Path, stages: Mapping[str, JsonObject]) -> tuple[dict[str, Run
 def writers(root: Path, stages: Mapping[str, JsonObject]) -> list[str]:
     """Whom DVC says to be at work, in words; of use when no stage is seen to run."""
     try:
-        record = yaml.safe_load((root / ".dvc/tmp/rwlock").read_bytes()) or {}
+        record = read_yaml(root / ".dvc/tmp/rwlock", JsonObject)
         pids = {str(path): int(writer["pid"]) for path, writer in record.get("write", {}).items()}
     except UNREADABLE:
         return []

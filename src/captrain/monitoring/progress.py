@@ -11,8 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel
 
 from captrain.baselines import TRACE_STAGES, baselines, trained_baselines
 from captrain.environments import read_passports
@@ -21,7 +20,7 @@ from captrain.execution import jobs
 from captrain.ledger import LedgerEntry, budget
 from captrain.models import ANSWERS, answer_times
 from captrain.monitoring.processes import UNREADABLE
-from captrain.records import Capability, load
+from captrain.records import Capability, load, read_json, read_yaml, remains
 
 CACHE = Path(".cache")
 CLUSTER = 30.0
@@ -46,9 +45,6 @@ class _TrainingResult(BaseModel):
 
     rollouts: int
     history: list[_HistoryRow]
-
-
-HISTORY = TypeAdapter(list[_HistoryRow])
 
 
 @dataclass
@@ -154,7 +150,7 @@ class Progress:
             if result.exists():
                 with suppress(*UNREADABLE):
                     end = max(start, result.stat().st_mtime)
-                    finished.append((_TrainingResult.model_validate_json(result.read_bytes()), end))
+                    finished.append((read_json(result, _TrainingResult), end))
             else:
                 yield _training(lock.parent, start, total)
         if finished:
@@ -231,7 +227,7 @@ class Progress:
 
     def _spec(self) -> object:
         try:
-            return yaml.safe_load((self.root / "results/spec.yaml").read_text())
+            return read_yaml(self.root / "results/spec.yaml", object)
         except UNREADABLE:
             return None
 
@@ -242,7 +238,7 @@ def _training(workspace: Path, start: float, total: int | None) -> tuple[str, fl
     marks, history = list[tuple[float, int]](), list[_HistoryRow]()
     for path in sorted(workspace.glob("checkpoints*/checkpoint-*/history.json"), key=lambda path: path.stat().st_mtime):
         with suppress(*UNREADABLE):
-            if rows := HISTORY.validate_json(path.read_bytes()):
+            if rows := read_json(path, list[_HistoryRow]):
                 history = rows
                 marks.append((path.stat().st_mtime, rows[-1].rollouts))
     if not history:
@@ -276,12 +272,9 @@ def _name(rows: Sequence[_HistoryRow]) -> str:
 
 def ledger(path: Path) -> list[LedgerEntry]:
     """Entries of a ledger, those that are whole."""
-    entries = list[LedgerEntry]()
-    with suppress(OSError):
-        for line in path.read_bytes().splitlines():
-            with suppress(ValueError):
-                entries.append(LedgerEntry.model_validate_json(line))
-    return entries
+    with suppress(*UNREADABLE):
+        return [entry for entry in remains(path, LedgerEntry) if entry is not None]
+    return []
 
 
 def _product(spec: object, *keys: str) -> int | None:

@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
 from rich.console import RenderableType
 from rich.table import Table
 
@@ -24,7 +23,7 @@ from captrain.errors import UserError
 from captrain.evaluation import CONFIDENCE
 from captrain.experiments import WORKSPACES
 from captrain.monitoring.pairing import paired_interval, read_played, task_rates
-from captrain.records import JsonObject
+from captrain.records import JsonObject, parse_yaml, read_bytes
 
 SPEC, MAIN, CAPABILITIES = "results/spec.yaml", "results/evaluation/main.csv", "results/capabilities/selection.json"
 VERSIONS = "captrain.yaml"
@@ -85,13 +84,8 @@ class Run:
             raise UserError(f"{CAPABILITIES} of {self.name} is no selection", "make it again") from None
 
     def _parsed(self, path: str) -> JsonObject:
-        try:
-            content = yaml.safe_load(self.texts.get(path, "{}"))
-        except yaml.YAMLError:
-            content = None
-        if not isinstance(content, dict):
-            raise UserError(f"{path} of {self.name} is not what captrain wrote", "make it again, or restore it")
-        return content
+        place, remedy = f"{path} of {self.name}", "make it again, or restore it"
+        return parse_yaml(self.texts.get(path, "{}"), JsonObject, place, remedy)
 
 
 @dataclass(frozen=True)
@@ -132,7 +126,7 @@ def find_run(name: str, root: Path) -> Run:
 
 
 def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace")
+    return read_bytes(path).decode(errors="replace")
 
 
 def _committed(root: Path, revision: str, path: str) -> str | None:

@@ -7,7 +7,6 @@ somebody who holds it in order to look would end the run. What is stale takes DV
 once a minute at most.
 """
 
-import json
 import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -20,6 +19,7 @@ from captrain.monitoring import processes
 from captrain.monitoring.processes import UNREADABLE, Running, RunningPoint
 from captrain.monitoring.progress import Progress, clean, ledger
 from captrain.monitoring.provenance import State, stage_states
+from captrain.records import JsonObject, read_json
 
 PATIENCE = 60.0
 """Seconds between two looks at what is stale."""
@@ -130,5 +130,5 @@ class Watch:
         for folder in (self.root / TIMES).glob("*"):
             with suppress(*UNREADABLE):
                 newest = max(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
-                durations[folder.name] = float(json.loads(newest.read_bytes())["wall_s"])
+                durations[folder.name] = float(read_json(newest, JsonObject)["wall_s"])
         return durations

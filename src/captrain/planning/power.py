@@ -12,7 +12,6 @@ tasks a small difference is out of reach at any price. What differs between trai
 comparison of two trained adapters says nothing of the next two.
 """
 
-import json
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import asdict, astuple, dataclass, replace
 from functools import lru_cache
@@ -25,7 +24,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from captrain.errors import UserError
-from captrain.evaluation import BASE, TRACE, evaluation_table, label, sign_test
+from captrain.evaluation import BASE, TRACE, evaluation_metrics, evaluation_table, label, sign_test
 from captrain.reporting import claims, read_published
 
 Floats = NDArray[np.float64]
@@ -207,7 +206,7 @@ def read_difficulty(folder: Path) -> Difficulty:
     differences = {
         (row["first"], row["second"]): row for row in evaluation_table(folder, "differences").to_dict("records")
     }
-    z = float(ndtri((1 + json.loads((folder / "metrics.json").read_text())["confidence"]) / 2))
+    z = float(ndtri((1 + evaluation_metrics(folder).confidence) / 2))
     rows = [main[TRACE], main[BASE]]
     tasks = int(main[BASE]["tasks"])
     trials = round(main[BASE]["trials"] / tasks)

@@ -5,7 +5,6 @@ fast as the base).
 """
 
 import copy
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -16,7 +15,7 @@ from captrain.errors import UserError
 from captrain.execution import prepare_torch
 from captrain.models import DENSE, Chat, expert_place, guide, read_plain_lora
 from captrain.policies.policy import ClosedQuestion, Play, outgrown
-from captrain.records import JsonObject, Message, digest, file_digest
+from captrain.records import JsonObject, Message, digest, file_digest, read_json
 
 if TYPE_CHECKING:
     from captrain.policies.engine import Decoder, EngineRow, State
@@ -231,11 +230,11 @@ def unreadable(files: Sequence[Path]) -> list[str]:
     for path in files:
         try:
             if path.suffix == ".json":
-                json.loads(path.read_bytes())
+                read_json(path, object)
             else:
                 with safe_open(path, "pt"):
                     pass
-        except (ValueError, OSError, SafetensorError):
+        except (UserError, OSError, SafetensorError):
             broken.append(path.name)
     return broken
 

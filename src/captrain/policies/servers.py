@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 
 from captrain.config import VLLM
 from captrain.errors import UserError
-from captrain.models import Endpoint, TransientFault
+from captrain.models import Endpoint, TransientFault, adapter_config
 
 if TYPE_CHECKING:
     import openai
@@ -80,7 +80,7 @@ def check_ranks(adapters: Iterable[Path], machine: VLLM) -> None:
     """
     limit = served_rank(machine)
     for folder in adapters:
-        rank = json.loads((folder / "adapter_config.json").read_text())["r"]
+        rank = adapter_config(folder)["r"]
         if rank > limit:
             raise UserError(
                 f"the adapter in {folder} has rank {rank}, and servers of policy vllm are started for {limit}",

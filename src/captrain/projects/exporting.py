@@ -6,14 +6,12 @@ captrain would have refused to train in.
 
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from captrain.config import Machine, load_spec
 from captrain.contract import Target
 from captrain.environments import load_environment
 from captrain.errors import EnvironmentFault, UserError
 from captrain.interop import Package, Standard, write_package
-from captrain.records import Passport, Split
+from captrain.records import Passport, Split, read_json
 
 FOLDERS = ("results/environments", "results/pairs")
 COUNT = 1000
@@ -73,10 +71,7 @@ def _passport(path: Path) -> Passport:
     beside = path.with_name(f"{path.stem}.passport.json")
     if not beside.is_file():
         raise UserError(f"{path} has no passport", f"`captrain validate {path}` makes one out, and says what it lacks")
-    try:
-        passport = Passport.model_validate_json(beside.read_bytes())
-    except ValidationError as error:
-        raise UserError(f"{beside} is not a whole passport ({error.errors()[0]['msg']})", "make it out again") from None
+    passport = read_json(beside, Passport, "make it out again")
     if passport.capability != path.stem:
         raise UserError(f"{beside} was made out for {passport.capability!r}", "make it out again")
     if not passport.passed:

@@ -14,7 +14,7 @@ import yaml
 from captrain.config import alternatives, shipped
 from captrain.errors import UserError
 from captrain.execution import code_closure, files_below
-from captrain.records import JsonObject, digest, file_digest
+from captrain.records import JsonObject, Record, digest, file_digest, read_yaml
 
 VERSIONS = "captrain.yaml"
 COMPONENTS = "components"
@@ -26,9 +26,18 @@ HEAD = "# The stages of captrain, as `captrain init` and `captrain upgrade` writ
 HEAD += "# captrain's own, unless stages/NAME.py is here; its code is known by the digests in captrain.yaml.\n"
 
 
+class Versions(Record):
+    """What captrain.yaml holds: which captrain a project's results are made by, and the digests of the dvc.yaml that it
+    wrote and of each stage's code."""
+
+    captrain: str
+    pipeline: str = ""
+    stages: dict[str, str]
+
+
 def shipped_pipeline() -> JsonObject:
     """The pipeline that captrain brings along, as it stands in its own repository."""
-    return yaml.safe_load(shipped("dvc.yaml").read_text())
+    return read_yaml(shipped("dvc.yaml"), JsonObject)
 
 
 def project_pipeline(root: Path) -> str:
@@ -89,7 +98,7 @@ def versions_text(version: str, pipeline: str, stages: Mapping[str, str]) -> str
     return head + yaml.safe_dump(content, sort_keys=False)
 
 
-def recorded_versions(root: Path) -> JsonObject | None:
+def recorded_versions(root: Path) -> Versions | None:
     """What captrain.yaml says; None in captrain's own repository, which has the code itself.
 
     Raises:
@@ -98,13 +107,7 @@ def recorded_versions(root: Path) -> JsonObject | None:
     path = root / VERSIONS
     if not path.exists():
         return None
-    try:
-        content = yaml.safe_load(path.read_text())
-        if isinstance(content["stages"], dict) and isinstance(content["captrain"], str):
-            return {"pipeline": "", **content}
-    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError):
-        pass
-    raise UserError(f"{path} is not what captrain wrote", "restore it from git, or run `captrain upgrade`")
+    return read_yaml(path, Versions, "restore it from git, or run `captrain upgrade`")
 
 
 def run_stage(root: Path, name: str) -> None:
@@ -119,9 +122,9 @@ def run_stage(root: Path, name: str) -> None:
         names = sorted({path.stem for place in (local, brought) for path in place.parent.glob("*.py")})
         raise UserError(f"there is no stage {name!r}", alternatives(name, names))
     recorded = recorded_versions(root)
-    if recorded is not None and script == brought and recorded["stages"].get(name) != stage_digest(name):
+    if recorded is not None and script == brought and recorded.stages.get(name) != stage_digest(name):
         raise UserError(
-            f"stage {name} of this project is that of captrain {recorded['captrain']}, and another is installed",
+            f"stage {name} of this project is that of captrain {recorded.captrain}, and another is installed",
             "`captrain upgrade` says what that makes stale, and takes it over; or install the version in captrain.yaml",
         )
     runpy.run_path(str(script), run_name="__main__")

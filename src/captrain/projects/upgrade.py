@@ -8,7 +8,7 @@ import yaml
 from captrain import __version__
 from captrain.errors import UserError
 from captrain.projects.pipeline import VERSIONS, project_pipeline, recorded_versions, stage_digests, versions_text
-from captrain.records import JsonObject, digest, publish_text
+from captrain.records import JsonObject, digest, publish_text, read_text
 
 
 @dataclass(frozen=True)
@@ -47,17 +47,17 @@ def upgrade_project(root: Path, *, dry: bool = False) -> Upgrade:
             f"there is no {VERSIONS} in {root.name}/: its stages depend on the files of captrain themselves",
             "`captrain status` says what is stale",
         )
-    present, text = (root / "dvc.yaml").read_text(), project_pipeline(root)
-    if digest(present) != recorded["pipeline"] and present != text and not dry:
+    present, text = read_text(root / "dvc.yaml", "restore it from git"), project_pipeline(root)
+    if digest(present) != recorded.pipeline and present != text and not dry:
         raise UserError(
             "dvc.yaml was edited since captrain wrote it, and would be replaced",
             "keep your changes aside, `git checkout dvc.yaml`, and upgrade again; or `captrain upgrade --dry-run`",
         )
-    before, after = recorded["stages"], stage_digests()
+    before, after = recorded.stages, stage_digests()
     changed = [name for name in after if name in before and before[name] != after[name]]
     added = [name for name in after if name not in before]
     upgrade = Upgrade(
-        recorded["captrain"],
+        recorded.captrain,
         __version__,
         changed,
         _behind(yaml.safe_load(text)["stages"], [*changed, *added]),

@@ -6,24 +6,22 @@ files' metadata. Published numbers are drawn in grey, in panels of their own unl
 of several runs are in `captrain.reporting.studies`, the style of both in `captrain.reporting.style`.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from captrain.baselines import baselines, trained_baselines
-from captrain.capabilities import SelectionAccount, replay
+from captrain.capabilities import read_selection, replay
 from captrain.errors import UserError
-from captrain.evaluation import GRPO, TRACE, label, versus
-from captrain.records import JsonObject
+from captrain.evaluation import GRPO, TRACE, evaluation_metrics, evaluation_table, label, versus
+from captrain.records import JsonObject, read_table
 from captrain.reporting.causality import causality, has_causality
 from captrain.reporting.curve import curve, curve_rows
 from captrain.reporting.published import read_published, reference
@@ -59,7 +57,7 @@ def draw(results: Path, out: Path) -> list[Path]:
     """
     figures: dict[str, Callable[[Path], Figure]] = {
         "main": main,
-        "capabilities": lambda results: capabilities(_selection(results)),
+        "capabilities": lambda results: capabilities(read_selection(results)),
         "stability": stability,
         "thresholds": thresholds,
         "training": training,
@@ -107,7 +105,7 @@ def merging(results: Path) -> Figure:
 
 
 def _compared(results: Path, title: str, order: Sequence[str] | None) -> Figure:
-    confidence = json.loads((results / "evaluation/metrics.json").read_text())["confidence"]
+    confidence = evaluation_metrics(results / "evaluation").confidence
     rows, (name, publication) = _rows(results, TRACE, order), reference(results)
     note = (
         f"Open diamonds: as published ({read_published().paper}; {name}); measured there, not here."
@@ -120,8 +118,8 @@ def _compared(results: Path, title: str, order: Sequence[str] | None) -> Figure:
 def _rows(results: Path, against: str, order: Sequence[str] | None) -> list[Line]:
     """The methods of the evaluation whose rate is defined, in the order of `wanted` (names or their beginnings), or
     all in the order of the table."""
-    main = pd.read_csv(results / "evaluation/main.csv").dropna(subset=["pass_rate"])
-    differences = versus(pd.read_csv(results / "evaluation/differences.csv").to_dict("records"), against)
+    main = evaluation_table(results / "evaluation", "main").dropna(subset=["pass_rate"])
+    differences = versus(evaluation_table(results / "evaluation", "differences").to_dict("records"), against)
     _, publication = reference(results)
     lines = {
         row["method"]: Line(
@@ -134,10 +132,6 @@ def _rows(results: Path, against: str, order: Sequence[str] | None) -> list[Line
         for row in main.to_dict("records")
     }
     return [lines[name] for name in ordered(lines, order)]
-
-
-def _selection(results: Path) -> SelectionAccount:
-    return json.loads((results / "capabilities/selection.json").read_text())
 
 
 def capabilities(selection: Mapping[str, Any]) -> Figure:
@@ -203,7 +197,7 @@ def _name_points(figure: Figure, points: Sequence[JsonObject]) -> None:
 def stability(results: Path) -> Figure:
     """How often each candidate was retained, and its coverage and gap, run by run of the labelling; beside it how often
     those of the paper were."""
-    selection, runs = _selection(results), pd.read_csv(results / "capabilities/stability.csv")
+    selection, runs = read_selection(results), read_table(results / "capabilities/stability.csv")
     limits, candidates = selection["thresholds"], selection["candidates"]
     figure = Figure(figsize=(11.2, 1.6 + 0.24 * max(len(candidates), 9)), layout="constrained")
     grid = figure.subplots(1, 4, width_ratios=(3, 3, 3, 3))
@@ -254,7 +248,7 @@ def _published_selection(axes: Axes) -> None:
 
 def thresholds(results: Path) -> Figure:
     """What would be selected over a grid of thresholds, replayed from the account of the selection."""
-    selection = _selection(results)
+    selection = read_selection(results)
     limits, candidates = selection["thresholds"], selection["candidates"]
     deltas, coverages = [step / 10 for step in range(1, 10)], [step / 20 for step in range(1, 9)]
     cells = {(d, c): replay(selection, d, c) for d in deltas for c in coverages}
@@ -290,7 +284,7 @@ def training(results: Path) -> Figure:
     on the target, and beneath them the adapters of the other baselines that were trained."""
     histories = {stage: results / stage / "history.csv" for stage in ("adapters", *trained_baselines())}
     lines = {
-        stage: list(pd.read_csv(path).groupby("adapter", sort=False))
+        stage: list(read_table(path).groupby("adapter", sort=False))
         for stage, path in histories.items()
         if path.exists()
     }
@@ -327,7 +321,7 @@ def _adapter(name: str) -> str:
 
 def kinds(results: Path) -> Figure:
     """Pass rate by task kind of the base, the headline baselines and TRACE, with intervals."""
-    table = pd.read_csv(results / "evaluation/kinds.csv")
+    table = evaluation_table(results / "evaluation", "kinds")
     methods = [method for method in HEADLINE if method in set(table["method"])]
     names = sorted(set(table["kind"].astype(str)))
     figure = Figure(figsize=(6.4, 1.2 + 0.5 * len(names)), layout="constrained")

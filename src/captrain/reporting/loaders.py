@@ -12,12 +12,13 @@ from typing import Literal
 import pandas as pd
 
 from captrain.baselines import acting_stages, spending_stages
+from captrain.capabilities import read_selection
 from captrain.config import Spec
 from captrain.config import spec as specification
 from captrain.errors import UserError
 from captrain.evaluation import Arms, arm_indices, tables
 from captrain.ledger import LedgerEntry
-from captrain.records import Capability, JsonObject, Passport, Rollout, RolloutLabels, load, read_json, read_table
+from captrain.records import Capability, Passport, Rollout, RolloutLabels, load, read_json, read_table
 from captrain.reporting import published
 
 Root = Path | str
@@ -72,8 +73,7 @@ def load_selection(root: Root = ".") -> pd.DataFrame:
     >>> captrain.load_selection()[["id", "gap"]].values.tolist()
     [['record_selection', 0.5]]
     """
-    path = _required(root, "results/capabilities/selection.json", "capabilities")
-    return pd.DataFrame(read_json(path, JsonObject)["candidates"]).drop(columns="per_run", errors="ignore")
+    return pd.DataFrame(read_selection(Path(root) / "results")["candidates"]).drop(columns="per_run", errors="ignore")
 
 
 def load_capabilities(root: Root = ".") -> list[Capability]:
@@ -103,7 +103,9 @@ def load_adapters(root: Root = ".") -> pd.DataFrame:
     [['adapters', 'record_selection']]
     """
     rows = [
-        {"stage": stage, "name": name, **row} for stage, index in arm_indices(Path(root)).items() for name, row in index
+        {"stage": stage, "name": name, **row.model_dump(exclude_unset=True)}
+        for stage, index in arm_indices(Path(root)).items()
+        for name, row in index
     ]
     return pd.DataFrame(rows).drop(columns="guidance", errors="ignore")
 

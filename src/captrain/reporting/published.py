@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import pandas as pd
-import yaml
+from pydantic import BaseModel
 from rich.table import Table
 
 from captrain.evaluation import evaluation_table, label
-from captrain.records import Record
+from captrain.records import JsonObject, Record, read_yaml
 
 NOT_RUN = "not run here"
 WHOLE = "all"
@@ -137,6 +137,13 @@ class Claim(NamedTuple):
     passed_second: int
 
 
+class _Setting(BaseModel):
+    """What is read of a spec.yaml of any version."""
+
+    base: JsonObject = {}
+    benchmark: JsonObject = {}
+
+
 @dataclass(frozen=True)
 class Contradiction:
     """One published number that cannot be, or does not agree with another: its place, what is printed, what it is by
@@ -150,7 +157,7 @@ class Contradiction:
 @cache
 def read_published() -> Published:
     """The published numbers."""
-    return Published.model_validate(yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text()))
+    return read_yaml(Path(__file__).with_suffix(".yaml"), Published)
 
 
 def table(root: Path) -> pd.DataFrame:
@@ -199,9 +206,9 @@ def reference(results: Path) -> tuple[str, dict[str, float]]:
 def _same(results: Path, rates: Rates) -> bool:
     """Whether the table's benchmark was played in `results`, with the paper's model."""
     path = results / "spec.yaml"
-    spec = yaml.safe_load(path.read_text()) if path.exists() else {}
-    model = str((spec.get("base") or {}).get("model") or "").split("@")[0]
-    same = all((spec.get("benchmark") or {}).get(key) == value for key, value in rates.benchmark.items())
+    spec = read_yaml(path, _Setting) if path.exists() else _Setting()
+    model = str(spec.base.get("model") or "").split("@")[0]
+    same = all(spec.benchmark.get(key) == value for key, value in rates.benchmark.items())
     return same and model.split("/")[-1] == read_published().model.split("/")[-1]
 
 

@@ -10,15 +10,17 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
 from rich.console import Group, RenderableType
 from rich.markdown import Markdown
 from rich.table import Table
 from rich.text import Text
 
-from captrain.baselines import acting_stages
+from captrain.capabilities import read_selection
 from captrain.contract import calls_of
 from captrain.errors import UserError
-from captrain.records import Capability, JsonObject, Rollout, load, read_json, read_text
+from captrain.evaluation import arm_indices
+from captrain.records import Capability, IndexEntry, JsonObject, Passport, Rollout, load, read_json, read_text
 from captrain.reporting.divergence import Divergence, call_text, divergence
 
 DIFFERENCES = ("first", "second", "difference", "low", "high", "p", "distinguishable")
@@ -151,14 +153,9 @@ def _marked(index: int, call: str, divergences: Divergence) -> list[Text]:
     return [*lines, Text(f"  ≠ {call}", "red"), Text(f"    reference: {mark.expected}", "yellow")]
 
 
-def _document(path: Path, stage: str) -> JsonObject:
-    """A JSON document of results/."""
-    return read_json(path, JsonObject, f"run `dvc repro {stage}` to make it")
-
-
 def capabilities(root: Path) -> Table:
     """Every candidate with the numbers of its selection."""
-    selection = _document(root / "results/capabilities/selection.json", "capabilities")
+    selection = read_selection(root / "results")
     names = ("id", "selected", "gap", "interval", "coverage", "runs", "reason")
     table = _columns("candidate capabilities", *names)
     for candidate in selection["candidates"]:
@@ -177,7 +174,7 @@ def capabilities(root: Path) -> Table:
 
 def capability(root: Path, name: str) -> RenderableType:
     """One candidate: description, numbers of its selection and the reason, evidence."""
-    selection = _document(root / "results/capabilities/selection.json", "capabilities")
+    selection = read_selection(root / "results")
     by_id = {candidate["id"]: candidate for candidate in selection["candidates"]}
     name = _pick("capability", name, by_id)
     candidate = by_id[name]
@@ -198,20 +195,20 @@ def capability(root: Path, name: str) -> RenderableType:
     return Group(Text(candidate["name"], "bold"), Text(candidate["description"]), _facts(facts))
 
 
-def _passports(root: Path) -> dict[str, JsonObject]:
+def _passports(root: Path) -> dict[str, Passport]:
     paths = sorted((root / "results/environments").glob("*.passport.json"))
     if not paths:
         raise UserError("results/environments holds no passport", "run `dvc repro environments` to make them")
-    return {path.name.removesuffix(".passport.json"): _document(path, "environments") for path in paths}
+    return {path.name.removesuffix(".passport.json"): read_json(path, Passport) for path in paths}
 
 
 def environments(root: Path) -> Table:
     """Every synthesized environment and whether its passport holds."""
     table = _columns("environments", "capability", "passport", "checks", "failed checks")
     for name, passport in _passports(root).items():
-        failed = [check["name"] for check in passport["checks"] if not check["passed"]]
-        checks = f"{len(passport['checks']) - len(failed)} of {len(passport['checks'])}"
-        table.add_row(name, _verdict(passport["passed"]), checks, ", ".join(failed))
+        failed = [check.name for check in passport.checks if not check.passed]
+        checks = f"{len(passport.checks) - len(failed)} of {len(passport.checks)}"
+        table.add_row(name, _verdict(passport.passed), checks, ", ".join(failed))
     for page in sorted((root / "results/environments/rejected").glob("*.md")):
         table.add_row(page.stem, _verdict(False), "", f"left out: see {page.relative_to(root)}")
     return table
@@ -227,30 +224,25 @@ def environment(root: Path, name: str) -> RenderableType:
     name = _pick("environment", name, passports)
     passport = passports[name]
     table = _columns(f"passport of {name}", "check", "", "measured", "bound", "detail", "task")
-    for check in passport["checks"]:
-        measured = "" if check["measured"] is None else str(check["measured"])
-        notes = (Text(check.get(key, "")) for key in ("detail", "task"))
-        table.add_row(check["name"], _verdict(check["passed"]), measured, str(check["bound"]), *notes)
-    facts = {key: str(value) for key, value in passport.items() if key != "checks"}
+    for check in passport.checks:
+        measured = "" if check.measured is None else str(check.measured)
+        table.add_row(check.name, _verdict(check.passed), measured, check.bound, Text(check.detail), Text(check.task))
+    facts = {key: str(value) for key, value in passport.model_dump(exclude={"checks"}).items()}
     return Group(table, _facts({**facts, "file": f"results/environments/{name}.py"}))
 
 
-def _adapters(root: Path) -> dict[str, JsonObject]:
+def _adapters(root: Path) -> dict[str, IndexEntry]:
     """The indices of adapters and, as far as they were trained, of all others."""
-    index = _document(root / "results/adapters/index.json", "adapters")
-    for stage in acting_stages():
-        path = root / f"results/{stage}/index.json"
-        more = _document(path, stage) if path.exists() else {}
-        index |= {name: entry for name, entry in more.items() if entry["path"]}
-    return index
+    indices = arm_indices(root).values()
+    return {name: entry for index in indices for name, entry in index if entry.path}
 
 
 def adapters(root: Path) -> Table:
     """Every adapter by its content hash."""
     table = _columns("adapters", "name", "content hash", "rollouts", "folder", "here")
     for name, entry in _adapters(root).items():
-        presence = "yes" if (root / entry["path"]).exists() else "no"
-        table.add_row(name, entry["digest"], f"{entry['rollouts']:,}", entry["path"], presence)
+        presence = "yes" if (root / entry.path).exists() else "no"
+        table.add_row(name, entry.digest, f"{entry.rollouts:,}", entry.path, presence)
     return table
 
 
@@ -259,10 +251,15 @@ def adapter(root: Path, name: str) -> RenderableType:
     index = _adapters(root)
     name = _pick("adapter", name, index)
     entry = index[name]
-    facts = _facts({key: value if isinstance(value, str) else json.dumps(value) for key, value in entry.items()})
-    card = root / entry["path"] / "README.md"
+    facts = _facts(
+        {
+            key: value if isinstance(value, str) else json.dumps(value)
+            for key, value in entry.model_dump(exclude_unset=True).items()
+        }
+    )
+    card = root / entry.path / "README.md"
     if not card.exists():
-        note = f"its model card {entry['path']}/README.md is not here: run `dvc pull`, or `dvc repro` to train it again"
+        note = f"its model card {entry.path}/README.md is not here: run `dvc pull`, or `dvc repro` to train it again"
         return Group(Text(name, "bold"), facts, Text(note, "yellow"))
     text = read_text(card)
     front = text.split("---\n", 2)
@@ -272,7 +269,7 @@ def adapter(root: Path, name: str) -> RenderableType:
 def results(root: Path) -> RenderableType:
     """The final table, the paired differences, and where the figures lie; of a benchmark that says what it is also
     the rates by kind, and what was found on the discovery split."""
-    from captrain.evaluation import evaluation_table, interpret_difference
+    from captrain.evaluation import evaluation_metrics, evaluation_table, interpret_difference
     from captrain.reporting.rediscovery import rediscovery_table
     from captrain.reporting.tables import causal_table, table
 
@@ -281,7 +278,7 @@ def results(root: Path) -> RenderableType:
     if discovery and not folder.exists():
         return Group(discovery, Text("the test split has not been played: `dvc repro evaluation`"))
     final = table(folder)
-    level = 1 - _document(folder / "metrics.json", "evaluation")["confidence"]
+    level = 1 - evaluation_metrics(folder).confidence
     paired = _columns("paired differences over tasks, in pass rate", "difference", "rate", "interval", "p", "distinct")
     for row in evaluation_table(folder, "differences", DIFFERENCES).dropna(subset=["difference"]).to_dict("records"):
         paired.add_row(
@@ -344,21 +341,39 @@ def _kinds(rows: Sequence[Mapping[Any, Any]]) -> Table:
     return table
 
 
+class _Rates(BaseModel):
+    pass_rate: float | None
+    mean_reward: float | None
+
+
+class _KindRates(_Rates):
+    rollouts: int = 0
+    floor: _Rates
+
+
+class _Summary(_KindRates):
+    """What is read of results/rollouts/summary.json; `rollouts` stands with the kinds alone."""
+
+    outcomes: dict[str, int]
+    kinds: dict[str, _KindRates]
+    benchmark: JsonObject = {}
+
+
 def _discovery(root: Path) -> RenderableType | None:
     """What the base did on the discovery split beside an agent that does nothing, and what the benchmark says of
     itself; None for a benchmark that says nothing."""
     path = root / "results/rollouts/summary.json"
-    summary = read_json(path, JsonObject) if path.exists() else {}
-    about = summary.get("benchmark")
-    if not about:
+    summary = read_json(path, _Summary) if path.exists() else None
+    if summary is None or not summary.benchmark:
         return None
+    about = summary.benchmark
     names = ("kind", "rollouts", "pass rate", "mean reward", "doing nothing: pass rate", "mean reward")
     table = _columns("discovery split, base", *names)
-    whole = {**summary, "rollouts": sum(kind["rollouts"] for kind in summary["kinds"].values())}
-    for kind, row in {**summary["kinds"], "all": whole}.items():
-        rates = (_number(rates_row[name]) for rates_row in (row, row["floor"]) for name in ("pass_rate", "mean_reward"))
-        table.add_row(kind, str(row["rollouts"]), *rates)
-    errors, closed = summary["outcomes"]["error"], len(about.get("not_runnable", {}))
+    whole = summary.model_copy(update={"rollouts": sum(kind.rollouts for kind in summary.kinds.values())})
+    for kind, row in {**summary.kinds, "all": whole}.items():
+        rates = (_number(rate) for part in (row, row.floor) for rate in (part.pass_rate, part.mean_reward))
+        table.add_row(kind, str(row.rollouts), *rates)
+    errors, closed = summary.outcomes.get("error", 0), len(about.get("not_runnable") or {})
     lines = [
         f"{name.replace('_', ' ')}: {json.dumps(value)}" for name, value in about.items() if name != "not_runnable"
     ]

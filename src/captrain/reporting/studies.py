@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -31,6 +30,7 @@ from captrain.evaluation import (
     rates_over_seeds,
     versus,
 )
+from captrain.records import read_table
 from captrain.reporting.published import read_published
 from captrain.reporting.style import (
     GREY,
@@ -87,7 +87,7 @@ def draw(results: Path, out: Path) -> list[Path]:
 
 def _read(path: Path) -> Sequence[ComparisonRow]:
     # Nothing selected is an empty cell, and no number.
-    return pd.read_csv(path).fillna({"selected": "", "reading": ""}).to_dict("records")
+    return read_table(path).fillna({"selected": "", "reading": ""}).to_dict("records")
 
 
 def _unfit(study: Study, rows: Sequence[ComparisonRow]) -> str:

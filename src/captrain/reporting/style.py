@@ -4,6 +4,7 @@ A comparison prints how each difference reads in the words of the table, so that
 figure where it stands there. Figures are made without pyplot: no display, no global state.
 """
 
+import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.figure import Figure
 
 from captrain.evaluation import BASE, BEST_SINGLE, ORACLE, RANDOM, TRACE, Difference, is_supervised, label
+from captrain.records import publish_bytes
 
 METADATA = {"pdf": {"CreationDate": None, "Creator": None, "Producer": None}, "png": {"Software": None}}
 CANVASES = {"png": FigureCanvasAgg, "pdf": FigureCanvasPdf}
@@ -63,8 +65,9 @@ def render(figures: Mapping[str, Callable[[], Figure]], out: Path) -> list[Path]
             figure.set_dpi(150)
             # The canvases themselves, because `savefig` draws each file twice. The first lays out, for both.
             for kind, canvas in CANVASES.items():
-                path = out / f"{name}.{kind}"
-                getattr(canvas(figure), f"print_{kind}")(path, metadata=METADATA[kind])
+                path, content = out / f"{name}.{kind}", io.BytesIO()
+                getattr(canvas(figure), f"print_{kind}")(content, metadata=METADATA[kind])
+                publish_bytes(path, content.getvalue())
                 figure.set_layout_engine("none")
                 paths.append(path)
     return paths

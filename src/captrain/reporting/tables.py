@@ -1,16 +1,24 @@
 """The final table as it is printed: drawn from the files that the evaluation wrote, with what is counted beneath it."""
 
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 import pandas as pd
-from pydantic import BaseModel, Field
 from rich.table import Table
 
 from captrain.errors import UserError
-from captrain.evaluation import BASE, IDLE, TRACE, evaluation_table, headline_methods, label, supervision, unequal_total
-from captrain.records import read_json, read_table
+from captrain.evaluation import (
+    BASE,
+    IDLE,
+    TRACE,
+    evaluation_metrics,
+    evaluation_table,
+    headline_methods,
+    label,
+    supervision,
+    unequal_total,
+)
+from captrain.records import read_table
 
 COLUMNS = ("method", "label", "pass_rate", "low", "high", "pass_hat_k", "mean_reward", "rollouts_spent")
 CAUSAL_HEADINGS = {
@@ -32,13 +40,6 @@ placebo: change by the adapters of the other capabilities, on failures that lack
 Intervals by bootstrap over tasks, not corrected for their number."""
 
 
-class Metrics(BaseModel):
-    """What is read of metrics.json: the level of the intervals, and the pass rates, by method."""
-
-    confidence: Annotated[float, Field(gt=0, lt=1)]
-    pass_rate: dict[str, float | None] = {}
-
-
 def table(folder: Path) -> Table:
     """The final table, drawn from what `write` wrote: pass rates with intervals, rollouts spent, what is counted.
 
@@ -46,7 +47,7 @@ def table(folder: Path) -> Table:
         UserError: a file is missing.
     """
     main, ledger = evaluation_table(folder, "main", COLUMNS), evaluation_table(folder, "ledger")
-    metrics = read_json(folder / "metrics.json", Metrics)
+    metrics = evaluation_metrics(folder)
     confidence = metrics.confidence
     if absent := [method for method in metrics.pass_rate if method not in {*main["method"]}]:
         raise UserError(

@@ -8,20 +8,31 @@ is retried, and if it stays, the rollout is an `error`, never a failure. Randomn
 import fcntl
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
 
-from pydantic import ValidationError
-
+from captrain.config import redacted
 from captrain.contract import Target, closing_episodes
 from captrain.errors import InfrastructureError
 from captrain.execution import code_digest, dispatched
 from captrain.ledger import guard_split
 from captrain.models import Adapter
 from captrain.policies import Play, Policy
-from captrain.records import JsonObject, Purpose, Rollout, Score, Task, Usage, digest, line_of, publish_text
+from captrain.records import (
+    JsonObject,
+    Purpose,
+    Rollout,
+    Score,
+    Task,
+    Usage,
+    digest,
+    line_of,
+    plain,
+    publish_text,
+    remains,
+)
 
 JOURNALS = Path(".cache/rollouts")
 Sample = tuple[Task, int]
@@ -185,7 +196,7 @@ def rollout_record(
         usage=Usage(prompt_tokens=play.prompt_tokens, completion_tokens=play.completion_tokens),
         score=score,
         outcome=outcome_of(play, score),
-        error=play.error,
+        error=None if play.error is None else redacted(plain(play.error)),
         truncated=play.truncated,
         rerendered=play.rerendered,
         retries=attempt,
@@ -210,12 +221,8 @@ def journal(path: Path) -> Iterator[tuple[list[Rollout], IO[str]]]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        whole: list[Rollout] = []
-        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-        for line in lines:
-            with suppress(ValidationError):
-                rollout = Rollout.model_validate_json(line)
-                whole += [rollout] if line.endswith(b"\n") and rollout.outcome != "error" else []
+        lines = remains(path, Rollout)
+        whole = [rollout for rollout in lines if rollout is not None and rollout.outcome != "error"]
         if len(whole) < len(lines):
             again = len(lines) - len(whole)
             print(f"{path}: {again} of {len(lines)} lines are not whole, or are errors, and are played again")

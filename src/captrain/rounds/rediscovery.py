@@ -6,10 +6,7 @@ that lack it fall; gap and coverage are shares of failures, which become few, so
 beside them.
 """
 
-import json
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -28,12 +25,6 @@ REDISCOVERY_COLUMNS = [
     "passed",
     "failed",
 ]
-
-
-def base_account(project: Path) -> SelectionAccount:
-    """What the stage `capabilities` has left."""
-    account: Any = json.loads((project / "results/capabilities/selection.json").read_text())
-    return account
 
 
 def rediscovery_table(base: SelectionAccount, diagnoses: Sequence[Diagnosis]) -> pd.DataFrame:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pandas as pd
 
 from captrain.benchmarks import evaluation_tasks, load_benchmark
-from captrain.capabilities import undecided
+from captrain.capabilities import read_selection, undecided
 from captrain.config import Spec, build
 from captrain.execution import launch
 from captrain.ledger import LedgerEntry
@@ -23,7 +23,7 @@ from captrain.records import JsonObject, publish, publish_json, publish_text
 from captrain.rounds.arms import GENERALIST, ROUTED, specialist_name
 from captrain.rounds.diagnosis import Diagnosis, diagnose_agent, extend_environments
 from captrain.rounds.evidence import Evidence
-from captrain.rounds.rediscovery import base_account, rediscovery_table
+from captrain.rounds.rediscovery import rediscovery_table
 from captrain.routing import BASE, OPENINGS, AskedModel, Example, Router, examples, openings
 from captrain.training import (
     SFT_COLUMNS,
@@ -129,7 +129,7 @@ def teach_in_rounds(spec: Spec, project: Path) -> Teaching | None:
 
 
 def _undecided(project: Path, diagnoses: Sequence[Diagnosis]) -> Sequence[str]:
-    return diagnoses[-1].undecided if diagnoses else undecided(base_account(project))
+    return diagnoses[-1].undecided if diagnoses else undecided(read_selection(project / "results"))
 
 
 def routed(spec: Spec, base: Path, evidence: Evidence) -> pd.DataFrame:
@@ -162,7 +162,7 @@ def publish_teaching(spec: Spec, project: Path, teaching: Teaching) -> None:
     ledger = [*teaching.ledger, *entries.values()]
     publish_adapters(adapters, GENERALIST, GENERALIST, columns=SFT_COLUMNS, calibration=ledger)
     publish_json(results / "rounds.json", [*teaching.account])
-    table = rediscovery_table(base_account(project), teaching.diagnoses)
+    table = rediscovery_table(read_selection(project / "results"), teaching.diagnoses)
     publish_text(results / "rediscovery.csv", table.to_csv(index=False, float_format="%.6f"))
     routes = routed(spec, project / "artifacts/base", teaching.evidence)
     publish_text(results / "routes.csv", routes.to_csv(index=False))

@@ -5,7 +5,6 @@ beside it, so that the evaluation compares them on the same outcomes. An adapter
 there is, acts on every task, and leaves a router nothing to choose.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from captrain.config import Component, Machine, Spec, build
 from captrain.contract import Target
 from captrain.environments import load_environment, read_passports
 from captrain.errors import UserError
-from captrain.records import Capability, Rollout, Task, load, publish_json, publish_text
+from captrain.records import Capability, Rollout, Task, load, publish_json, publish_text, read_index, read_table
 from captrain.routing.bounds import placebo, random_routes, without_base
 from captrain.routing.classifier import ClassifierRouter
 from captrain.routing.compositions import BASE, composition_weights, members, route_of_shares
@@ -105,7 +104,7 @@ def route_all(spec: Spec, base: Path, results: Path, artifacts: Path) -> Routes:
     Raises:
         UserError: an input is missing or damaged, or adapters of environments and others lie side by side.
     """
-    index = json.loads((results / "adapters/index.json").read_text())
+    index = read_index(results / "adapters/index.json")
     passed = read_passports(results / "environments")
     capabilities = load(results / "capabilities/capabilities.jsonl", Capability)
     ranking = [capability.id for capability in capabilities if capability.id in passed]
@@ -121,7 +120,7 @@ def route_all(spec: Spec, base: Path, results: Path, artifacts: Path) -> Routes:
         rollouts=load(artifacts / "rollouts/discovery.jsonl", Rollout),
         descriptions={capability.id: capability.description for capability in capabilities},
     )
-    gains = adapter_gains(adapters, evidence.calibration, pd.read_csv(results / "adapters/history.csv"))
+    gains = adapter_gains(adapters, evidence.calibration, read_table(results / "adapters/history.csv"))
     benchmark = load_benchmark(spec.benchmark, spec.machine)
     tasks = evaluation_tasks(benchmark, spec.evaluation)
     seed = spec.seed if spec.controls.run else None

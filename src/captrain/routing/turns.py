@@ -10,17 +10,21 @@ The label of a turn is its environment's set, to the end of the episode: which o
 be told from outside, since one call may need both, and a call left out is seen only where the episode ends.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 
 from captrain.contract import Target, calls_of
-from captrain.errors import UserError
-from captrain.records import Message, Rollout, digest, publish_json
+from captrain.records import Message, Record, Rollout, digest, publish_json, read_json
 from captrain.routing.compositions import BASE, members, route_of
 from captrain.routing.router import OPENINGS, opening
 from captrain.routing.sets import SetModel, words
+
+
+class _StoredRouter(Record):
+    most: int
+    bias: dict[str, float]
+    weights: dict[str, list[float]]
 
 
 class TurnRouter:
@@ -71,13 +75,8 @@ class TurnRouter:
         Raises:
             UserError: the file is missing or damaged.
         """
-        try:
-            stored = json.loads(path.read_text())
-            return cls(SetModel(stored["bias"], stored["weights"]), stored["most"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(
-                f"{path} does not read ({type(error).__name__}: {error})", "run `dvc repro routes` to make it again"
-            ) from error
+        stored = read_json(path, _StoredRouter, "run `dvc repro routes` to make it again")
+        return cls(SetModel(stored.bias, stored.weights), stored.most)
 
     def write(self, path: Path) -> None:
         """Publish the fitted model as JSON."""

@@ -15,7 +15,7 @@ from jinja2 import TemplateError
 from starlette.exceptions import HTTPException
 
 from captrain.errors import UserError
-from captrain.models import adapter_digest
+from captrain.models import adapter_config, adapter_digest
 from captrain.policies import EngineRow, LocalPolicy, with_adapter
 from captrain.records import JsonObject, Message, digest
 from captrain.serving.openai_schemas import CompletionRequest, RequestMessage, TokenRequest
@@ -65,7 +65,7 @@ class Server:
         if name == self.name or name in self.adapters:
             raise UserError(f"there is a model {name} already", "unload it first, or choose another name")
         content = adapter_digest(folder)
-        rank = json.loads((folder / "adapter_config.json").read_text())["r"]
+        rank = adapter_config(folder)["r"]
         if self.rank is not None and rank > self.rank:
             raise UserError(
                 f"adapter {name} has rank {rank}, and ranks to {self.rank} are taken", "serve a larger rank"

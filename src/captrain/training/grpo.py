@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from captrain.records import JsonObject, publish_text
+from captrain.records import JsonObject, publish_text, read_json
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
@@ -432,7 +432,8 @@ def fit(
     trainer: Any = make_trainer(recipe, job, policy, targets, checkpoints, kind)
     last = collectives.once(lambda: last_checkpoint(checkpoints))
     if last is not None:
-        trainer.history = json.loads((last / "history.json").read_text())
+        remedy = f"remove {last}: training goes on from the one before"
+        trainer.history = read_json(last / "history.json", list[JsonObject], remedy)
     trainer.train(resume_from_checkpoint=str(last) if last is not None else None)
     folder = workspace / "adapter"
     collectives.save(trainer.model, folder, job.base, policy.digest)

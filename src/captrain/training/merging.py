@@ -18,7 +18,6 @@ to n r, the rank of the sum, and the model card says how much that keeps. All ot
 the least rank that it can.
 """
 
-import json
 import shutil
 import warnings
 from collections.abc import Mapping, Sequence
@@ -30,7 +29,7 @@ from captrain.config import Spec
 from captrain.errors import UserError
 from captrain.execution import code_digest, prepare_torch, run
 from captrain.models import Adapter, adapter_digest, lora_factors, save_lora_factors
-from captrain.records import JsonObject, digest, publish_text
+from captrain.records import JsonObject, digest, publish_text, read_index
 from captrain.training.distillation import distil, distillation
 from captrain.training.jobs import Trained
 from captrain.training.workspace import Workspace, replace_folder
@@ -65,7 +64,7 @@ def merge_all(spec: Spec, base: Path, results: Path) -> list[Trained]:
 
 
 def _members(path: Path) -> dict[str, Adapter]:
-    members = {name: Adapter(row["path"], row["digest"]) for name, row in json.loads(path.read_text()).items()}
+    members = {name: Adapter(row.path, row.digest) for name, row in read_index(path).items()}
     for name, member in members.items():
         if adapter_digest(Path(member.folder)) != member.digest:
             raise UserError(

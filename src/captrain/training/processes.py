@@ -11,7 +11,6 @@ The processes end when whoever waits for them does, however that comes about; ch
 settings are never gone on from. A `UserError` in a process reaches the caller as if it had been raised there.
 """
 
-import json
 import pickle
 import re
 import signal
@@ -24,7 +23,7 @@ import yaml
 
 from captrain.config import Accelerate
 from captrain.errors import UserError
-from captrain.records import JsonObject, publish_text
+from captrain.records import JsonObject, publish_text, read_json
 
 KEEPER = Path(__file__).parents[1] / "policies" / "keeper.py"
 GRACE = 20.0
@@ -128,7 +127,7 @@ def fit(training: SharedTraining, workspace: Path) -> JsonObject:
             f"see {log}; run again to go on from the last checkpoint, with smaller machine.accelerate.rows or more "
             "processes if it was memory",
         )
-    return json.loads((workspace / RESULT).read_text())
+    return read_json(workspace / RESULT, JsonObject, f"remove {workspace}, and run again")
 
 
 def _check(training: SharedTraining) -> None:

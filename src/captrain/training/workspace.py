@@ -5,7 +5,6 @@ the result is published before anything that training could go on from is remove
 or finds it whole. What was altered since then is never used: the adapter is named by the hash of its content.
 """
 
-import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from captrain.errors import UserError
 from captrain.execution import exclusive
 from captrain.ledger import LedgerEntry
 from captrain.models import adapter_digest
-from captrain.records import JsonObject, publish, publish_folder, publish_json, publish_text
+from captrain.records import JsonObject, publish, publish_folder, publish_json, publish_text, read_json
 from captrain.training import mismatch
 
 RESULT = "result.json"
@@ -60,11 +59,14 @@ class Workspace:
                 publish_json(path, train())
             for pattern in self.scratch:
                 _remove(self.folder.glob(pattern))
-            result = json.loads(path.read_text())
-            self._check(result["digest"])
+            try:
+                result = read_json(path, JsonObject)
+            except UserError:
+                result = {}
+            self._check(result.get("digest"))
             return result
 
-    def _check(self, expected: str) -> None:
+    def _check(self, expected: object) -> None:
         try:
             content = adapter_digest(self.adapter)
         except UserError:

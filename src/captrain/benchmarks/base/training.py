@@ -18,7 +18,7 @@ from captrain.benchmarks.base.tokenizer import build_tokenizer
 from captrain.config import Base, build
 from captrain.execution import prepare_torch
 from captrain.models import Chat, dialogue_tokens
-from captrain.records import JsonObject, Message, file_digest, publish_json
+from captrain.records import JsonObject, Message, file_digest, place_aside, publish_json
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -151,12 +151,11 @@ def train_base(
             optimizer.step()
             optimizer.zero_grad()
         losses.append(loss.item())
-    aside = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(aside, ignore_errors=True)
-    model.float().save_pretrained(aside)  # exact: see `captrain.models.barrier`
-    tokenizer.save_pretrained(aside)
-    shutil.rmtree(folder, ignore_errors=True)
-    aside.rename(folder)
+    with place_aside(folder) as aside:
+        model.float().save_pretrained(aside)  # exact: see `captrain.models.barrier`
+        tokenizer.save_pretrained(aside)
+        shutil.rmtree(folder, ignore_errors=True)
+        aside.rename(folder)
     tail = losses[-max(1, len(losses) // 10) :]
     return {
         "weights_sha256": file_digest(folder / "model.safetensors"),

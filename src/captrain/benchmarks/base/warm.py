@@ -19,7 +19,7 @@ from captrain.benchmarks.base.training import Supervised, train_base
 from captrain.config import Base, Machine, build
 from captrain.errors import UserError
 from captrain.models import Chat, dialogue_tokens, load_module
-from captrain.records import JsonObject, Message, file_digest
+from captrain.records import JsonObject, Message, file_digest, place_aside
 
 Show = Callable[[list[list[Supervised]]], Iterable[list[Supervised]]]
 
@@ -150,12 +150,11 @@ def warm_start(
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    aside = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(aside, ignore_errors=True)
-    model.save_pretrained(aside)
-    tokenizer.save_pretrained(aside)
-    shutil.rmtree(folder, ignore_errors=True)
-    aside.rename(folder)
+    with place_aside(folder) as aside:
+        model.save_pretrained(aside)
+        tokenizer.save_pretrained(aside)
+        shutil.rmtree(folder, ignore_errors=True)
+        aside.rename(folder)
     tail = losses[-max(1, len(losses) // 10) :]
     return {
         "pretrained": spec.pretrained,

@@ -157,6 +157,8 @@ class ConfinedEnvironment:
 
     def __init__(self, path: Path, source: bytes, layers: Sequence[str]) -> None:
         self._path, self._source, self._layers = path, source, layers
+        self.end: float | None = None
+        """Of `time.monotonic`: beyond it nothing is answered any more; None: only each answer has its limit."""
         self._lock, self._owner = threading.Lock(), os.getpid()
         self._host: Host | None = None
         self._references: dict[str, str] = {}
@@ -205,7 +207,7 @@ class ConfinedEnvironment:
             tasks: list[JsonObject] = []
             for start in range(0, count + 1, SLICE):
                 arguments = {"split": split, "count": count, "start": start, "stop": start + SLICE}
-                batch = self._host_of_process().ask_shared("tasks", arguments)
+                batch = self._host_of_process().ask_shared("tasks", arguments, self.end)
                 if not isinstance(batch, list):
                     raise Misbehaviour(f"returned what is not a list of tasks ({preview(batch)})")
                 tasks += batch
@@ -216,7 +218,8 @@ class ConfinedEnvironment:
     def score(self, task: JsonObject, messages: Sequence[Message]) -> JsonObject:
         """See `captrain.contract.Environment.score`; in a process of its own."""
         with self.attributing_faults("score", task["id"]):
-            return self._host_of_process().ask_fresh("call", {"name": "score", "arguments": [task, list(messages)]})
+            arguments = {"name": "score", "arguments": [task, list(messages)]}
+            return self._host_of_process().ask_fresh("call", arguments, self.end)
 
     def reference(self, task: JsonObject) -> list[Message]:
         """See `captrain.contract.Environment.reference`; the file is asked once a task."""
@@ -242,11 +245,11 @@ class ConfinedEnvironment:
     def _function(self, name: str, task: JsonObject) -> object:
         shape = SHAPES.get(name, messages_of)
         with self.attributing_faults(name, task["id"]):
-            return shape(self._host_of_process().ask_shared("call", {"name": name, "arguments": [task]}))
+            return shape(self._host_of_process().ask_shared("call", {"name": name, "arguments": [task]}, self.end))
 
     def _size(self, split: str) -> int | None:
         with self.attributing_faults("size", f"split {split}"):
-            size = self._host_of_process().ask_shared("call", {"name": "size", "arguments": [split]})
+            size = self._host_of_process().ask_shared("call", {"name": "size", "arguments": [split]}, self.end)
             if size is None or (type(size) is int and size >= 0):
                 return size
             raise Misbehaviour(f"returned what is no number of tasks ({preview(size)})")
@@ -282,7 +285,7 @@ class ConfinedEpisode:
     ) -> None:
         self._environment, self._worker, self._task = environment, worker, task["id"]
         try:
-            match ask(worker, "open", {"task": task, "more": more}):
+            match ask(worker, "open", {"task": task, "more": more}, environment.end):
                 case {"messages": messages, "tools": tools}:
                     self.messages = messages_of(messages)
                     self.tools = None if tools is None else tools_of(tools)
@@ -295,7 +298,7 @@ class ConfinedEpisode:
     def step(self, message: Message) -> tuple[list[Message], bool]:
         """See `captrain.contract.Episode.step`."""
         with self._environment.attributing_faults("step", self._task):
-            match ask(self._worker, "step", {"message": message}):
+            match ask(self._worker, "step", {"message": message}, self._environment.end):
                 case [replies, bool(is_over)]:
                     return messages_of(replies), is_over
                 case unexpected:

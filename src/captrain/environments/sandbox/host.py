@@ -155,7 +155,7 @@ class Host:
         """A process that nobody has used."""
         return self.server.worker(self._layers)
 
-    def ask_shared(self, op: str, arguments: Mapping[str, object]) -> object:
+    def ask_shared(self, op: str, arguments: Mapping[str, object], end: float | None = None) -> object:
         """Ask the process that is kept, or the next one; returns and raises as `ask`."""
         with self._lock:
             if self._worker is not None and (self._worked > TURN or self._worker.has_ended()):
@@ -165,29 +165,38 @@ class Host:
                 self._worker, self._worked = self.fresh(), 0.0
             began = time.monotonic()
             try:
-                return ask(self._worker, op, arguments)
+                return ask(self._worker, op, arguments, end)
             finally:
                 self._worked += time.monotonic() - began
 
-    def ask_fresh(self, op: str, arguments: Mapping[str, object]) -> Any:
+    def ask_fresh(self, op: str, arguments: Mapping[str, object], end: float | None = None) -> Any:
         """Ask a fresh process, once; returns and raises as `ask`."""
         worker = self.fresh()
         try:
-            return ask(worker, op, arguments)
+            return ask(worker, op, arguments, end)
         finally:
             dismiss(worker)
 
 
-def ask(worker: Worker, op: str, arguments: Mapping[str, object]) -> Any:
+def ask(worker: Worker, op: str, arguments: Mapping[str, object], end: float | None = None) -> Any:
     """What a process answers, as far as any answer can be believed.
+
+    Args:
+        worker: the process.
+        op: what is asked of it.
+        arguments: of the operation.
+        end: of `time.monotonic`, beyond which no answer is waited for, however long one alone may take.
 
     Raises:
         Verdict: it raised, did not answer, or not with JSON within bounds.
         InfrastructureError: the fork server is lost.
     """
+    patience = SECONDS if end is None else min(SECONDS, end - time.monotonic())
+    if patience <= 0:
+        raise Misbehaviour("took as long as it may in all")
     try:
         with worker.lock:
-            reply = worker.exchange(op, arguments, SECONDS)
+            reply = worker.exchange(op, arguments, patience)
     except InfrastructureError:
         child = worker.process
         assert isinstance(child, ConfinedProcess)

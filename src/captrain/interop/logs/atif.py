@@ -1,11 +1,11 @@
 """Trajectories in ATIF (Harbor's), with the reward that stands in them or in Harbor's `result.json` beside them."""
 
-import json
 from pathlib import Path
 
 from captrain.interop.logs.records import RowFormat
+from captrain.interop.logs.source import json_of
 from captrain.interop.trajectories import Atif, Inexpressible, messages_of, parse_trajectory
-from captrain.records import JsonObject, read_bytes
+from captrain.records import JsonObject
 
 RESULT = "result.json"
 
@@ -45,7 +45,7 @@ def _result(path: Path) -> JsonObject:
     """Harbor's account of the trial, beside the trajectory or one folder up."""
     for folder in (path.parent, path.parent.parent):
         if (folder / RESULT).is_file():
-            result = json.loads(read_bytes(folder / RESULT))
+            result = json_of(folder / RESULT)
             return result if isinstance(result, dict) else {}
     return {}
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from captrain.interop.logs.source import reason_of
+from captrain.interop.logs.source import json_of, reason_of
 from captrain.records import JsonObject
 
 Row = tuple[str, object]
@@ -44,7 +44,7 @@ def rows_of(path: Path) -> Iterator[Row]:
         ValueError: it is neither lines nor a JSON document.
     """
     if not is_lines(path):
-        document = json.loads(path.read_bytes())
+        document = json_of(path)
         entries = document if isinstance(document, list) else [document]
         yield from ((f"entry {number}", entry) for number, entry in enumerate(entries, start=1))
         return

@@ -8,10 +8,13 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from captrain.records import JsonObject, Message, Rollout, Score, Task, digest, first_fault, plain
+from captrain.errors import UserError
+from captrain.records import JsonObject, Message, Rollout, Score, Task, digest, first_fault, plain, read_bytes
 
 MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """What reading a value raises that is of another form than it should be."""
@@ -60,6 +63,19 @@ def reason_of(error: Exception) -> str:
     if isinstance(error, ValueError) and not isinstance(error, UnicodeError):
         return plain(str(error)[:200])
     return "a value in it is of another type than it should be"
+
+
+def json_of(path: Path) -> Any:
+    """The JSON document in a file of somebody else's, where halves of characters may be spelt that no file holds.
+
+    Raises:
+        ValueError: it is missing, cannot be read, or is not JSON.
+        RecursionError: it is nested too deeply.
+    """
+    try:
+        return json.loads(read_bytes(path))
+    except UserError as error:
+        raise ValueError(error.problem) from None
 
 
 def entry_of(read: Callable[[], Rollout | str]) -> Rollout | str:

@@ -18,13 +18,14 @@ from captrain.interop.logs.source import (
     Source,
     cleaned,
     entry_of,
+    json_of,
     models,
     parsed,
     reason_of,
     record_of_entry,
     text_of,
 )
-from captrain.records import JsonObject, Message, Rollout, file_digest, read_bytes
+from captrain.records import JsonObject, Message, Rollout, file_digest
 
 NO_VERDICT = ("user_error", "infrastructure_error", "unexpected_error", "timeout")
 """Terminations that say nothing of the agent."""
@@ -123,7 +124,7 @@ def _loaded(path: Path | None) -> object:
     if path is None:
         return "the file is missing"
     try:
-        return json.loads(read_bytes(path))
+        return json_of(path)
     except (ValueError, RecursionError) as error:
         return f"it is not JSON: {reason_of(error)}"
 

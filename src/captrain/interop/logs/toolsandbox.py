@@ -12,7 +12,7 @@ from pathlib import Path
 
 from captrain.interop.logs.chat import chat_message
 from captrain.interop.logs.document import JsonDocument
-from captrain.interop.logs.source import MALFORMED, Source, entry_of, reason_of, record_of_entry
+from captrain.interop.logs.source import MALFORMED, Source, entry_of, json_of, reason_of, record_of_entry
 from captrain.records import JsonObject, Message, Rollout, file_digest
 
 CATEGORIES = ("insufficient_information", "multiple_user_turn", "multiple_tool_call", "single_tool_call")
@@ -49,7 +49,7 @@ def _rollout(path: Path, file: str, index: int, result: JsonObject, name: str) -
     if not conversation.is_file():
         return f"trajectories/{name}/conversation.json is missing" + (f" ({fault})" if fault else "")
     try:
-        turns = json.loads(conversation.read_bytes())
+        turns = json_of(conversation)
         messages = [_message(turn) for turn in turns]
     except MALFORMED as error:
         return f"trajectories/{name}/conversation.json does not read: {reason_of(error)}"

@@ -1,15 +1,14 @@
 """What the pages of the report say, of what `files` reads. Numbers that are undefined are None."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
-from pydantic import TypeAdapter
+from pydantic import BaseModel
 
-from captrain.errors import UserError
 from captrain.evaluation import Bootstrap, tables
-from captrain.records import Capability, Passport, Rollout, load
+from captrain.records import Capability, Passport, Rollout, load, read_text, read_yaml
 from captrain.reporting import published
 from captrain.reporting.pages import files
 from captrain.reporting.pages.archive import Archive, Lack, indices
@@ -80,7 +79,7 @@ def literature(root: Path) -> JsonObject:
     publication, run = published.read_published(), dict[tuple[str, str, str], JsonObject]()
     if all((root / "results" / name).exists() for name in ("evaluation/main.csv", "evaluation/kinds.csv", "spec.yaml")):
         with files.corruption_named(root, "results/spec.yaml", "compose"):
-            TypeAdapter(dict[str, Any]).validate_python(yaml.safe_load((root / "results/spec.yaml").read_text()))
+            read_yaml(root / "results/spec.yaml", JsonObject)
         rows = files.rows(published.table(root))
         run = {(row["what"], row["method"], row["at"]): row for row in rows if row["ours"] is not None}
     return {"known": publication, "ours": run, "contradictions": published.contradictions()}
@@ -101,7 +100,7 @@ def capabilities(root: Path, archive: Archive) -> list[JsonObject] | Missing:
     for candidate in account["candidates"]:
         name = candidate["id"]
         path = f"results/environments/{name}.py"
-        source = files.present(root, path, "environments", (root / path).read_text)
+        source = files.present(root, path, "environments", partial(read_text, root / path))
         passport = files.model(root, f"results/environments/{name}.passport.json", "environments", Passport)
         steps = history if isinstance(history, Missing) else [row for row in history if row["adapter"] == name]
         rows.append(
@@ -184,6 +183,12 @@ def gains(name: str, archive: Archive) -> JsonObject | Missing | None:
     return {"rows": rows, "own": sorted(own_kinds)}
 
 
+class _Stages(BaseModel):
+    """What is read of dvc.yaml and dvc.lock."""
+
+    stages: dict[str, JsonObject] = {}
+
+
 def provenance(root: Path) -> list[JsonObject] | Missing:
     """One row a stage of dvc.yaml: what it is, its command, its outputs with their hashes as dvc.lock records them, and
     whether they are here."""
@@ -191,9 +196,11 @@ def provenance(root: Path) -> list[JsonObject] | Missing:
     if not path.exists() or not lock.exists():
         absent = lock if path.exists() else path
         return Missing(f"{absent.name} is missing", "run the report inside a clone in which `dvc repro` has run")
-    recorded = (_yaml(lock) or {}).get("stages", {})
+    recorded, stages = (
+        read_yaml(file, _Stages, f"restore it: `git checkout -- {file.name}`").stages for file in (lock, path)
+    )
     rows = []
-    for name, stage in _yaml(path)["stages"].items():
+    for name, stage in stages.items():
         record = recorded.get(name, {})
         outputs = [
             {
@@ -208,14 +215,6 @@ def provenance(root: Path) -> list[JsonObject] | Missing:
         command = stage.get("cmd", "")
         rows.append({"name": name, "desc": stage.get("desc", ""), "cmd": command, "outputs": outputs, "inputs": inputs})
     return rows
-
-
-def _yaml(path: Path) -> Any:
-    try:
-        return yaml.safe_load(path.read_text())
-    except (ValueError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{path} is corrupt: {reason}", f"restore it: `git checkout -- {path.name}`") from None
 
 
 def _is_present(root: Path, name: str) -> bool:

@@ -6,8 +6,6 @@ says, without a value that a page shows) is a `UserError` that names it and the 
 that nobody sees would be worse than none.
 """
 
-import io
-import json
 import math
 import os
 from collections.abc import Callable, Iterator
@@ -22,6 +20,7 @@ import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from captrain.errors import UserError
+from captrain.records import read_json, read_table
 
 JsonObject = dict[str, Any]
 T = TypeVar("T")
@@ -299,7 +298,7 @@ def document(root: Path, name: str, stage: str, shape: Any = Any) -> Any:
     """A JSON document as it is, once it is seen to hold what `shape` asks for; a `Missing` where there is none."""
 
     def read() -> Any:
-        value = json.loads((root / name).read_text())
+        value = read_json(root / name, object)
         TypeAdapter(shape).validate_python(value, strict=True)
         return value
 
@@ -308,7 +307,7 @@ def document(root: Path, name: str, stage: str, shape: Any = Any) -> Any:
 
 def model(root: Path, name: str, stage: str, kind: type[M]) -> M | Missing:
     """A JSON document as a record."""
-    return present(root, name, stage, lambda: kind.model_validate_json((root / name).read_bytes()))
+    return present(root, name, stage, lambda: read_json(root / name, kind))
 
 
 def table_of(root: Path, name: str, stage: str, shape: type[BaseModel] | None = None) -> list[JsonObject] | Missing:
@@ -317,11 +316,8 @@ def table_of(root: Path, name: str, stage: str, shape: type[BaseModel] | None = 
     words = {column: str for column, field in fields.items() if field.annotation is str}
 
     def read() -> list[JsonObject]:
-        text = (root / name).read_text()
-        if not text.endswith("\n"):
-            raise ValueError("its last line has no end")
         # A kind or an arm may be called "none" or "NA".
-        table = rows(pd.read_csv(io.StringIO(text), dtype=words, keep_default_na=False, na_values=[""]))  # type: ignore[arg-type]
+        table = rows(read_table(root / name, words=True, kinds=words))
         if shape:
             for row in table:
                 shape.model_validate(row, strict=True)

@@ -20,7 +20,7 @@ from markupsafe import Markup
 
 from captrain.errors import UserError
 from captrain.evaluation import headline_methods, label, supervision, unequal_total
-from captrain.records import JsonObject
+from captrain.records import JsonObject, place_aside
 from captrain.reporting.pages import data, shards
 from captrain.reporting.pages.archive import Archive
 from captrain.reporting.pages.files import Missing
@@ -64,11 +64,9 @@ def build(root: Path, out: Path) -> list[Path]:
     """
     _refuse_foreign(out)
     out.parent.mkdir(parents=True, exist_ok=True)
-    aside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    shutil.rmtree(aside, ignore_errors=True)
-    (aside / "data").mkdir(parents=True)
     paths = []
-    try:
+    with place_aside(out, f".{os.getpid()}") as aside:
+        (aside / "data").mkdir(parents=True)
         for name, content in _files(root):
             with (aside / name).open("wb") as file:
                 pieces = [content] if isinstance(content, str | bytes) else content
@@ -77,8 +75,6 @@ def build(root: Path, out: Path) -> list[Path]:
         if out.exists():
             shutil.rmtree(out)
         aside.rename(out)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
     return paths
 
 
