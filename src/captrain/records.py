@@ -360,7 +360,7 @@ def parse_yaml(text: str, kind: type[T], place: str, remedy: str = REPRO) -> T:
 
 
 def _not_whole(place: str, kind: type[object], error: ValidationError, remedy: str) -> UserError:
-    name = kind.__name__ if isinstance(kind, type) and issubclass(kind, BaseModel) else "document"
+    name = kind.__name__.lstrip("_") if isinstance(kind, type) and issubclass(kind, BaseModel) else "document"
     return UserError(f"{place} is not a whole {name} ({first_fault(error)})", remedy)
 
 

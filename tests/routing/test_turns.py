@@ -248,5 +248,5 @@ class TestRouter:
             assert again.choose(desk.open(task).messages) == router.choose(desk.open(task).messages)
         path.write_text(json.dumps({"most": 2}))
         for broken in (path, tmp_path / "nowhere.json"):
-            with pytest.raises(UserError, match=f"{broken.name} does not read"):
+            with pytest.raises(UserError, match=f"{broken.name} is (not a whole StoredRouter|missing)"):
                 TurnRouter.read(broken)

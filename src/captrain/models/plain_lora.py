@@ -50,7 +50,7 @@ PLAIN = {
 """Settings that have several values, with those that are plain. Other ways to begin change the base's weights."""
 
 
-REMEDY = "a file in it is missing or was altered: delete the folder and run `dvc repro adapters`"
+REMEDY = "the adapter is not whole or was altered: delete its folder and run `dvc repro adapters`"
 
 
 @dataclass(frozen=True)
