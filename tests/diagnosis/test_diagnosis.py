@@ -50,6 +50,22 @@ def test_few_rollouts_are_said_to_conclude_nothing_and_nothing_is_selected(tmp_p
     assert all(row["reason"].startswith("too few rollouts") for row in ranked(tmp_path).values())
 
 
+def test_text_of_the_logs_is_text_in_the_report_and_on_the_page(tmp_path: Path) -> None:
+    hostile = "<script>x</script> | **bold** [a](http://b) \x1b[31m \u202e sk-abcdefghijklmnop1234"
+    data = json.loads(LIBRARY.read_text())
+    for simulation, task in zip(data["simulations"], [*data["tasks"]] * len(data["simulations"]), strict=False):
+        simulation["task_id"] = task["id"] = f"{task['id'].split(' ')[0]} {hostile}"
+        for message in simulation["messages"]:
+            message["content"] = f"{message.get('content') or ''} {hostile}"
+    path = tmp_path / "hostile.json"
+    path.write_text(json.dumps(data))
+    printed = diagnose(path, "--out", tmp_path / "out")
+    report, page = ((tmp_path / "out" / name).read_text() for name in ("report.md", "report.html"))
+    assert "&lt;script&gt;" in report and "\\*\\*bold\\*\\* \\[a\\]" in report
+    assert "<script>x" not in report and "<script>x" not in page
+    assert not {"\x1b", "\u202e"} & {*printed, *report} and "sk-abcdefghijklmnop1234" not in report
+
+
 def test_logs_of_one_outcome_give_a_report_without_a_ranking(tmp_path: Path) -> None:
     data = json.loads(LIBRARY.read_text())
     data["simulations"] = [one for one in data["simulations"] if one["reward_info"]["reward"] == 1.0]

@@ -1,17 +1,19 @@
 """The report of a diagnosis in Markdown: outcomes, causes, the contrast, what to do, each failure, what is left out."""
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from importlib.metadata import version
 
 from captrain.capabilities import LACKING, PRESENT
+from captrain.config import redacted
 from captrain.contract import calls_of
 from captrain.diagnosis.advice import Advice
 from captrain.diagnosis.cause import KINDS, SUSPECT
 from captrain.diagnosis.diagnosis import LIST_LENGTH, Diagnosis, shares
 from captrain.diagnosis.explained import Explained
 from captrain.diagnosis.figures import figure_line
-from captrain.records import Message
+from captrain.records import Message, as_markdown
 
 QUOTED = 240
 """Characters quoted of a message."""
@@ -61,8 +63,8 @@ def _outcomes(diagnosis: Diagnosis) -> str:
     tally = diagnosis.explanations.outcomes
     agents = tally.agents()
     rows = [
-        f"| {row.environment} |{f' {agent} |' if len(agents) > 1 else ''} {row.rollouts} | {row.tasks} | {row.passed} "
-        f"| {row.rate:.3f} | {row.low:.3f} to {row.high:.3f} | {row.reward:.3f} |"
+        f"| {words(row.environment)} |{f' {words(agent)} |' if agent else ''} {row.rollouts} | {row.tasks} "
+        f"| {row.passed} | {row.rate:.3f} | {row.low:.3f} to {row.high:.3f} | {row.reward:.3f} |"
         for agent in (agents if len(agents) > 1 else [None])
         for row in tally.environments(agent)
     ]
@@ -84,7 +86,8 @@ def _paired(diagnosis: Diagnosis) -> list[str]:
             if difference := tally.difference(first, second):
                 tasks, mean, low, high = difference
                 lines.append(
-                    f"- {first} minus {second}: {mean:+.3f} ({low:+.3f} to {high:+.3f}), {tasks} tasks of both"
+                    f"- {words(first)} minus {words(second)}: {mean:+.3f} ({low:+.3f} to {high:+.3f}), {tasks} tasks "
+                    "of both"
                 )
     return ["Pass rates paired by task, with 95% intervals:\n\n" + "\n".join(lines)] if lines else []
 
@@ -108,7 +111,7 @@ def _agents(diagnosis: Diagnosis) -> str:
     if len(diagnosis.agents) < 2:
         return ""
     accounts = diagnosis.agents
-    header = f"| cause | {' | '.join(accounts)} |"
+    header = f"| cause | {' | '.join(map(words, accounts))} |"
     rows = [
         f"| {KINDS[kind].name} | "
         + " | ".join(
@@ -176,7 +179,9 @@ def _advice(advice: Sequence[Advice]) -> str:
 def _suspect_references(diagnosis: Diagnosis) -> str:
     """The references that something speaks against, with all that does."""
     rows = diagnosis.account.left_out.get("suspect", [])
-    lines = [f"- **{place(row.task, row.trial)}** ({row.outcome}): {'; '.join(row.suspicions)}" for row in rows]
+    lines = [
+        f"- **{words(place(row.task, row.trial))}** ({row.outcome}): {words('; '.join(row.suspicions))}" for row in rows
+    ]
     lines += _more(diagnosis.account.standings["suspect"] - len(rows))
     return "\n\n".join(["## Suspect references", "\n".join(lines)]) if rows else ""
 
@@ -194,15 +199,15 @@ def _failures(diagnosis: Diagnosis) -> str:
 
 
 def _failure(row: Explained, messages: list[Message]) -> list[str]:
-    primary = row.primary
+    primary, rollout = row.primary, words(place(row.task, row.trial))
     is_remarkable = row.standing == "suspect" and (primary is None or primary.cause != SUSPECT)
     remark = " (its reference is suspect)" if is_remarkable else ""
     if primary is None:
-        return [f"- **{place(row.task, row.trial)}**: unexplained{remark}"]
+        return [f"- **{rollout}**: unexplained{remark}"]
     remark = f"{' (medium confidence)' if primary.confidence == 'medium' else ''}{remark}"
-    head = f"- **{place(row.task, row.trial)}**, message {primary.message}, {primary.cause}{remark}: {primary.evidence}"
-    lines = [head, f"  > {_quoted(messages[primary.message])}"] if primary.message < len(messages) else [head]
-    secondary = [f"{cause.cause} (message {cause.message}: {cause.evidence})" for cause in row.secondary]
+    head = f"- **{rollout}**, message {primary.message}, {primary.cause}{remark}: {words(primary.evidence)}"
+    lines = [head, f"  > {words(_quoted(messages[primary.message]))}"] if primary.message < len(messages) else [head]
+    secondary = [f"{cause.cause} (message {cause.message}: {words(cause.evidence)})" for cause in row.secondary]
     return [*lines, *(f"  - also {cause}" for cause in secondary)]
 
 
@@ -222,7 +227,10 @@ def _left_out(diagnosis: Diagnosis) -> str:
     if faults:
         rows = (account.left_out.get("error", []) + account.left_out.get("spoilt", []))[:LIST_LENGTH]
         trials = [f", trial {row.trial}" if row.trial else "" for row in rows]
-        lines = [f"- {row.task} ({row.outcome}{trial}): {_fault(row)}" for row, trial in zip(rows, trials, strict=True)]
+        lines = [
+            f"- {words(row.task)} ({row.outcome}{trial}): {words(_fault(row))}"
+            for row, trial in zip(rows, trials, strict=True)
+        ]
         lines += _more(faults - len(lines))
         parts.append(
             f"{faults} rollouts of infrastructure or simulator faults are not contrasted:\n\n" + "\n".join(lines)
@@ -234,8 +242,8 @@ def _left_out(diagnosis: Diagnosis) -> str:
         )
     if logs.skipped:
         reasons = Counter((entry.source, entry.reason) for entry in logs.skipped)
-        lines = [f"- {source}: {reason} ({number})" for (source, reason), number in reasons.items()]
-        lines += [f"  - {entry.source}, {entry.place}" for entry in logs.skipped]
+        lines = [f"- {words(source)}: {words(reason)} ({number})" for (source, reason), number in reasons.items()]
+        lines += [f"  - {words(f'{entry.source}, {entry.place}')}" for entry in logs.skipped]
         lines += _more(logs.unread - len(logs.skipped))
         parts.append(f"{logs.unread} entries could not be read:\n\n" + "\n".join(lines))
     return "\n\n".join(["## Left out", *parts]) if parts else ""
@@ -266,7 +274,13 @@ def _sources(diagnosis: Diagnosis) -> str:
 def _plain(value: object) -> str:
     if isinstance(value, dict):
         return "(" + ", ".join(f"{key} {_plain(item)}" for key, item in value.items() if item is not None) + ")"
-    return str(value)
+    return words(str(value))
+
+
+def words(text: str) -> str:
+    """Text of the logs in one line of the page: no markup, no sign that a terminal obeys, no key. An underscore within
+    a word is none, and identifiers are full of them."""
+    return re.sub(r"(?<=\w)\\_(?=\w)", "_", as_markdown(redacted(" ".join(text.split()))))
 
 
 def _method(diagnosis: Diagnosis) -> str:
