@@ -47,6 +47,7 @@ READERS = {
     "projects/benchmark.py": "opens episodes, and no file",
     "environments/sandbox/confinement/server.py": "where nothing of ours is",
     "benchmarks/workers/bfcl_worker.py": "where nothing of ours is",
+    "benchmarks/workers/openenv_worker.py": "where nothing of ours is",
     "scripts/growth_measures.py": "the example that ships, and lines that it has written",
 }
 """What parses files by itself, and why."""
@@ -62,6 +63,7 @@ WRITERS = {
     "models/lora.py": "as above",
     "policies/servers.py": "logs of servers",
     "rollouts/collection.py": "adds whole lines to a journal, of which one that is cut off is played again",
+    "training/grpo.py": "into its workspace, from which training goes on",
     "training/process.py": "orders and failures in a workspace, which are written anew",
     "training/processes.py": "as above",
     "training/workspace.py": "outputs of a stage, which DVC removes before it runs the stage again",

@@ -22,7 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from captrain.errors import UserError
 
@@ -210,7 +210,8 @@ class Passport(Record):
 class IndexEntry(Record):
     """What a stage has left to act with, as its `index.json` has it by name: an adapter with the digest of its content
     and its folder, "" where there is none and `guidance`, lines of the system prompt, is all. Of its making there stand
-    the rollouts it has spent, those discarded among them, and what else its stage says."""
+    the rollouts it has spent, those discarded among them, what it was at `checkpoints` (digests, by the rollouts spent
+    till then), and what else its stage says."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -219,6 +220,7 @@ class IndexEntry(Record):
     guidance: list[str] = []
     rollouts: int = 0
     discarded: int = 0
+    checkpoints: dict[Annotated[str, Field(pattern=r"^\d+$")], str] = {}
 
 
 R = TypeVar("R", bound=Record)

@@ -10,7 +10,6 @@ TRACE and the baseline that recipes are held against have a curve. Rollouts spen
 what was trained with up to the point. The last point is the evaluation's own row. Nothing is chosen by a curve.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import ceil
@@ -30,7 +29,7 @@ from captrain.evaluation.tables import OUTCOMES
 from captrain.execution import launch
 from captrain.ledger import LedgerEntry, ledger_entry
 from captrain.models import CHECKPOINTS, Adapter, adapter_digest
-from captrain.records import JsonObject, Rollout, load
+from captrain.records import IndexEntry, JsonObject, Rollout, load, read_index
 
 COLUMNS = ["method", "label", "point", "rollouts_spent", "pass_rate", "low", "high", "tasks", "errors"]
 ROUTE = "chosen"
@@ -90,7 +89,7 @@ def _points(spec: Spec, project: Path) -> Iterator[Point]:
     routes = all_routes(results).filter(["task", "kind", ROUTE])
     paths = [results / stage / "ledger.jsonl" for stage in (DIAGNOSIS, CALIBRATION)]
     before = sum(entry.rollouts for path in paths for entry in load(path, LedgerEntry))
-    trained = {stage: json.loads((results / stage / "index.json").read_text()) for stage in (ADAPTERS, GRPO)}
+    trained = {stage: read_index(results / stage / "index.json") for stage in (ADAPTERS, GRPO)}
     for number in range(1, spec.curve.points):
         share = number / spec.curve.points
         if trained[ADAPTERS]:
@@ -104,14 +103,14 @@ def _points(spec: Spec, project: Path) -> Iterator[Point]:
             yield Point(GRPO, number, count, (Arm(GRPO, GRPO, adapter),))
 
 
-def _checkpoint(row: JsonObject, share: float, project: Path) -> tuple[int, Adapter]:
+def _checkpoint(row: IndexEntry, share: float, project: Path) -> tuple[int, Adapter]:
     """What an adapter was when this share of its rollouts was played, at the end of that step, and how many were."""
-    mark = ceil(share * row["rollouts"])
-    counts = [int(count) for count in row.get(CHECKPOINTS, ()) if int(count) >= mark]
+    mark = ceil(share * row.rollouts)
+    counts = [int(count) for count in row.checkpoints if int(count) >= mark]
     if not counts:  # within the last step
-        return row["rollouts"], Adapter(str(project / row["path"]), row["digest"])
+        return row.rollouts, Adapter(str(project / row.path), row.digest)
     name = str(min(counts))
-    folder, digest = project / row["path"] / CHECKPOINTS / name, row[CHECKPOINTS][name]
+    folder, digest = project / row.path / CHECKPOINTS / name, row.checkpoints[name]
     if adapter_digest(folder) != digest:
         remedy = "it was altered: run `dvc repro -f adapters grpo_target`"
         raise UserError(f"{folder} is not the adapter {digest} that was trained", remedy)

@@ -107,7 +107,7 @@ def load_adapters(root: Root = ".") -> pd.DataFrame:
         for stage, index in arm_indices(Path(root)).items()
         for name, row in index
     ]
-    return pd.DataFrame(rows).drop(columns="guidance", errors="ignore")
+    return pd.DataFrame(rows).drop(columns=["guidance", "checkpoints"], errors="ignore")
 
 
 def load_history(root: Root = ".") -> pd.DataFrame:
