@@ -5,7 +5,6 @@ policy acts with it: in this process, or through servers that load it under that
 tokens is what is trained on; its log-probabilities are the old policy's.
 """
 
-import json
 import math
 import os
 import shutil
