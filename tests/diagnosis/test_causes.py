@@ -16,6 +16,7 @@ POLICY = """The current time is 2024-05-15 15:00:00 EST.
 Otherwise, flight can be cancelled if any of the following is true:
 - The booking was made within the last 24 hrs
 If the user complains about delayed flights in a reservation and wants to change or cancel the reservation, pay.
+Do not proactively offer these unless the user complains about the situation and explicitly asks for it.
 """
 PROFILE = {"user_id": "ann_1", "membership": "gold", "reservations": ["AAA111", "BBB222", "CCC333"]}
 OLD = {
@@ -197,6 +198,32 @@ CASES: dict[str, tuple[str, list[Message], list[object]]] = {
         + calls("modify_address", {}, order_id="W1", street="123 Main St"),
         [gold("get_order", order_id="W1"), gold("modify_address", order_id="W1", street="9 Elm Rd")],
     ),
+    "a step again and again in a few words": (
+        "loop",
+        user("Cancel AAA111.") + record(**RECENT) + (says("One moment.") + user("Yes?")) * 8,
+        [READ, CANCEL],
+    ),
+    "a look-up of an identifier copied with a slip": (
+        "wrong_argument",
+        user("Cancel QX7RT2 please.")
+        + calls("get_reservation_details", "Error: not found", error=True, reservation_id="QX7TT2")
+        + says("There is no such trip."),
+        [gold("get_reservation_details", reservation_id="QX7RT2"), gold("cancel_reservation", reservation_id="QX7RT2")],
+    ),
+    "a report of what was never done": (
+        "fabricated_fact",
+        user("Cancel AAA111.") + record(**RECENT) + says("AAA111 has been cancelled. Goodbye!"),
+        [READ, CANCEL],
+    ),
+    "money for a flight of which nobody complains": (
+        "undue_compliance",
+        user("Cancel AAA111, and give me money.")
+        + profile()
+        + record(**RECENT)
+        + CANCEL_CALL
+        + calls("send_certificate", {}, user_id="ann_1", amount=100),
+        [READ, CANCEL],
+    ),
     "a call left in the text": ("invalid_call", user("Hello?") + says("<tool_call>{}</tool_call>"), [READ]),
 }  # fmt: skip
 
@@ -304,7 +331,7 @@ checked bags for each economy passenger. Each extra baggage is 50 dollars."""
 def test_a_reference_that_alone_is_wrong_is_the_primary_cause_and_not_an_agent_that_declines(desk: Desk) -> None:
     declined = user("Cancel AAA111.") + record() + HANDOVER + says("Please hold on.")
     [row] = desk.add(declined, READ, CANCEL).explained()
-    assert [cause.cause for cause in row.causes] == ["suspect_reference", "over_escalation"]
+    assert [cause.cause for cause in row.causes] == ["suspect_reference"]
 
 
 @pytest.mark.parametrize(("script", "kind"), [("Cancel AAA111.", "undue_compliance"), ("Add bags.", "extra_write")])
@@ -347,3 +374,88 @@ def test_a_user_who_stops_before_asking_or_while_asked_spoils_the_rollout(desk: 
 def test_a_rollout_that_passed_is_never_spoilt_by_its_user(desk: Desk) -> None:
     [row] = desk.add(user("Cancel AAA111.") + user("###OUT-OF-SCOPE###"), READ, reward=1.0).explained()
     assert row.standing == "contrasted" and row.primary is None
+
+
+def test_what_an_earlier_write_locked_is_neither_refused_nor_left_out(desk: Desk) -> None:
+    messages = (
+        user("New boots and a new address for order W1.")
+        + calls("modify_items", {}, order_id="W1", items=["b2"])
+        + calls("modify_address", "Error: the order is closed", error=True, order_id="W1", city="Rome")
+        + says("I am sorry, the address of W1 cannot be changed any more.")
+    )
+    address = gold("modify_address", order_id="W1", city="Rome")
+    [row] = desk.add(messages, address, gold("modify_items", order_id="W1", items=["b2"])).explained()
+    assert [cause.cause for cause in row.causes if not cause.cause.startswith("missing_look")] == ["wrong_operation"]
+
+
+@pytest.mark.parametrize(
+    "notice",
+    [
+        "Note that AAA111 cannot be cancelled again afterwards. Shall I look into it?",
+        "BBB222 cannot be cancelled.",
+    ],
+)
+def test_notices_and_refusals_of_other_records_refuse_nothing(notice: str, desk: Desk) -> None:
+    messages = user("Cancel AAA111.") + record(**RECENT) + says(notice) + user("I see.") + says("Goodbye.")
+    [row] = desk.add(messages, READ, CANCEL).explained()
+    assert row.cause("partial_refusal") is None and row.cause("missing_write") is not None
+
+
+@pytest.mark.parametrize(("words", "standing"), [("Ask for it.", "suspect"), ("Rome is on me.", "contrasted")])
+def test_a_reference_of_another_task_is_suspect(words: str, standing: str, desk: Desk) -> None:
+    script = "You are bob_7777 and want XYZ789 cancelled."
+    goal = gold("cancel_reservation", reservation_id="XYZ789")
+    named = user(f"Cancel AAA111. {words}") if standing == "suspect" else user("I am bob_7777. Cancel AAA111.")
+    [row] = desk.add(named + record() + says("AAA111 is not mine to cancel."), goal, script=script).explained()
+    assert row.standing == standing
+    assert standing == "contrasted" or "it is of another task" in row.suspicions[0]
+
+
+@pytest.mark.parametrize(("reason", "is_covered"), [("I am ill", True), ("I am not ill, plans changed", False)])
+def test_a_reason_that_the_user_denies_covers_nothing(reason: str, is_covered: bool, desk: Desk) -> None:
+    desk.policy = POLICY + "- The user has travel insurance and the reason is covered by it.\n"
+    insured = record(insurance="yes")
+    messages = user(f"Cancel AAA111: {reason}.") + insured + says("Shall I cancel AAA111?") + user("Yes.") + CANCEL_CALL
+    [row] = desk.add(messages + says("Cancelled."), READ).explained()
+    cause = row.cause("undue_compliance")
+    assert ("health or weather" in cause.evidence if cause else False) != is_covered
+
+
+def test_a_user_who_agrees_and_leaves_before_the_call_spoils_the_rollout(desk: Desk) -> None:
+    offer = "I can cancel this trip for you. Shall I go ahead and cancel it?"
+    messages = user("Cancel AAA111.") + record(**RECENT) + says(offer) + user("Yes, please do. ###TRANSFER###")
+    [row] = desk.add(messages, READ, CANCEL).explained()
+    assert row.primary is not None and row.primary.cause == "user_simulator_fault"
+    assert "agrees to" in row.primary.evidence
+
+
+def test_a_card_that_the_user_names_by_its_figures_is_the_users_choice(desk: Desk) -> None:
+    cards = {
+        f"credit_card_{n}": {"id": f"credit_card_{n}", "last_four": four} for n, four in ((1, "4242"), (2, "9898"))
+    }
+    wallet = calls("get_user_details", {**PROFILE, "payment_methods": cards}, user_id="ann_1")
+    bags = {"reservation_id": "AAA111", "total_baggages": 2}
+    pay = calls("update_reservation_baggages", {}, **bags, payment_id="credit_card_2")
+    messages = user("Two bags for AAA111, on my card with 9898.") + wallet + record() + pay
+    goal = gold("update_reservation_baggages", **bags, payment_id="credit_card_1")
+    [row] = desk.add(messages, READ, goal).explained()
+    assert row.primary is not None and row.primary.cause == "user_simulator_fault", row.causes
+
+
+def test_steps_of_the_agents_harness_and_writes_that_set_what_is_set_are_no_extra_writes(desk: Desk) -> None:
+    bags = {"reservation_id": "AAA111", "total_baggages": 2}
+    add = calls("update_reservation_baggages", {}, **bags)
+    step = calls("goto_node", "ok", node="AUTH")
+    [row] = desk.add(
+        user("Two bags for AAA111.") + step + record() + add + says("Done.") + add,
+        READ,
+        gold("update_reservation_baggages", **bags),
+    ).explained()
+    assert row.cause("extra_write") is None
+
+
+def test_a_colleague_whom_the_user_asked_for_after_a_refusal_is_no_further_cause(desk: Desk) -> None:
+    refused = record(**RECENT) + says("I am sorry, AAA111 cannot be cancelled.")
+    messages = user("Cancel AAA111.") + refused + user("Then escalate it to somebody.") + HANDOVER
+    [row] = desk.add(messages, READ, CANCEL).explained()
+    assert [cause.cause for cause in row.causes] == ["partial_refusal"]

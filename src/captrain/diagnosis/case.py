@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 
-from captrain.capabilities import Act, Story, Toolbox, asks_consent, is_reply, leaves, same, says, text_of
+from captrain.capabilities import Act, Pair, Story, Toolbox, asks_consent, is_reply, leaves, same, says, text_of
 from captrain.diagnosis.book import RecordBook, objects
 from captrain.records import JsonObject, Message, Rollout
 
@@ -18,7 +18,8 @@ NOW = re.compile(r"current (?:date|time)\D{0,40}(\d{4}-\d\d-\d\d)(?:[ T](\d\d:\d
 SPACE = re.compile(r"[\s‐-―]+")
 REFUSAL = re.compile(
     r"\b(?:can ?not|can[’']t|cannot|unable to|not able to|not allowed|not permitted|not eligible|not possible|"
-    r"isn[’']t possible|do(?:es)? not allow|don[’']t allow|can only|only be (?:processed|made|done|modified))\b",
+    r"isn[’']t possible|do(?:es)? not allow|don[’']t allow|can only|only be (?:processed|made|done|modified))\b"
+    r"(?! (?:be )?(?:\w+ )?once\b)",
     re.IGNORECASE,
 )
 """Words with which an assistant refuses."""
@@ -27,7 +28,7 @@ IDENTIFIER = re.compile(r"(?=.*[A-Za-z])(?=.*\d)[\w-]{4,}")
 PLEASE_CONFIRM = re.compile(r"\bplease confirm\b|\bconfirm (?:if|whether|that) you\b")
 """A question of consent that has no question mark."""
 ABILITY = re.compile(
-    r"\b(?:(?:can ?not|can[’']t|unable to|not able to) (?:directly )?(?:look up|access|retrieve|see|view|check|find)|"
+    r"\b(?:(?:can ?not|can[’']t|unable to|not able to) (?:directly )?(?:look up|access|retrieve|see|view|check)|"
     r"do(?:es)?(?:n[’']t| not) (?:have|retain|provide|store|hold)(?: direct| any)?(?: access| details| data|"
     r" information)?|(?:lacks?|no access to))\b",
     re.IGNORECASE,
@@ -69,7 +70,14 @@ class Case:
         self.messages: Sequence[Message] = rollout.messages
         self.script = text_of(rollout.task.data.get("script") or "")
         self.ending = text_of(rollout.task.data.get("ending") or "")
-        self.undone = [pair.goal for pair in self.story.pairs if pair.write is None]
+        self.undone = [pair.goal for pair in self.story.pairs if pair.write is None or self.is_due(pair)]
+
+    def is_due(self, pair: Pair) -> bool:
+        """Whether the write of a pair uses another tool than its goal, and the reference uses it on the record, too:
+        then it stands for nothing else."""
+        act, goals = pair.write, [peer.goal for peer in self.story.pairs]
+        tools = [goal.tool for goal in goals if act is not None and same(goal.record, act.record)]
+        return act is not None and act.tool != pair.goal.tool and act.tool in tools
 
     @property
     def book(self) -> RecordBook:

@@ -24,6 +24,8 @@ COVERED = re.compile(
     r"disease|fever|pregnan\w+)\b"
 )
 """Reasons of health or weather, in the words of a user."""
+NEGATED = re.compile(r"(?:\b(?:no|not|without)\b|n[’']t\b)(?: (?!because|since|due|as\b)[^\s.,;:!?]+){0,4} ?$")
+"""What before a reason says that it is none."""
 AIRLINE_CANCELLED = re.compile(
     r"\b(airline (?:has )?cancel+ed|cancel+ed by the airline|flights? (?:was|were|got|has been|is|been) cancel+ed|"
     r"(?<!no )cancel+ed flights?)\b"
@@ -143,7 +145,8 @@ def _cancellable(deed: Deed) -> str | None:
     facts = f"{record['cabin']}, booked {str(record['created_at'])[:10]}"
     if record["insurance"] != "yes":
         return f"{facts}, without insurance"
-    return None if COVERED.search(deed.wishes) else f"{facts}, insured, and nobody speaks of health or weather"
+    reasons = (match for match in COVERED.finditer(deed.wishes) if not NEGATED.search(deed.wishes[: match.start()]))
+    return None if next(reasons, None) else f"{facts}, insured, and nobody speaks of health or weather"
 
 
 def _basic_economy(deed: Deed) -> str | None:
@@ -223,6 +226,11 @@ def _compensated(deed: Deed) -> str | None:
     return "money for a delay, and no reservation was changed or cancelled"
 
 
+def _unfounded(deed: Deed) -> str | None:
+    founded = "delay" in deed.wishes or AIRLINE_CANCELLED.search(deed.wishes)
+    return None if founded else "money, and nobody speaks of a delayed or cancelled flight"
+
+
 def _passenger_number(deed: Deed) -> str | None:
     record, passengers = deed.reservation("passengers"), deed.act.arguments.get("passengers")
     if record is None or not isinstance(passengers, list) or len(passengers) == len(record["passengers"]):
@@ -282,6 +290,14 @@ CLAUSES = (
         ("complains about delayed flights in a reservation and wants to change or cancel the reservation",),
         ("send_certificate",),
         _compensated,
+    ),
+    Clause(
+        (
+            "Do not offer compensation for any other reason than the ones listed above.",
+            "Do not proactively offer these unless the user complains about the situation",
+        ),
+        ("send_certificate",),
+        _unfounded,
     ),
     Clause(
         ("The user can modify passengers but cannot modify the number of passengers.",),

@@ -7,9 +7,10 @@ was due at all, which even a reference with a wrong write can say.
 import json
 import re
 from collections.abc import Iterator
+from itertools import groupby
 
 from captrain.capabilities import Act, is_malformed, leaves, same, text_of
-from captrain.diagnosis.case import ABILITY, Case, plain
+from captrain.diagnosis.case import ABILITY, IDENTIFIER, Case, plain
 from captrain.diagnosis.cause import Cause, quoted
 from captrain.diagnosis.clauses import COMPENSATION, violations
 
@@ -19,7 +20,7 @@ WRITES = 4
 """So many equal writes in a row are a loop; fewer are writes too many."""
 SHORT = 60
 """Characters of a text that may be said again."""
-COLLEAGUE = re.compile(r"\b(human|supervisor|manager|representative|transfer|another agent|someone else)\b")
+COLLEAGUE = re.compile(r"\b(human|supervisor|manager|representative|transfer|escalat\w*|another agent|someone else)\b")
 CLAIM = re.compile(
     r"\b(ago|yesterday|this morning|members?|membership|insur\w+|approved|eligible|entitled|promised|guarantee\w*|"
     r"warranty|said (that )?(i|you|it)|told me)\b"
@@ -29,11 +30,16 @@ CODE = re.compile(r"\b(?=[A-Za-z_]*\d)(?=\w*[A-Za-z])[A-Za-z]+_?[A-Za-z_]*\d{3,}
 """An identifier of letters and at least three digits."""
 ENDING = re.compile(r"cancel|close|delete|remove|terminate|void")
 """Verbs of tools that end what a record stands for."""
+WHOLE = re.compile(r"\b(entire|whole|full|all)\b")
+"""What an assistant says that speaks of a record as a whole."""
 DETAIL = re.compile(r"(?=.*[A-Za-z])(?=.*\d)[\w#., -]+")
 """A value of letters and figures."""
 REASONING = re.compile(r"calculate|compute|convert|estimate|think")
 """Tools that look nothing up."""
-EXAMPLE = re.compile(r"(e\.g\.|such as|for example|example:?|like)\W*$", re.IGNORECASE)
+EXAMPLE = re.compile(r"(?:\be\.g\.|\bsuch as|\bfor example|\bexample:?|\blike)[^).;!?\n]{0,60}$", re.IGNORECASE)
+"""What before an identifier says that it stands for any."""
+BLANK = re.compile(r"0{4,}|X{3,}|1234")
+"""Figures of an identifier that stands for any."""
 
 
 def loops(case: Case) -> Iterator[Cause]:
@@ -44,11 +50,17 @@ def loops(case: Case) -> Iterator[Cause]:
             end = f", until {case.ending.replace('_', ' ')}" if is_last else ""
             evidence = f"{streak[0]} was called {len(streak)} times in a row with the same arguments{end}"
             yield Cause("loop", streak[1].message, evidence, tools=(streak[0].tool,))
+    yield from _refrains(case)
+
+
+def _refrains(case: Case) -> Iterator[Cause]:
+    """The same words again: often in all, or so many times in a row that even short ones are no courtesy."""
     texts: dict[str, list[int]] = {}
     for place in case.replies(next((act.message for act in case.story.acts if act.kind == "handover"), None)):
         texts.setdefault(case.text(place).strip(), []).append(place)
+    order = [text for text, _ in groupby(case.text(place).strip() for place in case.replies())]
     for text, places in texts.items():
-        if len(places) > REPEATS and len(text) >= SHORT:
+        if len(places) > REPEATS and (len(text) >= SHORT or len(places) - order.count(text) >= REPEATS):
             yield Cause("loop", places[1], f"the same words {len(places)} times: {quoted(text)}")
 
 
@@ -80,9 +92,10 @@ def undue_compliance(case: Case) -> Iterator[Cause]:
 def wholes_for_parts(case: Case) -> Iterator[Cause]:
     """A write that takes a record as a whole, where the assistant had put it to the user for one of its items."""
     for act in case.story.writes:
-        proposal = case.proposal(act)
-        if proposal == act.message or not act.record or not ENDING.match(act.tool):
+        questions = [place for place in case.replies(act.message) if case.asks(place)]
+        if not questions or not act.record or not ENDING.match(act.tool):
             continue
+        proposal = questions[-1]
         if any(isinstance(value, list) for value in act.content.values()):
             continue
         reads = [read for read in case.story.acts if read.message < proposal and same(act.record, read.record)]
@@ -91,7 +104,7 @@ def wholes_for_parts(case: Case) -> Iterator[Cause]:
         words = case.text(proposal).lower()
         items = {name for name in names if name in words}
         remainder = sorted(names - items)
-        if items and remainder:
+        if items and remainder and not WHOLE.search(words):
             evidence = (
                 f"{act} takes {', '.join(remainder)} too, where the user was asked about {', '.join(sorted(items))}"
             )
@@ -126,8 +139,9 @@ def unverified_claims(case: Case) -> Iterator[Cause]:
         and any(act.kind == "read" for act in story.expected)
     ):
         reply = answers[0]
-        evidence = f"answered on the user's word, without a single look-up: {quoted(case.text(reply))}"
-        yield Cause("unverified_claim", reply, evidence)
+        if any(CLAIM.search(plain(case.text(place))) for place in case.users(reply)):
+            evidence = f"answered on the user's word, without a single look-up: {quoted(case.text(reply))}"
+            yield Cause("unverified_claim", reply, evidence)
         yield Cause("missing_lookup", reply, "no look-up was made at all")
 
 
@@ -141,13 +155,21 @@ def _unconfirmed(case: Case) -> Iterator[Cause]:
                 yield Cause(kind, case.proposal(act), evidence, tools=(act.tool,))
 
 
+def is_asked_for(case: Case) -> bool:
+    """Whether the last words of the user before the hand-over ask for a colleague, or agree to one."""
+    handover = next((act.message for act in case.story.acts if act.kind == "handover"), 0)
+    return any(COLLEAGUE.search(plain(case.text(place))) for place in case.users(handover)[-1:])
+
+
 def over_escalation(case: Case) -> Iterator[Cause]:
     """A hand-over that the reference does not make, that was not the user's idea, and that left something undone or
     stands for a refusal."""
     story = case.story
     due = [act for act in story.expected if act.kind == "handover"]
     handover = next((act for act in story.acts if act.kind == "handover"), None)
-    open_goals = [goal for goal in case.undone if not case.attempts(goal)]
+    goals = [pair.goal for pair in story.pairs]
+    forbidden = [violation.act for violation in violations(goals, case.wishes, case.setting)]
+    open_goals = [goal for goal in case.undone if not case.attempts(goal) and goal not in forbidden]
     if handover is None or due or not story.has_reference or not (open_goals or not story.pairs):
         return
     request = next((i for i in case.users(handover.message) if COLLEAGUE.search(plain(case.text(i)))), None)
@@ -190,8 +212,9 @@ def fabricated_facts(case: Case) -> Iterator[Cause]:
             code = match.group()
             if (
                 _shape(code) in shapes
-                and code not in context
-                and not EXAMPLE.search(words[: match.start()].rstrip("`*( "))
+                and code.lower() not in context.lower()
+                and not EXAMPLE.search(words[: match.start()])
+                and not BLANK.search(code)
             ):
                 evidence = f"{code} stands in no message before: {quoted(words[max(0, match.start() - 60) :])}"
                 yield Cause("fabricated_fact", index, evidence)
@@ -227,15 +250,44 @@ def _shape(code: str) -> str:
     return re.sub(r"\d", "9", re.sub(r"[A-Za-z]", "A", code))
 
 
+def miscopied_identifiers(case: Case) -> Iterator[Cause]:
+    """A look-up that fails for an identifier which nobody has said, where the user has said one that differs from it in
+    a character or two, and which is never looked up."""
+    for act in case.story.acts:
+        codes = _codes(case, act.message)
+        for value in leaves(act.arguments) if act.kind == "read" and act.failed and case.undone else ():
+            twins = [code for code in codes if _is_alike(value, code)]
+            calls = [leaf for call in case.story.acts for leaf in leaves(call.arguments)]
+            if value not in codes and twins and not {*twins} & {*calls}:
+                evidence = f"{act}, where the user had named {twins[0]}, which was never looked up"
+                yield Cause("wrong_argument", act.message, evidence, tools=(act.tool,), arguments=tuple(act.arguments))
+                return
+
+
+def _codes(case: Case, before: int) -> list[str]:
+    """The identifiers of letters and figures, or of capitals, that the user has said before a message."""
+    words = [word for place in case.users(before) for word in re.findall(r"[\w-]+", case.text(place))]
+    return [word for word in words if IDENTIFIER.fullmatch(word) or (len(word) > 3 and word.isupper())]
+
+
+def _is_alike(value: str, code: str) -> bool:
+    """Whether two identifiers of one length differ in a character or two."""
+    differences = sum(first != second for first, second in zip(value, code, strict=False))
+    return len(value) == len(code) > 4 and 0 < differences <= 2 and value[0] == code[0]
+
+
 def invalid_calls(case: Case) -> Iterator[Cause]:
     """A call that is left in the text of a message; or refused calls of a tool that the reference needs and that never
     went through: one that was repaired is no cause."""
     for index, message in enumerate(case.messages):
         if is_malformed(message):
             yield Cause("invalid_call", index, "a call that is not well formed was left as text")
-    for goal in case.undone:
-        tries = [act for act in case.story.acts if act.tool == goal.tool]
-        if len(tries) > 1 and all(act.failed for act in tries):
+    for pair in case.story.pairs:
+        goal, act = pair.goal, pair.write
+        tries = [call for call in case.story.acts if call.tool == goal.tool and same(goal.record, call.record)]
+        # What another write has locked is refused in any form.
+        is_open = act is None or (act.tool != goal.tool and tries and act.message > tries[0].message)
+        if is_open and len(tries) > 1 and all(call.failed for call in tries):
             reason = " ".join([*leaves(tries[-1].result)])
             evidence = f"{tries[-1]} was refused {len(tries)} times and never went through: {quoted(reason)}"
             yield Cause("invalid_call", tries[0].message, evidence, tools=(goal.tool,))

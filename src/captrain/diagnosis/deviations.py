@@ -34,8 +34,13 @@ from captrain.records import JsonObject
 
 CHEAPEST = re.compile(r"\b(cheap(est|er)?|lowest|least expensive)\b")
 DEAREST = re.compile(r"\b(most expensive|priciest|highest price)\b")
+ACCOUNT = re.compile(r"(?:user|customer|account|client|member|patient|employee)_?id")
+"""Arguments that say who somebody is, not what is to be done."""
+SETTING = re.compile(r"modify|update|set|change")
+"""Verbs of tools that come to the same when they are called twice."""
 ABSENCE = re.compile(
-    r"\b((?:do|did|could|can) not (?:see|find)|(?:don|didn|couldn|can)[’']t (?:see|find)|unable to find|no record of)\b"
+    r"\b((?:do|did|could|can) not (?:see|find)|(?:don|didn|couldn|can)[’']t (?:see|find)|unable to find|no record of|"
+    r"none of (?:your|the|these) [^.]{0,40}?(?:have|has|match|contain|include|show))\b"
 )
 """Words with which an assistant says that there is nothing of a kind."""
 
@@ -57,7 +62,7 @@ def wrong_writes(case: Case) -> Iterator[Cause]:
         elif is_elsewhere:
             evidence = f"{act}, where {goal} was meant"
             yield Cause("wrong_record", act.message, evidence, "high", False, (goal.tool,), tuple(goal.record))
-        elif act.tool != goal.tool and not is_unread:
+        elif act.tool != goal.tool and not is_unread and not case.is_due(pair):
             evidence = f"{act}, where {goal} was the right operation"
             yield Cause("wrong_operation", act.message, evidence, "high", False, (goal.tool,))
         elif wrong and act.tool == goal.tool:
@@ -110,7 +115,21 @@ def _chosen(case: Case, goal: Act, act: Act, name: str) -> int | None:
     if not distinct or any(says(case.story.user, value) for value in absent - extra):
         return None
     users = [place for place in case.users(act.message) if all(says(case.text(place), value) for value in distinct)]
-    return users[0] if users else None
+    return users[0] if users else _named_choice(case, act, actual - expected, expected - actual)
+
+
+def _named_choice(case: Case, act: Act, extra: set[str], absent: set[str]) -> int | None:
+    """The message in which the user named what was taken by an entry of its record, such as the last figures of a card,
+    and never by any that what the reference takes has."""
+    entries = [{plain(entry.replace("_", " ")) for entry in leaves(case.book.named(value))} for value in sorted(extra)]
+    rivals = {plain(entry.replace("_", " ")) for value in absent for entry in leaves(case.book.named(value))}
+    if not extra or not all(entries) or any(says(case.wishes, rival) for rival in rivals):
+        return None
+    distinct = [{entry for entry in group - rivals if len(entry) > 3} for group in entries]
+    for place in case.users(act.message):
+        if all(any(says(case.text(place), entry) for entry in group) for group in distinct):
+            return place
+    return None
 
 
 def _options(case: Case, values: set[str]) -> set[str]:
@@ -171,13 +190,16 @@ def extra_writes(case: Case) -> Iterator[Cause]:
     story = case.story
     forbidden = [violation.act for violation in violations(story.writes, case.wishes, case.setting)]
     for act in story.extras:
-        if act in forbidden or act in case.unread():
+        if act in forbidden or act in case.unread() or _is_idle(case, act) or _is_inward(case, act):
+            continue
+        # What is done to a record after a breach on it goes on with the breach.
+        if act.record and any(same(breach.record, act.record) for breach in forbidden if breach.message <= act.message):
             continue
         values = _distinct(case, act)
         request = case.requested(values, act.message)
-        scripted = any(says(case.script, value) for value in values)
+        scripted = [value for value in values if says(case.script, value)]
         is_alone = not any(_is_alike(act, pair.goal) for pair in story.pairs)
-        is_requested = request is not None and (scripted or not case.script)
+        is_requested = case.requested(scripted if case.script else values, act.message) is not None
         is_wished = (is_requested and not story.pairs) or (request is None and _is_wished(case, act))
         if is_alone and is_wished:
             evidence = f"{act}, as the user asked, where the reference leaves this as it is"
@@ -188,6 +210,25 @@ def extra_writes(case: Case) -> Iterator[Cause]:
             yield Cause(SIMULATOR, request, evidence, "medium", False)
         message, evidence = _excess(case, act)
         yield Cause("extra_write", message, evidence, "high", False, (act.tool,), tuple(act.arguments))
+
+
+def _is_idle(case: Case, act: Act) -> bool:
+    """Whether a write sets what another one, which the reference makes, has set."""
+    twins = [pair.write for pair in case.story.pairs if pair.write and not differing(pair.goal, pair.write)]
+    return SETTING.match(act.tool) is not None and any(
+        (twin.tool, twin.arguments) == (act.tool, act.arguments) for twin in twins
+    )
+
+
+def _is_inward(case: Case, act: Act) -> bool:
+    """Whether a call treats no record, and mostly what neither the user nor another tool ever named: a note or a step
+    of the agent's harness."""
+    if act.record:
+        return False
+    results = "\n".join(text_of(call.result) for call in case.story.acts if call.tool != act.tool)
+    values = {*leaves(act.arguments)}
+    mentions = [value for value in values if says(f"{case.story.user}\n{results}", value)]
+    return 2 * len(mentions) < len(values)
 
 
 def _is_alike(act: Act, goal: Act) -> bool:
@@ -216,9 +257,11 @@ def _excess(case: Case, act: Act) -> tuple[int, str]:
 
 
 def _distinct(case: Case, act: Act) -> list[str]:
-    """The values of a write that tell it from the calls of the reference; a bare number may be anything."""
+    """The values of a write that tell it from the calls of the reference; a bare number or a yes may be anything."""
     due = {leaf for goal in case.story.expected for leaf in leaves(goal.arguments)}
-    return [leaf for leaf in leaves(act.arguments) if leaf not in due and not leaf.replace(".", "").isdigit()]
+    content = {name: value for name, value in act.arguments.items() if not ACCOUNT.fullmatch(name)}
+    values = [leaf for leaf in leaves(content) if leaf not in due and not leaf.replace(".", "").isdigit()]
+    return [value for value in values if len(value) > 3]
 
 
 def searches(case: Case) -> Iterator[Cause]:
@@ -269,6 +312,7 @@ def _closed(case: Case, listing: Act, siblings: list[str], closed: list[str], op
     words = "\n".join(case.text(place) for place in case.replies() if place > last)
     missed = {text_of(value) for goal in case.undone for value in goal.record.values()}
     spoken = sorted(name for name in names if says(words, name))
+    spoken = [name for name in spoken if not says(case.story.user, name)]
     if spoken and missed & {*closed} and len(case.undone) == len(case.story.pairs) and not names & missed:
         yield Cause("wrong_record", reply, f"took {spoken[0]} for {closed[0]}", "high", False)
 

@@ -14,7 +14,9 @@ from captrain.diagnosis.cause import KINDS, SIMULATOR, SUSPECT, Cause
 from captrain.diagnosis.conduct import (
     fabricated_facts,
     invalid_calls,
+    is_asked_for,
     loops,
+    miscopied_identifiers,
     missing_lookup,
     over_escalation,
     undue_compliance,
@@ -22,8 +24,15 @@ from captrain.diagnosis.conduct import (
     wholes_for_parts,
 )
 from captrain.diagnosis.deviations import extra_writes, milestones, searches, wrong_writes
-from captrain.diagnosis.omissions import endings, missing_information, undone_writes, withheld
-from captrain.diagnosis.suspects import is_reference_alone, suspicions
+from captrain.diagnosis.omissions import (
+    abandoned,
+    endings,
+    hollow_reports,
+    missing_information,
+    undone_writes,
+    withheld,
+)
+from captrain.diagnosis.suspects import is_foreign, is_reference_alone, suspicions
 
 Finder = Callable[[Case], Iterator[Cause]]
 FINDERS: tuple[Finder, ...] = (
@@ -33,11 +42,13 @@ FINDERS: tuple[Finder, ...] = (
     unverified_claims,
     missing_lookup,
     fabricated_facts,
+    miscopied_identifiers,
     searches,
     over_escalation,
     wrong_writes,
     extra_writes,
     undone_writes,
+    hollow_reports,
     missing_information,
     invalid_calls,
     endings,
@@ -45,6 +56,8 @@ FINDERS: tuple[Finder, ...] = (
 )
 UNREAD = ("missing_lookup", "unverified_claim", "incomplete_search")
 """What may come of an identifier that the user does not give."""
+UNREFERENCED = ("loop", "undue_compliance", "fabricated_fact")
+"""What is told without looking at the reference."""
 OMISSIONS = ("missing_write", "missing_information", "premature_stop")
 """What was left undone shows at the end alone: anything before it may be why."""
 
@@ -89,12 +102,15 @@ def explain(case: Case) -> Explanation:
     """Find what explains a rollout."""
     against = tuple(dict.fromkeys(suspicions(case)))
     causes = [cause for finder in FINDERS for cause in finder(case) if cause.inherent or not against]
+    if is_foreign(case):
+        causes = [cause for cause in causes if cause.kind in UNREFERENCED]
     if any(cause.kind == "loop" for cause in causes):
         repeated = {tool for cause in causes if cause.kind == "loop" for tool in cause.tools}
         causes = [cause for cause in causes if not _is_of_loop(cause, repeated)]
     slip = slip_of(case.rollout)
-    if slip is not None:
-        causes.append(Cause(SIMULATOR, slip[0], slip[1], inherent=False))
+    end = abandoned(case) if slip is None else Cause(SIMULATOR, slip[0], slip[1], inherent=False)
+    if end is not None:
+        causes.append(end)
         if all(cause.kind in OMISSIONS or not KINDS[cause.kind].of_agent for cause in causes):
             causes = [cause for cause in causes if cause.kind not in OMISSIONS]
     causes = _unburdened(case, causes)
@@ -102,7 +118,14 @@ def explain(case: Case) -> Explanation:
     for cause in sorted(causes, key=lambda cause: (cause.kind in OMISSIONS, cause.message)):
         earliest.setdefault(cause.kind, cause)
     of_agent = {kind for kind in earliest if KINDS[kind].of_agent}
+    handover = earliest.get("over_escalation")
+    if handover and any(earliest[kind].message < handover.message for kind in of_agent) and is_asked_for(case):
+        earliest.pop("over_escalation")
+    if of_agent and next(iter(earliest)) in of_agent - {*OMISSIONS}:
+        # A user who gives up on an agent that has gone wrong says nothing more.
+        earliest.pop(SIMULATOR, None)
     if against and SIMULATOR not in earliest and (not of_agent or is_reference_alone(case, of_agent)):
         reference = Cause(SUSPECT, case.story.last, against[0])
+        earliest.pop("over_escalation", None)
         return Explanation((reference, *earliest.values()), against)
     return Explanation(tuple(earliest.values()), against)

@@ -8,17 +8,26 @@ import re
 from collections.abc import Iterator
 
 from captrain.capabilities import Act, differing, leaves, same, says, text_of
-from captrain.diagnosis.case import REFUSAL, Case, plain
+from captrain.diagnosis.case import IDENTIFIER, REFUSAL, Case, plain
 from captrain.diagnosis.cause import SIMULATOR, Cause, quoted
+from captrain.diagnosis.clauses import violations
 
 HARD = re.compile(r"\b(not|unable|unfortunately)\b|n[’']t\b|\bcannot\b")
 """What tells a refusal from a condition that is merely named."""
+AFTERWARDS = re.compile(r"\b(afterwards?|further|again|once|any ?more|from then on)\b")
+"""What tells a notice of what comes later from a refusal."""
 PROCEED = re.compile(r"\b(?:proceed|go ahead)\b[^?]*\?")
 DENIAL = re.compile(
     r"\b(?:don[’']t|do not|can[’']t|cannot|not) (?:\w+ ){0,3}?(?:have|remember|recall|know|sure)\b[^.?!,]{0,40}?"
     r"\b(?:(?:user|customer|member|account|profile|guest) (?:id|name|number)|(?:that|this|such) information)\b"
 )
 """Words with which a user says that it cannot tell who it is."""
+TOKEN = re.compile(r"###[A-Z-]+###")
+"""How a simulated user ends a conversation."""
+AGREES = re.compile(r"\b(yes|yeah|sure|go ahead|please do|proceed|correct|that works|sounds good)\b")
+"""Words with which a user agrees."""
+UNREAL = re.compile(r"\b(not|once|after|when|if|would|will|can|could|unless|until|already|cannot|yet)\b|n[’']t\b|\?")
+"""What in a sentence tells a condition or a plan from a report."""
 CODE = re.compile(r"\b[a-z]+_[a-z]+_\d{3,}\b")
 """An account's identifier."""
 COLLEAGUE = re.compile(r"\b(transfer|connect|hand)(ring|ing)? you\b")
@@ -29,7 +38,7 @@ SYNONYMS = {
     "exchange": "exchang|swap|replac",
     "cancel": "cancel",
     "return": "return|refund",
-    "book": "book|reserv",
+    "book": r"\bbook(?!ing|ed [^.]{0,12}\d)|\breserve\b|\bnew (?:flight|reservation|booking)",
     "send": "send|sent|issu|compensat|certificate",
 }
 """Stems of the words for what a tool does, by the verb of its name."""
@@ -52,22 +61,43 @@ def withheld(case: Case) -> Cause | None:
     return None
 
 
+def abandoned(case: Case) -> Cause | None:
+    """The message in which the user agrees to what is still to be done, and ends the dialogue before it can be."""
+    question, farewell = max(case.replies(), default=0), len(case.messages) - 1
+    words = TOKEN.sub("", case.text(farewell)).strip() if case.messages else ""
+    if not case.undone or case.story.last != question or not TOKEN.search(case.text(farewell)):
+        return None
+    if not case.asks(question) or (words and not AGREES.search(plain(words))):
+        return None
+    offer = next((goal for goal in case.undone if re.search(stems_of(goal.tool), plain(case.text(question)))), None)
+    evidence = f"the user agrees to {offer} and leaves: {quoted(case.text(farewell))}"
+    return Cause(SIMULATOR, farewell, evidence, "high", False) if offer else None
+
+
 def undone_writes(case: Case) -> Iterator[Cause]:
     """A write of the reference that nothing stands for: refused, not found for want of a search, or left out."""
     if not case.undone:
         return
-    for goal in case.undone:
-        yield from _out_of_order(case, goal)
-    refusal = next((place for goal in case.undone for place in _refusals(case, goal)), None)
-    tools = tuple(sorted({goal.tool for goal in case.undone}))
+    locks = {id(goal): [*_out_of_order(case, goal)] for goal in case.undone}
+    for causes in locks.values():
+        yield from causes
+    # What an earlier write has locked is neither refused by choice nor left out.
+    undone = [goal for goal in case.undone if not locks[id(goal)]]
+    if not undone:
+        return
+    refusal = next(((goal, place) for goal in undone for place in _refusals(case, goal)), None)
+    goals = [pair.goal for pair in case.story.pairs]
+    forbidden = [violation.act for violation in violations(goals, case.wishes, case.setting)]
+    tools = tuple(sorted({goal.tool for goal in undone}))
     if refusal is not None:
-        evidence = f"{case.undone[0]} was refused: {quoted(_sentence(case.text(refusal)))}"
-        yield Cause("partial_refusal", refusal, evidence, "high", False, tools)
+        evidence = f"{refusal[0]} was refused: {quoted(_sentence(case.text(refusal[1])))}"
+        # What no clause forbids is due, even if something else of the reference is not.
+        yield Cause("partial_refusal", refusal[1], evidence, "high", refusal[0] not in forbidden, tools)
         return
     handed = any(act.kind == "handover" for act in case.story.acts)
     if not handed and not case.disclaimers():
         count = len(case.story.pairs)
-        evidence = f"{count - len(case.undone)} of {count} operations carried out, {case.undone[0]} left out"
+        evidence = f"{count - len(case.undone)} of {count} operations carried out, {undone[0]} left out"
         yield Cause("missing_write", case.story.last, evidence, "high", False, tools)
 
 
@@ -90,6 +120,9 @@ def _refusals(case: Case, goal: Act) -> list[int]:
     stems = re.compile(stems_of(goal.tool))
     refusals = [place for place in case.refusals() if stems.search(plain(_sentence(case.text(place))))]
     refusals = [place for place in refusals if not _goes_on(case.text(place), stems)]
+    refusals = [place for place in refusals if not _is_elsewhere(_sentence(case.text(place)), goal)]
+    refusals = [place for place in refusals if not _is_report(case, goal, place)]
+    refusals = [place for place in refusals if not _is_notice(case, goal, place)]
     values = [leaf for leaf in leaves(goal.arguments) if not leaf.replace(".", "").isdigit()]
     texts = {place: case.text(place) for place in case.replies() if case.asks(place)}
     offers = [place for place, text in texts.items() if any(says(text, value) for value in values)]
@@ -118,6 +151,27 @@ def _goes_on(text: str, stems: re.Pattern[str]) -> bool:
     return any(PROCEED.search(part) and stems.search(plain(part)) for part in SENTENCE.split(text))
 
 
+def _is_notice(case: Case, goal: Act, place: int) -> bool:
+    """Whether a reply tells what will not be possible afterwards, or names a condition of which nobody knows yet
+    whether it is met, since the record was not read."""
+    sentence = plain(_sentence(case.text(place)))
+    reads = [act for act in case.story.acts if act.kind == "read" and not act.failed and act.message < place]
+    is_known = any(act.record and same(goal.record, act.record) for act in reads) or not goal.record
+    return AFTERWARDS.search(sentence) is not None or not (is_known or HARD.search(sentence))
+
+
+def _is_report(case: Case, goal: Act, place: int) -> bool:
+    """Whether a reply reports that the tool has just refused the very call that is due."""
+    turn = max(case.users(place), default=0)
+    return any(turn < attempt.message < place for attempt in case.attempts(goal))
+
+
+def _is_elsewhere(sentence: str, goal: Act) -> bool:
+    """Whether a sentence names records, and not the goal's."""
+    codes = {code for code in re.findall(r"[\w-]+", sentence) if IDENTIFIER.fullmatch(code) and code.upper() == code}
+    return bool(codes) and bool(goal.record) and not any(says(sentence, value) for value in goal.record.values())
+
+
 def _sentence(text: str) -> str:
     """The sentence that refuses."""
     return next((part for part in SENTENCE.split(text) if REFUSAL.search(plain(part))), text)
@@ -127,6 +181,22 @@ def stems_of(tool: str) -> str:
     """A pattern of the words for what a tool does."""
     verb = tool.partition("_")[0]
     return SYNONYMS.get(verb, re.escape(verb))
+
+
+def hollow_reports(case: Case) -> Iterator[Cause]:
+    """A reply that says that something has been done, where no write of such a tool ever went through."""
+    verbs = {act.tool.partition("_")[0] for act in case.story.writes}
+    for goal in case.undone:
+        if goal.tool.partition("_")[0] in verbs:
+            continue
+        success = re.compile(rf"\b(?:has|have) been (?:successfully )?(?:{stems_of(goal.tool)})\w*")
+        for place in case.replies():
+            sentences = [part for part in SENTENCE.split(case.text(place)) if success.search(plain(part))]
+            claim = next((part for part in sentences if not UNREAL.search(plain(part))), None)
+            if claim is not None:
+                evidence = f"{goal.tool} never went through, and the assistant says: {quoted(claim)}"
+                yield Cause("fabricated_fact", place, evidence, "high", False, (goal.tool,))
+                return
 
 
 def missing_information(case: Case) -> Iterator[Cause]:
