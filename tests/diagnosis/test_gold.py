@@ -3,22 +3,21 @@
 import json
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from captrain.diagnosis.cause import KINDS
 from captrain.diagnosis.explained import Explained, explain_logs
 from captrain.interop import read_logs
+from captrain.records import JsonObject
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 FAILURES = SHARED / "gold" / "failures.jsonl"
 NOT_THE_AGENTS = {"suspect_reference", "user_simulator_fault", "infrastructure"}
-Label = dict[str, Any]
 
 
 @cache
-def explained() -> list[tuple[Label, Explained]]:
+def explained() -> list[tuple[JsonObject, Explained]]:
     """Each label beside what the program says of the rollout."""
     if not FAILURES.exists():
         pytest.skip("the shared labels are not here")
