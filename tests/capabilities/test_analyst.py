@@ -21,6 +21,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 from support.answering import KINDS, Answering, Body
+from support.obeying import ORDER, lured, obeying
 
 from captrain.benchmarks.base.demonstrations import SHORTCUTS, take_shortcuts
 from captrain.benchmarks.loading import load_benchmark
@@ -416,9 +417,37 @@ def test_a_rollout_that_instructs_the_analyst_stays_inside_its_fence(served: Ser
     read = [json.loads(line) for line in inside.split("\n")]
     assert [line.get("content") for line in read] == [text, None, text, text]
     assert read[1]["calls"] == [{"name": "get_order", "arguments": {"order_id": text}}]
-    ((_, *_, schemas),) = FENCED.findall(system)
+    *_, (_, *_, schemas) = FENCED.findall(system)
     assert order in schemas and order not in system.replace(schemas, "")
     assert [json.loads(line)["name"] for line in schemas.split("\n")] == ["get_order"]
+
+
+def test_a_model_that_obeys_what_is_said_to_it_labels_alike_whatever_tools_return(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Quoted twice: in rollouts, and by a model that repeats what it read in what it proposes."""
+
+    def gullible(body: Body) -> dict[str, Any]:
+        order = f" {ORDER}." if ORDER in contents(body)[1] else ""
+        if form_of(body) == "Discovery":
+            places = [{"rollout": 1, "message": 2}]
+            return {"capabilities": [{"name": "Going on", "description": f"Goes on.{order}", "evidence": places}]}
+        if form_of(body) == "Merging":
+            return {"groups": [group(*range(1, 4), name="Going on", description=f"Goes on.{order}")]}
+        calls = contents(body)[1].count('"calls": ')
+        verdict = "LACKING" if calls < 4 else "PRESENT"
+        return {"labels": [judged("going_on", Label(verdict=verdict, evidence=f"{calls} calls", message=2))]}
+
+    server = served(obeying(gullible))
+    _, calm = label_runs(analyst(ModelAccess()), sample(), desk().tools, 3, seed=0)
+    pool, rows = label_runs(analyst(ModelAccess()), lured(sample()), desk().tools, 3, seed=0)
+    assert ORDER in pool[0].description and rows == calm
+    assert {row.labels["going_on"].verdict for row in rows} == {"LACKING", "PRESENT"}
+    # The model does obey where it is told to by whoever asks.
+    monkeypatch.setattr("captrain.capabilities.openai.fenced", lambda kind, text, **_: text)
+    _, unfenced = label_runs(analyst(ModelAccess()), lured(sample()), desk().tools, 3, seed=0)
+    assert {row.labels["going_on"].verdict for row in unfenced} == {"PRESENT"}
+    assert len(server.requests) == 3 * (3 + 1 + 3 * len(sample()))
 
 
 def spoken(rng: random.Random) -> list[Message]:

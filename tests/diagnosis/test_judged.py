@@ -103,10 +103,16 @@ def test_a_model_labels_blindly_and_a_second_run_asks_nothing(tmp_path: Path, mo
 def test_a_model_that_obeys_what_is_said_to_it_labels_alike_whatever_tools_returned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def gullible(body: Body) -> dict[str, Any]:
+        words = answer(body)
+        for entry in words.get("capabilities", words.get("groups", [])):
+            entry["description"] += f" {ORDER}." if ORDER in body["messages"][-1]["content"] else ""
+        return words
+
     rows = [json.loads(line) for line in EXAMPLE.read_text().splitlines()[:24]]
     verdicts = {}
     monkeypatch.chdir(tmp_path)
-    with Answering(obeying(answer)) as server:
+    with Answering(obeying(gullible)) as server:
         server.use(monkeypatch)
         for name in ("calm", "lured"):
             for number, row in enumerate(rows):
@@ -118,5 +124,5 @@ def test_a_model_that_obeys_what_is_said_to_it_labels_alike_whatever_tools_retur
             diagnose("--out", tmp_path / name, "--analyst", "openai", "--model", "m", path=path)
             labels = load(tmp_path / name / "labels.jsonl", RolloutLabels)
             verdicts[name] = [row.labels["finishing"].verdict for row in labels]
-    assert ORDER in (tmp_path / "lured/rollouts.jsonl").read_text()
+    assert ORDER in (tmp_path / "lured/candidates.jsonl").read_text()
     assert verdicts["lured"] == verdicts["calm"] and {*verdicts["calm"]} == {"LACKING", "PRESENT"}

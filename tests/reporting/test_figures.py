@@ -3,16 +3,20 @@
 import hashlib
 import json
 import os
+import random
 import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.text import Text
+from matplotlib.text import Annotation, Text
 from support.results import causal_tables, make_results
 
 from captrain.capabilities.rule import replay
@@ -116,6 +120,38 @@ def test_the_stage_ends_in_one_message_without_traceback(
     said = capsys.readouterr().err
     assert end.value.code == 2 and "Traceback" not in said
     assert said.startswith("error: results/evaluation/main.csv is missing")
+
+
+def candidate(number: int, coverage: float, gap: float) -> dict[str, Any]:
+    """A candidate as the account of a selection has it."""
+    bounds = {"gap_low": gap - 0.1, "gap_high": gap + 0.1}
+    return {
+        "id": f"c{number}",
+        "name": NAMES[number % 4],
+        "coverage": coverage,
+        "gap": gap,
+        "selected": gap > 0.5,
+        **bounds,
+    }
+
+
+NAMES = ("Undue hand-over", "Unneeded operation", "Precondition verification", "Loop")
+CROWDS = {
+    "two that reach for each other": [(0.18, -0.23), (0.29, -0.21), (0.47, 0.2), (0.0, 1.0)],
+    "all in one place": [(0.3, 0.4)] * 9,
+    "a row": [(0.05 * place, 0.3) for place in range(12)],
+    "anywhere": [(random.Random(place).random(), random.Random(place + 50).random()) for place in range(20)],
+}
+
+
+@pytest.mark.parametrize("crowd", CROWDS)
+def test_no_name_of_a_candidate_hides_another(crowd: str) -> None:
+    candidates = [candidate(number, *place) for number, place in enumerate(CROWDS[crowd])]
+    figure = figures.capabilities({"thresholds": {"delta": 0.2, "coverage": 0.1}, "candidates": candidates})
+    FigureCanvasAgg(figure).draw()
+    boxes = [Text.get_window_extent(name) for name in figure.findobj(Annotation) if isinstance(name, Annotation)]
+    assert len(boxes) == len(candidates)
+    assert not [pair for pair in combinations(boxes, 2) if pair[0].overlaps(pair[1])]
 
 
 def written(figure: Figure) -> list[str]:

@@ -159,7 +159,8 @@ class OpenAIAnalyst:
         texts = {request.rollout.id: request.rollout for request in requests}
         texts = {name: fenced("rollout", _read(rollout, self.characters)) for name, rollout in texts.items()}
         pools = {_ids(request.capabilities): request.capabilities for request in requests}
-        systems = {ids: _prompt("labelling", tools, capabilities=_listing(pool)) for ids, pool in pools.items()}
+        listings = {ids: fenced("capabilities", _listing(pool)) for ids, pool in pools.items()}
+        systems = {ids: _prompt("labelling", tools, capabilities=listing) for ids, listing in listings.items()}
         questions = [
             Question(
                 systems[_ids(request.capabilities)],

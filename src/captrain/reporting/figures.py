@@ -15,6 +15,7 @@ import numpy as np
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Annotation
 from matplotlib.ticker import MaxNLocator
 
 from captrain.baselines import baselines, trained_baselines
@@ -24,9 +25,10 @@ from captrain.evaluation import GRPO, TRACE, evaluation_metrics, evaluation_tabl
 from captrain.records import JsonObject, read_table
 from captrain.reporting.causality import causality, has_causality
 from captrain.reporting.curve import curve, curve_rows
+from captrain.reporting.names import part_names
 from captrain.reporting.published import read_published, reference
 from captrain.reporting.rediscovery import rediscovered, rediscovery
-from captrain.reporting.style import GREY, HEADLINE, MERGING, ROUTING, Line, compare, ordered, render, tint
+from captrain.reporting.style import DPI, GREY, HEADLINE, MERGING, ROUTING, Line, compare, ordered, render, tint
 
 REQUIRED = (
     "evaluation/main.csv",
@@ -40,6 +42,8 @@ REQUIRED = (
 )
 SMOOTH = 5
 """Updates that a training curve is averaged over."""
+MARKER = 42
+"""Size of a candidate's marker, in square points."""
 
 
 def draw(results: Path, out: Path) -> list[Path]:
@@ -141,7 +145,7 @@ def capabilities(selection: Mapping[str, Any]) -> Figure:
         candidate for candidate in candidates if candidate["gap"] is not None and candidate["coverage"] is not None
     ]
     undefined = len(candidates) - len(defined)
-    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    figure = Figure(figsize=(6.4, 4.2), dpi=DPI, layout="constrained")
     axes = figure.subplots()
     colours = {True: sns.color_palette("deep")[2], False: "0.55"}
     for selected, name, marker in ((True, "selected", "o"), (False, "rejected", "X")):
@@ -156,7 +160,7 @@ def capabilities(selection: Mapping[str, Any]) -> Figure:
                     linewidth=1.2,
                 )
         places = [candidate["coverage"] for candidate in points], [candidate["gap"] for candidate in points]
-        axes.scatter(*places, marker=marker, s=42, color=colour, zorder=5, label=f"{name} ({len(points)})")
+        axes.scatter(*places, marker=marker, s=MARKER, color=colour, zorder=5, label=f"{name} ({len(points)})")
     axes.axhline(thresholds["delta"], color="0.2", linestyle="--", linewidth=1)
     axes.axvline(thresholds["coverage"], color="0.2", linestyle="--", linewidth=1)
     _name_points(figure, defined)
@@ -170,21 +174,23 @@ def capabilities(selection: Mapping[str, Any]) -> Figure:
 
 
 def _name_points(figure: Figure, points: Sequence[JsonObject]) -> None:
-    """Write each name right of its point, or left of it in the right half, and nudge names of one side apart."""
+    """Write each name right of its point, or left of it in the right half, and nudge names apart: those of one side by
+    steps, and what still overlaps, as it is laid out, to the nearest place that is free."""
     axes = figure.axes[0]
     axes.margins(0.12, 0.1)
     left_edge, right_edge = axes.get_xlim()
     bottom, top = axes.get_ylim()
-    step = 0.045 * (top - bottom)
+    step, away = 0.045 * (top - bottom), 0.02 * (right_edge - left_edge)
     heights: dict[bool, float] = {True: -np.inf, False: -np.inf}
+    names: list[Annotation] = []
     for candidate in sorted(points, key=lambda candidate: (candidate["gap"], candidate["id"])):
         leftward = candidate["coverage"] > (left_edge + right_edge) / 2
         height = max(candidate["gap"], heights[leftward] + step)
         heights[leftward] = height
-        axes.annotate(
+        name = axes.annotate(
             candidate["name"],
             (candidate["coverage"], candidate["gap"]),
-            xytext=(candidate["coverage"] + (-1 if leftward else 1) * 0.02 * (right_edge - left_edge), height),
+            xytext=(candidate["coverage"] + (-1 if leftward else 1) * away, height),
             ha="right" if leftward else "left",
             va="center",
             fontsize=7.5,
@@ -192,6 +198,8 @@ def _name_points(figure: Figure, points: Sequence[JsonObject]) -> None:
             fontweight="bold" if candidate["selected"] else "normal",
             arrowprops={"arrowstyle": "-", "color": "0.7", "linewidth": 0.5, "shrinkA": 0, "shrinkB": 2},
         )
+        names.append(name)
+    part_names(figure, names, step / 2, MARKER)
 
 
 def stability(results: Path) -> Figure:

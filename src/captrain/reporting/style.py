@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from captrain.evaluation import BASE, BEST_SINGLE, ORACLE, RANDOM, TRACE, Difference, is_supervised, label
 from captrain.records import publish_bytes
 
+DPI = 150
 METADATA = {"pdf": {"CreationDate": None, "Creator": None, "Producer": None}, "png": {"Software": None}}
 CANVASES = {"png": FigureCanvasAgg, "pdf": FigureCanvasPdf}
 Colour = str | tuple[float, float, float]
@@ -62,7 +63,7 @@ def render(figures: Mapping[str, Callable[[], Figure]], out: Path) -> list[Path]
         sns.set_theme(context="paper", style="whitegrid", font="DejaVu Sans")
         for name, make in figures.items():
             figure = make()
-            figure.set_dpi(150)
+            figure.set_dpi(DPI)
             # The canvases themselves, because `savefig` draws each file twice. The first lays out, for both.
             for kind, canvas in CANVASES.items():
                 path, content = out / f"{name}.{kind}", io.BytesIO()
