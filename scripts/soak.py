@@ -27,7 +27,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from captrain.benchmarks.pool import Pool
+from captrain.benchmarks import Pool
 from captrain.errors import InfrastructureError
 
 TILL = Path(__file__).parents[1] / "tests/workers/contract_worker.py"

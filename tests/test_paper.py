@@ -116,8 +116,8 @@ def test_a_model_by_name_acts_in_tau2_itself(hub: Path, tmp_path: Path) -> None:
     (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 4096}))
     python = interpreter("tau2")
     project = make_project(
-        tmp_path / "project", *STAND_IN, "machine.workers=1", f"base.model={NAME}",
-        "policy=vllm", "policy.dtype=float32", "policy.max_turns=4", "policy.max_tokens=24", "benchmark.user=null",
+        tmp_path / "project", *STAND_IN, "machine.workers=1", f"base.model={NAME}", "policy=vllm",
+        "policy.dtype=float32", "policy.max_turns=4", "policy.max_tokens=24", "benchmark.user=null",
         "benchmark.domains=[mock]", "rollouts.tasks=4", "evaluation.tasks=3",
         f"machine.benchmarks.tau2.python={python}", f"machine.benchmarks.tau2.data={data_beside(python, 'tau2')}",
         experiment="paper_tau2",

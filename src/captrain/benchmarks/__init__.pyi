@@ -16,6 +16,7 @@ from .loading import declared_absences as declared_absences
 from .loading import evaluation_tasks as evaluation_tasks
 from .loading import load_benchmark as load_benchmark
 from .loading import overlapping_tasks as overlapping_tasks
+from .pool import Pool as Pool
 from .servicedesk import ARGUMENTS as ARGUMENTS
 from .servicedesk import TOOLS as TOOLS
 from .servicedesk import DeskEpisode as DeskEpisode

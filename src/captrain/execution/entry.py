@@ -3,13 +3,13 @@
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
 from pathlib import Path
 from typing import NoReturn
 
-import yaml
-
-from captrain.config import find_project
+from captrain.config import find_project, load_spec
+from captrain.errors import UserError
 from captrain.execution.boundary import ending
 from captrain.execution.clock import timed
 from captrain.execution.optional import light_installation
@@ -40,11 +40,9 @@ def entry_point(main: Callable[[], None]) -> Callable[[], None]:
 def _names_model(path: Path) -> bool:
     """Whether a specification names a model of the hub, which may be downloaded; not where it does not read, which the
     stage itself will say."""
-    try:
-        spec = yaml.safe_load(path.read_text())
-        return spec["base"]["model"] is not None
-    except (OSError, ValueError, yaml.YAMLError, LookupError, TypeError):
-        return False
+    with suppress(UserError):
+        return load_spec(path).base.model is not None
+    return False
 
 
 def _end(error: BaseException) -> NoReturn:

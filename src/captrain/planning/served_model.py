@@ -20,7 +20,7 @@ from captrain.records import JsonObject, Message
 from captrain.training import GRPO
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 LEAST_VERSION = (0, 10, 2)
 """Of vLLM: the first that shows the token ids which it read and wrote."""
@@ -98,7 +98,7 @@ def _folder(spec: Spec) -> Path | Literal[False] | None:
     return path.parent if path is not None else False
 
 
-def _tokenizer(folder: Path) -> Any:
+def _tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
     from transformers import AutoTokenizer
 
     try:
@@ -108,7 +108,7 @@ def _tokenizer(folder: Path) -> Any:
         raise UserError(problem, "download the whole model") from None
 
 
-def _round_trip(tokenizer: Any) -> Finding:
+def _round_trip(tokenizer: "PreTrainedTokenizerBase") -> Finding:
     chat = Chat(tokenizer, [TOOL])
     opening: list[Message] = [{"role": "system", "content": "Help."}, {"role": "user", "content": "Hello."}]
     call = {"type": "function", "function": {"name": "find_record", "arguments": ARGUMENTS}}
