@@ -17,6 +17,7 @@ from support.results import account
 
 from captrain.baselines.controls import NAMES, Workshop, choices, control_routes, publish_routes, rankings
 from captrain.benchmarks.loading import load_benchmark
+from captrain.capabilities import SelectionAccount
 from captrain.config import compose_spec, publish_spec
 from captrain.contract import Target, load_file
 from captrain.environments.loading import read_passports
@@ -50,7 +51,7 @@ def capability(name: str) -> Capability:
     return Capability(id=name, name=name.replace("_", " ").capitalize(), description="What it takes.")
 
 
-def report(**rows: tuple[float | None, float | None]) -> dict[str, Any]:
+def report(**rows: tuple[float | None, float | None]) -> SelectionAccount:
     """An account of candidates, name -> (gap, coverage), best first."""
     return account({"id": name, "gap": gap, "coverage": share} for name, (gap, share) in rows.items())
 

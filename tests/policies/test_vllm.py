@@ -238,9 +238,11 @@ def test_a_server_that_hangs_is_started_again(
     replica = acting.fleet.replicas[0]
     monkeypatch.setattr(replica, "timeout", 1.0)
     replica.__dict__.pop("client")
-    [listening] = [one.pid for one in psutil.net_connections("tcp4") if one.status == psutil.CONN_LISTEN
-                   and one.laddr.port == replica._port]  # fmt: skip
-    os.kill(listening, signal.SIGSTOP)
+    connections = [connection for connection in psutil.net_connections("tcp4") if connection.laddr]
+    listening = {row.laddr.port: row.pid for row in connections if row.laddr and row.status == psutil.CONN_LISTEN}
+    pid = listening[replica._port]
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
     starts = replica.starts
     equal(played(acting, target, tmp_path / "again", tasks=2), whole)
     assert replica.starts == starts + 1

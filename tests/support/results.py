@@ -2,7 +2,9 @@
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
+from captrain.capabilities import SelectionAccount
 from captrain.records import publish_json, publish_text
 
 DIFFERENCES = """first,second,difference,low,high,better,worse,p,distinguishable,effect,p_holm
@@ -54,10 +56,10 @@ def candidate(slug: str, gap: float, coverage: float, selected: bool) -> dict:
     }
 
 
-def account(rows: Iterable[Mapping[str, object]]) -> dict[str, object]:
+def account(rows: Iterable[Mapping[str, object]]) -> SelectionAccount:
     """The account of a selection with these candidates, best first; what they do not say is that of a rejected one."""
-    limits = {"delta": 0.2, "coverage": 0.1, "agreement": 8, "confidence": 0.95, "floor": 0.0, "count": 4}
-    candidates = [{"resamples_undefined": 0, **candidate(str(row["id"]), 0.1, 0.1, False), **row} for row in rows]
+    limits: Any = {"delta": 0.2, "coverage": 0.1, "agreement": 8, "confidence": 0.95, "floor": 0.0, "count": 4}
+    candidates: Any = [{"resamples_undefined": 0, **candidate(str(row["id"]), 0.1, 0.1, False), **row} for row in rows]
     return {"thresholds": limits, "rollouts": {"passed": 60, "failed": 180}, "candidates": candidates}
 
 

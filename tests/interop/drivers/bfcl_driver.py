@@ -12,7 +12,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType
 from unittest.mock import MagicMock
 
 OUT = Path(sys.argv[1])
@@ -34,8 +34,12 @@ class Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 sys.meta_path.append(Absent())
-sys.modules["overrides"] = SimpleNamespace(final=lambda method: method, EnforceOverrides=object)
-sys.modules["bfcl_eval.constants.model_config"] = SimpleNamespace(MODEL_CONFIG_MAPPING={})
+for name, contents in (
+    ("overrides", {"final": lambda method: method, "EnforceOverrides": object}),
+    ("bfcl_eval.constants.model_config", {"MODEL_CONFIG_MAPPING": {}}),
+):
+    sys.modules[name] = ModuleType(name)
+    vars(sys.modules[name]).update(contents)
 
 from bfcl_eval.eval_checker.eval_runner import multi_turn_runner
 from bfcl_eval.model_handler.base_handler import BaseHandler
