@@ -221,6 +221,7 @@ def test_the_numbers_with_intervals_on_the_page_of_findings_are_those_of_the_tab
         "evaluation/differences": "difference",
         "evaluation/main": "pass_rate",
         "sweeps/mixes": "pass_rate",
+        "sweeps/warm_starts": "pass_rate",
     }
     rows: list[list[float]] = []
     for table, column in tables.items():
