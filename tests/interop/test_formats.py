@@ -97,7 +97,29 @@ INFERENCE = {
         "llm.output_messages.0.message.role": "assistant", "llm.output_messages.0.message.content": "It is red.",
     },
 }  # fmt: skip
-ROWS = {"verifiers": VERIFIERS, "NeMo Gym": NEMO_GYM, "Anthropic": ANTHROPIC, "AgentDojo": AGENTDOJO}
+TAU_BENCH = {
+    "task_id": 3, "trial": 1, "reward": 0.0,
+    "info": {"task": {
+        "user_id": "ada", "instruction": "Have A1 read.", "outputs": ["blue"],
+        "actions": [{"name": "read", "kwargs": {"id": "A2"}}, {"name": "respond", "kwargs": {"content": "blue"}}],
+    }},
+    "traj": [
+        {"role": "user", "content": "Read A1."},
+        {"role": "assistant", "content": None, "tool_calls": [
+            {"id": "c", "type": "function", "function": {"name": "read", "arguments": ARGUMENTS}},
+            {"id": "never", "type": "function", "function": {"name": "erase", "arguments": "{}"}},
+        ]},
+        {"role": "tool", "tool_call_id": "c", "name": "read", "content": "red"},
+        {"role": "assistant", "content": "It is red."},
+    ],
+}  # fmt: skip
+ROWS = {
+    "tau-bench": TAU_BENCH,
+    "verifiers": VERIFIERS,
+    "NeMo Gym": NEMO_GYM,
+    "Anthropic": ANTHROPIC,
+    "AgentDojo": AGENTDOJO,
+}
 SPANS = {
     "GenAI": GEN_AI,
     "OpenInference": INFERENCE,
@@ -135,6 +157,23 @@ def test_rows_are_told_apart_however_they_are_stored(name: str, layout: str, tmp
     assert dialogue(logs) == EXPECTED
     assert [rollout.outcome for rollout in logs.rollouts] == ["failed"]
     assert [tool["function"]["name"] for tool in logs.tools] == ["read"]
+
+
+def test_a_row_of_tau_bench_brings_its_gold_and_a_fault_beside_the_agent_is_no_failure(tmp_path: Path) -> None:
+    refused = {"role": "tool", "tool_call_id": "c", "name": "read", "content": "Error: no such record"}
+    late = {**TAU_BENCH, "task_id": 4, "info": {"error": "Traceback\nTimeout: slow"}}
+    rows = [{**TAU_BENCH, "traj": [*TAU_BENCH["traj"][:2], refused]}, late, {**late, "traj": []}]
+    rows.append({**TAU_BENCH, "info": {}})
+    (tmp_path / "a.json").write_text(json.dumps(rows))
+    logs = read_logs([tmp_path / "a.json"])
+    first, fault = logs.rollouts
+    assert (first.task.id, first.trial, first.messages[-1]["error"]) == ("chat/3", 1, True)
+    calls = [call["function"] for message in first.reference for call in message.get("tool_calls", [])]
+    assert calls == [{"name": "read", "arguments": {"id": "A2"}}]
+    assert first.reference[-1]["informs"] == ["blue"]
+    assert (fault.outcome, fault.score) == ("error", None) and "Timeout: slow" in fault.error
+    reasons = [skipped.reason for skipped in logs.skipped]
+    assert reasons == ["it ended before the first message: Timeout: slow", "its info has no task"]
 
 
 def test_a_trajectory_takes_its_reward_from_the_result_beside_it(tmp_path: Path) -> None:

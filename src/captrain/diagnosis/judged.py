@@ -109,10 +109,10 @@ def judged_summary(judgement: Judged, access: ModelAccess) -> list[Table | str]:
         if entry["best"] is not None and entry["kappa"] is not None
     ]
     usage = ", ".join(f"{name.replace('_', ' ')} {number}" for name, number in judgement.usage.items())
-    answers, read, written = (
+    answers, prompt_tokens, completion_tokens = (
         judgement.usage.get(name, 0) for name in ("answers", "prompt_tokens", "completion_tokens")
     )
-    cost = priced(answers, read, written, access)
+    cost = priced(answers, prompt_tokens, completion_tokens, access)
     usage += "" if cost.money is None else f"; at these prices {cost.money:.2f} in money"
     shortage = [f"nothing can be concluded: {judgement.shortage}"] if judgement.shortage else []
     return [selection_table(judgement.report), *lines, *([f"asked: {usage}"] if usage else []), *shortage]

@@ -150,7 +150,7 @@ def logs_of_rollouts(rollouts: Iterable[Rollout]) -> Logs:
 
 
 REMEDY = (
-    "give tau2 result files (a JSON with `simulations`), ToolSandbox result folders (with result_summary.json), logs "
+    "give tau-bench or tau2 result files, ToolSandbox result folders (with result_summary.json), logs "
     "of Inspect, verifiers, NeMo Gym, AgentDojo, BFCL, ATIF or OpenTelemetry, or JSONL with one "
     '{"messages": [{"role": "user", "content": "..."}, ...], "reward": 0 to 1} a line'
 )
@@ -234,9 +234,10 @@ def _row_formats() -> tuple[RowFormat, ...]:
     from captrain.interop.logs.atif import ATIF
     from captrain.interop.logs.chat import CHAT
     from captrain.interop.logs.nemo_gym import NEMO_GYM
+    from captrain.interop.logs.tau_bench import TAU_BENCH
     from captrain.interop.logs.verifiers import VERIFIERS
 
-    return (VERIFIERS, NEMO_GYM, ATIF, AGENTDOJO, CHAT)
+    return (VERIFIERS, NEMO_GYM, ATIF, AGENTDOJO, TAU_BENCH, CHAT)
 
 
 class _CallShapes:
