@@ -171,7 +171,7 @@ def test_a_row_of_tau_bench_brings_its_gold_and_a_fault_beside_the_agent_is_no_f
     calls = [call["function"] for message in first.reference for call in message.get("tool_calls", [])]
     assert calls == [{"name": "read", "arguments": {"id": "A2"}}]
     assert first.reference[-1]["informs"] == ["blue"]
-    assert (fault.outcome, fault.score) == ("error", None) and "Timeout: slow" in fault.error
+    assert (fault.outcome, fault.score) == ("error", None) and "Timeout: slow" in (fault.error or "")
     reasons = [skipped.reason for skipped in logs.skipped]
     assert reasons == ["it ended before the first message: Timeout: slow", "its info has no task"]
 
