@@ -9,6 +9,7 @@ import hashlib
 import os
 import resource
 import shutil
+import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -44,6 +45,8 @@ def run_hurt(folder: Path, name: str, fault: Callable[[], None]) -> tuple[int, s
         try:
             os.dup2(writing, 1)
             os.dup2(writing, 2)
+            # Those that are there write to files of the test runner's.
+            sys.stdout = sys.stderr = os.fdopen(writing, "w", buffering=1)
             os.close(reading)
             os.chdir(folder)
             fault()

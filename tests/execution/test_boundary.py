@@ -13,7 +13,7 @@ import pytest
 from rich.text import Text
 
 from captrain.cli.console import print_all
-from captrain.config import redacted
+from captrain.config import compose_spec, publish_spec, redacted
 from captrain.errors import InfrastructureError, UserError
 from captrain.execution import entry_point
 from captrain.execution.boundary import BUG, disk_fault, ending
@@ -148,7 +148,8 @@ def test_a_hub_is_asked_for_nothing_unless_a_model_is_named(
     if before is None:
         monkeypatch.delenv("HF_HUB_OFFLINE")
     (tmp_path / "results").mkdir()
-    (tmp_path / "results/spec.yaml").write_text(f"base:\n  model: {model}\n")
+    spec = compose_spec("default", 0, [f"base.model={model}"], Path(__file__).parents[2] / "conf")
+    publish_spec(spec, tmp_path / "results/spec.yaml")
     seen: list[str | None] = []
     entry_point(lambda: seen.append(os.environ.get("HF_HUB_OFFLINE")))()
     assert seen == [during]

@@ -199,7 +199,7 @@ def test_an_answer_that_never_becomes_valid_is_told_and_the_others_are_kept(serv
 
 def test_a_fault_that_stays_ends_the_run_as_one_of_infrastructure(server: Answering, folder: Path) -> None:
     server.answer = lambda body: refuses(500, f"out of memory ({SECRET})")
-    with pytest.raises(InfrastructureError, match=r"after 3 attempts.*500: out of memory \(\*\*\*\)"):
+    with pytest.raises(InfrastructureError, match=r"after 3 attempts.*500: out of memory \(\[redacted\]\)"):
         asker(folder, ModelAccess(retries=2, concurrency=2)).ask([question(n) for n in range(2)], "labels")
     assert len(server.requests) <= 6
 
@@ -207,7 +207,10 @@ def test_a_fault_that_stays_ends_the_run_as_one_of_infrastructure(server: Answer
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (refuses(401, f"bad key {SECRET}"), r"refuses the key in OPENAI_API_KEY \(model server: 401: bad key \*\*\*\)"),
+        (
+            refuses(401, f"bad key {SECRET}"),
+            r"refuses the key in OPENAI_API_KEY \(model server: 401: bad key \[redacted\]\)",
+        ),
         (refuses(404, "no such model"), "has no model some/model"),
         (refuses(400, "response_format is not known"), "refuses a request to some/model"),
         (refuses(400, "This model's maximum context length is 10 tokens"), "longer than some/model can read"),

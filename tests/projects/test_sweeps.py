@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import yaml
+from support.results import account
 
 from captrain.projects import init_project
 from captrain.records import publish_text
@@ -33,7 +34,7 @@ tables = {
     "evaluation/main.csv": f"{rows}\\nbase,base,0.05,0,1,0\\ntrace,TRACE,{rate},0,1,640\\n",
     "evaluation/differences.csv": "first,second,difference,low,high,distinguishable,p_holm\\n",
     "evaluation/spent.csv": "method,stages\\nbase,\\ntrace,evaluation\\n",
-    "capabilities/selection.json": json.dumps({"candidates": [{"id": CalendarDesk.name, "selected": True}]}),
+    "capabilities/selection.json": json.dumps(ACCOUNT).replace("DESK", CalendarDesk.name),
 }
 for name, text in tables.items():
     Path("results", name).parent.mkdir(parents=True, exist_ok=True)
@@ -60,7 +61,8 @@ def project(tmp_path: Path) -> Path:
     pipeline = {"stages": {"compose": compose, "base": base, "evaluation": evaluation}}
     publish_text(folder / "dvc.yaml", yaml.safe_dump(pipeline, sort_keys=False))
     publish_text(folder / "stages/base.py", BASE)
-    publish_text(folder / "stages/evaluation.py", EVALUATION)
+    selection = account([{"id": "DESK", "selected": True}])
+    publish_text(folder / "stages/evaluation.py", EVALUATION.replace("ACCOUNT", repr(selection)))
     return folder
 
 

@@ -580,7 +580,7 @@ class TestStage:
             )
         ]  # fmt: skip
         publish(artifacts / "environments/calibration.jsonl", played)
-        publish_json(results / "adapters/index.json", {name: {} for name in FAMILIES})
+        publish_json(results / "adapters/index.json", {name: {"digest": name, "path": ""} for name in FAMILIES})
         history = pd.concat([grown(0.5, 1.0 if name != STEPS else 0.0, name=name) for name in FAMILIES])
         history.to_csv(results / "adapters/history.csv", index=False)
         (artifacts / "base").symlink_to(tiny)
@@ -616,7 +616,7 @@ class TestStage:
         assert list(table["chosen"]) == list(table["retrieval"])
 
     def test_an_adapter_of_a_ramp_acts_on_every_task(self, home: Path) -> None:
-        publish_json(home / "results/adapters/index.json", {"ramp": {}})
+        publish_json(home / "results/adapters/index.json", {"ramp": {"digest": "d", "path": ""}})
         grown(0.5, 0.6, name="ramp").to_csv(home / "results/adapters/history.csv", index=False)
         assert {*self.play(home)["chosen"]} == {"ramp"}
         assert not (home / "results/routes/turns.json").exists()

@@ -268,7 +268,7 @@ def test_one_process_is_what_it_was(tiny: Path, environment: Path, tmp_path: Pat
     assert parted.history == plain.history
     whole, parts = adaptation(plain.folder), adaptation(parted.folder)
     assert all((whole[name] - parts[name]).abs().max() < 1e-3 for name in whole)
-    with inside(tmp_path), pytest.raises(UserError, match="rows = 3 does not divide the 8 rollouts"):
+    with inside(tmp_path), pytest.raises(UserError, match="rows = 3 does not divide the 8 rows"):
         train(replace(one, machine=on(rows=3)))
 
 
