@@ -66,7 +66,6 @@ WRITERS = {
     "training/grpo.py": "into its workspace, from which training goes on",
     "training/process.py": "orders and failures in a workspace, which are written anew",
     "training/processes.py": "as above",
-    "training/workspace.py": "outputs of a stage, which DVC removes before it runs the stage again",
 }
 """What writes files but not aside first, and why it may."""
 

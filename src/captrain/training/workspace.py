@@ -15,7 +15,7 @@ from captrain.errors import UserError
 from captrain.execution import exclusive
 from captrain.ledger import LedgerEntry
 from captrain.models import adapter_digest
-from captrain.records import JsonObject, publish, publish_folder, publish_json, publish_text, read_json
+from captrain.records import JsonObject, place_aside, publish, publish_folder, publish_json, publish_text, read_json
 from captrain.training import mismatch
 
 RESULT = "result.json"
@@ -152,7 +152,9 @@ def publish_adapters(
     rows, entries = [(*columns, *measured)], [*calibration]
     for adapter in adapters:
         folder = artifacts / adapter.digest
-        shutil.copytree(adapter.folder, folder, dirs_exist_ok=True)
+        with place_aside(folder) as aside:
+            shutil.copytree(adapter.folder, aside)
+            replace_folder(aside, folder)
         row: JsonObject = {"digest": adapter.digest, "path": str(folder)}
         if guidance is not None:
             row["guidance"] = list(guidance)
