@@ -10,8 +10,10 @@ import math
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +33,7 @@ from captrain.evaluation import Bootstrap, statistics
 from captrain.interop import read_logs
 from captrain.interop.logs import document
 from captrain.interop.logs.document import JsonDocument
-from captrain.records import Rollout, Spool, Task, publish
+from captrain.records import Rollout, Spool, Task, Usage, publish
 from captrain.reporting.pages import build, shards
 
 ROOT = Path(__file__).parents[1]
@@ -143,6 +145,23 @@ def test_records_are_published_as_they_come_and_spooled_ones_are_read_one_by_one
     publish(tmp_path / "b.jsonl", spool)
     assert len(spool) == 50 and most < 5
     assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "b.jsonl").read_bytes()
+
+
+def test_spooled_records_leave_no_file_behind_whatever_ends_the_process(tmp_path: Path) -> None:
+    if not (child := os.fork()):
+        try:
+            tempfile.tempdir = str(tmp_path)
+            spool = Spool(Usage)
+            spool.add(Usage(prompt_tokens=1))
+            for record in spool:  # read while it grows: neither loses its place
+                if len(spool) < 3:
+                    spool.add(Usage(prompt_tokens=record.prompt_tokens + 1))
+            if [record.prompt_tokens for record in spool] == [1, 2, 3]:
+                os.kill(os.getpid(), signal.SIGKILL)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert not [*tmp_path.iterdir()]
 
 
 def forget_the_past() -> None:

@@ -538,15 +538,16 @@ def remains(path: Path, kind: type[T]) -> list[T | None]:
 
 class Spool(Generic[R]):
     """Records on disk instead of in memory: added one by one, read in that order as often as need be, gone with the
-    object."""
+    process however it ends, because no folder has ever named their file for longer than it takes to open it."""
 
     def __init__(self, kind: type[R]) -> None:
-        self._kind, self._count = kind, 0
-        self._file = tempfile.NamedTemporaryFile("w", encoding="utf-8")  # noqa: SIM115  (it goes with the object)
+        self._kind, self._count, self._end = kind, 0, 0
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115  (it goes with the object)
 
     def add(self, record: R) -> None:
         """Add a record at the end."""
-        self._file.write(line_of(record))
+        self._file.seek(self._end)
+        self._end += self._file.write(line_of(record).encode())
         self._count += 1
 
     def __len__(self) -> int:
@@ -556,6 +557,9 @@ class Spool(Generic[R]):
         return any(entry == record for entry in self)
 
     def __iter__(self) -> Iterator[R]:
-        self._file.flush()
-        for _, record in scan(Path(self._file.name), self._kind):
-            yield record
+        offset = 0
+        while offset < self._end:
+            self._file.seek(offset)  # others may read and write between two records
+            line = self._file.readline()
+            offset += len(line)
+            yield self._kind.model_validate_json(line)
