@@ -2,8 +2,9 @@
 
 The pipeline of `experiment=smoke` runs once undisturbed. Then it runs again from nothing, each time with faults drawn
 at random, and is started again after every one, until it is whole: what it leaves in results/, artifacts/ and dvc.lock
-must be the same bytes. Prints a row a kind of fault and how often each stage was hit, and ends with status 1 where a
-byte differs, a traceback of ours stands in place of a message, or a half-written file stayed.
+must be the same bytes. Prints a line a pipeline; at the end, or when SIGINT, SIGTERM or `--seconds` ends it, a row a
+kind of fault and how often each stage was hit. The exit status is 1 where a byte differs, a traceback of ours stands in
+place of a message, a half-written file stayed, a pipeline was not resumed, or none was whole.
 
 Each pipeline has a copy of the files that git keeps, and a DVC cache of its own, so that nothing is restored.
 """
@@ -20,8 +21,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -47,6 +48,14 @@ SIGNALS: Mapping[str, tuple[signal.Signals, bool]] = {
 """Faults of a moment: the signal, and whether the pipeline gets it too or its stage alone."""
 
 
+class NotResumedError(Exception):
+    """A pipeline that was started again ended by itself, and not well."""
+
+
+class Stopped(BaseException):  # noqa: N818  (no error)
+    """The campaign is to end now; what it has seen is told."""
+
+
 @dataclass
 class Outcome:
     """What came of one kind of fault: how often it was made, in how many runs it changed nothing, because they were
@@ -56,6 +65,45 @@ class Outcome:
     late: int = 0
     tracebacks: list[str] = field(default_factory=list)
     stages: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass
+class Campaign:
+    """What came of all faults till now, by their kind, and of the pipelines that were whole afterwards."""
+
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    pipelines: int = 0
+    differing: Counter[str] = field(default_factory=Counter)
+    remains: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    """The ends of the logs of pipelines that were not resumed."""
+
+    @property
+    def faults(self) -> int:
+        """How many were made."""
+        return sum(outcome.faults for outcome in self.outcomes.values())
+
+    @property
+    def tracebacks(self) -> list[str]:
+        """The ends of logs with a traceback in place of a message."""
+        return [text for outcome in self.outcomes.values() for text in outcome.tracebacks]
+
+    @property
+    def complaints(self) -> list[str]:
+        """All that should not have come out."""
+        return [*self.failures, *self.differing, *self.remains, *self.tracebacks]
+
+    def compare(self, folder: Path, expected: Mapping[str, str]) -> None:
+        """Count a pipeline that is whole, and hold what it left against what it should have."""
+        content = contents(folder)
+        self.pipelines += 1
+        self.differing.update(name for name in {*expected, *content} if expected.get(name) != content.get(name))
+        self.remains += unfinished(folder)
+
+    def __str__(self) -> str:
+        words = f"{self.pipelines} pipelines whole after {self.faults} faults; {len(self.differing)} files differ, "
+        words += f"{len(self.remains)} half-written files stayed"
+        return f"{words}, {len(self.tracebacks)} tracebacks, {len(self.failures)} not resumed"
 
 
 def prepare(folder: Path, overrides: Sequence[str]) -> Path:
@@ -72,12 +120,13 @@ def prepare(folder: Path, overrides: Sequence[str]) -> Path:
     return folder
 
 
-def start(folder: Path, targets: Sequence[str]) -> "subprocess.Popen[str]":
-    """Start the pipeline in a session of its own; what it says goes to log.txt."""
+@contextmanager
+def started(folder: Path, targets: Sequence[str]) -> Iterator["subprocess.Popen[str]"]:
+    """The pipeline, started in a session of its own; what it says goes to log.txt. It goes where the campaign does."""
     env = {**os.environ, "PYTHONPATH": str((folder / "src").resolve()), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
     with (folder / "log.txt").open("w") as log:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             ["dvc", "repro", *targets],
             cwd=folder,
             env=env,
@@ -86,6 +135,13 @@ def start(folder: Path, targets: Sequence[str]) -> "subprocess.Popen[str]":
             text=True,
             start_new_session=True,
         )
+    try:
+        yield process
+    except BaseException:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
 
 
 def stage_at_work(folder: Path) -> str:
@@ -98,7 +154,7 @@ def disturb(process: "subprocess.Popen[str]", folder: Path, name: str, draw: ran
     """Make a fault some seconds after the first stage began; whether the pipeline was still at work.
 
     Raises:
-        RuntimeError: it had ended by itself, and not well.
+        NotResumedError: it had ended by itself, and not well.
     """
     while not stage_at_work(folder) and process.poll() is None:
         time.sleep(0.1)
@@ -136,75 +192,108 @@ def unfinished(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob(".*.tmp") if ".dvc" not in path.parts)
 
 
-def hurt(folder: Path, targets: Sequence[str], draw: random.Random, count: int, outcomes: dict[str, Outcome]) -> int:
-    """Run one pipeline with `count` faults at most, until it is whole; returns how many were made.
+def hurt(folder: Path, targets: Sequence[str], draw: random.Random, count: int, outcomes: dict[str, Outcome]) -> None:
+    """Run one pipeline with `count` faults at most, until it is whole.
 
     Raises:
-        RuntimeError: it did not end well when nothing disturbed it any more.
+        NotResumedError: it did not end well when nothing disturbed it any more.
     """
-    for number in range(count):
+    for _ in range(count):
         name = draw.choice([*SIGNALS, *LIMITS])
         outcome = outcomes.setdefault(name, Outcome())
         outcome.faults += 1
-        if not disturb(start(folder, targets), folder, name, draw):
+        with started(folder, targets) as process:
+            hit = disturb(process, folder, name, draw)
+        if not hit:
             outcome.late += 1
-            return number + 1
+            return
         outcome.stages[stage_at_work(folder)] += 1
         log = (folder / "log.txt").read_text(errors="replace")
         # DVC's own words are not ours to write; those of a stage are. What a signal ends says nothing.
         if name in LIMITS and "Traceback" in log and "stages/" in log.split("Traceback")[1][:2000]:
             outcome.tracebacks.append(log[-400:])
-    if start(folder, targets).wait():
-        raise _not_resumed(folder)
-    return count
+    with started(folder, targets) as process:
+        if process.wait():
+            raise _not_resumed(folder)
 
 
-def _not_resumed(folder: Path) -> RuntimeError:
-    return RuntimeError(f"not resumed:\n{(folder / 'log.txt').read_text(errors='replace')[-2000:]}")
+def _not_resumed(folder: Path) -> NotResumedError:
+    return NotResumedError(f"{folder} was not resumed:\n{(folder / 'log.txt').read_text(errors='replace')[-2000:]}")
 
 
-def campaign(faults: int, seed: int, length: int, targets: Sequence[str], overrides: Sequence[str]) -> int:
-    """Make so many faults, at most `length` in a pipeline, and print what came of them; returns the exit status."""
-    draw, outcomes, beginning = random.Random(seed), dict[str, Outcome](), time.monotonic()
-    reference = prepare(WORK / "undisturbed", overrides)
-    if start(reference, targets).wait():
-        raise SystemExit(f"the undisturbed run failed:\n{(reference / 'log.txt').read_text()[-2000:]}")
-    expected, pipelines, differing, remains = contents(reference), 0, Counter[str](), list[str]()
-    with suppress(KeyboardInterrupt):  # told to end, it says what it has seen
-        while (count := sum(outcome.faults for outcome in outcomes.values())) < faults:
-            folder = prepare(WORK / f"disturbed-{pipelines}", overrides)
-            hurt(folder, targets, draw, min(length, faults - count), outcomes)
-            pipelines += 1
-            content = contents(folder)
-            differing.update(name for name in {*expected, *content} if expected.get(name) != content.get(name))
-            remains += unfinished(folder)
+def make_faults(campaign: Campaign, options: argparse.Namespace) -> None:
+    """Run the pipeline undisturbed, and then with faults, until so many were made; prints a line a pipeline."""
+    draw, reference = random.Random(options.seed), prepare(WORK / "undisturbed", options.overrides)
+    with started(reference, options.targets) as process:
+        if process.wait():
+            raise SystemExit(f"the undisturbed run failed:\n{(reference / 'log.txt').read_text()[-2000:]}")
+    expected = contents(reference)
+    print(f"{len(expected)} files of the undisturbed run to compare with", flush=True)
+    while campaign.faults < options.faults:
+        folder = prepare(WORK / f"disturbed-{campaign.pipelines + len(campaign.failures)}", options.overrides)
+        try:
+            hurt(
+                folder,
+                options.targets,
+                draw,
+                min(options.length, options.faults - campaign.faults),
+                campaign.outcomes,
+            )
+            campaign.compare(folder, expected)
             shutil.rmtree(folder)
-            print(f"{pipelines} pipelines whole, {len(differing)} files differ", flush=True)
-    count = sum(outcome.faults for outcome in outcomes.values())
-    table = Table(title=f"{count} faults in {pipelines} pipelines, seed {seed}, {time.monotonic() - beginning:.0f} s")
+        except NotResumedError as error:  # its folder stays, to be looked at
+            campaign.failures.append(str(error))
+        print(campaign, flush=True)
+
+
+def print_table(campaign: Campaign, title: str) -> None:
+    """What was made, what was hit, and what came out that should not have."""
+    table = Table(title=title)
     for heading in ("fault", "made", "of these after the end", "tracebacks of ours"):
         table.add_column(heading, justify="left" if heading == "fault" else "right")
-    for name, outcome in sorted(outcomes.items()):
+    for name, outcome in sorted(campaign.outcomes.items()):
         table.add_row(name, str(outcome.faults), str(outcome.late), str(len(outcome.tracebacks)))
-    Console().print(table)
-    hits = sum((outcome.stages for outcome in outcomes.values()), Counter[str]())
+    Console(width=None if sys.stdout.isatty() else 100).print(table)
+    hits = sum((outcome.stages for outcome in campaign.outcomes.values()), Counter[str]())
     print("hit: " + ", ".join(f"{stage or 'no stage yet'} {count}" for stage, count in hits.most_common()))
-    print(f"{len(expected)} files compared; {len(differing)} differ; {len(remains)} half-written files stayed")
-    for name in [*differing, *remains, *(text for outcome in outcomes.values() for text in outcome.tracebacks)][:20]:
-        print(name)
-    return int(bool(differing or remains or any(outcome.tracebacks for outcome in outcomes.values())))
+    print(campaign)
+    for complaint in campaign.complaints[:20]:
+        print(complaint)
+
+
+def stop(number: int, _: object) -> None:
+    """End the campaign at a signal; another one ends it without a table.
+
+    Raises:
+        Stopped: always.
+    """
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
+        signal.signal(each, signal.SIG_DFL)
+    raise Stopped(signal.Signals(number).name)
 
 
 def main() -> int:
-    """Parse the command line and run the campaign."""
+    """Parse the command line and run the campaign; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", type=int, default=20, help="how many are made in all")
     parser.add_argument("--length", type=int, default=8, help="at most so many in one pipeline")
+    parser.add_argument("--seconds", type=float, default=0.0, help="after which it ends; 0: when all are made")
     parser.add_argument("--seed", type=int, default=0, help="of kinds and moments")
     parser.add_argument("--targets", nargs="*", default=[], help="stages; none: the whole pipeline")
     parser.add_argument("--overrides", nargs="*", default=[], help="settings on top of the experiment")
     options = parser.parse_args()
-    return campaign(options.faults, options.seed, options.length, options.targets, options.overrides)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
+        signal.signal(number, stop)
+    signal.setitimer(signal.ITIMER_REAL, options.seconds)
+    campaign, beginning, end = Campaign(), time.monotonic(), ""
+    try:
+        make_faults(campaign, options)
+    except Stopped as signalled:
+        end = f", stopped by {'--seconds' if str(signalled) == 'SIGALRM' else signalled}"
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    seconds = time.monotonic() - beginning
+    print_table(campaign, f"{campaign.faults} faults, seed {options.seed}, {seconds:.0f} s{end}")
+    return int(bool(campaign.complaints) or not campaign.pipelines)
 
 
 if __name__ == "__main__":

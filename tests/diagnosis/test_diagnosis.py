@@ -164,7 +164,9 @@ def test_thresholds_can_be_set(tmp_path: Path) -> None:
 def test_a_file_that_is_no_log_ends_in_one_message(tmp_path: Path) -> None:
     path = tmp_path / "notes.json"
     path.write_text("{}")
-    with pytest.raises(UserError, match=r"there is no rollout in notes\.json(.|\n)*remedy: give tau-bench or tau2 result files"):
+    with pytest.raises(
+        UserError, match=r"there is no rollout in notes\.json(.|\n)*remedy: give tau-bench or tau2 result files"
+    ):
         diagnose(path, "--out", tmp_path)
 
 
