@@ -39,7 +39,7 @@ FOREIGN = {
 
 PARSERS = {"loads", "load", "safe_load", "read_csv", "model_validate_json", "validate_json", "DictReader"}
 READERS = {
-    "records.py": "the one way in",
+    "records/files.py": "the one way in",
     "interop/logs/records.py": "logs of others, of which one bad row is listed and the rest is read",
     "interop/trajectories.py": "lines of either of two shapes",
     "models/answer_files.py": "an answer that is not whole is asked for again",

@@ -30,6 +30,7 @@ from .statistics import Bootstrap as Bootstrap
 from .statistics import mean as mean
 from .statistics import sign_test as sign_test
 from .statistics import summarise as summarise
+from .tables import OUTCOMES as OUTCOMES
 from .tables import SUMS as SUMS
 from .tables import evaluate as evaluate
 from .tables import evaluation_metrics as evaluation_metrics

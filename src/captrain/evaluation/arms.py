@@ -16,11 +16,10 @@ from captrain.benchmarks import evaluation_tasks, load_benchmark
 from captrain.config import Component, Spec, takes
 from captrain.contract import Target
 from captrain.environments import read_passports
-from captrain.errors import UserError
 from captrain.evaluation.rows import BASE
 from captrain.execution import launch
 from captrain.ledger import LedgerEntry, ledger_entry
-from captrain.models import Adapter, adapter_digest, compose, parse_composition
+from captrain.models import Adapter, compose, parse_composition, require_trained
 from captrain.policies import Policy, TurnPolicy, check_ranks, load_policy
 from captrain.records import Rollout, read_index, read_json, read_table
 from captrain.rollouts import collect, floor_scores
@@ -164,13 +163,7 @@ def _stage_arms(results: Path, stage: str) -> Iterator[Arm]:
         if not row.path:
             yield Arm(name, stage, guidance=guidance)
             continue
-        adapter_hash = adapter_digest(Path(row.path), stage)
-        if adapter_hash != row.digest:
-            raise UserError(
-                f"adapter {name} in {row.path} is {adapter_hash}, but {row.digest} was trained",
-                f"it was altered: run `dvc repro -f {stage}`",
-            )
-        yield Arm(name, stage, Adapter(row.path, row.digest), guidance)
+        yield Arm(name, stage, require_trained(Adapter(row.path, row.digest), stage), guidance)
 
 
 def _limited_to_routes(arm: Arm, routes: pd.DataFrame) -> Arm:

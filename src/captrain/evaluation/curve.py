@@ -12,7 +12,6 @@ what was trained with up to the point. The last point is the evaluation's own ro
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from math import ceil
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +19,6 @@ import pandas as pd
 
 from captrain.baselines import CALIBRATION, DIAGNOSIS
 from captrain.config import Spec
-from captrain.errors import UserError
 from captrain.evaluation.arm_names import ADAPTERS
 from captrain.evaluation.arms import Arm, ArmBatch, all_routes, composition_arms, play_batch, routed_tasks
 from captrain.evaluation.rows import BASE, GRPO, TRACE, label
@@ -28,7 +26,7 @@ from captrain.evaluation.statistics import Bootstrap, mean, summarise
 from captrain.evaluation.tables import OUTCOMES
 from captrain.execution import launch
 from captrain.ledger import LedgerEntry, ledger_entry
-from captrain.models import CHECKPOINTS, Adapter, adapter_digest
+from captrain.models import CHECKPOINTS, Adapter, checkpoint_marks, require_trained
 from captrain.records import IndexEntry, JsonObject, Rollout, load, read_index
 
 COLUMNS = ["method", "label", "point", "rollouts_spent", "pass_rate", "low", "high", "tasks", "errors"]
@@ -91,30 +89,29 @@ def _points(spec: Spec, project: Path) -> Iterator[Point]:
     before = sum(entry.rollouts for path in paths for entry in load(path, LedgerEntry))
     trained = {stage: read_index(results / stage / "index.json") for stage in (ADAPTERS, GRPO)}
     for number in range(1, spec.curve.points):
-        share = number / spec.curve.points
         if trained[ADAPTERS]:
-            adapters = {name: _checkpoint(row, share, project) for name, row in trained[ADAPTERS].items()}
+            adapters = {
+                name: _checkpoint(row, ADAPTERS, number, spec.curve.points, project)
+                for name, row in trained[ADAPTERS].items()
+            }
             arms = [Arm(name, ADAPTERS, adapter) for name, (_, adapter) in adapters.items()]
             compositions = composition_arms(results, {arm.name: arm for arm in arms}, routes)
             acting = [replace(arm, tasks=routed_tasks(arm.name, routes)) for arm in (Arm(BASE), *arms)]
             yield Point(TRACE, number, before + sum(count for count, _ in adapters.values()), (*acting, *compositions))
         for row in trained[GRPO].values():
-            count, adapter = _checkpoint(row, share, project)
+            count, adapter = _checkpoint(row, GRPO, number, spec.curve.points, project)
             yield Point(GRPO, number, count, (Arm(GRPO, GRPO, adapter),))
 
 
-def _checkpoint(row: IndexEntry, share: float, project: Path) -> tuple[int, Adapter]:
-    """What an adapter was when this share of its rollouts was played, at the end of that step, and how many were."""
-    mark = ceil(share * row.rollouts)
+def _checkpoint(row: IndexEntry, stage: str, number: int, points: int, project: Path) -> tuple[int, Adapter]:
+    """What an adapter was at a point of its training, and how many rollouts it had then."""
+    mark = checkpoint_marks(row.rollouts, points)[number - 1]
     counts = [int(count) for count in row.checkpoints if int(count) >= mark]
     if not counts:  # within the last step
         return row.rollouts, Adapter(str(project / row.path), row.digest)
     name = str(min(counts))
-    folder, digest = project / row.path / CHECKPOINTS / name, row.checkpoints[name]
-    if adapter_digest(folder) != digest:
-        remedy = "it was altered: run `dvc repro -f adapters grpo_target`"
-        raise UserError(f"{folder} is not the adapter {digest} that was trained", remedy)
-    return int(name), Adapter(str(folder), digest)
+    folder = project / row.path / CHECKPOINTS / name
+    return int(name), require_trained(Adapter(str(folder), row.checkpoints[name]), stage)
 
 
 def _row(point: Point, rollouts: Sequence[Rollout], spec: Spec) -> JsonObject:

@@ -1,6 +1,7 @@
 """LoRA adapters as files: plain PEFT folders that equal weights make equal, known by the hash of their content."""
 
 import json
+import math
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -44,6 +45,35 @@ def adapter_digest(folder: Path, stage: str = "adapters") -> str:
     if missing := [path for path in paths if not path.exists()]:
         raise UserError(f"{missing[0]} is missing", f"run `dvc repro {stage}` to make it again")
     return file_digest(*paths)
+
+
+def require_trained(adapter: Adapter, stage: str = "adapters") -> Adapter:
+    """The adapter, if what lies in its folder is what was trained.
+
+    Args:
+        adapter: as an index names it.
+        stage: which has published it, for messages.
+
+    Raises:
+        UserError: it is another one, or a file of it is missing.
+    """
+    if (content := adapter_digest(Path(adapter.folder), stage)) != adapter.digest:
+        raise UserError(
+            f"the adapter in {adapter.folder} is {content}, but {adapter.digest} was trained",
+            f"it was altered: run `dvc repro -f {stage}`",
+        )
+    return adapter
+
+
+def checkpoint_marks(rollouts: int, points: int) -> list[int]:
+    """Rollouts at which a training is at its points before the end, evenly: an adapter is kept as it is after the first
+    step that has played so many.
+
+    Args:
+        rollouts: of the whole training.
+        points: their number, the end among them.
+    """
+    return [math.ceil(rollouts * point / points) for point in range(1, points)]
 
 
 def save_adapter(
@@ -104,11 +134,7 @@ def copy_adapter(model: "PeftModel", start: Adapter) -> None:
         UserError: the adapter is not the one of that digest, or of another shape than the model's.
     """
     folder = Path(start.folder)
-    if (content := adapter_digest(folder)) != start.digest:
-        raise UserError(
-            f"the adapter in {folder} is {content}, and training goes on from {start.digest}",
-            "it was altered: remove it and run `dvc repro` to make it again",
-        )
+    require_trained(start)
     config, expected = adapter_config(folder), model.peft_config["default"].to_dict()
     for name in ("r", "lora_alpha", "target_modules"):
         before, after = (

@@ -11,12 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from captrain.errors import UserError
-from captrain.evaluation import TRACE, Arms, Bootstrap, all_routes
+from captrain.evaluation import OUTCOMES, TRACE, Arms, Bootstrap, all_routes
 from captrain.records import Rollout, digest, scan
 
 ROLLOUTS = "artifacts/evaluation/rollouts.jsonl"
-PASSED = {"passed": 1.0, "failed": 0.0, "error": np.nan}
 RESAMPLES = 10_000
 SAME = 1e-6
 """A table rounds to so much."""
@@ -47,7 +45,7 @@ def read_played(folder: Path) -> Played | None:
         if task not in record.tasks:
             record.tasks[task] = digest(rollout.task.model_dump())
         record.trials.add(rollout.trial)
-        record.outcomes.setdefault(arms.of(rollout), {}).setdefault(task, []).append(PASSED[rollout.outcome])
+        record.outcomes.setdefault(arms.of(rollout), {}).setdefault(task, []).append(OUTCOMES[rollout.outcome])
     return record
 
 
@@ -58,11 +56,13 @@ def task_rates(folder: Path, record: Played, rates: Mapping[str, float]) -> dict
         folder: of the run.
         record: there.
         rates: of the run's table, by method.
+
+    Raises:
+        UserError: the routes are no whole table.
     """
-    try:
-        routes = all_routes(folder / "results").set_index("task")
-    except (OSError, UserError):
+    if not (folder / "results/routes/routes.csv").exists():
         return {}
+    routes = all_routes(folder / "results").set_index("task")
     by_method = {}
     for method, rate in rates.items():
         column = "chosen" if method == TRACE else method.removeprefix("router:")

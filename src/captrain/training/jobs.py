@@ -1,6 +1,5 @@
 """The jobs of training: where one adapter is trained, how, with which budget, and what came of it."""
 
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,7 +10,7 @@ from captrain.contract import Target
 from captrain.environments import load_environment, read_passports
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
-from captrain.models import CHECKPOINTS, Adapter, require_recorded
+from captrain.models import CHECKPOINTS, Adapter, checkpoint_marks, require_recorded
 from captrain.policies import Policy, load_policy
 from captrain.records import JsonObject, Passport
 
@@ -85,7 +84,7 @@ class Job:
     @property
     def marks(self) -> list[int]:
         """Rollouts after which the adapter is kept: at the end of the first step that has played so many."""
-        return [math.ceil(self.rollouts * point / self.points) for point in range(1, self.points)]
+        return checkpoint_marks(self.rollouts, self.points)
 
     def plan_identity(self) -> list[object]:
         """What decides the result besides policy, trainer and environments, which have identities of their own; as

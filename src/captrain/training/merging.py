@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 from captrain.config import Spec
 from captrain.errors import UserError
 from captrain.execution import code_digest, prepare_torch, run
-from captrain.models import Adapter, adapter_digest, lora_factors, save_lora_factors
+from captrain.models import Adapter, adapter_digest, lora_factors, require_trained, save_lora_factors
 from captrain.records import JsonObject, digest, publish_text, read_index
 from captrain.training.distillation import distil, distillation
 from captrain.training.jobs import Trained
@@ -64,14 +64,7 @@ def merge_all(spec: Spec, base: Path, results: Path) -> list[Trained]:
 
 
 def _members(path: Path) -> dict[str, Adapter]:
-    members = {name: Adapter(row.path, row.digest) for name, row in read_index(path).items()}
-    for name, member in members.items():
-        if adapter_digest(Path(member.folder)) != member.digest:
-            raise UserError(
-                f"adapter {name} in {member.folder} is not {member.digest}, which was trained",
-                "it was altered: run `dvc repro -f adapters`",
-            )
-    return members
+    return {name: require_trained(Adapter(row.path, row.digest)) for name, row in read_index(path).items()}
 
 
 def merge(method: str, members: Mapping[str, Adapter], *, density: float, seed: int) -> Trained:

@@ -1,0 +1,5 @@
+"""Every record that crosses a stage, and the one way in which files are read and written."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

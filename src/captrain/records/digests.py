@@ -1,0 +1,42 @@
+"""What names content: hashes of values and of files, the same wherever the content is."""
+
+import hashlib
+import json
+from pathlib import Path
+
+from pydantic import BaseModel
+
+BLOCK = 1 << 20
+"""Bytes of a file that are in memory at once where its size must not matter."""
+
+
+def digest(*parts: object) -> str:
+    """SHA-256 (hex, first 16 digits) of the canonical JSON of the parts."""
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"), default=json_value)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def json_value(value: object) -> object:
+    """What stands for a record in JSON.
+
+    Raises:
+        TypeError: it is no record.
+    """
+    if isinstance(value, BaseModel):
+        return value.model_dump()
+    raise TypeError(f"not JSON: {type(value).__name__}")
+
+
+def file_digest(*paths: Path) -> str:
+    """SHA-256 (hex, first 16 digits) over the bytes of the files, in the given order."""
+    total = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as file:
+            while block := file.read(BLOCK):
+                total.update(block)
+    return total.hexdigest()[:16]
+
+
+def bytes_digest(content: bytes) -> str:
+    """What `file_digest` gives of a file with this content."""
+    return hashlib.sha256(content).hexdigest()[:16]

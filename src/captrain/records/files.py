@@ -1,0 +1,223 @@
+"""How files are read: the one way in, to which a test holds all code.
+
+Whatever is read, a user or another program may have written. What is no whole record of its kind is a `UserError` that
+names the file, the place and the remedy.
+"""
+
+import csv
+import io
+import stat
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from captrain.errors import UserError
+from captrain.records.record import IndexEntry
+from captrain.records.text import plain
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
+MOST = 1 << 28
+"""Bytes of a document that is read at once; one that we wrote has some millions."""
+REPRO = "run `dvc repro` to make it again"
+
+
+def require_regular(path: Path, remedy: str = REPRO) -> None:
+    """Refuse what is no file that can be read to its end.
+
+    Raises:
+        UserError: there is nothing, or a folder, a pipe, a device.
+    """
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"{path} is missing", remedy) from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {_reason(error)}", remedy) from None
+    if not stat.S_ISREG(mode):
+        kind = "a folder" if stat.S_ISDIR(mode) else "a pipe" if stat.S_ISFIFO(mode) else "no regular file"
+        raise UserError(f"{path} is {kind}", "name a file")
+
+
+def read_bytes(path: Path, remedy: str = REPRO, most: int = MOST) -> bytes:
+    """The content of a file.
+
+    Args:
+        path: of the file.
+        remedy: what the reader can do where it cannot be read.
+        most: bytes that it may have.
+
+    Raises:
+        UserError: it is missing, cannot be read, is no regular file, or is larger than that.
+    """
+    require_regular(path, remedy)
+    try:
+        with path.open("rb") as file:
+            content = file.read(most + 1)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {_reason(error)}", remedy) from None
+    if len(content) > most:
+        raise UserError(f"{path} has more than {most >> 20} MiB, which nothing of its kind has", remedy)
+    return content
+
+
+def read_text(path: Path, remedy: str = REPRO) -> str:
+    """The content of a file as text.
+
+    Raises:
+        UserError: as `read_bytes`, or it is not UTF-8.
+    """
+    content = read_bytes(path, remedy)
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is no text in UTF-8 (byte {error.start})", remedy) from None
+
+
+def read_json(path: Path, kind: type[T], remedy: str = REPRO) -> T:
+    """The one JSON document in a file, as a value of this type: a record, or a type of plain values.
+
+    Raises:
+        UserError: as `read_bytes`, or it is damaged or no such value; the first place where it is not is named.
+    """
+    try:
+        return _adapter(kind).validate_json(read_bytes(path, remedy))
+    except ValidationError as error:
+        raise _not_whole(str(path), kind, error, remedy) from None
+
+
+def read_yaml(path: Path, kind: type[T], remedy: str = REPRO) -> T:
+    """The one YAML document in a file, as `read_json` gives JSON.
+
+    Raises:
+        UserError: as `read_text`, or it is damaged or no such value; the first place where it is not is named.
+    """
+    return parse_yaml(read_text(path, remedy), kind, str(path), remedy)
+
+
+def parse_yaml(text: str, kind: type[T], place: str, remedy: str = REPRO) -> T:
+    """The YAML document that a text is; `place` says whose, and otherwise as `read_yaml`."""
+    import yaml
+
+    try:
+        return _adapter(kind).validate_python(yaml.safe_load(text))
+    except ValidationError as error:
+        raise _not_whole(place, kind, error, remedy) from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else plain(" ".join(str(error).split()))
+        raise UserError(f"{place} is not YAML: {reason}", remedy) from None
+
+
+def _not_whole(place: str, kind: type[object], error: ValidationError, remedy: str) -> UserError:
+    name = kind.__name__.lstrip("_") if isinstance(kind, type) and issubclass(kind, BaseModel) else "document"
+    return UserError(f"{place} is not a whole {name} ({first_fault(error)})", remedy)
+
+
+def read_index(path: Path, remedy: str = REPRO) -> dict[str, IndexEntry]:
+    """What a stage has left to act with, by name.
+
+    Raises:
+        UserError: as `read_json`.
+    """
+    return read_json(path, dict[str, IndexEntry], remedy)
+
+
+def read_table(
+    path: Path, remedy: str = REPRO, *, words: bool = False, kinds: "Mapping[str, type] | type[str] | None" = None
+) -> "pd.DataFrame":
+    """The CSV table in a file; "" is NaN, and with `words` everything else that pandas would take for it stays a word.
+    `kinds` names the type of all columns, or of some; the rest are what their cells look like.
+
+    Raises:
+        UserError: as `read_text`, or it is no whole table: it has no heading, its last line has no end, or a line has
+            another number of fields.
+    """
+    import pandas as pd
+
+    text = read_text(path, remedy)
+    fault = "it is empty" if not text.strip() else "its last line has no end" if not text.endswith("\n") else ""
+    if not fault:
+        try:
+            lengths = [len(row) for row in csv.reader(io.StringIO(text, newline="")) if row]
+            number = next((number for number, length in enumerate(lengths, 1) if length != lengths[0]), 0)
+            fault = f"row {number} has {lengths[number - 1]} fields, and the heading {lengths[0]}" if number else ""
+        except csv.Error as error:
+            fault = str(error)
+    if fault:
+        raise UserError(f"{path} is not a whole table ({fault})", remedy)
+    options: dict[str, Any] = {"dtype": kinds}
+    options |= {"keep_default_na": False, "na_values": [""]} if words else {}
+    return pd.read_csv(io.StringIO(text), **options)
+
+
+def load(path: Path, kind: type[M], remedy: str = "") -> list[M]:
+    """Read all records of a JSON-lines file; empty lines are passed over.
+
+    Raises:
+        UserError: the file is missing, or a line is corrupt, truncated or not a record of this kind.
+    """
+    return [record for _, record in scan(path, kind, remedy)]
+
+
+def scan(path: Path, kind: type[M], remedy: str = "") -> Iterator[tuple[int, M]]:
+    """Read the records of a JSON-lines file one by one, each with the offset of its line in bytes.
+
+    Raises:
+        As `load`, when the line is reached.
+    """
+    require_regular(path, remedy or REPRO)
+    offset = 0
+    # Of bytes: text has more line breaks than JSON lines have.
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                if line.strip():
+                    yield offset, kind.model_validate_json(line.rstrip(b"\r\n"))
+            except ValidationError as error:
+                raise UserError(
+                    f"{path}, line {number} is not a whole {kind.__name__} record ({first_fault(error)})",
+                    remedy or f"delete {path} and run `dvc repro`: what is cached is restored, the rest is made again",
+                ) from None
+            offset += len(line)
+
+
+def remains(path: Path, kind: type[T]) -> list[T | None]:
+    """What is left of JSON lines whose writer may be at work, or was killed: a value of this type for each line, None
+    where it is not whole; nothing where there is no file.
+
+    Raises:
+        UserError: it is no regular file.
+    """
+    if not path.exists():
+        return []
+    require_regular(path)
+    values: list[T | None] = []
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                values.append(_adapter(kind).validate_json(line) if line.endswith(b"\n") else None)
+            except ValidationError:
+                values.append(None)
+    return values
+
+
+@cache
+def _adapter(kind: type[T]) -> TypeAdapter[T]:
+    return TypeAdapter(kind)
+
+
+def first_fault(error: ValidationError) -> str:
+    """The first of the faults that a validation found: what, and at which place."""
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    location = ".".join(str(part) for part in first["loc"])
+    return plain(f"{first['msg']}{f' at {location}' if location else ''}")
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -1,0 +1,80 @@
+"""How files are written: aside first and renamed at the end, so that each is whole or not there.
+
+A file of records has one in a line, as JSON.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from captrain.records.digests import json_value
+from captrain.records.record import Record
+
+
+@contextmanager
+def place_aside(path: Path, mark: str = "") -> Iterator[Path]:
+    """A place beside a file or folder where it is written first. What lies there is removed, before the block and after
+    it, however that ends: on a full disk nothing half-written stays.
+
+    Args:
+        path: where it is to be renamed to.
+        mark: that tells several writers apart, who then do not remove what one that was killed has left.
+    """
+    aside = path.with_name(f".{path.name}{mark}.tmp")
+    _discard(aside)
+    try:
+        yield aside
+    finally:
+        _discard(aside)
+
+
+def _discard(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def publish_text(path: Path, text: str) -> None:
+    """Write atomically: aside first, then rename."""
+    publish_bytes(path, text.encode())
+
+
+def publish_bytes(path: Path, content: bytes) -> None:
+    """Write atomically: aside first, then rename; nothing stays aside where that fails."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with place_aside(path, f".{os.getpid()}") as aside:
+        aside.write_bytes(content)
+        aside.replace(path)
+
+
+def publish_folder(aside: Path, folder: Path) -> None:
+    """Rename a folder that was written aside; one that another process has put there first is as good."""
+    try:
+        aside.rename(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
+        shutil.rmtree(aside)
+
+
+def publish_json(path: Path, value: object) -> None:
+    """Publish one JSON document, indented, keys as given."""
+    publish_text(path, json.dumps(value, indent=1, default=json_value) + "\n")
+
+
+def publish(path: Path, records: Iterable[Record]) -> None:
+    """Publish records as JSON lines, atomically; they are written as they come, so that they need not be in memory."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with place_aside(path, f".{os.getpid()}") as aside:
+        with aside.open("w") as file:
+            file.writelines(line_of(record) for record in records)
+        aside.replace(path)
+
+
+def line_of(record: Record) -> str:
+    """A record as it stands in a file, with the end of its line."""
+    return record.model_dump_json(exclude_defaults=True) + "\n"

@@ -1,0 +1,35 @@
+"""The points of a training at which its adapter is kept, and the check of an adapter that is to act."""
+
+from pathlib import Path
+
+import pytest
+
+from captrain.errors import UserError
+from captrain.models import Adapter, checkpoint_marks, require_trained
+
+
+@pytest.mark.parametrize(
+    ("rollouts", "points", "marks"),
+    [
+        (24, 3, [8, 16]),
+        (3200, 4, [800, 1600, 2400]),
+        (10, 4, [3, 5, 8]),
+        # By a share of 9/11 the ninth would be rounded up to 505.
+        (616, 11, [56, 112, 168, 224, 280, 336, 392, 448, 504, 560]),
+        (24, 1, []),
+        (24, 0, []),
+    ],
+)
+def test_points_of_a_training_lie_evenly_and_its_end_is_none_of_them(
+    rollouts: int, points: int, marks: list[int]
+) -> None:
+    assert checkpoint_marks(rollouts, points) == marks
+
+
+def test_an_adapter_of_another_content_than_was_trained_does_not_act(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"adapter_model.safetensors is missing(.|\n)*dvc repro single"):
+        require_trained(Adapter(str(tmp_path), "0123"), "single")
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"")
+    with pytest.raises(UserError, match=r"but 0123 was trained(.|\n)*`dvc repro -f single`"):
+        require_trained(Adapter(str(tmp_path), "0123"), "single")
