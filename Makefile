@@ -25,6 +25,7 @@ EXAMPLES ?= 2000
 SEEDS ?= 0 1 2 3 4
 EXPERIMENTS ?= default single rare compound
 OVERRIDES ?=
+NAME ?=
 JOBS ?= 2
 # Of `make studies`.
 STUDIES ?= rollouts capabilities thresholds faults
@@ -105,7 +106,7 @@ smollm: $(STAMP) ## make the pretrained model of experiment=smollm: 93 MB of pac
 
 replicate: $(STAMP) ## run the pipeline for all SEEDS and EXPERIMENTS, JOBS at a time
 	@python scripts/replicate.py --seeds $(SEEDS) --experiments $(EXPERIMENTS) --overrides $(OVERRIDES) \
-	  --jobs $(JOBS)
+	  --name "$(NAME)" --jobs $(JOBS)
 
 studies: $(STAMP) ## run the grids of conf/study/, JOBS points at a time, and draw their figures
 	@for study in $(STUDIES); do \

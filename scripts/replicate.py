@@ -2,7 +2,7 @@
 
 Each experiment with each seed is a point (see `captrain.experiments`), run in a workspace of its own; stages that two
 points share run once. A point that fails is reported and the others go on. At the end the points are gathered in
-results/replicates/.
+results/replicates/, in the folder that NAME is where there is one.
 """
 
 import argparse
@@ -32,6 +32,7 @@ from captrain.evaluation import (
     versus,
 )
 from captrain.experiments import Point, TableRow, point_rows, points, write_table
+from captrain.records import require_file_name
 
 WORDS = ("experiment", "method", "learns from", "reading")
 """Columns of the printed table that are no numbers."""
@@ -111,6 +112,14 @@ def selections(rows: Sequence[ComparisonRow]) -> list[str]:
     return lines
 
 
+def folder_name(text: str) -> str:
+    """A name that a folder can have, or none."""
+    try:
+        return require_file_name(text, "--name") if text else text
+    except UserError as error:
+        raise argparse.ArgumentTypeError(error.problem) from None
+
+
 def main() -> int:
     """Run, gather, print; the exit status is 1 if a point failed."""
     root = Path.cwd()
@@ -119,6 +128,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", required=True)
     parser.add_argument("--experiments", nargs="+", required=True, choices=experiments)
     parser.add_argument("--overrides", nargs="*", default=[], help="of every point, such as methods=all")
+    parser.add_argument("--name", type=folder_name, default="", help="of a folder in results/replicates/")
     parser.add_argument("--jobs", type=int, default=2, help="points at a time, one thread each")
     options = parser.parse_args()
     pairs = dict.fromkeys((name, seed) for seed in options.seeds for name in options.experiments)
@@ -131,10 +141,10 @@ def main() -> int:
         rows = gather(whole, root)
         rates, differences = rates_over_seeds(rows), differences_over_seeds(rows)
         for name, frame in (("points", rows), ("summary", rates), ("differences", differences)):
-            write_table(frame, root / "results/replicates" / f"{name}.csv")
+            write_table(frame, root / "results/replicates" / options.name / f"{name}.csv")
         Console(width=None if os.isatty(1) else 140).print(table(rates, differences))
         print(*selections(rows), sep="\n")
-        print("every method and difference: results/replicates/; `make figures` draws them")
+        print(f"every method and difference: results/replicates/{options.name}; `make figures` draws them")
     if failed:
         print(f"{len(failed)} of {len(grid)} points failed and are left out; run the same again to go on from there")
     return 1 if failed else 0

@@ -158,6 +158,17 @@ def test_what_the_interval_or_the_correction_does_not_tell_apart_is_said_not_to_
     assert ("gepa", "grpo_target") in said  # each baseline is held against GRPO on the target
 
 
+@pytest.mark.parametrize("name", ["../elsewhere", "a/b", ".hidden"])
+def test_tables_go_into_a_folder_of_results_and_nowhere_else(
+    name: str, replicate: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["replicate.py", "--seeds", "0", "--experiments", "smoke", "--name", name]
+    monkeypatch.setattr(sys, "argv", arguments)
+    with pytest.raises(SystemExit):
+        replicate.main()
+    assert "is no name of a file" in capsys.readouterr().err
+
+
 def test_one_seed_has_a_mean_and_no_interval(replicate: ModuleType, tmp_path: Path) -> None:
     points = points_of({"base": [0.5], "grpo_target": [0.6], "trace": [0.7]}, "rare")
     write_table(rates_over_seeds(points), tmp_path / "summary.csv")

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -50,6 +51,7 @@ def make_tables(results: Path) -> Path:
     ]  # fmt: skip
     write_table(rates_over_seeds(whole), results / "replicates/summary.csv")
     write_table(differences_over_seeds(whole), results / "replicates/differences.csv")
+    shutil.copytree(results / "replicates", results / "replicates/headline")
     by_rollouts = [row for n in (80, 640) for row in points(RATES, range(3), **{"adapters.rollouts": n})]
     write_table(by_rollouts, results / "sweeps/rollouts.csv")
     write_table(by_rollouts, results / "sweeps/paper_rollouts.csv")

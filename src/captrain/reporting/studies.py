@@ -48,6 +48,7 @@ from captrain.reporting.style import (
 
 REPLICATES = ("replicates/summary.csv", "replicates/differences.csv")
 REPLICATE = 'make replicate OVERRIDES="methods=all"'
+HEADLINE_REPLICATES = ("replicates/headline/summary.csv", "replicates/headline/differences.csv")
 OVER_SEEDS = f"mean over seeds, with {CONFIDENCE:.0%} t interval"
 
 
@@ -328,6 +329,7 @@ def faults(points: Sequence[ComparisonRow]) -> Figure:
 
 STUDIES: Mapping[str, Study] = {
     "replicates": Study(REPLICATES, REPLICATE, replicates),
+    "replicates_headline": Study(HEADLINE_REPLICATES, "make replicate NAME=headline", replicates),
     "routing": Study(REPLICATES, REPLICATE, routing, methods=("router:",)),
     "merging": Study(REPLICATES, REPLICATE, merging, methods=("merged:",)),
     "scaling_rollouts": Study(

@@ -68,7 +68,9 @@ def tables_of_runs(root: Path) -> JsonObject:
 
     Their columns are those of the file: a sweep has one for each of its settings.
     """
-    names = ["results/replicates/summary.csv", "results/replicates/differences.csv", "results/replicates/points.csv"]
+    further = sorted(path.parent.relative_to(root) for path in root.glob("results/replicates/*/summary.csv"))
+    folders = ["results/replicates", *(folder.as_posix() for folder in further)]
+    names = [f"{folder}/{table}.csv" for folder in folders for table in ("summary", "differences", "points")]
     names += sorted(path.relative_to(root).as_posix() for path in root.glob("results/sweeps/*.csv"))
     tables = {name: files.table_of(root, name, name.split("/")[1]) for name in names if (root / name).exists()}
     return {"tables": tables, "figures": [path.name for path in sorted(root.glob("results/studies/*.png"))]}
