@@ -94,11 +94,16 @@ def test_a_run_without_a_test_split_says_so_and_a_broken_table_is_one_message(
     table = write_run(tmp_path / "two", 0.2, 0.6) / "results/evaluation/main.csv"
     table.write_text("method,label\nbase,base\n")
     status, _, err = captrain(tmp_path, "compare", "one", "two")
-    assert status == 2 and "main.csv of two is no table of pass rates" in err
+    assert status == 2 and "main.csv of two is not a whole table" in err
+    whole = (tmp_path / "one/results/evaluation/main.csv").read_text()
+    for part in (whole[:-1], whole[:-8], whole[: whole.rindex(",")] + "\n", whole.replace("0.", "o."), whole[:30]):
+        table.write_text(part)
+        status, out, err = captrain(tmp_path, "compare", "one", "two")
+        assert status == 2 and not out and "main.csv of two is not a whole table" in err, part
     table.unlink()
     assert "two has not played the test split" in captrain(tmp_path, "compare", "one", "two")[1]
 
 
 def test_the_interval_of_a_difference_is_that_of_independent_runs() -> None:
-    first, second = Rate("a", 0.6, 0.5, 0.68, 40), Rate("b", 0.4, 0.34, 0.5, 40)
+    first, second = Rate("a", 0.6, 0.5, 0.68), Rate("b", 0.4, 0.34, 0.5)
     assert difference(first, second) == pytest.approx((0.2, 0.2 - 0.2**0.5 / 10**0.5, 0.3), abs=1e-9)

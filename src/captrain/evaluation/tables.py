@@ -54,6 +54,8 @@ from captrain.records import JsonObject, Purpose, publish_json, publish_text, re
 OUTCOMES = {"passed": 1.0, "failed": 0.0, "error": np.nan}
 EVALUATION_REMEDY = "run `dvc repro evaluation` to make it"
 SUMS = ("rollouts", "discarded", "errors", "prompt_tokens", "completion_tokens")
+WORDS = {"method", "label", "kind", "first", "second", "purpose", "stages", "distinguishable"}
+"""Columns that hold no numbers."""
 PARTIAL = ("compositions", "controls")
 """Stages whose arms are played on those tasks alone that are routed to them."""
 
@@ -411,13 +413,10 @@ def evaluation_table(folder: Path, name: str, columns: Sequence[str] = ()) -> pd
     """One table that `publish_evaluation` wrote, by its name without `.csv`, and the columns that it must have.
 
     Raises:
-        UserError: it is missing, or not whole.
+        UserError: it is missing, or not whole: it lacks a column, or a number is none.
     """
-    path = folder / f"{name}.csv"
-    frame = read_table(path, EVALUATION_REMEDY)
-    if absent := [column for column in columns if column not in frame]:
-        raise UserError(f"{path} is not a whole table (it has no column {absent[0]})", EVALUATION_REMEDY)
-    return frame
+    numbers = [column for column in columns if column not in WORDS]
+    return read_table(folder / f"{name}.csv", EVALUATION_REMEDY, columns=columns, numbers=numbers)
 
 
 def interpret_difference(row: Mapping[str, Any], level: float = 0.05) -> str:

@@ -29,6 +29,8 @@ FREE = (
     "first: .cache/ but for answers and jobs (`make clean`), old versions in DVC's cache (`dvc gc --workspace`)"
 )
 
+LINK = "remedy: remove it, or name another place"
+
 
 def ending(error: BaseException) -> tuple[int, str]:
     """The exit status for an error, and what is printed of it; "" for nothing."""
@@ -47,6 +49,8 @@ def _ending(error: BaseException) -> tuple[int, str]:
         return USER, f"error: {fault}\n  remedy: {FREE}"
     if isinstance(error, InfrastructureError):
         return USER, f"error: infrastructure: {error}\n  remedy: mend it and run again; what is whole is kept"
+    if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):  # what Path.resolve raises
+        return USER, f"error: {str(error).removeprefix('Symlink loop from ')} is a link that leads to itself\n  {LINK}"
     if isinstance(error, MemoryError):
         return USER, "error: memory ran out\n  remedy: a smaller machine.batch or machine.workers, or a smaller input"
     if isinstance(error, OSError) and error.filename is not None:

@@ -52,5 +52,5 @@ def _outputs_digest(results: Path, stage: str) -> str:
     """Digest of what the stage has left in `results`, "" for nothing."""
     alone = results / f"{stage}.json"
     files = sorted(path for path in (results / stage).rglob("*") if path.is_file())
-    files += [alone] if alone.exists() else []
+    files += [alone] if alone.is_file() else []
     return digest([str(path.relative_to(results)) for path in files], file_digest(*files)) if files else ""

@@ -313,8 +313,8 @@ def _add_commit(
             continue
         text = f"{path} differs from commit {commit.name}"
         topic = _topic(path, outputs, topics)
-        if not (root / path).exists():
-            text += ": it is missing"
+        if not (root / path).is_file():
+            text += ": it is no file" if (root / path).exists() else ": it is missing"
         elif topic in ("results", "edits") and path.endswith(TABLES):
             versions = committed_text(root, path), (root / path).read_text(errors="replace")
             text += f": {difference(*versions, Path(path).suffix)}"

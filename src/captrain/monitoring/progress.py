@@ -204,7 +204,8 @@ class Progress:
         try:
             attempts = {attempt.key: attempt for row in jobs.submissions(folder) for attempt in row.attempts(folder)}
         except UNREADABLE as error:
-            self._cluster = [f"jobs: the ledger cannot be read ({type(error).__name__})"] if folder.exists() else []
+            problem = str(error).partition("\n")[0]
+            self._cluster = [f"jobs: the ledger cannot be read: {problem}"] if folder.exists() else []
             return self._cluster
         pending = [attempt for key, attempt in attempts.items() if not (folder / "results" / f"{key}.pkl").exists()]
         if not pending:

@@ -190,7 +190,7 @@ def stage_states(root: Path, running: Collection[str] = ()) -> list[StageState]:
 def lock_bytes(root: Path) -> bytes:
     """dvc.lock as it stands, by which a run that goes on meanwhile is noticed."""
     path = root / "dvc.lock"
-    return path.read_bytes() if path.exists() else b""
+    return path.read_bytes() if path.is_file() else b""
 
 
 def _look(root: Path, running: Collection[str]) -> list[StageState]:

@@ -7,8 +7,6 @@ difference is that of the tables, paired by task (`pairing`); else it joins the 
 runs (MOVER: Zou and Donner 2008, Statistics in Medicine 27), which is wider. The table says which.
 """
 
-import csv
-import io
 import json
 import math
 import subprocess
@@ -23,7 +21,7 @@ from captrain.errors import UserError
 from captrain.evaluation import CONFIDENCE
 from captrain.experiments import WORKSPACES
 from captrain.monitoring.pairing import paired_interval, read_played, task_rates
-from captrain.records import JsonObject, parse_yaml, read_bytes
+from captrain.records import JsonObject, parse_table, parse_yaml, read_bytes
 
 SPEC, MAIN, CAPABILITIES = "results/spec.yaml", "results/evaluation/main.csv", "results/capabilities/selection.json"
 VERSIONS = "captrain.yaml"
@@ -62,14 +60,12 @@ class Run:
         Raises:
             UserError: the table is not what captrain wrote.
         """
-        rates: dict[str, Rate] = {}
-        for row in csv.DictReader(io.StringIO(self.texts.get(MAIN, ""))):
-            try:
-                numbers = (float(row[name] or "nan") for name in ("pass_rate", "low", "high"))
-                rates[row["method"]] = Rate(row["label"], *numbers, tasks=int(row["tasks"]))
-            except (KeyError, TypeError, ValueError):
-                raise UserError(f"{MAIN} of {self.name} is no table of pass rates", "make it again") from None
-        return rates
+        if MAIN not in self.texts:
+            return {}
+        place, remedy, numbers = f"{MAIN} of {self.name}", "make it again, or restore it", ("pass_rate", "low", "high")
+        kinds = {"method": str, "label": str}
+        table = parse_table(self.texts[MAIN], place, remedy, columns=[*kinds], numbers=numbers, words=True, kinds=kinds)
+        return {row["method"]: Rate(row["label"], *(row[name] for name in numbers)) for row in table.to_dict("records")}
 
     def capabilities(self) -> dict[str, str]:
         """What was selected, with its gap.
@@ -96,7 +92,6 @@ class Rate:
     value: float
     low: float
     high: float
-    tasks: int
 
 
 def find_run(name: str, root: Path) -> Run:

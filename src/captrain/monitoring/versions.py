@@ -48,7 +48,7 @@ def difference(old: str, new: str, suffix: str) -> str:
     """The largest absolute numeric difference of two versions of a .csv, .json or .jsonl file, and other changes."""
     try:
         changes = value_changes(_parsed(old, suffix), _parsed(new, suffix))
-    except ValueError as error:
+    except (ValueError, RecursionError, csv.Error) as error:
         return f"cannot be read ({error})"
     distances = {place: _distance(*pair) for place, pair in changes.items()}
     sizes = [(size, place) for place, size in distances.items() if size is not None and math.isfinite(size)]

@@ -31,6 +31,9 @@ Floats = NDArray[np.float64]
 MAX_TASKS, MAX_TRIALS = 100_000, 64
 GRID = 512
 """Equal shares that the distribution of tasks is cut into, by difficulty."""
+RATES = ("method", "pass_rate", "low", "high", "tasks", "trials")
+DIFFERENCES = ("first", "second", "low", "high")
+"""Columns that are read of an evaluation."""
 STEP = 0.001
 """Differences are found to this."""
 
@@ -202,10 +205,14 @@ def read_difficulty(folder: Path) -> Difficulty:
     """
     from scipy.special import ndtri
 
-    main = {row["method"]: row for row in evaluation_table(folder, "main").to_dict("records")}
+    main = {row["method"]: row for row in evaluation_table(folder, "main", RATES).to_dict("records")}
     differences = {
-        (row["first"], row["second"]): row for row in evaluation_table(folder, "differences").to_dict("records")
+        (row["first"], row["second"]): row
+        for row in evaluation_table(folder, "differences", DIFFERENCES).to_dict("records")
     }
+    if not {TRACE, BASE} <= {*main} or (TRACE, BASE) not in differences:
+        remedy = "give --base, --tasks, --trials, --icc and --shared, or run `dvc repro evaluation`"
+        raise UserError(f"{folder} does not compare TRACE with the base", remedy)
     z = float(ndtri((1 + evaluation_metrics(folder).confidence) / 2))
     rows = [main[TRACE], main[BASE]]
     tasks = int(main[BASE]["tasks"])

@@ -104,7 +104,7 @@ def _tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:
-        problem = f"the tokenizer in {folder} does not load ({type(error).__name__}: {error})"
+        problem = f"the tokenizer in {folder} does not load ({error})"
         raise UserError(problem, "download the whole model") from None
 
 

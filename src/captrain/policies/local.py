@@ -67,7 +67,7 @@ class LocalPolicy:
         except Exception as error:
             files = ", ".join(unreadable([*(model / name for name in MODEL_FILES), *weights]))
             raise UserError(
-                f"model {model} does not load{files and ': '}{files} ({type(error).__name__}: {error})",
+                f"model {model} does not load{files and ': '}{files} ({error})",
                 f"a file in it was altered or cut short: delete {model} and run `dvc repro base`",
             ) from error
         self.max_length: int = min(self.config.max_position_embeddings, LONGEST)

@@ -7,7 +7,7 @@ names the file, the place and the remedy.
 import csv
 import io
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -129,18 +129,44 @@ def read_index(path: Path, remedy: str = REPRO) -> dict[str, IndexEntry]:
 
 
 def read_table(
-    path: Path, remedy: str = REPRO, *, words: bool = False, kinds: "Mapping[str, type] | type[str] | None" = None
+    path: Path,
+    remedy: str = REPRO,
+    *,
+    columns: Collection[str] = (),
+    numbers: Collection[str] = (),
+    words: bool = False,
+    kinds: "Mapping[str, type] | type[str] | None" = None,
 ) -> "pd.DataFrame":
-    """The CSV table in a file; "" is NaN, and with `words` everything else that pandas would take for it stays a word.
-    `kinds` names the type of all columns, or of some; the rest are what their cells look like.
+    """The CSV table in a file, as `parse_table` reads it.
 
     Raises:
-        UserError: as `read_text`, or it is no whole table: it has no heading, its last line has no end, or a line has
-            another number of fields.
+        UserError: as `read_text`, or it is no whole table.
+    """
+    return parse_table(
+        read_text(path, remedy), str(path), remedy, columns=columns, numbers=numbers, words=words, kinds=kinds
+    )
+
+
+def parse_table(
+    text: str,
+    place: str,
+    remedy: str = REPRO,
+    *,
+    columns: Collection[str] = (),
+    numbers: Collection[str] = (),
+    words: bool = False,
+    kinds: "Mapping[str, type] | type[str] | None" = None,
+) -> "pd.DataFrame":
+    """The CSV table that a text is; `place` says whose. "" is NaN, and with `words` everything else that pandas would
+    take for it stays a word. `columns` it must have, and `numbers`, columns of numbers; `kinds` names the type of all,
+    or of some; the rest are what their cells look like.
+
+    Raises:
+        UserError: it is no whole table: it has no heading or lacks a column, its last line has no end, a line has
+            another number of fields, or a cell is not of its column's type.
     """
     import pandas as pd
 
-    text = read_text(path, remedy)
     fault = "it is empty" if not text.strip() else "its last line has no end" if not text.endswith("\n") else ""
     if not fault:
         try:
@@ -149,11 +175,22 @@ def read_table(
             fault = f"row {number} has {lengths[number - 1]} fields, and the heading {lengths[0]}" if number else ""
         except csv.Error as error:
             fault = str(error)
-    if fault:
-        raise UserError(f"{path} is not a whole table ({fault})", remedy)
     options: dict[str, Any] = {"dtype": kinds}
     options |= {"keep_default_na": False, "na_values": [""]} if words else {}
-    return pd.read_csv(io.StringIO(text), **options)
+    frame = pd.DataFrame()
+    if not fault:
+        try:
+            frame = pd.read_csv(io.StringIO(text), **options)
+            absent = [column for column in (*columns, *numbers) if column not in frame]
+            fault = f"it has no column {absent[0]}" if absent else ""
+            for column in () if fault else numbers:
+                if len(frame) and not pd.api.types.is_numeric_dtype(frame[column]):
+                    fault = f"column {column} does not hold numbers alone"
+        except (ValueError, OverflowError) as error:
+            fault = str(error)
+    if fault:
+        raise UserError(f"{place} is not a whole table ({plain(fault)})", remedy)
+    return frame
 
 
 def load(path: Path, kind: type[M], remedy: str = "") -> list[M]:

@@ -26,6 +26,10 @@ STRATA = {
     "other": "other failures",
     "passed": "passed rollouts",
 }
+WORDS = ("capability", "adapter", "name")
+NUMBERS = [f"{name}{end}" for name in ("claimed", "repaired", "placebo") for end in ("", "_low", "_high")]
+EFFECT_WORDS, EFFECT_NUMBERS = ("capability", "stratum", "arm"), ("change", "low", "high")
+"""Columns of both tables."""
 PLACEBO = "failures that lack it, by the others' adapters (placebo)"
 SPACING = 0.15
 """Between the intervals of one capability, in rows."""
@@ -34,13 +38,14 @@ SPACING = 0.15
 def has_causality(results: Path) -> bool:
     """Whether a capability was tested."""
     path = results / "causality/capabilities.csv"
-    return path.exists() and not read_table(path).empty
+    return path.exists() and not read_table(path, columns=WORDS).empty
 
 
 def causality(results: Path) -> Figure:
     """What each capability claims of the failures and what its adapter repairs of them; what it changes elsewhere; and
     what every adapter changes on the failures of each lack."""
-    table, effects = (read_table(results / f"causality/{name}.csv") for name in ("capabilities", "effects"))
+    table = read_table(results / "causality/capabilities.csv", columns=WORDS, numbers=NUMBERS)
+    effects = read_table(results / "causality/effects.csv", columns=EFFECT_WORDS, numbers=EFFECT_NUMBERS)
     effects = effects.assign(capability=effects["capability"].fillna(""))
     rows = [row for row in table.to_dict("records") if row["adapter"] == row["capability"]]
     figure = Figure(figsize=(12.4, 2.2 + 0.62 * len(rows)), layout="constrained")

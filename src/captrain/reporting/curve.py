@@ -3,7 +3,6 @@
 Drawn from `results/evaluation/curve.csv` alone (see `captrain.evaluation.curve` for what a point is).
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import seaborn as sns
@@ -13,12 +12,13 @@ from captrain.evaluation import ComparisonRow, grouped
 from captrain.records import read_table
 from captrain.reporting.style import HEADLINE, ordered, tint
 
+WORDS, NUMBERS = ("method", "label"), ("rollouts_spent", "pass_rate", "low", "high")
+
 
 def curve_rows(results: Path) -> list[ComparisonRow]:
     """Rows of results/evaluation/curve.csv; none where training was evaluated at its end alone."""
     path = results / "evaluation/curve.csv"
-    rows: Sequence[ComparisonRow] = read_table(path).to_dict("records") if path.exists() else []
-    return [*rows]
+    return [*read_table(path, columns=WORDS, numbers=NUMBERS).to_dict("records")] if path.exists() else []
 
 
 def curve(results: Path) -> Figure:

@@ -217,7 +217,10 @@ def _measured(root: Path, rates: Rates) -> dict[tuple[str, str], tuple[float, in
     if not _same(root / "results", rates):
         return {}
     folder = root / "results/evaluation"
-    frames = [evaluation_table(folder, "main").assign(kind=WHOLE), evaluation_table(folder, "kinds")]
+    main, kinds = (
+        evaluation_table(folder, name, ["method", "pass_rate", "mean_reward", "tasks"]) for name in ("main", "kinds")
+    )
+    frames = [main.assign(kind=WHOLE), kinds]
     measured = {}
     for row in pd.concat(frames).dropna(subset=["pass_rate"]).to_dict("records"):
         scale = {"percent": 100.0, "count": float(row["tasks"]), "mean": 1.0}[rates.unit]

@@ -18,6 +18,9 @@ from captrain.records import read_table
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+WORDS = ("capability", "selected")
+NUMBERS = ("round", "gap", "gap_low", "gap_high", "coverage", "lacking", "passed", "failed")
+"""Columns of results/solutions/rediscovery.csv."""
 TITLE = "Re-discovery: the agent on fresh discovery tasks, before and after it was taught"
 
 
@@ -28,7 +31,9 @@ def rediscovered(results: Path) -> list[ComparisonRow]:
         Rows of results/solutions/rediscovery.csv.
     """
     path = results / "solutions/rediscovery.csv"
-    rows: Sequence[ComparisonRow] = read_table(path).to_dict("records") if path.exists() else []
+    if not path.exists():
+        return []
+    rows: Sequence[ComparisonRow] = read_table(path, columns=WORDS, numbers=NUMBERS).to_dict("records")
     selected = {row["capability"] for row in rows if row["selected"]}
     return [row for row in rows if row["capability"] in selected] if any(row["round"] for row in rows) else []
 

@@ -23,6 +23,7 @@ from captrain.evaluation import arm_indices
 from captrain.records import Capability, IndexEntry, JsonObject, Passport, Rollout, load, read_json, read_text
 from captrain.reporting.divergence import Divergence, call_text, divergence
 
+KINDS = ("kind", "method", "label", "tasks", "pass_rate", "low", "high", "pass_hat_k", "mean_reward")
 DIFFERENCES = ("first", "second", "difference", "low", "high", "p", "distinguishable")
 ROLLOUTS = ("artifacts/rollouts/discovery.jsonl", "artifacts/evaluation/rollouts.jsonl")
 COLOURS = {"passed": "green", "failed": "red", "error": "yellow"}
@@ -300,7 +301,9 @@ def results(root: Path) -> RenderableType:
         else ("figures: not drawn yet; run `dvc repro figures`")
     )
     more = (
-        (_kinds(evaluation_table(folder, "kinds").to_dict("records")), Text(), discovery, Text()) if discovery else ()
+        (_kinds(evaluation_table(folder, "kinds", KINDS).to_dict("records")), Text(), discovery, Text())
+        if discovery
+        else ()
     )
     causal = causal_table(root / "results/causality")
     more += (causal, Text()) if causal else ()
@@ -317,7 +320,7 @@ def costs(root: Path) -> RenderableType:
     seconds_of = times(root)
     names = ("method", "rollouts", "constant groups", "errors", "tokens read", "written", "wall s", "CPU s", "stages")
     table = _columns("what each method spent before the evaluation", *names)
-    for row in evaluation_table(root / "results/evaluation", "spent").to_dict("records"):
+    for row in evaluation_table(root / "results/evaluation", "spent", ("label", "stages", *SUMS)).to_dict("records"):
         stages = str(row["stages"]).split() if isinstance(row["stages"], str) else []
         numbers = [f"{row[name]:,}" for name in SUMS]
         complete = all(stage in seconds_of for stage in stages)

@@ -20,7 +20,20 @@ from captrain.evaluation import (
 )
 from captrain.records import read_table
 
-COLUMNS = ("method", "label", "pass_rate", "low", "high", "pass_hat_k", "mean_reward", "rollouts_spent")
+COLUMNS = (
+    "method",
+    "label",
+    "pass_rate",
+    "low",
+    "high",
+    "pass_hat_k",
+    "mean_reward",
+    "tasks",
+    "excluded",
+    "errors",
+    "rollouts_spent",
+)
+LEDGER = ("method", "purpose", "rollouts", "discarded")
 CAUSAL_HEADINGS = {
     "claimed": "claimed",
     "repaired": "repaired",
@@ -46,7 +59,7 @@ def table(folder: Path) -> Table:
     Raises:
         UserError: a file is missing.
     """
-    main, ledger = evaluation_table(folder, "main", COLUMNS), evaluation_table(folder, "ledger")
+    main, ledger = evaluation_table(folder, "main", COLUMNS), evaluation_table(folder, "ledger", LEDGER)
     metrics = evaluation_metrics(folder)
     confidence = metrics.confidence
     if absent := [method for method in metrics.pass_rate if method not in {*main["method"]}]:
@@ -77,7 +90,8 @@ def causal_table(folder: Path) -> Table | None:
     """The causal test of each capability that has an adapter, drawn from what the stage `causality` wrote; None where
     nothing was tested."""
     path = folder / "capabilities.csv"
-    rows = read_table(path).to_dict("records") if path.exists() else []
+    numbers = [f"{name}{end}" for name in CAUSAL_HEADINGS for end in ("", "_low", "_high")]
+    rows = read_table(path, columns=["name"], numbers=numbers).to_dict("records") if path.exists() else []
     if not rows:
         return None
     title = "Does repairing a capability alone repair the failures that were labelled with it?"

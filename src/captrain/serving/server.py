@@ -180,10 +180,13 @@ def serve(
         folders: below which adapters may lie that requests name; None: anywhere.
 
     Raises:
-        UserError: the model or an adapter is missing or damaged, or nobody can listen there.
+        UserError: the model, an adapter or a folder is missing or damaged, or nobody can listen there.
     """
     import uvicorn
 
+    for folder in folders or ():
+        if not folder.is_dir():
+            raise UserError(f"--adapters-from: there is no folder {folder}", "name one that adapters lie in")
     _require_free(host, port)
     require_recorded(model)
     policy = LocalPolicy(model, batch, temperature=1.0, max_turns=1, max_tokens=TOKENS)

@@ -7,6 +7,7 @@ to each trace, in columns `trace_id` and `reward`.
 import csv
 import io
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -37,14 +38,17 @@ def read_scores(path: Path) -> dict[str, float]:
     """The rewards of a CSV, by trace.
 
     Raises:
-        UserError: it has other columns, or a reward that is no number.
+        UserError: it is empty, has other columns, or a reward that is no number.
     """
     remedy = f"give a CSV with the columns {SCORES}"
     try:
-        rows = [*csv.DictReader(io.StringIO(read_text(path, remedy), newline=""))]
-        return {row["trace_id"]: float(row["reward"]) for row in rows}
+        rows = csv.DictReader(io.StringIO(read_text(path, remedy), newline=""))
+        scores = {row["trace_id"]: float(row["reward"]) for row in rows}
     except (KeyError, ValueError, TypeError, csv.Error):
-        raise UserError(f"{path} is no table of scores", f"give a CSV with the columns {SCORES}") from None
+        scores = {}
+    if not scores or not all(map(math.isfinite, scores.values())):
+        raise UserError(f"{path} is no table of scores", remedy)
+    return scores
 
 
 def read_spans(path: Path, scores: Mapping[str, float]) -> Source:
