@@ -361,13 +361,14 @@ def file_fingerprint(name: str, source: bytes) -> str:
     return digest(name, bytes_digest(source))
 
 
-def load_file(path: Path, source: bytes | None = None) -> Target:
+def load_file(path: Path, source: bytes | None = None, world: Environment | None = None) -> Target:
     """Load a self-contained environment file (it must define `Environment`, constructed without arguments).
 
     Args:
         path: of the file.
         source: its bytes, where somebody has read and checked them; None: they are read now. What runs are these bytes,
             never what else may lie there by then, a compiled file beside it included.
+        world: what a file of ours is constructed with that narrows a benchmark in workers; None for all others.
 
     Raises:
         UserError: the file is missing.
@@ -379,7 +380,7 @@ def load_file(path: Path, source: bytes | None = None) -> Target:
     module.__file__ = str(path)
     try:
         exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
-        environment = module.Environment()
+        environment = module.Environment() if world is None else module.Environment(world)
         missing = [
             name for name in ("name", "tools", "tasks", "open", "score", "reference") if not hasattr(environment, name)
         ]

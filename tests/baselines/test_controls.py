@@ -155,7 +155,7 @@ def test_a_capability_whose_environment_fails_another_check_is_passed_over_with_
 def test_what_the_diagnosis_rejects_has_an_honest_environment_all_the_same(tmp_path: Path, name: str) -> None:
     path = tmp_path / f"{name}.py"
     path.write_text(TemplateSynthesizer().synthesize(Brief(capability(name), BENCHMARK.tools), []))
-    found = examine(path, AGAINST, Brief(capability(name), BENCHMARK.tools), None, None, 0)
+    found = examine(path, AGAINST, Brief(capability(name), BENCHMARK.tools), SPEC.machine, None, 0, trusted=True)
     assert [(check.name, check.detail) for check in found.checks if not check.passed] == []
     target, environment = load_file(path), load_file(path).environment
     verbs = set()
@@ -239,7 +239,8 @@ def trace_stood(folder: Path, base: Path, rollouts: list[Rollout]) -> None:
     for name in names:
         path = folder / f"results/environments/{name}.py"
         publish_text(path, TemplateSynthesizer().synthesize(Brief(capability(name), BENCHMARK.tools), []))
-        checked = examine(path, AGAINST, Brief(capability(name), BENCHMARK.tools), None, ScriptedPolicy(skill=0.3), 0)
+        brief, policy = Brief(capability(name), BENCHMARK.tools), ScriptedPolicy(skill=0.3)
+        checked = examine(path, AGAINST, brief, SPEC.machine, policy, 0, trusted=True)
         played += checked.rollouts
         passport = make_passport(path, checked, 0, trusted=True)
         publish_json(path.with_suffix(".passport.json"), passport)

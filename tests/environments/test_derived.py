@@ -80,7 +80,9 @@ def test_environments_are_synthesized_for_a_benchmark_without_template_and_what_
 ) -> None:
     """The base solves every other rollout; a capability of words has no environment, and the others go on."""
     monkeypatch.chdir(tmp_path)
-    settings = ["environments.seeds=30", "environments.groups=4", "environments.group_size=4"]
+    # What runs beside the tests must not end the examination.
+    long = "environments.seconds=600"
+    settings = ["environments.seeds=30", "environments.groups=4", "environments.group_size=4", long]
     spec = compose_spec("default", 0, settings, CONF)
     target = load_benchmark(ROOMS)
     standard = make_standard(target, 20, spec.environments)

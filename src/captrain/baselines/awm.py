@@ -91,7 +91,7 @@ def drawn_environments(spec: Spec, count: int, folder: Path) -> list[Passport]:
         path = folder / f"{name}.py"
         publish_text(path, text)
         capability = Capability(id=name, name=name, description="untargeted")
-        checks = examine(path, bounds, Brief(capability, benchmark.tools), None, None, spec.seed)
+        checks = examine(path, bounds, Brief(capability, benchmark.tools), spec.machine, None, spec.seed, trusted=True)
         passport = make_passport(path, checks, 0, trusted=True)
         if not passport.passed:
             path.unlink()

@@ -3,6 +3,7 @@ from .derived import derivable as derivable
 from .leakage import HeldOutTasks as HeldOutTasks
 from .loading import load_environment as load_environment
 from .loading import read_passports as read_passports
+from .own_text import world_of as world_of
 from .pairs import PairEnvironments as PairEnvironments
 from .pairs import publish_pairs as publish_pairs
 from .pairs import synthesize_pairs as synthesize_pairs

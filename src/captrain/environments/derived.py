@@ -1,13 +1,17 @@
-"""Environments derived from the target itself, without a model: for any benchmark whose class stands on its own.
+"""Environments derived from the target itself, without a model: for any benchmark whose class stands on its own, and
+for those of ours that run in workers and have reference solutions.
 
 A written file holds the source of the benchmark's module, whole, and after it what narrows it: the target's own
 training tasks whose reference exercises the capability, and a reward of which half is that step's. The step, and how it
 is broken, follow from the family of the capability (`captrain.capabilities`): an argument with another value, an
 operation left out, a look-up not made. So tools, world and user are the target's by construction.
 
-A module that imports more than the standard library cannot be written into a file that runs anywhere: there, as for
-capabilities that are not found in calls (wording, information, closing), a language model or a synthesizer of one's own
-is needed. `derivable` says so before anything is spent.
+A benchmark in workers has its world in packages that no file can hold. There the file is what narrows alone, text of
+ours to the byte (`own_text`), which names the benchmark and is given its client when it is opened (`worlds`).
+
+Any other module that imports more than the standard library cannot be written into a file that runs anywhere: there, as
+for capabilities that are not found in calls (wording, information, closing), a language model or a synthesizer of one's
+own is needed. `derivable` says so before anything is spent.
 """
 
 import ast
@@ -18,8 +22,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from captrain.benchmarks import declared_absences
 from captrain.capabilities import kind_of
 from captrain.config import Component
+from captrain.environments.passport import TRANSFER, failed_tool
 from captrain.environments.synthesizer import Attempt, Brief, NoTemplate
 from captrain.errors import UserError
 
@@ -28,6 +34,10 @@ SEARCHED = 50
 """So many training tasks are looked through for one that exercises the capability, where there is no end to them."""
 UNBOUNDED = 10_000
 MARK = "#constants\n"
+TEMPLATE = "environments/templates/derived.py.txt"
+IMPORTS = "\n\nimport json\nimport re\n\n\n"
+IN_WORKERS = ("captrain.benchmarks.bfcl.Bfcl", "captrain.benchmarks.tau2.Tau2")
+"""Benchmarks of ours that run in workers and have reference solutions: nothing else is opened for a file."""
 
 
 class Step(NamedTuple):
@@ -60,10 +70,21 @@ def derivable(benchmark: Component) -> None:
     """Refuse a benchmark that no environment can be derived from.
 
     Raises:
-        UserError: its module imports more than the standard library, or its class cannot be found there.
+        UserError: it has no reference solutions, a model plays its user, its module imports more than the standard
+            library, or its class cannot be found there.
     """
     from captrain.environments.sandbox.host import MODULES
 
+    if "reference" in declared_absences(benchmark):
+        raise UserError(f"no environment can be derived from {benchmark.target}: it has no reference solutions", REMEDY)
+    if benchmark.target in IN_WORKERS:
+        if benchmark.settings().get("user") is not None:
+            raise UserError(
+                f"no environment can be derived from {benchmark.target} while a model plays its user: a solution may "
+                "meet other words each time, and its passport demands the same",
+                REMEDY,
+            )
+        return
     source, name = _source(benchmark)
     available = {module.partition(".")[0] for module in MODULES}
     tree = ast.parse(source)
@@ -86,7 +107,8 @@ def derive(brief: Brief, benchmark: Component, attempts: Sequence[Attempt]) -> s
     Args:
         brief: what is asked for; its capability is a family of the programmatic analyst.
         benchmark: the target.
-        attempts: earlier ones: a base that found them too hard or too easy gets shorter or longer tasks.
+        attempts: earlier ones: a base that found them too hard or too easy gets shorter or longer tasks, and where too
+            few tasks held the steps that failed in the evidence, only those are left that hold one.
 
     Raises:
         NoTemplate: the family is not found in calls.
@@ -98,7 +120,10 @@ def derive(brief: Brief, benchmark: Component, attempts: Sequence[Attempt]) -> s
             f"no environment can be derived for {capability.id}: it is not found in calls of a reference", REMEDY
         )
     derivable(benchmark)
-    source, name = _source(benchmark)
+    body, target = "", repr(benchmark.target)
+    if benchmark.target not in IN_WORKERS:
+        source, target = _source(benchmark)
+        body = _without_docstring(source)
     step = STEPS[capability.id]
     least, most = _lengths(brief, attempts)
     settings = {
@@ -111,16 +136,25 @@ def derive(brief: Brief, benchmark: Component, attempts: Sequence[Attempt]) -> s
             tool["function"]["name"] for tool in brief.tools if kind_of(tool["function"]["name"]) == "write"
         ),
         "SETTINGS": benchmark.settings(),
+        "EVIDENCE": tuple(missing_tools(brief, attempts)),
         "LEAST_CALLS": least,
         "MOST_CALLS": most,
         "SEARCHED": SEARCHED,
     }
-    body = _without_docstring(source)
-    template = files("captrain").joinpath("environments/templates/derived.py.txt").read_text()
+    template = files("captrain").joinpath(TEMPLATE).read_text()
     header = f'"""{_line(capability.name)}: {_line(capability.description)}\n\nDerived from {benchmark.target}.\n"""\n'
     # In the class, so that no name of the target's module is taken; its own class may be called Environment, too.
-    constants = "".join(f"    {key} = {value!r}\n" for key, value in settings.items()) + f"    TARGET = {name}\n"
-    return f"{header}{body}\n\nimport json\nimport re\n\n\n{template.replace(MARK, constants)}"
+    constants = "".join(f"    {key} = {value!r}\n" for key, value in settings.items()) + f"    TARGET = {target}\n"
+    return f"{header}{body}{IMPORTS}{template.replace(MARK, constants)}"
+
+
+def missing_tools(brief: Brief, attempts: Sequence[Attempt]) -> list[str]:
+    """The tools at which the evidence failed, where the tasks of an attempt held too few of these steps; else none."""
+    checks = [check for attempt in attempts for check in attempt.passport.checks]
+    if all(check.passed for check in checks if check.name == TRANSFER):
+        return []
+    failed = [failed_tool(rollout) for rollout in brief.examples if rollout.outcome == "failed"]
+    return [*dict.fromkeys(tool for tool in failed if tool)]
 
 
 def _line(text: str) -> str:

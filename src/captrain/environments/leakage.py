@@ -2,7 +2,8 @@
 
 Small worlds share short texts: two tasks of a service desk may name the same order in the same words. So a test task
 is recognised by runs of words that no other test task has, and only by enough of them; what the benchmark's own source
-says is nobody's in particular. A leak in other words, or one that the file hides from itself, is not found.
+says is nobody's in particular, nor is what its training tasks say, where these have an end. A leak in other words, or
+one that the file hides from itself, is not found.
 """
 
 import re
@@ -68,10 +69,17 @@ class HeldOutTasks:
     Args:
         benchmark: the target.
         tasks: its test tasks.
-        known: texts whose words are nobody's.
+        common_texts: texts whose words are nobody's.
+        training: its training tasks, whose words are as little the test's.
     """
 
-    def __init__(self, benchmark: Target, tasks: Sequence[Task], common_texts: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        benchmark: Target,
+        tasks: Sequence[Task],
+        common_texts: Sequence[str] = (),
+        training: Sequence[Task] = (),
+    ) -> None:
         self.ids = [task.id for task in tasks]
         bodies: list[tuple[str, set[str]]] = []
         holders: dict[str, set[str]] = defaultdict(set)
@@ -82,6 +90,8 @@ class HeldOutTasks:
             for run in whole:
                 holders[run].add(task.id)
         common = {run for text in common_texts for run in runs(text)}
+        for task in training:
+            common |= runs_of(task, [*_opening(benchmark, task), *benchmark.reference(task)])
         distinctive = [(name, {run for run in body if len(holders[run]) == 1} - common) for name, body in bodies]
         self._sizes = [(name, len(body)) for name, body in distinctive]
         self._bodies_by_run: dict[str, list[int]] = defaultdict(list)

@@ -8,8 +8,9 @@ their text is our own, whatever the passport says.
 from pathlib import Path
 
 from captrain.config import Machine
-from captrain.contract import Target, file_fingerprint, load_file
-from captrain.environments.own_text import is_own_text
+from captrain.contract import Target, file_fingerprint
+from captrain.environments.own_text import is_own_text, world_of
+from captrain.environments.worlds import load_own
 from captrain.errors import UserError
 from captrain.records import Passport, read_bytes, read_json
 
@@ -44,8 +45,17 @@ def load_environment(folder: Path, passport: Passport, machine: Machine) -> Targ
     path = folder / f"{passport.capability}.py"
     source = read_bytes(path, "run `dvc repro environments` to write it again")
     fingerprint = file_fingerprint(path.stem, source)
+    if (world := world_of(source.decode(errors="replace"))) is not None:
+        narrowed = load_own(path, machine, source)
+        if narrowed.fingerprint == passport.environment:
+            return narrowed
+        raise UserError(
+            f"{path} is not the file that {passport.capability}{ENDING} was made out for, or {world.target} is not "
+            "installed as it was then",
+            "run `dvc repro environments` to make both again",
+        )
     if passport.trusted and fingerprint == passport.environment and is_own_text(source.decode(errors="replace")):
-        return load_file(path, source)
+        return load_own(path, machine, source)
     # What a file says of itself is a part of its fingerprint, and nobody knows it before it has run: confined.
     confined = load_confined(path, machine.sandbox, source=source) if _may_say_more(passport, fingerprint) else None
     if confined is None or confined.fingerprint != passport.environment:

@@ -15,7 +15,7 @@ from captrain.config import Environments
 from captrain.contract import Target, calls_of
 from captrain.environments import probes
 from captrain.environments.leakage import SHARE, leaves, runs, runs_of
-from captrain.environments.subject import Standard, Subject, at_least, at_most, mean_at_most
+from captrain.environments.subject import Reopening, Standard, Subject, at_least, at_most, mean_at_most
 from captrain.errors import EnvironmentFault
 from captrain.records import Check, JsonObject, Message, Rollout, digest, plain, read_bytes
 
@@ -37,6 +37,7 @@ def run_checks(
     *,
     seed: int = 0,
     seconds: float | None = None,
+    reopen: Reopening | None = None,
 ) -> list[Check]:
     """The checks that need no policy, always all of them.
 
@@ -47,8 +48,9 @@ def run_checks(
         evidence: failed rollouts that lack the capability; none where nothing is known.
         seed: of the run; with the file's bytes it decides what is drawn.
         seconds: that they may take together, after which those that are left fail; None: no limit.
+        reopen: see `Subject`.
     """
-    subject = Subject(target, path, against, evidence, seed=seed, seconds=seconds)
+    subject = Subject(target, path, against, evidence, seed=seed, seconds=seconds, reopen=reopen)
     subject.limit()
     try:
         return [_checked(subject, name, check) for name, check in CHECKS.items()]
@@ -168,10 +170,12 @@ def _same_play(subject: Subject, name: str) -> Check:
 
 def _same_elsewhere(subject: Subject, name: str) -> Check:
     """Tasks, observations and rewards of the reference in a fresh process, which has no packages."""
-    from captrain.environments.sandbox.confined import load_confined
-
     subject.hurry()
-    fresh = subject.elsewhere(load_confined(subject.path, "none"))
+    with subject.reopened() as target:
+        return _same_as(subject, subject.elsewhere(target), name)
+
+
+def _same_as(subject: Subject, fresh: Subject, name: str) -> Check:
     fresh_tasks = fresh.drawn(subject.another_count("elsewhere"))
     for task, fresh_task in zip(subject.tasks, fresh_tasks, strict=True):
         if task != fresh_task:

@@ -13,6 +13,7 @@ import inspect
 import random
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -41,6 +42,8 @@ T = TypeVar("T")
 
 Agent = Callable[[Sequence[Message]], Message | None]
 """The next assistant message after the messages so far; None: the agent leaves."""
+Reopening = Callable[[], AbstractContextManager[Target]]
+"""An environment, loaded anew for as long as it is looked at."""
 TURNS = 16
 """Assistant messages of one play at most, references apart."""
 STEPS = 200
@@ -73,7 +76,10 @@ def make_standard(benchmark: Target, tests: int, bounds: Environments) -> Standa
         UserError: the benchmark is not installed, or has fewer test tasks.
     """
     source = Path(inspect.getfile(type(benchmark.environment))).read_text()
-    return Standard(benchmark.tools, HeldOutTasks(benchmark, benchmark.tasks("test", tests), [source]), bounds)
+    size = benchmark.size("training")
+    training = benchmark.tasks("training", size) if size else []
+    held_out = HeldOutTasks(benchmark, benchmark.tasks("test", tests), [source], training)
+    return Standard(benchmark.tools, held_out, bounds)
 
 
 class _FunctionCall(BaseModel):
@@ -117,6 +123,7 @@ class Subject:
         evidence: failed rollouts that lack the capability.
         seed: of the run.
         seconds: that the examination may take; None: no limit, for text of our own.
+        reopen: loads the same file in fresh processes; None: in one that has no packages.
     """
 
     def __init__(
@@ -128,7 +135,9 @@ class Subject:
         *,
         seed: int = 0,
         seconds: float | None = None,
+        reopen: Reopening | None = None,
     ) -> None:
+        self._reopen = reopen
         self.target, self.path, self.against, self.evidence = target, path, against, evidence
         source = read_bytes(path)
         self.bounds, self.text = against.bounds, source.decode(errors="replace")
@@ -137,6 +146,12 @@ class Subject:
         self.task_id = ""
         """The task last asked about: a fault is its."""
         self._answers: dict[tuple[str, str], Any] = {}
+
+    def reopened(self) -> AbstractContextManager[Target]:
+        """The same file in fresh processes."""
+        from captrain.environments.sandbox.confined import load_confined
+
+        return nullcontext(load_confined(self.path, "none")) if self._reopen is None else self._reopen()
 
     def elsewhere(self, target: Target) -> "Subject":
         """The same environment, loaded anew, under the same examination and its time."""

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from captrain.config import Component, Machine
-from captrain.contract import Target, load_file
+from captrain.contract import Target
 from captrain.environments.own_text import is_own_text
 from captrain.environments.passport import calibrate, failed_check, run_checks
 from captrain.environments.subject import Standard
 from captrain.environments.synthesizer import Attempt, Brief, NoTemplate, Synthesizer
+from captrain.environments.worlds import load_own, reopening
 from captrain.errors import EnvironmentFault, UserError
 from captrain.ledger import LedgerEntry, guard_split, ledger_entry
 from captrain.models import Adapter
@@ -42,10 +43,12 @@ CALIBRATION = "rollouts on the base"
 
 @dataclass(frozen=True)
 class Draft:
-    """A file that has no passport yet, and how well it must be confined; None for text of our own."""
+    """A file that has no passport yet, how well it must be confined, and whether its text is our own, which need not
+    be."""
 
     path: Path
-    machine: Machine | None
+    machine: Machine
+    trusted: bool
 
     def load(self) -> Target:
         """The environment, wherever this is called.
@@ -56,7 +59,9 @@ class Draft:
         """
         from captrain.environments.sandbox.confined import load_confined
 
-        return load_confined(self.path, self.machine.sandbox) if self.machine else load_file(self.path)
+        if self.trusted:
+            return load_own(self.path, self.machine)
+        return load_confined(self.path, self.machine.sandbox)
 
     def identity(self) -> tuple[str, Path]:
         """What decides its behaviour."""
@@ -147,8 +152,7 @@ def synthesize(
         path = DRAFTS / name / str(number) / f"{name}.py"
         publish_text(path, text)
         trusted = synthesizer.trusted and is_own_text(text)  # what is derived from a benchmark is its author's
-        confinement = None if trusted else machine
-        examination = examine(path, standard, brief, confinement, policy, seed, adapter)
+        examination = examine(path, standard, brief, machine, policy, seed, adapter, trusted=trusted)
         passport = make_passport(path, examination, number, trusted=trusted)
         publish_json(path.with_suffix(".passport.json"), passport)
         attempts.append(Attempt(text, passport))
@@ -193,10 +197,12 @@ def examine(
     path: Path,
     standard: Standard,
     brief: Brief,
-    machine: Machine | None,
+    machine: Machine,
     policy: PolicySource | Policy | None,
     seed: int,
     adapter: Adapter | None = None,
+    *,
+    trusted: bool = False,
 ) -> Examination:
     """All checks of a file, those on the base only if the others passed.
 
@@ -204,23 +210,25 @@ def examine(
         path: the file.
         standard: what it is held against.
         brief: what it is to train, and the evidence for that.
-        machine: how well it must be confined; None for text of our own.
+        machine: how well it must be confined, and where installations of benchmarks lie.
         policy: the base; None leaves those checks out.
         seed: run seed.
         adapter: that the base plays with.
+        trusted: whether its text is our own, and runs unconfined.
 
     Raises:
         UserError: the sandbox is weaker than asked for.
     """
     evidence = [rollout for rollout in brief.examples if rollout.outcome == "failed"]
-    bounds, item, draft = standard.bounds, brief.capability.id, Draft(path, machine)
+    bounds, item, draft = standard.bounds, brief.capability.id, Draft(path, machine, trusted)
     try:
         target = draft.load()
         environment = target.fingerprint
     except EnvironmentFault as fault:
         return Examination(digest(path.stem, file_digest(path)), [failed_check(LOADS, fault)])
-    seconds = None if machine is None else bounds.seconds
-    checks = run_checks(target, path, standard, evidence, seed=seed, seconds=seconds)
+    seconds = None if trusted else bounds.seconds
+    reopen = reopening(path, machine) if trusted else None
+    checks = run_checks(target, path, standard, evidence, seed=seed, seconds=seconds, reopen=reopen)
     if policy is None or not all(check.passed for check in checks):
         return Examination(environment, checks)
     try:

@@ -16,8 +16,7 @@ from importlib.resources import files
 from itertools import combinations
 
 from captrain.config import ModelAccess
-from captrain.environments.derived import derive
-from captrain.environments.passport import TRANSFER, failed_tool
+from captrain.environments.derived import derive, missing_tools
 from captrain.environments.synthesizer import Attempt, Brief, NoTemplate
 from captrain.records import plain
 
@@ -96,8 +95,5 @@ def _title(text: str) -> str:
 def _operations(brief: Brief, attempts: Sequence[Attempt]) -> list[str]:
     """The operations to ask for besides the template's own, where a passport found too little of the evidence's steps:
     those of these steps."""
-    checks = [check for attempt in attempts for check in attempt.passport.checks]
-    if brief.capability.id not in ANY_OPERATION or all(check.passed for check in checks if check.name == TRANSFER):
-        return []
-    failed = {failed_tool(rollout) for rollout in brief.examples if rollout.outcome == "failed"}
+    failed = missing_tools(brief, attempts) if brief.capability.id in ANY_OPERATION else []
     return [*dict.fromkeys(verb for tool, asked_as in OPERATIONS_OF.items() if tool in failed for verb in asked_as)]

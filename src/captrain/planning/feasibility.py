@@ -151,7 +151,8 @@ def warnings(estimate: Estimate, money: float | None) -> list[str]:
                 f"{name} uses each of {split_sizes(spec.benchmark)['training']} training tasks "
                 f"{math.ceil(times):,} times, in other trials"
             )
-    if spec.pairs.count and spec.synthesizer.target == TEMPLATES and spec.benchmark.target != EMBEDDED:
+    derives = spec.synthesizer.target == TEMPLATES and spec.benchmark.target != EMBEDDED
+    if spec.pairs.count and derives and not _synthesis(spec):
         texts.append("environments are derived for single capabilities: there will be none for pairs (pairs.count)")
     absences = declared_absences(spec.benchmark)
     texts += absences.values()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from captrain.config import Machine, load_spec
 from captrain.contract import Target
-from captrain.environments import load_environment
+from captrain.environments import load_environment, world_of
 from captrain.errors import EnvironmentFault, UserError
 from captrain.interop import Package, Standard, write_package
 from captrain.records import Passport, Split, read_json
@@ -39,6 +39,11 @@ def export_environment(name: str, root: Path, standard: Standard, out: Path) -> 
     """
     path = _file(name, root)
     passport = _passport(path)
+    if (world := world_of(path.read_text(errors="replace"))) is not None:
+        raise UserError(
+            f"{path} narrows {world.target}, which runs in workers of captrain: no package can hold it",
+            "train in it here, or export an environment of synthesizer=openai",
+        )
     derived = root / "results/spec.yaml"
     machine = load_spec(derived).machine if derived.exists() else Machine(workers=1, batch=1)
     target = load_environment(path.parent, passport, machine)

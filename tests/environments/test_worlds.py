@@ -1,0 +1,135 @@
+"""Environments derived from benchmarks that run in workers: which text is ours, and what is trained in on an
+installation."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.finished import Captrain
+from support.installations import interpreter, needs
+
+from captrain.benchmarks import load_benchmark
+from captrain.config import Machine, ModelAccess, Spec, compose_spec
+from captrain.contract import Target
+from captrain.environments import load_environment, publish_environments
+from captrain.environments.derived import derivable
+from captrain.environments.own_text import is_own_text, world_of
+from captrain.environments.subject import make_standard
+from captrain.environments.synthesis import synthesize
+from captrain.environments.synthesizer import Brief
+from captrain.environments.templates import TemplateSynthesizer
+from captrain.environments.worlds import WORLDS
+from captrain.errors import UserError
+from captrain.planning.estimate import Node
+from captrain.planning.plan import make_plan
+from captrain.policies.scripted import ScriptedPolicy
+from captrain.records import Capability, Passport, read_json
+
+CONF = Path(__file__).parents[2] / "conf"
+USER = "benchmark.user={_target_: captrain.policies.scripted.ScriptedPolicy}"
+
+
+def composed(*overrides: str) -> Spec:
+    installed = f"+machine.benchmarks.bfcl={{python: '{interpreter('bfcl')}', processes: 1, timeout: 60.0}}"
+    few = [
+        "environments.seeds=4", "environments.structures=3", "environments.groups=4", "environments.group_size=4",
+        "evaluation.tasks=8",
+    ]  # fmt: skip
+    return compose_spec("default", 0, ["benchmark=bfcl", installed, *few, *overrides], CONF)
+
+
+def text_of(family: str, spec: Spec, description: str = "d") -> str:
+    brief = Brief(Capability(id=family, name=family, description=description), [], (), spec.benchmark)
+    return TemplateSynthesizer(ModelAccess()).synthesize(brief, [])
+
+
+def plan_problems(*overrides: str) -> str:
+    return "\n".join(error.problem for error in make_plan(composed(*overrides), Node()).problems)
+
+
+# Without an installation.
+
+
+def test_what_narrows_a_benchmark_in_workers_is_our_own_text_to_the_byte_and_names_it() -> None:
+    spec = composed()
+    text = text_of("argument_precision", spec, 'Says "yes" """\nimport os\n\\"""')
+    assert is_own_text(text) and world_of(text) == spec.benchmark
+    attacks = {
+        "a line behind": f"{text}\nimport os\n",
+        "a line before": f"import os\n{text}",
+        "a changed line": text.replace("return", "return  ", 1),
+        "a call": text.replace("KIND = 'argument'", "KIND = print()"),
+        "two lines": text.replace("KIND = 'argument'", "KIND = 'argument'; import os"),
+        "another class": text.replace("captrain.benchmarks.bfcl.Bfcl", "captrain.benchmarks.openenv.OpenEnv"),
+        "a component": text.replace("'discovery': 0.4", "'discovery': {'_target_': 'os.system'}"),
+        "no settings": text.replace("SETTINGS = {", "SETTINGS = 1 or {"),
+    }
+    for attack, changed in attacks.items():
+        assert changed != text and world_of(changed) is None and not is_own_text(changed), attack
+
+
+def test_the_plan_lets_pass_what_can_be_derived_and_says_why_something_cannot() -> None:
+    assert "derived" not in plan_problems()
+    assert "derived" not in plan_problems("benchmark=tau2")
+    assert "while a model plays its user" in plan_problems("benchmark=tau2", USER)
+    with pytest.raises(UserError, match="it has no reference solutions") as refusal:
+        derivable(composed("benchmark=openenv", "benchmark.source=somewhere").benchmark)
+    assert "synthesizer=openai" in refusal.value.remedy
+
+
+# With BFCL.
+
+
+@pytest.fixture(scope="module")
+def derived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """An environment of BFCL that has earned its passport, beside a base that solves every other task of it."""
+    folder = tmp_path_factory.mktemp("derived")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        spec = composed()
+        benchmark = load_benchmark(spec.benchmark, spec.machine)
+        standard = make_standard(benchmark, spec.evaluation.tasks, spec.environments)
+        capability = Capability(id="argument_precision", name="Arguments", description="As the user says.")
+        brief = Brief(capability, benchmark.tools, (), spec.benchmark)
+        synthesizer, policy = TemplateSynthesizer(ModelAccess()), ScriptedPolicy(skill=0.5)
+        result = synthesize(brief, synthesizer, policy, standard, spec.machine, 0)
+        publish_environments([result], folder / "results/environments", folder / "artifacts/environments")
+        yield folder
+        for world in (benchmark.environment, *WORLDS.values()):
+            world.pool.close()  # pyright: ignore[reportAttributeAccessIssue]
+        WORLDS.clear()
+
+
+def opened(folder: Path) -> tuple[Target, Passport, Machine]:
+    environments, machine = folder / "results/environments", composed().machine
+    passport = read_json(environments / "argument_precision.passport.json", Passport, "")
+    return load_environment(environments, passport, machine), passport, machine
+
+
+@needs("bfcl")
+def test_an_environment_of_a_worker_benchmark_earns_its_passport_and_is_trained_in_as_any(derived: Path) -> None:
+    target, passport, machine = opened(derived)
+    assert passport.passed and passport.trusted and len(passport.checks) == 24
+    benchmark = load_benchmark(composed().benchmark, machine)
+    training = {task.id for task in benchmark.tasks("training", benchmark.size("training") or 0)}
+    tasks = target.tasks("training", target.size("training") or 0)
+    assert 0 < len(tasks) < len(training) and {task.id for task in tasks} < training
+    broken = target.environment.broken(tasks[0].model_dump())  # pyright: ignore[reportAttributeAccessIssue]
+    rewards = [target.score(tasks[0], target.play(tasks[0], m)).reward for m in (target.reference(tasks[0]), broken)]
+    assert rewards[0] == 1.0 and rewards[1] < 0.5 and target.floor(tasks[0]).reward == 0.0
+    assert opened(derived)[0].environment.world is target.environment.world  # pyright: ignore[reportAttributeAccessIssue]
+    benchmark.environment.pool.close()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@needs("bfcl")
+def test_another_installation_than_the_passports_and_a_package_of_it_are_refused(
+    derived: Path, captrain: Captrain
+) -> None:
+    _, passport, machine = opened(derived)
+    elsewhere = passport.model_copy(update={"environment": "0" * 16})
+    with pytest.raises(UserError, match="or captrain.benchmarks.bfcl.Bfcl is not installed as it was then"):
+        load_environment(derived / "results/environments", elsewhere, machine)
+    (derived / "dvc.yaml").touch()
+    path = str(derived / "results/environments/argument_precision.py")
+    status, _, error = captrain(derived, "export-environment", path, "--to", "trl", "--out", "package")
+    assert status == 2 and "no package can hold it" in error and not (derived / "package").exists()
