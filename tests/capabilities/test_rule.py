@@ -23,7 +23,9 @@ NO_GAP, NO_COVERAGE = RunRates(gap=None, coverage=0.1), RunRates(gap=None, cover
         ([*[RETAINED] * 8, *[NARROW] * 2], 8, True),
         ([*[RETAINED] * 7, *[NARROW] * 3], 8, False),
         ([*[RETAINED] * 5, *[NO_GAP] * 4, NARROW], 5, True),  # 0.8 of the 6 runs that have a say
-        ([*[RETAINED] * 5, *[NO_GAP] * 5], 8, False),  # half of the runs have none
+        ([*[RETAINED] * 4, *[NO_GAP] * 6], 4, True),  # few have one, and the resamples' bound decides
+        ([*[RETAINED] * 3, NARROW, *[NO_GAP] * 6], 4, False),
+        ([NO_GAP] * 10, 8, False),  # none has one
         ([*[RETAINED] * 7, *[NO_COVERAGE] * 3], 8, False),  # not to be proposed speaks against
     ],
 )

@@ -2,7 +2,8 @@
 
 Source: TRACE, capability selection: a candidate is retained in a labelling run when its gap and its coverage reach
 their thresholds there, and selected when enough runs retain it. Two additions: a run that leaves the gap undefined has
-no say, unless half of the runs are such; and the lower bound of the pooled gap must exceed a floor.
+no say; and the lower bound of the pooled gap must exceed a floor, which one that is undefined in most of its many
+resamples does not have. So whether there is something to contrast is decided once, and not by chance of the few runs.
 
 The rule works on the account of a selection (results/capabilities/selection.json) and on nothing else, that is on
 numbers rounded as they are written there. So the selection itself, its replay under other thresholds, the table of
@@ -167,12 +168,12 @@ def runs_retained(candidate: Contrast, limits: Limits) -> int:
 
 
 def _runs_required(candidate: Contrast, limits: Limits) -> int:
-    """In how many runs a candidate must be retained: as configured, or the same share of the runs that have a say, if
-    these are more than half. A run without a coverage speaks against the candidate; one with a coverage and no gap has
-    no say, as its resample has nothing to contrast."""
+    """In how many runs a candidate must be retained: the configured share of those that have a say. A run without a
+    coverage speaks against the candidate; one with a coverage and no gap has no say, as its resample has nothing to
+    contrast, and where no run has one none is enough."""
     runs = candidate["per_run"]
     voting = sum(run["gap"] is not None or run["coverage"] is None for run in runs)
-    return math.ceil(limits["agreement"] * voting / len(runs)) if 2 * voting > len(runs) else limits["agreement"]
+    return math.ceil(limits["agreement"] * voting / len(runs)) or limits["agreement"]
 
 
 def _is_bounded(candidate: Contrast, limits: Limits) -> bool:

@@ -12,8 +12,8 @@ function captrainSelect(report, limits) {
       // A run without a coverage (it did not propose the candidate, or drew no failed rollout) speaks against it.
       if (each.gap !== null || each.coverage === null) speaking++;
     });
-    // A run whose gap is undefined has no say; when half of the runs have none, all are asked for.
-    const needed = 2 * speaking > runs ? Math.ceil(limits.agreement * speaking / runs) : limits.agreement;
+    // A run whose gap is undefined has no say.
+    const needed = Math.ceil(limits.agreement * speaking / runs) || limits.agreement;
     let shortfall = "";
     if (retained < needed) shortfall = `retained in ${retained} of ${runs} runs, ${needed} needed`;
     else if (one.gap_low === null) shortfall = "the gap is undefined in most resamples";
