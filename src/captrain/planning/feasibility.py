@@ -25,6 +25,7 @@ def problems(estimate: Estimate) -> list[UserError]:
         *_tasks(spec),
         *_standard(spec),
         *_synthesis(spec),
+        *_experts(estimate),
         *_gpus(estimate),
         *_memory(estimate),
     ]
@@ -73,6 +74,20 @@ def _standard(spec: Spec) -> list[UserError]:
 def _is_standard(spec: Spec) -> bool:
     kind = component_class(spec.benchmark)
     return isinstance(kind, type) and issubclass(kind, StandardEnvironment)
+
+
+def _experts(estimate: Estimate) -> list[UserError]:
+    """Adapters of experts that the base has not, or that its servers cannot act with; of a model that is not known here
+    `captrain doctor` asks the servers themselves."""
+    spec = estimate.spec
+    if estimate.experts and spec.base.model is None and not spec.base.pretrained:
+        problem = "trainer.experts = true, and the embedded base is no mixture of experts"
+        return [UserError(problem, "set trainer.experts=false")]
+    is_mixture = estimate.experts or bool(estimate.size and estimate.size.experts)
+    if not (estimate.vllm and is_mixture) or spec.machine.vllm.gpus:
+        return []
+    problem = f"{estimate.model} is a mixture of experts, and vLLM's kernels for adapters of these need a GPU: "
+    return [UserError(f"{problem}machine.vllm.gpus = 0", "set machine.vllm.gpus to 1 or more, or choose policy=local")]
 
 
 def _gpus(estimate: Estimate) -> list[UserError]:
