@@ -1,92 +1,26 @@
 """Why a rollout failed, and which references are suspect: on small dialogues of a desk with a policy."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-
-from captrain.config import Selection
-from captrain.diagnosis import Explained, diagnose
-from captrain.interop import read_logs
-
-LIMITS = Selection(delta=0.2, coverage=0.1, agreement=2, confidence=0.95, floor=0.0, resamples=20)
-POLICY = """The current time is 2024-05-15 15:00:00 EST.
-Otherwise, flight can be cancelled if any of the following is true:
-- The booking was made within the last 24 hrs
-If the user complains about delayed flights in a reservation and wants to change or cancel the reservation, pay.
-Do not proactively offer these unless the user complains about the situation and explicitly asks for it.
-"""
-PROFILE = {"user_id": "ann_1", "membership": "gold", "reservations": ["AAA111", "BBB222", "CCC333"]}
-OLD = {
-    "reservation_id": "AAA111", "user_id": "ann_1", "cabin": "economy", "insurance": "no", "flights": [],
-    "created_at": "2024-05-01T10:00:00", "passengers": [{"first_name": "Ann", "last_name": "Lee", "dob": "1990-01-01"}],
-}  # fmt: skip
-Message = dict[str, Any]
-RECENT = {"created_at": "2024-05-15T14:00:00"}
-
-
-ITEMS = [{"name": "Boots", "item_id": "b1", "price": 9.5}, {"name": "Kettle", "item_id": "k1", "price": 7.0}]
-CHAIRS = [{"item_id": "c1", "price": 50}, {"item_id": "c2", "price": 90}]
-
-
-def user(text: str) -> list[Message]:
-    return [{"role": "user", "content": text}]
-
-
-def says(text: str) -> list[Message]:
-    return [{"role": "assistant", "content": text}]
-
-
-def calls(name: str, result: object, error: bool = False, **arguments: object) -> list[Message]:
-    call = {"id": "c", "name": name, "arguments": arguments}
-    answer = {"role": "tool", "id": "c", "content": json.dumps(result), "error": error}
-    return [{"role": "assistant", "content": None, "tool_calls": [call]}, answer]
-
-
-def profile() -> list[Message]:
-    return calls("get_user_details", PROFILE, user_id="ann_1")
-
-
-def record(**changes: object) -> list[Message]:
-    entry = {**OLD, **changes}
-    return calls("get_reservation_details", entry, reservation_id=entry["reservation_id"])
-
-
-def gold(name: str, **arguments: object) -> dict[str, object]:
-    return {"name": name, "arguments": arguments, "requestor": "assistant"}
-
-
-READ = gold("get_reservation_details", reservation_id="AAA111")
-CANCEL = gold("cancel_reservation", reservation_id="AAA111")
-
-
-class Desk:
-    """Writes result files of tau2-bench and explains what is in them."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.policy = folder, POLICY
-        self.tasks: list[dict[str, Any]] = []
-        self.simulations: list[dict[str, Any]] = []
-
-    def add(self, messages: list[Message], *actions: object, reward: float = 0.0, **more: Any) -> "Desk":
-        name = str(len(self.tasks))
-        informs, script = more.pop("informs", []), more.pop("script", "Ask for help.")
-        criteria = {"actions": [*actions], "communicate_info": informs}
-        scenario = {"instructions": {"domain": "airline", "task_instructions": script}}
-        self.tasks.append({"id": name, "user_scenario": scenario, "evaluation_criteria": criteria})
-        greeting = [{"role": "assistant", "content": "Hi! How can I help you today?"}]
-        simulation = {"task_id": name, "trial": 0, "messages": greeting + messages, "reward_info": {"reward": reward}}
-        self.simulations.append({**simulation, **more})
-        return self
-
-    def explained(self) -> list[Explained]:
-        info = {"environment_info": {"domain_name": "airline", "policy": self.policy}, "agent_info": {"llm": "a"}}
-        path = self.folder / "log.json"
-        path.write_text(json.dumps({"info": info, "tasks": self.tasks, "simulations": self.simulations}))
-        diagnosis = diagnose(read_logs([path]), LIMITS, runs=2, count=4, seed=0)
-        return [*diagnosis.explanations.rollouts]
+from support.desk import (
+    CANCEL,
+    CHAIRS,
+    ITEMS,
+    POLICY,
+    PROFILE,
+    READ,
+    RECENT,
+    Desk,
+    Message,
+    calls,
+    gold,
+    profile,
+    record,
+    says,
+    user,
+)
 
 
 @pytest.fixture
@@ -223,6 +157,25 @@ CASES: dict[str, tuple[str, list[Message], list[object]]] = {
         + CANCEL_CALL
         + calls("send_certificate", {}, user_id="ann_1", amount=100),
         [READ, CANCEL],
+    ),
+    "a standing for which no record was read": (
+        "unverified_claim",
+        user("I am a gold member: cancel AAA111.") + record(**RECENT) + says("As a gold member you may keep it."),
+        [gold("get_user_details", user_id="ann_1"), CANCEL],
+    ),
+    "an item of several that was refused": (
+        "partial_refusal",
+        user("Return the boots and the kettle of order W1.")
+        + calls("get_order", {"order_id": "W1", "items": ITEMS}, order_id="W1")
+        + says("I am sorry, the kettle cannot be returned. Shall I return the boots?")
+        + user("Yes.")
+        + calls("return_items", {}, order_id="W1", items=["b1"]),
+        [gold("get_order", order_id="W1"), gold("return_items", order_id="W1", items=["b1", "k1"])],
+    ),
+    "a change whose look-up nobody made": (
+        "missing_lookup",
+        user("My data is gone.") + record() + says("I see.") + user("And?") + says("I do not know. Bye!"),
+        [gold("refuel_data", line_id="L1"), gold("get_data_usage", line_id="L1")],
     ),
     "a call left in the text": ("invalid_call", user("Hello?") + says("<tool_call>{}</tool_call>"), [READ]),
 }  # fmt: skip
@@ -459,3 +412,55 @@ def test_a_colleague_whom_the_user_asked_for_after_a_refusal_is_no_further_cause
     messages = user("Cancel AAA111.") + refused + user("Then escalate it to somebody.") + HANDOVER
     [row] = desk.add(messages, READ, CANCEL).explained()
     assert [cause.cause for cause in row.causes] == ["partial_refusal"]
+
+
+@pytest.mark.parametrize(("words", "kind"), [("Return the boots", "user_simulator_fault"), ("All", "missing_write")])
+def test_a_list_that_the_user_cut_short_is_no_omission_of_the_agent(words: str, kind: str, desk: Desk) -> None:
+    messages = (
+        user("I need my money back.")
+        + calls("get_order", {"order_id": "W1", "items": ITEMS}, order_id="W1")
+        + says("W1 has boots and a kettle.")
+        + user(f"{words} of order W1.")
+        + calls("return_items", {}, order_id="W1", items=["b1"])
+        + says("Done.")
+    )
+    due = gold("return_items", order_id="W1", items=["b1", "k1"])
+    [row] = desk.add(messages, gold("get_order", order_id="W1"), due, script="Return everything.").explained()
+    assert [cause.cause for cause in row.causes] == [kind]
+
+
+def test_what_an_agent_does_after_it_has_gone_wrong_is_no_further_cause(desk: Desk) -> None:
+    again = calls("update_reservation_baggages", {}, reservation_id="AAA111", total_baggages=4)
+    first = user("Cancel AAA111, I am ann_1.") + record() + says("Shall I cancel AAA111?") + user("Yes.") + CANCEL_CALL
+    [row] = desk.add(first + again + says("Done."), READ).explained()
+    assert [cause.cause for cause in row.causes] == ["undue_compliance"]
+
+
+def test_a_tool_that_passed_rollouts_call_and_no_reference_does_is_of_no_account(desk: Desk) -> None:
+    note = calls("write_note", "ok", text="AAA111")
+    messages = user("Is AAA111 booked?") + record() + note + says("Yes, it is.")
+    [row] = desk.add(messages, READ).explained()
+    assert [cause.cause for cause in row.causes] == ["extra_write"]
+    row, _ = desk.add(messages, READ, reward=1.0).explained()
+    assert row.causes == []
+
+
+def test_who_chooses_among_options_without_the_cheapest_was_misled(desk: Desk) -> None:
+    messages = (
+        user("I am ann_1: give me the cheapest chair.")
+        + calls("list_chairs", CHAIRS, room="A")
+        + says("There is c2 for 90 only. Shall I take c2?")
+        + user("Yes, c2 please.")
+        + calls("update_chair", {}, user_id="ann_1", new_item_id="c2")
+        + says("Done.")
+    )
+    goal = gold("update_chair", user_id="ann_1", new_item_id="c1")
+    [row] = desk.add(messages, gold("list_chairs", room="A"), goal).explained()
+    assert [cause.cause for cause in row.causes] == ["wrong_computation"]
+
+
+def test_records_left_unopened_explain_nothing_where_the_one_that_counts_was_opened(desk: Desk) -> None:
+    messages = user("Cancel my trip to Rome.") + profile() + record(**RECENT) + says("Good bye.")
+    other = gold("get_reservation_details", reservation_id="CCC333")
+    [row] = desk.add(messages, READ, other, CANCEL).explained()
+    assert [cause.cause for cause in row.causes] == ["missing_write"]

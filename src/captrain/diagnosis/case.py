@@ -38,12 +38,14 @@ ABILITY = re.compile(
 
 @dataclass(frozen=True)
 class Setting:
-    """What the rollouts of an environment have in common: the tools, the policy ("" where the log has none), and the
-    records that were shown before anything was written."""
+    """What the rollouts of an environment have in common: the tools, the policy ("" where the log has none), the
+    records that were shown before anything was written, and the tools that were called in rollouts that passed and that
+    no reference calls: what they do is of no account."""
 
     toolbox: Toolbox
     policy: str
     book: RecordBook
+    idle: set[str]
 
     @cached_property
     def rules(self) -> str:
@@ -61,7 +63,8 @@ class Case:
     """One rollout, ready to be explained.
 
     `story` has its calls beside those of the reference, `script` what the simulated user was told, `ending` why the
-    dialogue ended where the log says so, `undone` the writes of the reference that nothing stands for.
+    dialogue ended where the log says so, `undone` the writes of the reference that nothing stands for. `is_compared`:
+    the reward compares all that was changed, and not only how things stand at the end with what was asked for.
     """
 
     def __init__(self, rollout: Rollout, setting: Setting) -> None:
@@ -70,14 +73,16 @@ class Case:
         self.messages: Sequence[Message] = rollout.messages
         self.script = text_of(rollout.task.data.get("script") or "")
         self.ending = text_of(rollout.task.data.get("ending") or "")
+        graded = rollout.task.data.get("graded") or []
+        self.is_compared = not graded or "db" in graded
         self.undone = [pair.goal for pair in self.story.pairs if pair.write is None or self.is_due(pair)]
 
     def is_due(self, pair: Pair) -> bool:
-        """Whether the write of a pair uses another tool than its goal, and the reference uses it on the record, too:
-        then it stands for nothing else."""
+        """Whether the write of a pair uses another tool than its goal, and stands for nothing else: the reference uses
+        it on the record, too, or whatever else was changed there is of no account."""
         act, goals = pair.write, [peer.goal for peer in self.story.pairs]
         tools = [goal.tool for goal in goals if act is not None and same(goal.record, act.record)]
-        return act is not None and act.tool != pair.goal.tool and act.tool in tools
+        return act is not None and act.tool != pair.goal.tool and (act.tool in tools or not self.is_compared)
 
     @property
     def book(self) -> RecordBook:

@@ -9,10 +9,11 @@ import re
 from collections.abc import Iterator
 from itertools import groupby
 
-from captrain.capabilities import Act, is_malformed, leaves, same, text_of
+from captrain.capabilities import Act, is_malformed, kind_of, leaves, same, says, text_of
 from captrain.diagnosis.case import ABILITY, IDENTIFIER, Case, plain
 from captrain.diagnosis.cause import Cause, quoted
 from captrain.diagnosis.clauses import COMPENSATION, violations
+from captrain.diagnosis.user_tools import unmade
 
 REPEATS = 3
 """The same call so often, with no word of the user between, is a loop: twice may be a second try."""
@@ -26,6 +27,8 @@ CLAIM = re.compile(
     r"warranty|said (that )?(i|you|it)|told me)\b"
 )
 """Words with which a user states what a record would have to show."""
+STANDING = re.compile(r"\b(?!a |the |your |my |our )\w+ (?:member|customer|subscriber|status|tier)\b")
+"""What a user says of its own standing, such as "gold member"."""
 CODE = re.compile(r"\b(?=[A-Za-z_]*\d)(?=\w*[A-Za-z])[A-Za-z]+_?[A-Za-z_]*\d{3,}\b")
 """An identifier of letters and at least three digits."""
 ENDING = re.compile(r"cancel|close|delete|remove|terminate|void")
@@ -131,6 +134,7 @@ def unverified_claims(case: Case) -> Iterator[Cause]:
             yield Cause("unverified_claim", case.proposal(act), evidence, tools=(act.tool,))
     if COMPENSATION.sentence(case.setting) is not None:
         yield from _unconfirmed(case)
+    yield from _repeated_claims(case)
     answers = [place for place in case.replies() if len(case.users(place)) > 0 and place > 2]
     if (
         (case.undone or case.untold)
@@ -143,6 +147,26 @@ def unverified_claims(case: Case) -> Iterator[Cause]:
             evidence = f"answered on the user's word, without a single look-up: {quoted(case.text(reply))}"
             yield Cause("unverified_claim", reply, evidence)
         yield Cause("missing_lookup", reply, "no look-up was made at all")
+
+
+def _repeated_claims(case: Case) -> Iterator[Cause]:
+    """A reply that says of the user what only the user has said, where the reference makes a look-up that would show
+    it, the rollout never does, and something is not done or told rightly."""
+    tools = {act.tool for act in case.story.acts if not act.failed}
+    lookups = [act.tool for act in case.story.expected if act.kind == "read" and not REASONING.match(act.tool)]
+    unused = next((tool for tool in lookups if tool not in tools), None)
+    if unused is None or not (case.undone or case.untold):
+        return
+    for place in case.users():
+        results = "\n".join(plain(text_of(act.result)) for act in case.story.acts)
+        standings = [match.group() for match in STANDING.finditer(plain(case.text(place)))]
+        for reply in case.replies():
+            words = plain(case.text(reply))
+            claim = next((text for text in standings if text in words and not says(results, text.split()[0])), None)
+            if reply > place and claim is not None and not case.text(reply).rstrip().endswith("?"):
+                evidence = f"{claim!r} as the user said, and {unused} was never called: {quoted(case.text(reply))}"
+                yield Cause("unverified_claim", reply, evidence, tools=(unused,))
+                return
 
 
 def _unconfirmed(case: Case) -> Iterator[Cause]:
@@ -169,7 +193,7 @@ def over_escalation(case: Case) -> Iterator[Cause]:
     handover = next((act for act in story.acts if act.kind == "handover"), None)
     goals = [pair.goal for pair in story.pairs]
     forbidden = [violation.act for violation in violations(goals, case.wishes, case.setting)]
-    open_goals = [goal for goal in case.undone if not case.attempts(goal) and goal not in forbidden]
+    open_goals = [goal for goal in case.undone if not case.attempts(goal) and goal not in forbidden] or unmade(case)
     if handover is None or due or not story.has_reference or not (open_goals or not story.pairs):
         return
     request = next((i for i in case.users(handover.message) if COLLEAGUE.search(plain(case.text(i)))), None)
@@ -194,6 +218,20 @@ def missing_lookup(case: Case) -> Iterator[Cause]:
     sentence = next((part for part in re.split(r"(?<=[.!?;])\s", words) if ABILITY.search(plain(part))), words)
     evidence = f"{unused.tool} was never called, and the assistant says: {quoted(sentence)}"
     yield Cause("missing_lookup", disclaimer, evidence, tools=(unused.tool,))
+
+
+def unread_needs(case: Case) -> Iterator[Cause]:
+    """A write that is due and was never made, where a look-up of what it changes was never made either: a tool that
+    takes nothing but arguments of the write, and has a word of its name."""
+    tools, end = {act.tool for act in case.story.acts}, case.story.last
+    for goal in case.undone if len(case.users()) > 1 else ():
+        for tool, schema in case.setting.toolbox.schemas.items():
+            names = {*schema.get("required", [])}
+            words = {*goal.tool.split("_")[1:]} & {*tool.split("_")[1:]}
+            if words and kind_of(tool) == "read" and names and names <= {*goal.arguments} and tool not in tools:
+                evidence = f"{tool} was never called, which would have shown whether {goal} is due"
+                yield Cause("missing_lookup", end, evidence, "medium", False, (tool,))
+                return
 
 
 def fabricated_facts(case: Case) -> Iterator[Cause]:

@@ -38,6 +38,8 @@ ACCOUNT = re.compile(r"(?:user|customer|account|client|member|patient|employee)_
 """Arguments that say who somebody is, not what is to be done."""
 SETTING = re.compile(r"modify|update|set|change")
 """Verbs of tools that come to the same when they are called twice."""
+ALL = re.compile(r"\b(all|every\w*|entire|whole|rest)\b")
+"""Words with which a user means more than it lists."""
 ABSENCE = re.compile(
     r"\b((?:do|did|could|can) not (?:see|find)|(?:don|didn|couldn|can)[’']t (?:see|find)|unable to find|no record of|"
     r"none of (?:your|the|these) [^.]{0,40}?(?:have|has|match|contain|include|show))\b"
@@ -75,28 +77,26 @@ def _wrong_values(case: Case, pair: Pair, act: Act, names: Sequence[str]) -> Ite
         if isinstance(expected, list) and isinstance(actual, list) and len(actual) != len(expected):
             least, most = sorted((actual, expected), key=len)
             if all(any(same(item, peer) or same(peer, item) for peer in most) for item in least):
-                kind = "missing_write" if least is actual else "extra_write"
-                items = ", ".join(text_of(item) for item in most if not any(same(item, peer) for peer in least))
-                evidence = f"{act}: {name} {'lacks' if least is actual else 'holds'} {items}"
-                yield Cause(kind, act.message, evidence, "high", False, (act.tool,), (name,))
+                difference = [item for item in most if not any(same(item, peer) for peer in least)]
+                yield _partial_list(case, act, name, difference, least is actual)
                 return
+    values = "; ".join(
+        f"{name} {text_of(act.content.get(name))} should be {text_of(pair.goal.content[name])}" for name in names
+    )
+    extreme = next((word for name in names if (word := _overlooked(case, pair.goal, act, name))), None)
+    if extreme is not None:
+        evidence = f"{act.tool}: {values}: not the {extreme}"
+        yield Cause("wrong_computation", case.proposal(act), evidence, "high", False, (act.tool,), tuple(names))
+        return
     choice = next((place for name in names if (place := _chosen(case, pair.goal, act, name)) is not None), None)
     if choice is not None:
         evidence = f"the user chose what the reference does not do: {quoted(case.text(choice))}"
         yield Cause(SIMULATOR, choice, evidence, "medium", False)
         return
-    values = "; ".join(
-        f"{name} {text_of(act.content.get(name))} should be {text_of(pair.goal.content[name])}" for name in names
-    )
     believed = next((name for name in names if _believed(case, pair.goal, act, name)), None)
     if believed is not None:
         evidence = f"{act.tool}: {values}; {believed} as the user said, where a record says otherwise"
         yield Cause("unverified_claim", case.proposal(act), evidence, "high", False, (act.tool,), (believed,))
-        return
-    extreme = next((word for name in names if (word := _overlooked(case, pair.goal, act, name))), None)
-    if extreme is not None:
-        evidence = f"{act.tool}: {values}: not the {extreme}"
-        yield Cause("wrong_computation", case.proposal(act), evidence, "high", False, (act.tool,), tuple(names))
         return
     if names:
         source = [name for name in names if not says(case.story.user, pair.goal.content[name])]
@@ -104,6 +104,57 @@ def _wrong_values(case: Case, pair: Pair, act: Act, names: Sequence[str]) -> Ite
         yield Cause(
             "wrong_argument", act.message, f"{act.tool}: {values}{unsaid}", "high", False, (act.tool,), tuple(names)
         )
+
+
+def _partial_list(case: Case, act: Act, name: str, items: list[object], is_lacking: bool) -> Cause:
+    """A list that lacks or holds items, charged to what made it so: a refusal of what the user had named, or a user who
+    lists other things than its script."""
+    words = ", ".join(text_of(item) for item in items)
+    refusal = next((place for item in items if (place := _refused(case, act, item)) is not None), None)
+    if is_lacking and refusal is not None:
+        evidence = f"{words} was refused: {quoted(case.text(refusal))}"
+        return Cause("partial_refusal", refusal, evidence, "high", False, (act.tool,), (name,))
+    listing = _listing(case, act, act.content[name])
+    unnamed = not any(says(case.story.user, label) for item in items for label in _labels(case, item)[:1])
+    if is_lacking and listing is not None and unnamed and case.script:
+        evidence = f"the user lists what it wants, without {words}: {quoted(case.text(listing))}"
+        return Cause(SIMULATOR, listing, evidence, "medium", False)
+    evidence = f"{act}: {name} {'lacks' if is_lacking else 'holds'} {words}"
+    kind = "missing_write" if is_lacking else "extra_write"
+    return Cause(kind, act.message, evidence, "high", False, (act.tool,), (name,))
+
+
+def _labels(case: Case, item: object) -> list[str]:
+    """What people call an item of a list: the name of its record, or its entries of letters."""
+    if isinstance(item, dict):
+        return [leaf for leaf in leaves(item) if leaf.isalpha() and len(leaf) > 2]
+    return [str(record["name"]) for record in case.shown(text_of(item)) if isinstance(record.get("name"), str)][:1]
+
+
+def _refused(case: Case, act: Act, item: object) -> int | None:
+    """The reply that refuses an item right after the user has named it."""
+    labels = _labels(case, item)
+    for place in case.users(act.message):
+        reply = next((reply for reply in case.replies(act.message) if reply > place), None)
+        is_named = bool(labels) and all(says(case.text(place), label) for label in labels)
+        if is_named and reply is not None and reply in case.refusals():
+            return reply
+    return None
+
+
+def _listing(case: Case, act: Act, items: object) -> int | None:
+    """The user's last message before a write that names each of its items, and does not mean all."""
+    labels = [_labels(case, item) for item in items] if isinstance(items, list) else []
+    for place in reversed(case.users(act.message)):
+        words = plain(case.text(place))
+        if labels and all(group and _is_named(group[0], words) for group in labels):
+            return None if ALL.search(words) else place
+    return None
+
+
+def _is_named(label: str, words: str) -> bool:
+    """Whether words name a thing, by its last word in one or many."""
+    return re.search(rf"\b{re.escape(plain(label).split()[-1].rstrip('s'))}(?:e?s)?\b", words) is not None
 
 
 def _chosen(case: Case, goal: Act, act: Act, name: str) -> int | None:
@@ -189,8 +240,9 @@ def extra_writes(case: Case) -> Iterator[Cause]:
     user asked for without the script; the same twice, or several at once; or for nothing."""
     story = case.story
     forbidden = [violation.act for violation in violations(story.writes, case.wishes, case.setting)]
-    for act in story.extras:
-        if act in forbidden or act in case.unread() or _is_idle(case, act) or _is_inward(case, act):
+    for act in story.extras if case.is_compared else ():
+        is_of_no_account = act.tool in case.setting.idle or _is_idle(case, act) or _is_inward(case, act)
+        if act in forbidden or act in case.unread() or is_of_no_account:
             continue
         # What is done to a record after a breach on it goes on with the breach.
         if act.record and any(same(breach.record, act.record) for breach in forbidden if breach.message <= act.message):
@@ -270,6 +322,7 @@ def searches(case: Case) -> Iterator[Cause]:
     due = {text_of(value) for act in case.story.expected for value in act.record.values()}
     due_reads = {text_of(value) for act in case.story.expected if act.kind == "read" for value in act.record.values()}
     touched = {leaf for act in case.story.acts for leaf in leaves(act.arguments)}
+    missed = {text_of(value) for goal in case.undone for value in goal.record.values()}
     wrong = case.undone or any(pair.write and differing(pair.goal, pair.write) for pair in case.story.pairs)
     reads = [act for act in case.story.acts if not act.failed and act.kind == "read"]
     for act in reads if wrong else ():
@@ -277,6 +330,9 @@ def searches(case: Case) -> Iterator[Cause]:
             openings = [read for read in reads if {*leaves(read.arguments)} & {*siblings}]
             hidden = (due if openings else due_reads) & {*siblings} - touched
             closed = sorted(value for value in hidden if not says(case.story.user, value))
+            if missed & {*siblings} and missed & {*siblings} <= touched:
+                # What is to be done is on records that were opened: the others are not why it was not done.
+                closed = []
             if openings and not closed and (denial := _denial(case, openings[-1].message, name)) is not None:
                 skipped = {*siblings} - touched
                 if skipped:

@@ -4,17 +4,19 @@ Logs may hold more rollouts than memory. They are read twice: once for what the 
 others (records before any write, how often each task was passed, by whom), and once to explain each.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 from captrain.capabilities import Story, Toolbox, acts_of
+from captrain.contract import calls_of
 from captrain.diagnosis.book import RecordBook
 from captrain.diagnosis.case import Case, Setting
 from captrain.diagnosis.cause import KINDS, SIMULATOR, Cause, Confidence
 from captrain.diagnosis.explanation import explain
 from captrain.diagnosis.outcomes import OutcomeTally
 from captrain.interop import Logs
-from captrain.records import Record, Rollout, Spool
+from captrain.records import Message, Record, Rollout, Spool
 
 Standing = Literal["contrasted", "suspect", "spoilt", "error"]
 """What a rollout is to the contrast: part of it, left out for its reference, for its simulated user, or without a
@@ -72,18 +74,29 @@ def explain_logs(logs: Logs) -> Explanations:
     """Explain every rollout of the logs."""
     toolbox, outcomes = Toolbox(logs.tools), OutcomeTally()
     settings: dict[str, Setting] = {}
+    due: dict[str, set[str]] = {}
     for rollout in logs.rollouts:
         outcomes.add(rollout)
         if rollout.environment not in settings:
             policy = logs.policies.get(rollout.environment) or _instructions(rollout)
-            settings[rollout.environment] = Setting(toolbox, policy, RecordBook())
+            settings[rollout.environment] = Setting(toolbox, policy, RecordBook(), set())
         setting = settings[rollout.environment]
+        due.setdefault(rollout.environment, set()).update(_tools(rollout.reference))
+        if rollout.outcome == "passed":
+            setting.idle.update(_tools(rollout.messages))
         if setting.policy:
             setting.book.add(acts_of(rollout.messages, toolbox))
+    for environment, tools in due.items():
+        settings[environment].idle.difference_update(tools)
     spool = Spool(Explained)
     for rollout in logs.rollouts:
         spool.add(_explained(Case(rollout, settings[rollout.environment]), outcomes))
     return Explanations(spool, settings, outcomes)
+
+
+def _tools(messages: Iterable[Message]) -> set[str]:
+    """The tools that the assistant calls."""
+    return {tool for message in messages if message["role"] == "assistant" for tool, _ in calls_of(message)}
 
 
 def _instructions(rollout: Rollout) -> str:

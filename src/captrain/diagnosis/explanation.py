@@ -20,6 +20,7 @@ from captrain.diagnosis.conduct import (
     missing_lookup,
     over_escalation,
     undue_compliance,
+    unread_needs,
     unverified_claims,
     wholes_for_parts,
 )
@@ -33,6 +34,7 @@ from captrain.diagnosis.omissions import (
     withheld,
 )
 from captrain.diagnosis.suspects import is_foreign, is_reference_alone, suspicions
+from captrain.diagnosis.user_tools import unasked_steps
 
 Finder = Callable[[Case], Iterator[Cause]]
 FINDERS: tuple[Finder, ...] = (
@@ -41,6 +43,7 @@ FINDERS: tuple[Finder, ...] = (
     wholes_for_parts,
     unverified_claims,
     missing_lookup,
+    unread_needs,
     fabricated_facts,
     miscopied_identifiers,
     searches,
@@ -48,6 +51,7 @@ FINDERS: tuple[Finder, ...] = (
     wrong_writes,
     extra_writes,
     undone_writes,
+    unasked_steps,
     hollow_reports,
     missing_information,
     invalid_calls,
@@ -58,6 +62,8 @@ UNREAD = ("missing_lookup", "unverified_claim", "incomplete_search")
 """What may come of an identifier that the user does not give."""
 UNREFERENCED = ("loop", "undue_compliance", "fabricated_fact")
 """What is told without looking at the reference."""
+SEQUELS = ("extra_write", "partial_refusal", "fabricated_fact")
+"""What an agent that has gone wrong does next, more often than not because of it: told only where it comes first."""
 OMISSIONS = ("missing_write", "missing_information", "premature_stop")
 """What was left undone shows at the end alone: anything before it may be why."""
 
@@ -124,6 +130,10 @@ def explain(case: Case) -> Explanation:
     if of_agent and next(iter(earliest)) in of_agent - {*OMISSIONS}:
         # A user who gives up on an agent that has gone wrong says nothing more.
         earliest.pop(SIMULATOR, None)
+    first = next((kind for kind in earliest if kind in of_agent), None)
+    for kind in SEQUELS:
+        if first and kind in earliest and earliest[kind].message > earliest[first].message:
+            earliest.pop(kind)
     if against and SIMULATOR not in earliest and (not of_agent or is_reference_alone(case, of_agent)):
         reference = Cause(SUSPECT, case.story.last, against[0])
         earliest.pop("over_escalation", None)

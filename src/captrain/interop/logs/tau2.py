@@ -155,7 +155,7 @@ def _rollout(file: str, index: int, simulation: object, tasks: Tasks, domain: st
         index,
         environment=f"tau2/{domain}",
         task=str(name),
-        data={"kind": domain, **_circumstances(tasks.by_name.get(str(name), {}), reason)},
+        data={"kind": domain, **_circumstances(tasks.by_name.get(str(name), {}), reason, reward_info)},
         messages=[_message(message) for message in simulation.get("messages") or []],
         reward=reward_info.get("reward"),
         policy=policy,
@@ -166,13 +166,22 @@ def _rollout(file: str, index: int, simulation: object, tasks: Tasks, domain: st
     )
 
 
-def _circumstances(task: JsonObject, reason: str) -> JsonObject:
-    """What the simulated user was told, and why the dialogue ended, where that is known."""
+def _circumstances(task: JsonObject, reason: str, reward_info: JsonObject) -> JsonObject:
+    """What the simulated user was told, the calls it was to make with tools of its own, why the dialogue ended, and
+    what the reward is made of, where that is known."""
     scenario = task.get("user_scenario")
     instructions = scenario.get("instructions") if isinstance(scenario, Mapping) else scenario
     parts = instructions.values() if isinstance(instructions, Mapping) else [instructions]
     script = "\n".join(part for part in parts if isinstance(part, str))
-    return {name: value for name, value in (("script", script), ("ending", reason)) if value}
+    calls = [
+        {"name": str(action["name"]), "arguments": cleaned(action["arguments"])}
+        for action in _criteria(task).get("actions") or []
+        if action.get("requestor") == "user"
+    ]
+    basis = _criteria(task).get("reward_basis") or reward_info.get("reward_basis") or []
+    graded = [str(part).lower() for part in basis]
+    entries = (("script", script), ("user_calls", calls), ("ending", reason), ("graded", graded))
+    return {name: value for name, value in entries if value}
 
 
 def _gold_actions(task: JsonObject) -> Actions:
