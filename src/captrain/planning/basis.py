@@ -20,6 +20,7 @@ from captrain.planning.assumptions import (
     SYNTHESIZER,
     TRAINING_FACTOR,
     USABLE_MEMORY,
+    EpisodeCost,
     split_sizes,
 )
 from captrain.planning.estimate import Estimate
@@ -36,12 +37,15 @@ class BasisRow(NamedTuple):
 def basis(estimate: Estimate) -> list[BasisRow]:
     """All that the estimate rests on."""
     spec, episode = estimate.spec, estimate.episode
+    agent = (
+        ("not known", "nobody has measured it") if episode == EpisodeCost() else (str(episode.agent), episode.source)
+    )
     composed = f"on none to {COMPOSED_COLUMNS.value} times all test tasks"
     rows = [
         BasisRow("capabilities selected", str(estimate.count), "spec: capabilities.count, at most"),
         BasisRow("attempts at an environment", f"1 to {spec.environments.rounds}", "spec: environments.rounds"),
         BasisRow("arms that act together", composed, COMPOSED_COLUMNS.source),
-        BasisRow("a rollout: calls, read (new), written", str(episode.agent), episode.source),
+        BasisRow("a rollout: calls, read (new), written", *agent),
         BasisRow("errors, and answers refused", "none", "assumed"),
     ]
     if estimate.local:
