@@ -3,6 +3,7 @@ from .derived import derivable as derivable
 from .leakage import HeldOutTasks as HeldOutTasks
 from .loading import load_environment as load_environment
 from .loading import read_passports as read_passports
+from .own_text import WORLD as WORLD
 from .own_text import world_of as world_of
 from .pairs import PairEnvironments as PairEnvironments
 from .pairs import publish_pairs as publish_pairs
@@ -23,7 +24,6 @@ from .synthesizer import Brief as Brief
 from .synthesizer import NoTemplate as NoTemplate
 from .synthesizer import Synthesizer as Synthesizer
 from .templates import EMBEDDED as EMBEDDED
-from .templates import WORLD as WORLD
 from .validation import publish_validation as publish_validation
 from .validation import validate_file as validate_file
 from .validation import validation_report as validation_report

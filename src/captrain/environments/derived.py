@@ -25,6 +25,7 @@ from typing import Literal, NamedTuple
 from captrain.benchmarks import declared_absences
 from captrain.capabilities import kind_of
 from captrain.config import Component
+from captrain.environments.own_text import DERIVED, IMPORTS, IN_WORKERS, MARK
 from captrain.environments.passport import TRANSFER, failed_tool
 from captrain.environments.synthesizer import Attempt, Brief, NoTemplate
 from captrain.errors import UserError
@@ -33,11 +34,6 @@ Kind = Literal["several", "order", "look-up", "write", "argument"]
 SEARCHED = 50
 """So many training tasks are looked through for one that exercises the capability, where there is no end to them."""
 UNBOUNDED = 10_000
-MARK = "#constants\n"
-TEMPLATE = "environments/templates/derived.py.txt"
-IMPORTS = "\n\nimport json\nimport re\n\n\n"
-IN_WORKERS = ("captrain.benchmarks.bfcl.Bfcl", "captrain.benchmarks.tau2.Tau2")
-"""Benchmarks of ours that run in workers and have reference solutions: nothing else is opened for a file."""
 
 
 class Step(NamedTuple):
@@ -141,7 +137,7 @@ def derive(brief: Brief, benchmark: Component, attempts: Sequence[Attempt]) -> s
         "MOST_CALLS": most,
         "SEARCHED": SEARCHED,
     }
-    template = files("captrain").joinpath(TEMPLATE).read_text()
+    template = files("captrain").joinpath(DERIVED).read_text()
     header = f'"""{_line(capability.name)}: {_line(capability.description)}\n\nDerived from {benchmark.target}.\n"""\n'
     # In the class, so that no name of the target's module is taken; its own class may be called Environment, too.
     constants = "".join(f"    {key} = {value!r}\n" for key, value in settings.items()) + f"    TARGET = {target}\n"

@@ -12,10 +12,16 @@ from functools import cache
 from importlib.resources import files
 
 from captrain.config import Component, nested
-from captrain.environments.derived import IMPORTS, IN_WORKERS, MARK, TEMPLATE
-from captrain.environments.templates import WORLD
 
+WORLD = "benchmarks/servicedesk.py"
 TEMPLATES = "environments/templates"
+DERIVED = "environments/templates/derived.py.txt"
+MARK = "#constants\n"
+"""Where its values stand in it."""
+IMPORTS = "\n\nimport json\nimport re\n\n\n"
+"""What stands before it."""
+IN_WORKERS = ("captrain.benchmarks.bfcl.Bfcl", "captrain.benchmarks.tau2.Tau2")
+"""Benchmarks of ours that run in workers and have reference solutions: nothing else is opened for a file."""
 HEADER = re.compile(r'"""(?:(?!""")[^\\])*"""\n')
 SETTING = re.compile(r"[A-Z]+ = (.+)\n")
 CONSTANT = re.compile(r"    (\w+) = (.+)")
@@ -41,7 +47,7 @@ def is_own_text(text: str) -> bool:
 
 def world_of(text: str) -> Component | None:
     """The benchmark in workers that a text of ours is given when it is opened; None: it is another text."""
-    before, _, after = files("captrain").joinpath(TEMPLATE).read_text().partition(MARK)
+    before, _, after = files("captrain").joinpath(DERIVED).read_text().partition(MARK)
     before, header = IMPORTS + before, HEADER.match(text)
     if header is None or not (text.startswith(before, header.end()) and text.endswith(after)):
         return None

@@ -15,7 +15,8 @@ from captrain.config import Environments
 from captrain.contract import Target, calls_of
 from captrain.environments import probes
 from captrain.environments.leakage import SHARE, leaves, runs, runs_of
-from captrain.environments.subject import Reopening, Standard, Subject, at_least, at_most, mean_at_most
+from captrain.environments.subject import Standard, Subject, at_least, at_most, mean_at_most
+from captrain.environments.worlds import Reopening
 from captrain.errors import EnvironmentFault
 from captrain.records import Check, JsonObject, Message, Rollout, digest, plain, read_bytes
 

@@ -24,6 +24,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from captrain.config import Environments
 from captrain.contract import Target, closing_episodes
 from captrain.environments.leakage import HeldOutTasks
+from captrain.environments.worlds import Reopening
 from captrain.errors import EnvironmentFault
 from captrain.records import (
     Check,
@@ -42,8 +43,6 @@ T = TypeVar("T")
 
 Agent = Callable[[Sequence[Message]], Message | None]
 """The next assistant message after the messages so far; None: the agent leaves."""
-Reopening = Callable[[], AbstractContextManager[Target]]
-"""An environment, loaded anew for as long as it is looked at."""
 TURNS = 16
 """Assistant messages of one play at most, references apart."""
 STEPS = 200

@@ -17,6 +17,7 @@ from itertools import combinations
 
 from captrain.config import ModelAccess
 from captrain.environments.derived import derive, missing_tools
+from captrain.environments.own_text import WORLD
 from captrain.environments.synthesizer import Attempt, Brief, NoTemplate
 from captrain.records import plain
 
@@ -41,7 +42,6 @@ OPERATIONS_OF = {
 }
 """The operations that a step belongs to."""
 EMBEDDED = "captrain.benchmarks.servicedesk.ServiceDesk"
-WORLD = "benchmarks/servicedesk.py"
 EASIEST = 2
 """The ladder of difficulty runs from 0 to this."""
 

@@ -5,19 +5,20 @@ each of these has the benchmark's packages in memory.
 """
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from captrain.benchmarks import load_benchmark
 from captrain.config import Component, Machine
 from captrain.contract import Environment, Target, load_file
 from captrain.environments.own_text import world_of
-from captrain.environments.subject import Reopening
 from captrain.errors import EnvironmentFault
 from captrain.records import digest, read_bytes
 
 REMEDY = "run `dvc repro environments` to write it again"
+Reopening = Callable[[], AbstractContextManager[Target]]
+"""An environment, loaded anew for as long as it is looked at."""
 WORLDS: dict[str, Environment] = {}
 """Benchmarks that are open in this process."""
 
