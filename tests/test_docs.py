@@ -222,6 +222,7 @@ def test_the_numbers_with_intervals_on_the_page_of_findings_are_those_of_the_tab
         "evaluation/main": "pass_rate",
         "sweeps/mixes": "pass_rate",
         "sweeps/warm_starts": "pass_rate",
+        "sweeps/faults": "pass_rate",
     }
     rows: list[list[float]] = []
     for table, column in tables.items():

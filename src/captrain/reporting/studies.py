@@ -303,7 +303,7 @@ def faults(points: Sequence[ComparisonRow]) -> Figure:
     rate, kind = "baselines.solutions.faults.rate", "baselines.solutions.faults.kind"
     figure = Figure(figsize=(6.4, 3.8), layout="constrained")
     axes = figure.subplots()
-    styles = {"random": "o-", "systematic": "s--"}
+    styles = {"random": "C0o-", "systematic": "C2s--"}
     for name, rows in grouped((row for row in points if row["method"] == "solutions"), kind).items():
         ranked = sorted(rows, key=lambda row: row[rate])
         means = [row["pass_rate"] for row in ranked]
