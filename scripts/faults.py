@@ -267,8 +267,8 @@ def stop(number: int, _: object) -> None:
     Raises:
         Stopped: always.
     """
-    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
-        signal.signal(each, signal.SIG_DFL)
+    for caught in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
+        signal.signal(caught, signal.SIG_DFL)
     raise Stopped(signal.Signals(number).name)
 
 

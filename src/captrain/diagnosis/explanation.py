@@ -43,7 +43,6 @@ FINDERS: tuple[Finder, ...] = (
     wholes_for_parts,
     unverified_claims,
     missing_lookup,
-    unread_needs,
     fabricated_facts,
     miscopied_identifiers,
     searches,
@@ -119,6 +118,9 @@ def explain(case: Case) -> Explanation:
         causes.append(end)
         if all(cause.kind in OMISSIONS or not KINDS[cause.kind].of_agent for cause in causes):
             causes = [cause for cause in causes if cause.kind not in OMISSIONS]
+    elif not against:
+        # Who leaves early may leave before the look-up.
+        causes.extend(unread_needs(case))
     causes = _unburdened(case, causes)
     earliest: dict[str, Cause] = {}
     for cause in sorted(causes, key=lambda cause: (cause.kind in OMISSIONS, cause.message)):
