@@ -14,7 +14,9 @@ def export_environment(
     out: Annotated[Path, typer.Option(help="Folder of the package; new or empty.")],
 ) -> None:
     """An environment as a package that trains elsewhere: OpenEnv, verifiers or TRL."""
+    from captrain.execution import require_folder
     from captrain.projects import export_environment
 
+    require_folder(out)
     files = export_environment(name, project_root(), to, out)
     print_all(f"{out}: {len(files)} files; {out / 'README.md'} says how it is used")

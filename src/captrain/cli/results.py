@@ -53,7 +53,9 @@ def report(
     out: Annotated[Path, typer.Option(help="Folder of the pages; replaced if it holds a report.")] = Path("report"),
 ) -> None:
     """The results as pages that open from a disk: tables, capabilities, rollouts, thresholds, ledger, provenance."""
+    from captrain.execution import require_folder
     from captrain.reporting.pages import build
 
+    require_folder(out)
     pages = build(project_root(), out)
     print_all(f"{out / 'index.html'} ({len(pages)} files)")

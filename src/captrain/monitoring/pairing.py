@@ -37,7 +37,7 @@ class Played:
 def read_played(folder: Path) -> Played | None:
     """What the evaluation of the run in a folder played; None where its rollouts are not there."""
     path = folder / ROLLOUTS
-    if not path.is_file():
+    if not path.exists():
         return None
     record, arms = Played(), Arms(folder)
     for _, rollout in scan(path, Rollout):

@@ -73,8 +73,10 @@ class Run:
         Raises:
             UserError: the file is not what captrain wrote.
         """
-        candidates = self._parsed(CAPABILITIES).get("candidates", [])
+        if CAPABILITIES not in self.texts:
+            return {}
         try:
+            candidates = self._parsed(CAPABILITIES)["candidates"]
             return {row["id"]: f"gap {row['gap']:.3f}" for row in candidates if row["selected"]}
         except (KeyError, TypeError, ValueError):
             raise UserError(f"{CAPABILITIES} of {self.name} is no selection", "make it again") from None
@@ -108,7 +110,7 @@ def find_run(name: str, root: Path) -> Run:
     for folder in (Path(name), root / WORKSPACES / name):
         place = folder.parent if folder.name == "results" else folder
         if place.is_dir():
-            texts, home = {path: _text(place / path) for path in paths if (place / path).is_file()}, place
+            texts, home = {path: _text(place / path) for path in paths if (place / path).exists()}, place
             break
     else:
         texts = {path: text for path in paths if (text := _committed(root, name, path)) is not None}
