@@ -141,7 +141,8 @@ def test_an_output_that_is_no_folder_is_one_message_and_stays_what_it_was(
     command: str, place: str, project: Path, tmp_path: Path, captrain: Captrain
 ) -> None:
     out_path = tmp_path / "out"
-    (OTHERS | {"a file": lambda path: path.write_text("mine")})[place](out_path)
+    makers: Mapping[str, Maker] = {**OTHERS, "a file": lambda path: path.write_text("mine")}
+    makers[place](out_path)
     before = out_path.lstat()
     status, out, err = captrain(project, *(word.replace("OUT", str(out_path)) for word in OUTPUTS[command]))
     require_message(status, out, err)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.desk import (
+from support.logged_desk import (
     CANCEL,
     CHAIRS,
     ITEMS,

@@ -1,11 +1,12 @@
 """A simulated user with tools of its own: what it does is not the agent's, what it was to do has to be asked for."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support.desk import Desk, Message, calls, gold, says, user
+from support.logged_desk import Desk, Message, calls, gold, says, user
 
-LINE = {"customer_id": "C1001", "line_id": "L1002"}
+LINE: dict[str, Any] = {"customer_id": "C1001", "line_id": "L1002"}
 BASIS = ["ENV_ASSERTION"]
 STATUS = calls("get_line", {**LINE, "roaming_enabled": False, "data_used_gb": 15.1}, **LINE)
 ENABLE = calls("enable_roaming", "Roaming enabled", **LINE)
