@@ -218,6 +218,7 @@ def test_the_pages_build_without_a_warning_and_a_reader_fetches_nothing(project:
 def test_the_numbers_with_intervals_on_the_page_of_findings_are_those_of_the_tables(committed: Path) -> None:
     tables = {
         "replicates/differences": "difference",
+        "replicates/headline/differences": "difference",
         "evaluation/differences": "difference",
         "evaluation/main": "pass_rate",
         "sweeps/mixes": "pass_rate",
