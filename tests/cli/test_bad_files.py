@@ -161,6 +161,7 @@ READ: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "results/causality/capabilities.csv": (("results",),),
     "results/solutions/rediscovery.csv": (("results",),),
     "results/capabilities/selection.json": (("show", "capabilities"), ("compare", ".", "HEAD")),
+    "results/routes/routes.csv": (("compare", ".", "."),),
     "results/adapters/index.json": (("show", "adapters"),),
     "results/environments/valid_calls.passport.json": (("show", "environments"),),
     "artifacts/rollouts/discovery.jsonl": (("show", "rollouts"),),
@@ -186,3 +187,16 @@ def test_every_damaged_file_of_a_project_is_one_message_of_every_command_that_re
             assert status == 2 and Path(file).name in err, (name, command, status, err)
         remove(project / file)
         (project / f"{file}.whole").rename(project / file)
+
+
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
+def test_a_gap_that_is_no_finite_number_is_one_message(
+    number: str, project: Path, tmp_path: Path, captrain: Captrain
+) -> None:
+    file = project / "results/capabilities/selection.json"
+    text = re.sub(r'"gap": [-.\d]+', f'"gap": {number}', file.read_text(), count=1)
+    damaged(file, lambda path: path.write_text(text))
+    for command in (("show", "capabilities"), ("report", "--out", str(tmp_path / "out"))):
+        status, out, err = captrain(project, *command)
+        require_message(status, out, err)
+        assert status == 2 and "selection.json" in err, (command, status, err)

@@ -152,7 +152,7 @@ def all_routes(results: Path) -> pd.DataFrame:
 
 def _routes(path: Path) -> pd.DataFrame:
     # A task may be called 007, its kind NA, or nothing.
-    return read_table(path, words=True, kinds=str).fillna("")
+    return read_table(path, words=True, kinds=str, columns=["task"]).fillna("")
 
 
 def _stage_arms(results: Path, stage: str) -> Iterator[Arm]:

@@ -6,6 +6,7 @@ names the file, the place and the remedy.
 
 import csv
 import io
+import json
 import stat
 from collections.abc import Collection, Iterator, Mapping
 from functools import cache
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic_core import from_json
 
 from captrain.errors import UserError
 from captrain.records.record import IndexEntry
@@ -84,12 +86,17 @@ def read_json(path: Path, kind: type[T], remedy: str = REPRO) -> T:
     """The one JSON document in a file, as a value of this type: a record, or a type of plain values.
 
     Raises:
-        UserError: as `read_bytes`, or it is damaged or no such value; the first place where it is not is named.
+        UserError: as `read_bytes`, or it is damaged or no such value, or has numbers that are not finite; the first
+            place where it is not is named.
     """
+    content = read_bytes(path, remedy)
     try:
-        return _adapter(kind).validate_json(read_bytes(path, remedy))
+        json.dumps(from_json(content), allow_nan=False)
+        return _adapter(kind).validate_json(content)
     except ValidationError as error:
         raise _not_whole(str(path), kind, error, remedy) from None
+    except ValueError as error:
+        raise UserError(f"{path} is no whole JSON ({plain(str(error))})", remedy) from None
 
 
 def read_yaml(path: Path, kind: type[T], remedy: str = REPRO) -> T:
