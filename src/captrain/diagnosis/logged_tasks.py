@@ -48,8 +48,8 @@ class LoggedTasks:
                 self._rollouts.setdefault(rollout.task.id, rollout)
 
     def size(self, split: str) -> int:
-        """How many tasks there are."""
-        return len(self._rollouts)
+        """How many tasks there are: all are held out, since no environment may repeat them, and none is to train on."""
+        return len(self._rollouts) if split == "test" else 0
 
     def tasks(self, split: str, count: int) -> list[JsonObject]:
         """The first `count` tasks, as tasks of the split."""
