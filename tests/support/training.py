@@ -7,8 +7,9 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from support.letters import LETTERS
 from support.warm import ADDRESS, start
@@ -19,6 +20,9 @@ from captrain.config.machine import Machine
 from captrain.contract import Target
 from captrain.records import Passport, digest, file_digest, publish_json
 from captrain.training.jobs import EnvironmentFile, Job, TrainingEnvironment
+
+if TYPE_CHECKING:
+    from captrain.training.sft import FineTuned
 
 ROOT = Path(__file__).parents[2]
 
@@ -127,6 +131,25 @@ def kill(folder: Path, name: str, warm: Path, *paths: Path) -> None:
     assert running.wait() == -signal.SIGKILL
     assert not published(folder, name) and not list(folder.glob(".cache/adapters/*/result.json"))
     assert list(folder.glob(".cache/adapters/*/checkpoints/checkpoint-*/history.json"))
+
+
+def fine_tuned(base: Path, folder: Path, machine: Machine) -> "FineTuned":
+    """An adapter of twelve demonstrations, four an update."""
+    from captrain.policies import load_policy
+    from captrain.training.jobs import Learner
+    from captrain.training.sft import Demonstration, FineTuning, Settings, fine_tune
+
+    sampling = Component.model_validate({"_target_": "captrain.policies.local.LocalPolicy", **POLICY})
+    rows = [Demonstration([5 + (7 * row + place) % 40 for place in range(9 + row)], [0] * 4 + [1] * (5 + row))
+            for row in range(12)]  # fmt: skip
+    settings: Settings = {
+        "rank": 4, "alpha": 8, "epochs": 2, "learning_rate": 1e-2, "batch": 4, "seed": 0,
+        "targets": ["q_proj", "v_proj", "down_proj"], "experts": False,
+    }  # fmt: skip
+    with inside(folder):
+        lesson = FineTuning("lesson", base, settings, rows, {}, "", machine.accelerate)
+        adapter = fine_tune(lesson, load_policy(sampling, base, machine, Learner))
+    return replace(adapter, folder=folder / adapter.folder)
 
 
 def trainer_of(one: Job) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 from support.adapters import lora
-from support.training import POLICY, ROOT, inside, mixture_of, weights
+from support.training import ROOT, fine_tuned, inside, mixture_of, weights
 from support.training import job as letters_job
 from support.warm import EXECUTABLE
 
@@ -32,7 +32,6 @@ from captrain.training.jobs import Distillation, Job, Learner, Trained
 from captrain.training.processes import configuration
 from captrain.training.recipe import GRPO
 from captrain.training.runs import train
-from captrain.training.sft import Demonstration, FineTuned, FineTuning, Settings, fine_tune
 
 PYTHON = sys.executable
 HINT = '    def hint(self, task):\n        return "Say letters."\n\n    def tasks'
@@ -209,21 +208,6 @@ def test_where_a_policy_starts_servers_the_first_process_samples_for_all(job: Jo
     for fleet in _fleets.values():
         fleet.close()
     same_work(several, single, job)
-
-
-def fine_tuned(base: Path, folder: Path, machine: Machine) -> FineTuned:
-    """An adapter of twelve demonstrations, four an update."""
-    sampling = Component.model_validate({"_target_": "captrain.policies.local.LocalPolicy", **POLICY})
-    rows = [Demonstration([5 + (7 * row + place) % 40 for place in range(9 + row)], [0] * 4 + [1] * (5 + row))
-            for row in range(12)]  # fmt: skip
-    settings: Settings = {
-        "rank": 4, "alpha": 8, "epochs": 2, "learning_rate": 1e-2, "batch": 4, "seed": 0,
-        "targets": ["q_proj", "v_proj", "down_proj"], "experts": False,
-    }  # fmt: skip
-    with inside(folder):
-        lesson = FineTuning("lesson", base, settings, rows, {}, "", machine.accelerate)
-        adapter = fine_tune(lesson, load_policy(sampling, base, machine, Learner))
-    return replace(adapter, folder=folder / adapter.folder)
 
 
 @pytest.mark.slow

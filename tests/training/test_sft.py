@@ -6,32 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.training import POLICY, inside
+from support.training import fine_tuned
 
-from captrain.config.components import Component
 from captrain.config.machine import Machine
-from captrain.policies.policy import load_policy
 from captrain.training import sft
-from captrain.training.jobs import Learner
-from captrain.training.sft import Demonstration, FineTuned, FineTuning, Settings, fine_tune
 
+MACHINE = Machine(workers=1, batch=1)
 UPDATES, EVERY, DEATH = 6, 2, 5
 """Updates of the whole, updates between checkpoints, and the one in which the process dies."""
-
-
-def taught(base: Path, folder: Path) -> FineTuned:
-    """An adapter of twelve demonstrations, four an update."""
-    sampling = Component.model_validate({"_target_": "captrain.policies.local.LocalPolicy", **POLICY})
-    rows = [Demonstration([5 + (7 * row + place) % 40 for place in range(9 + row)], [0] * 4 + [1] * (5 + row))
-            for row in range(12)]  # fmt: skip
-    settings: Settings = {
-        "rank": 4, "alpha": 8, "epochs": 2, "learning_rate": 1e-2, "batch": 4, "seed": 0,
-        "targets": ["q_proj", "v_proj", "down_proj"], "experts": False,
-    }  # fmt: skip
-    machine = Machine(workers=1, batch=1)
-    with inside(folder):
-        lesson = FineTuning("lesson", base, settings, rows, {}, "", machine.accelerate)
-        return fine_tune(lesson, load_policy(sampling, base, machine, Learner))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -57,17 +39,17 @@ def test_a_fine_tuning_that_was_killed_goes_on_from_its_last_checkpoint_to_the_s
         return step(self, *arguments, **settings)
 
     monkeypatch.setattr(Trainer, "training_step", counted)
-    whole = taught(tiny, tmp_path / "whole")
+    whole = fine_tuned(tiny, tmp_path / "whole", MACHINE)
     assert len(whole.losses) == UPDATES and {*steps} == {*range(1, UPDATES + 1)}
     if not (child := os.fork()):
         try:
             monkeypatch.setattr(Trainer, "training_step", deadly)
-            taught(tiny, tmp_path / "killed")
+            fine_tuned(tiny, tmp_path / "killed", MACHINE)
         finally:
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     steps.clear()
-    resumed = taught(tiny, tmp_path / "killed")
+    resumed = fine_tuned(tiny, tmp_path / "killed", MACHINE)
     assert {*steps} == {DEATH, UPDATES}
     assert (resumed.digest, resumed.losses) == (whole.digest, whole.losses)
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
