@@ -14,6 +14,7 @@ from support.finished import Captrain
 
 from captrain.config import compose_spec, load_spec
 from captrain.errors import UserError
+from captrain.records import publish_text
 
 ROOT = Path(__file__).parents[2]
 STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
@@ -75,6 +76,16 @@ def test_what_it_has_in_conf_comes_first_and_all_else_is_captrains(project: Path
     router = {"_target_": "captrain.routing.retrieval.RetrievalRouter", "neighbours": 3}
     (project / "conf/router/classifier.yaml").write_text(yaml.safe_dump(router))
     assert compose_spec("smoke", 0, ["router=classifier"], project / "conf").router.settings() == {"neighbours": 3}
+
+
+def test_layers_are_composed_without_a_copy_that_a_killed_process_would_leave(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(project / "nowhere"))
+    publish_text(project / "conf/experiment/mine.yaml", "# @package _global_\nselection: {delta: 0.3}\n")
+    before = sorted(project.rglob("*"))
+    assert compose_spec("mine", 0, [], project / "conf").selection.delta == 0.3
+    assert sorted(project.rglob("*")) == before
 
 
 def test_a_class_named_by_an_override_brings_its_own_settings_alone(project: Path, captrain: Captrain) -> None:

@@ -31,7 +31,7 @@ from .rows import Solutions as Solutions
 from .rows import SolutionSource as SolutionSource
 from .shipped import conf_layers as conf_layers
 from .shipped import find_project as find_project
-from .shipped import layered_conf as layered_conf
+from .shipped import searched_conf as searched_conf
 from .shipped import shipped as shipped
 from .spec import Base as Base
 from .spec import Choice as Choice

@@ -14,7 +14,7 @@ from pathlib import Path
 import yaml
 
 from captrain.config.components import REMEDY, alternatives, excerpt
-from captrain.config.shipped import conf_layers, layered_conf
+from captrain.config.shipped import conf_layers, searched_conf
 from captrain.errors import UserError
 from captrain.records import JsonObject
 
@@ -105,7 +105,7 @@ def _merged(conf_dir: Path, overrides: list[str]) -> JsonObject:
     from omegaconf.errors import OmegaConfBaseException
 
     try:
-        with _HYDRA, layered_conf(conf_dir) as folder, initialize_config_dir(str(folder), version_base="1.3"):
+        with _HYDRA, searched_conf(conf_dir) as folder, initialize_config_dir(str(folder), version_base="1.3"):
             config = hydra_compose("config", overrides)
         data = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError) as error:

@@ -4,17 +4,22 @@ In a checkout these lie where everybody expects them, at the top of the reposito
 package. Whatever a project has under the same name comes first.
 """
 
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hydra.core.config_search_path import ConfigSearchPath
 
 PACKAGE = Path(__file__).parents[1]
 WHEEL = PACKAGE / "pipeline"
 """Where a wheel has them (see `BuildWithPipeline`)."""
 PROJECT_FILE = "dvc.yaml"
 """What makes a folder a project."""
+_searched_first: list[Path] = []
+"""Layers that come before what Hydra was told."""
 
 
 def shipped(name: str) -> Path:
@@ -35,14 +40,26 @@ def conf_layers(conf_dir: Path) -> list[Path]:
 
 
 @contextmanager
-def layered_conf(conf_dir: Path) -> Iterator[Path]:
-    """One folder with the files of all layers, each from the first that has it; Hydra wants its first file in the first
-    folder that it searches."""
-    layers = conf_layers(conf_dir)
-    if len(layers) == 1:
-        yield layers[0]
-        return
-    with tempfile.TemporaryDirectory(prefix="captrain-conf-") as folder:
-        for layer in reversed(layers):
-            shutil.copytree(layer, folder, dirs_exist_ok=True)
-        yield Path(folder).resolve()
+def searched_conf(conf_dir: Path) -> Iterator[Path]:
+    """Have Hydra search all layers in their order while the block lasts; gives the folder that it is to be told, in
+    which it wants its first file. Nothing is copied, so that nothing stays of a process that is killed."""
+    *_searched_first[:], last = conf_layers(conf_dir)
+    _make_searched_first()
+    try:
+        yield last
+    finally:
+        _searched_first.clear()
+
+
+@cache
+def _make_searched_first() -> None:
+    """Make Hydra put these folders before the others that it searches."""
+    from hydra.core.plugins import Plugins
+    from hydra.plugins.search_path_plugin import SearchPathPlugin
+
+    class Layers(SearchPathPlugin):
+        def manipulate_search_path(self, search_path: "ConfigSearchPath") -> None:
+            for folder in reversed(_searched_first):
+                search_path.prepend("project", f"file://{folder}")
+
+    Plugins.instance().register(Layers)

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from captrain.config import Choice, alternatives, layered_conf, load_choice, refuse_keys
+from captrain.config import Choice, alternatives, conf_layers, load_choice, refuse_keys, searched_conf
 from captrain.errors import UserError
 from captrain.execution import entry_point, exclusive
 from captrain.experiments import points
@@ -103,14 +103,14 @@ def gather(jobs: Path, root: Path) -> tuple[list[TableRow], list[str]]:
     return rows, failures
 
 
-def sweep_name(arguments: Sequence[str], conf: Path) -> str:
+def sweep_name(arguments: Sequence[str], root: Path) -> str:
     """What the sweep is called: `hydra.job.name`, or else its study.
 
     Raises:
         UserError: there is no such study.
     """
     settings = {key: value for key, _, value in (argument.partition("=") for argument in arguments)}
-    studies = sorted(path.stem for path in (conf / "study").glob("*.yaml"))
+    studies = sorted({path.stem for layer in conf_layers(root / "conf") for path in layer.glob("study/*.yaml")})
     if STUDY in settings and settings[STUDY] not in studies:
         raise UserError(f"there is no study {settings[STUDY]!r}", alternatives(settings[STUDY], studies))
     return settings.get("hydra.job.name") or settings.get(STUDY) or "sweep"
@@ -133,8 +133,7 @@ def main() -> None:
         raise UserError(f"there is no dvc.yaml in {root.name}/", "run captrain-sweep in the root of the repository")
     if not {"-m", "--multirun"} & set(sys.argv):
         raise UserError("captrain-sweep runs a grid of points", "give -m, or use `dvc repro` for a single one")
-    with layered_conf(root / "conf") as conf:
-        name = sweep_name(sys.argv[1:], conf)
+    name = sweep_name(sys.argv[1:], root)
     try:
         # Its folders and its table go by the name: of two sweeps the second would take the first one's away.
         with exclusive(root / LOCKS / f"sweep-{name}", wait=False):
@@ -155,7 +154,7 @@ def _sweep(name: str, root: Path) -> None:
     sys.argv += [*folders, f"hydra.job.name={name}"]
     status = None
     try:
-        with layered_conf(root / "conf") as conf:
+        with searched_conf(root / "conf") as conf:
             hydra.main(version_base="1.3", config_path=str(conf), config_name="config")(job)()
     except SystemExit as end:  # a job of a cluster that died has said nothing, and others may be whole
         status = end.code
