@@ -176,6 +176,10 @@ def test_an_unknown_experiment_ends_the_process_with_status_2(workspace: Path) -
         ({"overrides": ["trainer.loss=tokens"]}, "trainer.loss = 'tokens'"),
         ({"overrides": ["selection.agreement=11"]}, "selection.agreement = 11 exceeds labels.runs = 10"),
         (
+            {"overrides": ["baselines.solutions.rounds.tasks=1"]},
+            "baselines.solutions.rounds.tasks = 1 cannot be shared among 2 diagnoses",
+        ),
+        (
             {"overrides": ["policy._target_=captrain.policies.lokal.LocalPolicy"]},
             "no module captrain.policies.lokal",
         ),

@@ -81,7 +81,8 @@ def test_every_method_spends_what_trace_spends_and_pays_for_what_it_uses_of_it(s
                   "single": of["rollouts"] + of["environments"] / chosen.capabilities.count}  # fmt: skip
         assert all(of[name] + spent == trace for name, spent in shared.items())
         assert of["adp"] == of["failures_sft"] == 0 and of["merging"] == chosen.merging.rollouts
-        assert of["solutions"] >= chosen.baselines.solutions.rounds.tasks  # a further diagnosis at least
+        rounds = chosen.baselines.solutions.rounds
+        assert of["solutions"] >= rounds.tasks / rounds.count  # a further diagnosis at least
     low, high = stages(planned(chosen).low), stages(planned(chosen).high)
     # base, 4 adapters, 8 baselines of one arm, 5 of solutions, 7 merged; at most 12 capabilities of controls, and
     # compositions in 4 columns.

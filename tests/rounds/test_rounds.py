@@ -1,6 +1,7 @@
 """Rounds: what a further diagnosis finds new, lacking and undecided, and what is taught then."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,15 @@ def test_rediscovery_sets_each_capability_before_and_after_beside_each_other(spe
     assert table.loc[(0, "a"), "coverage"] == 1.0 and table.loc[(0, "a"), "lacking"] == 0.5
     assert table.loc[(1, "a"), "coverage"] == 0.0 and table.loc[(1, "b"), "lacking"] == pytest.approx(4 / 24)
     assert (table.loc[(1, "b"), "failed"], table.loc[(1, "b"), "passed"]) == (4, 20)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_more_rounds_share_the_same_tasks_evenly_and_play_each_once(count: int) -> None:
+    overrides = [f"baselines.solutions.rounds.count={count}", "baselines.solutions.rounds.tasks=100"]
+    rounds = compose_spec("smoke", 0, overrides, ROOT / "conf").baselines.solutions.rounds
+    bounds = [rounds.tasks_before(number) for number in range(1, count + 2)]
+    shares = [last - first for first, last in pairwise(bounds)]
+    assert bounds[0] == 0 and sum(shares) == 100 and max(shares) - min(shares) <= 1
 
 
 def test_a_project_without_environments_is_taught_nothing(tmp_path: Path) -> None:

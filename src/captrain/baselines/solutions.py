@@ -42,8 +42,8 @@ class SolutionsBaseline(Baseline):
         if not rounds.count or not spec.baselines.solutions.run:
             return 0
         if attempts < environments.rounds:
-            return rounds.tasks
-        return rounds.count * (rounds.tasks + attempts * environments.groups * environments.group_size)
+            return rounds.tasks_before(2)
+        return rounds.tasks + rounds.count * attempts * environments.groups * environments.group_size
 
     def arms(self, capabilities: int) -> int:
         """See `Baseline.arms`: the adapter over all environments, and one for each."""

@@ -98,12 +98,16 @@ class Faults(Section):
 
 
 class Rounds(Section):
-    """Diagnoses of the trained agent, each on fresh discovery tasks. `condition` says whether there is a further one
-    always, or only where the last left a candidate undecided."""
+    """Diagnoses of the trained agent, at most `count`, among which `tasks` of the discovery split are shared evenly.
+    `condition` says whether there is a further one always, or only where the last left a candidate undecided."""
 
     count: Annotated[int, Field(ge=0)]
     tasks: Count
     condition: Literal["always", "undecided"]
+
+    def tasks_before(self, number: int) -> int:
+        """How many tasks are those of earlier rounds; `number` counts from 1 on."""
+        return self.tasks * (number - 1) // self.count
 
 
 class Solutions(Section):

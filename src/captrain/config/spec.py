@@ -214,6 +214,11 @@ class Spec(Section):
             for name, start in CONTINUED.items()
             if getattr(self.baselines, name).run and not getattr(self.baselines, start).run
         ]
+        rounds = self.baselines.solutions.rounds
+        if rounds.tasks < rounds.count:
+            broken.append(
+                f"baselines.solutions.rounds.tasks = {rounds.tasks} cannot be shared among {rounds.count} diagnoses"
+            )
         if self.selection.agreement > self.labels.runs:
             broken.append(f"selection.agreement = {self.selection.agreement} exceeds labels.runs = {self.labels.runs}")
         if self.base.hidden % (2 * self.base.heads):

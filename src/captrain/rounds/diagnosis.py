@@ -93,10 +93,10 @@ def diagnose_agent(spec: Spec, base: Path, agent: Adapter, evidence: Evidence, n
     Raises:
         As `captrain.rollouts.collect_batch` and the analyst.
     """
-    target, settings = load_benchmark(spec.benchmark, spec.machine), spec.baselines.solutions.rounds
-    first = spec.rollouts.tasks + (number - 1) * settings.tasks
-    size = target.size("discovery")
-    last = first + settings.tasks if size is None else min(size, first + settings.tasks)
+    target, rounds = load_benchmark(spec.benchmark, spec.machine), spec.baselines.solutions.rounds
+    first, last = (spec.rollouts.tasks + rounds.tasks_before(number + following) for following in (0, 1))
+    if (size := target.size("discovery")) is not None:
+        last = min(size, last)
     if last <= first:
         return None
     policy = PolicySource(spec.policy, base, spec.machine)
