@@ -28,7 +28,8 @@ from captrain.rollouts.collection import collect, pass_rate
 
 WORKER = Path(__file__).parents[1] / "workers" / "contract_worker.py"
 PATIENT = 30.0
-HASTY = 0.7
+HASTY = 2.0
+"""Seconds; a worker that does answer must do so in less on a machine that has other work, too."""
 
 MakePool = Callable[..., Pool]
 
@@ -136,8 +137,8 @@ def test_interleaved_episodes_over_two_workers_from_eight_threads_equal_those_pl
         ("!truncate", "printed what is not a reply"),
         ("!garbage", "printed what is not a reply: b'Downloading"),
         ("!ahead", "answered request .*, which was not made"),
-        ("!hang", "did not answer step within 0.7 s"),
-        ("!late 1", "did not answer step within 0.7 s"),
+        ("!hang", "did not answer step within 2 s"),
+        ("!late 2.5", "did not answer step within 2 s"),
     ],
 )
 def test_a_lost_worker_costs_its_own_episodes_alone_and_is_replaced(pool: MakePool, command: str, said: str) -> None:
@@ -159,7 +160,7 @@ def test_a_lost_worker_costs_its_own_episodes_alone_and_is_replaced(pool: MakePo
     after = workers.session(task_id="till/5", seed=9)
     assert after.opening["pid"] not in pids and not running(pids[0])
     if command.startswith("!late"):
-        time.sleep(0.4)
+        time.sleep(0.6)
     assert agent(after, "", 3)["messages"][0]["content"] == "3"
     assert agent(after, "", 3)["messages"][0]["content"] == "6"
 
@@ -266,9 +267,9 @@ def test_a_worker_that_no_longer_reads_cannot_hold_up_a_long_request(pool: MakeP
     workers = pool(timeout=HASTY)
     os.kill(workers.call("stats")["pid"], signal.SIGSTOP)
     begun = time.monotonic()
-    with pytest.raises(InfrastructureError, match="did not answer do within 0.7 s"):
+    with pytest.raises(InfrastructureError, match="did not answer do within 2 s"):
         workers.call("do", command="", padding="y" * 3_000_000)
-    assert time.monotonic() - begun < 3
+    assert time.monotonic() - begun < 10
     assert workers.call("stats")["episodes"] == 0
 
 

@@ -253,7 +253,7 @@ def test_an_error_does_not_wait_for_requests_that_hang_and_keeps_those_that_end(
     began = time.monotonic()
     with pytest.raises(UserError, match="refuses the key"):
         asker(folder, ModelAccess(concurrency=3)).ask([question(n) for n in range(9)], "labels")
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 4
     assert numbers(offline(folder).ask([question(1)], "labels")) == [1]
     assert len(server.requests) == 3
     free.set()
