@@ -55,7 +55,6 @@ READERS = {
 
 WRITINGS = {"write_text", "write_bytes", "save_pretrained", "save_file", "copytree", "dump", "savefig"}
 WRITERS = {
-    "config/shipped.py": "a temporary folder, for Hydra to compose in",
     "execution/jobs.py": "adds whole lines to a journal, of which one that is cut off is passed over",
     "execution/locks.py": "locks hold nothing",
     "experiments/points.py": "workspaces of points, made again from what git has before each run; their logs",

@@ -233,7 +233,8 @@ def test_a_point_whose_slurm_job_died_is_named_and_the_whole_ones_are_in_the_tab
 
 def test_a_setting_that_does_not_exist_ends_before_anything_runs(project: Path) -> None:
     status, said, ran = sweep(project, "-m", "selection.detla=0.1,0.2")
-    assert status != 0 and ran == [] and "selection.detla" in said
+    assert status == 2 and ran == [] and "error: the configuration in conf/ does not compose" in said
+    assert "selection.detla" in said and "Error" not in said and "Traceback" not in said
 
 
 def test_a_study_that_does_not_exist_is_named_beside_those_that_do(project: Path) -> None:

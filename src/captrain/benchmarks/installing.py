@@ -4,6 +4,7 @@ Each is a virtual environment of its own below `.cache/installations`, because w
 neither with ours nor with each other's. A mark in it says that it is whole; without the mark it is made again.
 """
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -54,9 +55,13 @@ def install_benchmark(name: str, root: Path, packages: Sequence[str] = ()) -> Pa
     folder = root / FOLDER / name
     python = folder / "bin/python"
     if made_installation(name, root) is None:
-        _run([sys.executable, "-m", "venv", "--clear", str(folder)], name)
-        _run([str(python), "-m", "pip", "install", "--quiet", *PACKAGES[name]], name)
-        (folder / MARK).touch()
+        try:
+            _run([sys.executable, "-m", "venv", "--clear", str(folder)], name)
+            _run([str(python), "-m", "pip", "install", "--quiet", *PACKAGES[name]], name)
+            (folder / MARK).touch()
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)  # hundreds of megabytes that nobody would miss
+            raise
     if packages:
         _run([str(python), "-m", "pip", "install", "--quiet", *packages], name)
     return python
@@ -67,4 +72,6 @@ def _run(command: list[str], name: str) -> None:
     if process.returncode:
         words = [line for line in process.stderr.splitlines() if line.strip() and not line.startswith("WARNING")]
         problem = "\n    ".join([f"benchmark {name} could not be installed:", *words[-ENDING:]])
-        raise UserError(problem, "see whether the package index can be reached, and run it again")
+        raise UserError(
+            problem, "see whether the package index can be reached and the disk takes more, and run it again"
+        )

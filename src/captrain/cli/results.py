@@ -44,8 +44,10 @@ def export(
     out: Annotated[Path, typer.Option(help="Folder of the logs, or file of the chats.")],
 ) -> None:
     """Rollouts for other tools: Inspect evaluation logs, or chat JSONL in OpenAI's format."""
+    from captrain.execution import require_folder
     from captrain.interop import export_rollouts
 
+    require_folder(out if to == "inspect" else out.parent)
     print_all(*(str(path) for path in export_rollouts(files, to, out)))
 
 

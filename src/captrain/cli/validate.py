@@ -19,8 +19,10 @@ def validate(
 ) -> None:
     """The passport of any environment file, held against the target (exit status 1 when a check fails)."""
     from captrain.environments import publish_validation, validate_file, validation_report
+    from captrain.execution import require_folder
 
     folder = out or file.parent
+    require_folder(folder)
     validation = validate_file(file, project_root(), folder, sandbox, calibrate)
     publish_validation(validation, folder)
     print_all(*validation_report(validation))

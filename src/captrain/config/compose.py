@@ -109,9 +109,14 @@ def _merged(conf_dir: Path, overrides: list[str]) -> JsonObject:
             config = hydra_compose("config", overrides)
         data = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UserError(f"the configuration in {conf_dir}/ does not compose: {_reason(error)}", REMEDY) from None
+        raise not_composed(conf_dir, error) from None
     assert isinstance(data, dict)
     return {str(key): value for key, value in data.items()}
+
+
+def not_composed(conf_dir: Path, error: Exception) -> UserError:
+    """What is said where Hydra, or a library behind it, does not compose a configuration."""
+    return UserError(f"the configuration in {conf_dir}/ does not compose: {_reason(error)}", REMEDY)
 
 
 def _reason(error: Exception) -> str:

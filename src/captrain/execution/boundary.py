@@ -24,6 +24,15 @@ DISK = {
     errno.EFBIG: "a file would be larger than a limit allows (ulimit -f)",
     errno.EIO: "the disk does not read or write",
 }
+DISK_WORDS = {
+    "No space left on device": DISK[errno.ENOSPC],
+    "database or disk is full": DISK[errno.ENOSPC],
+    "disk I/O error": f"{DISK[errno.EIO]}, or {DISK[errno.EFBIG]}",
+    "attempt to write a readonly database": DISK[errno.EROFS],
+    "No usable temporary directory": "no folder takes temporary files: the disk is full or read-only, or a file would "
+    "be larger than a limit allows (ulimit -f)",
+}
+"""What libraries say of the same, Python's `tempfile` and SQLite among them, without its number."""
 FREE = (
     "free space or lift the limit, and run again: what is whole is kept, and nothing half-written stays. What may go "
     "first: .cache/ but for answers and jobs (`make clean`), old versions in DVC's cache (`dvc gc --workspace`)"
@@ -69,8 +78,8 @@ def disk_fault(error: BaseException) -> str:
         if number in DISK:
             place = getattr(link, "filename", None)
             return f"{DISK[number]}{f' ({place})' if place else ''}"
-        if "No space left on device" in str(link) or "database or disk is full" in str(link):
-            return DISK[errno.ENOSPC]
+        if words := next((words for words in DISK_WORDS if words in str(link)), ""):
+            return DISK_WORDS[words]
         link = link.__cause__ or link.__context__
     return ""
 

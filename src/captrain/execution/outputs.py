@@ -51,14 +51,19 @@ def user_outputs(folder: Path, names: Iterable[str] = ()) -> Iterator[Path]:
 
 
 def require_folder(folder: Path) -> None:
-    """Refuse a folder for outputs that is something else.
+    """Refuse a folder for outputs that cannot be one, before anything is computed for it.
 
     Raises:
-        UserError: it, or what should be a folder above it, is a file.
+        UserError: it, or what should be a folder above it, is a file, or may not be written to.
     """
     for path in (folder, *folder.parents):
         if path.is_dir():
-            return
+            if os.access(path, os.W_OK | os.X_OK):
+                return
+            raise UserError(
+                f"{path} cannot be written to",
+                "see that the disk is not read-only and that you may write there, or name another folder with --out",
+            )
         if path.exists() or path.is_symlink():
             raise UserError(f"{path} is no folder", "name another folder with --out")
 

@@ -12,12 +12,21 @@ results/sweeps/<name>.csv, named by the study or by `hydra.job.name`; it is read
 same again costs seconds.
 """
 
+import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from captrain.config import Choice, alternatives, conf_layers, load_choice, refuse_keys, searched_conf
+from captrain.config import (
+    Choice,
+    alternatives,
+    conf_layers,
+    load_choice,
+    not_composed,
+    refuse_keys,
+    searched_conf,
+)
 from captrain.errors import UserError
 from captrain.execution import entry_point, exclusive
 from captrain.experiments import points
@@ -30,6 +39,8 @@ JOBS = Path(".cache/sweeps")
 FAILURE = "failed.txt"
 WHOLE = "whole.txt"
 STUDY = "+study"
+LAUNCHERS = ("submitit.", "joblib.")
+"""Whose errors say that a process died."""
 HELP = """\
 captrain-sweep -m [SETTING=VALUE,VALUE,...] [+study=NAME] [hydra/launcher=joblib|submitit_slurm]
 
@@ -145,19 +156,30 @@ def main() -> None:
 
 
 def _sweep(name: str, root: Path) -> None:
-    """Run the points and write their table; exits with 1 if a point failed."""
+    """Run the points and write their table; exits with 1 if a point failed.
+
+    Raises:
+        UserError: the configuration does not compose.
+    """
     import hydra
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
 
     jobs = root / JOBS / name
     shutil.rmtree(jobs, ignore_errors=True)
     folders = [f"hydra.sweep.dir={jobs}", "hydra.sweep.subdir=${hydra.job.num}", "hydra.job.chdir=false"]
     sys.argv += [*folders, f"hydra.job.name={name}"]
-    status = None
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # without it Hydra prints a traceback of what is ours to say
+    status = 0
     try:
         with searched_conf(root / "conf") as conf:
             hydra.main(version_base="1.3", config_path=str(conf), config_name="config")(job)()
-    except SystemExit as end:  # a job of a cluster that died has said nothing, and others may be whole
-        status = end.code
+    except (HydraException, OmegaConfBaseException) as error:
+        raise not_composed(Path("conf"), error) from None
+    except Exception as error:
+        if not type(error).__module__.startswith(LAUNCHERS):
+            raise
+        status = 1  # a process or a job of a cluster that died has said nothing, and others may be whole
     rows, failures = gather(jobs, root)
     whole = len({row["point"] for row in rows})
     if whole:

@@ -6,7 +6,8 @@ are written as `dvc init` leaves them, so that the light installation, which has
 
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import Literal
@@ -48,10 +49,25 @@ def init_project(folder: Path, example: Example | None = None) -> list[Path]:
     texts = project_files(place, example)
     if obstacles := [name for name in texts if (place / name).exists()]:
         raise UserError(f"{folder} has {', '.join(obstacles)} already", "name a new folder, or move them away")
-    for name, text in texts.items():
-        publish_text(place / name, text)
+    is_new = not place.exists()
+    try:
+        for name, text in texts.items():
+            publish_text(place / name, text)
+    except BaseException:
+        _take_back(place, texts, is_new=is_new)
+        raise
     _ensure_git(place)
     return [Path(name) for name in texts]
+
+
+def _take_back(root: Path, names: Iterable[str], *, is_new: bool) -> None:
+    """Remove what was written of a project that could not be written whole."""
+    for path in (root / name for name in names):
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+            for folder in path.relative_to(root).parents:
+                if is_new or folder != Path():
+                    (root / folder).rmdir()  # one in which something lies stays
 
 
 def project_files(root: Path, example: Example | None) -> Mapping[str, str]:
@@ -95,4 +111,7 @@ def _ensure_git(root: Path) -> None:
     git = shutil.which("git")
     if git is None:
         raise UserError("there is no git here, which DVC needs", f"install git, then `git init {root}`")
-    subprocess.run([git, "init", "--quiet", str(root)], check=True)
+    process = subprocess.run([git, "init", "--quiet", str(root)], capture_output=True, text=True, errors="replace")
+    if process.returncode:
+        words = " ".join(process.stderr.split()) or f"git ended with {process.returncode}"
+        raise UserError(f"the project has no git repository: {words}", f"mend that, then `git init {root}`")

@@ -1,0 +1,124 @@
+"""A disk that takes no more, in every command: one message, what there was is kept, and nothing half-written stays.
+
+Commands run in a finished pipeline, and the kernel refuses what they write: by a folder that is read-only, by a disk
+that is full, which has the temporary files, too, and by RLIMIT_FSIZE. Those that write nothing may go on. Stages have a
+table of their own (`tests/test_disk.py`).
+"""
+
+import importlib
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from support.disk import FULL, NO_MOUNT, full, limited, read_only, run_hurt
+
+from captrain.cli import app
+from captrain.experiments import sweep
+from captrain.records import publish_text
+
+LOGS = Path(__file__).parents[2] / "docs/examples/servicedesk.jsonl"
+FAULTS: Mapping[str, Callable[[], None]] = {"read-only": read_only, "full": full, "ulimit -f": limited}
+WORDS: Mapping[str, tuple[str, ...]] = {
+    "read-only": ("cannot be written to", "the disk is read-only"),
+    "full": ("the disk is full",),
+    "ulimit -f": ("a file would be larger than a limit allows (ulimit -f)",),
+}
+ROLLOUTS, OUT = "artifacts/rollouts/discovery.jsonl", f"{FULL}/out"
+WRITING: Mapping[str, tuple[str, ...]] = {
+    "diagnose": ("diagnose", "few.jsonl", "--out", OUT),
+    "diagnose --labels": (
+        "diagnose", "--labels", "artifacts/labels/labels.jsonl", "--agreement", "4", "--out", OUT,
+    ),
+    "synthesize": ("synthesize", "valid_calls", "--out", OUT),
+    "export, Inspect": ("export", ROLLOUTS, "--to", "inspect", "--out", OUT),
+    "export, chats": ("export", ROLLOUTS, "--to", "openai", "--out", f"{OUT}.jsonl"),
+    "export-environment": ("export-environment", "valid_calls", "--to", "trl", "--out", OUT),
+    "validate": ("validate", "results/environments/valid_calls.py", "--out", OUT),
+    "report": ("report", "--out", OUT),
+}  # fmt: skip
+"""What writes where the user says."""
+PLACED: Mapping[str, tuple[str, ...]] = {
+    "run": ("run", "capabilities"),
+    "benchmark install": ("benchmark", "install", "bfcl"),
+    "captrain-sweep": ("captrain-sweep", "-m", "selection.delta=0.1"),
+    "status": ("status",),
+    "plan": ("plan",),
+    "results": ("results",),
+}
+"""What has its place in the project, or writes nothing."""
+
+
+@pytest.fixture(scope="module")
+def project(smoke: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = shutil.copytree(smoke, tmp_path_factory.mktemp("project") / "repository", symlinks=True)
+    for name in ("matplotlib.pyplot", "scipy.stats", "captrain.reporting.figures"):
+        importlib.import_module(name)  # once, and not in every fork
+    (folder / FULL).mkdir()
+    publish_text(folder / "few.jsonl", "".join(LOGS.read_text().splitlines(keepends=True)[:30]))
+    return folder
+
+
+def contents(folder: Path) -> dict[str, tuple[int, int]]:
+    """Every file but git's and DVC's own and what can be resumed, with its size and time; and what is half-written."""
+    paths = [path for path in folder.rglob("*") if not {".git", ".dvc"} & {*path.parts}]
+    paths = [path for path in paths if ".cache" not in path.parts or path.suffix == ".tmp"]
+    states = [(path, path.lstat()) for path in paths if not path.is_dir()]
+    return {str(path): (state.st_size, state.st_mtime_ns) for path, state in states}
+
+
+def run(folder: Path, fault: str, arguments: tuple[str, ...]) -> tuple[int, str]:
+    """Exit status and words of a command under a fault; what was there still is, and nothing else."""
+
+    def act() -> int:
+        is_sweep = arguments[0] == "captrain-sweep"
+        sys.argv = [*arguments] if is_sweep else ["captrain", *arguments]
+        try:
+            (sweep.main if is_sweep else app.main)()
+        except SystemExit as end:
+            return int(end.code or 0)
+        return 0
+
+    before = contents(folder)
+    status, text = run_hurt(folder, FAULTS[fault], act)
+    if status == NO_MOUNT:
+        pytest.skip("this process may not mount")
+    assert contents(folder) == before and "stayed: []" in text, text
+    assert "Traceback" not in text and "bug in captrain" not in text, text
+    return status, text
+
+
+def is_message(status: int, text: str, fault: str) -> bool:
+    """Whether a command ended in one message that says what is wrong with the disk."""
+    message = text[text.find("error: ") :]
+    is_one = status == 2 and text.count("error: ") == 1 and "\n  remedy: " in message
+    return is_one and any(words in message for words in WORDS[fault])
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("command", WRITING)
+def test_a_command_on_a_disk_that_takes_no_more_ends_in_one_message_and_leaves_what_there_was(
+    command: str, fault: str, project: Path
+) -> None:
+    status, text = run(project, fault, WRITING[command])
+    assert is_message(status, text, fault), text
+
+
+@pytest.mark.parametrize("command", PLACED)
+def test_a_command_in_a_project_whose_disk_takes_no_more_ends_well_or_in_one_message(
+    command: str, project: Path
+) -> None:
+    status, text = run(project, "ulimit -f", PLACED[command])
+    if command == "benchmark install":
+        assert status == 2 and "could not be installed" in text and "the disk takes more" in text
+        assert not (project / ".cache/installations/bfcl").exists()
+    else:
+        assert status == 0 or is_message(status, text, "ulimit -f"), text
+
+
+@pytest.mark.parametrize("fault", ["full", "ulimit -f"])
+def test_a_project_is_not_begun_by_halves(fault: str, tmp_path: Path) -> None:
+    (tmp_path / FULL).mkdir()
+    status, text = run(tmp_path, fault, ("init", f"{FULL}/mine", "--benchmark", "calendar"))
+    assert is_message(status, text, fault), text

@@ -1,0 +1,80 @@
+"""Disks that take no more, for one process: what is hurt runs in a fork of the test's, in which the kernel refuses what
+it writes."""
+
+import ctypes
+import os
+import resource
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+NEW_MOUNTS, READ_ONLY, REMOUNT, BIND, RECURSIVE, PRIVATE = 0x20000, 0x1, 0x20, 0x1000, 0x4000, 0x40000
+NO_MOUNT = 77
+"""Exit status where this process may not mount."""
+FULL = "full"
+"""A folder of the current one in which `full` puts the full disk."""
+
+
+def limited() -> None:
+    """Files of this process may not grow, as by a quota or `ulimit -f`."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+
+def read_only() -> None:
+    """The current folder is read-only for this process alone, as disks are after an error."""
+    here = str(Path.cwd())
+    _mount(here, here, None, BIND)
+    _mount(here, here, None, BIND | REMOUNT | READ_ONLY)
+    os.chdir(here)
+
+
+def full() -> None:
+    """A folder of the current one is a disk without space, for this process alone, and has the temporary files."""
+    place = Path(FULL).resolve()
+    _mount("tmpfs", str(place), b"size=4096", 0)
+    with suppress(OSError):
+        (place / "filler").write_bytes(bytes(1 << 20))
+    os.environ["TMPDIR"] = tempfile.tempdir = str(place)
+
+
+def _mount(source: str, place: str, options: bytes | None, flags: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    words = (source.encode(), place.encode(), b"tmpfs")
+    if (
+        libc.unshare(NEW_MOUNTS)
+        or libc.mount(b"/", b"/", None, RECURSIVE | PRIVATE, None)
+        or libc.mount(*words, flags, options)
+    ):
+        os._exit(NO_MOUNT)
+
+
+def run_hurt(folder: Path, fault: Callable[[], None], act: Callable[[], int]) -> tuple[int, str]:
+    """Exit status and words of `act`, in a folder and a fork of this process, under a fault."""
+    reading, writing = os.pipe()
+    if not (child := os.fork()):
+        status = 99
+        try:
+            os.dup2(writing, 1)
+            os.dup2(writing, 2)
+            # Those that are there write to files of the test runner's.
+            sys.stdout = sys.stderr = os.fdopen(writing, "w", buffering=1)
+            os.close(reading)
+            os.chdir(folder)
+            fault()
+            status = act()
+            print(f"stayed: {remains()}")
+        except BaseException:
+            os.write(2, traceback.format_exc().encode())
+        os._exit(status)
+    os.close(writing)
+    with open(reading, errors="replace") as words:
+        text = words.read()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), text
+
+
+def remains() -> list[str]:
+    """What lies in the full disk, which is gone with the process."""
+    return sorted(path.name for path in Path(FULL).rglob("*") if path.name != "filler")
