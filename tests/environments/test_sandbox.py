@@ -324,6 +324,32 @@ def scored(task, messages):
 """
 
 
+def test_a_verdict_of_time_says_whether_the_machine_was_too_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "SECONDS", 0.3)
+    monkeypatch.setattr(forkserver, "waited", lambda _handle: 8.0)
+    with pytest.raises(EnvironmentFault, match="within 0.3 s; it waited 8 s for a processor: run again when"):
+        attacked(load_confined(program("endless_loop", tmp_path), "none"), "")
+
+
+def test_what_a_process_waited_for_a_processor_is_known() -> None:
+    spin = "import os, time; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); time.sleep(.1)\nwhile True: pass"
+    pair = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(2)]
+    handles = [os.pidfd_open(process.pid) for process in pair]
+    try:
+        deadline = time.monotonic() + 30
+        while not all(forkserver.waited(handle) > 0.05 for handle in handles):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        for process, handle in zip(pair, handles, strict=True):
+            process.kill()
+            process.wait()
+            os.close(handle)
+    assert forkserver.waited() >= 0
+
+
 @pytest.mark.parametrize("culprit", ["environment", "captrain"])
 def test_a_score_that_raises_leaves_no_process_of_any_episode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, culprit: str

@@ -209,6 +209,17 @@ def _forget_servers() -> None:
 os.register_at_fork(after_in_child=_forget_servers)
 
 
+def waited(handle: int = -1) -> float:
+    """Seconds that a process, or this one, was ready to run and had no processor; 0 where the system does not tell."""
+    with suppress(OSError, ValueError, IndexError):
+        pid = "self"
+        if handle >= 0:
+            lines = Path(f"/proc/self/fdinfo/{handle}").read_text().splitlines()
+            pid = next((line.split()[1] for line in lines if line.startswith("Pid:")), "")
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    return 0.0
+
+
 class ConfinedProcess:
     """A process that the fork server started, as `captrain.benchmarks.worker.Process`.
 
@@ -221,6 +232,8 @@ class ConfinedProcess:
 
     def __init__(self, server: ForkServer, pid: int, channel: int, handle: int = -1) -> None:
         self.server, self.status = server, None
+        self.waited = 0.0
+        """See `waited`; of one that was ended from here."""
         self.owner, self._pid, self._handle = os.getpid(), pid, handle
         self._lock = threading.Lock()
         self.stdin: IO[bytes] | None = os.fdopen(channel, "r+b", buffering=0)
@@ -254,6 +267,7 @@ class ConfinedProcess:
         """See `Process.kill`."""
         with self._lock:
             if self.status is None:
+                self.waited = waited(self._handle)
                 self._kill()
 
     terminate = kill

@@ -90,8 +90,9 @@ PACKAGES: dict[str, tuple[str, ...]] = {
 }
 """What a file can import besides, where it is installed beside this package, if it says so: `PACKAGES = [...]`, names,
 at its top level. The modules are those that are imported when they are first used: no process could read them then."""
-SECONDS = 10.0
-"""That a call, or compiling the file, may take."""
+SECONDS = 30.0
+"""That a call, or compiling the file, may take. What computes is ended by its limit of processor time (20 s) before, on
+a machine that is not busy; this is for what waits."""
 TURN = 5.0
 """Seconds of work after which the process kept for functions of the task is replaced, long before its limit of
 processor time could end it."""
@@ -203,6 +204,9 @@ def ask(worker: Worker, op: str, arguments: Mapping[str, object], end: float | N
         if child.server.end_reason:
             raise InfrastructureError(f"the sandbox's fork server {child.server.end_reason}") from None
         reason = worker.end_reason
+        if reason.startswith("did not answer") and child.waited > patience / 2:
+            # Whose fault that is, nobody can tell; the verdict stays, and says so.
+            reason += f"; it waited {child.waited:.0f} s for a processor: run again when this machine has less to do"
         raise Misbehaviour(DEATHS.get(-(child.status or 0), reason) if reason.startswith("died") else reason) from None
     if not reply["ok"]:
         kind, message = one_line(reply["error"]["type"]), one_line(reply["error"]["message"])
