@@ -2,6 +2,7 @@
 
 import json
 import random
+import subprocess
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from support.installations import interpreter, needs
 
 from captrain.benchmarks import installing
 from captrain.benchmarks.loading import load_benchmark
+from captrain.benchmarks.pool import WORKERS
 from captrain.config import Selection, compose_spec
 from captrain.contract import IDLE, Target, tool_call
 from captrain.diagnosis.diagnosis import diagnose
@@ -153,6 +155,23 @@ def test_malformed_and_hostile_calls_are_answered_and_never_raise_nor_run(target
         assert target.score(task, messages).reward == 0.0
     assert seen == 25 * len(tasks) >= 300 and not mark.exists()
     assert target.score(tasks[0], target.play(tasks[0], target.reference(tasks[0]))).success
+
+
+@needs("bfcl")
+def test_a_call_has_seconds_of_cpu_and_not_of_the_clock() -> None:
+    """A machine that is busy with something else decides no score."""
+    lines = [
+        "import time, bfcl_worker as worker",
+        "worker.PATIENCE = 0.2",
+        "with worker.patience():",
+        "    time.sleep(0.5)",
+        "try:",
+        "    with worker.patience():",
+        "        while True: pass",
+        "except TimeoutError:",
+        "    raise SystemExit(7)",
+    ]
+    assert subprocess.run([PYTHON, "-c", "\n".join(lines)], cwd=WORKERS, timeout=120).returncode == 7
 
 
 @needs("bfcl")

@@ -16,11 +16,13 @@ from support.installations import data_beside, interpreter, needs
 from captrain.benchmarks.loading import load_benchmark
 from captrain.benchmarks.pool import Pool
 from captrain.benchmarks.simulation import SimulatedEpisode, divided
-from captrain.config import compose_spec
+from captrain.config import Selection, compose_spec
 from captrain.contract import Target, tool_call
+from captrain.diagnosis.diagnosis import diagnose
 from captrain.errors import InfrastructureError, UserError
+from captrain.interop import logs_of_rollouts
 from captrain.policies.policy import Play
-from captrain.policies.scripted import ScriptedPolicy
+from captrain.policies.scripted import ScriptedPolicy, by_the_book
 from captrain.records import Message, Score, Task
 from captrain.rollouts.collection import collect, floor_scores
 
@@ -216,23 +218,31 @@ def test_splits_are_taus_own_and_domains_interleave_in_proportion(version: str) 
 def test_the_reference_of_every_task_scores_one(targets: dict[str, Target], domain: str) -> None:
     target = targets[domain]
     tasks = [task for split in ("discovery", "training", "test") for task in every(target, split)]
-    known = 0
-    for task in tasks if EVERYTHING or domain == "mock" else tasks[::6]:
+    solved = 0
+    for task in tasks:
         if actions := target.reference(task):
-            known += 1
+            solved += 1
             assert target.score(task, target.play(task, actions)).reward == 1.0, task.id
         else:
             assert task.id == "tau2/mock/update_task_with_history_and_env_assertions"
-    assert known >= {"airline": 9, "retail": 19, "mock": 8}[domain]
+    assert solved >= {"airline": 50, "retail": 114, "mock": 8}[domain]
+
+
+FLOORS = {
+    "0.2.1-dev": {"airline": {"all": 19, "test": 6}, "retail": {"all": 7, "test": 2}},
+    "1.0": {"airline": {"all": 23}, "retail": {"all": 7}},
+}
+"""Tasks that an agent passes that does nothing."""
 
 
 @installed
-@pytest.mark.skipif(not EVERYTHING, reason="grades 164 tasks for some minutes: set CAPTRAIN_ALL=1")
-def test_the_floor_is_the_measured_one(targets: dict[str, Target], version: str) -> None:
-    for domain, expected in {"airline": {"0.2.1-dev": 19, "1.0": 23}, "retail": {"0.2.1-dev": 7, "1.0": 7}}.items():
-        tasks = [task for split in ("discovery", "training", "test") for task in every(targets[domain], split)]
-        passed = [score.success for score in floor_scores(targets[domain], tasks).values() if score]
-        assert (sum(passed), len(passed)) == (expected[version], len(tasks))
+@pytest.mark.parametrize("domain", ["airline", "retail"])
+def test_the_floor_is_the_measured_one(targets: dict[str, Target], version: str, domain: str) -> None:
+    part = "all" if EVERYTHING or version == "1.0" else "test"
+    splits = ("discovery", "training", "test") if part == "all" else ("test",)
+    tasks = [task for split in splits for task in every(targets[domain], split)]
+    passed = [score.success for score in floor_scores(targets[domain], tasks).values() if score]
+    assert (sum(passed), len(passed)) == (FLOORS[version][domain][part], len(tasks))
 
 
 @installed
@@ -283,6 +293,77 @@ def test_what_a_tool_cannot_take_is_answered_and_changes_nothing(targets: dict[s
     episode.close()
     messages = target.play(task, [ODD[what], *calls])
     assert target.score(task, json.loads(json.dumps(messages))).success
+
+
+HOSTILE = ("__class__", "__init__", "eval", "exec", "exit", "kill", "os.system", "", "__import__('os').system('true')")
+
+
+@installed
+def test_malformed_and_hostile_calls_are_answered_and_never_raise_nor_run(
+    targets: dict[str, Target], tmp_path: Path
+) -> None:
+    """300 calls of random form; the worker is the same one afterwards, and its worlds are as they were."""
+    target, rng, mark = targets["retail"], random.Random(0), tmp_path / "mark"
+    touch = f"__import__('pathlib').Path({str(mark)!r}).touch()"
+    values: Sequence[Any] = (
+        None, [], "{", "[]", "1", "x" * 200_000, "[" * 5000, {"a": NESTED}, NESTED, 10**400, float("1e300"), {"": 1},
+        {"self": 1}, {"expression": touch}, {"expression": "(lambda: 0)()"}, {"user_id": {}}, {"order_id": touch},
+    )  # fmt: skip
+    tasks, calls, over = every(target, "training"), 0, False
+    names = [tool["function"]["name"] for tool in target.tools]
+    task = tasks[0]
+    episode = target.open(task)
+    messages = list(episode.messages)
+    for number in range(300):
+        if over:
+            task = tasks[number % len(tasks)]
+            episode.close()
+            episode = target.open(task)
+            messages = list(episode.messages)
+        name: Any = rng.choice([*names, *HOSTILE, None, 7, ["find_user_id_by_email"], {"calculate": 1}])
+        action = {**raw_call(name, rng.choice(values), rng.choice(["a", 5, None])), "content": rng.choice(["", None])}
+        replies, over = episode.step(action)
+        messages += [action, *replies]
+        calls += 1
+        if over:
+            assert target.score(task, messages).reward == 0.0
+    episode.close()
+    assert calls == 300 and not mark.exists()
+    assert target.score(tasks[0], target.play(tasks[0], target.reference(tasks[0]))).success
+
+
+@installed
+@pytest.mark.parametrize("fault", ["last write left out", "values that nobody gave"])
+def test_a_diagnosis_names_the_fault_that_was_planted(targets: dict[str, Target], tmp_path: Path, fault: str) -> None:
+    """An agent that plays gold, but for every other task, in which it makes one mistake."""
+    target = targets["retail"]
+    tasks = every(target, "discovery")[:24]
+    faulty_ids = {task.id for task in tasks[::2]}
+
+    def faulty(play: Play) -> Sequence[Message]:
+        reference = by_the_book(play)
+        if not any(f"/{name}/" in f"/{play.key}/" for name in faulty_ids):
+            return reference
+        places = [index for index, message in enumerate(reference) if message.get("tool_calls")]
+        at = places[-1]
+        if fault == "last write left out":
+            return [*reference[:at], *reference[at + 1 :]]
+        function = reference[at]["tool_calls"][0]["function"]
+        invented = {
+            name: f"{value}1" if isinstance(value, str) else value for name, value in function["arguments"].items()
+        }
+        return [*reference[:at], tool_call(function["name"], invented), *reference[at + 1 :]]
+
+    rollouts = collect(
+        ScriptedPolicy(script=faulty), target, tasks, purpose="diagnosis", seed=0, journals=tmp_path, quiet=True
+    )
+    failed = [rollout for rollout in rollouts if rollout.outcome == "failed"]
+    assert len(failed) > len(tasks) / 3 and not [rollout for rollout in rollouts if rollout.outcome == "error"]
+    rule = Selection(delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, resamples=100, ranking="product")
+    report = diagnose(logs_of_rollouts(rollouts), rule, runs=10, count=4, seed=0).report
+    expected = {"last write left out": "missing_write", "values that nobody gave": "fabricated_fact"}[fault]
+    assert report is not None
+    assert expected in [candidate["id"] for candidate in report["candidates"] if candidate["selected"]]
 
 
 @installed

@@ -2,14 +2,17 @@
 installation."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.finished import Captrain
 from support.installations import interpreter, needs
+from support.taught import teach
+from support.training import GRPO, inside, moved
 
 from captrain.benchmarks import load_benchmark
-from captrain.config import Machine, ModelAccess, Spec, compose_spec
+from captrain.config import Component, Machine, ModelAccess, Spec, compose_spec
 from captrain.contract import Target
 from captrain.environments import load_environment, publish_environments
 from captrain.environments.derived import derivable
@@ -24,6 +27,8 @@ from captrain.planning.estimate import Node
 from captrain.planning.plan import make_plan
 from captrain.policies.scripted import ScriptedPolicy
 from captrain.records import Capability, Passport, read_json
+from captrain.training.jobs import EnvironmentFile, Job, TrainingEnvironment
+from captrain.training.runs import train
 
 CONF = Path(__file__).parents[2] / "conf"
 USER = "benchmark.user={_target_: captrain.policies.scripted.ScriptedPolicy}"
@@ -119,6 +124,31 @@ def test_an_environment_of_a_worker_benchmark_earns_its_passport_and_is_trained_
     assert rewards[0] == 1.0 and rewards[1] < 0.5 and target.floor(tasks[0]).reward == 0.0
     assert opened(derived)[0].environment.world is target.environment.world  # pyright: ignore[reportAttributeAccessIssue]
     benchmark.environment.pool.close()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@needs("bfcl")
+def test_grpo_trains_an_adapter_in_an_environment_of_a_worker_benchmark(derived: Path, tmp_path: Path) -> None:
+    """Of a model that has learnt the first task by heart, with and without the step that the environment trains."""
+    target, passport, machine = opened(derived)
+    [task] = target.tasks("training", 1)
+    reference = target.reference(task)
+    broken = target.environment.broken(task.model_dump())  # pyright: ignore[reportAttributeAccessIssue]
+    base = teach(target, [(task, reference), (task, broken)], tmp_path / "base", steps=120)
+    policy = {"temperature": 1.0, "max_turns": len(reference) + 2, "max_tokens": 16}
+    recipe = {"_target_": "captrain.training.recipe.GRPO", **GRPO, "groups_per_step": 1, "epochs": 1}
+    place = TrainingEnvironment("argument_precision", EnvironmentFile(derived / "results/environments", passport))
+    places = (place, replace(place, name="again"))  # the first task of each, which is the same
+    job = Job(
+        name="argument_precision", base=base, rollouts=8, seed=0, machine=machine, environments=places,
+        policy=Component.model_validate({"_target_": "captrain.policies.local.LocalPolicy", **policy}),
+        trainer=Component.model_validate(recipe),
+    )  # fmt: skip
+    with inside(tmp_path / "work") as work:
+        trained = train(job)
+    assert (trained.rollouts, trained.errors, trained.discarded) == (8, 0, 0)
+    assert [step["rollouts"] for step in trained.history] == [4, 8]
+    assert all(0 < step["reward"] < 1 for step in trained.history), "some took the step, some did not"
+    assert moved(work / trained.folder) > 1e-3
 
 
 @needs("bfcl")

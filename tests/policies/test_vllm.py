@@ -174,6 +174,24 @@ def test_an_adapter_is_served_under_its_content_hash_while_it_is_needed(
     assert listed(acting) == [[acting.name, second.digest]] * 2
 
 
+def test_an_adapter_whose_folder_is_another_one_now_is_loaded_from_there(
+    tiny: Path, adapter: Adapter, letters: Letters, tmp_path: Path
+) -> None:
+    acting, target = policy(tiny, machine(replicas=1)), single(letters)
+    before, now = (shutil.copytree(adapter.folder, tmp_path / name) for name in ("before", "now"))
+    first = played(acting, target, tmp_path / "one", Adapter(str(before), adapter.digest), tasks=2)
+    shutil.rmtree(before)
+    [replica] = acting.fleet.replicas
+    with acting.fleet.serving({adapter.digest: now}):
+        assert replica.adapters == {adapter.digest: now}
+        # Somebody acts with it: it is not taken away from them.
+        with acting.fleet.serving({adapter.digest: Path(adapter.folder)}):
+            assert replica.adapters == {adapter.digest: now}
+    os.kill(server_of(replica), signal.SIGKILL)  # what is started again reads adapters again
+    equal(played(acting, target, tmp_path / "two", Adapter(str(now), adapter.digest), tasks=2), first)
+    acting.close()
+
+
 def listed(policy: VLLMPolicy) -> list[list[str]]:
     """The models that each replica lists."""
     return [[one["id"] for one in json.loads(it._control("/v1/models"))["data"]] for it in policy.fleet.replicas]

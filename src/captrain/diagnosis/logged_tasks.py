@@ -52,9 +52,9 @@ class LoggedTasks:
         return len(self._rollouts) if split == "test" else 0
 
     def tasks(self, split: str, count: int) -> list[JsonObject]:
-        """The first `count` tasks, as tasks of the split."""
+        """The first `count` tasks of a split; only the held-out one has any (see `size`)."""
         tasks = [rollout.task for rollout in self._rollouts.values()]
-        return [{"id": task.id, "split": split, "data": task.data} for task in tasks[:count]]
+        return [{"id": task.id, "split": split, "data": task.data} for task in tasks[: min(count, self.size(split))]]
 
     def open(self, task: JsonObject) -> LoggedEpisode:
         """What was asked first."""

@@ -298,13 +298,21 @@ class Replica(Endpoint):
             )
         return True
 
-    def hold(self, adapters: Mapping[str, Path], keep: Collection[str]) -> None:
-        """Serve adapters, each under its digest, and let go of those that are not to be kept."""
+    def hold(self, adapters: Mapping[str, Path], users: Mapping[str, int]) -> None:
+        """Serve adapters, each under its digest, and let go of those that nobody acts with.
+
+        Args:
+            adapters: digest -> folder.
+            users: how many act with each adapter, the caller among them.
+        """
         with self._lock:
             for name, folder in adapters.items():
+                # A server may read an adapter again at any time, and its former folder may be gone by then.
+                if self.adapters.get(name, folder) != folder and users[name] == 1:
+                    self._remove(name)
                 if name not in self.adapters:
                     self._add(name, folder)
-            for name in [name for name in self.adapters if name not in keep]:
+            for name in [name for name in self.adapters if name not in users]:
                 self._remove(name)
 
     def _add(self, name: str, folder: Path) -> None:
@@ -414,13 +422,13 @@ class Fleet:
         check_ranks(adapters.values(), self.machine)
         with self._lock:
             self._in_use.update(adapters.keys())
-            keep = {name for name, count in self._in_use.items() if count > 0}
+            users = {name: count for name, count in self._in_use.items() if count > 0}
         try:
             with ThreadPoolExecutor(len(self.replicas)) as threads:
                 # All to their ends, so that none is still being started when the first failure is raised.
                 list(threads.map(lambda replica: replica.ready(), self.replicas))
                 if adapters:
-                    list(threads.map(lambda replica: replica.hold(adapters, keep), self.replicas))
+                    list(threads.map(lambda replica: replica.hold(adapters, users), self.replicas))
             yield
         finally:
             with self._lock:

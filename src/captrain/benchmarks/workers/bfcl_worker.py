@@ -48,7 +48,7 @@ TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": "string"}
 DEEPEST, LARGEST, LONGEST_TEXT = 20, 10**15, 100_000
 """What arguments may be, beyond which a call is refused: levels of nesting, numbers, characters."""
 PATIENCE = 2.0
-"""Seconds for one call."""
+"""Seconds of CPU for one call. By the clock a busy machine would decide a score."""
 CLOSING = {"role": "assistant", "content": "Done."}
 
 
@@ -189,13 +189,13 @@ def patience():
     def interrupt(number, frame):
         raise TimeoutError(f"no answer within {PATIENCE:g} s")
 
-    before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, PATIENCE)
+    before = signal.signal(signal.SIGVTALRM, interrupt)
+    signal.setitimer(signal.ITIMER_VIRTUAL, PATIENCE)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 def calls_of(message):

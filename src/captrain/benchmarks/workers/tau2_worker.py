@@ -19,6 +19,8 @@ from worker_loop import LONGEST, PROTOCOL, BadRequest, protect, serve
 REPLIES = protect()
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # tau2's model library would fetch prices at import
 
+import functools
+import gc
 import hashlib
 import importlib.metadata
 import inspect
@@ -28,8 +30,8 @@ import signal
 import sys
 import time
 import uuid
+import weakref
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 START = time.perf_counter()
@@ -68,7 +70,8 @@ INFORMATION = {RewardType.COMMUNICATE, RewardType.NL_ASSERTION}
 DEEPEST = 50
 """Levels of nesting in a call's arguments; tau2 copies them by recursion."""
 PATIENCE = 2.0
-"""Seconds for one tool call: tau2's calculator computes powers of any size."""
+"""Seconds of CPU for one tool call: tau2's calculator computes powers of any size. By the clock a busy machine would
+decide a score."""
 
 
 class Agent(AgentBase):
@@ -176,15 +179,17 @@ def world(domain, **settings):
     """A domain's environment, in which every tool call ends and no assertion raises: the ones tau2 wrote for some
     tasks do, where the agent has not made what they look at."""
     environment = registry.get_env_constructor(domain)(**settings)
-    call, holds = environment.make_tool_call, environment.run_env_assertion
+    original = type(environment)
+    # A world is large: without a cycle it is gone as soon as its episode is.
+    owner = weakref.ref(environment)
 
     def timed(*values, **arguments):
         with patience():
-            return call(*values, **arguments)
+            return original.make_tool_call(owner(), *values, **arguments)
 
     def checked(assertion, raise_assertion_error=True):
         try:
-            return holds(assertion, raise_assertion_error=raise_assertion_error)
+            return original.run_env_assertion(owner(), assertion, raise_assertion_error=raise_assertion_error)
         except Exception:
             if raise_assertion_error:
                 raise
@@ -201,13 +206,28 @@ def patience():
     def interrupt(number, frame):
         raise TimeoutError(f"no answer within {PATIENCE:g} s")
 
-    before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, PATIENCE)
+    before = signal.signal(signal.SIGVTALRM, interrupt)
+    signal.setitimer(signal.ITIMER_VIRTUAL, PATIENCE)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+def without_collections(operation):
+    """An operation during which Python does not look for cycles. A world is a hundred thousand objects: it would look
+    over and over while they are made, for longer than that takes, and during tool calls, in their time."""
+
+    @functools.wraps(operation)
+    def uninterrupted(*values, **arguments):
+        gc.disable()
+        try:
+            return operation(*values, **arguments)
+        finally:
+            gc.enable()
+
+    return uninterrupted
 
 
 def call_ids():
@@ -223,9 +243,10 @@ class Episode:
     def __init__(self, domain, task, max_steps, lines):
         environment = world(domain)
         self.lines, self.ids, self.names = lines, call_ids(), {}
-        self.agent = Agent(environment.get_tools(), environment.get_policy())
+        available = environment.get_tools()
+        self.agent = Agent(available, environment.get_policy())
         self.user = User(task)
-        self.tools = [tool.openai_schema for tool in environment.get_tools()]
+        self.tools = [tool.openai_schema for tool in available]
         self.system = SYSTEM_PROMPT.format(domain_policy=environment.get_policy(), agent_instruction=AGENT_INSTRUCTION)
         self.orchestrator = Orchestrator(
             domain=domain, agent=self.agent, user=self.user, environment=environment, task=task, max_steps=max_steps
@@ -363,11 +384,13 @@ def needs_tools(task):
     return "user" in actors | observers
 
 
+@without_collections
 def tools(domain):
     """Schemas of the agent's tools."""
     return {"tools": [tool.openai_schema for tool in world(domain).get_tools()]}
 
 
+@without_collections
 def reset(domain, task_id, max_steps, user):
     """Open a task."""
     task = task_of(domain, task_id)
@@ -387,6 +410,7 @@ def spoken(task):
     return "\n".join(text for text in texts if text) or str(instructions)
 
 
+@without_collections
 def step(episode, role, message):
     """A turn."""
     if episode not in EPISODES:
@@ -421,6 +445,7 @@ def steps_of(messages, before):
     return sum(role != "tool" or roles[index - 1] != "tool" for index, role in enumerate(roles))
 
 
+@without_collections
 def evaluate(domain, task_id, messages, max_steps):
     """The score of a record: 1 if the conversation was ended by the user within the steps allowed, the database is as
     it should be, and what had to be told was told."""
@@ -430,7 +455,7 @@ def evaluate(domain, task_id, messages, max_steps):
     if not user_left or steps_of(messages, history(task)) >= max_steps:
         return {"reward": 0.0, "success": False, "parts": {"ended": 0.0}}
     record = recorded(messages)
-    state = EnvironmentEvaluator.calculate_reward(partial(world, domain), task, record)
+    state = EnvironmentEvaluator.calculate_reward(functools.partial(world, domain), task, record)
     communicate = CommunicateEvaluator.calculate_reward(task, record).reward
     basis = set(task.evaluation_criteria.reward_basis) if task.evaluation_criteria else set()
     parts = {"ended": 1.0, "db": state.db_check.db_reward if state.db_check else 1.0, "communicate": communicate}

@@ -1,0 +1,55 @@
+"""A tiny model that has learnt a few dialogues by heart: it acts where tasks are long and their words foreign to it."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from captrain.contract import Target
+from captrain.records import JsonObject, Message, Task
+
+BETWEEN = re.compile(r"<\|im_start\|>\w+\n|<\|im_end\|>\n?|</?tool_response>\n?")
+"""What the chat template puts between the words of a dialogue."""
+
+
+def teach(target: Target, solutions: Sequence[tuple[Task, list[Message]]], folder: Path, steps: int) -> Path:
+    """Train a random model on solutions of tasks, as played; each text of them is a token.
+
+    Args:
+        target: where the tasks are.
+        solutions: each task with an agent's messages; several of a task are learnt alike.
+        folder: where model and tokenizer are written.
+        steps: updates, one dialogue each.
+    """
+    import torch
+    from tokenizers import AddedToken
+
+    from captrain.benchmarks.base.tokenizer import build_tokenizer
+    from captrain.benchmarks.base.training import build_model
+    from captrain.config import Base
+    from captrain.models import Chat, dialogue_tokens
+
+    tokenizer: Any = build_tokenizer()
+    dialogues: list[tuple[list[JsonObject], list[Message], list[Message]]] = []
+    for task, actions in solutions:
+        episode = target.open(task)
+        opening, tools = list(episode.messages), episode.tools
+        episode.close()
+        messages = target.play(task, actions)
+        text = str(tokenizer.apply_chat_template(messages, tools=tools, tokenize=False))
+        phrases = [phrase.strip("\n") for phrase in BETWEEN.split(text)]
+        tokenizer.add_tokens([AddedToken(phrase, normalized=False) for phrase in phrases if len(phrase) > 1])
+        dialogues.append((tools, opening, messages[len(opening) :]))
+    rows = [dialogue_tokens(Chat(tokenizer, tools), opening, messages) for tools, opening, messages in dialogues]
+    size = Base(hidden=32, layers=2, heads=2, steps=1, batch=1, learning_rate=1e-3, weight_decay=0.0)
+    model = build_model(tokenizer, size, seed=13)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for step in range(steps):
+        ids, mask = rows[step % len(rows)]
+        labels = [token if written else -100 for token, written in zip(ids, mask, strict=True)]
+        model(torch.tensor([ids]), labels=torch.tensor([labels])).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
