@@ -1,6 +1,7 @@
 """`captrain doctor`: each thing that a run needs, looked at through the real command, and each lack with its remedy."""
 
 import json
+import shlex
 import shutil
 import threading
 from collections.abc import Iterator
@@ -203,6 +204,16 @@ def test_a_partition_that_is_not_there_is_named_with_those_that_are(
     assert "cpu, gpu" in findings(root, "machine=slurm", "machine.slurm.partition=big")["Slurm"].remedy
 
 
+def test_the_page_of_what_has_not_been_run_has_the_commands_of_the_doctor_and_no_others(root: Path) -> None:
+    table = (ROOT / "docs/honesty.md").read_text().partition("| only GPUs can show |")[2].partition("\n\n")[0]
+    rows = [line.strip("|").split("|") for line in table.splitlines()[2:]]
+    assert [command.strip(" `") for _, command in rows] == [*GPU_COMMANDS.values()]
+    sweeps = [shlex.split(command) for command in GPU_COMMANDS.values() if command.startswith("captrain-sweep -m ")]
+    for _, _, *settings in sweeps:
+        compose_configuration([setting for setting in settings if not setting.startswith("hydra.")], root)
+    assert len(sweeps) == len(GPU_COMMANDS) - 1
+
+
 def test_without_a_gpu_it_says_so_in_one_line_and_with_one_every_command_is_run(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,8 +222,6 @@ def test_without_a_gpu_it_says_so_in_one_line_and_with_one_every_command_is_run(
     result = CliRunner().invoke(app, ["doctor", "--gpu"])
     text = " ".join(result.output.split())
     assert result.exit_code == 1 and f"none of {len(GPU_COMMANDS)} commands was run" in text
-    page = " ".join((ROOT / "docs/honesty.md").read_text().split())
-    assert all(line in page for line in GPU_COMMANDS.values())
     command(tmp_path / "bin", "nvidia-smi", "echo GPU 0")
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
     assert [finding.passed for finding in run_on_gpus({"one": "true", "other": "false"}, root)] == [True, False]

@@ -37,7 +37,7 @@ GPU_COMMANDS = {
     "FSDP over two GPUs": "captrain-sweep -m experiment=smoke machine=fsdp machine.accelerate.processes=2 "
     "trainer.groups_per_step=4 baselines.grpo_target.groups_per_step=4 hydra.job.name=fsdp",
     "servers on a GPU": "captrain-sweep -m experiment=smoke policy=vllm policy.dtype=float32 machine.workers=1 "
-    "machine.vllm.python=~/vllm/bin/python hydra.job.name=servers",
+    "\"machine.vllm.python='~/vllm/bin/python'\" hydra.job.name=servers",
     "the paper's setting, its diagnosis": "dvc repro capabilities",
 }
 """What has not been run here, and the command that would show it."""
