@@ -18,6 +18,7 @@ import psutil
 import pytest
 from support.adapters import lora, save_adapter
 from support.servers import SETTINGS, machine, policy, servers
+from support.taught import learn
 from support.training import GRPO, POLICY, inside, passport
 
 from captrain.config import compose_spec
@@ -58,14 +59,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def fluent(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny model after a few lessons: it writes words as its tokenizer would, which a random one seldom does."""
-    import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from captrain.models.chat import Chat
 
     folder = shutil.copytree(tiny, tmp_path_factory.mktemp("fluent") / "model")
     chat, model = Chat(AutoTokenizer.from_pretrained(tiny), []), AutoModelForCausalLM.from_pretrained(tiny)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
     rows = []
     for task in range(6):
         said = [{"role": "system", "content": "Talk."}, {"role": "user", "content": f"Say {task}."}]
@@ -75,12 +74,7 @@ def fluent(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             turn, suffix = chat.turn(YES), chat.suffix([{"role": "user", "content": f"Go on, {more} more."}])
             ids, mask = ids + turn + suffix, mask + [1] * len(turn) + [0] * len(suffix)
         rows.append((ids, mask))
-    for step in range(60):
-        ids, mask = rows[step % len(rows)]
-        labels = [token if written else -100 for token, written in zip(ids, mask, strict=True)]
-        model(torch.tensor([ids]), labels=torch.tensor([labels])).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    learn(model, rows, 60, 5e-3)
     model.save_pretrained(folder)
     return folder
 

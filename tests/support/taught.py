@@ -21,7 +21,6 @@ def teach(target: Target, solutions: Sequence[tuple[Task, list[Message]]], folde
         folder: where model and tokenizer are written.
         steps: updates, one dialogue each.
     """
-    import torch
     from tokenizers import AddedToken
 
     from captrain.benchmarks.base.tokenizer import build_tokenizer
@@ -43,13 +42,20 @@ def teach(target: Target, solutions: Sequence[tuple[Task, list[Message]]], folde
     rows = [dialogue_tokens(Chat(tokenizer, tools), opening, messages) for tools, opening, messages in dialogues]
     size = Base(hidden=32, layers=2, heads=2, steps=1, batch=1, learning_rate=1e-3, weight_decay=0.0)
     model = build_model(tokenizer, size, seed=13)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    learn(model, rows, steps, 1e-2)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def learn(model: Any, rows: Sequence[tuple[list[int], list[int]]], steps: int, rate: float) -> None:
+    """Updates of a model on dialogues, one after another: token ids, and which of them the agent writes."""
+    import torch
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
     for step in range(steps):
         ids, mask = rows[step % len(rows)]
         labels = [token if written else -100 for token, written in zip(ids, mask, strict=True)]
         model(torch.tensor([ids]), labels=torch.tensor([labels])).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
