@@ -64,9 +64,9 @@ def both(tiny: Path, letters: Letters, tmp_path: Path) -> Job:
 
 def interrupted(one: Job, monkeypatch: pytest.MonkeyPatch, after: int) -> Path:
     """Cut a training off when some steps have been played; its checkpoints."""
-    from captrain.training import grpo
+    from captrain.training.sampler import Sampler
 
-    play = grpo.Sampler.__call__
+    play = Sampler.__call__
 
     def pull_the_plug(self: Any, prompts: list[str], trainer: Any) -> Any:
         if len(trainer.history) == after:
@@ -74,7 +74,7 @@ def interrupted(one: Job, monkeypatch: pytest.MonkeyPatch, after: int) -> Path:
         return play(self, prompts, trainer)
 
     with monkeypatch.context() as patch:
-        patch.setattr(grpo.Sampler, "__call__", pull_the_plug)
+        patch.setattr(Sampler, "__call__", pull_the_plug)
         with pytest.raises(KeyboardInterrupt):
             train(one)
     [checkpoints] = Path(".cache/adapters").glob("*/checkpoints")

@@ -525,11 +525,11 @@ def test_grpo_through_servers_begins_at_ratio_one_and_serves_each_step_its_own_a
 ) -> None:
     import torch
 
-    from captrain.training import grpo
+    from captrain.training.trainer import PolicyTrainer
 
     apart: list[float] = []
     names: list[list[str]] = []
-    made = grpo.PolicyTrainer._generate_and_score_completions
+    made = PolicyTrainer._generate_and_score_completions
 
     def compared(self: Any, inputs: Any) -> Any:
         batch = made(self, inputs)
@@ -543,7 +543,7 @@ def test_grpo_through_servers_begins_at_ratio_one_and_serves_each_step_its_own_a
         names.extend(listed(policy(tiny, **POLICY))[:1])
         return batch
 
-    monkeypatch.setattr(grpo.PolicyTrainer, "_generate_and_score_completions", compared)
+    monkeypatch.setattr(PolicyTrainer, "_generate_and_score_completions", compared)
     with inside(tmp_path / "work"):
         one = train(job(tiny, environment, "vllm.VLLMPolicy", trainer={"hints": hints}))
         assert sorted(path.name for path in one.folder.iterdir()) == [
@@ -565,10 +565,10 @@ def test_what_server_and_trainer_make_of_the_same_tokens_is_measured_and_truncat
     """A server that says less of each token than the trainer: e times less of the first, twice less of the others."""
     import torch
 
-    from captrain.training import grpo
+    from captrain.training.trainer import PolicyTrainer
 
     ratios, rows = list[torch.Tensor](), list[torch.Tensor]()
-    continuation, made = VLLMPolicy._continuation, grpo.PolicyTrainer._generate_and_score_completions
+    continuation, made = VLLMPolicy._continuation, PolicyTrainer._generate_and_score_completions
 
     def off(self: VLLMPolicy, *request: Any) -> TokenCompletion:
         completion = continuation(self, *request)
@@ -587,7 +587,7 @@ def test_what_server_and_trainer_make_of_the_same_tokens_is_measured_and_truncat
         return batch
 
     monkeypatch.setattr(VLLMPolicy, "_continuation", off)
-    monkeypatch.setattr(grpo.PolicyTrainer, "_generate_and_score_completions", noted)
+    monkeypatch.setattr(PolicyTrainer, "_generate_and_score_completions", noted)
     with inside(tmp_path / "work"):
         one = train(job(tiny, environment, "vllm.VLLMPolicy", trainer={"importance_cap": cap, "hints": hints}))
         publish_adapters([one], "adapters")

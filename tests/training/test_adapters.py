@@ -106,9 +106,9 @@ def test_a_finished_training_is_read_and_not_done_again(
 def test_a_training_that_was_cut_off_goes_on_from_its_last_whole_checkpoint(
     tiny: Path, environment: Path, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: list[Task]
 ) -> None:
-    from captrain.training import grpo
+    from captrain.training.sampler import Sampler
 
-    play = grpo.Sampler.__call__
+    play = Sampler.__call__
 
     def pull_the_plug(self: Any, prompts: list[str], trainer: Any) -> Any:
         if len(trainer.history) == 2:
@@ -117,7 +117,7 @@ def test_a_training_that_was_cut_off_goes_on_from_its_last_whole_checkpoint(
 
     with inside(tmp_path):
         with monkeypatch.context() as patch:
-            patch.setattr(grpo.Sampler, "__call__", pull_the_plug)
+            patch.setattr(Sampler, "__call__", pull_the_plug)
             with pytest.raises(KeyboardInterrupt):
                 train(job(tiny, environment))
         [checkpoints] = Path(".cache/adapters").glob("*/checkpoints")
@@ -156,9 +156,9 @@ def test_a_training_keeps_its_adapter_at_points_which_are_what_less_training_at_
 def test_points_that_were_passed_before_a_training_was_cut_off_are_kept(
     tiny: Path, environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from captrain.training import grpo
+    from captrain.training.sampler import Sampler
 
-    play = grpo.Sampler.__call__
+    play = Sampler.__call__
 
     def pull_the_plug(self: Any, prompts: list[str], trainer: Any) -> Any:
         batch = play(self, prompts, trainer)
@@ -168,7 +168,7 @@ def test_points_that_were_passed_before_a_training_was_cut_off_are_kept(
 
     with inside(tmp_path / "cut"):
         with monkeypatch.context() as patch:
-            patch.setattr(grpo.Sampler, "__call__", pull_the_plug)
+            patch.setattr(Sampler, "__call__", pull_the_plug)
             with pytest.raises(KeyboardInterrupt):
                 train(job(tiny, environment, points=3))
         resumed = train(job(tiny, environment, points=3))
@@ -179,24 +179,25 @@ def test_points_that_were_passed_before_a_training_was_cut_off_are_kept(
 def test_a_rate_that_falls_goes_on_from_a_checkpoint_where_it_was(
     tiny: Path, environment: Path, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from captrain.training import grpo
+    from captrain.training.sampler import Sampler
+    from captrain.training.trainer import PolicyTrainer
 
     falling = job(tiny, environment, trainer={"schedule": "linear", "clip_high": 0.28})
     rates: list[float] = []
-    update = grpo.PolicyTrainer.training_step
+    update = PolicyTrainer.training_step
 
     def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
         rates.append(self.optimizer.param_groups[0]["lr"])
         return update(self, *args, **kwargs)
 
-    play = grpo.Sampler.__call__
+    play = Sampler.__call__
 
     def pull_the_plug(self: Any, prompts: list[str], trainer: Any) -> Any:
         if len(trainer.history) == 2:
             raise KeyboardInterrupt
         return play(self, prompts, trainer)
 
-    monkeypatch.setattr(grpo.PolicyTrainer, "training_step", noted)
+    monkeypatch.setattr(PolicyTrainer, "training_step", noted)
     with inside(tmp_path / "whole"):
         whole = train(falling)
         card = (whole.folder / "README.md").read_text()
@@ -205,7 +206,7 @@ def test_a_rate_that_falls_goes_on_from_a_checkpoint_where_it_was(
     assert whole.digest != trained.digest and whole.history[0] == trained.history[0]
     with inside(tmp_path / "cut"):
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(grpo.Sampler, "__call__", pull_the_plug)
+            patch.setattr(Sampler, "__call__", pull_the_plug)
             train(falling)
         rates.clear()
         resumed = train(falling)
@@ -401,14 +402,14 @@ def test_leaving_discarded_rows_out_changes_neither_loss_nor_gradient(
 ) -> None:
     import torch
 
-    from captrain.training import grpo
+    from captrain.training import trainer as module
 
     trainer = trainer_of(job(tiny, letters("half", flat=2), trainer={"groups_per_step": 4}, rollouts=16, skip=0))
     inputs = groups(4)
-    monkeypatch.setattr(grpo, "without_discarded", lambda batch: batch)
+    monkeypatch.setattr(module, "without_discarded", lambda batch: batch)
     whole = trainer._generate_and_score_completions(inputs)
     monkeypatch.undo()
-    short = grpo.without_discarded(whole)
+    short = module.without_discarded(whole)
     assert (len(whole["completion_ids"]), len(short["completion_ids"])) == (16, 8)
     learnt = (whole["tool_mask"] * whole["completion_mask"]).any(1).tolist()
     assert learnt == [index // 4 % 2 == 1 for index in range(16)]
@@ -454,7 +455,7 @@ def test_a_mean_over_rollouts_is_one_over_those_that_teach_however_a_batch_is_di
 def test_a_batch_without_any_signal_keeps_one_row() -> None:
     import torch
 
-    from captrain.training.grpo import without_discarded
+    from captrain.training.trainer import without_discarded
 
     batch = {"tool_mask": torch.zeros(4, 3), "completion_mask": torch.ones(4, 3), "num_items_in_batch": torch.tensor(0)}
     assert {name: tuple(value.shape) for name, value in without_discarded(batch).items()} == {

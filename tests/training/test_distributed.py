@@ -328,11 +328,11 @@ def test_a_dense_base_in_float32_learns_the_same_with_beginnings_computed_once(
     """As with the heads of TRL, which compute every row by itself."""
     import torch
 
-    from captrain.training import grpo
+    from captrain.training import trainer
 
     job = letters_job(tiny, environment, rollouts=16, policy={"precision": "float32"})
     once = weights(trained(job, tmp_path / "once", on(precision="float32")).folder)
-    monkeypatch.setattr(grpo, "DENSE", ())
+    monkeypatch.setattr(trainer, "DENSE", ())
     by_rows = weights(trained(job, tmp_path / "rows", on(precision="float32")).folder)
     assert max(tensor.abs().max().item() for name, tensor in once.items() if "lora_B" in name) > 1e-3
     for name, tensor in once.items():

@@ -164,9 +164,9 @@ def test_without_hints_or_an_environment_that_has_any_the_adapter_is_the_same(
 def test_a_training_with_hints_resumes_to_the_identical_adapter_whatever_the_batch(
     tiny: Path, hinting: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from captrain.training import grpo
+    from captrain.training.sampler import Sampler
 
-    play = grpo.Sampler.__call__
+    play = Sampler.__call__
 
     def pull_the_plug(self: Any, prompts: list[str], trainer: Any) -> Any:
         if len(trainer.history) == 2:
@@ -179,7 +179,7 @@ def test_a_training_with_hints_resumes_to_the_identical_adapter_whatever_the_bat
         card = (whole.folder / "README.md").read_text()
     with inside(tmp_path / "cut off"):
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(grpo.Sampler, "__call__", pull_the_plug)
+            patch.setattr(Sampler, "__call__", pull_the_plug)
             train(one)
         [checkpoints] = Path(".cache/adapters").glob("*/checkpoints")
         assert last_checkpoint(checkpoints) is not None
