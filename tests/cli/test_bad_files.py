@@ -189,6 +189,23 @@ def test_every_damaged_file_of_a_project_is_one_message_of_every_command_that_re
         (project / f"{file}.whole").rename(project / file)
 
 
+@pytest.mark.parametrize(
+    ("file", "damage", "words"),
+    [
+        ("params.yaml", "a pipe", "params.yaml is a pipe"),
+        ("params.yaml", "a looping document", "nested without end"),
+        ("dvc.lock", "binary", "dvc.lock"),
+    ],
+)
+def test_what_dvc_reads_of_a_project_is_one_message_and_nothing_waits(
+    file: str, damage: str, words: str, project: Path, captrain: Captrain
+) -> None:
+    damaged(project / file, DAMAGES[damage])
+    status, out, err = captrain(project, "status")
+    require_message(status, out, err)
+    assert status == 2 and words in err, err
+
+
 @pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
 def test_a_gap_that_is_no_finite_number_is_one_message(
     number: str, project: Path, tmp_path: Path, captrain: Captrain

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 from captrain.errors import UserError
 from captrain.monitoring.versions import MISSING, value_changes
+from captrain.records import require_regular
 
 if TYPE_CHECKING:
     from dvc.output import Output
@@ -27,6 +28,7 @@ Kind = Literal["never run", "changed", "altered", "uncached", "missing", "absent
 Sort = Literal["code", "specification", "data", "result"]
 State = Literal["fresh", "cached", "waiting", "missing", "stale", "never run", "running", "changing"]
 STALE = ("changed", "altered", "uncached")
+READ_BY_DVC = ("dvc.yaml", "dvc.lock", "params.yaml", "results/spec.yaml")
 LOOKS = 3
 """How often the stages are looked at until nothing is recorded meanwhile."""
 
@@ -63,11 +65,15 @@ def dvc_pipeline(root: Path) -> "Iterator[Repo]":
     from dvc.repo import Repo
 
     logging.getLogger("dvc").setLevel(logging.CRITICAL)
+    for path in (root / name for name in READ_BY_DVC):
+        if path.exists() and not path.is_dir():
+            require_regular(path)  # DVC would wait for a pipe
     try:
         with Repo(str(root)) as repo:
             yield repo
-    except DvcException as error:
-        message = " ".join(str(error).split())
+    except (DvcException, RecursionError) as error:
+        is_endless = isinstance(error, RecursionError)
+        message = "one of its files is nested without end" if is_endless else " ".join(str(error).split())
         raise UserError(
             f"DVC cannot read the pipeline in {root.name}/: {message}",
             "run it again if another dvc command is at work, which may have been writing; else see `dvc status`",
