@@ -32,6 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 WORK = Path(".cache/faults")
+POLL = 0.1
 COMPARED = ("results", "artifacts", "dvc.lock")
 """What must come out the same."""
 LIMITS: Mapping[str, tuple[int, Sequence[int]]] = {
@@ -65,6 +66,14 @@ class Outcome:
     late: int = 0
     tracebacks: list[str] = field(default_factory=list)
     stages: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When a fault is made: so many seconds after a stage has begun."""
+
+    stage: str
+    delay: float
 
 
 @dataclass
@@ -144,22 +153,34 @@ def started(folder: Path, targets: Sequence[str]) -> Iterator["subprocess.Popen[
         raise
 
 
-def stage_at_work(folder: Path) -> str:
-    """The stage that the pipeline has begun last, "" for none."""
-    stages = re.findall(r"Running stage '(\w+)'", (folder / "log.txt").read_text(errors="replace"))
-    return stages[-1] if stages else ""
+def begun(folder: Path) -> list[str]:
+    """The stages that the pipeline has begun since it was started last, in their order."""
+    return re.findall(r"Running stage '(\w+)'", (folder / "log.txt").read_text(errors="replace"))
 
 
-def disturb(process: "subprocess.Popen[str]", folder: Path, name: str, draw: random.Random) -> bool:
-    """Make a fault some seconds after the first stage began; whether the pipeline was still at work.
+def stage_times(process: "subprocess.Popen[str]", folder: Path) -> dict[str, float]:
+    """Run a pipeline to its end undisturbed: the seconds that each of its stages took, in their order."""
+    beginnings = dict[str, float]()
+    while process.poll() is None:
+        for stage in begun(folder):
+            beginnings.setdefault(stage, time.monotonic())
+        time.sleep(POLL)
+    return {
+        stage: end - start
+        for (stage, start), end in zip(beginnings.items(), [*beginnings.values()][1:] + [time.monotonic()], strict=True)
+    }
+
+
+def disturb(process: "subprocess.Popen[str]", folder: Path, name: str, moment: Moment, draw: random.Random) -> bool:
+    """Make a fault at a moment; whether the pipeline was still at work.
 
     Raises:
         NotResumedError: it had ended by itself, and not well.
     """
-    while not stage_at_work(folder) and process.poll() is None:
-        time.sleep(0.1)
+    while moment.stage not in begun(folder) and process.poll() is None:
+        time.sleep(POLL)
     try:
-        if process.wait(draw.uniform(0, 15)):
+        if process.wait(moment.delay):
             raise _not_resumed(folder)
         return False
     except subprocess.TimeoutExpired:
@@ -192,22 +213,34 @@ def unfinished(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob(".*.tmp") if ".dvc" not in path.parts)
 
 
-def hurt(folder: Path, targets: Sequence[str], draw: random.Random, count: int, outcomes: dict[str, Outcome]) -> None:
-    """Run one pipeline with `count` faults at most, until it is whole.
+def hurt(
+    folder: Path,
+    targets: Sequence[str],
+    times: Mapping[str, float],
+    draw: random.Random,
+    count: int,
+    outcomes: dict[str, Outcome],
+) -> None:
+    """Run one pipeline with `count` faults at most, until it is whole: each in a stage that is not whole yet, whichever
+    that is, at any moment of the time that the stage took undisturbed.
 
     Raises:
         NotResumedError: it did not end well when nothing disturbed it any more.
     """
+    stages = [*times]
     for _ in range(count):
-        name = draw.choice([*SIGNALS, *LIMITS])
+        name, stage = draw.choice([*SIGNALS, *LIMITS]), draw.choice(stages)
+        moment = Moment(stage, draw.uniform(0, times[stage]))
         outcome = outcomes.setdefault(name, Outcome())
         outcome.faults += 1
         with started(folder, targets) as process:
-            hit = disturb(process, folder, name, draw)
+            hit = disturb(process, folder, name, moment, draw)
         if not hit:
             outcome.late += 1
             return
-        outcome.stages[stage_at_work(folder)] += 1
+        [stage] = begun(folder)[-1:] or [""]
+        outcome.stages[stage] += 1
+        stages = stages[stages.index(stage) :] if stage else stages
         log = (folder / "log.txt").read_text(errors="replace")
         # DVC's own words are not ours to write; those of a stage are. What a signal ends says nothing.
         if name in LIMITS and "Traceback" in log and "stages/" in log.split("Traceback")[1][:2000]:
@@ -225,6 +258,7 @@ def make_faults(campaign: Campaign, options: argparse.Namespace) -> None:
     """Run the pipeline undisturbed, and then with faults, until so many were made; prints a line a pipeline."""
     draw, reference = random.Random(options.seed), prepare(WORK / "undisturbed", options.overrides)
     with started(reference, options.targets) as process:
+        times = stage_times(process, reference)
         if process.wait():
             raise SystemExit(f"the undisturbed run failed:\n{(reference / 'log.txt').read_text()[-2000:]}")
     expected = contents(reference)
@@ -235,6 +269,7 @@ def make_faults(campaign: Campaign, options: argparse.Namespace) -> None:
             hurt(
                 folder,
                 options.targets,
+                times,
                 draw,
                 min(options.length, options.faults - campaign.faults),
                 campaign.outcomes,
