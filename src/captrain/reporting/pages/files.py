@@ -317,7 +317,7 @@ def table_of(root: Path, name: str, stage: str, shape: type[BaseModel] | None = 
 
     def read() -> list[JsonObject]:
         # A kind or an arm may be called "none" or "NA".
-        table = rows(read_table(root / name, words=True, kinds=words))
+        table = rows(read_table(root / name, columns=fields, words=True, kinds=words))
         if shape:
             for row in table:
                 shape.model_validate(row, strict=True)
