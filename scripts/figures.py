@@ -4,13 +4,14 @@ The run's own go to results/figures/, as the pipeline's last stage draws them; t
 results/studies/.
 """
 
+from functools import partial
 from pathlib import Path
 
 from captrain.execution import entry_point
 from captrain.reporting import figures, studies
 
 
-@entry_point
+@partial(entry_point, stage=False)
 def main() -> None:
     results = Path("results")
     paths = [*figures.draw(results, results / "figures"), *studies.draw(results, results / "studies")]

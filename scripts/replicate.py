@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,7 @@ from captrain.evaluation import (
     supervision,
     versus,
 )
+from captrain.execution import entry_point
 from captrain.experiments import Point, TableRow, point_rows, points, write_table
 from captrain.records import require_file_name
 
@@ -120,7 +122,8 @@ def folder_name(text: str) -> str:
         raise argparse.ArgumentTypeError(error.problem) from None
 
 
-def main() -> int:
+@partial(entry_point, stage=False)
+def main() -> None:
     """Run, gather, print; the exit status is 1 if a point failed."""
     root = Path.cwd()
     experiments = sorted(path.stem for path in (root / "conf/experiment").glob("*.yaml"))
@@ -147,8 +150,8 @@ def main() -> int:
         print(f"every method and difference: results/replicates/{options.name}; `make figures` draws them")
     if failed:
         print(f"{len(failed)} of {len(grid)} points failed and are left out; run the same again to go on from there")
-    return 1 if failed else 0
+        sys.exit(1)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -14,6 +14,7 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ from captrain.baselines import baseline_job
 from captrain.benchmarks import load_benchmark, train_base
 from captrain.config import Spec, load_spec
 from captrain.evaluation import Bootstrap
-from captrain.execution import launch
+from captrain.execution import entry_point, launch
 from captrain.models import Adapter
 from captrain.policies import load_policy
 from captrain.records import JsonObject, publish_text
@@ -132,6 +133,7 @@ def rung_rows(
     return rows
 
 
+@partial(entry_point, stage=False)
 def main() -> None:
     """Search, write the table, and say what won."""
     rows = search(load_spec())

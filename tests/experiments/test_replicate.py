@@ -1,5 +1,6 @@
 """Replication over seeds: gathering from hand-made results, and the script itself on a pipeline of two quick stages."""
 
+import errno
 import importlib.util
 import os
 import shutil
@@ -156,6 +157,20 @@ def test_what_the_interval_or_the_correction_does_not_tell_apart_is_said_not_to_
     assert said["gepa", "base"] == "not distinguishable"
     assert said["trace", "grpo_target"] == "not distinguishable after correction"
     assert ("gepa", "grpo_target") in said  # each baseline is held against GRPO on the target
+
+
+def test_a_disk_that_takes_no_more_is_one_message(
+    replicate: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.chdir(SCRIPT.parents[1])
+    monkeypatch.setattr(replicate.points, "run", full)
+    monkeypatch.setattr(sys, "argv", ["replicate.py", "--seeds", "0", "--experiments", "smoke"])
+    with pytest.raises(SystemExit) as end:
+        replicate.main()
+    assert end.value.code == 2 and capsys.readouterr().err.startswith("error: the disk is full")
 
 
 @pytest.mark.parametrize("name", ["../elsewhere", "a/b", ".hidden"])

@@ -6,6 +6,8 @@ and `validate --calibrate` ever imports torch. A `UserError` ends in one message
 verify` and `validate` exit with 1 when something does not hold.
 """
 
+from functools import partial
+
 import typer
 
 from captrain.cli.benchmark import benchmark
@@ -58,7 +60,7 @@ app.add_typer(show, name="show", no_args_is_help=True)
 app.add_typer(benchmark, name="benchmark")
 
 
-@entry_point
+@partial(entry_point, stage=False)
 def main() -> None:
     """Entry point of the `captrain` command."""
     app()

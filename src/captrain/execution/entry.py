@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import wraps
 from pathlib import Path
 from typing import NoReturn
@@ -15,19 +15,24 @@ from captrain.execution.clock import timed
 from captrain.execution.optional import light_installation
 
 
-def entry_point(main: Callable[[], None]) -> Callable[[], None]:
-    """Wrap a stage's main so that whatever it raises ends in one message, and what the user can mend with exit status 2
-    and without a traceback; and note what the stage took. The modules of the project that it is
-    started in can be imported: a benchmark of the user's own is one. Where no model is named, libraries of models ask
-    no hub for anything."""
+def entry_point(main: Callable[[], None], *, stage: bool = True) -> Callable[[], None]:
+    """Wrap a program's main so that whatever it raises ends in one message, and what the user can mend with exit status
+    2 and without a traceback. The modules of the project that it is started in can be imported: a benchmark of the
+    user's own is one.
+
+    Args:
+        main: to be wrapped.
+        stage: whether it is a stage's: what it took is noted and, where the specification names no model, libraries
+            of models ask no hub for anything. What starts stages leaves that to each of them.
+    """
 
     @wraps(main)
     def run() -> None:
         add_project_to_path()
-        if not _names_model(Path("results/spec.yaml")):
+        if stage and not _names_model(Path("results/spec.yaml")):
             os.environ.setdefault("HF_HUB_OFFLINE", "1")
         try:
-            with timed(Path(main.__code__.co_filename).stem):
+            with timed(Path(main.__code__.co_filename).stem) if stage else nullcontext():
                 main()
         except ModuleNotFoundError as error:
             _end(light_installation(error) or error)

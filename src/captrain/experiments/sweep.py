@@ -16,6 +16,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from captrain.config import (
@@ -127,7 +128,7 @@ def sweep_name(arguments: Sequence[str], root: Path) -> str:
     return settings.get("hydra.job.name") or settings.get(STUDY) or "sweep"
 
 
-@entry_point
+@partial(entry_point, stage=False)
 def main() -> None:
     """Entry point of the `captrain-sweep` command; exit status 1 if a point failed.
 

@@ -15,6 +15,7 @@ import socket
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -238,7 +239,7 @@ def pair(text: str) -> tuple[str, Path]:
     return name, Path(folder)
 
 
-@entry_point
+@partial(entry_point, stage=False)
 def main() -> None:
     """`python -m captrain.serving.server MODEL ...`, as `vllm serve MODEL ...`."""
     parser = argparse.ArgumentParser(
