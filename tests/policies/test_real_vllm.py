@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -141,12 +142,13 @@ def test_grpo_trains_through_it_and_a_server_that_is_killed_loses_nothing(
     starts, sent = replica.starts, VLLMPolicy._sent
 
     def deadly(self: VLLMPolicy, server: Replica, *request: Any) -> Any:
-        if not killed:
-            killed.append(server_of(server))
-            os.kill(killed[0], signal.SIGKILL)
+        with turn:  # requests are sent by several threads
+            if not killed:
+                killed.append(server_of(server))
+                os.kill(killed[0], signal.SIGKILL)
         return sent(self, server, *request)
 
-    killed: list[int] = []
+    killed, turn = list[int](), threading.Lock()
     monkeypatch.setattr(VLLMPolicy, "_sent", deadly)
     place = TrainingEnvironment("single", EnvironmentFile(path.parent, passport(path)))
     sampling = Component.model_validate({"_target_": "captrain.policies.vllm.VLLMPolicy", **SAMPLING})

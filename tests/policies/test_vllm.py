@@ -184,6 +184,10 @@ def test_an_adapter_whose_folder_is_another_one_now_is_loaded_from_there(
     os.kill(server_of(replica), signal.SIGKILL)  # what is started again reads adapters again
     equal(played(acting, target, tmp_path / "two", Adapter(str(now), adapter.digest), tasks=2), first)
     acting.close()
+    shutil.rmtree(now)  # and those that nobody acts with may be gone
+    with acting.fleet.serving({}):
+        assert replica.adapters == {}
+    acting.close()
 
 
 def listed(policy: VLLMPolicy) -> list[list[str]]:

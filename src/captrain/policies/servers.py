@@ -221,6 +221,8 @@ class Replica(Endpoint):
             raise self._useless(self._exit() if dead else limit)
         try:
             self._check(self.name, self.source)
+            # What nobody acts with may be gone by now.
+            self.adapters = {name: folder for name, folder in self.adapters.items() if folder.is_dir()}
             for name, folder in self.adapters.items():
                 self._load(name, folder)
         except TransientFault as fault:
