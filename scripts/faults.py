@@ -227,7 +227,8 @@ def hurt(
     Raises:
         NotResumedError: it did not end well when nothing disturbed it any more.
     """
-    stages = [*times]
+    order = [*times]
+    stages = order
     for _ in range(count):
         name, stage = draw.choice([*SIGNALS, *LIMITS]), draw.choice(stages)
         moment = Moment(stage, draw.uniform(0, times[stage]))
@@ -240,7 +241,7 @@ def hurt(
             return
         [stage] = begun(folder)[-1:] or [""]
         outcome.stages[stage] += 1
-        stages = stages[stages.index(stage) :] if stage else stages
+        stages = order[order.index(stage) :] if stage else stages
         log = (folder / "log.txt").read_text(errors="replace")
         # DVC's own words are not ours to write; those of a stage are. What a signal ends says nothing.
         if name in LIMITS and "Traceback" in log and "stages/" in log.split("Traceback")[1][:2000]:
