@@ -12,15 +12,14 @@ from typing import Any
 
 import pytest
 from support.installations import data_beside, interpreter, needs
+from support.planted import selected_causes
 
 from captrain.benchmarks.loading import load_benchmark
 from captrain.benchmarks.pool import Pool
 from captrain.benchmarks.simulation import SimulatedEpisode, divided
-from captrain.config import Selection, compose_spec
+from captrain.config import compose_spec
 from captrain.contract import Target, tool_call
-from captrain.diagnosis.diagnosis import diagnose
 from captrain.errors import InfrastructureError, UserError
-from captrain.interop import logs_of_rollouts
 from captrain.policies.policy import Play
 from captrain.policies.scripted import ScriptedPolicy, by_the_book
 from captrain.records import Message, Score, Task
@@ -359,11 +358,8 @@ def test_a_diagnosis_names_the_fault_that_was_planted(targets: dict[str, Target]
     )
     failed = [rollout for rollout in rollouts if rollout.outcome == "failed"]
     assert len(failed) > len(tasks) / 3 and not [rollout for rollout in rollouts if rollout.outcome == "error"]
-    rule = Selection(delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, resamples=100, ranking="product")
-    report = diagnose(logs_of_rollouts(rollouts), rule, runs=10, count=4, seed=0).report
     expected = {"last write left out": "missing_write", "values that nobody gave": "fabricated_fact"}[fault]
-    assert report is not None
-    assert expected in [candidate["id"] for candidate in report["candidates"] if candidate["selected"]]
+    assert expected in selected_causes(rollouts)
 
 
 @installed
