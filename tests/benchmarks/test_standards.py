@@ -7,17 +7,18 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.exported import NAME, make_project
 from support.finished import Captrain
 from support.installations import FOLDER, interpreter, needs
 from support.recorded import record
+from support.taught import teach
+from support.training import GRPO, inside, moved
 
 from captrain.benchmarks import load_benchmark
 from captrain.capabilities.programmatic import ProgrammaticAnalyst
-from captrain.config import Component, Selection, compose_spec
+from captrain.config import Component, Machine, Selection, compose_spec
 from captrain.contract import Target, tool_call
 from captrain.diagnosis.diagnosis import diagnose
 from captrain.errors import InfrastructureError, UserError
@@ -26,23 +27,36 @@ from captrain.planning.feasibility import UNAIDED
 from captrain.policies.policy import Play
 from captrain.policies.scripted import ScriptedPolicy
 from captrain.projects import export_environment
-from captrain.records import Message
+from captrain.records import Message, Task
 from captrain.rollouts.collection import collect
+from captrain.training.jobs import Job, TrainingEnvironment
+from captrain.training.runs import train
 
 CONF = Path(__file__).parents[2] / "conf"
 FOREIGN = Path(__file__).parent / "standards"
 EPISODES = {"openenv": 100, "verifiers": 24}
 """Of those recorded; each of verifiers takes its own processes' time twice."""
+SETTINGS: dict[str, dict[str, object]] = {
+    "openenv": {"source": str(FOREIGN / "numbers")},
+    "verifiers": {"taskset": "shop-sums", "folder": str(FOREIGN / "tasksets"), "scale": [0.0, 2.0]},
+}
+"""Of the benchmarks that are none of captrain's."""
+PRICES = {"apple": 3, "bread": 4, "cheese": 7, "dates": 5, "eggs": 2}
 SPLITS = {split: {"split": split} for split in ("discovery", "training", "test")}
 RULE = Selection(delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, resamples=100, ranking="product")
 
 
-def make_target(standard: str, **settings: object) -> Target:
+def settle(standard: str, **settings: object) -> tuple[Component, Machine]:
+    """The benchmark with its settings, and the machine on which the standard's package is installed."""
     installed = f"+machine.benchmarks.{standard}={{python: '{interpreter(standard)}', processes: 1, timeout: 300.0}}"
     required = {"openenv": "benchmark.source=x", "verifiers": "benchmark.taskset=x"}[standard]
     composed = compose_spec("default", 0, [f"benchmark={standard}", installed, required], CONF)
     component = Component.model_validate({**composed.benchmark.model_dump(by_alias=True), **settings})
-    return load_benchmark(component, composed.machine)
+    return component, composed.machine
+
+
+def make_target(standard: str, **settings: object) -> Target:
+    return load_benchmark(*settle(standard, **settings))
 
 
 def closed(target: Target) -> Iterator[Target]:
@@ -63,21 +77,33 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def numbers() -> Iterator[Target]:
-    yield from closed(make_target("openenv", source=str(FOREIGN / "numbers")))
+    yield from closed(make_target("openenv", **SETTINGS["openenv"]))
 
 
 @pytest.fixture(scope="module")
 def shop() -> Iterator[Target]:
-    settings = {"taskset": "shop-sums", "folder": str(FOREIGN / "tasksets"), "scale": [0.0, 2.0]}
-    yield from closed(make_target("verifiers", **settings))
+    yield from closed(make_target("verifiers", **SETTINGS["verifiers"]))
 
 
 def say(text: str) -> Message:
     return {"role": "assistant", "content": text}
 
 
-def guesses(target: Target, task: Any, numbers: Sequence[object]) -> list[Message]:
+def guesses(target: Target, task: Task, numbers: Sequence[object]) -> list[Message]:
     return target.play(task, [tool_call("act", {"guess": number}) for number in numbers])
+
+
+def guess(target: Target, task: Task) -> list[Message]:
+    """The right guess, by trying."""
+    number = next(n for n in range(1, 21) if target.score(task, guesses(target, task, [n])).success)
+    return [tool_call("act", {"guess": number})]
+
+
+def sum_up(question: str) -> list[Message]:
+    """Every good looked up, and their sum."""
+    goods = question.split(": ")[1].split("? ")[0].split(", ")
+    looked_up = [tool_call("shop_price", {"good": good}) for good in goods]
+    return [*looked_up, say(str(sum(PRICES[good] for good in goods)))]
 
 
 # Without an installation.
@@ -282,14 +308,10 @@ def test_a_taskset_is_divided_and_played_with_its_tools_and_scored_by_its_reward
 @needs("verifiers")
 def test_a_diagnosis_of_rollouts_in_a_taskset_names_the_mistake_that_was_planted(shop: Target, tmp_path: Path) -> None:
     """An agent that asks for the same price again and again in every other task, and gives up."""
-    prices = {"apple": 3, "bread": 4, "cheese": 7, "dates": 5, "eggs": 2}
 
     def script(play: Play) -> Sequence[Message]:
-        goods = play.messages[0]["content"].split(": ")[1].split("? ")[0].split(", ")
-        looked_up = [tool_call("shop_price", {"good": good}) for good in goods]
-        if int(play.key.split("/")[-2]) % 2:
-            return [*looked_up[:1] * 6, say("I cannot tell.")]
-        return [*looked_up, say(str(sum(prices[good] for good in goods)))]
+        solution = sum_up(play.messages[0]["content"])
+        return [*solution[:1] * 6, say("I cannot tell.")] if int(play.key.split("/")[-2]) % 2 else solution
 
     policy = ScriptedPolicy(script=script)
     tasks = shop.tasks("discovery", 4)
@@ -314,3 +336,36 @@ def test_a_taskset_that_is_not_there_or_takes_no_such_config_is_one_message(requ
         request.addfinalizer(target.environment.pool.close)  # pyright: ignore[reportAttributeAccessIssue]
         with pytest.raises((UserError, InfrastructureError), match=said):
             target.tasks("test", 1)
+
+
+# Training.
+
+
+@pytest.mark.parametrize("standard", [pytest.param(name, marks=needs(name)) for name in SETTINGS])
+def test_grpo_trains_on_an_environment_that_is_none_of_captrains(
+    standard: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Of a model that has learnt two tasks by heart, how to solve them and how to give up."""
+    benchmark, machine = settle(standard, **SETTINGS[standard])
+    target = request.getfixturevalue({"openenv": "numbers", "verifiers": "shop"}[standard])
+    tasks = target.tasks("training", 2)
+    dialogues: list[tuple[Task, list[Message]]] = []
+    for task in tasks:
+        solution = guess(target, task) if standard == "openenv" else sum_up(target.play(task, [])[0]["content"])
+        wrong = [tool_call("act", {"guess": 21})] if standard == "openenv" else solution[:1]
+        dialogues += [(task, solution), (task, [*wrong, say("I give up.")])]
+    base = teach(target, dialogues, tmp_path / "base", steps=160)
+    sampling = {"temperature": 1.0, "max_turns": 4, "max_tokens": 16}
+    recipe = {"_target_": "captrain.training.recipe.GRPO", **GRPO, "groups_per_step": 1, "group_size": 8, "epochs": 1}
+    job = Job(
+        name="target", base=base, rollouts=16, seed=0, machine=machine,
+        environments=(TrainingEnvironment("target", benchmark),),
+        policy=Component.model_validate({"_target_": "captrain.policies.local.LocalPolicy", **sampling}),
+        trainer=Component.model_validate(recipe),
+    )  # fmt: skip
+    with inside(tmp_path / "work") as work:
+        trained = train(job)
+    assert (trained.rollouts, trained.errors, trained.discarded) == (16, 0, 0)
+    assert [step["rollouts"] for step in trained.history] == [8, 16]
+    assert all(0 < step["reward"] < 1 for step in trained.history), "some solved it, some gave up"
+    assert moved(work / trained.folder) > 1e-3
