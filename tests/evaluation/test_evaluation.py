@@ -14,9 +14,10 @@ from scipy.stats import binomtest
 from support.outcomes import LEDGER, SMALL, outcomes_of, routes_of, run
 
 from captrain.errors import UserError
+from captrain.evaluation.files import publish_evaluation
 from captrain.evaluation.rows import compared_pairs, unequal_total
 from captrain.evaluation.statistics import Bootstrap, best_single, oracle, sign_test, summarise
-from captrain.evaluation.tables import evaluate, publish_evaluation
+from captrain.evaluation.tables import evaluate
 from captrain.ledger import LedgerEntry
 from captrain.reporting.tables import table
 

@@ -20,7 +20,8 @@ from support.warm import EXECUTABLE, warm_commands
 
 from captrain.config import Choice
 from captrain.evaluation.comparison import differences_over_seeds, rates_over_seeds, versus
-from captrain.evaluation.tables import evaluate, publish_evaluation
+from captrain.evaluation.files import publish_evaluation
+from captrain.evaluation.tables import evaluate
 from captrain.execution.clock import TIMES, timed
 from captrain.experiments.gathering import write_table
 from captrain.experiments.points import Point

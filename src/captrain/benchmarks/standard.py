@@ -45,7 +45,7 @@ class StandardEnvironment:
 
     standard: ClassVar[str]
     scripts: ClassVar[tuple[str, ...]]
-    """The worker, and what it imports of ours."""
+    """The worker, and what it loads of ours by name."""
     absences: ClassVar[Mapping[str, str]]
     """What the contract asks for and the standard has not -> what follows."""
 
@@ -91,7 +91,7 @@ class StandardEnvironment:
             "splits": self._survey["splits"],
             "reward": f"{self.standard}'s own, of the record played again; from {self.scale[0]:g} to {self.scale[1]:g}",
             "absences": sorted(self.absences),
-            "worker": [code_of(script) for script in self.scripts],
+            "worker": code_of(*self.scripts),
         }
 
     @cached_property

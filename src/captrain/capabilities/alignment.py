@@ -366,6 +366,11 @@ class Story:
         return [value for value in values if says(self.expected_final or "", value) and not says(self.user, value)]
 
 
+def handover_of(acts: Iterable[Act]) -> Act | None:
+    """The first hand-over among calls."""
+    return next((act for act in acts if act.kind == "handover"), None)
+
+
 def _reply(message: Message) -> str | None:
     return message["content"] if is_reply(message) else None
 

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 
 from captrain.capabilities.alignment import Finding, Story, Toolbox, leaves, reports_error, result_of
 from captrain.capabilities.analyst import LabelRequest
-from captrain.capabilities.families import FAMILIES, Family, information, reply_wording
+from captrain.capabilities.conversation import information, reply_wording
+from captrain.capabilities.families import FAMILIES, Family
 from captrain.capabilities.vocabulary import Vocabulary
 from captrain.config import ModelAccess
 from captrain.records import Capability, JsonObject, Label, Message, Rollout

@@ -12,6 +12,9 @@ from .comparison import differences_over_seeds as differences_over_seeds
 from .comparison import grouped as grouped
 from .comparison import rates_over_seeds as rates_over_seeds
 from .comparison import versus as versus
+from .files import evaluation_metrics as evaluation_metrics
+from .files import evaluation_table as evaluation_table
+from .files import publish_evaluation as publish_evaluation
 from .project import evaluate_project as evaluate_project
 from .rows import BASE as BASE
 from .rows import BEST_SINGLE as BEST_SINGLE
@@ -33,7 +36,4 @@ from .statistics import summarise as summarise
 from .tables import OUTCOMES as OUTCOMES
 from .tables import SUMS as SUMS
 from .tables import evaluate as evaluate
-from .tables import evaluation_metrics as evaluation_metrics
-from .tables import evaluation_table as evaluation_table
 from .tables import interpret_difference as interpret_difference
-from .tables import publish_evaluation as publish_evaluation

@@ -8,13 +8,11 @@ every rate, and never taken for a failure. Methods are compared only at equal to
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Any, get_args
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from pydantic import BaseModel, Field
 
 from captrain.baselines import baselines
 from captrain.errors import UserError
@@ -49,13 +47,10 @@ from captrain.evaluation.statistics import (
     summarise,
 )
 from captrain.ledger import LedgerEntry
-from captrain.records import JsonObject, Purpose, publish_json, publish_text, read_json, read_table
+from captrain.records import JsonObject, Purpose
 
 OUTCOMES = {"passed": 1.0, "failed": 0.0, "error": np.nan}
-EVALUATION_REMEDY = "run `dvc repro evaluation` to make it"
 SUMS = ("rollouts", "discarded", "errors", "prompt_tokens", "completion_tokens")
-WORDS = {"method", "label", "kind", "first", "second", "purpose", "stages", "distinguishable"}
-"""Columns that hold no numbers."""
 PARTIAL = ("compositions", "controls")
 """Stages whose arms are played on those tasks alone that are routed to them."""
 
@@ -374,49 +369,6 @@ def _metrics(
 
 def _rounded(row: dict[Any, Any], *names: str) -> dict[str, float]:
     return {name: round(row[name], 6) for name in names}
-
-
-def publish_evaluation(evaluation: Evaluation, folder: Path) -> None:
-    """Write main.csv, differences.csv, kinds.csv, ledger.csv, spent.csv, metrics.json; curve.csv if there is one."""
-    frames = {
-        "main": evaluation.main,
-        "differences": evaluation.differences,
-        "kinds": evaluation.kinds,
-        "ledger": evaluation.ledger,
-        "spent": evaluation.costs,
-        "curve": evaluation.curve,
-    }
-    for name, frame in frames.items():
-        if frame is None:
-            continue
-        publish_text(folder / f"{name}.csv", frame.to_csv(index=False, float_format="%.6f", lineterminator="\n"))
-    publish_json(folder / "metrics.json", evaluation.metrics)
-
-
-class Metrics(BaseModel):
-    """What is read of metrics.json: the level of the intervals, and the pass rates, by method."""
-
-    confidence: Annotated[float, Field(gt=0, lt=1)]
-    pass_rate: dict[str, float | None] = {}
-
-
-def evaluation_metrics(folder: Path) -> Metrics:
-    """The metrics.json that `publish_evaluation` wrote.
-
-    Raises:
-        UserError: it is missing, or not whole.
-    """
-    return read_json(folder / "metrics.json", Metrics, EVALUATION_REMEDY)
-
-
-def evaluation_table(folder: Path, name: str, columns: Sequence[str] = ()) -> pd.DataFrame:
-    """One table that `publish_evaluation` wrote, by its name without `.csv`, and the columns that it must have.
-
-    Raises:
-        UserError: it is missing, or not whole: it lacks a column, or a number is none.
-    """
-    numbers = [column for column in columns if column not in WORDS]
-    return read_table(folder / f"{name}.csv", EVALUATION_REMEDY, columns=columns, numbers=numbers)
 
 
 def interpret_difference(row: Mapping[str, Any], level: float = 0.05) -> str:

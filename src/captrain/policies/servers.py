@@ -1,12 +1,11 @@
-"""Servers of our own under vLLM's interface: child processes that are started, watched, restarted and stopped here.
+"""A server of our own under vLLM's interface: a child process that is started, watched, restarted and stopped here.
 
-A `Fleet` is some replicas of one model. A server that has died, or no longer says that it is healthy, is started again
-with the adapters it had; one that does so again and again, or never gets healthy, ends the run with its last words.
-Adapters are loaded under their content hash, and before anything is asked of a name it is looked up what the server
-understands by it. Which ports, processes and GPUs those are is no part of any result.
+A server that has died, or no longer says that it is healthy, is started again with the adapters it had; one that does
+so again and again, or never gets healthy, ends the run with its last words. Adapters are loaded under their content
+hash, and before anything is asked of a name it is looked up what the server understands by it. Which port, process and
+GPUs those are is no part of any result.
 """
 
-import atexit
 import http.client
 import json
 import os
@@ -20,16 +19,15 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from captrain.config import VLLM
 from captrain.errors import UserError
-from captrain.models import Endpoint, TransientFault, adapter_config
+from captrain.models import Endpoint, TransientFault
 
 if TYPE_CHECKING:
     import openai
@@ -66,27 +64,6 @@ def served_rank(machine: VLLM) -> int:
             "set it to the rank of the adapters that are trained",
         )
     return next((rank for rank in RANKS if rank >= machine.max_lora_rank * machine.max_loras), RANKS[-1])
-
-
-def check_ranks(adapters: Iterable[Path], machine: VLLM) -> None:
-    """Refuse what servers would not take, before any of it is played.
-
-    Args:
-        adapters: folders of plain PEFT adapters.
-        machine: how the servers are started.
-
-    Raises:
-        UserError: an adapter has a higher rank than they are started for; a composition has the sum of its members'.
-    """
-    limit = served_rank(machine)
-    for folder in adapters:
-        rank = adapter_config(folder)["r"]
-        if rank > limit:
-            raise UserError(
-                f"the adapter in {folder} has rank {rank}, and servers of policy vllm are started for {limit}",
-                f"raise machine.vllm.max_loras ({machine.max_loras}: adapters that act together, each of rank "
-                f"{machine.max_lora_rank}; vLLM takes {RANKS[-1]} at most), or compose fewer (router.p, router.most)",
-            )
 
 
 class Replica(Endpoint):
@@ -394,63 +371,3 @@ def devices(machine: VLLM, number: int) -> dict[str, str]:
             "ask for fewer replicas or gpus; 0 gpus where the servers are to find their own",
         )
     return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[::-1][number * machine.gpus :][: machine.gpus])}
-
-
-class Fleet:
-    """Replicas of one model; started when they are needed, stopped with `close` or at the end of the process.
-
-    Args:
-        machine: how many, and how they are started.
-        source: the model, as servers are told.
-        name: under which it is served.
-        settings: arguments that decide what servers answer.
-        timeout: seconds for one request.
-    """
-
-    def __init__(self, machine: VLLM, source: str, name: str, settings: Collection[str], timeout: float) -> None:
-        self.machine, numbers = machine, range(machine.replicas)
-        self.replicas = [Replica(machine, source, name, settings, number, timeout) for number in numbers]
-        self._lock = threading.Lock()
-        self._in_use: Counter[str] = Counter()
-        atexit.register(self.close)
-
-    @contextmanager
-    def serving(self, adapters: Mapping[str, Path]) -> Iterator[None]:
-        """Servers that are up, and serve these adapters under these digests; others that nobody acts with are let go.
-
-        Raises:
-            UserError: a server does not start, or does not take an adapter.
-        """
-        check_ranks(adapters.values(), self.machine)
-        with self._lock:
-            self._in_use.update(adapters.keys())
-            users = {name: count for name, count in self._in_use.items() if count > 0}
-        try:
-            with ThreadPoolExecutor(len(self.replicas)) as threads:
-                # All to their ends, so that none is still being started when the first failure is raised.
-                list(threads.map(lambda replica: replica.ready(), self.replicas))
-                if adapters:
-                    list(threads.map(lambda replica: replica.hold(adapters, users), self.replicas))
-            yield
-        finally:
-            with self._lock:
-                self._in_use.subtract(adapters.keys())
-
-    @contextmanager
-    def replica(self) -> Iterator[Replica]:
-        """The replica with the fewest episodes, for one more."""
-        with self._lock:
-            replica = min(self.replicas, key=lambda candidate: candidate.episodes)
-            replica.episodes += 1
-        try:
-            yield replica
-        finally:
-            with self._lock:
-                replica.episodes -= 1
-
-    def close(self) -> None:
-        """Stop all servers; they start again when they are needed again."""
-        for replica in self.replicas:
-            replica.dismiss()
-        for replica in self.replicas:
-            replica.stop()

@@ -38,10 +38,11 @@ from captrain.models import (
     adapter_digest,
     model_source,
 )
+from captrain.policies.fleet import Fleet
 from captrain.policies.local import with_hint
 from captrain.policies.openai import OpenAIPolicy
 from captrain.policies.policy import ClosedQuestion, Play, outgrown
-from captrain.policies.servers import Fleet, Replica
+from captrain.policies.servers import Replica
 from captrain.records import JsonObject, Message, digest, file_digest
 
 FAITHFUL = ("--generation-config", "vllm", "--logprobs-mode", "processed_logprobs")

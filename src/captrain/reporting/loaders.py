@@ -16,7 +16,7 @@ from captrain.capabilities import read_selection
 from captrain.config import Spec
 from captrain.config import spec as specification
 from captrain.errors import UserError
-from captrain.evaluation import Arms, arm_indices, tables
+from captrain.evaluation import Arms, arm_indices, evaluation_table
 from captrain.ledger import LedgerEntry
 from captrain.records import Capability, Passport, Rollout, RolloutLabels, load, read_json, read_table
 from captrain.reporting import published
@@ -170,7 +170,7 @@ def load_main(root: Root = ".") -> pd.DataFrame:
     >>> captrain.load_main().set_index("method")["pass_rate"].to_dict()
     {'base': 0.25, 'trace': 0.5}
     """
-    return tables.evaluation_table(Path(root) / "results/evaluation", "main")
+    return evaluation_table(Path(root) / "results/evaluation", "main")
 
 
 def load_differences(root: Root = ".") -> pd.DataFrame:
@@ -179,7 +179,7 @@ def load_differences(root: Root = ".") -> pd.DataFrame:
     >>> captrain.load_differences()[["first", "second", "difference"]].values.tolist()
     [['trace', 'base', 0.25]]
     """
-    return tables.evaluation_table(Path(root) / "results/evaluation", "differences")
+    return evaluation_table(Path(root) / "results/evaluation", "differences")
 
 
 def load_kinds(root: Root = ".") -> pd.DataFrame:
@@ -188,7 +188,7 @@ def load_kinds(root: Root = ".") -> pd.DataFrame:
     >>> captrain.load_kinds()["kind"].unique().tolist()
     ['pick']
     """
-    return tables.evaluation_table(Path(root) / "results/evaluation", "kinds")
+    return evaluation_table(Path(root) / "results/evaluation", "kinds")
 
 
 def load_ledger(root: Root = ".") -> pd.DataFrame:

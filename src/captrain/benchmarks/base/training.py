@@ -7,7 +7,7 @@ training is rich in look-up drills, which is what lets so small a model copy and
 
 import random
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from captrain.records import JsonObject, Message, file_digest, place_aside, publ
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
-    from transformers import Qwen3ForCausalLM
+    from transformers import PreTrainedModel, Qwen3ForCausalLM
 
 Supervised = tuple[list[int], list[int]]
 """Token ids of a dialogue, and which of them the agent writes."""
@@ -151,8 +151,20 @@ def train_base(
             optimizer.step()
             optimizer.zero_grad()
         losses.append(loss.item())
+    return save_base(model.float(), tokenizer, folder, losses)  # exact: see `captrain.models.barrier`
+
+
+def save_base(model: "PreTrainedModel", tokenizer: Any, folder: Path, losses: Sequence[float]) -> JsonObject:
+    """Save a trained base in Hugging Face format; returns its summary, see `train_base`.
+
+    Args:
+        model: in the precision in which it is saved.
+        tokenizer: its tokenizer.
+        folder: is replaced as a whole.
+        losses: one a step.
+    """
     with place_aside(folder) as aside:
-        model.float().save_pretrained(aside)  # exact: see `captrain.models.barrier`
+        model.save_pretrained(aside)
         tokenizer.save_pretrained(aside)
         shutil.rmtree(folder, ignore_errors=True)
         aside.rename(folder)
@@ -161,7 +173,7 @@ def train_base(
         "weights_sha256": file_digest(folder / "model.safetensors"),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "vocabulary": len(tokenizer),
-        "steps": spec.steps,
+        "steps": len(losses),
         "loss": round(sum(tail) / len(tail), 6),
     }
 

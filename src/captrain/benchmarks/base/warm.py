@@ -7,7 +7,6 @@ the same on every CPU.
 """
 
 import random
-import shutil
 from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -15,11 +14,11 @@ from pathlib import Path
 from captrain.benchmarks import servicedesk as desk
 from captrain.benchmarks.base import demonstrations
 from captrain.benchmarks.base.demonstrations import Demonstrations
-from captrain.benchmarks.base.training import Supervised, train_base
+from captrain.benchmarks.base.training import Supervised, save_base, train_base
 from captrain.config import Base, Machine, build
 from captrain.errors import UserError
 from captrain.models import Chat, dialogue_tokens, load_module
-from captrain.records import JsonObject, Message, file_digest, place_aside
+from captrain.records import JsonObject, Message, file_digest
 
 Show = Callable[[list[list[Supervised]]], Iterable[list[Supervised]]]
 
@@ -150,19 +149,9 @@ def warm_start(
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    with place_aside(folder) as aside:
-        model.save_pretrained(aside)
-        tokenizer.save_pretrained(aside)
-        shutil.rmtree(folder, ignore_errors=True)
-        aside.rename(folder)
-    tail = losses[-max(1, len(losses) // 10) :]
     return {
         "pretrained": spec.pretrained,
-        "weights_sha256": file_digest(folder / "model.safetensors"),
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "vocabulary": len(tokenizer),
-        "steps": spec.steps,
+        **save_base(model, tokenizer, folder, losses),
         "demonstrations": spec.steps * spec.batch,
         "tokens": sum(len(ids) for rows in batches for ids, _ in rows),
-        "loss": round(sum(tail) / len(tail), 6),
     }

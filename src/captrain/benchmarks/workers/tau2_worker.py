@@ -7,15 +7,14 @@ state of the database and for the information told. Assertions that tau2 leaves 
 judged; the information told counts in their place. Works with tau2 0.2.1-dev and 1.0, in neither of which an agent in
 a conversation can end it.
 
-Nothing an agent says may make tau2 raise, live or in the evaluation, because an exception is never a score. What tau2
-cannot take (arguments that are no JSON object, or nested too deeply) is put into a form that its tools answer with an
-error, in the same way in both.
+Nothing an agent says may make tau2 raise, live or in the evaluation, because an exception is never a score: see
+`tau2_messages`.
 """
 
 import os
 
 from scripted_play import patience
-from worker_loop import LONGEST, PROTOCOL, BadRequest, protect, serve
+from worker_loop import PROTOCOL, BadRequest, protect, serve
 
 REPLIES = protect()
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # tau2's model library would fetch prices at import
@@ -25,7 +24,6 @@ import gc
 import hashlib
 import importlib.metadata
 import inspect
-import json
 import resource
 import sys
 import time
@@ -41,7 +39,7 @@ logger.remove()
 logger.add(sys.stderr, level="ERROR")
 
 from tau2.agent.llm_agent import AGENT_INSTRUCTION, SYSTEM_PROMPT
-from tau2.data_model.message import AssistantMessage, MultiToolMessage, ToolCall, ToolMessage, UserMessage
+from tau2.data_model.message import UserMessage
 from tau2.data_model.simulation import TerminationReason
 from tau2.data_model.tasks import RewardType
 from tau2.evaluator.evaluator_action import ActionEvaluator
@@ -54,20 +52,20 @@ from tau2.utils.utils import DATA_DIR
 
 try:  # 1.0
     from tau2.agent.base_agent import HalfDuplexAgent as AgentBase
-    from tau2.user.user_simulator_base import OUT_OF_SCOPE, STOP, TRANSFER, UserState
+    from tau2.user.user_simulator_base import STOP, UserState
     from tau2.user.user_simulator_base import HalfDuplexUser as UserBase
 except ImportError:
     from tau2.agent.base import LocalAgent as AgentBase
-    from tau2.user.base import OUT_OF_SCOPE, STOP, TRANSFER, UserState
+    from tau2.user.base import STOP, UserState
     from tau2.user.base import BaseUser as UserBase
+
+from tau2_messages import call_ids, chat_message, messages_in, recorded, steps_of, stops, tau2_message
 
 IMPORT_SECONDS = time.perf_counter() - START
 DOMAINS = ("mock", "airline", "retail")
 FILES = {"tasks": "tasks.json", "db": "db.json", "policy": "policy.md", "splits": "split_tasks.json"}
 WORLD = {RewardType.DB, RewardType.ENV_ASSERTION}
 INFORMATION = {RewardType.COMMUNICATE, RewardType.NL_ASSERTION}
-DEEPEST = 50
-"""Levels of nesting in a call's arguments; tau2 copies them by recursion."""
 
 
 class Agent(AgentBase):
@@ -116,61 +114,6 @@ class User(UserBase):
         return system + [chat_message(turn) for turn in chat.flip_roles()]
 
 
-def stops(content):
-    return any(token in (content or "") for token in (STOP, TRANSFER, OUT_OF_SCOPE))
-
-
-def messages_in(message):
-    return list(message.tool_messages) if isinstance(message, MultiToolMessage) else [message]
-
-
-def chat_message(message):
-    """A message of tau2 as an OpenAI chat message."""
-    if isinstance(message, ToolMessage):
-        result = {"role": "tool", "tool_call_id": message.id, "content": message.content or ""}
-        return {**result, "error": True} if message.error else result
-    chat = {"role": message.role, "content": message.content or ""}
-    if message.tool_calls:
-        chat["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in message.tool_calls
-        ]
-    return chat
-
-
-def tau2_message(message, ids):
-    """An OpenAI chat message of agent or user as tau2's; None where it says nothing. Ids come from `ids`, never from
-    the message: what a model writes there is not trusted."""
-    requestor = "user" if message["role"] == "user" else "assistant"
-    calls = []
-    for call in message.get("tool_calls") or []:
-        function = call.get("function") or {}
-        name, arguments = str(function.get("name")), arguments_of(function.get("arguments"))
-        calls.append(ToolCall(id=next(ids), name=name, arguments=arguments, requestor=requestor))
-    content = message.get("content") or None
-    if not calls and not (content or "").strip():
-        return None
-    kind = UserMessage if requestor == "user" else AssistantMessage
-    return kind(role=requestor, content=content, tool_calls=calls or None, cost=0.0)
-
-
-def arguments_of(value):
-    """The arguments of a call. No tool takes an argument without a name, so what is no JSON object goes by none, and
-    the tool answers that it does not know it."""
-    try:
-        arguments = json.loads(value or "{}") if isinstance(value, str) else value
-        if isinstance(arguments, dict) and depth(arguments) <= DEEPEST:
-            return arguments
-    except (ValueError, RecursionError):
-        pass
-    return {"": value[:LONGEST] if isinstance(value, str) else ""}
-
-
-def depth(value):
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
-    return 0 if inner is None else 1 + max(map(depth, inner), default=0)
-
-
 def world(domain, **settings):
     """A domain's environment, in which every tool call ends and no assertion raises: the ones tau2 wrote for some
     tasks do, where the agent has not made what they look at."""
@@ -208,13 +151,6 @@ def without_collections(operation):
             gc.enable()
 
     return uninterrupted
-
-
-def call_ids():
-    number = 0
-    while True:
-        number += 1
-        yield f"call_{number}"
 
 
 class Episode:
@@ -396,33 +332,6 @@ def step(episode, role, message):
     if episode not in EPISODES:
         raise BadRequest("there is no such episode")
     return EPISODES[episode].take(role, message)
-
-
-def recorded(messages):
-    """tau2's messages for a record, without the system prompt; the k-th tool message answers the k-th open call."""
-    ids, open_calls, rebuilt = call_ids(), [], []
-    for message in messages:
-        if message["role"] == "system":
-            continue
-        if message["role"] == "tool":
-            if not open_calls:
-                raise BadRequest("the record has a tool message that answers no call")
-            call = open_calls.pop(0)
-            content, error = message.get("content"), bool(message.get("error"))
-            rebuilt.append(ToolMessage(id=call.id, role="tool", content=content, requestor=call.requestor, error=error))
-            continue
-        utterance = tau2_message(message, ids)
-        if utterance is not None:
-            open_calls += utterance.tool_calls or []
-            rebuilt.append(utterance)
-    return rebuilt
-
-
-def steps_of(messages, before):
-    """Steps of the orchestrator behind a record: one for each message and for each round of tool results, after
-    the `before` messages that were there at the start."""
-    roles = [message["role"] for message in messages if message["role"] != "system"][before:]
-    return sum(role != "tool" or roles[index - 1] != "tool" for index, role in enumerate(roles))
 
 
 @without_collections
