@@ -2,7 +2,7 @@
 
 Each experiment with each seed is a point (see `captrain.experiments`), run in a workspace of its own; stages that two
 points share run once. A point that fails is reported and the others go on. At the end the points are gathered in
-results/replicates/, in the folder that NAME is where there is one.
+results/replicates/, in the folder that NAME is where there is one; with --join the points that it has already stay.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from captrain.evaluation import (
     versus,
 )
 from captrain.execution import entry_point
-from captrain.experiments import Point, TableRow, point_rows, points, write_table
+from captrain.experiments import Point, TableRow, point_rows, points, read_rows, write_table
 from captrain.records import require_file_name
 
 WORDS = ("experiment", "method", "learns from", "reading")
@@ -62,6 +62,14 @@ def run_all(grid: Sequence[Point], root: Path, jobs: int) -> list[Point]:
 def gather(whole: Iterable[Point], root: Path) -> list[TableRow]:
     """One row for each point and method."""
     return [row for point in whole for row in point_rows(point, root)]
+
+
+def joined(rows: Sequence[TableRow], earlier: Sequence[TableRow]) -> list[TableRow]:
+    """The rows, and of earlier ones those of other points, by seed and in the order of the experiments."""
+    new = {(row["experiment"], row["seed"]) for row in rows}
+    union = [*(row for row in earlier if (row["experiment"], row["seed"]) not in new), *rows]
+    order = [*dict.fromkeys(row["experiment"] for row in union)]
+    return sorted(union, key=lambda row: (row["seed"], order.index(row["experiment"])))
 
 
 def table(rates: Sequence[ComparisonRow], differences: Sequence[ComparisonRow]) -> Table:
@@ -132,8 +140,11 @@ def main() -> None:
     parser.add_argument("--experiments", nargs="+", required=True, choices=experiments)
     parser.add_argument("--overrides", nargs="*", default=[], help="of every point, such as methods=all")
     parser.add_argument("--name", type=folder_name, default="", help="of a folder in results/replicates/")
+    parser.add_argument("--join", action="store_true", help="to the points that NAME has, made alike")
     parser.add_argument("--jobs", type=int, default=2, help="points at a time, one thread each")
     options = parser.parse_args()
+    folder = root / "results/replicates" / options.name
+    earlier = read_rows(folder / "points.csv") if options.join else []
     pairs = dict.fromkeys((name, seed) for seed in options.seeds for name in options.experiments)
     overrides = [*OVERRIDES, *options.overrides]
     grid = [Point(Choice(experiment=name, seed=seed, overrides=overrides)) for name, seed in pairs]
@@ -141,10 +152,10 @@ def main() -> None:
     failed = run_all(grid, root, options.jobs)
     whole = [point for point in grid if point not in failed]
     if whole:
-        rows = gather(whole, root)
+        rows = joined(gather(whole, root), earlier)
         rates, differences = rates_over_seeds(rows), differences_over_seeds(rows)
         for name, frame in (("points", rows), ("summary", rates), ("differences", differences)):
-            write_table(frame, root / "results/replicates" / options.name / f"{name}.csv")
+            write_table(frame, folder / f"{name}.csv")
         Console(width=None if os.isatty(1) else 140).print(table(rates, differences))
         print(*selections(rows), sep="\n")
         print(f"every method and difference: results/replicates/{options.name}; `make figures` draws them")

@@ -276,3 +276,9 @@ def test_points_share_the_base_resume_and_survive_a_failure(project: Path) -> No
     assert (status, ran) == (0, [])
     assert sum("is whole" in one for one in said) == 2
     assert before == {path.name: path.read_bytes() for path in (project / "results/replicates").iterdir()}
+    status, said, ran = run(project, "rare", "--join")
+    assert (status, ran) == (0, []) and sum("is whole" in line for line in said) == 1
+    assert before == {path.name: path.read_bytes() for path in (project / "results/replicates").iterdir()}
+    (project / "results/replicates/points.csv").unlink()
+    status, said, ran = run(project, "rare", "--join")
+    assert (status, said, ran) == (2, [], []), "there is nothing to join, which is said before anything runs"

@@ -14,7 +14,7 @@ from captrain.config import Choice
 from captrain.evaluation import GRPO, Difference, evaluation_table, supervision, versus
 from captrain.execution import exclusive, times
 from captrain.experiments.points import Point
-from captrain.records import publish_text
+from captrain.records import publish_text, read_table
 
 TableRow = dict[str, object]
 
@@ -94,3 +94,13 @@ def _seconds(results: Path) -> dict[str, float]:
 def write_table(rows: Sequence[Mapping[str, object]], path: Path) -> None:
     """Publish a table as CSV, numbers rounded, so that equal results give equal bytes."""
     publish_text(path, pd.DataFrame(rows).to_csv(index=False, float_format="%.6f", lineterminator="\n"))
+
+
+def read_rows(path: Path) -> list[TableRow]:
+    """The rows of points that `write_table` wrote; an empty cell is None.
+
+    Raises:
+        UserError: the table is missing, or not whole.
+    """
+    frame = read_table(path, "name the folder of an earlier replication", columns=("experiment", "seed", "method"))
+    return [{name: None if pd.isna(cell) else cell for name, cell in row.items()} for row in frame.to_dict("records")]  # pyright: ignore[reportReturnType]
