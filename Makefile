@@ -41,7 +41,7 @@ $(STAMP): requirements.lock pyproject.toml
 	@echo "making .venv from requirements.lock: minutes the first time, seconds afterwards"
 	@test -x .venv/bin/python || $(PYTHON) -m venv .venv
 	@pip install -r requirements.lock | awk -v total="$$(grep -c '==' requirements.lock)" \
-	  '/^(Collecting|Requirement already satisfied)/ {printf "\r  %d of %d packages", ++n, total; fflush()} \
+	  '/^(Collecting|Processing|Requirement already satisfied)/ {n += n < total; printf "\r  %d of %d packages", n, total; fflush()} \
 	   /^Installing/ {printf "\n  installing\n"; fflush()} END {if (n) print ""}'
 	@pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
