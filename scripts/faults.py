@@ -59,20 +59,22 @@ class Stopped(BaseException):  # noqa: N818  (no error)
 
 @dataclass
 class Outcome:
-    """What came of one kind of fault: how often it was made, in how many runs it changed nothing, because they were
-    whole before, the runs that ended with a traceback in place of a message, and the stages that were at work."""
+    """What came of one kind of fault: how often it was made, how often it came after the end of the pipeline, how often
+    its stage met no limit, the runs that ended with a traceback in place of a message, and the stages that were at
+    work."""
 
     faults: int = 0
     late: int = 0
+    unmet: int = 0
     tracebacks: list[str] = field(default_factory=list)
     stages: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True)
 class Moment:
-    """When a fault is made: so many seconds after a stage has begun."""
+    """When a fault is made: so many seconds after a stage has begun, or a later one, where that is whole already."""
 
-    stage: str
+    stages: frozenset[str]
     delay: float
 
 
@@ -172,12 +174,13 @@ def stage_times(process: "subprocess.Popen[str]", folder: Path) -> dict[str, flo
 
 
 def disturb(process: "subprocess.Popen[str]", folder: Path, name: str, moment: Moment, draw: random.Random) -> bool:
-    """Make a fault at a moment; whether the pipeline was still at work.
+    """Make a fault at a moment, and wait until the pipeline has ended or, after a limit that its stage did not meet,
+    goes on without it; whether the pipeline was still at work.
 
     Raises:
         NotResumedError: it had ended by itself, and not well.
     """
-    while moment.stage not in begun(folder) and process.poll() is None:
+    while moment.stages.isdisjoint(begun(folder)) and process.poll() is None:
         time.sleep(POLL)
     try:
         if process.wait(moment.delay):
@@ -190,14 +193,16 @@ def disturb(process: "subprocess.Popen[str]", folder: Path, name: str, moment: M
     # one, has to be removed by hand (.dvc/tmp/rwlock).
     victims = [psutil.Process(process.pid), *family] if whole_family else family[:1] if number else family
     kind, values = LIMITS.get(name, (0, (0,)))
-    value = draw.choice(values)
+    value, stage = draw.choice(values), begun(folder)[-1:]
     for victim in victims:
         with suppress(psutil.NoSuchProcess, ProcessLookupError):
             if number is None:
-                resource.prlimit(victim.pid, kind, (value, value))
+                resource.prlimit(victim.pid, kind, (value, resource.prlimit(victim.pid, kind)[1]))
             else:
                 victim.send_signal(number)
-    return process.wait() != 0
+    while process.poll() is None and (number is not None or begun(folder)[-1:] == stage):
+        time.sleep(POLL)
+    return True
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -227,22 +232,26 @@ def hurt(
     Raises:
         NotResumedError: it did not end well when nothing disturbed it any more.
     """
-    order = [*times]
+    order, number, name = [*times], 0, ""
     stages = order
-    for number in range(count):
-        reach = max(1, 2 * len(stages) // (count - number))
-        name, stage = draw.choice([*SIGNALS, *LIMITS]), draw.choice(stages[:reach])
-        moment = Moment(stage, draw.uniform(0, times[stage]))
-        outcome = outcomes.setdefault(name, Outcome())
-        outcome.faults += 1
+    outcome = Outcome()
+    while number < count:
         with started(folder, targets) as process:
-            hit = disturb(process, folder, name, moment, draw)
-        if not hit:
-            outcome.late += 1
-            return
-        [stage] = begun(folder)[-1:] or [""]
-        outcome.stages[stage] += 1
-        stages = order[order.index(stage) :] if stage else stages
+            while number < count and process.poll() is None:
+                reach = max(1, 2 * len(stages) // (count - number))
+                name, stage = draw.choice([*SIGNALS, *LIMITS]), draw.choice(stages[:reach])
+                moment = Moment(frozenset(stages[stages.index(stage) :]), draw.uniform(0, times[stage]))
+                outcome = outcomes.setdefault(name, Outcome())
+                outcome.faults, number = outcome.faults + 1, number + 1
+                if not disturb(process, folder, name, moment, draw):
+                    outcome.late += 1
+                    return
+                outcome.unmet += process.poll() in (None, 0)
+                [stage] = begun(folder)[-1:] or [""]
+                outcome.stages[stage] += 1
+                stages = order[order.index(stage) :] if stage else stages
+            if process.wait() == 0:
+                return
         log = (folder / "log.txt").read_text(errors="replace")
         # DVC's own words are not ours to write; those of a stage are. What a signal ends says nothing.
         if name in LIMITS and "Traceback" in log and "stages/" in log.split("Traceback")[1][:2000]:
@@ -286,10 +295,10 @@ def make_faults(campaign: Campaign, options: argparse.Namespace) -> None:
 def print_table(campaign: Campaign, title: str) -> None:
     """What was made, what was hit, and what came out that should not have."""
     table = Table(title=title)
-    for heading in ("fault", "made", "of these after the end", "tracebacks of ours"):
+    for heading in ("fault", "made", "of these after the end", "limits not met", "tracebacks of ours"):
         table.add_column(heading, justify="left" if heading == "fault" else "right")
     for name, outcome in sorted(campaign.outcomes.items()):
-        table.add_row(name, str(outcome.faults), str(outcome.late), str(len(outcome.tracebacks)))
+        table.add_row(name, str(outcome.faults), str(outcome.late), str(outcome.unmet), str(len(outcome.tracebacks)))
     Console(width=None if sys.stdout.isatty() else 100).print(table)
     hits = sum((outcome.stages for outcome in campaign.outcomes.values()), Counter[str]())
     print("hit: " + ", ".join(f"{stage or 'no stage yet'} {count}" for stage, count in hits.most_common()))

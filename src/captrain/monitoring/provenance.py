@@ -76,7 +76,8 @@ def dvc_pipeline(root: Path) -> "Iterator[Repo]":
         message = "one of its files is nested without end" if is_endless else " ".join(str(error).split())
         raise UserError(
             f"DVC cannot read the pipeline in {root.name}/: {message}",
-            "run it again if another dvc command is at work, which may have been writing; else see `dvc status`",
+            "run it again if another dvc command is at work, which may have been writing; a dvc.lock that a kill has "
+            "cut off is to be removed: `dvc repro` then takes from its cache what was whole; else see `dvc status`",
         ) from error
 
 
