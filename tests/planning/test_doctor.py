@@ -118,6 +118,18 @@ def test_gpus_in_use_are_not_free(root: Path, tmp_path: Path, monkeypatch: pytes
         assert findings(root, *settings)["GPUs"].passed == passed
 
 
+@pytest.mark.parametrize(("kernels", "passed"), [("AVX2", False), ("AVX512", True)])
+def test_bfloat16_on_a_processor_without_instructions_for_it_is_named_with_what_to_set(
+    root: Path, monkeypatch: pytest.MonkeyPatch, kernels: str, passed: bool
+) -> None:
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: kernels)
+    monkeypatch.setattr("captrain.planning.doctor.command_output", lambda *_: None)
+    finding = findings(root, "policy.precision=bfloat16")["processor"]
+    assert finding.passed == passed and ("policy.precision=float32" in finding.remedy) != passed
+    assert "accelerate" not in finding.remedy
+    assert "processor" not in findings(root, "policy.precision=float32")
+
+
 def test_an_endpoint_must_answer_and_know_the_model(root: Path, endpoint: str) -> None:
     subject = "endpoint of the agent"
     assert findings(root, "policy=openai", f"policy.name={endpoint}@main")[subject].passed

@@ -74,7 +74,7 @@ def local_rates(spec: Spec) -> Rates:
     """Of the embedded base, or of a pretrained one."""
     if spec.base.pretrained:
         source = "measured here: experiment=smollm"
-        return Rates(Assumption(2.0, source), Assumption(1.4, source), Assumption(1.1, source))
+        return Rates(Assumption(0.6, source), Assumption(0.9, source), Assumption(0.35, source))
     precision = spec.policy.settings().get("precision", "float64")
     rollouts = ROLLOUT_RATES.get(precision, ROLLOUT_RATES["float32"])
     return Rates(rollouts, TRAINING_RATE, DEMONSTRATION_RATE)

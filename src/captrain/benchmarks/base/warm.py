@@ -2,8 +2,8 @@
 
 Without that a small model answers the desk in prose and calls nothing, and there is nothing to diagnose. The
 demonstrations have the same shortcuts (`demonstrations`), so what the model lacks afterwards is known here, and must be
-found there. It computes in float32, the products of the passes in bfloat16: unlike the embedded base, its bytes are not
-the same on every CPU.
+found there. It computes in float32: unlike the embedded base, its bytes are not the same on every CPU. In bfloat16 a
+processor without instructions for it is some thirty times slower.
 """
 
 import random
@@ -24,6 +24,8 @@ Show = Callable[[list[list[Supervised]]], Iterable[list[Supervised]]]
 
 BUCKET = 8
 """Batches whose sequences are sorted by length together: little padding, still mixed."""
+THREADS = 2
+"""A number of its own, for sums are split by it."""
 REMEDY = "make it: `make smollm` for the one of experiment=smollm"
 
 
@@ -119,7 +121,7 @@ def warm_start(
     from transformers.utils import logging as hf_logging
 
     # Not `prepare_torch`: sequences of many lengths, and a process that keeps what it has once used would keep it all.
-    torch.set_num_threads(1)
+    torch.set_num_threads(THREADS)
     hf_logging.disable_progress_bar()
     torch.manual_seed(seed)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(pretrained)
@@ -136,12 +138,10 @@ def warm_start(
         width, common = max(len(ids) for ids, _ in rows), shared([ids for ids, _ in rows])
         ids = torch.tensor([row + [tokenizer.pad_token_id] * (width - len(row)) for row, _ in rows])
         mask = torch.tensor([row + [0] * (width - len(row)) for _, row in rows]).bool()[:, common + 1 :]
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            cache = body(input_ids=ids[:1, :common], use_cache=True).past_key_values
-            cache.batch_repeat_interleave(len(rows))
-            hidden = body(input_ids=ids[:, common:-1], past_key_values=cache).last_hidden_state
-            logits = head(hidden[mask])
-        loss = F.cross_entropy(logits.float(), ids[:, common + 1 :][mask])
+        cache = body(input_ids=ids[:1, :common], use_cache=True).past_key_values
+        cache.batch_repeat_interleave(len(rows))
+        hidden = body(input_ids=ids[:, common:-1], past_key_values=cache).last_hidden_state
+        loss = F.cross_entropy(head(hidden[mask]), ids[:, common + 1 :][mask])
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         scale = min((step + 1) / warm, max(0.05, 1 - (step - warm) / max(1, spec.steps - warm)))
