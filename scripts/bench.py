@@ -1,5 +1,5 @@
 """Rollouts per CPU-second: our engine beside stock TRL generation, on one thread. Run by `make bench`; with `--growth`
-how time and memory grow with the size of what is given, which `bench_growth` measures.
+how time and memory grow with the size of what is given, with `--barrier` how much luck the same bytes take.
 
 Both sides play the same tasks of servicedesk (mix `mixed`) with the same model and the same prompt tokens, and their
 dialogues are scored by the same benchmark. Stock TRL is GRPOTrainer with `environment_factory`: its own loop over tool
@@ -275,11 +275,12 @@ def main() -> None:
     parser.add_argument(
         "--growth", action="store_true", help="how time and memory grow instead; takes --only, --largest"
     )
+    parser.add_argument("--barrier", action="store_true", help="what is left to luck of the same bytes; takes --only")
     options, further = parser.parse_known_args()
-    if options.growth:
+    if options.growth or options.barrier:
         # Of its own: a process begins with the peak memory of the one that starts it.
-        growth = Path(__file__).with_name("bench_growth.py")
-        raise SystemExit(subprocess.run([sys.executable, str(growth), *further]).returncode)
+        script = Path(__file__).with_name("bench_growth.py" if options.growth else "bench_barrier.py")
+        raise SystemExit(subprocess.run([sys.executable, str(script), *further]).returncode)
     parser.parse_args()
     warnings.filterwarnings("ignore")
     hf_logging.disable_progress_bar()

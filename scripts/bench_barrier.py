@@ -1,0 +1,170 @@
+"""How much luck the barrier leaves: `python scripts/bench.py --barrier`.
+
+The base of the default and its first adapter are trained twice, by kernels of the best instruction set that this
+machine has and without vector code. `captrain.models.barrier` says why both must come out the same: before each
+rounding the two differ by some noise, and an element differs after it with probability (noise / grid). Here what is to
+be rounded is written down at some steps of both, so that the expected number of elements that land on another side of a
+boundary can be told from the noise, and those that did can be counted. Sampling is part of an adapter's training, so
+one other token would show as well.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from captrain.benchmarks import make_base
+from captrain.config import compose_spec
+from captrain.models import barrier
+from captrain.training import capability_jobs, train
+
+BASE = Path("artifacts/base")
+ENVIRONMENTS = Path("results/environments")
+KERNELS = {
+    "vectors": {},
+    "none": {
+        "ATEN_CPU_CAPABILITY": "default",
+        "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
+        "OPENBLAS_CORETYPE": "Nehalem",
+        "NPY_DISABLE_CPU_FEATURES": "X86_V3 X86_V4 AVX512_ICL AVX512_SPR",
+    },
+}
+EVERY = {"base": 100, "adapter": 1}
+"""One step in so many is written down, the first among them."""
+ROUNDED = ("gradient", "weight")
+"""What a step of the barrier rounds, in this order."""
+
+
+@dataclass(frozen=True)
+class Noise:
+    """How two trainings differ in what is rounded at the recorded steps: `steps` of one training, mean and largest
+    difference of an element, elements that are expected on another side in a whole training, and those counted."""
+
+    steps: int
+    elements: int
+    mean: float
+    largest: float
+    expected: float
+    counted: int
+
+
+def compare(pairs: Iterable[tuple[np.ndarray, np.ndarray]], recorded: int, steps: int, grid: float) -> Noise:
+    """The noise of pairs of arrays that two trainings were about to round.
+
+    Args:
+        pairs: the arrays of either training, of equal shapes; in float64.
+        recorded: how many steps they are of.
+        steps: of the whole training.
+        grid: what they are rounded to multiples of.
+    """
+    pairs = list(pairs)
+    differences = np.concatenate([np.abs(first - second) for first, second in pairs])
+    counted = sum(int((np.round(first / grid) != np.round(second / grid)).sum()) for first, second in pairs)
+    expected = float(np.minimum(1, differences / grid).sum()) / recorded * steps
+    return Noise(steps, differences.size, float(differences.mean()), float(differences.max()), expected, counted)
+
+
+@contextmanager
+def recording(folder: Path, every: int) -> Iterator[None]:
+    """Write what each optimizer is about to round at one step in so many into a folder, and how many steps it took."""
+    taken, tensors = Counter[str](), list[np.ndarray]()
+    step, to_grid = barrier._Exact.step, barrier.to_grid
+
+    def recorded_step(self: barrier._Exact, closure: object = None) -> object:
+        name = type(self).__name__
+        tensors.clear()
+        result = step(self, closure)
+        if taken[name] % every == 0:
+            for i, rounded in enumerate(ROUNDED):
+                np.save(folder / f"{rounded}-{name}-{taken[name]}.npy", np.concatenate(tensors[i::2]))
+        taken[name] += 1
+        (folder / "steps").write_text(str(taken[name]))
+        return result
+
+    def recorded_grid(tensor: Tensor, spacing: float = barrier.WEIGHT_GRID) -> None:
+        tensors.append(tensor.detach().numpy().ravel().copy())
+        to_grid(tensor, spacing)
+
+    barrier._Exact.step, barrier.to_grid = recorded_step, recorded_grid
+    try:
+        yield
+    finally:
+        barrier._Exact.step, barrier.to_grid = step, to_grid
+
+
+def noises(folders: Sequence[Path]) -> dict[str, Noise]:
+    """The noise between two trainings that were recorded, of each thing that is rounded."""
+    result = {}
+    for rounded, grid in zip(ROUNDED, (barrier.GRADIENT_GRID, barrier.WEIGHT_GRID), strict=True):
+        names = sorted(path.name for path in folders[0].glob(f"{rounded}-*.npy"))
+        recorded = len({name.rpartition("-")[2] for name in names})
+        pairs = ((np.load(folders[0] / name), np.load(folders[1] / name)) for name in names)
+        result[rounded] = compare(pairs, recorded, int((folders[0] / "steps").read_text()), grid)
+    return result
+
+
+def train_once(part: str, folder: Path, root: Path) -> None:
+    """Train a part of the default, recorded, and write the digest of its weights."""
+    spec = compose_spec("default", 0, [], root / "conf")
+    with recording(folder, EVERY[part]):
+        if part == "base":
+            digest = make_base(spec.base, spec.seed, folder / "base", spec.machine)["weights_sha256"]
+        else:
+            digest = train(capability_jobs(spec, root / BASE, root / ENVIRONMENTS)[0]).digest
+    (folder / "digest").write_text(digest)
+
+
+def train_twice(part: str) -> tuple[dict[str, Noise], list[str]]:
+    """Train a part under both kernels, one after the other: its noise by what is rounded, and both digests.
+
+    Raises:
+        SystemExit: a training failed.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        folders = [Path(scratch, name) for name in KERNELS]
+        for folder, switches in zip(folders, KERNELS.values(), strict=True):
+            folder.mkdir()
+            command = [sys.executable, str(Path(__file__).resolve()), "--train", part, str(folder), str(Path.cwd())]
+            if status := subprocess.run(command, cwd=folder, env={**os.environ, **switches}).returncode:
+                raise SystemExit(f"{part} with the kernels `{folder.name}`: exit status {status}")
+        return noises(folders), [(folder / "digest").read_text() for folder in folders]
+
+
+def main() -> None:
+    """Measure and print; or, in a process that the measuring starts, train and write down."""
+    parser = argparse.ArgumentParser(description="How many elements the noise of kernels takes over the barrier.")
+    parser.add_argument("--only", nargs="+", choices=[*EVERY], default=[*EVERY], help="measure these alone")
+    parser.add_argument("--train", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.train:
+        part, folder, root = options.train
+        train_once(part, Path(folder), Path(root))
+        return
+    grid = Table(title="the barrier, with vector kernels and without", title_justify="left")
+    for name in ("part", "rounded"):
+        grid.add_column(name)
+    for name in ("steps", "elements seen", "mean noise", "largest", "expected flips in all", "counted in those seen"):
+        grid.add_column(name, justify="right")
+    grid.add_column("weights, SHA-256")
+    for part in options.only:
+        noise, digests = train_twice(part)
+        for rounded, row in noise.items():
+            numbers = (f"{row.mean:.1e}", f"{row.largest:.1e}", f"{row.expected:.1e}", str(row.counted))
+            same = digests[0][:16] if len(set(digests)) == 1 else " and ".join(digest[:16] for digest in digests)
+            grid.add_row(part, rounded, str(row.steps), f"{row.elements:,}", *numbers, same)
+    Console(width=None if os.isatty(1) else 150).print(grid)
+
+
+if __name__ == "__main__":
+    main()
