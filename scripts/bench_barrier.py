@@ -23,6 +23,11 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from captrain.benchmarks import make_base
 from captrain.config import compose_spec
@@ -78,29 +83,31 @@ def compare(pairs: Iterable[tuple[np.ndarray, np.ndarray]], recorded: int, steps
 @contextmanager
 def recording(folder: Path, every: int) -> Iterator[None]:
     """Write what each optimizer is about to round at one step in so many into a folder, and how many steps it took."""
-    taken, tensors = Counter[str](), list[np.ndarray]()
-    step, to_grid = barrier._Exact.step, barrier.to_grid
+    taken, tensors, to_grid = Counter[str](), list[np.ndarray](), barrier.to_grid
 
-    def recorded_step(self: barrier._Exact, closure: object = None) -> object:
-        name = type(self).__name__
+    def begin(*_: object) -> None:
         tensors.clear()
-        result = step(self, closure)
+
+    def end(optimizer: Optimizer, *_: object) -> None:
+        name = type(optimizer).__name__
         if taken[name] % every == 0:
             for i, rounded in enumerate(ROUNDED):
                 np.save(folder / f"{rounded}-{name}-{taken[name]}.npy", np.concatenate(tensors[i::2]))
         taken[name] += 1
         (folder / "steps").write_text(str(taken[name]))
-        return result
 
     def recorded_grid(tensor: Tensor, spacing: float = barrier.WEIGHT_GRID) -> None:
         tensors.append(tensor.detach().numpy().ravel().copy())
         to_grid(tensor, spacing)
 
-    barrier._Exact.step, barrier.to_grid = recorded_step, recorded_grid
+    hooks = register_optimizer_step_pre_hook(begin), register_optimizer_step_post_hook(end)
+    barrier.to_grid = recorded_grid
     try:
         yield
     finally:
-        barrier._Exact.step, barrier.to_grid = step, to_grid
+        barrier.to_grid = to_grid
+        for hook in hooks:
+            hook.remove()
 
 
 def noises(folders: Sequence[Path]) -> dict[str, Noise]:

@@ -4,7 +4,6 @@ No time is measured here. Memory is: what stays in it at once is counted, or tra
 """
 
 import gc
-import importlib.util
 import json
 import math
 import os
@@ -17,10 +16,10 @@ import tempfile
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
+from support.scripts import load_script
 from support.warm import EXECUTABLE, warm_commands
 
 from captrain.capabilities import select, select_by_verdicts
@@ -41,16 +40,7 @@ LIBRARY = ROOT / "tests/logs/library.json"
 LIMITS = Selection(delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, resamples=200)
 
 
-def script(name: str) -> ModuleType:
-    """A script of the repository as a module."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / f"scripts/{name}.py")
-    assert spec and spec.loader
-    sys.modules[name] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-growth_measures, bench_growth = script("growth_measures"), script("bench_growth")
+growth_measures, bench_growth = load_script("growth_measures"), load_script("bench_growth")
 
 
 def prepared(size: int, folder: Path) -> Path:

@@ -1,12 +1,11 @@
 """A pretrained model as the base: trained further, found by its content, and acting like any other base."""
 
-import importlib.util
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.scripts import load_script
 
 from captrain.benchmarks import load_benchmark, pretrained_digest, pretrained_folder, warm_start
 from captrain.benchmarks.base import demonstrations
@@ -18,17 +17,6 @@ from captrain.models import Chat
 from captrain.policies import Play
 from captrain.policies.local import LocalPolicy
 
-ROOT = Path(__file__).parents[2]
-
-
-def script() -> Any:
-    """scripts/smollm.py, as a module."""
-    spec = importlib.util.spec_from_file_location("smollm_script", ROOT / "scripts/smollm.py")
-    assert spec is not None and spec.loader is not None
-    module = sys.modules["smollm_script"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
 
 @pytest.fixture(scope="module")
 def llama(tiny: Path) -> Path:
@@ -38,7 +26,7 @@ def llama(tiny: Path) -> Path:
 
     torch.manual_seed(0)
     tokenizer: Any = AutoTokenizer.from_pretrained(tiny)
-    tokenizer.chat_template = script().TEMPLATE
+    tokenizer.chat_template = load_script("smollm").TEMPLATE
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=32,

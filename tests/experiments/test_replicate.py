@@ -1,7 +1,6 @@
 """Replication over seeds: gathering from hand-made results, and the script itself on a pipeline of two quick stages."""
 
 import errno
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -16,6 +15,7 @@ import pandas as pd
 import pytest
 from scipy.stats import ttest_1samp
 from support.results import account
+from support.scripts import SCRIPTS, load_script
 from support.warm import EXECUTABLE, warm_commands
 
 from captrain.config import Choice
@@ -28,18 +28,12 @@ from captrain.experiments.points import Point
 from captrain.ledger import LedgerEntry
 from captrain.records import publish_json, publish_text
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "replicate.py"
 FAMILIES = ["precondition_verification", "record_selection", "multi_step_completion", "argument_precision"]
 
 
 @pytest.fixture(scope="module")
 def replicate() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("replicate", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["replicate"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return load_script("replicate")
 
 
 def make_results(results: Path, base: int, grpo: int, trace: int, selected: Sequence[str]) -> None:
@@ -166,7 +160,7 @@ def test_a_disk_that_takes_no_more_is_one_message(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.chdir(SCRIPT.parents[1])
+    monkeypatch.chdir(SCRIPTS.parent)
     monkeypatch.setattr(replicate.points, "run", full)
     monkeypatch.setattr(sys, "argv", ["replicate.py", "--seeds", "0", "--experiments", "smoke"])
     with pytest.raises(SystemExit) as end:
@@ -239,7 +233,7 @@ def project(tmp_path: Path) -> Path:
     publish_text(tmp_path / "stages/fake.py", STAGE)
     publish_text(tmp_path / ".gitignore", "/.cache/\n")
     publish_text(tmp_path / ".dvc/config", "")
-    shutil.copy(SCRIPT, tmp_path)
+    shutil.copy(SCRIPTS / "replicate.py", tmp_path)
     for experiment in ("default", "rare", "bad"):
         publish_text(tmp_path / f"conf/experiment/{experiment}.yaml", "")
     make_results(tmp_path / "made", 2, 6, 9, FAMILIES)

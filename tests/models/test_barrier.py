@@ -1,9 +1,11 @@
 """The barrier around an optimizer's steps, and models that compute in float64 wholly."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.scripts import load_script
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
@@ -82,6 +84,25 @@ def test_noise_of_kernels_changes_no_bit_of_weights_or_averages(kind: type[AdamW
     assert not torch.equal(
         steps(kind([parameter], lr=1e-2, weight_decay=0.01), parameter, GRADIENT_GRID), results[0][0]
     )
+
+
+@pytest.mark.parametrize(("noise", "flips"), [(1e-17, 0), (1e-7, 200)])
+def test_the_benchmark_counts_what_noise_takes_over_the_barrier_and_expects_as_many(
+    tmp_path: Path, noise: float, flips: int
+) -> None:
+    bench = load_script("bench_barrier")
+    folders = [tmp_path / "still", tmp_path / "noisy"]
+    for folder, loudness in zip(folders, (0.0, noise), strict=True):
+        folder.mkdir()
+        with bench.recording(folder, 1):
+            parameter = weights(64, 64)
+            steps(Muon([parameter], lr=1e-2, weight_decay=0.1), parameter, loudness, count=2)
+    gradient = bench.noises(folders)["gradient"]
+    assert (gradient.steps, gradient.elements) == (2, 2 * 64 * 64)
+    assert 0.5 * noise < gradient.mean < noise < gradient.largest < 6 * noise
+    assert gradient.counted == pytest.approx(gradient.expected, rel=0.3, abs=1e-3)
+    assert flips / 2 <= gradient.counted <= 2 * flips
+    assert (bench.noises(folders)["weight"].counted > 0) == (flips > 0)
 
 
 def test_what_the_grid_would_swallow_is_refused() -> None:

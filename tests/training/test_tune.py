@@ -1,14 +1,13 @@
 """The search for GRPO's settings on the target: what it plays, whom it keeps, and that it counts everything."""
 
 import csv
-import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+from support.scripts import load_script
 from support.training import POLICY, ROOT, inside
 
 from captrain.config import Spec, compose_spec, publish_spec
@@ -21,11 +20,7 @@ SETTINGS = [(4, 2, 1, 1e-2, "constant", None), (4, 1, 2, 1e-2, "linear", 0.28), 
 @pytest.fixture
 def tune(monkeypatch: pytest.MonkeyPatch, tiny: Path) -> ModuleType:
     """The script, small."""
-    spec = importlib.util.spec_from_file_location("tune_grpo", ROOT / "scripts/tune_grpo.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "tune_grpo", module)  # dataclasses look their module up
-    spec.loader.exec_module(module)
+    module = load_script("tune_grpo")
     for name, value in {"ROLLOUTS": 8, "FIRST": 50, "TASKS": 6, "GRID": SETTINGS, "RUNGS": {0: 2, 1: 1}}.items():
         monkeypatch.setattr(module, name, value)
     monkeypatch.setattr(module, "base_of", lambda spec, seed: project_of(tiny, seed))

@@ -1,0 +1,17 @@
+"""The files of scripts/, which are no package, as modules."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+
+def load_script(name: str) -> ModuleType:
+    """A script of the repository, executed anew, under its own name: dataclasses look their module up."""
+    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
