@@ -49,19 +49,20 @@ EVERY = {"base": 100, "adapter": 1}
 """One step in so many is written down, the first among them."""
 ROUNDED = ("gradient", "weight")
 """What a step of the barrier rounds, in this order."""
+STEPS = "steps.npy"
 
 
 @dataclass(frozen=True)
 class Noise:
     """How two trainings differ in what is rounded at the recorded steps: `steps` of one training, mean and largest
-    difference of an element, elements that are expected on another side in a whole training, and those counted."""
+    difference of an element, how many elements are expected on another side in a whole training, and those seen."""
 
     steps: int
     elements: int
     mean: float
     largest: float
     expected: float
-    counted: int
+    flips: int
 
 
 def compare(pairs: Iterable[tuple[np.ndarray, np.ndarray]], recorded: int, steps: int, grid: float) -> Noise:
@@ -75,26 +76,26 @@ def compare(pairs: Iterable[tuple[np.ndarray, np.ndarray]], recorded: int, steps
     """
     pairs = list(pairs)
     differences = np.concatenate([np.abs(first - second) for first, second in pairs])
-    counted = sum(int((np.round(first / grid) != np.round(second / grid)).sum()) for first, second in pairs)
+    flips = sum(int((np.round(first / grid) != np.round(second / grid)).sum()) for first, second in pairs)
     expected = float(np.minimum(1, differences / grid).sum()) / recorded * steps
-    return Noise(steps, differences.size, float(differences.mean()), float(differences.max()), expected, counted)
+    return Noise(steps, differences.size, float(differences.mean()), float(differences.max()), expected, flips)
 
 
 @contextmanager
 def recording(folder: Path, every: int) -> Iterator[None]:
     """Write what each optimizer is about to round at one step in so many into a folder, and how many steps it took."""
-    taken, tensors, to_grid = Counter[str](), list[np.ndarray](), barrier.to_grid
+    steps, tensors, to_grid = Counter[str](), list[np.ndarray](), barrier.to_grid
 
     def begin(*_: object) -> None:
         tensors.clear()
 
     def end(optimizer: Optimizer, *_: object) -> None:
         name = type(optimizer).__name__
-        if taken[name] % every == 0:
+        if steps[name] % every == 0:
             for i, rounded in enumerate(ROUNDED):
-                np.save(folder / f"{rounded}-{name}-{taken[name]}.npy", np.concatenate(tensors[i::2]))
-        taken[name] += 1
-        (folder / "steps").write_text(str(taken[name]))
+                np.save(folder / f"{rounded}-{name}-{steps[name]}.npy", np.concatenate(tensors[i::2]))
+        steps[name] += 1
+        np.save(folder / STEPS, steps[name])
 
     def recorded_grid(tensor: Tensor, spacing: float = barrier.WEIGHT_GRID) -> None:
         tensors.append(tensor.detach().numpy().ravel().copy())
@@ -117,7 +118,7 @@ def noises(folders: Sequence[Path]) -> dict[str, Noise]:
         names = sorted(path.name for path in folders[0].glob(f"{rounded}-*.npy"))
         recorded = len({name.rpartition("-")[2] for name in names})
         pairs = ((np.load(folders[0] / name), np.load(folders[1] / name)) for name in names)
-        result[rounded] = compare(pairs, recorded, int((folders[0] / "steps").read_text()), grid)
+        result[rounded] = compare(pairs, recorded, int(np.load(folders[0] / STEPS)), grid)
     return result
 
 
@@ -167,7 +168,7 @@ def main() -> None:
     for part in options.only:
         noise, digests = train_twice(part)
         for rounded, row in noise.items():
-            numbers = (f"{row.mean:.1e}", f"{row.largest:.1e}", f"{row.expected:.1e}", str(row.counted))
+            numbers = (f"{row.mean:.1e}", f"{row.largest:.1e}", f"{row.expected:.1e}", str(row.flips))
             same = digests[0][:16] if len(set(digests)) == 1 else " and ".join(digest[:16] for digest in digests)
             grid.add_row(part, rounded, str(row.steps), f"{row.elements:,}", *numbers, same)
     Console(width=None if os.isatty(1) else 150).print(grid)
