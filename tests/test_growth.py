@@ -243,6 +243,23 @@ def test_the_memory_of_a_diagnosis_does_not_grow_with_the_log(monkeypatch: pytes
     assert peaks[480] - peaks[360] < 300_000
 
 
+@pytest.mark.parametrize("shape", ["tau2's document in one line", "an array in one line", "an array of lines"])
+def test_a_log_is_never_in_memory_whole_however_its_lines_are_broken(shape: str, tmp_path: Path) -> None:
+    read_logs([prepared(10, tmp_path / "small")])  # imports what is imported on the way
+    if "tau2" in shape:
+        growth_measures.prepare_tau2(1500, tmp_path)
+        path = tmp_path / "log.json"
+    else:
+        rows = prepared(1000, tmp_path / "lines").read_text().splitlines()
+        (path := tmp_path / "rows.json").write_text("[" + (", " if "one" in shape else ",\n").join(rows) + "]")
+    tracemalloc.start()
+    logs = read_logs([path])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(logs.rollouts) == (1500 if "tau2" in shape else 1000) and not logs.unread
+    assert peak < 4_000_000  # of which 2 MB are what is read at a time; parsed, either file takes 10 MB
+
+
 def test_what_a_diagnosis_leaves_out_is_counted_and_the_first_of_it_listed(tmp_path: Path) -> None:
     path = prepared(40, tmp_path / "log")
     rows = [json.loads(line) for line in path.read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""A large JSON object read piece by piece: result files hold all simulations of a run in one list.
+"""A large JSON object or array read piece by piece: result files hold all simulations of a run in one list.
 
 Members are few and small, but for the lists that are named: of these one element is in memory at a time. The whole
 text is read once before anything is taken from it, so that a damaged file is refused and not half believed.
@@ -7,6 +7,7 @@ text is read once before anything is taken from it, so that a damaged file is re
 import json
 import re
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
@@ -50,12 +51,10 @@ class JsonDocument:
 
     def _parts(self) -> Iterator[tuple[str, bool, object]]:
         """Name, whether it is an element of a list, and value: a list comes as `LIST`, then its elements."""
-        with self.path.open("rb") as file:
-            encoding = json.detect_encoding(file.read(4))
-        with self.path.open(encoding=encoding, errors="surrogatepass", newline="") as file:
-            text = _Text(file)
+        with _opened(self.path) as text:
             if text.next() != "{":
-                text.value()
+                for _ in text.items("[", "]") if text.next() == "[" else [text.value()]:
+                    pass
                 text.end()
                 return
             for name in text.items("{", "}"):
@@ -72,6 +71,34 @@ class JsonDocument:
 
 
 LIST = object()
+
+
+def is_array(path: Path) -> bool:
+    """Whether a file begins like a JSON array."""
+    with _opened(path) as text:
+        return text.next() == "["
+
+
+def array_elements(path: Path) -> Iterator[object]:
+    """The elements of the JSON array in a file, one in memory at a time.
+
+    Raises:
+        ValueError: the file is no JSON array; before the first element is taken from it.
+    """
+    for checked in (False, True):
+        with _opened(path) as text:
+            for value in text.items("[", "]"):
+                if checked:
+                    yield value
+            text.end()
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator["_Text"]:
+    with path.open("rb") as file:
+        encoding = json.detect_encoding(file.read(4))
+    with path.open(encoding=encoding, errors="surrogatepass", newline="") as file:
+        yield _Text(file)
 
 
 class _Text:

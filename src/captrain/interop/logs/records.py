@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from captrain.interop.logs.document import CHUNK, array_elements, is_array
 from captrain.interop.logs.source import json_of, reason_of
 from captrain.records import JsonObject
 
@@ -26,13 +27,24 @@ class RowFormat:
 
 
 def is_lines(path: Path) -> bool:
-    """Whether the first line is a JSON object of its own: then so is every line."""
-    with path.open("rb") as file:
-        first = next((line for line in file if line.strip()), b"").strip()
+    """Whether the first line is a JSON object of its own, and not all of the file: then so is every line."""
     if path.suffix == ".jsonl":
         return True
+    start = length = 0
+    with path.open("rb") as file:
+        while piece := file.readline(CHUNK):  # a whole document may be one line
+            if not length and not piece.strip():
+                start += len(piece)
+                continue
+            length += len(piece)
+            if piece.endswith(b"\n"):
+                break
+        if path.stat().st_size - start - length < len("{}"):
+            return False
+        file.seek(start)
+        first = file.read(length)
     try:
-        return isinstance(json.loads(first), dict) and path.stat().st_size > len(first) + 2
+        return isinstance(json.loads(first), dict)
     except (ValueError, RecursionError):
         return False
 
@@ -44,8 +56,7 @@ def rows_of(path: Path) -> Iterator[Row]:
         ValueError: it is neither lines nor a JSON document.
     """
     if not is_lines(path):
-        document = json_of(path)
-        entries = document if isinstance(document, list) else [document]
+        entries = array_elements(path) if is_array(path) else [json_of(path)]
         yield from ((f"entry {number}", entry) for number, entry in enumerate(entries, start=1))
         return
     with path.open("rb") as lines:
