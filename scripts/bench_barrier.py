@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -31,20 +32,20 @@ from torch.optim.optimizer import (
 
 from captrain.benchmarks import make_base
 from captrain.config import compose_spec
+from captrain.execution import entry_point
 from captrain.models import barrier
 from captrain.training import capability_jobs, train
 
 BASE = Path("artifacts/base")
 ENVIRONMENTS = Path("results/environments")
-KERNELS = {
-    "vectors": {},
-    "none": {
-        "ATEN_CPU_CAPABILITY": "default",
-        "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
-        "OPENBLAS_CORETYPE": "Nehalem",
-        "NPY_DISABLE_CPU_FEATURES": "X86_V3 X86_V4 AVX512_ICL AVX512_SPR",
-    },
+WITHOUT_VECTORS = {
+    "ATEN_CPU_CAPABILITY": "default",
+    "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
+    "OPENBLAS_CORETYPE": "Nehalem",
+    "NPY_DISABLE_CPU_FEATURES": "X86_V3 X86_V4 AVX512_ICL AVX512_SPR",
 }
+"""What keeps torch, MKL, OpenBLAS and numpy from the vector kernels that they would choose."""
+KERNELS = {"vectors": {}, "none": WITHOUT_VECTORS}
 EVERY = {"base": 100, "adapter": 1}
 """One step in so many is written down, the first among them."""
 ROUNDED = ("gradient", "weight")
@@ -149,6 +150,7 @@ def train_twice(part: str) -> tuple[dict[str, Noise], list[str]]:
         return noises(folders), [(folder / "digest").read_text() for folder in folders]
 
 
+@partial(entry_point, stage=False)
 def main() -> None:
     """Measure and print; or, in a process that the measuring starts, train and write down."""
     parser = argparse.ArgumentParser(description="How many elements the noise of kernels takes over the barrier.")

@@ -11,18 +11,14 @@ import pandas as pd
 import pytest
 import yaml
 from support.pipeline import make_project
+from support.scripts import load_script
 from support.smoke import SETTINGS
 from support.steps import STEPS
 from torch.backends.cpu import get_cpu_capability
 
 PROCESSORS = {
     "AVX2": {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "AVX2", "OPENBLAS_CORETYPE": "Haswell"},
-    "without vectors": {
-        "ATEN_CPU_CAPABILITY": "default",
-        "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
-        "OPENBLAS_CORETYPE": "Nehalem",
-        "NPY_DISABLE_CPU_FEATURES": "X86_V3 X86_V4 AVX512_ICL AVX512_SPR",
-    },
+    "without vectors": load_script("bench_barrier").WITHOUT_VECTORS,
 }
 SWITCHES = {switch for switches in PROCESSORS.values() for switch in switches}
 SPREAD = {"AVX2": ("adapters", "evaluation"), "without vectors": ()}

@@ -100,7 +100,7 @@ def _processor(spec: Spec, _: Path) -> Iterator[Finding]:
 
     capability = get_cpu_capability()
     passed = capability.startswith("AVX512")
-    remedy = f"set {' '.join(settings)}, which is some thirty times faster here"
+    remedy = f"set {' '.join(settings)}: on such a CPU that is some thirty times faster"
     yield Finding("processor", passed, f"bfloat16 on a CPU with {capability} kernels", "" if passed else remedy)
 
 
