@@ -4,7 +4,7 @@ from pathlib import Path
 
 from captrain.config import load_spec
 from captrain.execution import entry_point, launch
-from captrain.training import capability_jobs, publish_adapters, train
+from captrain.training import LIBRARIES, capability_jobs, publish_adapters, train
 
 
 @entry_point
@@ -12,7 +12,7 @@ def main() -> None:
     """Environments, base -> artifacts/adapters, results/adapters."""
     spec = load_spec()
     jobs = capability_jobs(spec, Path("artifacts/base"), Path("results/environments"))
-    publish_adapters(launch.run(train, jobs, spec.machine, "adapters"), "adapters", "trace")
+    publish_adapters(launch.run(train, jobs, spec.machine, "adapters", LIBRARIES), "adapters", "trace")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from support.scripts import load_script
 
 from captrain.benchmarks import load_benchmark, pretrained_digest, pretrained_folder, warm_start
 from captrain.benchmarks.base import demonstrations
-from captrain.benchmarks.base.warm import shared
 from captrain.benchmarks.servicedesk import TOOLS
 from captrain.config import Base, Component
 from captrain.errors import UserError
@@ -90,11 +89,6 @@ def test_the_template_of_a_model_without_tools_renders_what_is_trained_and_parse
             assert (parsed.get("tool_calls"), parsed["content"]) == (message.get("tool_calls"), message["content"])
         assert chat.dialogue([*opening, *messages])[: len(ids)] == ids
 
-
-def test_what_a_batch_begins_with_is_known() -> None:
-    assert shared([[1, 2, 3, 4], [1, 2, 5]]) == 2
-    assert shared([[1, 2, 3], [1, 2, 3]]) == 2  # the last token of a row is read by nobody
-    assert shared([[7, 8], [9, 8]]) == 0
 
 
 def test_a_pretrained_model_that_is_missing_or_another_is_refused(llama: Path, tmp_path: Path) -> None:

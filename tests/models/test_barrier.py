@@ -7,12 +7,11 @@ import pytest
 import torch
 from support.scripts import load_script
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from captrain.errors import UserError
 from captrain.models.barrier import GRADIENT_GRID, WEIGHT_GRID, AdamW, Muon, to_grid
-from captrain.models.double import share_beginnings, to_float64
-from captrain.models.forest import IGNORED, make_forest
+from captrain.models.dense import to_float64
 
 SIZE: dict[str, Any] = {
     "vocab_size": 50,
@@ -118,71 +117,3 @@ def test_what_the_grid_would_swallow_is_refused() -> None:
 def test_only_an_architecture_that_is_known_trains_in_float64() -> None:
     with pytest.raises(UserError, match="dense Qwen3 models alone, and this one is llama"):
         to_float64(LlamaForCausalLM(LlamaConfig(**SIZE)))
-
-
-def padded_rows() -> tuple[Tensor, Tensor, Tensor]:
-    """Four rollouts of each of three prompts: ids, mask and labels, padded as TRL pads them."""
-    draw = torch.Generator().manual_seed(1)
-    rows = []
-    for extra in range(3):
-        prompt, stem = (torch.randint(1, 50, (size,), generator=draw) for size in (5 + extra, 4))
-        rows += [
-            (prompt, torch.cat([stem[: k + 1], torch.randint(1, 50, (2 * k + 1,), generator=draw)])) for k in range(4)
-        ]
-    opening, longest = max(len(prompt) for prompt, _ in rows), max(len(text) for _, text in rows)
-    ids = torch.zeros((len(rows), opening + longest), dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    for row, (prompt, text) in enumerate(rows):
-        for start, tokens in ((opening - len(prompt), prompt), (opening, text)):
-            ids[row, start : start + len(tokens)] = tokens
-            mask[row, start : start + len(tokens)] = 1
-    labels = ids.masked_fill(mask == 0, IGNORED)
-    labels[:, :opening] = IGNORED
-    return ids, mask, labels
-
-
-def dense_models() -> list[tuple[Any, float]]:
-    """One in float64 wholly and a Llama in float32, each with the tolerance of its type."""
-    torch.manual_seed(0)
-    rope = {"rope_type": "default", "rope_theta": 10000.0}
-    exact: Any = Qwen3ForCausalLM(Qwen3Config(**SIZE, head_dim=8, rope_parameters=rope))
-    to_float64(exact)
-    return [(exact, 1e-12), (LlamaForCausalLM(LlamaConfig(**SIZE, head_dim=8, rope_parameters=rope)), 1e-5)]
-
-
-@pytest.mark.parametrize("number", [0, 1], ids=["qwen3", "llama"])
-def test_rows_as_trees_have_the_losses_and_gradients_of_rows_one_by_one(number: int) -> None:
-    model, tolerance = dense_models()[number]
-    ids, mask, labels = padded_rows()
-    scored = labels[:, 1:] != IGNORED
-    importance = torch.randn(scored.shape, dtype=torch.float64)
-    logits = model(input_ids=ids, attention_mask=mask).logits / 0.7
-    expected = logits.log_softmax(-1)[:, :-1].gather(-1, ids[:, 1:, None])[..., 0] * scored
-    (expected * importance).sum().backward()
-    gradients = [parameter.grad.clone() for parameter in model.parameters()]
-    model.zero_grad()
-    share_beginnings(model, 0.7)
-    output = model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True)
-    (output.log_probs * importance).sum().backward()
-    torch.testing.assert_close(output.log_probs, expected, rtol=0, atol=tolerance)
-    assert output.loss.item() == pytest.approx(-expected.sum().item() / scored.sum().item())
-    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-        torch.testing.assert_close(parameter.grad, gradient, rtol=0, atol=10 * tolerance)
-
-
-def test_a_tree_holds_what_its_rows_have_in_common_once() -> None:
-    ids, mask, labels = padded_rows()
-    forest = make_forest(ids, mask, labels)
-    assert len(forest.ids) == 3  # one for each prompt
-    rows = [
-        tuple(token for token, real in zip(*row, strict=True) if real)
-        for row in zip(ids.tolist(), mask.tolist(), strict=True)
-    ]
-    distinct = {row[:stop] for row in rows for stop in range(1, len(row) + 1)}
-    assert len(forest.nodes[mask.bool()].unique()) == len(distinct) < mask.sum()
-    assert torch.equal(forest.ids.flatten()[forest.nodes[mask.bool()]], ids[mask.bool()])
-    assert forest.positions.max() == max(map(len, rows)) - 1
-    assert torch.equal(
-        forest.attention[:, 0].sum(-1).flatten()[forest.nodes[mask.bool()]] - 1,
-        forest.positions.flatten()[forest.nodes[mask.bool()]],
-    )

@@ -147,7 +147,7 @@ def fine_tuned(base: Path, folder: Path, machine: Machine) -> "FineTuned":
         "targets": ["q_proj", "v_proj", "down_proj"], "experts": False,
     }  # fmt: skip
     with inside(folder):
-        lesson = FineTuning("lesson", base, settings, rows, {}, "", machine.accelerate)
+        lesson = FineTuning("lesson", base, settings, rows, {}, "", machine)
         adapter = fine_tune(lesson, load_policy(sampling, base, machine, Learner))
     return replace(adapter, folder=folder / adapter.folder)
 

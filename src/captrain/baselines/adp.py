@@ -156,7 +156,7 @@ def teach_trajectories(lesson: TrajectoryLesson) -> FineTuned:
     key = [code_digest(TrajectoryLesson), hashed]
     recipe = fine_tuning_settings(spec, settings.epochs, settings.learning_rate)
     return fine_tune(
-        FineTuning("adp", base, recipe, lines.rows, lines.left_out, card, spec.machine.accelerate, key),
+        FineTuning("adp", base, recipe, lines.rows, lines.left_out, card, spec.machine, key),
         policy,
     )
 

@@ -56,7 +56,7 @@ from captrain.routing import (
     openings,
     routable,
 )
-from captrain.training import Trained, capability_jobs, publish_adapters, train
+from captrain.training import LIBRARIES, Trained, capability_jobs, publish_adapters, train
 
 STAGE = "controls"
 NAMES = ("random", "failures", "lowest")
@@ -193,7 +193,7 @@ def run_controls(spec: Spec, base: Path, results: Path, artifacts: Path) -> list
     publish_environments(syntheses, folder, artifacts / STAGE, required=False)
     further = {result.capability.id: result.best.passport for result in syntheses if result.passed}
     jobs = [job for job in capability_jobs(spec, base, folder) if job.name in further]
-    publish_controls(selections, workshop.ledger, launch.run(train, jobs, spec.machine, STAGE), folder)
+    publish_controls(selections, workshop.ledger, launch.run(train, jobs, spec.machine, STAGE, LIBRARIES), folder)
     places = {name: (results / "environments", passport) for name, passport in passports.items()}
     places |= {name: (folder, passport) for name, passport in further.items()}
     evidence = _routing_evidence(report, places, results, artifacts, rollouts, spec.machine)

@@ -89,8 +89,7 @@ def teach_failures(lesson: FailureLesson) -> FineTuned:
     recipe = fine_tuning_settings(spec, settings.epochs, settings.learning_rate)
     key = [code_digest(teach_failures), target.fingerprint]
     discarded = dict(sorted(left_out.items()))
-    accelerate = spec.machine.accelerate
-    return fine_tune(FineTuning(NAME, lesson.base, recipe, demonstrations, discarded, card, accelerate, key), policy)
+    return fine_tune(FineTuning(NAME, lesson.base, recipe, demonstrations, discarded, card, spec.machine, key), policy)
 
 
 BASELINE = SFTBaseline(

@@ -176,8 +176,7 @@ def _fine_tuning(
     spec = lesson.spec
     settings = fine_tuning_settings(spec, epochs, spec.baselines.rejection_sft.learning_rate)
     card = f"| rollouts that passed, of its own on the target | {len(demonstrations)} of {rollouts} |\n"
-    accelerate = spec.machine.accelerate
-    return FineTuning(NAME, lesson.base, settings, demonstrations, {}, card, accelerate, [code_digest(refine)])
+    return FineTuning(NAME, lesson.base, settings, demonstrations, {}, card, spec.machine, [code_digest(refine)])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ from captrain.ledger import LedgerEntry, budget
 from captrain.models import Adapter
 from captrain.records import JsonObject, read_index
 from captrain.training import (
+    LIBRARIES,
     SFT_COLUMNS,
     FineTuned,
     Job,
@@ -51,7 +52,7 @@ class GRPOBaseline(Baseline):
     def compute(self, spec: Spec) -> str:
         """See `Baseline.compute`."""
         jobs = self.jobs(spec, Path(), trace_ledger())
-        publish_adapters(launch.run(train, jobs, spec.machine, self.name), self.name, self.name)
+        publish_adapters(launch.run(train, jobs, spec.machine, self.name, LIBRARIES), self.name, self.name)
         return f"{sum(job.rollouts for job in jobs)} rollouts"
 
     def publish_nothing(self) -> None:
@@ -108,7 +109,7 @@ class SFTBaseline(Baseline):
     def compute(self, spec: Spec) -> str:
         """See `Baseline.compute`."""
         self.publish_nothing()
-        adapters = launch.run(self.teach, self.lessons(spec, Path()), spec.machine, self.name)
+        adapters = launch.run(self.teach, self.lessons(spec, Path()), spec.machine, self.name, LIBRARIES)
         if adapters:
             publish_adapters(adapters, self.name, columns=SFT_COLUMNS)
         count = sum(adapter.demonstrations for adapter in adapters)

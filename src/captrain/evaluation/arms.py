@@ -20,7 +20,7 @@ from captrain.evaluation.rows import BASE
 from captrain.execution import launch
 from captrain.ledger import LedgerEntry, ledger_entry
 from captrain.models import Adapter, compose, parse_composition, require_trained
-from captrain.policies import Policy, TurnPolicy, check_ranks, load_policy
+from captrain.policies import LIBRARIES, Policy, TurnPolicy, check_ranks, load_policy
 from captrain.records import Rollout, read_index, read_json, read_table
 from captrain.rollouts import collect, floor_scores
 from captrain.routing import TurnRouter
@@ -125,7 +125,9 @@ def play_arms(spec: Spec, base: Path, results: Path) -> tuple[list[Rollout], pd.
         acting = [Path(arm.adapter.folder) for arm in (*whole, *compositions) if arm.adapter is not None]
         check_ranks(acting, spec.machine.vllm)
     batches = [ArmBatch(arms, base, spec) for arms in [*((arm,) for arm in whole), *portions]]
-    arm_rollouts = [pair for pairs in launch.run(play_batch, batches, spec.machine, "evaluation") for pair in pairs]
+    arm_rollouts = [
+        pair for pairs in launch.run(play_batch, batches, spec.machine, "evaluation", LIBRARIES) for pair in pairs
+    ]
     rows = _floor(arm_rollouts[0][1], load_benchmark(spec.benchmark, spec.machine)) + [
         (*_place(play), arm.name, arm.stage, play.trial, play.outcome, play.score.reward if play.score else None)
         for arm, rollouts in arm_rollouts

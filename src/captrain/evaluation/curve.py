@@ -27,6 +27,7 @@ from captrain.evaluation.tables import OUTCOMES
 from captrain.execution import launch
 from captrain.ledger import LedgerEntry, ledger_entry
 from captrain.models import CHECKPOINTS, Adapter, checkpoint_marks, require_trained
+from captrain.policies import LIBRARIES
 from captrain.records import IndexEntry, JsonObject, Rollout, load, read_index
 
 COLUMNS = ["method", "label", "point", "rollouts_spent", "pass_rate", "low", "high", "tasks", "errors"]
@@ -60,7 +61,7 @@ def play_curve(spec: Spec, project: Path = Path()) -> tuple[pd.DataFrame, list[L
     points = [*_points(spec, project)] if spec.curve.points > 1 else []
     batches = [ArmBatch(point.arms, project / "artifacts/base", spec) for point in points]
     rows, ledger = list[JsonObject](), list[LedgerEntry]()
-    for point, pairs in zip(points, launch.run(play_batch, batches, spec.machine, "curve"), strict=True):
+    for point, pairs in zip(points, launch.run(play_batch, batches, spec.machine, "curve", LIBRARIES), strict=True):
         rollouts = [rollout for _, part in pairs for rollout in part]
         rows.append(_row(point, rollouts, spec))
         item = f"{point.method} {point.number}"

@@ -1,4 +1,4 @@
-"""A process that computes with torch on a CPU: how many threads it has, and that it keeps its memory."""
+"""A process that computes with torch on a CPU: one thread, and memory that it keeps."""
 
 import ctypes
 import sys
@@ -8,16 +8,17 @@ TRIM_THRESHOLD, MMAP_MAX = -1, -4
 NEVER = 2**31 - 1
 
 
-def prepare_torch(threads: int = 1) -> None:
+def prepare_torch() -> None:
     """Make this process fit for many small products of matrices.
 
-    One thread, unless it has the machine for itself: other processes use the other cores better. And the C library
+    One thread: threads wait for each other by spinning, and other processes use the other cores better
+    (`captrain.models.passes`). And the C library
     keeps what is freed: glibc gives every block above 128 KiB back to the system at once, and to get its pages again
     for the next activation took half of the time of training. What a process has once used it keeps until its end.
     """
     import torch
 
-    torch.set_num_threads(threads)
+    torch.set_num_threads(1)
     if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "mallopt"):
         library.mallopt(MMAP_MAX, 0)
         library.mallopt(TRIM_THRESHOLD, NEVER)

@@ -1,10 +1,13 @@
 """Where work runs: independent items over worker processes on this machine, or as jobs of a cluster.
 
-Each worker is a fresh process with one thread (two threads with a busy neighbour are many times slower than one), and
-ends when its parent does, so that a killed pipeline leaves nothing behind; a job goes on, and the next pipeline finds
-it (`captrain.execution`). Where and how wide work runs is no part of its identity: results are the same either way.
+Each worker is a process with one thread (two threads with a busy neighbour are many times slower than one), and ends
+when its parent does, so that a killed pipeline leaves nothing behind; a job goes on, and the next pipeline finds it
+(`captrain.execution`). Workers are forked once the libraries that they need are there, since to import them takes
+longer than many an item; on a machine with GPUs, whose driver survives no fork, they start afresh. Where and how wide
+work runs is no part of its identity: results are the same either way.
 """
 
+import importlib
 import multiprocessing
 import os
 import sys
@@ -13,18 +16,27 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tqdm import tqdm
 
 from captrain.config import Machine
 from captrain.errors import UserError
 
+WORKER = "CAPTRAIN_WORKER"
+"""Set in the environment of workers."""
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def run(function: Callable[[Item], Result], items: Sequence[Item], machine: Machine, label: str) -> list[Result]:
+def run(
+    function: Callable[[Item], Result],
+    items: Sequence[Item],
+    machine: Machine,
+    label: str,
+    libraries: Sequence[str] = (),
+) -> list[Result]:
     """Apply a module-level function to every item; results in the order of the items.
 
     Args:
@@ -33,6 +45,7 @@ def run(function: Callable[[Item], Result], items: Sequence[Item], machine: Mach
         machine: where they run. Locally `workers` processes at the same time, of which 1 works in this process; on
             Slurm one job for each item, an array where there are several.
         label: name on the progress bar, and of the jobs.
+        libraries: modules that the function imports and that take long.
 
     Raises:
         UserError: a worker or a job died, or Slurm does not take jobs.
@@ -43,9 +56,18 @@ def run(function: Callable[[Item], Result], items: Sequence[Item], machine: Mach
 
         assert machine.slurm is not None
         return slurm.run(function, items, machine.slurm, label)
-    if machine.workers == 1 or len(items) <= 1:
+    if cores(machine) == 1 or len(items) <= 1:
         return [function(item) for item in tqdm(items, desc=label, unit="item")]
-    return _spread(function, items, machine.workers, label)
+    return _spread(function, items, machine.workers, label, libraries)
+
+
+def cores(machine: Machine) -> int:
+    """Count the processes that what runs here may share its work with, itself among them: those of the machine, or one
+    where it shares the machine with others."""
+    if machine.launcher == "slurm":
+        assert machine.slurm is not None
+        return machine.slurm.cpus
+    return 1 if multiprocessing.parent_process() is not None or WORKER in os.environ else machine.workers
 
 
 def dispatched() -> bool:
@@ -59,8 +81,14 @@ def report_progress(count: int, total: int, detail: str = "") -> None:
         print(f"{count} of {total}{f': {detail}' if detail else ''}", flush=True)
 
 
-def _spread(function: Callable[[Item], Result], items: Sequence[Item], workers: int, label: str) -> list[Result]:
-    context = multiprocessing.get_context("spawn")
+def _spread(
+    function: Callable[[Item], Result], items: Sequence[Item], workers: int, label: str, libraries: Sequence[str]
+) -> list[Result]:
+    for library in libraries:
+        importlib.import_module(library)
+    torch: Any = sys.modules.get("torch")
+    forks = torch is not None and not torch.cuda.is_available()
+    context = multiprocessing.get_context("fork" if forks else "spawn")
     with ProcessPoolExecutor(
         min(workers, len(items)), context, initializer=become_worker, initargs=(os.getpid(),)
     ) as pool:
@@ -78,8 +106,7 @@ def _spread(function: Callable[[Item], Result], items: Sequence[Item], workers: 
 
 def become_worker(parent: int) -> None:
     """Make this process a worker: one thread, and over when its parent, by process id, is."""
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ[name] = "1"
+    os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", WORKER: "1"}
 
     def watch() -> None:
         while os.getppid() == parent:

@@ -17,9 +17,7 @@ from .composition import lora_factors as lora_factors
 from .composition import normalised_weights as normalised_weights
 from .composition import parse_composition as parse_composition
 from .composition import save_lora_factors as save_lora_factors
-from .double import make_exact as make_exact
-from .double import share_beginnings as share_beginnings
-from .double import to_float64 as to_float64
+from .dense import to_float64 as to_float64
 from .endpoint import Completion as Completion
 from .endpoint import ContextLengthExceeded as ContextLengthExceeded
 from .endpoint import Endpoint as Endpoint
@@ -35,11 +33,14 @@ from .lora import copy_adapter as copy_adapter
 from .lora import load_weights as load_weights
 from .lora import require_trained as require_trained
 from .lora import save_adapter as save_adapter
+from .passes import SharedPasses as SharedPasses
 from .plain_lora import adapter_config as adapter_config
 from .plain_lora import read_plain_lora as read_plain_lora
 from .targets import LoraShape as LoraShape
 from .targets import expert_place as expert_place
 from .targets import lora_config as lora_config
+from .trainers import make_exact as make_exact
+from .trainers import share_beginnings as share_beginnings
 from .weights import DENSE as DENSE
 from .weights import load_module as load_module
 from .weights import model_source as model_source

@@ -1,72 +1,122 @@
 """Rows of tokens as trees, for training: what rows have in common from their beginning on is computed once.
 
 The rollouts of a group read one prompt and often write the same tokens for a while, as the engine knows, too
-(`captrain.policies.engine`). In a causal model a token's state depends on the tokens before it alone: one node of a
-tree stands for that token in every row that begins so, and attends to its ancestors. Losses and gradients are those of
-the rows one by one, at a fraction of the positions.
+(`captrain.policies.engine`), and all rows of a pass may begin with the same system prompt. In a causal model a token's
+state depends on the tokens before it alone: one node of a tree stands for that token in every row that begins so, and
+attends to its ancestors. Losses and gradients are those of the rows one by one, at a fraction of the positions; nodes
+lie one behind another, without padding.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-IGNORED = -100
-"""The label of a token that is not scored."""
+Row = tuple[Sequence[int], Sequence[int]]
+"""Token ids of a row, and 1 where a token is scored."""
+
+
+class Tree(NamedTuple):
+    """Rows with one prompt: nodes start to stop; attention: (nodes, nodes), whether a node (first) attends to another
+    (second), to itself and its ancestors; None where each node attends to all before it."""
+
+    start: int
+    stop: int
+    attention: Tensor | None
 
 
 @dataclass(frozen=True)
 class Forest:
-    """Rows as trees, one tree for all rows of a prompt.
+    """Rows as trees on a common trunk.
 
-    ids: (trees, nodes), zeros behind the last.
-    positions: (trees, nodes), the number of ancestors.
-    attention: (trees, 1, nodes, nodes), whether a node (third) attends to another (fourth): to itself and ancestors.
-    nodes: (rows, tokens), the node of each token, numbered through all trees; 0 for padding.
+    ids: (nodes,), token ids.
+    positions: (nodes,), the number of ancestors, those of the trunk included.
+    trunk: the first so many nodes are what all rows begin with.
+    trees: one for all rows of a prompt.
+    sources: (predictions,), nodes that a scored token follows, in order and each once.
+    places: (scored,), which of the predictions each scored token of each row is read from, row by row.
+    targets: (scored,), these tokens.
     """
 
     ids: Tensor
     positions: Tensor
-    attention: Tensor
-    nodes: Tensor
+    trunk: int
+    trees: tuple[Tree, ...]
+    sources: Tensor
+    places: Tensor
+    targets: Tensor
 
 
-def make_forest(ids: Tensor, mask: Tensor, labels: Tensor) -> Forest:
-    """Trees of padded rows, on the device of these.
+def make_forest(rows: Sequence[Row]) -> Forest:
+    """Trees of rows; what stands before the first scored token of a row is its prompt. A row's first token is never
+    scored: nothing predicts it."""
+    prompts = [tuple(ids[: next((i for i, flag in enumerate(scored) if flag), len(ids))]) for ids, scored in rows]
+    trunk = _common(list(dict.fromkeys(prompts)))
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for number, prompt in enumerate(prompts):
+        groups.setdefault(prompt, []).append(number)
+    ids, positions, trees = [*rows[0][0][:trunk]], [*range(trunk)], list[Tree]()
+    nodes = [list[int]() for _ in rows]
+    for members in groups.values():
+        start = len(ids)
+        parents, branches = list[int](), dict[tuple[int, int], int]()
+        for number in members:
+            parent, path = -1, [*range(trunk)]
+            for token in rows[number][0][trunk:]:
+                node = branches.setdefault((parent, token), len(parents))
+                if node == len(parents):
+                    parents.append(parent)
+                    ids.append(token)
+                    positions.append(1 + (positions[start + parent] if parent >= 0 else trunk - 1))
+                path.append(start + node)
+                parent = node
+            nodes[number] = path
+        if parents:
+            trees.append(Tree(start, len(ids), _attention(parents)))
+    pairs = [
+        (path[index - 1], token)
+        for (tokens, scored), path in zip(rows, nodes, strict=True)
+        for index, (token, flag) in enumerate(zip(tokens, scored, strict=True))
+        if flag and index
+    ]
+    sources, places = torch.tensor([node for node, _ in pairs], dtype=torch.long).unique(return_inverse=True)
+    targets = torch.tensor([token for _, token in pairs], dtype=torch.long)
+    return Forest(torch.tensor(ids), torch.tensor(positions), trunk, tuple(trees), sources, places, targets)
 
-    Args:
-        ids: (rows, tokens).
-        mask: (rows, tokens), 0 for padding.
-        labels: (rows, tokens); what stands before the first scored token is a row's prompt.
+
+def _common(prompts: Sequence[Sequence[int]]) -> int:
+    """The number of tokens that all prompts begin with; 0 where there is one prompt, which is a tree by itself."""
+    if len(prompts) == 1:
+        return 0
+    return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, zip(*prompts, strict=False)))
+
+
+def _attention(parents: Sequence[int]) -> Tensor | None:
+    if all(parent == node - 1 for node, parent in enumerate(parents)):
+        return None
+    attention = torch.eye(len(parents), dtype=torch.bool)
+    for node, parent in enumerate(parents):
+        if parent >= 0:
+            attention[node] |= attention[parent]
+    return attention
+
+
+def split_forest(rows: Sequence[Row], parts: int) -> list[list[int]]:
+    """Share rows out to processes: rows of a prompt stay together, and tokens are shared evenly.
+
+    Returns:
+        The numbers of the rows of each part, ascending; a part may be empty.
     """
-    trees: dict[tuple[int, ...], dict[tuple[int, int], int]] = {}
-    scored = labels != IGNORED
-    places: list[tuple[int, list[int], list[int]]] = []
-    for row, real, scores in zip(ids.tolist(), mask.bool().tolist(), scored.tolist(), strict=True):
-        columns = [column for column, token in enumerate(real) if token]
-        first = scores.index(True) if any(scores) else len(row)
-        prompt = tuple(row[column] for column in columns if column < first)
-        tree = trees.setdefault(prompt, {})
-        parent, path = -1, list[int]()
-        for column in columns:
-            parent = tree.setdefault((parent, row[column]), len(tree))
-            path.append(parent)
-        places.append(([*trees].index(prompt), columns, path))
-    size = max(map(len, trees.values()))
-    forest = Forest(
-        ids=torch.zeros((len(trees), size), dtype=torch.long),
-        positions=torch.zeros((len(trees), size), dtype=torch.long),
-        attention=torch.eye(size, dtype=torch.bool).repeat(len(trees), 1, 1, 1),
-        nodes=torch.zeros(ids.shape, dtype=torch.long),
-    )
-    for number, tree in enumerate(trees.values()):
-        attention, positions = forest.attention[number, 0], [0] * size
-        forest.ids[number, : len(tree)] = torch.tensor([token for _, token in tree])
-        for node, (parent, _) in enumerate(tree):
-            if parent >= 0:
-                attention[node] |= attention[parent]
-                positions[node] = positions[parent] + 1
-        forest.positions[number] = torch.tensor(positions)
-    for row, (number, columns, path) in enumerate(places):
-        forest.nodes[row, columns] = torch.tensor(path) + number * size
-    return Forest(*(tensor.to(ids.device) for tensor in (forest.ids, forest.positions, forest.attention, forest.nodes)))
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for number, (ids, scored) in enumerate(rows):
+        prompt = tuple(ids[: next((i for i, flag in enumerate(scored) if flag), len(ids))])
+        groups.setdefault(prompt, []).append(number)
+    shares, loads = [list[int]() for _ in range(parts)], [0] * parts
+    for members in sorted(groups.values(), key=lambda members: -sum(len(rows[number][0]) for number in members)):
+        least = loads.index(min(loads))
+        shares[least] += members
+        loads[least] += sum(len(rows[number][0]) for number in members)
+    return [sorted(share) for share in shares]

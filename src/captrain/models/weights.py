@@ -63,7 +63,7 @@ def load_module(folder: Path, precision: str) -> "PreTrainedModel":
     import torch
     from transformers import AutoModelForCausalLM
 
-    from captrain.models.double import to_float64
+    from captrain.models.dense import to_float64
 
     model = model_source(folder)
     module: Any = AutoModelForCausalLM.from_pretrained(

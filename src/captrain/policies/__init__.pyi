@@ -3,6 +3,7 @@ from .engine import sample_rows as sample_rows
 from .fleet import check_ranks as check_ranks
 from .local import LocalPolicy as LocalPolicy
 from .local import with_adapter as with_adapter
+from .policy import LIBRARIES as LIBRARIES
 from .policy import ClosedQuestion as ClosedQuestion
 from .policy import Play as Play
 from .policy import Policy as Policy

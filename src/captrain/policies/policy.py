@@ -9,6 +9,9 @@ from captrain.config import Component, Machine, build, takes
 from captrain.errors import InfrastructureError
 from captrain.records import Message
 
+LIBRARIES = ("torch", "transformers")
+"""Modules that a policy in this process imports (see `captrain.execution.launch.run`)."""
+
 
 class Playable(Protocol):
     """What a play needs of an episode: `captrain.contract.GuardedEpisode`, or one turn of a simulated user."""

@@ -26,6 +26,7 @@ from captrain.rounds.evidence import Evidence
 from captrain.rounds.rediscovery import rediscovery_table
 from captrain.routing import BASE, OPENINGS, AskedModel, Example, Router, examples, openings
 from captrain.training import (
+    LIBRARIES,
     SFT_COLUMNS,
     Faults,
     FineTuned,
@@ -102,7 +103,7 @@ def teach_in_rounds(spec: Spec, project: Path) -> Teaching | None:
     results, artifacts = project / "results" / GENERALIST, project / "artifacts" / GENERALIST
     diagnoses, account, ledger = list[Diagnosis](), list[JsonObject](), list[LedgerEntry]()
     lessons = [generalist_lesson(spec, base, evidence), *specialist_lessons(spec, base, evidence)]
-    generalist, *specialists = launch.run(teach_solutions, lessons, spec.machine, GENERALIST)
+    generalist, *specialists = launch.run(teach_solutions, lessons, spec.machine, GENERALIST, LIBRARIES)
     rounds = spec.baselines.solutions.rounds
     for number in range(1, rounds.count + 1):
         if rounds.condition == "undecided" and not _undecided(project, diagnoses):
@@ -123,7 +124,7 @@ def teach_in_rounds(spec: Spec, project: Path) -> Teaching | None:
         lessons = [generalist_lesson(spec, base, evidence)]
         if evidence.trained != previous.trained:
             lessons += specialist_lessons(spec, base, evidence)[len(previous.trained) :]
-        generalist, *further = launch.run(teach_solutions, lessons, spec.machine, GENERALIST)
+        generalist, *further = launch.run(teach_solutions, lessons, spec.machine, GENERALIST, LIBRARIES)
         specialists += further
     return Teaching(generalist, specialists, evidence, diagnoses, account, ledger)
 

@@ -1,4 +1,5 @@
 from .faults import Faults as Faults
+from .jobs import LIBRARIES as LIBRARIES
 from .jobs import EnvironmentFile as EnvironmentFile
 from .jobs import Job as Job
 from .jobs import Learner as Learner

@@ -14,6 +14,9 @@ from captrain.models import CHECKPOINTS, Adapter, checkpoint_marks, require_reco
 from captrain.policies import Policy, load_policy
 from captrain.records import JsonObject, Passport
 
+LIBRARIES = ("captrain.training.grpo", "trl.trainer.sft_trainer")
+"""Modules that bring what training imports (see `captrain.execution.launch.run`)."""
+
 
 @dataclass(frozen=True)
 class EnvironmentFile:

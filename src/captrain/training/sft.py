@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from captrain.config import Accelerate, Spec, build
+from captrain.config import Accelerate, Machine, Spec, build
 from captrain.execution import code_digest
 from captrain.ledger import LedgerEntry
 from captrain.models import Chat, LoraShape, adapter_digest, dialogue_tokens, load_module, lora_config
@@ -115,7 +115,7 @@ class FineTuning:
         demonstrations: what is trained on.
         left_out: how many further ones could not be used, by reason.
         card: rows of the model card that say where the demonstrations come from.
-        accelerate: by how many processes, and in which arithmetic.
+        machine: by how many processes, and in which arithmetic.
         key: what else decides the adapter, such as the code that made the demonstrations.
         stage: its workspaces lie in .cache/<stage>; "": the name.
     """
@@ -126,7 +126,7 @@ class FineTuning:
     demonstrations: Sequence[Demonstration]
     left_out: dict[str, int]
     card: str
-    accelerate: Accelerate
+    machine: Machine
     key: Sequence[str] = ()
     stage: str = ""
 
@@ -166,7 +166,7 @@ class _Training:
 
     @property
     def accelerate(self) -> Accelerate:
-        return self.job.accelerate
+        return self.job.machine.accelerate
 
     def portions(self) -> tuple[int, str]:
         return self.job.settings["batch"], "demonstrations of an update"
@@ -205,10 +205,10 @@ class _Training:
 
         hf_logging.set_verbosity_error()
         hf_logging.disable_progress_bar()
-        job, settings = self.job, self.job.settings
-        config = _configuration(settings, job.accelerate, folder)
+        job, settings, accelerate = self.job, self.job.settings, self.accelerate
+        config = _configuration(settings, accelerate, folder)
         set_seed(settings["seed"])
-        base = load_module(job.base, job.accelerate.precision)
+        base = load_module(job.base, accelerate.precision)
         shape = LoraShape(settings["rank"], settings["alpha"], settings["targets"], settings["experts"])
         trainer: Any = SFTTrainer(
             model=base,
@@ -217,8 +217,8 @@ class _Training:
             processing_class=self.tokenizer,
             peft_config=lora_config(base, shape),
         )
-        if job.accelerate.precision == "float64":
-            share_beginnings(trainer.model.get_base_model(), temperature=1.0)
+        share_beginnings(trainer.model.get_base_model(), 1.0, job.machine)
+        if accelerate.precision == "float64":
             make_exact(trainer, settings["seed"])
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(Checkpoints(folder, lambda: None))

@@ -101,7 +101,7 @@ def teach_solutions(lesson: SolutionLesson) -> FineTuned:
             rows,
             dict(sorted(left_out.items())),
             "".join(part.card for part in parts),
-            lesson.machine.accelerate,
+            lesson.machine,
             [code_digest(teach_solutions)],
             lesson.stage,
         ),

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from captrain.models import DENSE, make_exact, share_beginnings
+from captrain.models import make_exact, share_beginnings
 from captrain.records import JsonObject
 from captrain.training import collectives, mismatch
 from captrain.training.jobs import Job
@@ -52,17 +52,13 @@ class PolicyTrainer(GRPOTrainer):
     model_card = staticmethod(grpo_model_card)
 
     def prepare(self, job: Job, temperature: float) -> None:
-        """Set how a step is computed. TRL computes every row by itself, prompt and all; on a CPU that is most of the
-        time."""
-        accelerate = job.machine.accelerate
+        """Set how a step is computed."""
         assert isinstance(self.model, PeftModel)
         model = self.model.get_base_model()
         assert isinstance(model, PreTrainedModel)
-        if accelerate.precision == "float64":
-            share_beginnings(model, temperature)
+        share_beginnings(model, temperature, job.machine)
+        if job.machine.accelerate.precision == "float64":
             make_exact(self, job.seed)
-        elif accelerate.strategy == "none" and model.config.model_type in DENSE and not torch.cuda.is_available():
-            share_beginnings(model, temperature)
 
     def teaches(self, rewards: Sequence[float]) -> bool:
         """Whether a group of these rewards carries a signal."""

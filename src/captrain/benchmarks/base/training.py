@@ -102,7 +102,7 @@ def train_base(
     seed: int,
     folder: Path,
     show: Callable[[list[list[Supervised]]], Iterable[list[Supervised]]] = iter,
-    threads: int = 1,
+    processes: int = 1,
 ) -> JsonObject:
     """Train and save the base in Hugging Face format. Where `model` names one that is served elsewhere, nothing is
     trained and the folder holds that name alone.
@@ -112,7 +112,7 @@ def train_base(
         seed: run seed.
         folder: where model and tokenizer are written.
         show: wraps the sequence of batches, for a progress bar.
-        threads: no part of the result.
+        processes: that share the work; no part of the result.
 
     Returns:
         Summary: SHA-256 of the weights, parameter count, losses (mean over the last tenth of steps).
@@ -122,12 +122,11 @@ def train_base(
         publish_json(folder / "model.json", {"model": spec.model})
         return {"model": spec.model}
     import torch
-    import torch.nn.functional as F
     from transformers.utils import logging as hf_logging
 
-    from captrain.models import to_float64
+    from captrain.models import SharedPasses, to_float64
 
-    prepare_torch(threads)
+    prepare_torch()
     hf_logging.disable_progress_bar()
     source = build(spec.demonstrations, Demonstrations) if spec.demonstrations else None
     tokenizer = build_tokenizer(source)
@@ -135,14 +134,11 @@ def train_base(
     to_float64(model)
     batches = make_batches(Chat(tokenizer, source.tools if source else desk.TOOLS), spec, seed, source)
     optimizers = _optimizers(model, spec)
+    passes = SharedPasses(model, processes)
     warm = max(5, spec.steps // 20)
     losses = []
     for step, rows in enumerate(show(batches)):
-        width = max(len(ids) for ids, _ in rows)
-        ids = torch.tensor([row + [tokenizer.pad_token_id] * (width - len(row)) for row, _ in rows])
-        mask = torch.tensor([row + [0] * (width - len(row)) for _, row in rows]).bool()
-        hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]
-        loss = F.cross_entropy(model.lm_head(hidden[mask[:, 1:]]), ids[:, 1:][mask[:, 1:]])
+        loss = -passes.scores(rows).log_probs.mean()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         scale = min((step + 1) / warm, max(0.02, 1 - (step - warm) / max(1, spec.steps - warm)))

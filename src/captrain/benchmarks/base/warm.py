@@ -7,8 +7,7 @@ processor without instructions for it is some thirty times slower.
 """
 
 import random
-from collections.abc import Callable, Iterable, Sequence
-from itertools import takewhile
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from captrain.benchmarks import servicedesk as desk
@@ -17,6 +16,7 @@ from captrain.benchmarks.base.demonstrations import Demonstrations
 from captrain.benchmarks.base.training import Supervised, save_base, train_base
 from captrain.config import Base, Machine, build
 from captrain.errors import UserError
+from captrain.execution import launch
 from captrain.models import Chat, dialogue_tokens, load_module
 from captrain.records import JsonObject, Message, file_digest
 
@@ -24,8 +24,6 @@ Show = Callable[[list[list[Supervised]]], Iterable[list[Supervised]]]
 
 BUCKET = 8
 """Batches whose sequences are sorted by length together: little padding, still mixed."""
-THREADS = 2
-"""A number of its own, for sums are split by it."""
 REMEDY = "make it: `make smollm` for the one of experiment=smollm"
 
 
@@ -72,12 +70,6 @@ def make_batches(chat: Chat, spec: Base, seed: int, source: Demonstrations | Non
     return batches
 
 
-def shared(rows: Sequence[Sequence[int]]) -> int:
-    """How many tokens all rows begin with alike, of what comes before the last token of each."""
-    columns = zip(*(row[:-1] for row in rows), strict=False)
-    return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
-
-
 def make_base(spec: Base, seed: int, folder: Path, machine: Machine, show: Show = iter) -> JsonObject:
     """The base that the spec asks for: a pretrained model trained further, or `train_base`.
 
@@ -85,15 +77,16 @@ def make_base(spec: Base, seed: int, folder: Path, machine: Machine, show: Show 
         spec: the `base` section.
         seed: run seed.
         folder: where model and tokenizer are written.
-        machine: where pretrained models lie, and how many threads train the embedded one.
+        machine: where pretrained models lie, and how many processes share the training.
         show: wraps the sequence of batches, for a progress bar.
 
     Raises:
         UserError: the pretrained model is not there, or is another one.
     """
     if spec.pretrained is None:
-        return train_base(spec, seed, folder, show, machine.workers)
-    return warm_start(spec, seed, folder, pretrained_folder(spec.pretrained, Path(machine.pretrained)), show)
+        return train_base(spec, seed, folder, show, launch.cores(machine))
+    pretrained = pretrained_folder(spec.pretrained, Path(machine.pretrained))
+    return warm_start(spec, seed, folder, pretrained, show, launch.cores(machine))
 
 
 def warm_start(
@@ -102,6 +95,7 @@ def warm_start(
     folder: Path,
     pretrained: Path,
     show: Show = iter,
+    processes: int = 1,
 ) -> JsonObject:
     """Train a pretrained model further and save it in Hugging Face format.
 
@@ -111,37 +105,33 @@ def warm_start(
         folder: where model and tokenizer are written.
         pretrained: folder of the model to begin with, in the same format.
         show: wraps the sequence of batches, for a progress bar.
+        processes: that share the work; no part of the result.
 
     Returns:
         Summary as of `captrain.benchmarks.train_base`, and what was trained on.
     """
     import torch
-    import torch.nn.functional as F
     from transformers import PreTrainedTokenizerFast
     from transformers.utils import logging as hf_logging
 
+    from captrain.models import SharedPasses
+
     # Not `prepare_torch`: sequences of many lengths, and a process that keeps what it has once used would keep it all.
-    torch.set_num_threads(THREADS)
+    torch.set_num_threads(1)
     hf_logging.disable_progress_bar()
     torch.manual_seed(seed)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(pretrained)
     model = load_module(pretrained, "float32")
-    body, head = model.get_submodule("model"), model.get_submodule("lm_head")
     source = build(spec.demonstrations, Demonstrations) if spec.demonstrations else None
     batches = make_batches(Chat(tokenizer, source.tools if source else desk.TOOLS), spec, seed, source)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=spec.learning_rate, betas=(0.9, 0.95), weight_decay=spec.weight_decay
     )
+    passes = SharedPasses(model, processes)
     warm = max(1, spec.steps // 20)
     losses: list[float] = []
     for step, rows in enumerate(show(batches)):
-        width, common = max(len(ids) for ids, _ in rows), shared([ids for ids, _ in rows])
-        ids = torch.tensor([row + [tokenizer.pad_token_id] * (width - len(row)) for row, _ in rows])
-        mask = torch.tensor([row + [0] * (width - len(row)) for _, row in rows]).bool()[:, common + 1 :]
-        cache = body(input_ids=ids[:1, :common], use_cache=True).past_key_values
-        cache.batch_repeat_interleave(len(rows))
-        hidden = body(input_ids=ids[:, common:-1], past_key_values=cache).last_hidden_state
-        loss = F.cross_entropy(head(hidden[mask]), ids[:, common + 1 :][mask])
+        loss = -passes.scores(rows).log_probs.mean()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         scale = min((step + 1) / warm, max(0.05, 1 - (step - warm) / max(1, spec.steps - warm)))

@@ -1,0 +1,195 @@
+"""Forward and backward passes over rows, shared by processes of this machine.
+
+Threads of one process wait for each other by spinning, which beside other work is many times slower than one thread
+alone. So the rows of a pass are shared out to processes of one thread each, which sleep while they wait. The gradients
+of the parts are added in the order of the parts, and there are as many parts whatever the number of processes, so that
+one process and two give the same bytes.
+
+A process is forked when the first pass is made: it has the model as it then is, and gets the trained weights anew with
+each pass. It ends with the process that has forked it.
+"""
+
+import mmap
+import multiprocessing
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import accumulate
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from captrain.errors import UserError
+from captrain.models.dense import Scores, token_scores
+from captrain.models.forest import Row, make_forest, split_forest
+
+PARTS = 2
+"""Of the rows of a pass."""
+
+
+class SharedPasses:
+    """Passes of one model.
+
+    Args:
+        model: a dense Qwen3 or Llama (see `token_scores`); gradients are those of what requires them now.
+        processes: that share a pass, this one among them; no more than `PARTS` have work.
+    """
+
+    def __init__(self, model: nn.Module, processes: int) -> None:
+        self.model = model
+        self.processes = min(processes, PARTS)
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._helpers: list[_Helper] = []
+
+    def scores(self, rows: Sequence[Row], temperature: float = 1.0) -> Scores:
+        """Score tokens under the model, as `token_scores` does.
+
+        Args:
+            rows: token ids, and 1 where a token is scored.
+            temperature: logits are divided by it.
+
+        Returns:
+            Scores of the scored tokens, row by row.
+
+        Raises:
+            UserError: a process that shares the pass died.
+        """
+        scores: Any = _Pass.apply(self, rows, temperature, *self.parameters)
+        return Scores(*scores)
+
+    def helpers(self) -> "list[_Helper]":
+        """The processes beside this one, which are started if they are not there yet."""
+        while len(self._helpers) < self.processes - 1:
+            self._helpers.append(_Helper(self.model, self.parameters))
+        return self._helpers
+
+
+class _Part:
+    """A part of a pass in the process that computes it: from its rows to the gradients of the parameters."""
+
+    def __init__(self, model: nn.Module, rows: Sequence[Row], temperature: float, differentiated: bool) -> None:
+        with torch.set_grad_enabled(differentiated):
+            self.scores = token_scores(model, make_forest(rows), temperature) if rows else None
+
+    def values(self) -> list[Tensor]:
+        """Scores without their history; nothing for no rows."""
+        return [values.detach() for values in self.scores] if self.scores is not None else []
+
+    def gradients(self, gradient: Tensor, parameters: Sequence[Tensor]) -> list[Tensor | None]:
+        """Of the parameters, from that of the log-probabilities."""
+        if self.scores is None or not len(gradient):
+            return [None] * len(parameters)
+        return [*torch.autograd.grad(self.scores.log_probs, parameters, gradient, allow_unused=True)]
+
+
+class _Helper:
+    """A process that computes parts of passes; weights and gradients are in memory that both processes have."""
+
+    def __init__(self, model: nn.Module, parameters: Sequence[Tensor]) -> None:
+        self.weights, self.gradients = ([_shared(parameter) for parameter in parameters] for _ in range(2))
+        context = multiprocessing.get_context("fork")
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(target=self._serve, args=(theirs, model, parameters), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def _serve(self, connection: Connection, model: nn.Module, parameters: Sequence[Tensor]) -> None:
+        self.connection.close()
+        part: _Part | None = None
+        # Whoever asks has gone: there is nobody to tell.
+        with suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
+            while True:
+                question = connection.recv()
+                if isinstance(question, tuple):
+                    with torch.no_grad():
+                        for parameter, weights in zip(parameters, self.weights, strict=True):
+                            parameter.copy_(weights)
+                    part = _Part(model, *question)
+                    connection.send([values.numpy() for values in part.values()])
+                else:
+                    assert part is not None
+                    found = part.gradients(torch.from_numpy(question), parameters)
+                    for place, gradient in zip(self.gradients, found, strict=True):
+                        if gradient is not None:
+                            place.copy_(gradient)
+                    part = None
+                    connection.send([gradient is not None for gradient in found])
+
+    def begin(self, parameters: Sequence[Tensor], rows: Sequence[Row], temperature: float, keep: bool) -> None:
+        """Give it a part of a pass; `keep` what its gradient needs."""
+        for place, parameter in zip(self.weights, parameters, strict=True):
+            place.copy_(parameter.detach())
+        self.connection.send((rows, temperature, keep))
+
+    def answer(self) -> Any:
+        """What it has found.
+
+        Raises:
+            UserError: it died.
+        """
+        try:
+            return self.connection.recv()
+        except (EOFError, ConnectionResetError):
+            raise UserError(
+                "a process that shares the training of this one died: it was killed, or memory ran out",
+                "run again, with machine.workers=1 if it was memory; training goes on from its last checkpoint",
+            ) from None
+
+
+def _shared(like: Tensor) -> Tensor:
+    """A tensor of a shape and type in memory that a forked process has, too."""
+    memory = mmap.mmap(-1, like.numel() * like.element_size())
+    return torch.frombuffer(memory, dtype=like.dtype).view(like.shape)
+
+
+class _Pass(torch.autograd.Function):
+    """Scores of all parts, row by row."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, passes: SharedPasses, rows: Sequence[Row], temperature: float, *parameters: Tensor
+    ) -> tuple[Tensor, ...]:
+        keep = any(ctx.needs_input_grad)
+        shares = split_forest(rows, PARTS)
+        others = passes.helpers()
+        for helper, share in zip(others, shares[1:], strict=False):
+            helper.begin(parameters, [rows[number] for number in share], temperature, keep)
+        mine = [shares[0], *shares[1 + len(others) :]]
+        own = [_Part(passes.model, [rows[number] for number in share], temperature, keep) for share in mine]
+        found = [own[0].values(), *([torch.from_numpy(values) for values in helper.answer()] for helper in others)]
+        found += [part.values() for part in own[1:]]
+        bounds = [0, *accumulate(sum(scored[1:]) for _, scored in rows)]
+        places = [
+            torch.tensor([place for number in share for place in range(bounds[number], bounds[number + 1])])
+            for share in shares
+        ]
+        ctx.passes, ctx.own, ctx.places = passes, own, places
+        whole = [
+            torch.cat([values[kind] for values in found if values])[torch.cat(places).long().argsort()]
+            for kind in range(len(Scores._fields))
+        ]
+        ctx.mark_non_differentiable(*whole[1:])
+        return tuple(whole)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        passes, own, places = ctx.passes, ctx.own, ctx.places
+        parts = [gradients[0][part.long()] for part in places]
+        others = passes.helpers()
+        for helper, gradient in zip(others, parts[1:], strict=False):
+            helper.connection.send(gradient.contiguous().numpy())
+        mine = [parts[0], *parts[1 + len(others) :]]
+        found = [part.gradients(gradient, passes.parameters) for part, gradient in zip(own, mine, strict=True)]
+        theirs = [
+            [place.clone() if there else None for place, there in zip(helper.gradients, helper.answer(), strict=True)]
+            for helper in others
+        ]
+        ordered = [found[0], *theirs, *found[1:]]
+        return (None, None, None, *(_sum(column) for column in zip(*ordered, strict=True)))
+
+
+def _sum(gradients: Sequence[Tensor | None]) -> Tensor | None:
+    """In the order of the parts."""
+    there = [gradient for gradient in gradients if gradient is not None]
+    return sum(there[1:], there[0]) if there else None

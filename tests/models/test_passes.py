@@ -1,0 +1,166 @@
+"""Passes over rows as trees, in one process and in two: scores and gradients are those of the rows one by one."""
+
+import os
+import signal
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+
+from captrain.config import Accelerate, Machine
+from captrain.errors import UserError
+from captrain.models.dense import to_float64
+from captrain.models.forest import Row, make_forest, split_forest
+from captrain.models.passes import SharedPasses
+from captrain.models.trainers import IGNORED, share_beginnings
+
+SIZE: dict[str, Any] = {
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "initializer_range": 0.3,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+}
+FORMS: dict[str, Any] = {
+    "a prompt each": lambda number: number,
+    "one prompt for all": lambda number: 0,
+    "groups": lambda number: number % 3,
+}
+
+
+def a_model(kind: str) -> PreTrainedModel:
+    """A Qwen3 in float64 wholly or a Llama in float32, with queries in groups."""
+    torch.manual_seed(0)
+    if kind == "llama":
+        return LlamaForCausalLM(LlamaConfig(**SIZE))
+    model = Qwen3ForCausalLM(Qwen3Config(**SIZE))
+    to_float64(model)
+    return model
+
+
+def some_rows(form: str, count: int = 8) -> list[Row]:
+    """Rows of several lengths that begin alike, some with a prompt and a first answer in common."""
+    draw = torch.Generator().manual_seed(1)
+    system, stem = (torch.randint(1, 50, (size,), generator=draw).tolist() for size in (6, 4))
+    rows = []
+    for number in range(count):
+        prompt = FORMS[form](number)
+        ids = [*system, *([1 + prompt] * (1 + prompt)), *stem[: 1 + number % 4]]
+        ids += torch.randint(1, 50, (3 + 2 * number,), generator=draw).tolist()
+        first = len(system) + 1 + prompt
+        rows.append((ids, [place >= first and place % 5 != 0 for place in range(len(ids))]))
+    return rows
+
+
+def padded(rows: list[Row]) -> tuple[Tensor, Tensor, Tensor]:
+    """Ids, mask and labels as TRL pads them, left and right."""
+    width = max(len(ids) for ids, _ in rows) + 2
+    ids, mask = torch.zeros((len(rows), width), dtype=torch.long), torch.zeros((len(rows), width), dtype=torch.long)
+    labels = torch.full((len(rows), width), IGNORED)
+    for number, (tokens, scored) in enumerate(rows):
+        place = slice(number % 3, number % 3 + len(tokens))
+        ids[number, place], mask[number, place] = torch.tensor(tokens), 1
+        labels[number, place] = torch.tensor([t if s else IGNORED for t, s in zip(tokens, scored, strict=True)])
+    return ids, mask, labels
+
+
+def one_by_one(model: PreTrainedModel, rows: list[Row]) -> Tensor:
+    """Log-probabilities of scored tokens by the model's own modules."""
+    parts = []
+    for ids, scored in rows:
+        distribution = (model(input_ids=torch.tensor([ids])).logits[0] / 0.7).log_softmax(-1)
+        places = [place for place, flag in enumerate(scored) if flag]
+        parts.append(distribution[[place - 1 for place in places], [ids[place] for place in places]])
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("kind", "tolerance"), [("qwen3", 1e-12), ("llama", 1e-5)])
+def test_scores_and_gradients_are_those_of_the_rows_one_by_one(kind: str, tolerance: float, form: str) -> None:
+    model, rows = a_model(kind), some_rows(form)
+    expected = one_by_one(model, rows)
+    importance = torch.randn(expected.shape, dtype=torch.float64)
+    (expected * importance).sum().backward()
+    gradients = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+    model.zero_grad()
+    scores = SharedPasses(model, 1).scores(rows, 0.7)
+    torch.testing.assert_close(scores.log_probs, expected, rtol=0, atol=tolerance)
+    (scores.log_probs * importance).sum().backward()
+    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=100 * tolerance, atol=10 * tolerance)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_two_processes_give_the_bytes_of_one_before_and_after_an_update(form: str) -> None:
+    found = []
+    for processes in (1, 2):
+        model, rows = a_model("qwen3"), some_rows(form)
+        passes = SharedPasses(model, processes)
+        values: list[Tensor] = []
+        for _ in range(2):
+            model.zero_grad()
+            scores = passes.scores(rows)
+            (scores.log_probs * torch.arange(len(scores.log_probs))).sum().backward()
+            with torch.no_grad():
+                gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+                values += [*scores, *(gradient.clone() for gradient in gradients)]
+                for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                    parameter -= 0.01 * gradient
+        found.append(values)
+    assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
+
+
+def test_a_process_that_is_killed_is_one_message() -> None:
+    passes = SharedPasses(a_model("qwen3"), 2)
+    passes.scores(some_rows("groups"))
+    [helper] = passes.helpers()
+    assert helper.process.pid is not None
+    os.kill(helper.process.pid, signal.SIGKILL)
+    with pytest.raises(UserError, match="shares the training of this one died") as refusal:
+        passes.scores(some_rows("groups"))
+    assert "machine.workers=1" in refusal.value.remedy
+
+
+@pytest.mark.parametrize("strategy", ["none", "fsdp"])
+def test_the_head_of_trl_is_replaced_by_one_of_equal_scores(strategy: Any) -> None:
+    model, rows = a_model("qwen3"), some_rows("groups")
+    expected = one_by_one(model, rows)
+    accelerate = Accelerate(strategy=strategy, processes=1 if strategy == "none" else 2)
+    share_beginnings(model, 0.7, Machine(workers=1, batch=8, accelerate=accelerate))
+    ids, mask, labels = padded(rows)
+    output: Any = model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True)
+    scored = labels[:, 1:] != IGNORED
+    torch.testing.assert_close(output.log_probs[scored], expected, rtol=0, atol=1e-12)
+    assert not output.log_probs[~scored].any() and torch.equal(output.label_mask, scored)
+    assert output.loss.item() == pytest.approx(-expected.mean().item())
+    likeliest = model.get_output_embeddings()
+    assert likeliest is not None and output.is_top1.dtype == torch.bool
+
+
+def test_a_forest_holds_what_rows_have_in_common_once() -> None:
+    rows = some_rows("groups")
+    forest = make_forest(rows)
+    distinct = {tuple(ids[:stop]) for ids, _ in rows for stop in range(1, len(ids) + 1)}
+    prompts = {tuple(ids[: scored.index(True)]) for ids, scored in rows}
+    assert len(forest.trees) == len(prompts) == 3 and forest.trunk == 6
+    # Prompts of different groups that begin alike beyond the trunk are trees of their own.
+    assert len(distinct) <= len(forest.ids) < sum(len(ids) for ids, _ in rows)
+    assert forest.targets.tolist() == [
+        token for ids, scored in rows for token, flag in zip(ids, scored, strict=True) if flag
+    ]
+    assert forest.positions.max() == max(len(ids) for ids, _ in rows) - 1
+
+
+def test_rows_of_a_prompt_stay_together_and_tokens_are_shared_evenly() -> None:
+    rows = some_rows("groups", 12)
+    shares = split_forest(rows, 2)
+    assert sorted(number for share in shares for number in share) == [*range(12)]
+    prompts = [{tuple(rows[number][0][: rows[number][1].index(True)]) for number in share} for share in shares]
+    assert not prompts[0] & prompts[1]
+    assert split_forest(rows[:1], 2) == [[0], []]
