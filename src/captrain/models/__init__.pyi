@@ -40,7 +40,7 @@ from .targets import LoraShape as LoraShape
 from .targets import expert_place as expert_place
 from .targets import lora_config as lora_config
 from .trainers import make_exact as make_exact
-from .trainers import share_beginnings as share_beginnings
+from .trainers import prepare_trainer as prepare_trainer
 from .weights import DENSE as DENSE
 from .weights import load_module as load_module
 from .weights import model_source as model_source

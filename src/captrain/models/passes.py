@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from itertools import accumulate
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -57,6 +57,19 @@ class SharedPasses:
         """
         scores: Any = _Pass.apply(self, rows, temperature, *self.parameters)
         return Scores(*scores)
+
+    def close(self) -> None:
+        """End the other processes; a later pass starts them anew."""
+        while self._helpers:
+            self._helpers.pop().close()
+
+    def __enter__(self) -> Self:
+        """Return the passes."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close them."""
+        self.close()
 
     def helpers(self) -> "list[_Helper]":
         """The processes beside this one, which are started if they are not there yet."""
@@ -122,6 +135,11 @@ class _Helper:
             place.copy_(parameter.detach())
         self.connection.send((rows, temperature, keep))
 
+    def close(self) -> None:
+        """End it."""
+        self.connection.close()
+        self.process.join()
+
     def answer(self) -> Any:
         """What it has found.
 
@@ -131,6 +149,7 @@ class _Helper:
         try:
             return self.connection.recv()
         except (EOFError, ConnectionResetError):
+            self.close()
             raise UserError(
                 "a process that shares the training of this one died: it was killed, or memory ran out",
                 "run again, with machine.workers=1 if it was memory; training goes on from its last checkpoint",

@@ -22,7 +22,7 @@ IGNORED = -100
 """The label of a token that is not scored."""
 
 
-def share_beginnings(model: "PreTrainedModel", temperature: float, machine: Machine) -> None:
+def share_beginnings(model: "PreTrainedModel", temperature: float, machine: Machine) -> SharedPasses | None:
     """Replace the head that TRL adds to a causal LM (`trl.trainer.utils.add_fused_lm_head`) by `SharedPasses`, in
     place, where the model is dense and computes on a CPU: TRL computes every row by itself, prompt and all, which is
     most of the time there. What TRL asks of it is the same: log-probabilities and entropies of labels, and their loss.
@@ -32,12 +32,15 @@ def share_beginnings(model: "PreTrainedModel", temperature: float, machine: Mach
         model: the base of a PEFT model, before it trains.
         temperature: logits are divided by it.
         machine: by how many processes, and in which arithmetic.
+
+    Returns:
+        What the new head computes with, to be closed after training; None where modules compute.
     """
     accelerate = machine.accelerate
     dense = model.config.model_type in DENSE and not torch.cuda.is_available()
     sharded = accelerate.strategy == "fsdp"
     if accelerate.precision != "float64" and (sharded or not dense):
-        return
+        return None
     from trl.trainer.utils import FusedCausalLMOutput
 
     passes = None if sharded else SharedPasses(model, launch.cores(machine))
@@ -73,6 +76,7 @@ def share_beginnings(model: "PreTrainedModel", temperature: float, machine: Mach
         )
 
     model.forward = types.MethodType(forward, model)
+    return passes
 
 
 def _module_scores(
@@ -102,3 +106,31 @@ def make_exact(trainer: "Trainer", seed: int) -> None:
     settings = {"lr": options.learning_rate, "betas": betas, "eps": options.adam_epsilon}
     trainer.optimizer_cls_and_kwargs = (AdamW, settings)
     draw_adapter(model, seed)
+
+
+def prepare_trainer(trainer: "Trainer", temperature: float, machine: Machine, seed: int) -> None:
+    """Give one of TRL's trainers of an adapter the head of `share_beginnings`, and in float64 the steps of
+    `make_exact`.
+
+    Args:
+        trainer: before it trains.
+        temperature: of the policy that sampled.
+        machine: by how many processes, and in which arithmetic.
+        seed: of the adapter's initial weights.
+    """
+    from transformers import TrainerCallback
+
+    adapted: Any = trainer.model
+    passes = share_beginnings(adapted.get_base_model(), temperature, machine)
+    if machine.accelerate.precision == "float64":
+        make_exact(trainer, seed)
+    if passes is not None:
+
+        class Closing(TrainerCallback):
+            """Ends the processes that share the passes."""
+
+            def on_train_end(self, *_: object, **__: object) -> None:
+                """Close them."""
+                passes.close()
+
+        trainer.add_callback(Closing())

@@ -200,7 +200,7 @@ class _Training:
         from transformers.utils import logging as hf_logging
         from trl.trainer.sft_trainer import SFTTrainer
 
-        from captrain.models import make_exact, share_beginnings
+        from captrain.models import prepare_trainer
         from captrain.training.checkpoints import Checkpoints
 
         hf_logging.set_verbosity_error()
@@ -217,9 +217,7 @@ class _Training:
             processing_class=self.tokenizer,
             peft_config=lora_config(base, shape),
         )
-        share_beginnings(trainer.model.get_base_model(), 1.0, job.machine)
-        if accelerate.precision == "float64":
-            make_exact(trainer, settings["seed"])
+        prepare_trainer(trainer, 1.0, job.machine, settings["seed"])
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(Checkpoints(folder, lambda: None))
         return trainer

@@ -11,12 +11,10 @@ from typing import Any
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
 import torch
-from peft import PeftModel
-from transformers import PreTrainedModel
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from captrain.models import make_exact, share_beginnings
+from captrain.models import prepare_trainer
 from captrain.records import JsonObject
 from captrain.training import collectives, mismatch
 from captrain.training.jobs import Job
@@ -53,12 +51,7 @@ class PolicyTrainer(GRPOTrainer):
 
     def prepare(self, job: Job, temperature: float) -> None:
         """Set how a step is computed."""
-        assert isinstance(self.model, PeftModel)
-        model = self.model.get_base_model()
-        assert isinstance(model, PreTrainedModel)
-        share_beginnings(model, temperature, job.machine)
-        if job.machine.accelerate.precision == "float64":
-            make_exact(self, job.seed)
+        prepare_trainer(self, temperature, job.machine, job.seed)
 
     def teaches(self, rewards: Sequence[float]) -> bool:
         """Whether a group of these rewards carries a signal."""

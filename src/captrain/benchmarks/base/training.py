@@ -134,19 +134,19 @@ def train_base(
     to_float64(model)
     batches = make_batches(Chat(tokenizer, source.tools if source else desk.TOOLS), spec, seed, source)
     optimizers = _optimizers(model, spec)
-    passes = SharedPasses(model, processes)
     warm = max(5, spec.steps // 20)
     losses = []
-    for step, rows in enumerate(show(batches)):
-        loss = -passes.scores(rows).log_probs.mean()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        scale = min((step + 1) / warm, max(0.02, 1 - (step - warm) / max(1, spec.steps - warm)))
-        for optimizer in optimizers:
-            optimizer.param_groups[0]["lr"] = spec.learning_rate * scale
-            optimizer.step()
-            optimizer.zero_grad()
-        losses.append(loss.item())
+    with SharedPasses(model, processes) as passes:
+        for step, rows in enumerate(show(batches)):
+            loss = -passes.scores(rows).log_probs.mean()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scale = min((step + 1) / warm, max(0.02, 1 - (step - warm) / max(1, spec.steps - warm)))
+            for optimizer in optimizers:
+                optimizer.param_groups[0]["lr"] = spec.learning_rate * scale
+                optimizer.step()
+                optimizer.zero_grad()
+            losses.append(loss.item())
     return save_base(model.float(), tokenizer, folder, losses)  # exact: see `captrain.models.barrier`
 
 

@@ -127,18 +127,18 @@ def warm_start(
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=spec.learning_rate, betas=(0.9, 0.95), weight_decay=spec.weight_decay
     )
-    passes = SharedPasses(model, processes)
     warm = max(1, spec.steps // 20)
     losses: list[float] = []
-    for step, rows in enumerate(show(batches)):
-        loss = -passes.scores(rows).log_probs.mean()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        scale = min((step + 1) / warm, max(0.05, 1 - (step - warm) / max(1, spec.steps - warm)))
-        optimizer.param_groups[0]["lr"] = spec.learning_rate * scale
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
+    with SharedPasses(model, processes) as passes:
+        for step, rows in enumerate(show(batches)):
+            loss = -passes.scores(rows).log_probs.mean()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scale = min((step + 1) / warm, max(0.05, 1 - (step - warm) / max(1, spec.steps - warm)))
+            optimizer.param_groups[0]["lr"] = spec.learning_rate * scale
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
     return {
         "pretrained": spec.pretrained,
         **save_base(model, tokenizer, folder, losses),
