@@ -59,8 +59,7 @@ installations: $(STAMP) ## make the environments of other packages that their te
 	@for name in bfcl tau2 agentdojo openenv verifiers; do captrain benchmark install $$name || exit; done
 
 repro: $(STAMP) ## run the pipeline that params.yaml selects, then print its results
-	@dvc repro
-	@captrain results
+	@captrain run
 
 figures: $(STAMP) ## draw the figures again from results/
 	@python scripts/figures.py

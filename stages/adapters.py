@@ -8,11 +8,12 @@ from captrain.training import LIBRARIES, capability_jobs, publish_adapters, trai
 
 
 @entry_point
-def main() -> None:
+def main() -> str:
     """Environments, base -> artifacts/adapters, results/adapters."""
     spec = load_spec()
     jobs = capability_jobs(spec, Path("artifacts/base"), Path("results/environments"))
     publish_adapters(launch.run(train, jobs, spec.machine, "adapters", LIBRARIES), "adapters", "trace")
+    return f"{len(jobs)} adapters"
 
 
 if __name__ == "__main__":

@@ -14,7 +14,13 @@ from captrain.records import publish_json
 def main() -> None:
     """Spec -> artifacts/base, results/base.json."""
     spec, folder = load_spec(), Path("artifacts/base")
-    summary = make_base(spec.base, spec.seed, folder, spec.machine, lambda batches: tqdm(batches, unit="step"))
+    summary = make_base(
+        spec.base,
+        spec.seed,
+        folder,
+        spec.machine,
+        lambda batches: tqdm(batches, desc="base", unit="step", leave=False, disable=None),
+    )
     publish_json(Path("results/base.json"), summary)
 
 

@@ -2,16 +2,14 @@
 
 from pathlib import Path
 
-import rich
-
-from captrain.capabilities import select, selection_table, stability_table
+from captrain.capabilities import select, stability_table
 from captrain.config import load_spec
 from captrain.execution import entry_point
 from captrain.records import Capability, RolloutLabels, load, publish, publish_json, publish_text
 
 
 @entry_point
-def main() -> None:
+def main() -> str:
     spec, folder = load_spec(), Path("results/capabilities")
     labels = load(Path("artifacts/labels/labels.jsonl"), RolloutLabels)
     candidates = load(Path("results/labels/candidates.jsonl"), Capability)
@@ -19,7 +17,8 @@ def main() -> None:
     publish_json(folder / "selection.json", selected.report)
     publish(folder / "capabilities.jsonl", selected.capabilities)
     publish_text(folder / "stability.csv", stability_table(selected.report).to_csv(index=False, float_format="%.6f"))
-    rich.print(selection_table(selected.report))
+    names = ", ".join(capability.id for capability in selected.capabilities)
+    return f"{len(selected.capabilities)} of {len(candidates)} candidates selected: {names or 'none'}"
 
 
 if __name__ == "__main__":

@@ -7,10 +7,11 @@ from captrain.execution import entry_point
 
 
 @entry_point
-def main() -> None:
+def main() -> str:
     choice = load_choice(Path("params.yaml"))
     composed = compose_spec(choice.experiment, choice.seed, choice.overrides, Path("conf"))
     publish_spec(composed, Path("results/spec.yaml"))
+    return f"experiment {choice.experiment}, seed {choice.seed}" + "".join(f", {text}" for text in choice.overrides)
 
 
 if __name__ == "__main__":

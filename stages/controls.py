@@ -8,15 +8,14 @@ from captrain.execution import entry_point
 
 
 @entry_point
-def main() -> None:
+def main() -> str:
     """Selection, environments, base -> artifacts/controls, results/controls."""
     spec, results, lines = load_spec(), Path("results"), ["no controls: controls.run is false"]
     if spec.controls.run:
         lines = run_controls(spec, Path("artifacts/base"), results, Path("artifacts"))
     else:
         publish_controls({}, [], [], results / "controls")
-    for line in lines:
-        print(line)
+    return "; ".join(lines) or "results/controls, artifacts/controls"
 
 
 if __name__ == "__main__":

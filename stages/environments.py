@@ -11,7 +11,7 @@ from captrain.rollouts import PolicySource
 
 
 @entry_point
-def main() -> None:
+def main() -> str:
     run = load_spec()
     policy = PolicySource(run.exploring(), Path("artifacts/base"), run.machine)
     benchmark = load_benchmark(run.benchmark, run.machine)
@@ -22,6 +22,7 @@ def main() -> None:
     briefs = [make_brief(capability, benchmark.tools, rollouts, run.benchmark) for capability in selected]
     results = synthesize_each(briefs, synthesizer, policy, standard, run.machine, run.seed)
     publish_environments(results, Path("results/environments"), Path("artifacts/environments"))
+    return f"{sum(result.passport.passed for result in results)} of {len(briefs)} environments have their passport"
 
 
 if __name__ == "__main__":

@@ -9,11 +9,12 @@ from captrain.records import publish
 
 
 @entry_point
-def main() -> None:
+def main() -> str:
     """Adapters, routes, ledgers -> artifacts/evaluation, results/evaluation."""
     rollouts, evaluation = evaluate_project(load_spec())
     publish(Path("artifacts/evaluation/rollouts.jsonl"), rollouts)
     publish_evaluation(evaluation, Path("results/evaluation"))
+    return f"{len(rollouts)} rollouts on the test split"
 
 
 if __name__ == "__main__":

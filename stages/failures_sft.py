@@ -7,9 +7,9 @@ from captrain.execution import entry_point
 
 
 @entry_point
-def main() -> None:
+def main() -> str:
     """Base, diagnostic rollouts -> artifacts/failures_sft, results/failures_sft."""
-    BASELINE.run(load_spec())
+    return BASELINE.run(load_spec())
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ from captrain.reporting import draw
 
 
 @entry_point
-def main() -> None:
-    draw(Path("results"), Path("results/figures"))
+def main() -> str:
+    return f"{len(draw(Path('results'), Path('results/figures')))} files in results/figures"
 
 
 if __name__ == "__main__":

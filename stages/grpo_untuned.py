@@ -6,9 +6,9 @@ from captrain.execution import entry_point
 
 
 @entry_point
-def main() -> None:
+def main() -> str:
     """Base, ledgers of TRACE's side -> artifacts/grpo_untuned, results/grpo_untuned."""
-    BASELINE.run(load_spec())
+    return BASELINE.run(load_spec())
 
 
 if __name__ == "__main__":

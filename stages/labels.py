@@ -10,7 +10,7 @@ from captrain.records import Rollout, load, publish, publish_json
 
 
 @entry_point
-def main() -> None:
+def main() -> str:
     spec = load_spec()
     rollouts = load(Path("artifacts/rollouts/discovery.jsonl"), Rollout)
     tools = load_benchmark(spec.benchmark, spec.machine).tools
@@ -23,7 +23,7 @@ def main() -> None:
     if (account := getattr(analyst, "usage", None)) is not None:
         publish_json(Path("results/labels/asked.json"), account)
     faults = len(rollouts) - len({row.rollout for row in labels})
-    print(f"{len(rollouts)} rollouts, {faults} of them faults and left out; {len(candidates)} candidate capabilities")
+    return f"{len(rollouts)} rollouts, {faults} of them faults and left out; {len(candidates)} candidate capabilities"
 
 
 if __name__ == "__main__":

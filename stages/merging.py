@@ -8,12 +8,13 @@ from captrain.training import MERGING_COLUMNS, merge_all, publish_adapters
 
 
 @entry_point
-def main() -> None:
+def main() -> str:
     """Adapters, environments, base -> artifacts/merging, results/merging."""
     adapters = merge_all(load_spec(), Path("artifacts/base"), Path("results"))
     publish_adapters(adapters, "merging", columns=MERGING_COLUMNS, guidance=())
-    if not adapters:
-        print("nothing is merged: merging.methods is empty, or there are no adapters")
+    return (
+        f"{len(adapters)} merged adapters" if adapters else "none: merging.methods is empty, or there are no adapters"
+    )
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from captrain.records import Capability, Rollout, RolloutLabels, load
 
 
 @entry_point
-def main() -> None:
+def main() -> str:
     """Labels, capabilities, discovery rollouts -> results/pairs, artifacts/pairs."""
     run, pairs = load_spec(), PairEnvironments([], {})
     if run.pairs.count:
@@ -23,7 +23,7 @@ def main() -> None:
         pairs = synthesize_pairs(labels, selected, rollouts, *settings)
     publish_pairs(pairs, Path("results/pairs"), Path("artifacts/pairs"))
     passed = sum(outcome["environment"] for outcome in pairs.account.values())
-    print(f"{passed} pair environments" if run.pairs.count else "no pair environments: pairs.count is 0")
+    return f"{passed} pair environments" if run.pairs.count else "no pair environments: pairs.count is 0"
 
 
 if __name__ == "__main__":

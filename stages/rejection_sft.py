@@ -6,9 +6,9 @@ from captrain.execution import entry_point
 
 
 @entry_point
-def main() -> None:
+def main() -> str:
     """Base, ledgers of TRACE's side -> artifacts/rejection_sft, results/rejection_sft."""
-    BASELINE.run(load_spec())
+    return BASELINE.run(load_spec())
 
 
 if __name__ == "__main__":

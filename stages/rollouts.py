@@ -11,7 +11,7 @@ from captrain.rollouts import PolicySource, RolloutBatch, collect_batch, summari
 
 
 @entry_point
-def main() -> None:
+def main() -> str:
     """Base, benchmark -> artifacts/rollouts/discovery.jsonl, results/rollouts."""
     spec = load_spec()
     target = load_benchmark(spec.benchmark, spec.machine)
@@ -23,6 +23,7 @@ def main() -> None:
     publish(Path("artifacts/rollouts/discovery.jsonl"), rollouts)
     publish(Path("results/rollouts/ledger.jsonl"), [ledger_entry(rollouts, stage="rollouts", method="trace")])
     publish_json(Path("results/rollouts/summary.json"), summarise_rollouts(rollouts, target))
+    return f"{sum(rollout.outcome == 'passed' for rollout in rollouts)} of {len(rollouts)} passed"
 
 
 if __name__ == "__main__":

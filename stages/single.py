@@ -6,9 +6,9 @@ from captrain.execution import entry_point
 
 
 @entry_point
-def main() -> None:
+def main() -> str:
     """Base, environments, ranking, ledgers of TRACE's side -> artifacts/single, results/single."""
-    BASELINE.run(load_spec())
+    return BASELINE.run(load_spec())
 
 
 if __name__ == "__main__":

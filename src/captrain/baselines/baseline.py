@@ -114,13 +114,12 @@ class Baseline:
         """How many demonstrations it is trained on, and how often on each; (0, 0) where it is trained on none."""
         return 0, 0
 
-    def run(self, spec: Spec) -> None:
-        """What its stage does: compute and publish, or publish that there is nothing; and say which."""
+    def run(self, spec: Spec) -> str:
+        """Compute the row and publish it, or publish that there is nothing; return which, in a line."""
         if self.section(spec).run:
-            print(f"{self.name}: {self.compute(spec)}")
-        else:
-            self.publish_nothing()
-            print(f"{self.name} is not run: baselines.{self.name}.run is false")
+            return self.compute(spec)
+        self.publish_nothing()
+        return f"not run: baselines.{self.name}.run is false"
 
     def compute(self, spec: Spec) -> str:
         """Compute the row and publish what it acts with; says in a line what came of it."""

@@ -23,13 +23,25 @@ def init(
     print_all(*map(str, names), "", f"a project is begun: {entry}`captrain plan` and `dvc repro`")
 
 
-def run(stage: Annotated[str, typer.Argument(help="A stage of dvc.yaml.")]) -> None:
-    """Run one stage here, whatever is stale: what `dvc repro` calls. A script stages/NAME.py of the project wins."""
-    from captrain.projects import run_stage
-
+def run(
+    stage: Annotated[str | None, typer.Argument(help="One stage, stale or not: what `dvc repro` calls.")] = None,
+) -> None:
+    """Run the pipeline: what it will take, a line for each stage that ends, the results. `dvc repro` runs the same."""
     root = project_root()
     os.chdir(root)
-    run_stage(root, stage)
+    if stage is not None:
+        from captrain.projects import run_stage
+
+        run_stage(root, stage)
+        return
+    from captrain.planning import forecast, stale_stages
+    from captrain.projects import run_pipeline
+    from captrain.reporting import show
+
+    if stages := stale_stages(root):
+        print_all(forecast(root, stages))
+        run_pipeline(root)
+    print_all(show.results(root))
 
 
 def upgrade(

@@ -1,9 +1,16 @@
-"""How a stage, a command or a server ends where something is wrong: in one message (`captrain.execution.boundary`)."""
+"""The frame of every program: a stage, a command or a server.
 
+What goes wrong ends in one message (`captrain.execution.boundary`). A stage ends in one line that says what it took and
+what it made; warnings of libraries, about which its user can do nothing, go to its log and not to the screen.
+"""
+
+import gc
+import logging
 import os
 import sys
+import time
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from functools import wraps
 from pathlib import Path
 from typing import NoReturn
@@ -14,25 +21,38 @@ from captrain.execution.boundary import ending
 from captrain.execution.clock import timed
 from captrain.execution.optional import light_installation
 
+LOGS = Path(".cache/logs")
+"""Where each stage leaves what libraries warn of, in a file of its name."""
 
-def entry_point(main: Callable[[], None], *, stage: bool = True) -> Callable[[], None]:
+
+def entry_point(main: Callable[[], str | None], *, stage: bool = True) -> Callable[[], None]:
     """Wrap a program's main so that whatever it raises ends in one message, and what the user can mend with exit status
     2 and without a traceback. The modules of the project that it is started in can be imported: a benchmark of the
     user's own is one.
 
     Args:
-        main: to be wrapped.
-        stage: whether it is a stage's: what it took is noted and, where the specification names no model, libraries
-            of models ask no hub for anything. What starts stages leaves that to each of them.
+        main: to be wrapped. What it returns is what its line says that it made; None names its outputs.
+        stage: whether it is a stage's: what it took is noted and printed and, where the specification names no model,
+            libraries of models ask no hub for anything. What starts stages leaves that to each of them.
     """
+    name = Path(main.__code__.co_filename).stem
 
     @wraps(main)
     def run() -> None:
+        gc.set_threshold(
+            100_000, 20, 100
+        )  # libraries make millions of objects that stay: looking for others takes a fifth
         add_project_to_path()
         if stage and not _names_model(Path("results/spec.yaml")):
             os.environ.setdefault("HF_HUB_OFFLINE", "1")
         try:
-            with timed(Path(main.__code__.co_filename).stem) if stage else nullcontext():
+            if stage:
+                log_warnings(LOGS / f"{name}.log")
+                begun = time.perf_counter()
+                with timed(name):
+                    made = main()
+                print(f"{name:<16} {time.perf_counter() - begun:6.1f} s   {made or _outputs(name)}")
+            else:
                 main()
         except ModuleNotFoundError as error:
             _end(light_installation(error) or error)
@@ -48,6 +68,20 @@ def _names_model(path: Path) -> bool:
     with suppress(UserError):
         return load_spec(path).base.model is not None
     return False
+
+
+def log_warnings(path: Path) -> None:
+    """Append warnings of this process and of those forked from it to a log, which is made with the first of them."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    logging.captureWarnings(True)
+    handler = logging.FileHandler(path, delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s: %(message)s"))
+    logging.getLogger().addHandler(handler)
+
+
+def _outputs(stage: str) -> str:
+    paths = (Path("results", f"{stage}.json"), Path("results", stage), Path("artifacts", stage))
+    return ", ".join(str(path) for path in paths if path.exists())
 
 
 def _end(error: BaseException) -> NoReturn:

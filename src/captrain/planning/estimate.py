@@ -49,6 +49,7 @@ from captrain.planning.assumptions import (
     REQUEST_RATE,
     SERVED,
     SERVER_START,
+    SHARED_TRAINING,
     SIZES,
     SYNTHESIZER,
     TRAINING_FACTOR,
@@ -132,7 +133,7 @@ class Estimate:
         workers, concurrency = spec.machine.workers, spec.machine.asking.concurrency
         calibration = self._rollout_stage("environments", self.calibration, self.count * self.shards)
         stages = [
-            StageCost("base", 1, seconds=spec.base.steps * spec.base.batch / self.rates.demonstrations.value),
+            StageCost("base", 1, seconds=spec.base.steps * spec.base.batch / self._demonstrations()),
             self._rollout_stage("rollouts", self.diagnosis, self.shards, user=True),
             self._with_questions(StageCost("labels", 1), spec.analyst, self._labelling(), concurrency),
             self._with_questions(calibration, spec.synthesizer, self._synthesis(self.count)),
@@ -147,6 +148,11 @@ class Estimate:
         costing = [stage for stage in stages if stage.rollouts or stage.use.calls or stage.use.new_input]
         first = [] if spec.base.model else stages[:1]
         return [*first, *costing, total([*first, *costing])]
+
+    def _demonstrations(self) -> float:
+        """Count the demonstrations a second of one training in this process, which two processes share."""
+        shared = SHARED_TRAINING.value if self.spec.machine.workers > 1 else 1
+        return shared * self.rates.demonstrations.value
 
     def _evaluation(self) -> StageCost:
         """All arms on the test split; a composition on the tasks that are routed to it."""
@@ -192,7 +198,7 @@ class Estimate:
         cost = replace(rollouts, use=rollouts.use.plus(ModelUse(new_input=tokens)))
         if not tokens or self.episode == EpisodeCost():
             return cost
-        seconds = demonstrations * epochs / self.rates.demonstrations.value
+        seconds = demonstrations * epochs / self._demonstrations()
         if self.served:
             passes = TRAINING_FACTOR.value * tokens * epochs
             seconds = passes / self.throughput.prefill if self.timed else None

@@ -6,6 +6,7 @@ fast as the base).
 
 import copy
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -62,8 +63,10 @@ class LocalPolicy:
         if missing or not weights:
             lacking = ", ".join(missing or ["*.safetensors"])
             raise UserError(f"model {model} lacks {lacking}", "run `dvc repro base` to make it again")
+        templates = [path for path in [model / "chat_template.jinja"] if path.exists()]
+        identity = file_digest(*(model / name for name in MODEL_FILES), *templates, *weights)
         try:
-            self.config, self.tokenizer, self.state, self.module = load_model(model, weights)
+            self.config, self.tokenizer, self.state, self.module = load_model(model, identity)
         except Exception as error:
             files = ", ".join(unreadable([*(model / name for name in MODEL_FILES), *weights]))
             raise UserError(
@@ -71,8 +74,6 @@ class LocalPolicy:
                 f"a file in it was altered or cut short: delete {model} and run `dvc repro base`",
             ) from error
         self.max_length: int = min(self.config.max_position_embeddings, LONGEST)
-        templates = [path for path in [model / "chat_template.jinja"] if path.exists()]
-        identity = file_digest(*(model / name for name in MODEL_FILES), *templates, *weights)
         self.digest = digest(identity, temperature, max_turns, max_tokens, self.guidance, precision)
         self._chats: dict[str, Chat] = {}
         self._adapter, self._decoder = "", None
@@ -187,12 +188,21 @@ def with_hint(opening: list[Message], hint: str) -> list[Message]:
     return [*opening[:index], hinted, *opening[index + 1 :]]
 
 
-def load_model(folder: Path, weights: list[Path]) -> tuple[Any, Any, "State", Any]:
-    """Configuration, tokenizer, weights, and the Hugging Face module; None for dense Qwen3 and Llama, which the engine
-    decodes from its weights alone (importing the modelling code costs seconds in every stage)."""
+@lru_cache(maxsize=1)
+def load_model(folder: Path, identity: str) -> tuple[Any, Any, "State", Any]:
+    """Load configuration, tokenizer, weights, and the Hugging Face module; None for dense Qwen3 and Llama, which the
+    engine decodes from its weights alone (importing the modelling code costs seconds in every stage).
+
+    The last one stays in memory, because a search through prompts makes a policy of each: nobody writes to it.
+
+    Args:
+        folder: of the model.
+        identity: digest of its files, so that what was altered is read again.
+    """
     from safetensors.torch import load_file
     from transformers import AutoConfig, AutoTokenizer
 
+    weights = sorted(folder.glob("*.safetensors"))
     config: Any = AutoConfig.from_pretrained(folder)
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     rope = getattr(config, "rope_parameters", None) or {}

@@ -4,6 +4,7 @@ from .examination import Problem as Problem
 from .exporting import export_environment as export_environment
 from .layout import Example as Example
 from .layout import init_project as init_project
+from .pipeline import run_pipeline as run_pipeline
 from .pipeline import run_stage as run_stage
 from .upgrade import Upgrade as Upgrade
 from .upgrade import pending_upgrade as pending_upgrade

@@ -5,6 +5,7 @@ a stage's code stands in captrain.yaml and is a param of the stage, so that DVC 
 makes stale, and nothing is made again before `captrain upgrade` has taken the new digests over.
 """
 
+import logging
 import runpy
 from collections.abc import Mapping
 from pathlib import Path
@@ -108,6 +109,29 @@ def recorded_versions(root: Path) -> Versions | None:
     if not path.exists():
         return None
     return read_yaml(path, Versions, "restore it from git, or run `captrain upgrade`")
+
+
+def run_pipeline(root: Path) -> None:
+    """Bring the pipeline up to date as `dvc repro` does, of which nothing is seen but what the stages print.
+
+    Raises:
+        UserError: a stage failed, or DVC cannot run.
+    """
+    from dvc.exceptions import DvcException
+    from dvc.repo import Repo
+
+    logging.getLogger("dvc").setLevel(logging.CRITICAL)
+    try:
+        with Repo(str(root)) as repo:
+            repo.reproduce()
+    except DvcException as error:
+        cause = error
+        while isinstance(cause.__cause__, DvcException):
+            cause = cause.__cause__
+        raise UserError(
+            f"{error}: {cause}" if cause is not error else str(error),
+            "mend what the lines above name and run again: stages that ended are kept",
+        ) from None
 
 
 def run_stage(root: Path, name: str) -> None:

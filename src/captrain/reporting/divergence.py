@@ -31,9 +31,12 @@ class Divergence:
     first: int | None
 
 
+READABLE = json.JSONEncoder(ensure_ascii=False)
+
+
 def call_text(name: str, arguments: JsonObject) -> str:
     """A tool call as one line; equal calls give equal lines."""
-    inner = ", ".join(f"{key}={json.dumps(arguments[key], ensure_ascii=False)}" for key in sorted(arguments))
+    inner = ", ".join(f"{key}={READABLE.encode(arguments[key])}" for key in sorted(arguments))
     return f"{name}({inner})"
 
 

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Annotated, Any
 
+import numpy as np
 from pydantic import Field
 
 from captrain.routing.compositions import members, route_of_shares
@@ -33,7 +34,7 @@ class Neighbours:
         """(cosine similarity, example), nearest first; ties in the order of the examples."""
         vector: Any = self.vectorizer.transform([text])
         similarity = (self.matrix @ vector.T).toarray()[:, 0]
-        nearest = sorted(range(len(self.examples)), key=lambda i: (-round(similarity[i], 9), i))[: self.count]
+        nearest = np.argsort(-similarity.round(9), kind="stable")[: self.count]
         return [(float(similarity[i]), self.examples[i]) for i in nearest]
 
 

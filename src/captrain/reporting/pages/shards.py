@@ -44,6 +44,11 @@ REQUEST = 200
 """Letters of a request that the table can be searched for."""
 
 
+COMPACT = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+SORTED = json.JSONEncoder(sort_keys=True)
+"""Made once: `json.dumps` makes one anew for every value that it is given settings for."""
+
+
 def script(function: str, *arguments: object) -> str:
     """A script file that calls a function with JSON, safe inside of HTML, too."""
     return f"{function}({','.join(map(compact, arguments))});\n"
@@ -51,7 +56,7 @@ def script(function: str, *arguments: object) -> str:
 
 def compact(value: object) -> str:
     """JSON without spaces, in which no markup can begin."""
-    return escaped(json.dumps(value, separators=(",", ":"), allow_nan=False))
+    return escaped(COMPACT.encode(value))
 
 
 def escaped(text: str) -> str:
@@ -238,7 +243,7 @@ class _Shard:
         }
 
     def _place(self, message: Message) -> int:
-        return self.messages.index(json.dumps(message_on_page(message), sort_keys=True))
+        return self.messages.index(SORTED.encode(message_on_page(message)))
 
     def data(self) -> JsonObject:
         return {"messages": [json.loads(text) for text in self.messages.names], "rollouts": self.rollouts}
