@@ -22,7 +22,7 @@ def main() -> str:
     briefs = [make_brief(capability, benchmark.tools, rollouts, run.benchmark) for capability in selected]
     results = synthesize_each(briefs, synthesizer, policy, standard, run.machine, run.seed)
     publish_environments(results, Path("results/environments"), Path("artifacts/environments"))
-    return f"{sum(result.passport.passed for result in results)} of {len(briefs)} environments have their passport"
+    return f"{sum(result.best.passport.passed for result in results)} of {len(briefs)} environments have their passport"
 
 
 if __name__ == "__main__":

@@ -123,7 +123,7 @@ def run_pipeline(root: Path) -> None:
     logging.getLogger("dvc").setLevel(logging.CRITICAL)
     try:
         with Repo(str(root)) as repo:
-            repo.reproduce()
+            repo.reproduce()  # pyright: ignore[reportCallIssue]: DVC gives a function to the class as a method
     except DvcException as error:
         cause = error
         while isinstance(cause.__cause__, DvcException):
