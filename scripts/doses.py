@@ -33,7 +33,7 @@ from captrain.training import LIBRARIES, teach_solutions
 
 DOSES = {
     "solutions": (2000, 4000, 6000, 8000),
-    "specialist": (500, 1000, 2000),
+    "specialist": (1000, 2000),
     "rejection_sft": (1000, 2000, 3000, 4000),
 }
 FIRST, TASKS, TRIALS = 20_000, 400, 2

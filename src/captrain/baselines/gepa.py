@@ -150,7 +150,7 @@ def optimise(spec: Spec, base: Path, budget: int) -> GEPAResult:
     tasks = target.tasks("training", settings.validation + learning)
     validation = [Case("validation", task) for task in tasks[: settings.validation]]
     search = Search(spec, base, budget, target, proposer(spec, target.tools), validation)
-    with tqdm(total=budget, desc=NAME, unit="rollout", leave=False, mininterval=1.0) as search.bar:
+    with tqdm(total=budget, desc=NAME, unit="rollout", leave=False, disable=None, mininterval=1.0) as search.bar:
         adapter: Any = search  # it has of the library's wide protocols what is called
         optimize(
             {GUIDANCE: ""},

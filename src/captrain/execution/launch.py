@@ -57,7 +57,7 @@ def run(
         assert machine.slurm is not None
         return slurm.run(function, items, machine.slurm, label)
     if cores(machine) == 1 or len(items) <= 1:
-        return [function(item) for item in tqdm(items, desc=label, unit="item", leave=False)]
+        return [function(item) for item in tqdm(items, desc=label, unit="item", leave=False, disable=None)]
     return _spread(function, items, machine.workers, label, libraries)
 
 
@@ -93,7 +93,7 @@ def _spread(
         min(workers, len(items)), context, initializer=become_worker, initargs=(os.getpid(),)
     ) as pool:
         futures = [pool.submit(function, item) for item in items]
-        for future in tqdm(futures, desc=label, unit="item", leave=False):
+        for future in tqdm(futures, desc=label, unit="item", leave=False, disable=None):
             future.exception()
         try:
             return [future.result() for future in futures]

@@ -139,7 +139,7 @@ class Dispatch:
     def wait(self) -> list[Any]:
         """See `run`."""
         self._collect()
-        with tqdm(total=len(self.items), desc=self.label, unit="job", leave=False) as bar:
+        with tqdm(total=len(self.items), desc=self.label, unit="job", leave=False, disable=None) as bar:
             last_look, pause = 0.0, 1.0
             while True:
                 if (count := len(self.results) + len(self.failures)) > bar.n:

@@ -19,7 +19,7 @@ from captrain.planning.plan import compose_configuration
 SIDE = 192
 """Rows and columns of the matrices that are multiplied: the size of a layer of the embedded base."""
 SECONDS = 0.8
-NAMED = 4
+NAMED = 3
 """Stages that the forecast names, the longest first."""
 
 
