@@ -293,7 +293,7 @@ def test_without_controls_the_stage_writes_empty_results_quickly_and_without_tor
     code = f"import runpy, sys; runpy.run_path({str(ROOT / 'stages/controls.py')!r}, run_name='__main__')"
     code += "; assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "no controls: controls.run is false\n"), done.stderr
+    assert done.returncode == 0 and done.stdout.endswith(" s   no controls: controls.run is false\n"), done.stderr
     assert [json.loads((tmp_path / f"results/controls/{name}.json").read_text()) for name in ("index", "choices")] == [
         {},
         {},
@@ -308,5 +308,5 @@ def test_where_trace_trained_one_adapter_for_all_there_is_nothing_to_control(
     trace_stood(elsewhere, tiny, rollouts)
     publish_json(Path("results/adapters/index.json"), {"ramp": {"digest": "d", "path": "p"}})
     runpy.run_path(str(ROOT / "stages/controls.py"), run_name="__main__")
-    assert capsys.readouterr().out == "no controls: TRACE has no adapter of a single capability\n"
+    assert capsys.readouterr().out.endswith(" s   no controls: TRACE has no adapter of a single capability\n")
     assert json.loads(Path("results/controls/choices.json").read_text()) == {}

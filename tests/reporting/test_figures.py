@@ -58,8 +58,9 @@ def test_two_processes_draw_the_same_bytes_without_torch_and_without_dates(
     # A setting of the machine's own matplotlib must change nothing.
     (tmp_path / "matplotlibrc").write_text("font.size: 20\n")
     finished = run_stage(tmp_path)
-    merging, causality, rediscovery, curve, torch = finished.stdout.strip().splitlines()
+    merging, causality, rediscovery, curve, ended, torch = finished.stdout.strip().splitlines()
     assert (finished.returncode, torch) == (0, "False"), finished.stderr
+    assert ended.endswith("14 files in results/figures")
     assert merging.startswith("merging: not drawn") and "experiment=all_methods" in merging
     assert causality.startswith("causality: not drawn") and "dvc repro causality" in causality
     assert rediscovery.startswith("rediscovery: not drawn") and "baselines.solutions" in rediscovery

@@ -33,7 +33,7 @@ def load_spec(root: Root = ".") -> Spec:
     """The specification that the results were made by.
 
     >>> captrain.load_spec().evaluation.trials
-    4
+    2
     """
     return specification.load_spec(Path(root) / "results/spec.yaml")
 
