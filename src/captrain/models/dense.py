@@ -222,10 +222,11 @@ class _Layer(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        normed_1, factor_1, normed_heads, factor_heads, heads, values, behind, normed_2, factor_2 = ctx.saved_tensors[
-            :9
-        ]
-        open_, gated, up, active, scale_1, qkv, scales, out, scale_2, gate_up, down = ctx.saved_tensors[9:]
+        saved = (
+            ctx.saved_tensors
+        )  # once: gradient checkpointing computes them anew for each time that they are asked for
+        normed_1, factor_1, normed_heads, factor_heads, heads, values, behind, normed_2, factor_2 = saved[:9]
+        open_, gated, up, active, scale_1, qkv, scales, out, scale_2, gate_up, down = saved[9:]
         shape, sources = ctx.shape, ctx.sources
         names = ("scale_1", "qkv", "scales", "out", "scale_2", "gate_up", "down")
         needs = dict(zip(names, ctx.needs_input_grad[3:], strict=True))
