@@ -30,10 +30,10 @@ JOBS ?= 2
 # Of `make studies`.
 STUDIES ?= rollouts capabilities thresholds faults
 
-.PHONY: help venv vllm installations repro figures verify test fuzz hostile faults soak check docs bench tune doses replicate smollm studies clean
+.PHONY: help venv vllm installations repro figures verify test test-all fuzz hostile faults soak check docs bench tune doses replicate smollm studies clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 venv: $(STAMP) ## make the environment in .venv, if requirements.lock or pyproject.toml changed
 
@@ -67,7 +67,10 @@ figures: $(STAMP) ## draw the figures again from results/
 verify: $(STAMP) ## say whether results/ was made by the code, spec and data of this commit
 	@captrain verify
 
-test: $(STAMP) ## run all tests, two files at a time
+test: $(STAMP) ## run the tests that need nothing but .venv: minutes
+	@pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not outside"
+
+test-all: $(STAMP) ## run all tests, and say of each what it needs and is not here
 	@pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 fuzz: $(STAMP) ## bend every kind of file that is read, EXAMPLES times each

@@ -18,6 +18,7 @@ from support.browser import PROGRAM, Browser
 from support.composed import compose_once
 from support.finished import Captrain, finished_pipeline
 from support.letters import LETTERS
+from support.needs import NEEDS
 from support.shared import make_once
 from support.smoke import make_smoke
 from support.warm import Server, warm_commands
@@ -46,8 +47,13 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(server.stop)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first, so that workers which take a file at a time end at about the same time."""
+    """Mark what needs anything outside of .venv, and put the longest files first: workers that take a file at a time
+    then end at about the same time."""
+    for item in items:
+        if any(NEEDS[name].outside for name in needs_of(item)):
+            item.add_marker("outside")
     items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
 
 
@@ -56,8 +62,15 @@ def pytest_collection_finish() -> None:
     freeze()
 
 
-def pytest_runtest_setup() -> None:
-    """Leave out what has been imported since, too."""
+def needs_of(item: pytest.Item) -> list[str]:
+    """Names of what a test needs."""
+    return [name for mark in item.iter_markers("needs") for name in mark.args]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what cannot run here, and leave out what has been imported since, too."""
+    if reasons := [reason for name in needs_of(item) if (reason := NEEDS[name].lacking())]:
+        pytest.skip("; ".join(reasons))
     if len(gc.get_objects(generation=2)) > MANY:
         freeze()
 
@@ -171,9 +184,8 @@ def captrain(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    """Headless Chromium; the test is skipped where there is none."""
-    if PROGRAM is None:
-        pytest.skip("there is no Chromium: no page is opened in a browser")
+    """Headless Chromium."""
+    assert PROGRAM
     started = Browser(PROGRAM, tmp_path_factory.mktemp("profile"))
     yield started
     started.close()

@@ -5,7 +5,9 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 
+pytestmark = pytest.mark.needs("minutes")
 ROOT = Path(__file__).parents[1]
 SHORT = ("--targets", "base", "--overrides", "base.steps=40", "base.batch=8")
 

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from support.finished import Captrain
 
 from captrain.config import load_choice, load_spec
@@ -23,10 +25,6 @@ from captrain.environments import read_passports
 from captrain.errors import UserError
 from captrain.interop import read_logs
 from captrain.records import Passport, Rollout, load, read_json, read_table
-
-hypothesis = pytest.importorskip("hypothesis")
-from hypothesis import HealthCheck, given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
 
 EXAMPLES = int(os.environ.get("CAPTRAIN_FUZZ", "30"))
 FUZZ = settings(
@@ -136,6 +134,7 @@ def read_and_diagnose(path: Path) -> None:
     publish_diagnosis(diagnosis, path.parent / "out")
 
 
+@pytest.mark.needs("minutes")
 @pytest.mark.parametrize("name", DOCUMENTS)
 @FUZZ
 @given(data=st.data())
@@ -173,6 +172,7 @@ BEGINNINGS = [b"", b"{", b"[", b'{"messages": ', b"PK\x03\x04", b"a: &a [*a]\n",
               b'{"a":' * 50_000, b"- " * 5000, b"!!python/object/apply:os.system [id]", b"\x00" * 50]  # fmt: skip
 
 
+@pytest.mark.needs("minutes")
 @pytest.mark.parametrize("name", READERS)
 @FUZZ
 @given(beginning=st.sampled_from(BEGINNINGS), end=st.binary(max_size=200))
@@ -212,6 +212,7 @@ def configure(override: str) -> None:
         raise
 
 
+@pytest.mark.needs("minutes")
 @settings(FUZZ, max_examples=max(10, EXAMPLES // 6))
 @given(setting=st.sampled_from(SETTINGS), value=VALUES)
 def test_any_override_composes_or_is_one_message(setting: str, value: str) -> None:

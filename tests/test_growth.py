@@ -58,7 +58,7 @@ def test_exponents_are_slopes_over_the_larger_half_of_the_sizes() -> None:
     assert bench_growth.exponent(costs, lambda cost: cost.memory) == pytest.approx(0)
 
 
-@pytest.mark.slow
+@pytest.mark.needs("minutes")
 @pytest.mark.parametrize("name", growth_measures.MEASURES)
 def test_every_growth_is_measured(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(EXECUTABLE, python := str(warm_commands() / "python"))
@@ -67,7 +67,7 @@ def test_every_growth_is_measured(name: str, monkeypatch: pytest.MonkeyPatch) ->
     assert cost.size == 10 and cost.seconds > 0 and cost.memory > 0
 
 
-@pytest.mark.slow
+@pytest.mark.needs("minutes")
 def test_the_benchmark_prints_a_row_of_what_it_measures() -> None:
     python = str(warm_commands() / "python")
     command = [python, "scripts/bench_growth.py", "--only", "chat log", "--largest", "20", "--steps", "2"]

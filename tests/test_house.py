@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.needs import NEEDS
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted(path for top in ("src/captrain", "stages", "scripts") for path in (ROOT / top).rglob("*.py"))
@@ -69,6 +70,10 @@ WRITERS = {
     "training/sampler.py": "as above",
 }
 """What writes files but not aside first, and why it may."""
+
+
+SKIPPING = {"pytest.skip", "pytest.importorskip", "pytest.mark.skip", "pytest.mark.skipif"}
+"""Ways to leave a test out, of which the suite's own takes one."""
 
 
 def bound_names(path: Path) -> Iterator[tuple[str, int]]:
@@ -173,6 +178,17 @@ def test_what_a_newcomer_reads_first_is_short(name: str, most: int) -> None:
 
 def test_a_stage_is_a_short_script() -> None:
     assert all(len(path.read_text().splitlines()) <= 30 for path in (ROOT / "stages").glob("*.py"))
+
+
+def test_a_test_names_what_it_needs_by_one_marker_of_known_names() -> None:
+    named, skipping = set[str](), set[str]()
+    for path in (ROOT / "tests").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.needs":
+                named |= {word.value for word in node.args if isinstance(word, ast.Constant)}
+            elif isinstance(node, ast.Attribute) and ast.unparse(node) in SKIPPING:
+                skipping.add(path.name)
+    assert named <= NEEDS.keys() and skipping == {"conftest.py"}
 
 
 def test_no_test_imports_another() -> None:

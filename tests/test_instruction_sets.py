@@ -16,6 +16,7 @@ from support.smoke import SETTINGS
 from support.steps import STEPS
 from torch.backends.cpu import get_cpu_capability
 
+pytestmark = pytest.mark.needs("minutes")
 PROCESSORS = {
     "AVX2": {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "AVX2", "OPENBLAS_CORETYPE": "Haswell"},
     "without vectors": load_script("bench_barrier").WITHOUT_VECTORS,

@@ -14,14 +14,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.installations import needs
 from support.pipeline import make_project, stages_of
-from support.servers import ABSENT, VLLM_PYTHON
+from support.servers import VLLM_PYTHON
 from support.tau2_demonstrations import tau2_settings
 from support.training import ROOT
 
 from captrain.records import Rollout, load
 
+pytestmark = pytest.mark.needs("minutes")
 NAME = "captrain/tiny"
 REVISION = "0" * 40
 DESK = (
@@ -76,14 +76,10 @@ def run_project(project: Path, hub: Path, *stages: str) -> None:
     assert process.returncode == 0, process.stdout[-6000:]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("experiment", "servers"),
     [
-        pytest.param(
-            "paper_tau2", REAL,
-            marks=[pytest.mark.vllm, pytest.mark.skipif(not VLLM_PYTHON.exists(), reason=ABSENT)],
-        ),
+        pytest.param("paper_tau2", REAL, marks=pytest.mark.needs("vllm")),
         pytest.param("paper_toolsandbox", STAND_IN),
     ],
 )  # fmt: skip
@@ -115,8 +111,7 @@ MOCK = (
 )
 
 
-@pytest.mark.slow
-@needs("tau2")
+@pytest.mark.needs("tau2")
 def test_a_model_by_name_reaches_the_last_table_of_tau2_itself(tmp_path: Path) -> None:
     """In tau2's smallest domain, behind vLLM itself where that is installed. The model has learnt the training tasks by
     heart: one discovery task passes. Two tasks are too few for an environment, so no bound is low enough to select

@@ -4,9 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.mark.needs("minutes")
 def test_neither_server_nor_pool_grows_under_mixed_load(tiny: Path) -> None:
     command = [sys.executable, "scripts/soak.py", "--seconds", "6", "--model", str(tiny)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)

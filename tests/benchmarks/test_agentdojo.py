@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.installations import interpreter, needs
+from support.installations import interpreter
 from support.planted import selected_causes, slipping
 from support.scripted import CONF, SPLITS, every, make_benchmark, play_hostile_calls
 
@@ -71,7 +71,7 @@ def test_nothing_is_needed_before_a_task_is_asked_for_and_then_the_command_is_na
 # With it.
 
 
-@needs("agentdojo")
+@pytest.mark.needs("agentdojo")
 def test_each_suite_is_divided_in_the_same_shares_and_combined_tasks_stay_with_their_parts(target: Target) -> None:
     splits = {split: every(target, split) for split in SPLITS}
     kinds = {split: Counter(task.data["kind"] for task in tasks) for split, tasks in splits.items()}
@@ -90,7 +90,7 @@ def test_each_suite_is_divided_in_the_same_shares_and_combined_tasks_stay_with_t
     assert target.about["version"] == "0.1.35" and target.about["tasks"] == "v1.2.2"
 
 
-@needs("agentdojo")
+@pytest.mark.needs("agentdojo")
 def test_all_gold_solutions_and_doing_nothing_score_as_agentdojo_itself_says(target: Target) -> None:
     """97 tasks of gold calls as JSON calls, played through the worker and scored from the record."""
     process = subprocess.run([PYTHON, "-c", ASKED], cwd=WORKERS, capture_output=True, text=True, timeout=300)
@@ -104,7 +104,7 @@ def test_all_gold_solutions_and_doing_nothing_score_as_agentdojo_itself_says(tar
     assert (len(passed), len(idle), calls) == (97, 5, 339)
 
 
-@needs("agentdojo")
+@pytest.mark.needs("agentdojo")
 def test_an_episode_has_the_tools_of_its_suite_and_the_same_calls_always_see_the_same(target: Target) -> None:
     task = task_named(target, "workspace/user_task_0")
     episode = target.open(task)
@@ -118,7 +118,7 @@ def test_an_episode_has_the_tools_of_its_suite_and_the_same_calls_always_see_the
     assert first == second and "2025-01-01 12:00:00" in json.dumps(first)
 
 
-@needs("agentdojo")
+@pytest.mark.needs("agentdojo")
 def test_a_text_that_is_written_like_a_list_is_read_as_one_and_never_run(target: Target, tmp_path: Path) -> None:
     mail = {"recipients": "['a@b.com']", "subject": "s", "body": "b"}
     attack = f"[__import__('pathlib').Path({str(tmp_path / 'mark')!r}).touch()]"
@@ -131,7 +131,7 @@ def test_a_text_that_is_written_like_a_list_is_read_as_one_and_never_run(target:
     assert not (tmp_path / "mark").exists()
 
 
-@needs("agentdojo")
+@pytest.mark.needs("agentdojo")
 def test_messages_beyond_agentdojos_own_limit_are_not_answered(target: Target) -> None:
     task = task_named(target, "slack/user_task_0")
     messages = target.play(task, [tool_call("get_channels", {})] * 15 + [tool_call("get_webpage", {"url": "x"})] * 2)
@@ -139,7 +139,7 @@ def test_messages_beyond_agentdojos_own_limit_are_not_answered(target: Target) -
     assert target.score(task, messages).reward == 0.0
 
 
-@needs("agentdojo")
+@pytest.mark.needs("agentdojo")
 def test_a_utility_that_looks_for_what_the_agent_has_removed_is_a_failure_and_no_fault(target: Target) -> None:
     task = task_named(target, "slack/user_task_1")
     actions = [tool_call("remove_user_from_slack", {"user": "Alice"}), IDLE]
@@ -149,7 +149,7 @@ def test_a_utility_that_looks_for_what_the_agent_has_removed_is_a_failure_and_no
     assert verdict["reward"] == 0.0 and verdict["detail"] == "utility raised KeyError: 'Alice'"
 
 
-@needs("agentdojo")
+@pytest.mark.needs("agentdojo")
 def test_malformed_and_hostile_calls_are_answered_and_never_raise_nor_run(target: Target, tmp_path: Path) -> None:
     """300 calls of random form; the worker is the same one afterwards, and its worlds are as they were."""
     tasks = every(target, "training")[::2][:12]
@@ -157,7 +157,7 @@ def test_malformed_and_hostile_calls_are_answered_and_never_raise_nor_run(target
     assert target.score(tasks[0], target.play(tasks[0], target.reference(tasks[0]))).success
 
 
-@needs("agentdojo")
+@pytest.mark.needs("agentdojo")
 def test_a_diagnosis_names_the_fault_that_was_planted(target: Target, tmp_path: Path) -> None:
     """An agent that plays gold, but for every other task, in which it leaves the last call out."""
     tasks = every(target, "discovery")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.finished import Captrain
-from support.installations import interpreter, needs
+from support.installations import interpreter
 from support.planted import selected_causes, slipping
 from support.scripted import every, make_benchmark, play_hostile_calls
 
@@ -60,7 +60,7 @@ def test_an_installation_that_fails_says_why_and_leaves_none_behind(
 # With it.
 
 
-@needs("bfcl")
+@pytest.mark.needs("bfcl")
 def test_the_variants_of_a_scenario_lie_in_one_split(target: Target) -> None:
     splits = {split: every(target, split) for split in ("discovery", "training", "test")}
     scenarios = {split: {task.id.rsplit("_", 1)[1] for task in tasks} for split, tasks in splits.items()}
@@ -70,7 +70,7 @@ def test_the_variants_of_a_scenario_lie_in_one_split(target: Target) -> None:
     assert target.about["version"] == "2026.3.23"
 
 
-@needs("bfcl")
+@pytest.mark.needs("bfcl")
 def test_all_gold_solutions_score_one_and_doing_nothing_scores_nothing(target: Target) -> None:
     """800 tasks of gold calls as JSON calls, played turn by turn through the worker and scored from the record."""
     calls = passed = idle = 0
@@ -84,7 +84,7 @@ def test_all_gold_solutions_score_one_and_doing_nothing_scores_nothing(target: T
     assert (passed, idle, calls) == (800, 0, 4625)
 
 
-@needs("bfcl")
+@pytest.mark.needs("bfcl")
 def test_an_episode_shows_the_tools_of_its_task_and_brings_the_late_ones_in_the_users_turn(target: Target) -> None:
     task = next(task for task in every(target, "test") if task.data["kind"] == "miss_func")
     episode = target.open(task)
@@ -100,7 +100,7 @@ def test_an_episode_shows_the_tools_of_its_task_and_brings_the_late_ones_in_the_
     episode.close()
 
 
-@needs("bfcl")
+@pytest.mark.needs("bfcl")
 def test_malformed_and_hostile_calls_are_answered_and_never_raise_nor_run(target: Target, tmp_path: Path) -> None:
     """300 calls of random form; the record that they leave is scored, and the worker is the same one afterwards."""
     tasks = every(target, "training")[:: len(every(target, "training")) // 12]
@@ -108,7 +108,7 @@ def test_malformed_and_hostile_calls_are_answered_and_never_raise_nor_run(target
     assert target.score(tasks[0], target.play(tasks[0], target.reference(tasks[0]))).success
 
 
-@needs("bfcl")
+@pytest.mark.needs("bfcl")
 @pytest.mark.parametrize("fault", ["last call left out", "value with a slip"])
 def test_a_diagnosis_names_the_fault_that_was_planted(target: Target, tmp_path: Path, fault: str) -> None:
     """An agent that plays gold, but for every other task, in which it makes one mistake."""

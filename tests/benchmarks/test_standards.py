@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 from support.exported import NAME, make_project
 from support.finished import Captrain
-from support.installations import FOLDER, interpreter, needs
+from support.installations import interpreter
 from support.recorded import record
 from support.taught import teach
 from support.training import GRPO, inside, moved
 
 from captrain.benchmarks import load_benchmark
+from captrain.benchmarks.installing import MARK
 from captrain.capabilities.programmatic import ProgrammaticAnalyst
 from captrain.config import Component, Machine, Selection, compose_spec
 from captrain.contract import Target, tool_call
@@ -153,12 +154,10 @@ def test_a_plan_says_what_the_standard_has_not_and_refuses_what_could_not_end(
 # Out and back in: the rewards are captrain's.
 
 
-@pytest.mark.parametrize("standard", ["openenv", "verifiers"])
+@pytest.mark.parametrize("standard", [pytest.param(name, marks=pytest.mark.needs(name)) for name in SETTINGS])
 def test_an_environment_that_went_out_comes_back_with_the_same_rewards(
     standard: str, project: Path, request: pytest.FixtureRequest
 ) -> None:
-    if not interpreter(standard):
-        pytest.skip(f"needs {standard}: `make installations`")
     settings: dict[str, object] = {"source": str(project / "openenv/captrain_record_selection")}
     if standard == "verifiers":
         settings = {"taskset": "captrain-record-selection", "folder": str(project / "verifiers"), "splits": SPLITS}
@@ -184,7 +183,7 @@ def test_an_environment_that_went_out_comes_back_with_the_same_rewards(
 # What is not captrain's: OpenEnv.
 
 
-@needs("openenv")
+@pytest.mark.needs("openenv")
 def test_an_action_of_openenv_is_a_tool_and_a_server_of_one_session_serves_many_episodes(numbers: Target) -> None:
     [tool] = numbers.tools
     assert tool["function"]["name"] == "act" and set(tool["function"]["parameters"]["properties"]) == {"guess"}
@@ -207,14 +206,14 @@ def test_an_action_of_openenv_is_a_tool_and_a_server_of_one_session_serves_many_
     assert numbers.floor(tasks[0]).reward == 0
 
 
-@needs("openenv")
+@pytest.mark.needs("openenv")
 def test_splits_of_seeds_have_none_in_common(numbers: Target) -> None:
     places = {split: {task.data["place"] for task in numbers.tasks(split, 20)} for split in ("discovery", "test")}
     assert not places["discovery"] & places["test"]
     assert numbers.tasks("test", 5) == numbers.tasks("test", 20)[:5]
 
 
-@needs("openenv")
+@pytest.mark.needs("openenv")
 def test_tools_of_openenv_are_called_by_name_and_an_agent_that_only_talks_ends(request: pytest.FixtureRequest) -> None:
     target = make_target("openenv", source=str(FOREIGN / "sums"), instructions="Add the numbers.")
     request.addfinalizer(target.environment.pool.close)  # pyright: ignore[reportAttributeAccessIssue]
@@ -229,7 +228,7 @@ def test_tools_of_openenv_are_called_by_name_and_an_agent_that_only_talks_ends(r
     assert not target.score(task, target.play(task, [say("58"), say("never said")])).success
 
 
-@needs("openenv")
+@pytest.mark.needs("openenv")
 def test_the_librarys_own_example_is_a_benchmark_too(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     tool = Path(interpreter("openenv")).with_name("openenv")
     subprocess.run([tool, "init", "echo_desk"], cwd=tmp_path, check=True, capture_output=True)
@@ -242,7 +241,7 @@ def test_the_librarys_own_example_is_a_benchmark_too(tmp_path: Path, request: py
         target.score(task, messages)
 
 
-@needs("openenv")
+@pytest.mark.needs("openenv")
 @pytest.mark.parametrize(
     ("place", "said"), [("It is {'odd'", "its seeds name none"), ('f"It is {hint}."', "its record is played again")]
 )
@@ -262,12 +261,13 @@ def test_what_answers_otherwise_each_time_gives_no_score(
         target.score(task, guesses(target, task, [1, 20]))
 
 
-@needs("openenv")
+@pytest.mark.needs("openenv")
 def test_check_benchmark_plays_a_server_from_its_folder(tmp_path: Path, captrain: Captrain) -> None:
-    (tmp_path / ".cache").mkdir()
-    (tmp_path / ".cache/installations").symlink_to(FOLDER)
-    if not (FOLDER / "openenv").exists():
-        pytest.skip("needs the installation of `make installations`")
+    made = tmp_path / ".cache/installations/openenv"
+    made.mkdir(parents=True)
+    for path in Path(interpreter("openenv")).parents[1].iterdir():
+        (made / path.name).symlink_to(path)
+    (made / MARK).touch()
     command = ("check-benchmark", "captrain.benchmarks.openenv:OpenEnv", f"source={FOREIGN / 'numbers'}")
     status, out, error = captrain(tmp_path, *command, "--tasks", "2", "--limit", "400")
     assert status == 0, out + error
@@ -277,7 +277,7 @@ def test_check_benchmark_plays_a_server_from_its_folder(tmp_path: Path, captrain
 # What is not captrain's: verifiers.
 
 
-@needs("verifiers")
+@pytest.mark.needs("verifiers")
 def test_a_taskset_is_divided_and_played_with_its_tools_and_scored_by_its_rewards(shop: Target) -> None:
     assert [shop.size(split) for split in ("discovery", "training", "test")] == [4, 3, 3]
     tasks = [
@@ -305,7 +305,7 @@ def test_a_taskset_is_divided_and_played_with_its_tools_and_scored_by_its_reward
     assert shop.score(task, shop.play(task, [say("8")])).reward == 0 == shop.floor(task).reward
 
 
-@needs("verifiers")
+@pytest.mark.needs("verifiers")
 def test_a_diagnosis_of_rollouts_in_a_taskset_names_the_mistake_that_was_planted(shop: Target, tmp_path: Path) -> None:
     """An agent that asks for the same price again and again in every other task, and gives up."""
 
@@ -323,7 +323,7 @@ def test_a_diagnosis_of_rollouts_in_a_taskset_names_the_mistake_that_was_planted
     assert {family.id for family in families} <= {*UNAIDED}, "all others are held beside a reference"
 
 
-@needs("verifiers")
+@pytest.mark.needs("verifiers")
 def test_a_taskset_that_is_not_there_or_takes_no_such_config_is_one_message(request: pytest.FixtureRequest) -> None:
     for settings, said in (
         ({"taskset": "chess"}, "chess"),
@@ -341,7 +341,7 @@ def test_a_taskset_that_is_not_there_or_takes_no_such_config_is_one_message(requ
 # Training.
 
 
-@pytest.mark.parametrize("standard", [pytest.param(name, marks=needs(name)) for name in SETTINGS])
+@pytest.mark.parametrize("standard", [pytest.param(name, marks=pytest.mark.needs(name)) for name in SETTINGS])
 def test_grpo_trains_on_an_environment_that_is_none_of_captrains(
     standard: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

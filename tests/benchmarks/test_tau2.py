@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.installations import data_beside, interpreter, needs
+from support.installations import data_beside, interpreter
 from support.planted import selected_causes
 
 from captrain.benchmarks.loading import load_benchmark
@@ -31,7 +31,7 @@ PYTHON, DATA = interpreter("tau2"), os.environ.get("CAPTRAIN_TAU2_DATA", data_be
 EVERYTHING = bool(os.environ.get("CAPTRAIN_ALL"))
 SIZES = {"airline": (30, 20), "retail": (74, 40)}
 BYE: Message = {"role": "assistant", "content": "Goodbye."}
-installed = needs("tau2")
+installed = pytest.mark.needs("tau2")
 
 
 def benchmark(*overrides: str, python: str = PYTHON, processes: int = 2) -> Target:

@@ -28,9 +28,7 @@ CONF = Path(__file__).parents[2] / "conf"
 PYTHON = os.environ.get("CAPTRAIN_TOOLSANDBOX_PYTHON", "")
 EVERYTHING = bool(os.environ.get("CAPTRAIN_ALL"))
 BYE: Message = {"role": "assistant", "content": "I have done what I could."}
-installed = pytest.mark.skipif(
-    not PYTHON, reason="needs ToolSandbox: CAPTRAIN_TOOLSANDBOX_PYTHON names the interpreter of its environment"
-)
+installed = pytest.mark.needs("toolsandbox")
 
 
 def benchmark(*overrides: str, processes: int = 1) -> Target:

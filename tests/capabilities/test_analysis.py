@@ -392,8 +392,6 @@ def test_an_infrastructure_error_is_a_fault() -> None:
 def real(domain: str) -> list[Rollout]:
     """The shared result file, read by hand: the analyst is to be tested here, not the import."""
     path = SHARED / f"gpt-4.1_{domain}_1trial.json"
-    if not path.exists():
-        pytest.skip(f"{path.name} is not there")
     file = json.loads(path.read_text())
     criteria = {task["id"]: task["evaluation_criteria"] for task in file["tasks"]}
     rollouts = []
@@ -452,6 +450,7 @@ READ_BY_HAND = {
 }
 
 
+@pytest.mark.needs("shared")
 @pytest.mark.parametrize("domain", READ_BY_HAND)
 def test_real_failures_are_labelled_as_they_were_read_by_hand(domain: str) -> None:
     rollouts = real(domain)
@@ -460,6 +459,7 @@ def test_real_failures_are_labelled_as_they_were_read_by_hand(domain: str) -> No
     assert found == READ_BY_HAND[domain]
 
 
+@pytest.mark.needs("shared")
 def test_families_of_failure_flag_hardly_any_real_rollout_that_passed() -> None:
     flagged: dict[str, list[str]] = {}
     for domain in READ_BY_HAND:
@@ -478,6 +478,7 @@ def test_families_of_failure_flag_hardly_any_real_rollout_that_passed() -> None:
     }
 
 
+@pytest.mark.needs("shared")
 @pytest.mark.parametrize("domain", READ_BY_HAND)
 def test_labels_of_real_rollouts_point_at_messages_of_the_assistant(domain: str) -> None:
     rollouts = real(domain)

@@ -18,14 +18,16 @@ from threading import Thread
 
 import httpx
 import pytest
-from support.disk import FULL, NO_MOUNT, full, limited, read_only, run_hurt
+from support.disk import FULL, full, limited, read_only, run_hurt
 
 from captrain.cli import app
 from captrain.experiments import sweep
 from captrain.records import publish_text
 
 LOGS = Path(__file__).parents[2] / "docs/examples/servicedesk.jsonl"
+MOUNTS = pytest.mark.needs("mounts")
 FAULTS: Mapping[str, Callable[[], None]] = {"read-only": read_only, "full": full, "ulimit -f": limited}
+EACH = [pytest.param("read-only", marks=MOUNTS), pytest.param("full", marks=MOUNTS), "ulimit -f"]
 WORDS: Mapping[str, tuple[str, ...]] = {
     "read-only": ("cannot be written to", "the disk is read-only"),
     "full": ("the disk is full",),
@@ -93,8 +95,6 @@ def run(
 
     before = contents(folder)
     status, text = run_hurt(folder, FAULTS[fault], act)
-    if status == NO_MOUNT:
-        pytest.skip("this process may not mount")
     assert contents(folder) == before and "stayed: []" in text, text
     assert "Traceback" not in text and "bug in captrain" not in text, text
     return status, text
@@ -107,7 +107,7 @@ def is_message(status: int, text: str, fault: str) -> bool:
     return is_one and any(words in message for words in WORDS[fault])
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", EACH)
 @pytest.mark.parametrize("command", WRITING)
 def test_a_command_on_a_disk_that_takes_no_more_ends_in_one_message_and_leaves_what_there_was(
     command: str, fault: str, project: Path
@@ -128,14 +128,14 @@ def test_a_command_in_a_project_whose_disk_takes_no_more_ends_well_or_in_one_mes
         assert status == 0 or is_message(status, text, "ulimit -f"), text
 
 
-@pytest.mark.parametrize("fault", ["full", "ulimit -f"])
+@pytest.mark.parametrize("fault", EACH[1:])
 def test_a_project_is_not_begun_by_halves(fault: str, tmp_path: Path) -> None:
     (tmp_path / FULL).mkdir()
     status, text = run(tmp_path, fault, ("init", f"{FULL}/mine", "--benchmark", "calendar"))
     assert is_message(status, text, fault), text
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", EACH)
 def test_a_server_goes_on_to_answer_on_a_disk_that_takes_no_more(fault: str, project: Path) -> None:
     with socket.socket() as channel:
         channel.bind(("127.0.0.1", 0))

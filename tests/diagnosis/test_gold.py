@@ -13,14 +13,13 @@ from captrain.records import JsonObject
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 FAILURES = SHARED / "gold" / "failures.jsonl"
+pytestmark = pytest.mark.needs("shared")
 NOT_THE_AGENTS = {"suspect_reference", "user_simulator_fault", "infrastructure"}
 
 
 @cache
 def explained() -> list[tuple[JsonObject, Explained]]:
     """Each label beside what the program says of the rollout."""
-    if not FAILURES.exists():
-        pytest.skip("the shared labels are not here")
     labels = [json.loads(line) for line in FAILURES.read_text().splitlines()]
     rollouts: dict[tuple[object, ...], Explained] = {}
     for file in sorted({str(label["file"]) for label in labels}):

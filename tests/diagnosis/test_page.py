@@ -23,6 +23,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out / "report.html"
 
 
+@pytest.mark.needs("browser")
 def test_a_newcomer_goes_from_a_cause_to_the_message_that_fails_beside_the_reference(
     browser: Browser, page: Path, tmp_path: Path
 ) -> None:
@@ -45,6 +46,7 @@ def test_a_newcomer_goes_from_a_cause_to_the_message_that_fails_beside_the_refer
     assert 10_000 < sum(path.stat().st_size for path in pictures.glob("diagnose-*.png")) < MOST
 
 
+@pytest.mark.needs("browser")
 def test_the_page_does_not_scroll_sideways_on_a_phone_in_the_dark(browser: Browser, page: Path) -> None:
     browser.screen(360, 740, dark=True)
     browser.open(page.as_uri())

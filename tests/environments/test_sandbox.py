@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from support.hostile import HASTY, HOSTILE, MISSED, PAGE, STOPPED, VERDICTS, attacked, program
+from support.needs import BARE
 
 from captrain.benchmarks.servicedesk import ServiceDesk
 from captrain.contract import IDLE, Target, load_file
@@ -32,13 +33,7 @@ from captrain.policies.scripted import ScriptedPolicy
 from captrain.records import Capability
 from captrain.rollouts.collection import collect
 
-BARE = ("rlimits", "landlock", "seccomp")
-"""Without bubblewrap, which is not everywhere: what holds here holds all the more under it."""
-
-strong = pytest.mark.skipif(
-    LEVELS.index(active_confinement(BARE).level) < LEVELS.index("strong, one layer"),
-    reason="seccomp is not to be had here",
-)
+strong = pytest.mark.needs("seccomp")
 
 
 def written(folder: Path, text: str, name: str = "written") -> Path:
@@ -506,7 +501,7 @@ def test_compiling_without_end_is_a_fault(tmp_path: Path, monkeypatch: pytest.Mo
     assert only(before)
 
 
-@strong
+@pytest.mark.needs("seccomp", "landlock")
 def test_each_level_is_what_its_layers_hold_and_less_than_asked_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path, "attack = str")
     levels: dict[tuple[str, ...], sandbox.Level] = {
@@ -517,8 +512,6 @@ def test_each_level_is_what_its_layers_hold_and_less_than_asked_is_refused(tmp_p
         ("landlock", "seccomp"): "none",
         (): "none",
     }
-    if "landlock" not in active_confinement(BARE).layers:
-        pytest.skip("Landlock is not to be had here")
     for layers, level in levels.items():
         activity = active_confinement(layers)
         assert (activity.level, activity.layers) == (level, layers)
@@ -540,7 +533,7 @@ def test_each_level_is_what_its_layers_hold_and_less_than_asked_is_refused(tmp_p
     assert "root:" in episode.step(IDLE)[0][0]["content"]
 
 
-@pytest.mark.skipif("bubblewrap" not in active_confinement().layers, reason="bubblewrap does not work here")
+@pytest.mark.needs("bubblewrap")
 def test_bubblewrap_alone_shows_nothing_of_the_machine_and_a_broken_one_is_done_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

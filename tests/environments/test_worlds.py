@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.finished import Captrain
-from support.installations import interpreter, needs
+from support.installations import interpreter
 from support.taught import teach
 from support.training import GRPO, inside, moved
 
@@ -111,7 +111,7 @@ def opened(folder: Path) -> tuple[Target, Passport, Machine]:
     return load_environment(environments, passport, machine), passport, machine
 
 
-@needs("bfcl")
+@pytest.mark.needs("bfcl")
 def test_an_environment_of_a_worker_benchmark_earns_its_passport_and_is_trained_in_as_any(derived: Path) -> None:
     target, passport, machine = opened(derived)
     assert passport.passed and passport.trusted and len(passport.checks) == 24
@@ -126,7 +126,7 @@ def test_an_environment_of_a_worker_benchmark_earns_its_passport_and_is_trained_
     benchmark.environment.pool.close()  # pyright: ignore[reportAttributeAccessIssue]
 
 
-@needs("bfcl")
+@pytest.mark.needs("bfcl")
 def test_grpo_trains_an_adapter_in_an_environment_of_a_worker_benchmark(derived: Path, tmp_path: Path) -> None:
     """Of a model that has learnt the first task by heart, with and without the step that the environment trains."""
     target, passport, machine = opened(derived)
@@ -151,7 +151,7 @@ def test_grpo_trains_an_adapter_in_an_environment_of_a_worker_benchmark(derived:
     assert moved(work / trained.folder) > 1e-3
 
 
-@needs("bfcl")
+@pytest.mark.needs("bfcl")
 def test_another_installation_than_the_passports_and_a_package_of_it_are_refused(
     derived: Path, captrain: Captrain
 ) -> None:

@@ -104,7 +104,7 @@ def until(holds: object, seconds: float) -> bool:
     return bool(holds())
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+@pytest.mark.needs("proc")
 def test_workers_end_when_the_process_that_started_them_is_killed(tmp_path: Path) -> None:
     (tmp_path / "sleepers.py").write_text(SLEEPERS)
     running = subprocess.Popen([sys.executable, "sleepers.py"], cwd=tmp_path, stderr=subprocess.DEVNULL)

@@ -134,7 +134,7 @@ def row(job: str) -> list[str]:
     return [cell.strip() for cell in line.strip("│").split("│")]
 
 
-@pytest.mark.slow
+@pytest.mark.needs("slurm")
 def test_items_go_out_as_one_array_come_back_in_order_and_are_never_run_twice(home: Cluster) -> None:
     items = [Chore(name) for name in ("a", "b", "c")]
     begun = time.monotonic()
@@ -153,7 +153,7 @@ def test_items_go_out_as_one_array_come_back_in_order_and_are_never_run_twice(ho
     assert sent()[3].isdigit() and row(sent()[3])[2] == "finished"
 
 
-@pytest.mark.slow
+@pytest.mark.needs("slurm")
 @pytest.mark.parametrize(
     ("moment", "submissions"),
     [
@@ -184,7 +184,7 @@ def test_a_pipeline_killed_at_any_moment_finds_its_jobs_again(home: Cluster, mom
     assert ("waiting for jobs that are out already" in said) == (submissions == 1 and moment != "before publishing")
 
 
-@pytest.mark.slow
+@pytest.mark.needs("slurm")
 def test_two_pipelines_at_once_share_their_jobs(home: Cluster) -> None:
     both = [pipeline("a", "b", "c"), pipeline("a", "b", "c")]
     until(lambda: runs() == ["a", "b", "c"] and all(spoke(one) for one in both))
@@ -196,7 +196,7 @@ def test_two_pipelines_at_once_share_their_jobs(home: Cluster) -> None:
     assert runs() == ["a", "b", "c"] and len(sent()) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.needs("slurm")
 def test_a_job_that_is_killed_is_submitted_again_and_the_others_are_not(home: Cluster) -> None:
     waiting = Background(chore, [Chore("a", "go"), Chore("b", "go"), Chore("c", "go"), Chore("d", "go")], MACHINE, "x")
     until(lambda: runs() == ["a", "b", "c", "d"])
@@ -211,7 +211,7 @@ def test_a_job_that_is_killed_is_submitted_again_and_the_others_are_not(home: Cl
     assert len(sent()) == 7 and runs().count("d") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.needs("slurm")
 def test_an_item_whose_jobs_keep_dying_is_given_up_and_the_others_come_to_their_ends(home: Cluster) -> None:
     assert MACHINE.slurm is not None
     never = MACHINE.model_copy(update={"slurm": MACHINE.slurm.model_copy(update={"resubmissions": 0})})
@@ -228,7 +228,7 @@ def test_an_item_whose_jobs_keep_dying_is_given_up_and_the_others_come_to_their_
     assert launch.run(chore, [Chore("b", "go")], never, "chores") == [("B", "1")] and runs() == ["a", "b"]
 
 
-@pytest.mark.slow
+@pytest.mark.needs("slurm")
 def test_a_job_that_is_preempted_or_meets_its_time_limit_is_queued_again_and_goes_on(home: Cluster) -> None:
     names = ("told", "requeued", "late")
     waiting = Background(chore, [Chore(name, "never", once=True) for name in names], MACHINE, "chores")
@@ -246,7 +246,7 @@ def test_a_job_that_is_preempted_or_meets_its_time_limit_is_queued_again_and_goe
     assert jobs.job_log(Path(), requeued).count(" of 5: at requeued") == 2
 
 
-@pytest.mark.slow
+@pytest.mark.needs("slurm")
 def test_what_a_job_raises_reaches_the_pipeline_whole_and_is_no_death(home: Cluster) -> None:
     Path("go").touch()
     failing = pipeline("good", "scarce", "fine")
@@ -268,7 +268,7 @@ def test_what_a_job_raises_reaches_the_pipeline_whole_and_is_no_death(home: Clus
     assert "Traceback" not in jobs.job_log(Path(), sent()[1]) and "Traceback" in jobs.job_log(Path(), sent()[-1])
 
 
-@pytest.mark.slow
+@pytest.mark.needs("slurm")
 def test_jobs_are_shown_with_what_they_do_say_and_wait_for(home: Cluster) -> None:
     assert MACHINE.slurm is not None
     all_gpus = MACHINE.model_copy(update={"slurm": MACHINE.slurm.model_copy(update={"gpus": 2})})
@@ -286,7 +286,7 @@ def test_jobs_are_shown_with_what_they_do_say_and_wait_for(home: Cluster) -> Non
         jobs.job_log(Path(), "1")
 
 
-@pytest.mark.slow
+@pytest.mark.needs("slurm")
 def test_a_job_that_slurm_refuses_ends_in_one_message(home: Cluster) -> None:
     assert MACHINE.slurm is not None
     wrong = MACHINE.model_copy(update={"slurm": MACHINE.slurm.model_copy(update={"partition": "nowhere"})})
@@ -296,7 +296,7 @@ def test_a_job_that_slurm_refuses_ends_in_one_message(home: Cluster) -> None:
     assert launch.run(chore, [Chore("a")], MACHINE, "chores") == [("A", "1")]
 
 
-@pytest.mark.slow
+@pytest.mark.needs("slurm")
 def test_adapters_trained_as_jobs_are_those_trained_here_though_one_is_preempted(
     home: Cluster, tiny: Path, tmp_path: Path
 ) -> None:
@@ -363,7 +363,7 @@ def left(folder: Path, stage: str) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-@pytest.mark.slow
+@pytest.mark.needs("slurm")
 def test_diagnosis_and_the_adapters_of_smoke_are_byte_for_byte_the_same_from_jobs(home: Cluster, smoke: Path) -> None:
     shutil.copytree(smoke, here := Path.cwd(), dirs_exist_ok=True)
     settings = [*SMALL, "machine=slurm", "machine.slurm.memory=1000MB", "machine.slurm.minutes=30"]
@@ -383,7 +383,7 @@ def test_diagnosis_and_the_adapters_of_smoke_are_byte_for_byte_the_same_from_job
     assert "submitted" not in staged("rollouts", here) and left(here, "rollouts") == left(smoke, "rollouts")
 
 
-@pytest.mark.slow
+@pytest.mark.needs("slurm")
 def test_an_environment_calibrated_by_jobs_gets_the_passport_that_it_gets_here(home: Cluster, smoke: Path) -> None:
     from captrain.benchmarks.loading import load_benchmark
     from captrain.environments.subject import make_standard
@@ -409,7 +409,7 @@ def test_an_environment_calibrated_by_jobs_gets_the_passport_that_it_gets_here(h
     assert away.rollouts and away == made(chosen.machine) and len(sent()) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.needs("slurm")
 def test_what_the_controller_does_not_say_is_no_death(home: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     def silent(_: Any) -> Any:
         Path("asked").touch()

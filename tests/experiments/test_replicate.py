@@ -253,7 +253,6 @@ def run(project: Path, *experiments: str) -> tuple[int, list[str], list[str]]:
     return done.returncode, done.stdout.splitlines(), ran.read_text().splitlines() if ran.exists() else []
 
 
-@pytest.mark.slow
 def test_points_share_the_base_resume_and_survive_a_failure(project: Path) -> None:
     status, said, ran = run(project, "default", "bad", "rare")
     assert status == 1 and "1 of 3 points failed" in said[-1]

@@ -135,7 +135,6 @@ def points(project: Path, name: str) -> set[str]:
     return set(pd.read_csv(project / f"results/sweeps/{name}.csv")["point"])
 
 
-@pytest.mark.slow
 def test_a_study_names_its_table_shares_points_and_yields_to_what_is_given(project: Path) -> None:
     status, said, ran = sweep(
         project, "-m", "+study=thresholds", "selection.delta=0.1,0.4", "seed=0", "machine.workers=1"
@@ -149,7 +148,6 @@ def test_a_study_names_its_table_shares_points_and_yields_to_what_is_given(proje
     assert (status, ran, points(project, "sweep")) == (0, [], points(project, "thresholds")), said
 
 
-@pytest.mark.slow
 def test_points_share_what_did_not_change_fail_alone_and_rerun_alone(project: Path) -> None:
     grid = ["-m", "selection.delta=0.1,0.9", "seed=0,1", "hydra.job.name=thresholds"]
     status, said, ran = sweep(project, *grid)
@@ -172,7 +170,6 @@ def test_points_share_what_did_not_change_fail_alone_and_rerun_alone(project: Pa
     assert len(points(project, "thresholds")) == 4
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
 def test_points_that_start_together_run_a_cold_stage_they_share_once(launcher: str, project: Path) -> None:
     status, said, ran = sweep(project, "-m", "selection.delta=0.1,0.4", f"hydra/launcher={launcher}")
@@ -191,7 +188,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 SLURM = ["hydra/launcher=submitit_slurm", "hydra.launcher.mem_gb=1", "hydra.launcher.cpus_per_task=1"]
 
 
-@pytest.mark.slow
+@pytest.mark.needs("slurm")
 def test_a_grid_of_slurm_jobs_runs_what_its_points_share_once_and_goes_on_where_one_failed(
     project: Path, cluster: Cluster
 ) -> None:
@@ -210,7 +207,7 @@ def test_a_grid_of_slurm_jobs_runs_what_its_points_share_once_and_goes_on_where_
     assert len(points(project, "grid")) == 4
 
 
-@pytest.mark.slow
+@pytest.mark.needs("slurm")
 def test_a_point_whose_slurm_job_died_is_named_and_the_whole_ones_are_in_the_table(
     project: Path, cluster: Cluster
 ) -> None:
@@ -291,7 +288,6 @@ def test_a_second_sweep_of_a_name_is_refused_while_the_first_runs(project: Path)
     assert (status, ran) == (2, []) and "a sweep named grid runs here already" in said and "hydra.job.name=" in said
 
 
-@pytest.mark.slow
 def test_two_selections_of_one_point_compose_into_its_workspace_one_after_the_other(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

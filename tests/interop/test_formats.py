@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.installations import interpreter, needs
+from support.installations import interpreter
 
 from captrain.contract import calls_of
 from captrain.errors import UserError
@@ -377,7 +377,7 @@ def test_single_turn_results_of_bfcl_say_what_they_lack(tmp_path: Path) -> None:
         read_logs([tmp_path / "a_result.json"])
 
 
-@needs("bfcl")
+@pytest.mark.needs("bfcl")
 def test_bfcl_eval_as_it_is_installed_writes_what_is_read_here(tmp_path: Path) -> None:
     driver = Path(__file__).with_name("drivers") / "bfcl_driver.py"
     subprocess.run([interpreter("bfcl"), driver, tmp_path], check=True, capture_output=True, timeout=120)

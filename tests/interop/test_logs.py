@@ -77,10 +77,9 @@ def test_every_reward_and_message_of_a_tau2_file_is_kept() -> None:
     assert {rollout.environment for rollout in logs.rollouts} == {"tau2/library"}
 
 
+@pytest.mark.needs("shared")
 @pytest.mark.parametrize("name", ["gpt-4.1_airline_1trial.json", "gpt-4.1_retail_1trial.json"])
 def test_every_reward_and_message_of_the_shared_tau2_files_is_kept(name: str) -> None:
-    if not (SHARED / name).exists():
-        pytest.skip(f"the shared file {name} is not here")
     assert_whole(SHARED / name, read_logs([SHARED / name]))
 
 

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from support.exported import NAME, make_project
 from support.finished import Captrain
-from support.installations import interpreter, needs
+from support.installations import interpreter
 from support.recorded import record, speaking
 from support.training import passport
 
@@ -226,7 +226,7 @@ def server(project: Path) -> Iterator[str]:
         process.wait(10)
 
 
-@needs("openenv")
+@pytest.mark.needs("openenv")
 def test_openenvs_client_earns_captrains_rewards_in_the_packages_server(
     server: str, project: Path, episodes: list[dict[str, Any]]
 ) -> None:
@@ -240,7 +240,7 @@ def test_openenvs_client_earns_captrains_rewards_in_the_packages_server(
     assert [tool["name"] for tool in about["tools"]][:2] == ["list_orders", "get_order"] and about["seeded"]
 
 
-@needs("openenv")
+@pytest.mark.needs("openenv")
 def test_openenvs_own_validation_passes(server: str, project: Path) -> None:
     tool = str(Path(OPENENV).with_name("openenv"))
     folder = project / "openenv" / MODULE
@@ -263,7 +263,7 @@ def plays(project: Path) -> Mapping[str, str]:
     return {"PYTHONPATH": str(project / "verifiers"), "PATH": f"{binaries}:{os.environ['PATH']}", "NO_KEY": "none"}
 
 
-@needs("verifiers")
+@pytest.mark.needs("verifiers")
 def test_verifiers_scores_traces_as_captrain_scored_the_episodes(project: Path, episodes: list[dict[str, Any]]) -> None:
     scored = lines(
         run(VERIFIERS, DRIVERS / "verifiers_driver.py", MODULE, project / "episodes.jsonl", **plays(project))
@@ -272,7 +272,7 @@ def test_verifiers_scores_traces_as_captrain_scored_the_episodes(project: Path, 
     assert [bool(score["success"]) for score in scored] == [e["score"]["success"] for e in episodes]
 
 
-@needs("verifiers")
+@pytest.mark.needs("verifiers")
 def test_verifiers_own_validation_finds_every_reference_right_and_nothing_solved_untouched(
     project: Path, tmp_path: Path
 ) -> None:
@@ -283,7 +283,7 @@ def test_verifiers_own_validation_finds_every_reference_right_and_nothing_solved
     assert summary["checks"]["gold"]["valid"] == summary["checks"]["noop"]["valid"] == 10
 
 
-@needs("verifiers")
+@pytest.mark.needs("verifiers")
 def test_verifiers_plays_whole_episodes_with_native_tools_and_the_environments_user(
     project: Path, episodes: list[dict[str, Any]], tmp_path: Path
 ) -> None:

@@ -296,7 +296,6 @@ def test_a_baseline_ends_where_its_job_does(root: Path, start: Start, stage: str
     assert next(line for line in out.splitlines() if line.startswith("│ adapters")).split("│")[3].strip() == "1,280"
 
 
-@pytest.mark.slow
 def test_what_a_training_leaves_is_what_is_read(tmp_path: Path, tiny: Path, warm: Path) -> None:
     folder = project(tmp_path / "project", tiny, "alpha")
     kill(folder, "adapters", warm)

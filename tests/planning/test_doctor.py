@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.servers import ABSENT, VLLM_PYTHON
+from support.servers import VLLM_PYTHON
 from typer.testing import CliRunner
 
 from captrain.cli.app import app
@@ -188,9 +188,8 @@ def test_adapters_that_the_model_or_the_servers_do_not_take_are_named(root: Path
         assert finding.passed is False and detail in finding.detail and finding.remedy
 
 
+@pytest.mark.needs("vllm")
 def test_vllm_itself_says_what_it_takes_adapters_of(root: Path) -> None:
-    if not VLLM_PYTHON.exists():
-        pytest.skip(ABSENT)
     settings = ("machine=vllm_cpu", "policy=vllm", "policy.dtype=float32", f"machine.vllm.python={VLLM_PYTHON}")
     table = findings(root, *settings)
     assert table["vLLM"].passed and "vllm" in table["vLLM"].detail

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support.adapters import lora
-from support.servers import ABSENT, VLLM_PYTHON, policy, real_machine
+from support.servers import policy, real_machine
 from support.training import GRPO, inside, passport
 
 from captrain.config import Machine
@@ -27,7 +27,7 @@ from captrain.rollouts.collection import collect
 from captrain.training.jobs import EnvironmentFile, Job, TrainingEnvironment
 from captrain.training.runs import train
 
-pytestmark = [pytest.mark.vllm, pytest.mark.skipif(not VLLM_PYTHON.exists(), reason=ABSENT)]
+pytestmark = pytest.mark.needs("vllm")
 
 Letters = Callable[..., Path]
 SAMPLING = {"temperature": 1.0, "max_turns": 3, "max_tokens": 8, "dtype": "float32"}

@@ -66,7 +66,6 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.slow
 def test_a_sweep_in_a_project_gathers_its_points_in_the_projects_table(project: Path) -> None:
     command = [sys.executable, "-c", "from captrain.experiments.sweep import main; main()"]
     grid = ["-m", "selection.delta=0.1,0.4", "hydra.job.name=deltas"]

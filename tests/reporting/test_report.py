@@ -541,6 +541,7 @@ def test_a_folder_that_is_no_report_is_not_replaced(project: Path, report: Path,
     assert not stale.exists()
 
 
+@pytest.mark.needs("browser")
 def test_a_newcomer_goes_from_the_table_to_the_failing_message_of_a_rollout(
     browser: Browser, report: Path, tmp_path: Path
 ) -> None:
@@ -562,6 +563,7 @@ def test_a_newcomer_goes_from_the_table_to_the_failing_message_of_a_rollout(
     assert all((tmp_path / f"{name}.png").stat().st_size > 5000 for name in ("overview", "capability", "rollout"))
 
 
+@pytest.mark.needs("browser")
 def test_the_table_filters_and_opens_by_keyboard_with_base_and_routed_arm_side_by_side(
     browser: Browser, report: Path
 ) -> None:
@@ -586,6 +588,7 @@ def test_the_table_filters_and_opens_by_keyboard_with_base_and_routed_arm_side_b
     assert browser.faults() == []
 
 
+@pytest.mark.needs("browser")
 def test_the_sliders_select_as_the_stage_does(browser: Browser, report: Path, project: Path) -> None:
     browser.events.clear()
     labels = load(project / archive.LABELS, RolloutLabels)
@@ -597,6 +600,7 @@ def test_the_sliders_select_as_the_stage_does(browser: Browser, report: Path, pr
     assert browser.faults() == []
 
 
+@pytest.mark.needs("browser")
 def test_no_page_scrolls_sideways_on_a_phone_in_the_dark(browser: Browser, report: Path, tmp_path: Path) -> None:
     browser.events.clear()
     browser.screen(360, 740, dark=True)

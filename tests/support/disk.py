@@ -9,6 +9,7 @@ import tempfile
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 NEW_MOUNTS, READ_ONLY, REMOUNT, BIND, RECURSIVE, PRIVATE = 0x20000, 0x1, 0x20, 0x1000, 0x4000, 0x40000
@@ -38,6 +39,13 @@ def full() -> None:
     with suppress(OSError):
         (place / "filler").write_bytes(bytes(1 << 20))
     os.environ["TMPDIR"] = tempfile.tempdir = str(place)
+
+
+@cache
+def can_mount() -> bool:
+    """Whether this process may."""
+    with tempfile.TemporaryDirectory() as folder:
+        return run_hurt(Path(folder), read_only, lambda: 0)[0] != NO_MOUNT
 
 
 def _mount(source: str, place: str, options: bytes | None, flags: int) -> None:

