@@ -191,7 +191,7 @@ class StructuredAnswers:
         threads = [threading.Thread(target=work, daemon=True) for _ in range(min(access.concurrency, len(missing)))]
         for thread in threads:
             thread.start()
-        bar = tqdm(total=total, initial=len(answers), desc=label, unit="answer", leave=False, mininterval=1.0)
+        bar = tqdm(total=total, initial=len(answers), desc=label, unit="answer", mininterval=1.0)
         try:
             self._gather(results, answers, threads, stop, bar)
         finally:
