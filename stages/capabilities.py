@@ -18,7 +18,7 @@ def main() -> str:
     publish(folder / "capabilities.jsonl", selected.capabilities)
     publish_text(folder / "stability.csv", stability_table(selected.report).to_csv(index=False, float_format="%.6f"))
     names = ", ".join(capability.id for capability in selected.capabilities)
-    return f"{len(selected.capabilities)} of {len(candidates)} candidates selected: {names or 'none'}"
+    return f"{names or 'no capability'} was selected of {len(candidates)} candidates"
 
 
 if __name__ == "__main__":

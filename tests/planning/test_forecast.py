@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from captrain.planning import forecast as forecasting
+from captrain.planning import forecast
 from captrain.planning.assumptions import PRODUCTS
-from captrain.planning.forecast import forecast, measure_products, stale_stages
+from captrain.planning.forecast import forecast_run, measure_products, stale_stages
 
 ROOT = Path(__file__).parents[2]
 PIPELINE = """
@@ -21,8 +21,8 @@ stages:
 
 def minutes(monkeypatch: pytest.MonkeyPatch, pace: float, stages: list[str]) -> float:
     """Of a forecast on a machine that computes so many times as fast as the one the rates are of."""
-    monkeypatch.setattr(forecasting, "measure_products", lambda processes: pace * PRODUCTS.value)
-    found = re.search(r"stages? to run, about ([\d.]+) min on this machine", said := forecast(ROOT, stages))
+    monkeypatch.setattr(forecast, "measure_products", lambda processes: pace * PRODUCTS.value)
+    found = re.search(r"stages? to run, about ([\d.]+) min on this machine", said := forecast_run(ROOT, stages))
     assert found, said
     return float(found[1])
 

@@ -95,7 +95,7 @@ def test_what_does_not_run_costs_nothing(spec: Compose) -> None:
     nothing = [f"baselines.{name}.run=false" for name in baselines()]
     works = stages(planned(spec(*nothing)).low)
     assert list(works) == ["base", "rollouts", "environments", "adapters", "evaluation", "total"]
-    assert works["evaluation"].rollouts == 5 * 400 * 4
+    assert works["evaluation"].rollouts == 5 * 400 * 2
     assert "gepa" in stages(planned(spec(*nothing, "baselines.gepa.run=true")).low)
 
 

@@ -34,12 +34,12 @@ def run(
 
         run_stage(root, stage)
         return
-    from captrain.planning import forecast, stale_stages
+    from captrain.planning import forecast_run, stale_stages
     from captrain.projects import run_pipeline
     from captrain.reporting import show
 
     if stages := stale_stages(root):
-        print_all(forecast(root, stages))
+        print_all(forecast_run(root, stages))
         run_pipeline(root)
     print_all(show.results(root))
 

@@ -48,10 +48,10 @@ def entry_point(main: Callable[[], str | None], *, stage: bool = True) -> Callab
         try:
             if stage:
                 log_warnings(LOGS / f"{name}.log")
-                begun = time.perf_counter()
+                start = time.perf_counter()
                 with timed(name):
-                    made = main()
-                print(f"{name:<16} {time.perf_counter() - begun:6.1f} s   {made or _outputs(name)}")
+                    outcome = main()
+                print(f"{name:<16} {time.perf_counter() - start:6.1f} s   {outcome or _outputs(name)}")
             else:
                 main()
         except ModuleNotFoundError as error:

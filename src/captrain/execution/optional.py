@@ -15,7 +15,8 @@ EXTRAS = {
     **dict.fromkeys(
         ("deepdiff", "dvc", "fastapi", "gepa", "krippendorff", "matplotlib", "networkx", "openai"), "train"
     ),
-    **dict.fromkeys(("openai", "scipy", "seaborn", "sklearn", "statsmodels", "tenacity", "trl", "uvicorn"), "train"),
+    **dict.fromkeys(("openai", "ruamel", "scipy", "seaborn", "sklearn", "statsmodels", "tenacity"), "train"),
+    **dict.fromkeys(("trl", "uvicorn"), "train"),
     "sqlalchemy": "awm",
     "zstandard": "inspect",
 }

@@ -284,9 +284,9 @@ def _rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """Rotary positions of heads (heads, width, nodes)."""
     first, second = x.chunk(2, 1)
     rotated = torch.empty_like(x)
-    one, two = rotated.chunk(2, 1)
-    torch.mul(first, cosine, out=one).addcmul_(second, sine, value=-1)
-    torch.mul(second, cosine, out=two).addcmul_(first, sine)
+    upper, lower = rotated.chunk(2, 1)
+    torch.mul(first, cosine, out=upper).addcmul_(second, sine, value=-1)
+    torch.mul(second, cosine, out=lower).addcmul_(first, sine)
     return rotated
 
 
@@ -297,14 +297,14 @@ def _parts(shape: _Shape) -> list[Tree]:
 
 def _seen(x: Tensor, tree: Tree, trunk: int) -> Tensor:
     """What the nodes of a tree may attend to, of x (..., nodes): the trunk and the tree."""
-    own = x[..., tree.start : tree.stop]
-    return torch.cat([x[..., :trunk], own], -1) if tree.start and trunk else own
+    nodes = x[..., tree.start : tree.stop]
+    return torch.cat([x[..., :trunk], nodes], -1) if tree.start and trunk else nodes
 
 
 def _rows(x: Tensor, tree: Tree, groups: int) -> Tensor:
     """The nodes of a tree, of x (heads, width, nodes), as rows (groups, heads of a group x own, width)."""
-    own = x[..., tree.start : tree.stop]
-    return own.unflatten(0, (groups, -1)).transpose(2, 3).flatten(1, 2)
+    nodes = x[..., tree.start : tree.stop]
+    return nodes.unflatten(0, (groups, -1)).transpose(2, 3).flatten(1, 2)
 
 
 def _attend(queries: Tensor, keys: Tensor, values: Tensor, shape: _Shape) -> tuple[Tensor, list[Tensor]]:
@@ -315,13 +315,13 @@ def _attend(queries: Tensor, keys: Tensor, values: Tensor, shape: _Shape) -> tup
     """
     mixed, shares = torch.empty_like(queries), []
     for tree in _parts(shape):
-        own = tree.stop - tree.start
+        size = tree.stop - tree.start
         scores = torch.bmm(_rows(queries, tree, shape.groups), _seen(keys, tree, shape.trunk))
-        hidden = torch.ones((own, own), dtype=torch.bool).triu_(1) if tree.attention is None else ~tree.attention
-        scores.unflatten(1, (-1, own))[..., -own:].masked_fill_(hidden, UNSEEN)
+        hidden = torch.ones((size, size), dtype=torch.bool).triu_(1) if tree.attention is None else ~tree.attention
+        scores.unflatten(1, (-1, size))[..., -size:].masked_fill_(hidden, UNSEEN)
         share = scores.mul_(shape.width**-0.5).softmax(-1)
         result = torch.bmm(_seen(values, tree, shape.trunk), share.transpose(1, 2))
-        mixed[..., tree.start : tree.stop] = result.unflatten(2, (-1, own)).transpose(1, 2).flatten(0, 1)
+        mixed[..., tree.start : tree.stop] = result.unflatten(2, (-1, size)).transpose(1, 2).flatten(0, 1)
         shares.append(share)
     return mixed.flatten(0, 1), shares
 
@@ -337,12 +337,12 @@ def _attend_back(
     for target in (to_keys, to_values):
         target[..., : shape.trunk] = 0
     for tree, share in zip(_parts(shape), shares, strict=True):
-        own = tree.stop - tree.start
+        size = tree.stop - tree.start
         behind = _rows(gradient, tree, shape.groups)
         to_share = torch.bmm(behind, _seen(values, tree, shape.trunk))
         to_scores = torch.ops.aten._softmax_backward_data(to_share, share, -1, share.dtype).mul_(shape.width**-0.5)
         result = torch.bmm(_seen(keys, tree, shape.trunk), to_scores.transpose(1, 2))
-        to_queries[..., tree.start : tree.stop] = result.unflatten(2, (-1, own)).transpose(1, 2).flatten(0, 1)
+        to_queries[..., tree.start : tree.stop] = result.unflatten(2, (-1, size)).transpose(1, 2).flatten(0, 1)
         for target, part in (
             (to_keys, torch.bmm(_rows(queries, tree, shape.groups).transpose(1, 2), to_scores)),
             (to_values, torch.bmm(behind.transpose(1, 2), share)),
@@ -350,8 +350,8 @@ def _attend_back(
             if tree.start < shape.trunk:
                 target[..., : shape.trunk] += part
             else:
-                target[..., tree.start : tree.stop] = part[..., -own:]
-                target[..., : shape.trunk] += part[..., :-own]
+                target[..., tree.start : tree.stop] = part[..., -size:]
+                target[..., : shape.trunk] += part[..., :-size]
     return to_heads, to_values
 
 

@@ -102,10 +102,10 @@ class _Helper:
     def __init__(self, model: nn.Module, parameters: Sequence[Tensor]) -> None:
         self.weights, self.gradients = ([_shared(parameter) for parameter in parameters] for _ in range(2))
         context = multiprocessing.get_context("fork")
-        self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=self._serve, args=(theirs, model, parameters), daemon=True)
+        self.connection, far_end = context.Pipe()
+        self.process = context.Process(target=self._serve, args=(far_end, model, parameters), daemon=True)
         self.process.start()
-        theirs.close()
+        far_end.close()
 
     def _serve(self, connection: Connection, model: nn.Module, parameters: Sequence[Tensor]) -> None:
         self.connection.close()
@@ -122,12 +122,12 @@ class _Helper:
                     connection.send([values.numpy() for values in part.values()])
                 else:
                     assert part is not None
-                    found = part.gradients(torch.from_numpy(question), parameters)
-                    for place, gradient in zip(self.gradients, found, strict=True):
+                    gradients = part.gradients(torch.from_numpy(question), parameters)
+                    for place, gradient in zip(self.gradients, gradients, strict=True):
                         if gradient is not None:
                             place.copy_(gradient)
                     part = None
-                    connection.send([gradient is not None for gradient in found])
+                    connection.send([gradient is not None for gradient in gradients])
 
     def begin(self, parameters: Sequence[Tensor], rows: Sequence[Row], temperature: float, keep: bool) -> None:
         """Give it a part of a pass; `keep` what its gradient needs."""
@@ -171,21 +171,21 @@ class _Pass(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         keep = any(ctx.needs_input_grad)
         shares = split_forest(rows, PARTS)
-        others = passes.helpers()
-        for helper, share in zip(others, shares[1:], strict=False):
+        helpers = passes.helpers()
+        for helper, share in zip(helpers, shares[1:], strict=False):
             helper.begin(parameters, [rows[number] for number in share], temperature, keep)
-        mine = [shares[0], *shares[1 + len(others) :]]
-        own = [_Part(passes.model, [rows[number] for number in share], temperature, keep) for share in mine]
-        found = [own[0].values(), *([torch.from_numpy(values) for values in helper.answer()] for helper in others)]
-        found += [part.values() for part in own[1:]]
+        local = [shares[0], *shares[1 + len(helpers) :]]
+        parts = [_Part(passes.model, [rows[number] for number in share], temperature, keep) for share in local]
+        scores = [parts[0].values(), *([torch.from_numpy(values) for values in helper.answer()] for helper in helpers)]
+        scores += [part.values() for part in parts[1:]]
         bounds = [0, *accumulate(sum(scored[1:]) for _, scored in rows)]
         places = [
             torch.tensor([place for number in share for place in range(bounds[number], bounds[number + 1])])
             for share in shares
         ]
-        ctx.passes, ctx.own, ctx.places = passes, own, places
+        ctx.passes, ctx.parts, ctx.places = passes, parts, places
         whole = [
-            torch.cat([values[kind] for values in found if values])[torch.cat(places).long().argsort()]
+            torch.cat([values[kind] for values in scores if values])[torch.cat(places).long().argsort()]
             for kind in range(len(Scores._fields))
         ]
         ctx.mark_non_differentiable(*whole[1:])
@@ -193,22 +193,25 @@ class _Pass(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        passes, own, places = ctx.passes, ctx.own, ctx.places
-        parts = [gradients[0][part.long()] for part in places]
-        others = passes.helpers()
-        for helper, gradient in zip(others, parts[1:], strict=False):
+        passes, parts, places = ctx.passes, ctx.parts, ctx.places
+        pieces = [gradients[0][place.long()] for place in places]
+        helpers = passes.helpers()
+        for helper, gradient in zip(helpers, pieces[1:], strict=False):
             helper.connection.send(gradient.contiguous().numpy())
-        mine = [parts[0], *parts[1 + len(others) :]]
-        found = [part.gradients(gradient, passes.parameters) for part, gradient in zip(own, mine, strict=True)]
-        theirs = [
-            [place.clone() if there else None for place, there in zip(helper.gradients, helper.answer(), strict=True)]
-            for helper in others
+        near = [pieces[0], *pieces[1 + len(helpers) :]]
+        local = [part.gradients(gradient, passes.parameters) for part, gradient in zip(parts, near, strict=True)]
+        remote = [
+            [
+                place.clone() if present else None
+                for place, present in zip(helper.gradients, helper.answer(), strict=True)
+            ]
+            for helper in helpers
         ]
-        ordered = [found[0], *theirs, *found[1:]]
+        ordered = [local[0], *remote, *local[1:]]
         return (None, None, None, *(_sum(column) for column in zip(*ordered, strict=True)))
 
 
 def _sum(gradients: Sequence[Tensor | None]) -> Tensor | None:
     """In the order of the parts."""
-    there = [gradient for gradient in gradients if gradient is not None]
-    return sum(there[1:], there[0]) if there else None
+    present = [gradient for gradient in gradients if gradient is not None]
+    return sum(present[1:], present[0]) if present else None

@@ -19,7 +19,7 @@ from captrain.planning.plan import compose_configuration
 SIDE = 192
 """Rows and columns of the matrices that are multiplied: the size of a layer of the embedded base."""
 SECONDS = 0.8
-NAMED = 3
+SHOWN_STAGES = 3
 """Stages that the forecast names, the longest first."""
 
 
@@ -32,11 +32,11 @@ def stale_stages(root: Path) -> list[str]:
         changed = {name.rpartition(":")[2] for name in repo.status()}
         graph = repo.index.graph
         first = [stage for stage in graph if getattr(stage, "name", None) in changed]
-        stale = {stage for each in first for stage in (each, *ancestors(graph, each))}
+        stale = {stage for change in first for stage in (change, *ancestors(graph, change))}
         return [stage.name for stage in reversed([*topological_sort(graph)]) if stage in stale]
 
 
-def forecast(root: Path, stages: Collection[str]) -> str:
+def forecast_run(root: Path, stages: Collection[str]) -> str:
     """Say in a line what stages will take, at most.
 
     Args:
@@ -55,10 +55,10 @@ def forecast(root: Path, stages: Collection[str]) -> str:
     local = spec.policy.target == LOCAL and spec.machine.launcher == "local"
     factor = PRODUCTS.value / measure_products(spec.machine.workers) if local else 1.0
     seconds = {stage: factor * (cost or 0) for stage, cost in costs.items()}
-    longest = sorted(seconds, key=lambda stage: -seconds[stage])[:NAMED]
-    named = ", ".join(f"{stage} {_time(seconds[stage])}" for stage in longest)
+    longest = sorted(seconds, key=lambda stage: -seconds[stage])[:SHOWN_STAGES]
+    details = ", ".join(f"{stage} {_time(seconds[stage])}" for stage in longest)
     total = sum(seconds.values()) + factor * STAGE_START.value * len(stages)
-    return f"{count}, about {_time(total)} on this machine{f' ({named})' if named else ''}"
+    return f"{count}, about {_time(total)} on this machine{f' ({details})' if details else ''}"
 
 
 def measure_products(processes: int) -> float:
@@ -72,8 +72,8 @@ def _products(seconds: float) -> float:
     import numpy as np
 
     matrix = np.random.default_rng(0).normal(size=(SIDE, SIDE))
-    count, begun = 0, time.perf_counter()
-    while (passed := time.perf_counter() - begun) < seconds:
+    count, start = 0, time.perf_counter()
+    while (passed := time.perf_counter() - start) < seconds:
         np.matmul(matrix, matrix)
         count += 1
     return count / passed

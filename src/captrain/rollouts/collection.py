@@ -237,8 +237,7 @@ class ProgressBar:
     def __init__(self, label: str, total: int, initial: int, quiet: bool) -> None:
         from tqdm import tqdm
 
-        # A job's log is where its progress is read; elsewhere nobody looks unless there is a terminal.
-        silent = False if dispatched() else quiet or None
+        silent = quiet and not dispatched()
         self._bar = tqdm(
             total=total, initial=initial, desc=label, unit="rollout", leave=False, disable=silent, mininterval=1.0
         )
