@@ -16,8 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from captrain.baselines.baseline import trace_ledger
-from captrain.baselines.rejection_sft import RejectionLesson, refine
+from captrain.baselines import RejectionLesson, refine, trace_ledger
 from captrain.benchmarks import load_benchmark
 from captrain.config import Spec, load_spec
 from captrain.evaluation import Bootstrap
@@ -27,8 +26,7 @@ from captrain.models import Adapter
 from captrain.policies import load_policy
 from captrain.records import JsonObject, publish_text
 from captrain.rollouts import collect
-from captrain.rounds.evidence import Evidence
-from captrain.rounds.teaching import generalist_lesson, specialist_lessons
+from captrain.rounds import Evidence, generalist_lesson, specialist_lessons
 from captrain.training import LIBRARIES, teach_solutions
 
 DOSES = {

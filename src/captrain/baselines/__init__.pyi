@@ -3,10 +3,13 @@ from .baseline import DIAGNOSIS as DIAGNOSIS
 from .baseline import TRACE_STAGES as TRACE_STAGES
 from .baseline import Baseline as Baseline
 from .baseline import Supervision as Supervision
+from .baseline import trace_ledger as trace_ledger
 from .controls import publish_controls as publish_controls
 from .controls import run_controls as run_controls
 from .registry import acting_stages as acting_stages
 from .registry import baselines as baselines
 from .registry import spending_stages as spending_stages
 from .registry import trained_baselines as trained_baselines
+from .rejection_sft import RejectionLesson as RejectionLesson
+from .rejection_sft import refine as refine
 from .training import baseline_job as baseline_job

@@ -238,9 +238,7 @@ class ProgressBar:
         from tqdm import tqdm
 
         silent = quiet and not dispatched()
-        self._bar = tqdm(
-            total=total, initial=initial, desc=label, unit="rollout", leave=False, disable=silent, mininterval=1.0
-        )
+        self._bar = tqdm(total=total, initial=initial, desc=label, unit="rollout", disable=silent, mininterval=1.0)
         self._passed = self._scored = self._truncated = 0
 
     def add(self, rollout: Rollout) -> None:
