@@ -1,6 +1,7 @@
 """The whole pipeline through `dvc repro`, as a user runs it: experiment smoke, in a repository of its own."""
 
 import json
+import re
 import shutil
 import subprocess
 import time
@@ -57,6 +58,31 @@ def test_a_second_run_does_nothing_quickly_and_git_finds_nothing_changed(project
     assert "up to date" in project.call("dvc", "repro")
     assert time.monotonic() - start < 30
     assert project.call("git", "status", "--porcelain") == ""
+
+
+def test_a_run_says_what_it_will_take_then_a_line_a_stage_and_the_table_last(project: Repository) -> None:
+    project.choose("selection.delta=0.25")
+    try:
+        first, *lines = project.call("captrain", "run").splitlines()
+        assert re.match(r"\d+ stages to run, about [\d.]+ (s|min) on this machine", first)
+        ended = [line.split()[0] for line in lines if re.match(r"[a-z_]+ +\d+\.\d s   \S", line)]
+        assert ended[:2] == ["compose", "capabilities"]
+        table = lines.index("Test split")
+        assert not any(re.match(r"[a-z_]+ +\d+\.\d s   ", line) for line in lines[table:])
+        assert not any("Running stage" in line or "Warning" in line for line in lines)
+        assert project.call("captrain", "run").splitlines() == lines[table:]
+    finally:
+        project.choose()
+        project.call("dvc", "repro")
+
+
+def test_a_run_whose_stage_fails_ends_in_what_is_wrong_and_what_to_do(project: Repository) -> None:
+    project.choose("selection.delta=nothing")
+    try:
+        said = project.call("captrain", "run", status=2)
+        assert "selection.delta" in said and "remedy:" in said and "Traceback" not in said and "Test split" not in said
+    finally:
+        project.choose()
 
 
 @pytest.mark.parametrize(

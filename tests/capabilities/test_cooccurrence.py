@@ -3,6 +3,7 @@
 import contextlib
 import json
 import random
+import re
 import runpy
 import subprocess
 import sys
@@ -278,7 +279,7 @@ def test_the_stage_writes_the_environments_and_says_how_many(
     stage(tmp_path, 1, rollouts)
     with contextlib.chdir(tmp_path):
         runpy.run_path(str(ROOT / "stages/pairs.py"), run_name="__main__")
-    assert capsys.readouterr().out.endswith(" s   1 pair environments\n")
+    assert re.fullmatch(r"pairs +\d+\.\d s   1 pair environments\n", capsys.readouterr().out)
     assert [*read_passports(tmp_path / "results/pairs")] == [PAIRS[0]]
 
 
@@ -288,6 +289,7 @@ def test_without_pairs_the_stage_writes_empty_results_and_needs_neither_labels_n
     code = f"import runpy, sys; runpy.run_path({str(ROOT / 'stages/pairs.py')!r}, run_name='__main__')"
     code += "; assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0 and done.stdout.endswith(" s   no pair environments: pairs.count is 0\n"), done.stderr
+    line = r"pairs +\d+\.\d s   no pair environments: pairs\.count is 0\n"
+    assert done.returncode == 0 and re.fullmatch(line, done.stdout), done.stderr
     assert json.loads((tmp_path / "results/pairs/pairs.json").read_text()) == {}
     assert (tmp_path / "artifacts/pairs/calibration.jsonl").read_text() == ""

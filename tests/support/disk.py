@@ -43,7 +43,7 @@ def full() -> None:
 
 @cache
 def can_mount() -> bool:
-    """Whether this process may."""
+    """Try to mount a folder of this process's own."""
     with tempfile.TemporaryDirectory() as folder:
         return run_hurt(Path(folder), read_only, lambda: 0)[0] != NO_MOUNT
 

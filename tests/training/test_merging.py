@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import re
 import runpy
 import shutil
 import subprocess
@@ -457,8 +458,8 @@ def test_with_nothing_to_merge_the_stage_says_so_and_never_loads_torch(
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    [line] = done.stdout.splitlines()
-    assert line.endswith("none: merging.methods is empty, or there are no adapters")
+    line = r"merging +\d+\.\d s   none: merging\.methods is empty, or there are no adapters\n"
+    assert re.fullmatch(line, done.stdout)
     assert json.loads((folder / "results/merging/index.json").read_text()) == {}
     assert (folder / "results/merging/ledger.jsonl").read_text() == ""
     assert (folder / "results/merging/history.csv").read_text().count("\n") == 1

@@ -8,7 +8,7 @@ part. CPU seconds include worker processes that have ended, and not the jobs of 
 
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,10 +27,11 @@ class Time:
 
 
 @contextmanager
-def timed(stage: str, results: Path = Path("results"), folder: Path = TIMES) -> Iterator[None]:
-    """Write down what the block takes, if it ends well and leaves results of that stage."""
+def timed(stage: str, results: Path = Path("results"), folder: Path = TIMES) -> Iterator[Callable[[], float]]:
+    """Write down what the block takes, if it ends well and leaves results of that stage; the block is given what tells
+    the seconds since it began."""
     wall, cpu = time.perf_counter(), _cpu()
-    yield
+    yield lambda: time.perf_counter() - wall
     if outputs := _outputs_digest(results, stage):
         duration = Time(round(time.perf_counter() - wall, 1), round(_cpu() - cpu, 1))
         publish_json(folder / stage / f"{outputs}.json", asdict(duration))

@@ -8,7 +8,6 @@ import gc
 import logging
 import os
 import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
@@ -22,7 +21,7 @@ from captrain.execution.clock import timed
 from captrain.execution.optional import light_installation
 
 LOGS = Path(".cache/logs")
-"""Where each stage leaves what libraries warn of, in a file of its name."""
+"""The folder of the stages' logs, one of each name, which hold what libraries warn of."""
 
 
 def entry_point(main: Callable[[], str | None], *, stage: bool = True) -> Callable[[], None]:
@@ -39,19 +38,18 @@ def entry_point(main: Callable[[], str | None], *, stage: bool = True) -> Callab
 
     @wraps(main)
     def run() -> None:
-        gc.set_threshold(
-            100_000, 20, 100
-        )  # libraries make millions of objects that stay: looking for others takes a fifth
+        # Libraries make millions of objects that stay: looking through them as often as by default takes a fifth of the
+        # time in which they are imported.
+        gc.set_threshold(100_000, 20, 100)
         add_project_to_path()
         if stage and not _names_model(Path("results/spec.yaml")):
             os.environ.setdefault("HF_HUB_OFFLINE", "1")
         try:
             if stage:
                 log_warnings(LOGS / f"{name}.log")
-                start = time.perf_counter()
-                with timed(name):
+                with timed(name) as seconds:
                     outcome = main()
-                print(f"{name:<16} {time.perf_counter() - start:6.1f} s   {outcome or _outputs(name)}")
+                print(f"{name:<16} {seconds():6.1f} s   {outcome or _outputs(name)}")
             else:
                 main()
         except ModuleNotFoundError as error:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from tqdm import tqdm
 
@@ -86,8 +86,7 @@ def _spread(
 ) -> list[Result]:
     for library in libraries:
         importlib.import_module(library)
-    torch: Any = sys.modules.get("torch")
-    forks = torch is not None and not torch.cuda.is_available()
+    forks = "torch" in sys.modules and not sys.modules["torch"].cuda.is_available()
     context = multiprocessing.get_context("fork" if forks else "spawn")
     with ProcessPoolExecutor(
         min(workers, len(items)), context, initializer=become_worker, initargs=(os.getpid(),)

@@ -35,6 +35,8 @@ WEIGHT_GRID = 2.0**-18
 """A step of AdamW at the rates used here moves a weight by some 500 of these."""
 LEAST_STEPS = 16
 """A learning rate below so many multiples of the grid would be rounded away."""
+Group = dict[str, Any]
+"""Settings that parameters share, as torch keeps them."""
 
 
 def to_grid(tensor: Tensor, spacing: float = WEIGHT_GRID) -> None:
@@ -63,7 +65,7 @@ class _Exact(torch.optim.Optimizer, ABC):
                 to_grid(parameter)
 
     @abstractmethod
-    def _move(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None: ...
+    def _move(self, parameter: Tensor, gradient: Tensor, group: Group) -> None: ...
 
 
 class AdamW(_Exact):
@@ -95,7 +97,7 @@ class AdamW(_Exact):
             )
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
-    def _move(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+    def _move(self, parameter: Tensor, gradient: Tensor, group: Group) -> None:
         state = self.state[parameter]
         if not state:
             state.update(step=0, exp_avg=torch.zeros_like(gradient), exp_avg_sq=torch.zeros_like(gradient))
@@ -131,7 +133,7 @@ class Muon(_Exact):
             params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "iterations": iterations}
         )
 
-    def _move(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+    def _move(self, parameter: Tensor, gradient: Tensor, group: Group) -> None:
         momentum, rate = group["momentum"], group["lr"]
         mean = self.state[parameter].setdefault("momentum_buffer", torch.zeros_like(gradient))
         mean.mul_(momentum).add_(gradient * (1 - momentum))

@@ -15,7 +15,7 @@ noise of different CPUs is as coarse as the barrier's grid (`to_float64`).
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,19 @@ class Scores(NamedTuple):
     log_probs: Tensor
     entropies: Tensor
     is_top1: Tensor
+
+
+class Context(Protocol):
+    """The context of an autograd function (`torch.autograd.Function`), of which torch says no types."""
+
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None:
+        """Keep tensors for `backward`."""
+
+    def mark_non_differentiable(self, *tensors: Tensor) -> None:
+        """Say which outputs have no gradient."""
 
 
 class _Shape(NamedTuple):
@@ -161,17 +174,25 @@ class _Norm(torch.autograd.Function):
     """RMSNorm over the features of x (features, nodes)."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: Tensor, eps: float) -> Tensor:
+    def forward(ctx: Context, x: Tensor, scale: Tensor, eps: float) -> Tensor:
         normed, factor = _normed(x, eps)
         ctx.save_for_backward(normed, factor, scale)
         return normed * scale[:, None]
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         normed, factor, scale = ctx.saved_tensors
         [gradient] = gradients
         to_scale = torch.linalg.vecdot(gradient, normed).to(scale.dtype) if ctx.needs_input_grad[1] else None
         return _norm_back(gradient * scale[:, None], normed, factor), to_scale, None
+
+
+class _LayerContext(Context, Protocol):
+    """The same, with what `_Layer` keeps beside tensors."""
+
+    shape: _Shape
+    shares: list[Tensor]
+    sources: Tensor | None
 
 
 class _Layer(torch.autograd.Function):
@@ -183,7 +204,7 @@ class _Layer(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: _LayerContext,
         x: Tensor,
         shape: _Shape,
         sources: Tensor | None,
@@ -221,7 +242,7 @@ class _Layer(torch.autograd.Function):
         return x.add_(_times(down, active))
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: _LayerContext, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         saved = (
             ctx.saved_tensors
         )  # once: gradient checkpointing computes them anew for each time that they are asked for

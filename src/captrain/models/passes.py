@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from itertools import accumulate
 from multiprocessing.connection import Connection
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 
 from captrain.errors import UserError
-from captrain.models.dense import Scores, token_scores
+from captrain.models.dense import Context, Scores, token_scores
 from captrain.models.forest import Row, make_forest, split_forest
 
 PARTS = 2
@@ -55,8 +55,7 @@ class SharedPasses:
         Raises:
             UserError: a process that shares the pass died.
         """
-        scores: Any = _Pass.apply(self, rows, temperature, *self.parameters)
-        return Scores(*scores)
+        return Scores(*_Pass.apply(self, rows, temperature, *self.parameters))
 
     def close(self) -> None:
         """End the other processes; a later pass starts them anew."""
@@ -162,12 +161,20 @@ def _shared(like: Tensor) -> Tensor:
     return torch.frombuffer(memory, dtype=like.dtype).view(like.shape)
 
 
+class _PassContext(Context, Protocol):
+    """The context of a pass: its parts in this process, and the places of each part's tokens."""
+
+    passes: SharedPasses
+    parts: list[_Part]
+    places: list[Tensor]
+
+
 class _Pass(torch.autograd.Function):
     """Scores of all parts, row by row."""
 
     @staticmethod
     def forward(
-        ctx: Any, passes: SharedPasses, rows: Sequence[Row], temperature: float, *parameters: Tensor
+        ctx: _PassContext, passes: SharedPasses, rows: Sequence[Row], temperature: float, *parameters: Tensor
     ) -> tuple[Tensor, ...]:
         keep = any(ctx.needs_input_grad)
         shares = split_forest(rows, PARTS)
@@ -192,7 +199,7 @@ class _Pass(torch.autograd.Function):
         return tuple(whole)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: _PassContext, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         passes, parts, places = ctx.passes, ctx.parts, ctx.places
         pieces = [gradients[0][place.long()] for place in places]
         helpers = passes.helpers()

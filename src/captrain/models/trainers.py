@@ -2,7 +2,7 @@
 
 import types
 from itertools import compress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -87,7 +87,8 @@ def _module_scores(
     states = model.base_model(
         input_ids=input_ids, attention_mask=attention_mask, position_ids=positions, use_cache=False
     ).last_hidden_state
-    head: Any = model.get_output_embeddings()
+    head = model.get_output_embeddings()
+    assert head is not None
     return score_states(head(states[:, :-1][mask]), input_ids[:, 1:][mask], temperature)
 
 
@@ -118,10 +119,13 @@ def prepare_trainer(trainer: "Trainer", temperature: float, machine: Machine, se
         machine: by how many processes, and in which arithmetic.
         seed: of the adapter's initial weights.
     """
-    from transformers import TrainerCallback
+    from peft import PeftModel
+    from transformers import PreTrainedModel, TrainerCallback
 
-    adapted: Any = trainer.model
-    passes = share_beginnings(adapted.get_base_model(), temperature, machine)
+    assert isinstance(trainer.model, PeftModel)
+    base = trainer.model.get_base_model()
+    assert isinstance(base, PreTrainedModel)
+    passes = share_beginnings(base, temperature, machine)
     if machine.accelerate.precision == "float64":
         make_exact(trainer, seed)
     if passes is not None:

@@ -17,6 +17,7 @@ from captrain.planning.assumptions import (
     REFLECTION_TOKENS,
     REQUEST_RATE,
     SERVER_START,
+    SHARED_TRAINING,
     SYNTHESIZER,
     TRAINING_FACTOR,
     USABLE_MEMORY,
@@ -87,6 +88,7 @@ def _embedded(estimate: Estimate) -> list[BasisRow]:
         BasisRow("in training", f"{rates.training.value:g}", rates.training.source),
         BasisRow("demonstrations a CPU second", f"{rates.demonstrations.value:g}", rates.demonstrations.source),
         BasisRow("processes", str(estimate.spec.machine.workers), "spec: machine.workers"),
+        BasisRow("two that share a training", f"{SHARED_TRAINING.value:g} times as fast", SHARED_TRAINING.source),
         BasisRow("imports, passports, statistics", "not counted: seconds a stage", "assumed"),
     ]
 

@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from captrain.config import Component, Machine, build, takes
 from captrain.errors import InfrastructureError
-from captrain.records import Message
+from captrain.records import JsonObject, Message
 
 LIBRARIES = ("torch", "transformers")
 """Modules that a policy in this process imports (see `captrain.execution.launch.run`)."""
@@ -22,7 +22,7 @@ class Playable(Protocol):
         ...
 
     @property
-    def tools(self) -> list[dict[str, Any]]:
+    def tools(self) -> list[JsonObject]:
         """OpenAI function schemas."""
         ...
 
@@ -54,7 +54,7 @@ class Play:
         self.episode = episode
         self.adapter = adapter
         self.hint = hint
-        self.tools: list[dict[str, Any]] = []
+        self.tools: list[JsonObject] = []
         self.messages: list[Message] = []
         self.turns = 0
         self.token_ids: list[int] = []

@@ -6,9 +6,8 @@ a stage has not computed, except where a rollout leaves its reference. No torch.
 
 import difflib
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel
 from rich.console import Group, RenderableType
@@ -19,7 +18,7 @@ from rich.text import Text
 from captrain.capabilities import read_selection
 from captrain.contract import calls_of
 from captrain.errors import UserError
-from captrain.evaluation import arm_indices
+from captrain.evaluation import ComparisonRow, arm_indices
 from captrain.records import Capability, IndexEntry, JsonObject, Passport, Rollout, load, read_json, read_text
 from captrain.reporting.divergence import Divergence, call_text, divergence
 
@@ -333,7 +332,7 @@ def costs(root: Path) -> RenderableType:
     return table
 
 
-def _kinds(rows: Sequence[Mapping[Any, Any]]) -> Table:
+def _kinds(rows: Sequence[ComparisonRow]) -> Table:
     """Rates by kind of what was played: no bounds."""
     table = _columns("test split by kind", "kind", "method", "tasks", "pass rate", "interval", "pass^k", "mean reward")
     for row in rows:
