@@ -151,8 +151,7 @@ class Dispatch:
                     self._send()
                     pause = 1.0
                 elif time.monotonic() - last_look > pause:
-                    if (status := self._look(pending)) != bar.postfix:
-                        bar.set_postfix_str(status)
+                    bar.set_postfix_str(self._look(pending))
                     last_look, pause = time.monotonic(), min(30.0, 1.2 * pause)
                 else:
                     time.sleep(0.2)
