@@ -267,8 +267,8 @@ def adapter(root: Path, name: str) -> RenderableType:
 
 
 def results(root: Path) -> RenderableType:
-    """The final table, the paired differences, and where the figures lie; of a benchmark that says what it is also
-    the rates by kind, and what was found on the discovery split."""
+    """The paired differences, and last the final table; before them of a benchmark that says what it is the rates by
+    kind and what was found on the discovery split, what repaired what, re-discovery, and where the figures lie."""
     from captrain.evaluation import evaluation_metrics, evaluation_table, interpret_difference
     from captrain.reporting.rediscovery import rediscovery_table
     from captrain.reporting.tables import causal_table, table
@@ -308,7 +308,8 @@ def results(root: Path) -> RenderableType:
     more += (causal, Text()) if causal else ()
     again = rediscovery_table(root / "results")
     more += (again, Text()) if again else ()
-    return Group(final, Text(), paired, Text(), *more, Text(figures_line))
+    # The headline last: that is what a terminal still shows when all has been printed.
+    return Group(*more, Text(figures_line), Text(), paired, Text(), final)
 
 
 def costs(root: Path) -> RenderableType:
