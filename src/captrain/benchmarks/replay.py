@@ -6,11 +6,15 @@ is proven by what makes it pass.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Literal, Protocol
 
+from captrain.benchmarks.pool import WORKERS, Pool
+from captrain.benchmarks.simulation import installation
 from captrain.config import Machine
-from captrain.contract import Target
+from captrain.contract import Target, calls_of
+from captrain.errors import UserError
 from captrain.records import JsonObject, Message, Rollout
 
 Kind = Literal["read", "write", "handover", "think"]
@@ -86,11 +90,39 @@ class Worlds:
     def __init__(self, benchmark: str, target: Target | None, machine: Machine | None) -> None:
         self.benchmark, self.target, self.machine = benchmark, target, machine
         self.missing = ""
+        self._pools: dict[str, Pool | None] = {}
 
     def of(self, rollout: Rollout) -> World | None:
         """The world of a rollout's task; None where none can be opened. Where a package is all that is lacking,
         `missing` then says the command that brings it."""
-        raise NotImplementedError
+        benchmark = self.benchmark or rollout.task.id.partition("/")[0]
+        if benchmark == "tau2":
+            return self._tau2(rollout)
+        return None
+
+    def _tau2(self, rollout: Rollout) -> World | None:
+        data, parts = rollout.task.data, rollout.score.parts if rollout.score else {}
+        if "nl_assertion" in data.get("graded", []) and parts.get("nl_assertion") != 1.0:
+            return None  # what a language model has judged cannot be judged again here
+        pool = self._pool("tau2", "tau2_replay.py")
+        location = {"domain": data.get("kind"), "task_id": data.get("task"), "task": data.get("definition")}
+        return pool and _opened(pool, location)
+
+    def _pool(self, benchmark: str, script: str) -> Pool | None:
+        """The workers of a benchmark, None where it is not installed."""
+        if benchmark not in self._pools:
+            try:
+                installed = installation(self.machine, benchmark, "")
+            except UserError:
+                self._pools[benchmark] = None
+                self.missing = f"captrain benchmark install {benchmark}"
+            else:
+                command = [str(Path(installed.python).expanduser()), str(WORKERS / script)]
+                data = {f"{benchmark.upper()}_DATA_DIR": str(Path(installed.data).expanduser())} if installed.data else {}
+                self._pools[benchmark] = Pool(
+                    benchmark, command, processes=installed.processes, timeout=installed.timeout, env=data
+                )
+        return self._pools[benchmark]
 
     def reference(self, rollout: Rollout) -> list[Message]:
         """The assistant messages of the reference: the rollout's own, else that of its task in the installed
@@ -99,12 +131,76 @@ class Worlds:
 
     def close(self) -> None:
         """Close every world."""
+        for pool in self._pools.values():
+            if pool is not None:
+                pool.close()
 
     def __enter__(self) -> "Worlds":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class WorkerWorld:
+    """A world in a benchmark's worker.
+
+    Args:
+        pool: its workers.
+        location: of the task, for each request.
+        about: what the worker says of it.
+    """
+
+    def __init__(self, pool: Pool, location: JsonObject, about: JsonObject) -> None:
+        self._pool, self._location = pool, location
+        self.reference = tuple(ReplayCall(**call) for call in about["reference"])
+        self.owed: tuple[str, ...] = tuple(about["owed"])
+        self.kinds: dict[str, Kind] = about["kinds"]
+
+    def play(self, replays: Sequence[Replay]) -> list[Replayed]:
+        """See `World.play`."""
+        answer = self._pool.call("replay", **self._location, replays=[asdict(replay) for replay in replays])
+        return [replayed(entry) for entry in answer["replayed"]]
+
+    def close(self) -> None:
+        """See `World.close`: its workers hold many worlds, and go with them all."""
+
+
+def replayed(entry: JsonObject) -> Replayed:
+    """What a worker says that a replay led to."""
+    lists = {name: tuple(entry[name]) for name in ("results", "failed", "changed")}
+    return Replayed(**lists, parts=entry["parts"], passed=entry["passed"])
+
+
+def _opened(pool: Pool, location: JsonObject) -> World | None:
+    """The world of a task, None where the benchmark has no such task."""
+    try:
+        return WorkerWorld(pool, location, pool.call("world", **location))
+    except UserError:
+        return None
+
+
+PROPER = ("", "user_stop", "agent_stop")
+"""Endings by which somebody has closed a dialogue, or none is known."""
+
+
+def logged_replay(rollout: Rollout) -> Replay:
+    """A rollout as it was played: its calls of user and assistant, the assistant's texts, and whether it ended as a
+    dialogue should (its score says it, or why it ended)."""
+    calls = [
+        ReplayCall(tool, arguments, message["role"])
+        for message in rollout.messages
+        if message["role"] in ("assistant", "user")
+        for tool, arguments in calls_of(message)
+    ]
+    spoken = [message.get("content") for message in rollout.messages if message["role"] == "assistant"]
+    parts = rollout.score.parts if rollout.score else {}
+    ended = parts["ended"] == 1.0 if "ended" in parts else rollout.task.data.get("ending", "") in PROPER
+    return Replay(
+        tuple(calls),
+        tuple(text for text in spoken if isinstance(text, str) and text.strip()),
+        ended and not rollout.truncated,
+    )
 
 
 def open_worlds(benchmark: str = "", *, target: Target | None = None, machine: Machine | None = None) -> Worlds:
