@@ -22,8 +22,7 @@ from .replay import Replay as Replay
 from .replay import ReplayCall as ReplayCall
 from .replay import Replayed as Replayed
 from .replay import World as World
-from .replay import Worlds as Worlds
-from .replay import open_worlds as open_worlds
+from .replay import logged_replay as logged_replay
 from .servicedesk import ARGUMENTS as ARGUMENTS
 from .servicedesk import TOOLS as TOOLS
 from .servicedesk import DeskEpisode as DeskEpisode
@@ -31,3 +30,5 @@ from .servicedesk import ServiceDesk as ServiceDesk
 from .simulation import divided as divided
 from .standard import StandardEnvironment as StandardEnvironment
 from .worker import Worker as Worker
+from .worlds import Worlds as Worlds
+from .worlds import open_worlds as open_worlds

@@ -1,8 +1,8 @@
 # pyright: reportMissingImports=false
 """tau2's worlds for replays, behind the worker protocol: tasks as logs embed them, of any domain that tau2 registers.
 
-A search over repairs plays a task hundreds of times, and loading a domain's database takes longer than all of them. So a
-database is loaded once; a play gets shallow copies of its large collections, whose records are copied when a tool first
+A search over repairs plays a task hundreds of times, and loading a domain's database takes longer than all of them. So
+a database is loaded once; a play gets shallow copies of its large collections, whose records are copied when a tool first
 takes hold of them, and a state is what differs from the start. What a look-up answers is kept as long as the state is
 the same. The score is tau2's: its checks of database, assertions, actions and information told, over calls alone.
 """
@@ -174,7 +174,9 @@ class World:
         history = (initial.message_history if initial else None) or []
         made = [call for message in history for call in getattr(message, "tool_calls", None) or []]
         self.gold = [(call.name, call.arguments, call.requestor) for call in made]
-        self.gold += [(a.name, a.arguments, a.requestor) for a in (self.criteria.actions if self.criteria else None) or []]
+        self.gold += [
+            (a.name, a.arguments, a.requestor) for a in (self.criteria.actions if self.criteria else None) or []
+        ]
         self.basis = set(self.criteria.reward_basis) if self.criteria else set()
         self.goal = None
 
