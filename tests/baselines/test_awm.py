@@ -183,7 +183,7 @@ class TestOwn:
     def test_they_are_the_same_whatever_the_diagnosis_found(self, drawn: Path, tmp_path: Path) -> None:
         shutil.copytree(ROOT / "conf", tmp_path / "conf")
         (tmp_path / "results/capabilities").mkdir(parents=True)
-        (tmp_path / "results/capabilities/capabilities.jsonl").write_text('{"id": "multi_step_completion"}\n')
+        (tmp_path / "results/capabilities/capabilities.jsonl").write_text('{"id": "missing_write"}\n')
         other = composed("selection.delta=0.9", "capabilities.count=1", "labels.runs=9", "rollouts.tasks=40")
         with inside(tmp_path):
             untargeted_environments(other, other.baselines.awm, tmp_path / "awm")

@@ -25,7 +25,7 @@ from captrain.environments.loading import read_passports
 from captrain.environments.subject import make_standard
 from captrain.environments.synthesis import DRAFTS, examine, make_passport
 from captrain.environments.synthesizer import Brief
-from captrain.environments.templates import CONTROLS, FAMILIES, TemplateSynthesizer
+from captrain.environments.templates import CONTROLS, DEFICITS, TemplateSynthesizer
 from captrain.ledger import LedgerEntry
 from captrain.policies.scripted import ScriptedPolicy
 from captrain.records import Capability, Rollout, load, publish, publish_json, publish_text
@@ -114,13 +114,13 @@ def elsewhere(tmp_path: Path) -> Iterator[Path]:
 
 
 def workshop(policy: ScriptedPolicy, *, against: Any = AGAINST, rollouts: Any = ()) -> Workshop:
-    pool = {name: capability(name) for name in (*FAMILIES, *CONTROLS, "small_talk")}
-    return Workshop(FAMILIES[:2], pool, rollouts, TemplateSynthesizer(), policy, against, SPEC.machine, 0)
+    pool = {name: capability(name) for name in (*DEFICITS, *CONTROLS, "small_talk")}
+    return Workshop(DEFICITS[:2], pool, rollouts, TemplateSynthesizer(), policy, against, SPEC.machine, 0)
 
 
 def test_what_trace_has_trained_costs_nothing_and_what_no_template_trains_is_passed_over(elsewhere: Path) -> None:
     shop = workshop(ScriptedPolicy())
-    assert all(shop.has(name) for name in FAMILIES[:2]) and not shop.has("small_talk")
+    assert all(shop.has(name) for name in DEFICITS[:2]) and not shop.has("small_talk")
     assert shop.ledger == [] and shop.syntheses == {} and shop.lacking["small_talk"].startswith("no template trains")
 
 
@@ -128,16 +128,16 @@ def test_calibration_is_counted_for_the_controls_and_its_spread_of_rewards_is_no
     elsewhere: Path,
 ) -> None:
     shop = workshop(ScriptedPolicy())
-    assert shop.has("valid_calls") and shop.has("valid_calls")
+    assert shop.has("invalid_call") and shop.has("invalid_call")
     [entry] = shop.ledger
     assert (entry.stage, entry.method, entry.item, entry.purpose) == (
         "controls",
         "controls",
-        "valid_calls",
+        "invalid_call",
         "calibration",
     )
     assert entry.rollouts == AGAINST.bounds.groups * AGAINST.bounds.group_size == 40
-    passport = shop.syntheses["valid_calls"].best.passport
+    passport = shop.syntheses["invalid_call"].best.passport
     # A base that is perfect at it: every group is constant, which TRACE's passport would not allow.
     measured = {check.name: (check.measured, check.passed) for check in passport.checks}
     assert measured["share of constant-reward groups on the base"] == (1.0, True)
@@ -148,8 +148,8 @@ def test_calibration_is_counted_for_the_controls_and_its_spread_of_rewards_is_no
 def test_a_capability_whose_environment_fails_another_check_is_passed_over_with_what_was_found(elsewhere: Path) -> None:
     hard = replace(AGAINST, bounds=AGAINST.bounds.model_copy(update={"broken_reward": 0.0, "rounds": 1}))
     shop = workshop(ScriptedPolicy(), against=hard)
-    assert not shop.has("named_record") and shop.ledger == []
-    assert "reward of the broken solution" in shop.lacking["named_record"]
+    assert not shop.has("wrong_record") and shop.ledger == []
+    assert "reward of the broken solution" in shop.lacking["wrong_record"]
 
 
 @pytest.mark.parametrize("name", CONTROLS)
@@ -175,7 +175,7 @@ def test_what_the_diagnosis_rejects_has_an_honest_environment_all_the_same(tmp_p
 @pytest.fixture(scope="module")
 def environments(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Target]:
     folder, made = tmp_path_factory.mktemp("environments"), {}
-    for name in (*FAMILIES, "reply_wording"):
+    for name in (*DEFICITS, "reply_wording"):
         path = folder / f"{name}.py"
         path.write_text(TemplateSynthesizer().synthesize(Brief(capability(name), []), []))
         made[name] = load_file(path)
@@ -201,20 +201,20 @@ def test_with_trace_s_own_capabilities_a_control_is_routed_as_trace(
 ) -> None:
     spec = compose_spec("smoke", 0, [f"router={router}"], ROOT / "conf")
     component, base = spec.router, AskedModel.of(spec, tiny)
-    known = RoutingEvidence({name: environments[name] for name in FAMILIES}, {}, {}, rollouts)
+    known = RoutingEvidence({name: environments[name] for name in DEFICITS}, {}, {}, rollouts)
     tasks = BENCHMARK.tasks("test", 20)
     # One of them has gained nothing: TRACE's router does not use it, and no control's does.
-    gains = gained(**dict.fromkeys(FAMILIES[:3], 0.2), **{FAMILIES[3]: 0.0})
+    gains = gained(**dict.fromkeys(DEFICITS[:3], 0.2), **{DEFICITS[3]: 0.0})
     trace = route_tasks(component, base, known, gains, BENCHMARK, tasks).table
     wider = replace(known, targets=environments)
     more = pd.concat([gains, gained(reply_wording=0.5)])
-    chosen = {"random": FAMILIES, "lowest": [FAMILIES[0], "reply_wording"], "failures": [FAMILIES[3]]}
+    chosen = {"random": DEFICITS, "lowest": [DEFICITS[0], "reply_wording"], "failures": [DEFICITS[3]]}
     table = control_routes(component, base, wider, more, chosen, BENCHMARK, tasks)
     assert [*table] == ["task", "control:random", "control:lowest", "control:failures"]
     assert table["task"].tolist() == trace["task"].tolist()
-    assert table["control:random"].tolist() == trace["chosen"].tolist() and FAMILIES[0] in {*table["control:random"]}
+    assert table["control:random"].tolist() == trace["chosen"].tolist() and DEFICITS[0] in {*table["control:random"]}
     arms = {name for arm in table["control:lowest"] for name in members(arm)}
-    assert arms <= {FAMILIES[0], "reply_wording"} and "reply_wording" in arms
+    assert arms <= {DEFICITS[0], "reply_wording"} and "reply_wording" in arms
     assert {*table["control:failures"]} == {"base"}
 
 
@@ -236,7 +236,7 @@ def trace_stood(folder: Path, base: Path, rollouts: list[Rollout]) -> None:
     publish_spec(SPEC, folder / "results/spec.yaml")
     (folder / "artifacts").mkdir()
     (folder / "artifacts/base").symlink_to(base)
-    names, played = FAMILIES[1:3], []
+    names, played = DEFICITS[1:3], []
     for name in names:
         path = folder / f"results/environments/{name}.py"
         publish_text(path, TemplateSynthesizer().synthesize(Brief(capability(name), BENCHMARK.tools), []))
@@ -250,7 +250,7 @@ def trace_stood(folder: Path, base: Path, rollouts: list[Rollout]) -> None:
     publish_json(folder / "results/adapters/index.json", {name: {"digest": "d", "path": "p"} for name in names})
     rows = "".join(f"{name},1,40,0.9,0.9,0.5\n" for name in names)
     publish_text(folder / "results/adapters/history.csv", "adapter,step,rollouts,reward,success,informative\n" + rows)
-    pool = [*names, "valid_calls", "reply_wording", "small_talk"]
+    pool = [*names, "invalid_call", "reply_wording", "small_talk"]
     numbers = dict(zip(pool, [(0.8, 0.5), (0.6, 0.4), (0.1, 0.05), (0.2, 0.6), (0.0, 0.3)], strict=True))
     publish_json(folder / "results/capabilities/selection.json", report(**numbers))
     publish(folder / "results/labels/candidates.jsonl", [capability(name) for name in pool])
@@ -263,10 +263,14 @@ def test_the_stage_trains_only_what_trace_has_not_at_the_same_budget(
     runpy.run_path(str(ROOT / "stages/controls.py"), run_name="__main__")
     assert "no control takes small_talk: no template trains" in capsys.readouterr().out
     chosen = json.loads(Path("results/controls/choices.json").read_text())
-    assert chosen["failures"] == [FAMILIES[1], "reply_wording"] and chosen["lowest"] == ["valid_calls", "reply_wording"]
-    further = {name for names in chosen.values() for name in names} - {*FAMILIES}
+    assert chosen["failures"] == [DEFICITS[1], "reply_wording"]
+    assert chosen["lowest"] == [
+        "invalid_call",
+        "reply_wording",
+    ]
+    further = {name for names in chosen.values() for name in names} - {*DEFICITS}
     index = json.loads(Path("results/controls/index.json").read_text())
-    assert {*index} == further == {"reply_wording", "valid_calls"}
+    assert {*index} == further == {"reply_wording", "invalid_call"}
     assert all(Path(row["path"], "adapter_model.safetensors").exists() for row in index.values())
     ledger = load(Path("results/controls/ledger.jsonl"), LedgerEntry)
     calibration = SPEC.environments.groups * SPEC.environments.group_size

@@ -71,7 +71,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("project")
     episodes = record(make_project(folder), max(EPISODES.values()))
     (folder / "episodes.jsonl").write_text("".join(json.dumps(episode) + "\n" for episode in episodes))
-    export_environment(NAME, folder, "openenv", folder / "openenv/captrain_record_selection")
+    export_environment(NAME, folder, "openenv", folder / "openenv/captrain_wrong_record")
     export_environment(NAME, folder, "verifiers", folder / "verifiers")
     return folder
 
@@ -146,7 +146,7 @@ def test_a_plan_says_what_the_standard_has_not_and_refuses_what_could_not_end(
     status, out, error = captrain(tmp_path, "plan", "benchmark=verifiers", "benchmark.taskset=desk")
     said = " ".join(out.split())
     assert "to know: verifiers has no reference solutions" in said and "to know: rewards that a model judges" in said
-    assert "the families valid_calls and closing alone" in said
+    assert "finds invalid_call and premature_stop alone" in said
     assert status == 2 and "no environment can be derived from captrain.benchmarks.verifiers.Verifiers" in error
     assert "is not installed" in error and "captrain benchmark install verifiers" in error
 
@@ -158,7 +158,7 @@ def test_a_plan_says_what_the_standard_has_not_and_refuses_what_could_not_end(
 def test_an_environment_that_went_out_comes_back_with_the_same_rewards(
     standard: str, project: Path, request: pytest.FixtureRequest
 ) -> None:
-    settings: dict[str, object] = {"source": str(project / "openenv/captrain_record_selection")}
+    settings: dict[str, object] = {"source": str(project / "openenv/captrain_wrong_record")}
     if standard == "verifiers":
         settings = {"taskset": "captrain-record-selection", "folder": str(project / "verifiers"), "splits": SPLITS}
     target = make_target(standard, **settings)

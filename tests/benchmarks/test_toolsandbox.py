@@ -295,5 +295,5 @@ def test_rollouts_are_collected_and_their_milestones_labelled(target: Target, tm
     analyst = ProgrammaticAnalyst()
     (proposed,) = analyst.propose([rollouts], target.tools)
     found = {one.id for one in proposed}
-    assert found & {"needed_calls", "call_arguments", "reached_state", "told_outcome", "withheld_acts"}
+    assert found & {"missing_write", "wrong_argument", "missing_information", "undue_compliance"}
     assert json.loads(rollouts[0].model_dump_json())["task"]["data"]["world"]["benchmark"] == "toolsandbox"

@@ -10,15 +10,17 @@ import pytest
 
 from captrain.capabilities.alignment import Toolbox, kind_of, same
 from captrain.capabilities.analyst import LabelRequest
-from captrain.capabilities.families import FAMILIES
 from captrain.capabilities.faults import fault_of
 from captrain.capabilities.programmatic import ProgrammaticAnalyst
+from captrain.capabilities.registry import KINDS
 from captrain.contract import tool_call
 from captrain.records import Capability, Label, Message, Rollout, Score, Task
 
 SHARED = Path(__file__).parents[3] / "shared/data/tau2"
 CANDIDATES = [
-    Capability(id=slug, name=family.name, description=family.description) for slug, family in FAMILIES.items()
+    Capability(id=slug, name=cause.name, description=cause.description)
+    for slug, cause in KINDS.items()
+    if cause.finders
 ]
 OK = '{"ok": true}'
 
@@ -88,7 +90,7 @@ def labels(one: Rollout, tools: list[dict[str, Any]] = TOOLS) -> dict[str, Label
 
 
 def lacks(one: Rollout, tools: list[dict[str, Any]] = TOOLS) -> dict[str, int | None]:
-    """The families that the rollout lacks, each with the message that shows it."""
+    """The causes that the rollout lacks, each with the message that shows it."""
     return {slug: label.message for slug, label in labels(one, tools).items() if label.verdict == "LACKING"}
 
 
@@ -103,31 +105,31 @@ ONE = [READ_7[0], CANCEL_7, told()]
 
 def test_a_missing_write_is_charged_where_nothing_was_written() -> None:
     one = rollout([ASK, READ_7, *ENDS], ONE)
-    assert lacks(one) == {"carrying_out": 3}
-    assert labels(one)["carrying_out"].evidence == "nothing was changed, where cancel_booking(B7) was due"
-    assert lacks(rollout([ASK, READ_7, *ENDS], BOTH)) == {"carrying_out": 3}
+    assert lacks(one) == {"missing_write": 3}
+    assert labels(one)["missing_write"].evidence == "0 of 1 operations carried out, cancel_booking(B7) left out"
+    assert lacks(rollout([ASK, READ_7, *ENDS], BOTH)) == {"missing_write": 3}
 
 
 def test_giving_up_by_a_hand_over_is_charged_once_and_quoted() -> None:
     given_up = made("transfer_to_human_agents", summary="Cannot do it.")
     one = rollout([ASK, READ_7, given_up, says("Please hold."), user("###TRANSFER###")], ONE)
-    assert lacks(one) == {"carrying_out": 5}
-    assert labels(one)["carrying_out"].evidence.endswith("transfer_to_human_agents was called instead")
+    assert lacks(one) == {"missing_write": 5}
+    assert labels(one)["missing_write"].evidence.endswith("transfer_to_human_agents was called instead")
 
 
 def test_stopping_after_the_first_of_several_writes_is_a_lack_of_completion() -> None:
     one = rollout([ASK, READ_7, [CANCEL_7, result()], *ENDS], BOTH)
-    assert lacks(one) == {"multi_step_completion": 5}
-    assert "change_room(B9, 12, card_1) left out" in labels(one)["multi_step_completion"].evidence
+    assert lacks(one) == {"missing_write": 5}
+    assert "change_room(B9, 12, card_1) left out" in labels(one)["missing_write"].evidence
 
 
 def test_a_wrong_value_that_the_user_said_and_one_that_follows_from_records_are_two_capabilities() -> None:
     goal = [READ_9[0], MOVE_9, told()]
     copied = made("change_room", booking_id="B9", room="21", payment_id="card_1")
-    assert lacks(rollout([ASK, READ_9, copied, *ENDS], goal)) == {"argument_precision": 3}
+    assert lacks(rollout([ASK, READ_9, copied, *ENDS], goal)) == {"wrong_argument": 3}
     derived = rollout([ASK, READ_9, made("change_room", booking_id="B9", room="12", payment_id="card_2"), *ENDS], goal)
-    assert lacks(derived) == {"derived_arguments": 3}
-    evidence = labels(derived)["derived_arguments"].evidence
+    assert lacks(derived) == {"wrong_argument": 3}
+    evidence = labels(derived)["wrong_argument"].evidence
     assert evidence == "change_room: payment_id card_2 should be card_1, which the user did not say"
 
 
@@ -141,47 +143,47 @@ def test_only_the_arguments_that_a_reference_call_names_are_compared() -> None:
 def test_a_write_that_was_refused_and_then_corrected_is_no_wrong_argument() -> None:
     refused = made("change_room", "Error: no such room", booking_id="B9", room="21", payment_id="card_1")
     one = rollout([ASK, READ_9, refused, [MOVE_9, result()], *ENDS], [READ_9[0], MOVE_9, told()])
-    assert lacks(one) == {"valid_calls": 3}
+    assert lacks(one) == {"invalid_call": 3}
 
 
 def test_a_write_done_twice_is_extra_and_one_agreed_with_the_user_was_to_be_declined() -> None:
     done = [CANCEL_7, result()]
-    assert lacks(rollout([ASK, READ_7, done, done, *ENDS], ONE)) == {"no_extra_writes": 5}
+    assert lacks(rollout([ASK, READ_7, done, done, *ENDS], ONE)) == {"extra_write": 5}
     agreed = [says("Shall I cancel B8, too?"), user("Yes."), made("cancel_booking", booking_id="B8")]
     beside = rollout([ASK, READ_7, done, *agreed, *ENDS], ONE)
-    assert lacks(beside) == {"declining_requests": 7}
+    assert lacks(beside) == {"undue_compliance": 7}
     instead = rollout([user("Cancel B8."), *agreed, *ENDS], [told()])
-    assert lacks(instead) == {"declining_requests": 3}
-    assert labels(rollout([ASK, says("That is not allowed."), ENDS[1]], [told()]))["declining_requests"].verdict == (
+    assert lacks(instead) == {"undue_compliance": 3}
+    assert labels(rollout([ASK, says("That is not allowed."), ENDS[1]], [told()]))["undue_compliance"].verdict == (
         "PRESENT"
     )
 
 
 def test_a_write_before_the_needed_read_is_charged_with_the_decision_or_without_one() -> None:
-    assert lacks(rollout([ASK, [CANCEL_7, result()], *ENDS], ONE)) == {"precondition_verification": 1}
+    assert lacks(rollout([ASK, [CANCEL_7, result()], *ENDS], ONE)) == {"missing_lookup": 1}
     reads_only = [READ_7[0], told()]
     asked = [ASK, says("Cancel B7?"), user("Yes.")]
-    assert lacks(rollout([*asked, [CANCEL_7, result()], *ENDS], reads_only)) == {"precondition_verification": 3}
-    assert lacks(rollout([*asked, READ_7, [CANCEL_7, result()], *ENDS], reads_only)) == {"declining_requests": 5}
+    assert lacks(rollout([*asked, [CANCEL_7, result()], *ENDS], reads_only)) == {"missing_lookup": 3}
+    assert lacks(rollout([*asked, READ_7, [CANCEL_7, result()], *ENDS], reads_only)) == {"undue_compliance": 5}
 
 
 def test_a_record_that_another_call_has_shown_needs_no_reading() -> None:
     listed = made("search_rooms", '[{"booking_id": "B7", "status": "open"}]', city="Rome", date="May 1")
     only_named = made("search_rooms", '{"bookings": ["B7", "B9"]}', city="Rome", date="May 1")
     assert lacks(rollout([ASK, listed, [CANCEL_7, result()], *ENDS], ONE)) == {}
-    assert "precondition_verification" in lacks(rollout([ASK, only_named, [CANCEL_7, result()], *ENDS], ONE))
+    assert "missing_lookup" in lacks(rollout([ASK, only_named, [CANCEL_7, result()], *ENDS], ONE))
 
 
 def test_an_act_on_a_wrong_record_is_one_lack_where_it_was_named_and_another_where_it_had_to_be_found() -> None:
     wrong = [made("get_booking", booking_id="B8"), made("cancel_booking", booking_id="B8")]
-    assert lacks(rollout([ASK, *wrong, *ENDS], ONE)) == {"named_record": 3}
-    assert lacks(rollout([user("Cancel my last booking."), *wrong, *ENDS], ONE)) == {"record_selection": 3}
+    assert lacks(rollout([ASK, *wrong, *ENDS], ONE)) == {"wrong_record": 3}
+    assert lacks(rollout([user("Cancel my last booking."), *wrong, *ENDS], ONE)) == {"wrong_record": 3}
 
 
 def test_another_operation_on_the_right_record_is_a_wrong_choice() -> None:
     other = made("change_room", booking_id="B7", room="1", payment_id="card_1")
-    assert lacks(rollout([ASK, READ_7, other, *ENDS], [CANCEL_7, told()])) == {"operation_choice": 3}
-    assert lacks(rollout([ASK, READ_7, other, *ENDS], ONE)) == {"precondition_verification": 3}
+    assert lacks(rollout([ASK, READ_7, other, *ENDS], [CANCEL_7, told()])) == {"wrong_operation": 3}
+    assert lacks(rollout([ASK, READ_7, other, *ENDS], ONE)) == {"wrong_operation": 3}
 
 
 @pytest.mark.parametrize(
@@ -192,64 +194,58 @@ def test_another_operation_on_the_right_record_is_a_wrong_choice() -> None:
 def test_missing_information_is_judged_as_the_benchmark_reads_it(value: str, said: str, found: bool) -> None:
     # Any message counts, not the last only.
     one = rollout([ASK, says(said), user("I see."), says("Bye."), user("###STOP###")], [told(value)])
-    assert lacks(one) == ({} if found else {"information": 3})
+    assert lacks(one) == ({} if found else {"missing_information": 3})
 
 
 def test_evidence_says_only_what_the_log_holds_at_that_moment() -> None:
     """What a user names, or a value a user says, only after the write was not named and not said for it."""
     wrong = [made("get_booking", booking_id="B8"), made("cancel_booking", booking_id="B8")]
     late = [user("Cancel my last booking."), *wrong, says("B8 is cancelled."), user("No, B7 it was!"), *ENDS]
-    assert "named_record" not in lacks(rollout(late, ONE))
+    assert "wrong_record" not in lacks(rollout(late, ONE))
     copied = made("change_room", booking_id="B9", room="21", payment_id="card_1")
     talk = [user("Move B9 to a better room."), READ_9, copied, says("Room 21."), user("I meant room 12."), *ENDS]
-    assert "argument_precision" not in lacks(rollout(talk, [READ_9[0], MOVE_9, told()]))
+    assert "wrong_argument" not in lacks(rollout(talk, [READ_9[0], MOVE_9, told()]))
     cut = rollout([ASK, READ_7, call("cancel_booking", wrong="B7")], ONE)
-    assert labels(cut)["valid_calls"].evidence.endswith("does not fit the schema of its tool, and got no result")
+    assert labels(cut)["invalid_call"].evidence.endswith("does not fit the schema of its tool, and got no result")
 
 
 def test_a_word_of_courtesy_is_no_information_and_a_short_value_is_told_as_a_word() -> None:
     reply = {"role": "assistant", "content": "Done."}
     finished = made("get_booking", '{"booking_id": "B7", "state": "done"}', booking_id="B7")
-    assert "information" not in lacks(rollout([ASK, finished, says("All set."), ENDS[1]], [READ_7[0], reply]))
+    assert "missing_information" not in lacks(rollout([ASK, finished, says("All set."), ENDS[1]], [READ_7[0], reply]))
     bags = [user("How many bags?"), READ_7, says("Booking B14 has some."), ENDS[1]]
-    assert lacks(rollout(bags, [READ_7[0], told("4")])) == {"information": 3}
+    assert lacks(rollout(bags, [READ_7[0], told("4")])) == {"missing_information": 3}
     assert lacks(rollout([*bags[:2], says("It has 4 bags."), ENDS[1]], [READ_7[0], told("4")])) == {}
 
 
-def test_families_made_for_references_with_words_say_nothing_where_the_reference_has_none() -> None:
+def test_causes_made_for_references_with_words_say_nothing_where_the_reference_has_none() -> None:
     one = rollout([ASK, says("Hello?"), user("Go on."), READ_7, [CANCEL_7, result()], *ENDS], ONE)
-    desk = ("clarification", "reply_wording", "escalation", "information")
+    desk = ("missing_confirmation", "reply_wording", "missing_escalation", "missing_information")
     assert {labels(one)[slug].verdict for slug in desk} == {"NA"}
-    # The reference begins with a look-up whose argument the user never said.
-    unsaid = [call("get_guest", guest_id="g1"), *ONE]
-    assert labels(rollout(one.messages, unsaid))["initial_lookup"].verdict == "NA"
 
 
 def test_there_are_several_ways_to_begin() -> None:
     goal = [call("find_guest_by_email", email="ann@example.com"), *ONE]
     assert lacks(rollout([ASK, READ_7, [CANCEL_7, result()], *ENDS], goal)) == {}
     invented = made("find_guest_by_email", "Error: not found", email="bob@example.com")
-    assert lacks(rollout([ASK, invented, READ_7, [CANCEL_7, result()], *ENDS], goal)) == {
-        "initial_lookup": 1,
-        "valid_calls": 1,
-    }
+    assert lacks(rollout([ASK, invented, READ_7, [CANCEL_7, result()], *ENDS], goal)) == {"invalid_call": 1}
 
 
 def test_a_hand_over_is_missing_unless_the_user_leaves_on_its_offer() -> None:
     due = [call("transfer_to_human_agents", summary="Not allowed."), told()]
-    assert lacks(rollout([ASK, says("No."), user("Bye. ###STOP###")], due)) == {"escalation": 1}
+    assert lacks(rollout([ASK, says("No."), user("Bye. ###STOP###")], due)) == {"missing_escalation": 1}
     assert lacks(rollout([ASK, says("Shall I transfer you?"), user("Yes. ###TRANSFER###")], due)) == {}
 
 
 def test_a_rollout_that_is_cut_off_lacks_a_closing() -> None:
-    assert lacks(rollout([ASK, READ_7, [CANCEL_7, result()]], ONE)) == {"closing": 3}
+    assert lacks(rollout([ASK, READ_7, [CANCEL_7, result()]], ONE)) == {"premature_stop": 3}
 
 
 def test_a_write_agreed_without_naming_its_record_was_to_be_declined_and_one_made_unasked_is_extra() -> None:
     sold = made("change_address", guest_id="g1", city="Rome", zip="1")
     agreed = [says("I can note Rome as your address. Shall I go ahead?"), user("Yes.")]
-    assert lacks(rollout([ASK, *agreed, sold, *ENDS], [told()])) == {"declining_requests": 3}
-    assert lacks(rollout([ASK, says("Which city?"), user("Rome."), sold, *ENDS], [told()])) == {"no_extra_writes": 3}
+    assert lacks(rollout([ASK, *agreed, sold, *ENDS], [told()])) == {"undue_compliance": 3}
+    assert lacks(rollout([ASK, says("Which city?"), user("Rome."), sold, *ENDS], [told()])) == {"extra_write": 3}
 
 
 def test_a_refused_look_up_of_what_the_user_said_is_no_malformed_call() -> None:
@@ -261,18 +257,18 @@ def test_schemas_inferred_from_calls_condemn_no_call_that_the_tool_accepted() ->
     narrow = [schema("get_booking", "booking_id"), schema("cancel_booking", "booking_id reason")]
     assert lacks(rollout([ASK, READ_7, [CANCEL_7, result()], *ENDS], ONE), narrow) == {}
     refused = [CANCEL_7, {"role": "tool", "content": "closed", "error": True}]
-    assert lacks(rollout([ASK, READ_7, refused, *ENDS], [told()]), narrow) == {"valid_calls": 3}
+    assert lacks(rollout([ASK, READ_7, refused, *ENDS], [told()]), narrow) == {"invalid_call": 3}
 
 
 def test_the_users_own_tool_calls_are_no_acts_of_the_agent() -> None:
     own = {**call("cancel_booking", booking_id="B7"), "role": "user"}
-    assert lacks(rollout([ASK, own, result(), READ_7, *ENDS], ONE)) == {"carrying_out": 5}
+    assert lacks(rollout([ASK, own, result(), READ_7, *ENDS], ONE)) == {"missing_write": 5}
 
 
 def test_without_a_reference_only_calls_are_judged() -> None:
     one = rollout([ASK, [CANCEL_7, result()], made("change_room", "Error", booking_id="B9", room="1"), *ENDS])
-    assert lacks(one) == {"valid_calls": 3}
-    assert {slug for slug, label in labels(one).items() if label.verdict != "NA"} == {"valid_calls", "closing"}
+    assert lacks(one) == {"invalid_call": 3}
+    assert {slug for slug, label in labels(one).items() if label.verdict != "NA"} == {"invalid_call", "premature_stop"}
 
 
 def test_keys_of_records_are_what_a_look_up_needs_and_other_tools_take() -> None:
@@ -301,7 +297,7 @@ def test_lists_that_go_together_stay_together() -> None:
 
     goal = [READ_9[0], extras(["1", "2"], ["3", "4"]), told()]
     both = [rollout([ASK, READ_9, extras(["2", "1"], new), result(), *ENDS], goal) for new in (["4", "3"], ["3", "4"])]
-    assert [lacks(one) for one in both] == [{}, {"derived_arguments": 3}]
+    assert [lacks(one) for one in both] == [{}, {"wrong_argument": 3}]
 
 
 def test_thinking_and_calculating_write_nothing() -> None:
@@ -321,10 +317,10 @@ SEARCH = made("search_contacts", "[]", name="Bob")
 @pytest.mark.parametrize(
     ("messages", "scores", "expected"),
     [
-        ([says("I cannot.")], (0.0, 0.0, 0.0), {"needed_calls": 1}),
-        ([SEARCH, says("No such contact.")], (0.0, 0.0, 0.0), {"call_arguments": 1}),
-        ([SEARCH, says("Set.")], (1.0, 0.4, 0.1), {"reached_state": 1}),
-        ([SEARCH, says("Well.")], (1.0, 1.0, 0.2), {"told_outcome": 3}),
+        ([says("I cannot.")], (0.0, 0.0, 0.0), {"missing_lookup": 1}),
+        ([SEARCH, says("No such contact.")], (0.0, 0.0, 0.0), {"wrong_argument": 1}),
+        ([SEARCH, says("Set.")], (1.0, 0.4, 0.1), {"missing_write": 1}),
+        ([SEARCH, says("Well.")], (1.0, 1.0, 0.2), {"missing_information": 3}),
         ([SEARCH, says("The reminder is set.")], (1.0, 1.0, 0.7), {}),
     ],
 )  # fmt: skip
@@ -340,16 +336,16 @@ def test_an_act_in_a_minefield_is_a_lack_of_withholding() -> None:
     mine = {"tool": "send_message", "minefield": True}
     sent = [user("Text Ann."), made("send_message", to="1"), says("Sent.")]
     hit = rollout(sent, parts={"milestone 1": 0.0}, milestones=[mine])
-    assert lacks(hit, []) == {"withheld_acts": 1}
+    assert lacks(hit, []) == {"undue_compliance": 1}
     kept = rollout([user("Text Ann."), says("Which Ann?")], parts={"milestone 1": 1.0}, milestones=[mine])
-    assert labels(kept, [])["withheld_acts"].verdict == "PRESENT"
+    assert labels(kept, [])["undue_compliance"].verdict == "PRESENT"
 
 
 def test_milestones_without_a_score_or_without_a_description_are_not_judged() -> None:
     assert lacks(rollout([user("Hi."), says("Hi.")], milestones=MILESTONES), []) == {}
     assert lacks(rollout([user("Hi."), says("Hi.")], parts={"milestone 1": 0.0}), []) == {}
     assert lacks(rollout([user("Hi."), says("Hi.")], parts={"milestone 1": 0.0}, milestones=[{}]), []) == {
-        "reached_state": 1
+        "missing_write": 1
     }
 
 
@@ -428,24 +424,24 @@ def inferred(rollouts: Sequence[Rollout]) -> list[dict[str, Any]]:
 # What a reader of each failed rollout found, by hand, is in the comments.
 READ_BY_HAND = {
     "airline": {
-        "2": {"derived_arguments"},  # a certificate of 100 for two passengers, where 50 was due
-        "22": {"derived_arguments"},  # paid by credit card without asking, charged a bag that is free
-        "24": {"declining_requests", "derived_arguments"},  # cancelled against policy; dearer return flight
-        "25": {"derived_arguments", "valid_calls"},  # a bag that nobody asked for; a price worked out wrongly first
-        "26": {"declining_requests"},  # cancelled against policy
-        "32": {"carrying_out"},  # handed over, after the user had named a wrong destination
-        "35": {"declining_requests", "derived_arguments"},  # cancelled against policy; only direct flights searched
-        "37": {"declining_requests"},  # cancelled one booking too many, against policy
-        "44": {"carrying_out"},  # handed over, having looked for durations in the wrong place
-        "48": {"precondition_verification"},  # cancelled unread, on the user's word
+        "2": {"wrong_argument"},  # a certificate of 100 for two passengers, where 50 was due
+        "22": {"wrong_argument"},  # paid by credit card without asking, charged a bag that is free
+        "24": {"undue_compliance", "wrong_argument"},  # cancelled against policy; dearer return flight
+        "25": {"wrong_argument", "invalid_call"},  # a bag that nobody asked for; a price worked out wrongly first
+        "26": {"undue_compliance"},  # cancelled against policy
+        "32": {"missing_write"},  # handed over, after the user had named a wrong destination
+        "35": {"undue_compliance", "wrong_argument"},  # cancelled against policy; only direct flights searched
+        "37": {"undue_compliance"},  # cancelled one booking too many, against policy
+        "44": {"missing_write"},  # handed over, having looked for durations in the wrong place
+        "48": {"missing_lookup"},  # cancelled unread, on the user's word
     },
     "retail": {
-        "36": {"operation_choice"},  # took a dearer variant for the cheapest, and so cancelled the order
-        "55": {"derived_arguments"},  # returned two items, where all were meant
-        "62": {"declining_requests", "valid_calls"},  # sold a replacement nobody wanted, after three refused calls
-        "79": {"derived_arguments"},  # asked for the colour, got another than the task means
-        "86": {"multi_step_completion"},  # said that a pending order cannot be changed
-        "101": {"multi_step_completion"},  # never read the third order, where the address was
+        "36": {"wrong_operation"},  # took a dearer variant for the cheapest, and so cancelled the order
+        "55": {"wrong_argument"},  # returned two items, where all were meant
+        "62": {"undue_compliance", "invalid_call"},  # sold a replacement nobody wanted, after three refused calls
+        "79": {"wrong_argument"},  # asked for the colour, got another than the task means
+        "86": {"missing_write"},  # said that a pending order cannot be changed
+        "101": {"missing_write"},  # never read the third order, where the address was
     },
 }
 
@@ -460,7 +456,7 @@ def test_real_failures_are_labelled_as_they_were_read_by_hand(domain: str) -> No
 
 
 @pytest.mark.needs("shared")
-def test_families_of_failure_flag_hardly_any_real_rollout_that_passed() -> None:
+def test_causes_of_failure_flag_hardly_any_real_rollout_that_passed() -> None:
     flagged: dict[str, list[str]] = {}
     for domain in READ_BY_HAND:
         rollouts = real(domain)
@@ -471,10 +467,10 @@ def test_families_of_failure_flag_hardly_any_real_rollout_that_passed() -> None:
     # Calls that were refused without harm; two references whose own write the benchmark refuses; a hand-over that the
     # benchmark does not count.
     assert {slug: len(names) for slug, names in flagged.items()} == {
-        "valid_calls": 4,
-        "carrying_out": 1,
-        "multi_step_completion": 1,
-        "escalation": 1,
+        "invalid_call": 4,
+        "missing_write": 2,
+        "missing_escalation": 1,
+        "over_escalation": 1,
     }
 
 

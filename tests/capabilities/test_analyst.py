@@ -41,13 +41,13 @@ from captrain.records import Capability, Label, Message, Rollout, RolloutLabels,
 
 ROOT = Path(__file__).parents[2]
 NAMES = {
-    "precondition_verification": ("Reading before acting", "Looks first"),
-    "record_selection": ("Choosing the record", "Right record"),
-    "multi_step_completion": ("Finishing every step", "No step left out"),
-    "argument_precision": ("Exact copying", "Copies exactly"),
+    "missing_lookup": ("Reading before acting", "Looks first"),
+    "wrong_record": ("Choosing the record", "Right record"),
+    "missing_write": ("Finishing every step", "No step left out"),
+    "wrong_argument": ("Exact copying", "Copies exactly"),
 }
-"""Under which names the model knows families; the first is the canonical one."""
-CANONICAL = {names[0].lower().replace(" ", "_"): family for family, names in NAMES.items()}
+"""Under which names the model knows causes; the first is the canonical one."""
+CANONICAL = {names[0].lower().replace(" ", "_"): cause for cause, names in NAMES.items()}
 THRESHOLDS = Selection(delta=0.2, coverage=0.1, agreement=4, confidence=0.95, floor=0.0, resamples=200)
 
 
@@ -80,10 +80,10 @@ def sample(count: int = 40) -> list[Rollout]:
 
 @cache
 def findings() -> dict[str, dict[str, Label]]:
-    """The programmatic labels of the families that the model knows, by what it reads of a rollout."""
-    families = [Capability(id=slug, name=slug, description=slug) for slug in NAMES]
+    """The programmatic labels of the causes that the model knows, by what it reads of a rollout."""
+    causes = [Capability(id=slug, name=slug, description=slug) for slug in NAMES]
     rollouts = sample()
-    labels = ProgrammaticAnalyst().label([LabelRequest(0, one, families) for one in rollouts], desk().tools)
+    labels = ProgrammaticAnalyst().label([LabelRequest(0, one, causes) for one in rollouts], desk().tools)
     return {rendered(one.messages): given for one, given in zip(rollouts, labels, strict=True)}
 
 
@@ -190,8 +190,8 @@ def test_what_the_runs_propose_is_merged_and_every_run_labels_all_of_it(served: 
     assert Counter(map(form_of, server.requests)) == {"Discovery": 3, "Merging": 1, "Labelling": 3 * len(rollouts)}
     found = {(row.rollout, CANONICAL[slug]): label for row in rows for slug, label in row.labels.items()}
     for rollout in rollouts:
-        for family, label in findings()[rendered(rollout.messages)].items():
-            assert found[rollout.id, family] == label
+        for cause, label in findings()[rendered(rollout.messages)].items():
+            assert found[rollout.id, cause] == label
     assert all(candidate.examples for candidate in candidates)
 
 
@@ -580,7 +580,7 @@ def test_agreement_is_told_for_each_capability_and_over_all() -> None:
     assert account["programmatic"] == {"rollouts": 0, "candidates": {slug: NOTHING for slug in "ab"}}
 
 
-NOTHING = {"best": None, "kappa": None, "counts": None, "families": {}}
+NOTHING = {"best": None, "kappa": None, "counts": None, "causes": {}}
 
 
 def test_a_single_run_has_no_agreement() -> None:
@@ -602,7 +602,7 @@ def noisy(body: Body) -> dict[str, Any]:
     return answer
 
 
-def test_runs_differ_where_the_model_wavers_and_the_nearest_family_is_named(served: Served) -> None:
+def test_runs_differ_where_the_model_wavers_and_the_nearest_cause_is_named(served: Served) -> None:
     served(noisy)
     judge = analyst(ModelAccess())
     _, rows = label_runs(judge, sample(), desk().tools, 5, seed=0)
@@ -612,11 +612,11 @@ def test_runs_differ_where_the_model_wavers_and_the_nearest_family_is_named(serv
     assert account["overall"]["pairs"] == 4 * len(sample())
     compared = account["programmatic"]
     assert compared["rollouts"] == len(sample())
-    for slug, family in CANONICAL.items():
+    for slug, cause in CANONICAL.items():
         row = compared["candidates"][slug]
-        assert row["best"] == family and row["kappa"] == row["families"][family] > 0.9
-        lacking = sum(given[family].verdict == "LACKING" for given in findings().values())
-        assert row["counts"]["both"] + row["counts"]["family"] == lacking
+        assert row["best"] == cause and row["kappa"] == row["causes"][cause] > 0.9
+        lacking = sum(given[cause].verdict == "LACKING" for given in findings().values())
+        assert row["counts"]["both"] + row["counts"]["cause"] == lacking
         assert sum(row["counts"].values()) == len(sample())
 
 

@@ -17,9 +17,9 @@ from captrain.benchmarks.base.demonstrations import SHORTCUTS, take_shortcuts
 from captrain.benchmarks.loading import load_benchmark
 from captrain.capabilities.alignment import kind_of
 from captrain.capabilities.analyst import LabelRequest
-from captrain.capabilities.families import FAMILIES
 from captrain.capabilities.labelling import label_runs
 from captrain.capabilities.programmatic import ProgrammaticAnalyst
+from captrain.capabilities.registry import KINDS
 from captrain.capabilities.rule import CandidateAccount, replay
 from captrain.capabilities.selection import Selection, select
 from captrain.config import Component, compose_spec, publish_spec, spec
@@ -43,18 +43,18 @@ from captrain.reporting.pages.archive import majority_lacks
 from captrain.reporting.pages.files import Missing
 
 ROOT = Path(__file__).parents[2]
-FAMILY_OF = {
-    "check": "precondition_verification",
-    "pick": "record_selection",
-    "steps": "multi_step_completion",
-    "copy": "argument_precision",
+CAUSE_OF = {
+    "check": "missing_lookup",
+    "pick": "wrong_record",
+    "steps": "missing_write",
+    "copy": "wrong_argument",
 }
-PLANTED = {*FAMILY_OF.values()}
-ELSEWHERE = {"derived_arguments", "needed_calls", "call_arguments", "reached_state", "told_outcome", "withheld_acts"}
-"""Families that the desk gives no occasion to: its users say every value, and it has no milestones."""
+PLANTED = {*CAUSE_OF.values()}
 THRESHOLDS = spec.Selection(delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, resamples=1000)
 CANDIDATES = [
-    Capability(id=slug, name=family.name, description=family.description) for slug, family in FAMILIES.items()
+    Capability(id=slug, name=cause.name, description=cause.description)
+    for slug, cause in KINDS.items()
+    if cause.finders
 ]
 CANDIDATES = [one.model_copy(update={"details": {"values": ["delivered", "pending", "shipped"]}}) for one in CANDIDATES]
 
@@ -117,29 +117,29 @@ def find_task(target: Target, fits: Callable[[dict[str, Any]], bool]) -> Task:
 
 
 @pytest.mark.parametrize("mix", ["single", "mixed", "compound"])
-@pytest.mark.parametrize("shortcut", FAMILY_OF)
-def test_a_shortcut_alone_is_charged_to_its_family_and_no_other(shortcut: str, mix: str) -> None:
+@pytest.mark.parametrize("shortcut", CAUSE_OF)
+def test_a_shortcut_alone_is_charged_to_its_cause_and_no_other(shortcut: str, mix: str) -> None:
     rollouts = bent(mix, {shortcut})
     assert sum(shows for _, _, shows in rollouts) >= 15
     for target, rollout, shows in rollouts:
-        assert lacking(rollout, target) - {"reply_wording"} == ({FAMILY_OF[shortcut]} if shows else set()), rollout.id
+        assert lacking(rollout, target) - {"reply_wording"} == ({CAUSE_OF[shortcut]} if shows else set()), rollout.id
 
 
-@pytest.mark.parametrize("pair", [*combinations(FAMILY_OF, 2)], ids="+".join)
-def test_shortcuts_taken_together_are_charged_to_their_families_only(pair: tuple[str, str]) -> None:
-    together = {FAMILY_OF[shortcut] for shortcut in pair}
+@pytest.mark.parametrize("pair", [*combinations(CAUSE_OF, 2)], ids="+".join)
+def test_shortcuts_taken_together_are_charged_to_their_causes_only(pair: tuple[str, str]) -> None:
+    together = {CAUSE_OF[shortcut] for shortcut in pair}
     found = [lacking(rollout, target) - {"reply_wording"} for target, rollout, _ in bent("compound", {*pair})]
     assert together in found
     assert set().union(*found) <= together
 
 
 @pytest.mark.parametrize("mix", ["mixed", "rare", "compound"])
-def test_a_reference_solution_lacks_nothing_and_every_family_of_the_desk_is_exercised(mix: str) -> None:
+def test_a_reference_solution_lacks_nothing_and_every_cause_of_the_desk_is_exercised(mix: str) -> None:
     target = desk(mix)
     found = [verdicts(record(target, task, target.reference(task)), target) for task in target.tasks("discovery", 150)]
     assert all("LACKING" not in labels.values() for labels in found)
     exercised = {slug for labels in found for slug, verdict in labels.items() if verdict == "PRESENT"}
-    assert exercised == {*FAMILIES} - ELSEWHERE
+    assert exercised == {one.id for one in CANDIDATES}
 
 
 def test_every_label_carries_evidence_and_points_at_a_message() -> None:
@@ -156,7 +156,7 @@ def test_evidence_quotes_the_call() -> None:
     task = find_task(target, lambda data: data["kind"] == "check")
     order, verb = task.data["operations"][0]["order"], task.data["operations"][0]["verb"]
     rollout = record(target, task, take_shortcuts(task.data, {"check"}, random.Random(0)))
-    label = labelled(rollout, target)["precondition_verification"]
+    label = labelled(rollout, target)["missing_lookup"]
     assert label.evidence == f"{verb}_order({order}) without reading the record first"
 
 
@@ -173,10 +173,10 @@ def test_a_wrong_record_that_was_not_read_either_shows_both_lacks() -> None:
         target, lambda data: data["kind"] == "check+pick" and data["orders"][0]["id"] != data["operations"][0]["order"]
     )
     rollout = record(target, task, take_shortcuts(task.data, {"check", "pick"}, random.Random(0)))
-    assert lacking(rollout, target) & PLANTED == {"precondition_verification", "record_selection"}
+    assert lacking(rollout, target) & PLANTED == {"missing_lookup", "wrong_record"}
 
 
-def test_a_record_read_and_then_treated_wrongly_is_a_lack_of_verification() -> None:
+def test_a_record_read_and_then_treated_wrongly_is_a_wrong_choice_of_the_operation() -> None:
     target = desk("single")
     task = find_task(target, lambda data: data["kind"] == "check")
     actions = target.reference(task)
@@ -184,7 +184,7 @@ def test_a_record_read_and_then_treated_wrongly_is_a_lack_of_verification() -> N
     order = task.data["operations"][0]["order"]
     actions[at] = tool_call("cancel_order", {"order_id": order})
     rollout = record(target, task, actions)
-    assert lacking(rollout, target) == {"precondition_verification"}
+    assert lacking(rollout, target) == {"wrong_operation"}
 
 
 def hand_made(request: str, statuses: Mapping[str, str], operations: Sequence[tuple[str, str, str]]) -> Task:
@@ -243,56 +243,57 @@ WRAP_10_20 = [on("wrap_order", "#10"), on("wrap_order", "#20")]
     ("task", "actions", "expected"),
     [
         pytest.param(
-            REFUNDS, [on("cancel_order", "#10")], {"precondition_verification", "multi_step_completion"},
+            REFUNDS, [on("cancel_order", "#10")], {"missing_lookup", "missing_write"},
             id="a wrong decision on a named record is not taken for a wrong pick of another",
         ),
         pytest.param(
-            REFUNDS, [*DENY_10, on("get_order", "#20"), on("deny_request", "#20")], {"record_selection"},
+            REFUNDS, [*DENY_10, on("get_order", "#20"), on("deny_request", "#20")], {"wrong_record"},
             id="a decision on a wrong record is not judged as a decision",
         ),
         pytest.param(
             REFUNDS, [*DENY_10, at_once(on("get_order", "#30"), on("cancel_order", "#30"))],
-            {"precondition_verification"}, id="a record read in the same message was not read before",
+            {"missing_lookup"}, id="a record read in the same message was not read before",
         ),
         pytest.param(
-            NAMED, [*DENY_10, on("get_order", "#30"), on("cancel_order", "#30")], {"named_record"},
+            NAMED, [*DENY_10, on("get_order", "#30"), on("cancel_order", "#30")], {"wrong_record"},
             id="a slip on a named record is nothing left out",
         ),
         pytest.param(
-            NAMED, [*DENY_10, *DENY_10], {"multi_step_completion", "no_extra_writes"},
+            NAMED, [*DENY_10, *DENY_10], {"missing_write", "extra_write"},
             id="a record treated twice does not stand for one that was left out",
         ),
         pytest.param(
-            CODES, [on("update_zip", "#20", zip="3344")], {"record_selection", "multi_step_completion"},
+            CODES, [on("update_zip", "#20", zip="3344")], {"wrong_record", "missing_write"},
             id="the value tells which of two operations was carried out",
         ),
         pytest.param(
-            CODES, [CODE_10, on("update_zip", "#10", zip="3344")], {"record_selection"},
+            CODES, [CODE_10, on("update_zip", "#10", zip="3344")], {"wrong_record"},
             id="a record treated twice may be a wrong pick",
         ),
         pytest.param(
             UNLIKE, [on("update_zip", "#20", zip="4433")],
-            {"record_selection", "argument_precision", "multi_step_completion"},
+            {"wrong_record", "wrong_argument", "missing_write"},
             id="the tool tells which of two operations was carried out",
         ),
         pytest.param(
-            CODES, [CODE_10, on("update_zip", "#30", zip="3e44"), on("update_zip", "#30", zip="3344")], {"valid_calls"},
+            CODES, [CODE_10, on("update_zip", "#30", zip="3e44"), on("update_zip", "#30", zip="3344")],
+            {"invalid_call"},
             id="a refused write is no write",
         ),
         pytest.param(
-            WRAPS, [*WRAP_10_20, on("wrap_order", "#30"), on("wrap_order", "#10")], {"no_extra_writes"},
+            WRAPS, [*WRAP_10_20, on("wrap_order", "#30"), on("wrap_order", "#10")], {"extra_write"},
             id="a write done twice is an extra one",
         ),
         pytest.param(
-            WRAPS, [*WRAP_10_20, on("wrap_order", "#20")], {"no_extra_writes", "multi_step_completion"},
+            WRAPS, [*WRAP_10_20, on("wrap_order", "#20")], {"extra_write", "missing_write"},
             id="a write done twice completes nothing",
         ),
         pytest.param(
-            WRAPS, [*WRAP_10_20, on("return_order", "#30")], {"operation_choice"},
+            WRAPS, [*WRAP_10_20, on("return_order", "#30")], {"wrong_operation"},
             id="another operation on the right record is neither left out nor extra",
         ),
         pytest.param(
-            WRAPS, [*WRAP_10_20, on("wrap_order", "#40")], {"named_record"},
+            WRAPS, [*WRAP_10_20, on("wrap_order", "#40")], {"wrong_record"},
             id="a slip at the third record is nothing left out",
         ),
     ],
@@ -302,7 +303,7 @@ def test_each_mismatch_is_charged_once(task: Task, actions: list[Message], expec
     assert lacking(record(target, task, [LOOK, *actions, CLOSE]), target) == expected
 
 
-def test_other_faults_are_charged_to_the_families_that_are_not_planted() -> None:
+def test_other_faults_are_charged_to_the_causes_that_are_not_planted() -> None:
     target = desk("mixed")
     status = find_task(target, lambda data: data["question"] and not data["anonymous"])
     look, read, _ = target.reference(status)
@@ -310,22 +311,23 @@ def test_other_faults_are_charged_to_the_families_that_are_not_planted() -> None
         word for word in ("pending", "shipped", "delivered") if word not in target.reference(status)[-1]["content"]
     )
     assert lacking(record(target, status, [look, read, reply(f"The status is {wrong}. Thank you!")]), target) == {
-        "information"
+        "missing_information"
     }
-    assert lacking(record(target, status, [look, read, reply("Well.")]), target) == {"information"}
+    assert lacking(record(target, status, [look, read, reply("Well.")]), target) == {"missing_information"}
     transfer = tool_call("transfer_to_human", {})
-    assert lacking(record(target, status, [look, read, transfer]), target) == {"closing", "information"}
+    assert lacking(record(target, status, [look, read, transfer]), target) == {"over_escalation", "missing_information"}
     human = find_task(target, lambda data: data["human"])
-    assert lacking(record(target, human, [reply("Done. Thank you!")]), target) == {"escalation"}
+    assert lacking(record(target, human, [reply("Done. Thank you!")]), target) == {"missing_escalation"}
     asked = find_task(target, lambda data: data["anonymous"])
     invented = tool_call("list_orders", {"customer_id": "00"})
-    assert {"clarification", "valid_calls"} <= lacking(record(target, asked, [invented, reply("Done.")]), target)
+    assert {"missing_confirmation", "invalid_call"} <= lacking(
+        record(target, asked, [invented, reply("Done.")]), target
+    )
     spelt = reply('<tool_call>\n{"name": "get_order"}\n</tool_call>')
-    assert {"valid_calls", "closing"} <= lacking(record(target, status, [look, spelt]), target)
+    assert {"invalid_call", "premature_stop"} <= lacking(record(target, status, [look, spelt]), target)
     elsewhere = tool_call("list_orders", {"customer_id": "00"})
     assert lacking(record(target, status, [elsewhere, look, read, target.reference(status)[-1]]), target) == {
-        "initial_lookup",
-        "valid_calls",
+        "invalid_call"
     }
 
 
@@ -384,7 +386,7 @@ def test_slips_that_are_no_habit_are_proposed_and_rejected() -> None:
     found = selected(target, slipped)
     assert {one.id for one in found.capabilities} == PLANTED
     rejected = {row["id"] for row in found.report["candidates"] if not row["selected"]}
-    assert {"valid_calls", "closing", "information"} <= rejected
+    assert {"invalid_call", "premature_stop", "missing_information"} <= rejected
 
 
 def test_examples_are_failed_rollouts_that_lack_the_capability() -> None:
@@ -402,14 +404,14 @@ def test_candidates_say_which_tools_and_arguments_they_are_about() -> None:
     target, rollouts = sample("mixed", seed=0)
     candidates, _ = label_runs(ProgrammaticAnalyst(), rollouts, target.tools, 3, seed=0)
     details = {candidate.id: candidate.details for candidate in candidates}
-    assert details["argument_precision"] == {"tools": ["update_zip"], "arguments": ["zip"], "values": []}
-    assert details["precondition_verification"]["tools"] == [
+    assert details["wrong_argument"] == {"tools": ["update_zip"], "arguments": ["zip"], "values": []}
+    assert details["missing_lookup"]["tools"] == [
         "cancel_order",
         "deny_request",
         "get_order",
         "return_order",
     ]
-    assert details["record_selection"]["arguments"] == ["order_id"]
+    assert details["wrong_record"]["arguments"] == ["order_id"]
 
 
 def test_a_rollout_that_ended_in_an_error_is_never_counted() -> None:

@@ -23,7 +23,7 @@ from captrain.environments.pairs import combine, publish_pairs, synthesize_pairs
 from captrain.environments.subject import make_standard
 from captrain.environments.synthesis import examine, make_brief
 from captrain.environments.synthesizer import Attempt, Brief
-from captrain.environments.templates import FAMILIES, PAIRS, TemplateSynthesizer
+from captrain.environments.templates import DEFICITS, PAIRS, TemplateSynthesizer
 from captrain.policies.scripted import ScriptedPolicy
 from captrain.records import Capability, Label, Message, Rollout, RolloutLabels, Score, Task, Verdict, publish
 from captrain.rollouts.collection import collect
@@ -101,7 +101,7 @@ def both_broken(target: Target, task: Task) -> list[list[Message]]:
 
 
 def test_there_is_a_template_for_every_pair_of_the_four_families() -> None:
-    assert len(PAIRS) == 6 and {name for pair in PAIRS for name in pair.split("+")} == {*FAMILIES}
+    assert len(PAIRS) == 6 and {name for pair in PAIRS for name in pair.split("+")} == {*DEFICITS}
     assert all(first < second for first, second in (pair.split("+") for pair in PAIRS))
 
 
@@ -166,7 +166,7 @@ def test_a_pair_environment_tells_a_hint_of_every_order_that_it_asks_about(tmp_p
 
 def test_the_other_rules_stay_binding_in_a_pair_environment(tmp_path: Path) -> None:
     """A refund decided without looking earns less, on whatever record; a gift-wrap in its place nothing."""
-    target, _ = written(tmp_path, "precondition_verification+record_selection")
+    target, _ = written(tmp_path, "missing_lookup+wrong_record")
     for task in target.tasks("training", 30):
         unchecked = [m for m in target.reference(task) if "get_order" not in str(m.get("tool_calls"))]
         assert earned(target, task, unchecked).reward == pytest.approx(0.55 + 0.45 * 2 / 3)
@@ -218,8 +218,8 @@ class Unfaithful(TemplateSynthesizer):
 def test_the_pairs_that_failed_rollouts_lack_most_often_get_environments_that_load_by_their_names(
     tmp_path: Path, rollouts: list[Rollout]
 ) -> None:
-    known = [capability(name) for name in (*FAMILIES, "small_talk")]
-    labels = lacking(rollouts, PAIRS[0], PAIRS[1], "record_selection+small_talk", PAIRS[0], "small_talk")
+    known = [capability(name) for name in (*DEFICITS, "small_talk")]
+    labels = lacking(rollouts, PAIRS[0], PAIRS[1], "small_talk+wrong_record", PAIRS[0], "small_talk")
     with contextlib.chdir(tmp_path):
         made = synthesize_pairs(labels, known, rollouts, 3, TemplateSynthesizer(), AGAINST, SMOKE.machine, 0)
         publish_pairs(made, Path("results"), Path("artifacts"))
@@ -230,9 +230,9 @@ def test_the_pairs_that_failed_rollouts_lack_most_often_get_environments_that_lo
     assert target.name == confined.name == PAIRS[0] and passport.calibration_tasks == 0
     assert confined.tasks("training", 3) == target.tasks("training", 3)
     account = json.loads((tmp_path / "results/pairs.json").read_text())
-    assert [*account] == [PAIRS[0], PAIRS[1], "record_selection+small_talk"]
+    assert [*account] == [PAIRS[0], PAIRS[1], "small_talk+wrong_record"]
     assert account[PAIRS[0]] == {"lacking": account[PAIRS[0]]["lacking"], "environment": True, "reason": ""}
-    assert account["record_selection+small_talk"]["reason"].startswith("no template trains")
+    assert account["small_talk+wrong_record"]["reason"].startswith("no template trains")
     assert (
         (tmp_path / "results/ledger.jsonl").read_text() == "" == (tmp_path / "artifacts/calibration.jsonl").read_text()
     )
@@ -246,7 +246,7 @@ BASIC = SMOKE.machine.model_copy(update={"sandbox": "basic"})
 def test_a_pair_whose_passport_fails_is_left_out_with_its_findings_and_ends_nothing(
     tmp_path: Path, rollouts: list[Rollout]
 ) -> None:
-    known, drafts = [capability(name) for name in FAMILIES], Unfaithful()
+    known, drafts = [capability(name) for name in DEFICITS], Unfaithful()
     against = replace(AGAINST, bounds=BOUNDS.model_copy(update={"rounds": 1, "seeds": 10}))
     labels = lacking(rollouts, PAIRS[0])
     with contextlib.chdir(tmp_path):
@@ -270,7 +270,7 @@ def stage(folder: Path, count: int, rollouts: Sequence[Rollout]) -> None:
     publish_spec(chosen, folder / "results/spec.yaml")
     publish(folder / "artifacts/labels/labels.jsonl", lacking(rollouts, PAIRS[0]))
     publish(folder / "artifacts/rollouts/discovery.jsonl", rollouts)
-    publish(folder / "results/capabilities/capabilities.jsonl", [capability(name) for name in FAMILIES])
+    publish(folder / "results/capabilities/capabilities.jsonl", [capability(name) for name in DEFICITS])
 
 
 def test_the_stage_writes_the_environments_and_says_how_many(

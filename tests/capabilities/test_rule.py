@@ -73,7 +73,7 @@ def test_a_selection_follows_from_its_account_alone(failed: int) -> None:
 
 def test_the_table_of_a_selection_is_whole_in_a_terminal_of_80_columns() -> None:
     report = account(0, 6)
-    for row, name in zip(report["candidates"], ("precondition_verification", "declining_requests", "c"), strict=True):
+    for row, name in zip(report["candidates"], ("missing_lookup", "undue_compliance", "c"), strict=True):
         row["id"] = name
     terminal = io.StringIO()
     Console(file=terminal, width=80).print(selection_table(report))

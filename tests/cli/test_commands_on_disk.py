@@ -39,11 +39,11 @@ WRITING: Mapping[str, tuple[str, ...]] = {
     "diagnose --labels": (
         "diagnose", "--labels", "artifacts/labels/labels.jsonl", "--agreement", "4", "--out", OUT,
     ),
-    "synthesize": ("synthesize", "valid_calls", "--out", OUT),
+    "synthesize": ("synthesize", "invalid_call", "--out", OUT),
     "export, Inspect": ("export", ROLLOUTS, "--to", "inspect", "--out", OUT),
     "export, chats": ("export", ROLLOUTS, "--to", "openai", "--out", f"{OUT}.jsonl"),
-    "export-environment": ("export-environment", "valid_calls", "--to", "trl", "--out", OUT),
-    "validate": ("validate", "results/environments/valid_calls.py", "--out", OUT),
+    "export-environment": ("export-environment", "invalid_call", "--to", "trl", "--out", OUT),
+    "validate": ("validate", "results/environments/invalid_call.py", "--out", OUT),
     "report": ("report", "--out", OUT),
 }  # fmt: skip
 """What writes where the user says."""

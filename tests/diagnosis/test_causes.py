@@ -396,7 +396,7 @@ def test_a_card_that_the_user_names_by_its_figures_is_the_users_choice(desk: Des
     assert row.primary is not None and row.primary.cause == "user_simulator_fault", row.causes
 
 
-def test_steps_of_the_agents_harness_and_writes_that_set_what_is_set_are_no_extra_writes(desk: Desk) -> None:
+def test_steps_of_the_agents_harness_and_writes_that_set_what_is_set_are_extra_write(desk: Desk) -> None:
     bags = {"reservation_id": "AAA111", "total_baggages": 2}
     add = calls("update_reservation_baggages", {}, **bags)
     step = calls("goto_node", "ok", node="AUTH")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from captrain.diagnosis.cause import KINDS
+from captrain.capabilities import KINDS
 from captrain.diagnosis.explained import Explained, explain_logs
 from captrain.interop import read_logs
 from captrain.records import JsonObject

@@ -81,7 +81,7 @@ def test_the_page_shows_what_judging_prints_its_cost_and_its_agreement_with_the_
     text = "\n".join(entry.rstrip() for entry in printed.strip().splitlines())
     assert f"```text\n{text}\n```" in (EXAMPLE.parents[1] / "diagnose.md").read_text(), text
     agreement = json.loads((tmp_path / "judged/agreement.json").read_text())["programmatic"]["candidates"]
-    assert agreement["reading_before_acting"]["best"] == "precondition_verification"
+    assert agreement["reading_before_acting"]["best"] == "missing_lookup"
 
 
 def test_a_model_labels_blindly_and_a_second_run_asks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,10 +59,10 @@ def command_in(text: str) -> list[str]:
 @pytest.mark.parametrize(
     ("cause", "family"),
     [
-        ("wrong_argument", "argument_precision"),
-        ("missing_lookup", "precondition_verification"),
-        ("missing_write", "multi_step_completion"),
-        ("wrong_record", "record_selection"),
+        ("wrong_argument", "wrong_argument"),
+        ("missing_lookup", "missing_lookup"),
+        ("missing_write", "missing_write"),
+        ("wrong_record", "wrong_record"),
     ],
 )
 def test_the_command_of_an_advice_makes_an_environment_with_a_passport(project: Path, cause: str, family: str) -> None:
@@ -85,7 +85,7 @@ def test_a_language_model_writes_it_from_logs_alone_and_its_cost_comes_first(
     run("diagnose", "log.jsonl", "--out", "found")
     command = command_in(advice(elsewhere / "found")["missing_lookup"])
     assert command[-2:] == ["--model", "MODEL"]
-    name = "precondition_verification"
+    name = "missing_lookup"
     asked: list[Body] = []
 
     def answer(body: Body) -> dict[str, Any]:
@@ -119,8 +119,8 @@ def test_an_environment_that_repeats_a_logged_task_earns_no_passport(
     run("diagnose", "log.jsonl", "--out", "found")
     rows = [json.loads(line) for line in (elsewhere / "log.jsonl").read_text().splitlines()]
     longest = max((row["messages"][1]["content"] for row in rows), key=len)
-    code = (WRITTEN / "precondition_verification.py").read_text() + f"\n\nREPEATED = {longest!r}\n"
-    code = code.replace("precondition_verification", "missing_lookup")
+    code = (WRITTEN / "missing_lookup.py").read_text() + f"\n\nREPEATED = {longest!r}\n"
+    code = code.replace("missing_lookup", "missing_lookup")
     monkeypatch.setattr("captrain.diagnosis.synthesis._configuration", lambda project: one_round())
     with Answering(lambda body: {"reasoning": "Recorded.", "code": code}) as server:
         server.use(monkeypatch)
@@ -167,21 +167,21 @@ def test_a_cause_that_no_step_of_a_solution_stands_for_needs_a_model(project: Pa
     Path("log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     run("diagnose", "log.jsonl", "--out", "found")
     assert "--model MODEL" in advice(project / "found")["loop"]
-    with pytest.raises(UserError, match=r"derives no environment for loop(.|\n)*--model"):
+    with pytest.raises(UserError, match=r"no template trains the capability loop(.|\n)*--model"):
         run("synthesize", "loop", "--diagnosis", "found", "--out", "environments")
 
 
 def test_a_projects_own_capabilities_are_synthesized_without_a_diagnosis_of_logs(project: Path) -> None:
     with pytest.raises(UserError, match="no capabilities yet"):
-        run("synthesize", "record_selection", "--out", "environments")
+        run("synthesize", "wrong_record", "--out", "environments")
     for name in ("results/capabilities/capabilities.jsonl", "artifacts/rollouts/discovery.jsonl"):
         (project / name).parent.mkdir(parents=True)
-    capability = {"id": "record_selection", "name": "Record selection", "description": "Picks it.", "examples": []}
+    capability = {"id": "wrong_record", "name": "Record selection", "description": "Picks it.", "examples": []}
     (project / "results/capabilities/capabilities.jsonl").write_text(json.dumps(capability) + "\n")
     (project / "artifacts/rollouts/discovery.jsonl").write_text("")
     with pytest.raises(UserError, match="belongs to the pipeline"):
-        run("synthesize", "record_selection", "--out", "results/environments")
+        run("synthesize", "wrong_record", "--out", "results/environments")
     with pytest.raises(UserError, match="no base to play"):
-        run("synthesize", "record_selection", "--out", "environments", "--calibrate")
-    assert run("synthesize", "record_selection", "--out", "environments")[0] == 0
-    assert read_json(project / "environments/record_selection.passport.json", Passport).passed
+        run("synthesize", "wrong_record", "--out", "environments", "--calibrate")
+    assert run("synthesize", "wrong_record", "--out", "environments")[0] == 0
+    assert read_json(project / "environments/wrong_record.passport.json", Passport).passed

@@ -6,10 +6,11 @@ import pytest
 from support.rooms import Rooms
 
 from captrain.benchmarks import load_benchmark
+from captrain.capabilities import KINDS
 from captrain.config import Component, ModelAccess, compose_spec
 from captrain.config.machine import Machine
 from captrain.contract import load_file, tool_call
-from captrain.environments.derived import STEPS, derivable
+from captrain.environments.derived import derivable
 from captrain.environments.passport import run_checks
 from captrain.environments.subject import make_standard
 from captrain.environments.synthesis import make_brief, synthesize_each
@@ -25,7 +26,7 @@ CONF = Path(__file__).parents[2] / "conf"
 ROOMS = Component.model_validate({"_target_": "support.rooms.Rooms", "busy": 4})
 RECORDS = {"tools": ["move_meeting", "cancel_meeting", "book_room"], "arguments": ["meeting_id"]}
 VALUES = {"tools": ["move_meeting", "book_room"], "arguments": ["time", "room"]}
-DETAILS = {"record_selection": RECORDS, "derived_arguments": RECORDS, "argument_precision": VALUES}
+DETAILS = {"wrong_record": RECORDS, "wrong_computation": RECORDS, "wrong_argument": VALUES}
 
 
 def brief(name: str, benchmark: Component = ROOMS) -> Brief:
@@ -39,9 +40,9 @@ def written(folder: Path, name: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", sorted({*STEPS} - {"precondition_verification", "named_record"}))
+@pytest.mark.parametrize("name", sorted(name for name, kind in KINDS.items() if kind.step and name != "missing_lookup"))
 def test_what_is_derived_for_a_family_passes_every_check_that_needs_no_model(tmp_path: Path, name: str) -> None:
-    """The two that are left out have no occasion in this benchmark."""
+    """The one that is left out has no occasion in this benchmark."""
     bounds = compose_spec("default", 0, ["environments.seeds=20"], CONF).environments
     standard = make_standard(load_benchmark(ROOMS), 20, bounds)
     path = written(tmp_path, name)
@@ -50,7 +51,7 @@ def test_what_is_derived_for_a_family_passes_every_check_that_needs_no_model(tmp
 
 
 def test_tasks_are_the_benchmarks_own_training_tasks_that_ask_for_the_capability(tmp_path: Path) -> None:
-    target = load_file(written(tmp_path, "multi_step_completion"))
+    target = load_file(written(tmp_path, "missing_write"))
     own = {task["id"]: task for task in Rooms(busy=4).tasks("training", 500)}
     for task in target.tasks("training", 50):
         assert own[task.id]["data"] == task.data and len(task.data["wishes"]) > 1
@@ -59,7 +60,7 @@ def test_tasks_are_the_benchmarks_own_training_tasks_that_ask_for_the_capability
 
 
 def test_the_capabilitys_step_is_paid_without_success_and_trying_everything_is_not(tmp_path: Path) -> None:
-    target = load_file(written(tmp_path, "argument_precision"))
+    target = load_file(written(tmp_path, "wrong_argument"))
     task = next(task for task in target.tasks("training", 50) if len(task.data["wishes"]) == 1)
     [[tool, arguments]] = task.data["wishes"]
     right, closing = tool_call(tool, arguments), target.reference(task)[-1]
@@ -89,7 +90,7 @@ def test_environments_are_synthesized_for_a_benchmark_without_template_and_what_
 
     capabilities = [
         Capability(id=name, name=name, description="d", details=DETAILS.get(name, {}))
-        for name in ("argument_precision", "reply_wording")
+        for name in ("wrong_argument", "reply_wording")
     ]
     briefs = [make_brief(capability, target.tools, [], ROOMS) for capability in capabilities]
     machine = Machine(workers=1, batch=1)
@@ -115,9 +116,11 @@ def test_a_benchmark_that_stands_on_more_than_its_file_is_refused_by_the_plan() 
 
 def test_the_embedded_target_has_its_templates_as_before() -> None:
     spec = compose_spec("default", 0, [], CONF)
-    capability = Capability(id="record_selection", name="n", description="d")
+    capability = Capability(id="wrong_record", name="n", description="d")
     synthesizer = TemplateSynthesizer(ModelAccess())
     texts = [synthesizer.synthesize(Brief(capability, [], (), target), []) for target in (None, spec.benchmark)]
     assert texts[0] == texts[1]
     with pytest.raises(NoTemplate):
-        synthesizer.synthesize(Brief(Capability(id="closing", name="n", description="d"), [], (), spec.benchmark), [])
+        synthesizer.synthesize(
+            Brief(Capability(id="premature_stop", name="n", description="d"), [], (), spec.benchmark), []
+        )

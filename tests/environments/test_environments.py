@@ -23,7 +23,7 @@ from captrain.environments.publication import publish_environments
 from captrain.environments.subject import make_standard
 from captrain.environments.synthesis import LOADS, SynthesisResult, distance_from_bound, make_brief, synthesize
 from captrain.environments.synthesizer import Attempt, Brief
-from captrain.environments.templates import ANY_OPERATION, EASIEST, FAMILIES, TemplateSynthesizer
+from captrain.environments.templates import ANY_OPERATION, DEFICITS, EASIEST, TemplateSynthesizer
 from captrain.errors import EnvironmentFault, UserError
 from captrain.policies.policy import Play
 from captrain.policies.scripted import ScriptedPolicy, by_the_book
@@ -100,11 +100,11 @@ def played(target: Target, task: Task, actions: Sequence[Message]) -> Score:
     return target.score(task, target.play(task, actions))
 
 
-EVERY = [(name, attempt) for name in FAMILIES for attempt in range(EASIEST + 1)]
+EVERY = [(name, attempt) for name in DEFICITS for attempt in range(EASIEST + 1)]
 EVERY += [(name, tool) for name in ANY_OPERATION for tool in ("update_zip", "get_order")]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", DEFICITS)
 def test_a_written_file_stands_alone_without_any_installed_package(tmp_path: Path, name: str) -> None:
     target, path = written(tmp_path, name)
     imported = {
@@ -127,7 +127,7 @@ def test_a_written_file_stands_alone_without_any_installed_package(tmp_path: Pat
         assert there == [task.model_dump(), played(target, task, target.reference(task)).model_dump()]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", DEFICITS)
 def test_a_written_file_says_what_it_is_for_and_other_attempts_have_other_tasks(tmp_path: Path, name: str) -> None:
     targets = [written(tmp_path, name, attempt)[0] for attempt in range(EASIEST + 1)]
     assert text_of(name).startswith(f'"""{capability(name).name}: What it takes.')
@@ -142,7 +142,7 @@ def test_the_files_of_the_results_are_what_the_templates_write_to_the_byte(commi
     results = committed / "results"
     known = {one.id: one for one in load_records(results / "capabilities/capabilities.jsonl", Capability)}
     earned = read_passports(results / "environments")
-    assert earned and {*earned} <= {*FAMILIES}
+    assert earned and {*earned} <= {*DEFICITS}
     for name, passport in earned.items():
         attempts = [Attempt("", passport)] * passport.attempt
         text = TemplateSynthesizer().synthesize(Brief(known[name], BENCHMARK.tools), attempts)
@@ -208,7 +208,7 @@ def test_a_write_beyond_those_asked_for_never_pays(tmp_path: Path, name: str, at
 def test_a_lucky_unchecked_write_earns_less_than_a_checked_one_and_an_unlucky_one_nearly_nothing(
     tmp_path: Path,
 ) -> None:
-    target, _ = written(tmp_path, "precondition_verification")
+    target, _ = written(tmp_path, "missing_lookup")
     outcomes = set()
     for task in target.tasks("training", 60):
         operation = task.data["operations"][0]
@@ -220,7 +220,7 @@ def test_a_lucky_unchecked_write_earns_less_than_a_checked_one_and_an_unlucky_on
 
 
 def test_writing_to_every_record_does_not_find_the_right_one(tmp_path: Path) -> None:
-    for name in ("record_selection", "argument_precision"):
+    for name in ("wrong_record", "wrong_argument"):
         target, _ = written(tmp_path, name)
         for task in target.tasks("training", 20):
             writes = [call("wrap_order", order["id"]) for order in task.data["orders"]]
@@ -247,10 +247,10 @@ def test_steps_that_failed_and_that_a_template_lacks_are_asked_for_in_its_next_a
 
 
 def test_where_no_operation_can_bring_the_missing_step_the_next_attempt_is_an_easier_one() -> None:
-    for name in FAMILIES:
+    for name in DEFICITS:
         if name not in ANY_OPERATION:
             assert text_of(name, "wrap_order") == text_of(name, 1)
-    assert text_of("record_selection", "transfer_to_human") == text_of("record_selection", 1)
+    assert text_of("wrong_record", "transfer_to_human") == text_of("wrong_record", 1)
 
 
 # What only a second process shows of a file that runs in this one: (change to a sound environment, the checks that
@@ -303,13 +303,13 @@ def tasks(self, split, count):
 @pytest.mark.parametrize("fault", BAD)
 def test_what_only_a_second_process_shows_is_found_by_it(tmp_path: Path, fault: str) -> None:
     change, names, said = BAD[fault]
-    target, path = written(tmp_path, "record_selection", change=change)
+    target, path = written(tmp_path, "wrong_record", change=change)
     failed = {check.name: check for check in run_checks(target, path, AGAINST, ()) if not check.passed}
     assert {*failed} == names and said in failed[ELSEWHERE].detail
 
 
 def test_what_an_environment_prints_is_not_taken_for_its_answer(tmp_path: Path) -> None:
-    target, path = written(tmp_path, "record_selection", change="print('{}')")
+    target, path = written(tmp_path, "wrong_record", change="print('{}')")
     assert all(check.passed for check in run_checks(target, path, AGAINST, ()))
 
 
@@ -317,11 +317,11 @@ def test_what_an_environment_prints_is_not_taken_for_its_answer(tmp_path: Path) 
 def test_an_environment_that_raises_is_named_with_the_task(tmp_path: Path, method: str) -> None:
     arguments = {"tasks": "split, count", "score": "task, messages"}.get(method, "task")
     change = f"def {method}(self, {arguments}):\n    return {{}}['gone']"
-    target, path = written(tmp_path, "record_selection", change=change)
+    target, path = written(tmp_path, "wrong_record", change=change)
     checks = {check.name: check for check in run_checks(target, path, AGAINST, ())}
     check = checks["reward of the reference solution"]
-    where = "split training" if method == "tasks" else "record_selection/training/00000"
-    assert check.detail == f"environment record_selection ({path}) raised KeyError: 'gone' in {method} on {where}"
+    where = "split training" if method == "tasks" else "wrong_record/training/00000"
+    assert check.detail == f"environment wrong_record ({path}) raised KeyError: 'gone' in {method} on {where}"
     assert not check.passed and check.task == ("" if method == "tasks" else where)
     assert len(checks) == len(CHECKS) and checks["schemas equal the target's"].passed
 
@@ -349,7 +349,7 @@ def test_a_file_that_is_no_environment_is_named(tmp_path: Path, text: str, said:
 def test_a_capability_without_a_template_is_refused_with_those_there_are() -> None:
     with pytest.raises(UserError, match="no template trains the capability small_talk") as refusal:
         text_of("small_talk")
-    assert all(family in refusal.value.remedy for family in FAMILIES)
+    assert all(family in refusal.value.remedy for family in DEFICITS)
 
 
 # On the base: the spread of rewards, rounds, and what they cost.
@@ -367,7 +367,7 @@ class Drafts:
         return self.texts[min(len(attempts), len(self.texts) - 1)]
 
 
-GOOD = text_of("record_selection")
+GOOD = text_of("wrong_record")
 ALL_OR_NOTHING = GOOD + mutation(
     """
 def score(self, task, messages):
@@ -390,7 +390,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
         yield tmp_path
 
 
-def made(drafts: Drafts, policy: ScriptedPolicy, name: str = "record_selection", **bounds: Any) -> SynthesisResult:
+def made(drafts: Drafts, policy: ScriptedPolicy, name: str = "wrong_record", **bounds: Any) -> SynthesisResult:
     chosen = STRICT.model_copy(update={"groups": 6, "group_size": 5, **bounds})
     against = replace(AGAINST, bounds=chosen)
     return synthesize(wanted(name), drafts, policy, against, CONFINED, 0)
@@ -406,7 +406,7 @@ def test_a_sound_environment_earns_its_passport_and_its_cost_is_counted(elsewher
     assert len(one.best.passport.checks) == len(CHECKS) + 3 and one.best.passport.complaints() == ""
     assert {(r.purpose, r.task.split) for r in one.rollouts} == {("calibration", "training")}
     assert [(entry.purpose, entry.method, entry.item, entry.rollouts) for entry in one.ledger] == [
-        ("calibration", "trace", "record_selection", 30)
+        ("calibration", "trace", "wrong_record", 30)
     ]
     assert len({rollout.task.id for rollout in one.rollouts}) == one.best.passport.calibration_tasks == 6
     rewards = [rollout.score.reward for rollout in one.rollouts if rollout.score]
@@ -425,7 +425,7 @@ def test_a_later_attempt_may_pass_and_every_calibration_rollout_of_all_counts(el
     # The second attempt failed before the base was asked: it cost nothing.
     assert [entry.rollouts for entry in one.ledger] == [30, 30] and len(one.rollouts) == 30
     for number, attempt in enumerate(one.attempts):
-        draft = elsewhere / f".cache/environments/record_selection/{number}/record_selection.py"
+        draft = elsewhere / f".cache/environments/wrong_record/{number}/wrong_record.py"
         assert draft.read_text() == attempt.text
         assert Passport.model_validate_json(draft.with_suffix(".passport.json").read_text()) == attempt.passport
 
@@ -481,7 +481,7 @@ def score(self, task, messages):
     assert (one.passed, one.best.text, one.best.passport.attempt) == (False, ALL_OR_NOTHING, 1)
     assert one.best.passport.complaints() == "share of constant-reward groups on the base is 1.0, asked is 0.0 to 0.6"
     assert [len(attempt.passport.checks) > len(CHECKS) for attempt in one.attempts] == [False, True, False]
-    assert capsys.readouterr().out.count("environment for record_selection, attempt") == 3
+    assert capsys.readouterr().out.count("environment for wrong_record, attempt") == 3
 
 
 @pytest.mark.parametrize(
@@ -498,22 +498,22 @@ def test_a_capability_without_an_environment_is_left_out_with_its_findings_and_t
     elsewhere: Path,
 ) -> None:
     good = made(Drafts(GOOD), ScriptedPolicy(skill=0.5))
-    bad = made(Drafts(UNFAITHFUL, GOOD.replace("class", "clas")), ScriptedPolicy(skill=0.5), "argument_precision")
+    bad = made(Drafts(UNFAITHFUL, GOOD.replace("class", "clas")), ScriptedPolicy(skill=0.5), "wrong_argument")
     results, artifacts = elsewhere / "results", elsewhere / "artifacts"
     publish_environments([bad, good], results, artifacts)
-    assert [*read_passports(results)] == ["record_selection"]
-    assert load_environment(results, good.best.passport, SMOKE.machine).name == "record_selection"
-    assert (results / "rejected/argument_precision.py").read_text() == UNFAITHFUL
-    findings = json.loads((results / "rejected/argument_precision.findings.json").read_text())
+    assert [*read_passports(results)] == ["wrong_record"]
+    assert load_environment(results, good.best.passport, SMOKE.machine).name == "wrong_record"
+    assert (results / "rejected/wrong_argument.py").read_text() == UNFAITHFUL
+    findings = json.loads((results / "rejected/wrong_argument.findings.json").read_text())
     assert [one["attempt"] for one in findings] == [0, 1, 2]
-    page = (results / "rejected/argument_precision.md").read_text()
-    assert page.startswith(f"# argument_precision: 1 of {len(CHECKS)} checks failed\n")
+    page = (results / "rejected/wrong_argument.md").read_text()
+    assert page.startswith(f"# wrong_argument: 1 of {len(CHECKS)} checks failed\n")
     assert "the target has 8 tools" in page and page.count("- attempt ") == 2 and "SyntaxError" in page
-    assert "The base passes" in (results / "record_selection.md").read_text()
+    assert "The base passes" in (results / "wrong_record.md").read_text()
     assert len((artifacts / "calibration.jsonl").read_text().splitlines()) == 30
     with pytest.raises(UserError, match="no environment earned its passport") as refusal:
         publish_environments([bad], results, artifacts)
-    assert "argument_precision: schemas equal" in refusal.value.problem and "rejected" in refusal.value.remedy
+    assert "wrong_argument: schemas equal" in refusal.value.problem and "rejected" in refusal.value.remedy
 
 
 def test_a_brief_shows_the_failures_that_the_capability_was_found_in_and_the_shortest_that_passed() -> None:
@@ -526,7 +526,7 @@ def test_a_brief_shows_the_failures_that_the_capability_was_found_in_and_the_sho
 
     rollouts = [one(f"p{length}", "passed", length) for length in (5, 2, 4, 3)] + [one("f1", "failed", 1)]
     rollouts.append(one("f2", "failed", 1))
-    lacking = capability("record_selection").model_copy(update={"examples": ["f2", "gone"]})
+    lacking = capability("wrong_record").model_copy(update={"examples": ["f2", "gone"]})
     shown = make_brief(lacking, BENCHMARK.tools, rollouts)
     assert [rollout.id for rollout in shown.examples] == ["f2", "p2", "p3", "p4"]
     with pytest.raises(UserError, match="of the test split"):

@@ -13,7 +13,7 @@ from captrain.contract import load_file
 from captrain.environments import load_environment, read_passports
 from captrain.environments.own_text import is_own_text
 from captrain.environments.synthesizer import Brief
-from captrain.environments.templates import CONTROLS, FAMILIES, PAIRS, TemplateSynthesizer
+from captrain.environments.templates import CONTROLS, DEFICITS, PAIRS, TemplateSynthesizer
 from captrain.errors import EnvironmentFault, UserError
 from captrain.records import Capability, Passport, digest, file_digest, publish_json
 
@@ -42,19 +42,19 @@ def publish(folder: Path, name: str, text: str) -> Passport:
 
 
 def test_a_changed_file_that_is_marked_as_ours_is_refused_before_any_of_it_runs(tmp_path: Path) -> None:
-    publish(tmp_path, "record_selection", text_of("record_selection"))
-    path, trace = tmp_path / "record_selection.py", tmp_path / "trace"
+    publish(tmp_path, "wrong_record", text_of("wrong_record"))
+    path, trace = tmp_path / "wrong_record.py", tmp_path / "trace"
     path.write_text(f"open({str(trace)!r}, 'w')\n{path.read_text()}")
     [passport] = read_passports(tmp_path).values()
-    with pytest.raises(UserError, match="is not the file that record_selection.passport.json was made out for"):
+    with pytest.raises(UserError, match="is not the file that wrong_record.passport.json was made out for"):
         load_environment(tmp_path, passport, BASIC)
     assert not trace.exists()
 
 
 def test_what_is_not_our_text_runs_confined_though_its_passport_was_changed_as_well(tmp_path: Path) -> None:
-    text = text_of("record_selection").replace("class Environment", f"OURS = {os.getpid()}\n\n\nclass Environment", 1)
-    ours = load_environment(tmp_path, publish(tmp_path, "record_selection", text_of("record_selection")), BASIC)
-    changed = load_environment(tmp_path, publish(tmp_path, "record_selection", text), BASIC)
+    text = text_of("wrong_record").replace("class Environment", f"OURS = {os.getpid()}\n\n\nclass Environment", 1)
+    ours = load_environment(tmp_path, publish(tmp_path, "wrong_record", text_of("wrong_record")), BASIC)
+    changed = load_environment(tmp_path, publish(tmp_path, "wrong_record", text), BASIC)
     assert type(ours.environment).__name__ == "Environment"
     assert type(changed.environment).__name__ == "ConfinedEnvironment"
     tasks = ours.tasks("training", 2)
@@ -67,7 +67,7 @@ def test_what_is_not_our_text_runs_confined_though_its_passport_was_changed_as_w
 def test_a_passport_leads_to_no_file_but_that_of_its_own_name(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "environments"
     folder.mkdir()
-    passport = publish(folder, "letters", text_of("record_selection"))
+    passport = publish(folder, "letters", text_of("wrong_record"))
     row = json.loads(passport.model_dump_json()) | {"capability": name}
     publish_json(folder / "letters.passport.json", row)
     with pytest.raises(UserError, match=r"letters.passport.json is not a whole Passport \(.* a name .* at capability"):
@@ -88,7 +88,7 @@ def test_a_compiled_file_beside_the_one_that_was_checked_is_not_what_runs(tmp_pa
     assert load_file(path).name == "a"
 
 
-@pytest.mark.parametrize("name", [*FAMILIES, *CONTROLS, *PAIRS, "untargeted"])
+@pytest.mark.parametrize("name", [*DEFICITS, *CONTROLS, *PAIRS, "untargeted"])
 def test_our_own_text_is_known_to_the_byte(name: str) -> None:
     text = narrowed_desk("one", 0, 0) if name == "untargeted" else text_of(name, 'Says "yes" """\nimport os\n\\"""')
     assert is_own_text(text)
@@ -98,13 +98,13 @@ def test_our_own_text_is_known_to_the_byte(name: str) -> None:
 
 def test_words_of_an_analyst_do_not_leave_the_docstring_that_they_stand_in(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
-    path = tmp_path / "record_selection.py"
-    path.write_text(text_of("record_selection", f'"""\nopen({str(trace)!r}, "w")\n"""'))
-    assert load_file(path).name == "record_selection" and not trace.exists()
+    path = tmp_path / "wrong_record.py"
+    path.write_text(text_of("wrong_record", f'"""\nopen({str(trace)!r}, "w")\n"""'))
+    assert load_file(path).name == "wrong_record" and not trace.exists()
 
 
 def test_a_file_that_is_none_is_refused_with_its_kind(tmp_path: Path) -> None:
-    passport = publish(tmp_path, "letters", text_of("record_selection"))
+    passport = publish(tmp_path, "letters", text_of("wrong_record"))
     (tmp_path / "letters.py").unlink()
     os.mkfifo(tmp_path / "letters.py")
     with pytest.raises(UserError, match="letters.py is a pipe"):

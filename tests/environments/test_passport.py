@@ -25,7 +25,7 @@ from captrain.environments.probes import calls_in_text, distance, random_agent, 
 from captrain.environments.sandbox.confined import active_confinement, load_confined
 from captrain.environments.subject import Standard, Subject, make_standard
 from captrain.environments.synthesizer import Attempt, Brief
-from captrain.environments.templates import EASIEST, FAMILIES, TemplateSynthesizer
+from captrain.environments.templates import DEFICITS, EASIEST, TemplateSynthesizer
 from captrain.errors import UserError
 from captrain.records import Capability, Check, Message, Passport, Rollout, Score, Task
 
@@ -191,7 +191,7 @@ def test_a_sound_environment_passes_every_check_in_the_sandbox(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("attempt", "seeds"), [(0, 30), *((attempt, 10) for attempt in range(1, EASIEST + 1))])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", DEFICITS)
 def test_the_templates_pass_every_check(tmp_path: Path, name: str, attempt: int, seeds: int) -> None:
     path = tmp_path / f"{name}.py"
     wanted = Brief(Capability(id=name, name=name, description=""), BENCHMARK.tools)

@@ -261,7 +261,7 @@ def attack(argument):
 
 
 @strong
-@pytest.mark.parametrize("family_of", ["argument_precision", "precondition_verification"])
+@pytest.mark.parametrize("family_of", ["wrong_argument", "missing_lookup"])
 def test_a_template_environment_gives_the_same_tasks_plays_and_scores_confined(family_of: str, tmp_path: Path) -> None:
     brief = Brief(Capability(id=family_of, name=family_of, description=""), ServiceDesk().tools)
     path = tmp_path / f"{family_of}.py"

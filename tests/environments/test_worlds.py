@@ -57,7 +57,7 @@ def plan_problems(*overrides: str) -> str:
 
 def test_what_narrows_a_benchmark_in_workers_is_our_own_text_to_the_byte_and_names_it() -> None:
     spec = composed()
-    text = text_of("argument_precision", spec, 'Says "yes" """\nimport os\n\\"""')
+    text = text_of("wrong_argument", spec, 'Says "yes" """\nimport os\n\\"""')
     assert is_own_text(text) and world_of(text) == spec.benchmark
     attacks = {
         "a line behind": f"{text}\nimport os\n",
@@ -94,7 +94,7 @@ def derived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         spec = composed()
         benchmark = load_benchmark(spec.benchmark, spec.machine)
         standard = make_standard(benchmark, spec.evaluation.tasks, spec.environments)
-        capability = Capability(id="argument_precision", name="Arguments", description="As the user says.")
+        capability = Capability(id="wrong_argument", name="Arguments", description="As the user says.")
         brief = Brief(capability, benchmark.tools, (), spec.benchmark)
         synthesizer, policy = TemplateSynthesizer(ModelAccess()), ScriptedPolicy(skill=0.5)
         result = synthesize(brief, synthesizer, policy, standard, spec.machine, 0)
@@ -107,7 +107,7 @@ def derived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def opened(folder: Path) -> tuple[Target, Passport, Machine]:
     environments, machine = folder / "results/environments", composed().machine
-    passport = read_json(environments / "argument_precision.passport.json", Passport, "")
+    passport = read_json(environments / "wrong_argument.passport.json", Passport, "")
     return load_environment(environments, passport, machine), passport, machine
 
 
@@ -136,10 +136,10 @@ def test_grpo_trains_an_adapter_in_an_environment_of_a_worker_benchmark(derived:
     base = teach(target, [(task, reference), (task, broken)], tmp_path / "base", steps=120)
     policy = {"temperature": 1.0, "max_turns": len(reference) + 2, "max_tokens": 16}
     recipe = {"_target_": "captrain.training.recipe.GRPO", **GRPO, "groups_per_step": 1, "epochs": 1}
-    place = TrainingEnvironment("argument_precision", EnvironmentFile(derived / "results/environments", passport))
+    place = TrainingEnvironment("wrong_argument", EnvironmentFile(derived / "results/environments", passport))
     places = (place, replace(place, name="again"))  # the first task of each, which is the same
     job = Job(
-        name="argument_precision", base=base, rollouts=8, seed=0, machine=machine, environments=places,
+        name="wrong_argument", base=base, rollouts=8, seed=0, machine=machine, environments=places,
         policy=Component.model_validate({"_target_": "captrain.policies.local.LocalPolicy", **policy}),
         trainer=Component.model_validate(recipe),
     )  # fmt: skip
@@ -160,6 +160,6 @@ def test_another_installation_than_the_passports_and_a_package_of_it_are_refused
     with pytest.raises(UserError, match="or captrain.benchmarks.bfcl.Bfcl is not installed as it was then"):
         load_environment(derived / "results/environments", elsewhere, machine)
     (derived / "dvc.yaml").touch()
-    path = str(derived / "results/environments/argument_precision.py")
+    path = str(derived / "results/environments/wrong_argument.py")
     status, _, error = captrain(derived, "export-environment", path, "--to", "trl", "--out", "package")
     assert status == 2 and "no package can hold it" in error and not (derived / "package").exists()

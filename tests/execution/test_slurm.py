@@ -40,7 +40,7 @@ TESTS = Path(__file__).parents[1]
 ROOT = TESTS.parent
 Run = Callable[..., list[Any]]
 SMALL = ["base.steps=60", "adapters.rollouts=40"]
-ENVIRONMENTS = ["argument_precision", "record_selection"]
+ENVIRONMENTS = ["wrong_argument", "wrong_record"]
 
 
 @pytest.fixture(scope="session")
@@ -395,7 +395,7 @@ def test_an_environment_calibrated_by_jobs_gets_the_passport_that_it_gets_here(h
     chosen = load_spec(smoke / "results/spec.yaml")
     target = load_benchmark(chosen.benchmark, chosen.machine)
     against = make_standard(target, 5, chosen.environments.model_copy(update={"rounds": 1}))
-    name = "record_selection"
+    name = "wrong_record"
     wanted = Brief(Capability(id=name, name=name, description="."), target.tools, [])
 
     def made(machine: Machine) -> SynthesisResult:

@@ -28,7 +28,7 @@ from captrain.experiments.points import Point
 from captrain.ledger import LedgerEntry
 from captrain.records import publish_json, publish_text
 
-FAMILIES = ["precondition_verification", "record_selection", "multi_step_completion", "argument_precision"]
+FAMILIES = ["missing_lookup", "wrong_record", "missing_write", "wrong_argument"]
 
 
 @pytest.fixture(scope="module")
@@ -64,14 +64,14 @@ def make_results(results: Path, base: int, grpo: int, trace: int, selected: Sequ
         evaluate(outcomes, routes, ledger, ranked=["a"], controls={}, resamples=50, confidence=0.95, seed=0),
         results / "evaluation",
     )
-    candidates = [{"id": name, "selected": name in selected} for name in [*FAMILIES, "closing", "valid_calls"]]
+    candidates = [{"id": name, "selected": name in selected} for name in [*FAMILIES, "premature_stop", "invalid_call"]]
     publish_json(results / "capabilities/selection.json", account(candidates))
 
 
 def test_a_point_is_gathered_into_a_row_for_each_method(replicate: ModuleType, tmp_path: Path) -> None:
     point = Point(Choice(experiment="rare", seed=3, overrides=[]))
     results = point.workspace(tmp_path) / "results"
-    make_results(results, 2, 6, 9, [*FAMILIES[:3], "closing"])
+    make_results(results, 2, 6, 9, [*FAMILIES[:3], "premature_stop"])
     rows = {row["method"]: row for row in replicate.gather([point], tmp_path)}
     rates = {name: row["pass_rate"] for name, row in rows.items()}
     assert rates == pytest.approx(
@@ -97,7 +97,7 @@ def test_a_point_is_gathered_into_a_row_for_each_method(replicate: ModuleType, t
     # The evaluation compared GRPO on the target with the base, and the row of the base says it the other way round.
     assert base["over_grpo"] == pytest.approx(-0.4) and base["over_low"] <= -0.4 <= base["over_high"]
     assert trace["reading"] and rows["idle"]["over_grpo"] is rows["idle"]["reading"] is None
-    assert trace["selected"] == "closing multi_step_completion precondition_verification record_selection"
+    assert trace["selected"] == "closing missing_write missing_lookup wrong_record"
 
 
 def test_cpu_seconds_are_those_of_stages_that_all_ran_there(replicate: ModuleType, tmp_path: Path) -> None:

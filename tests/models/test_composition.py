@@ -175,7 +175,7 @@ def test_what_cannot_be_added_is_refused(tiny: Path, members: dict[str, Adapter]
     [
         ({"b": 1.0, "a": 1.0}, "a+b"),
         ({"a": 0.6, "b": 0.4}, "0.6*a+0.4*b"),
-        ({"record_selection": 1.0}, "record_selection"),
+        ({"wrong_record": 1.0}, "wrong_record"),
         ({"a": 0.5}, "0.5*a"),
         ({"a": 1.0, "b": 0.3}, "a+0.3*b"),
         ({"a": 1.2, "b": 3.0}, "1.2*a+3.0*b"),

@@ -99,14 +99,14 @@ def journal(root: Path, text: str, name: str = "0123") -> Path:
     return path
 
 
-def row(step: int, place: str = "record_selection") -> dict[str, object]:
+def row(step: int, place: str = "wrong_record") -> dict[str, object]:
     return {
         "step": step, "rollouts": 40 * step, "reward": 0.5, "success": 0.25, "informative": 0.8, "discarded": 0,
         "places": {place: 5},
     }  # fmt: skip
 
 
-def checkpoint(root: Path, steps: int, at: float, name: str = "aaaa", place: str = "record_selection") -> None:
+def checkpoint(root: Path, steps: int, at: float, name: str = "aaaa", place: str = "wrong_record") -> None:
     path = root / f".cache/adapters/{name}/checkpoints/checkpoint-{2 * steps}/history.json"
     publish_text(path, json.dumps([row(step, place) for step in range(1, steps + 1)]))
     os.utime(path, (at, at))
@@ -231,7 +231,7 @@ def test_a_training_shows_its_last_checkpoint_with_rate_and_end(root: Path, star
     checkpoint(root, 4, now + 70)
     checkpoint(root, 8, now + 130)
     (first, second) = Watch(root).look().facts
-    assert first.startswith("adapters: training record_selection: step 8, 320 of 640 rollouts, mean reward 0.500, ")
+    assert first.startswith("adapters: training wrong_record: step 8, 320 of 640 rollouts, mean reward 0.500, ")
     assert "pass rate 0.250, informative 80%, 2.7 a second, ends about " in first
     assert second == "adapters: training bbbb begun, no checkpoint yet"
 
@@ -292,7 +292,7 @@ def test_a_baseline_ends_where_its_job_does(root: Path, start: Start, stage: str
     begun(root, time.time() + 1)
     checkpoint(root, 4, time.time() + 60)
     out = drawn(Watch(root))
-    assert f"{stage}: training record_selection: step 4, 160 of {end:,} rollouts" in out
+    assert f"{stage}: training wrong_record: step 4, 160 of {end:,} rollouts" in out
     assert next(line for line in out.splitlines() if line.startswith("│ adapters")).split("│")[3].strip() == "1,280"
 
 

@@ -29,9 +29,9 @@ from captrain.reporting import loaders
 ROOT = Path(__file__).parents[2]
 TABLES = {
     "adapters/history.csv": "adapter,step,rollouts,reward,success,informative\n"
-    "record_selection,1,40,0.4,0.3,1\nrecord_selection,2,80,0.6,0.5,1\n",
+    "wrong_record,1,40,0.4,0.3,1\nrecord_selection,2,80,0.6,0.5,1\n",
     "gepa/history.csv": "\n",
-    "routes/routes.csv": "task,kind,retrieval,chosen\nt0,pick,record_selection,record_selection\n",
+    "routes/routes.csv": "task,kind,retrieval,chosen\nt0,pick,wrong_record,wrong_record\n",
     "evaluation/main.csv": "method,pass_rate\nbase,0.25\ntrace,0.5\n",
     "evaluation/differences.csv": "first,second,difference,p\ntrace,base,0.25,\n",
     "evaluation/kinds.csv": "kind,method,pass_rate\npick,base,0.25\n",
@@ -68,21 +68,21 @@ def project(tmp_path: Path, spec: Spec, monkeypatch: pytest.MonkeyPatch) -> Path
     publish(artifacts / "rollouts/discovery.jsonl", [played("d0", None, False, "diagnosis")])
     evaluated = [played("e0", None, False, "evaluation"), played("e1", "feed", True, "evaluation")]
     publish(artifacts / "evaluation/rollouts.jsonl", evaluated)
-    labels = {"record_selection": Label(verdict="LACKING", message=2), "reply_wording": Label(verdict="NA")}
+    labels = {"wrong_record": Label(verdict="LACKING", message=2), "reply_wording": Label(verdict="NA")}
     publish(
         artifacts / "labels/labels.jsonl",
         [RolloutLabels(run=0, rollout="d0", outcome="failed", count=1, labels=labels)],
     )
     publish(
         results / "capabilities/capabilities.jsonl",
-        [Capability(id="record_selection", name="Record selection", description="Picks the right one.")],
+        [Capability(id="wrong_record", name="Record selection", description="Picks the right one.")],
     )
     publish_json(
         results / "capabilities/selection.json",
-        account([{"id": "record_selection", "gap": 0.5}]),
+        account([{"id": "wrong_record", "gap": 0.5}]),
     )
     passport = Passport(
-        capability="record_selection",
+        capability="wrong_record",
         environment="e",
         attempt=0,
         passed=True,
@@ -90,10 +90,10 @@ def project(tmp_path: Path, spec: Spec, monkeypatch: pytest.MonkeyPatch) -> Path
         calibration_tasks=1,
         checks=[],
     )
-    publish_json(results / "environments/record_selection.passport.json", passport)
+    publish_json(results / "environments/wrong_record.passport.json", passport)
     publish_json(
         results / "adapters/index.json",
-        {"record_selection": {"digest": "feed", "path": "artifacts/adapters/feed", "rollouts": 80, "discarded": 0}},
+        {"wrong_record": {"digest": "feed", "path": "artifacts/adapters/feed", "rollouts": 80, "discarded": 0}},
     )
     for stage, purpose, count in (("rollouts", "diagnosis", 240), ("adapters", "training", 80)):
         entry = LedgerEntry(stage=stage, purpose=purpose, method="trace", rollouts=count)  # type: ignore[arg-type]
@@ -135,7 +135,7 @@ def test_a_prompt_and_a_composition_are_arms_of_their_own(project: Path) -> None
         played("c0", "beef", True, "evaluation"),
     ]
     publish(path, [*captrain.load_rollouts(project, "evaluation"), *more])
-    assert captrain.load_outcomes(project)["arm"].tolist() == ["base", "record_selection", "gepa", "beef"]
+    assert captrain.load_outcomes(project)["arm"].tolist() == ["base", "wrong_record", "gepa", "beef"]
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -16,7 +16,7 @@ from captrain.benchmarks.servicedesk import DeskEpisode, make_data
 from captrain.config import compose_spec, publish_spec
 from captrain.contract import Target, load_file
 from captrain.environments.synthesizer import Brief
-from captrain.environments.templates import FAMILIES, TemplateSynthesizer
+from captrain.environments.templates import DEFICITS, TemplateSynthesizer
 from captrain.errors import UserError
 from captrain.models.composition import composition_name, parse_composition
 from captrain.policies.local import LocalPolicy
@@ -37,7 +37,7 @@ from captrain.routing.sets import SetModel, SetRouter, words
 
 CONF = Path(__file__).parents[2] / "conf"
 EASY = {"status", "human"}
-CHECK, PICK, STEPS, COPY = FAMILIES
+CHECK, PICK, STEPS, COPY = DEFICITS
 OWN = {"check": CHECK, "pick": PICK, "steps": STEPS, "copy": COPY}
 COMPARED = ["retrieval", "classifier", "sets", "gate", "top_p"]
 REFUND = ("cancel", "return")
@@ -89,7 +89,7 @@ def grown(*rates: float, name: str = "a", size: int = 40) -> pd.DataFrame:
     )
 
 
-def known_gains(worse: Sequence[str] = (), names: Sequence[str] = FAMILIES) -> pd.DataFrame:
+def known_gains(worse: Sequence[str] = (), names: Sequence[str] = DEFICITS) -> pd.DataFrame:
     """Adapters that all gained, but for those that got worse."""
     rows = [(name, -0.1 if name in worse else 0.3) for name in names]
     return pd.DataFrame(rows, columns=["capability", "gain"])
@@ -111,7 +111,7 @@ def only_easy(play: Play) -> list[Message]:
 def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Target]:
     folder = tmp_path_factory.mktemp("environments")
     made = {}
-    for name in FAMILIES:
+    for name in DEFICITS:
         path = folder / f"{name}.py"
         path.write_text(
             TemplateSynthesizer().synthesize(Brief(Capability(id=name, name=name, description="."), []), [])
@@ -147,7 +147,7 @@ def test_examples_are_openings_of_every_environment_and_of_passed_rollouts_only(
 ) -> None:
     known = examples(targets, 30, rollouts)
     passed = [rollout for rollout in rollouts if rollout.outcome == "passed"]
-    assert Counter(example.route for example in known) == {**dict.fromkeys(FAMILIES, 30), BASE: len(passed)}
+    assert Counter(example.route for example in known) == {**dict.fromkeys(DEFICITS, 30), BASE: len(passed)}
     assert {example.text for example in known if example.route == BASE} == {opening(r.messages) for r in passed}
 
 
@@ -167,7 +167,7 @@ def test_retrieval_sends_what_the_base_passes_to_the_base_and_single_skills_to_t
     benchmark = desk("single")
     tasks = benchmark.tasks("test", 200)
     routes = RetrievalRouter(neighbours=5).route(examples(targets, 100, rollouts), openings(benchmark, tasks))
-    own = dict(zip(("check", "pick", "steps", "copy"), FAMILIES, strict=True)) | dict.fromkeys(EASY, BASE)
+    own = dict(zip(("check", "pick", "steps", "copy"), DEFICITS, strict=True)) | dict.fromkeys(EASY, BASE)
     right: Counter[str] = Counter()
     for task, route in zip(tasks, routes, strict=True):
         right[task.data["kind"]] += route == own[task.data["kind"]]
@@ -243,7 +243,7 @@ def test_the_classifier_reads_what_capabilities_are_and_how_the_nearest_tasks_we
 
     monkeypatch.setattr(LocalPolicy, "answer_scores", noted)
     spec = compose_spec("smoke", 0, ["router=classifier", "router.prompt=trajectories", "router.characters=60"], CONF)
-    described = {name: f"It can do the {name}." for name in FAMILIES}
+    described = {name: f"It can do the {name}." for name in DEFICITS}
     known, tasks = RoutingEvidence(targets, {}, {}, rollouts, described), desk().tasks("test", 6)
     table = route_tasks(
         spec.router, AskedModel.of(spec, tiny), known, known_gains(names=[*targets]), desk(), tasks
@@ -253,7 +253,7 @@ def test_the_classifier_reads_what_capabilities_are_and_how_the_nearest_tasks_we
         [message] = question.messages
         prompt = message["content"]
         assert prompt.endswith(f"Task: {text}\nAnswer:") and len(question.answers) >= 2
-        offered = [name for name in FAMILIES if f"({described[name]})" in prompt]
+        offered = [name for name in DEFICITS if f"({described[name]})" in prompt]
         assert len(offered) == len(question.answers) - 1 and "\ncall " in prompt
         solutions = [block.split("\n", 1)[1].rsplit("\nAnswer", 1)[0] for block in prompt.split("Task: ")[1:-1]]
         assert solutions and all(len(solution.partition("\n\nWhich")[0]) <= 60 for solution in solutions)
@@ -293,11 +293,11 @@ def test_every_arm_of_several_capabilities_is_listed_with_its_weights(
 ) -> None:
     routes = routed(tiny, targets, rollouts, ["router.neighbours=15", "router.p=1.0"], 16, controls=0)
     arms = {arm for column in routes.table.columns[2:] for arm in routes.table[column]}
-    assert routes.compositions.keys() == arms - {BASE, *FAMILIES} and routes.compositions
+    assert routes.compositions.keys() == arms - {BASE, *DEFICITS} and routes.compositions
     for arm, weights in routes.compositions.items():
-        assert weights == parse_composition(arm) and {*weights} <= {*FAMILIES}
+        assert weights == parse_composition(arm) and {*weights} <= {*DEFICITS}
     assert {*routes.table["chosen"]} & routes.compositions.keys()
-    assert {*routes.table["retrieval"]} <= {*FAMILIES, BASE}
+    assert {*routes.table["retrieval"]} <= {*DEFICITS, BASE}
 
 
 def test_an_adapter_that_got_worse_is_no_route_unless_the_gate_is_open(
@@ -308,7 +308,7 @@ def test_an_adapter_that_got_worse_is_no_route_unless_the_gate_is_open(
         for column in routes.table.columns[2:]:
             acting = {name for route in routes.table[column] for name in members(route)}
             assert (COPY in acting) != gate, column
-        assert list(routes.gains["routed"]) == [name != COPY or not gate for name in FAMILIES]
+        assert list(routes.gains["routed"]) == [name != COPY or not gate for name in DEFICITS]
         assert routes.turns is not None and any(COPY in members(arm) for arm in routes.turns.arms) != gate
 
 
@@ -319,7 +319,7 @@ def test_an_adapter_of_no_environment_acts_on_every_task_and_is_the_only_one(
         routes = routed(tiny, targets, rollouts, [f"router={router}"], 5, known_gains(names=["ramp"]))
         assert list(routes.table.columns) == ["task", "kind", "chosen"] and {*routes.table["chosen"]} == {"ramp"}
     with pytest.raises(UserError, match="ramp belongs to no environment"):
-        routed(tiny, targets, rollouts, gained=known_gains(names=[*FAMILIES, "ramp"]))
+        routed(tiny, targets, rollouts, gained=known_gains(names=[*DEFICITS, "ramp"]))
 
 
 def test_routers_that_know_nothing_are_there_only_when_controls_are_wanted(
@@ -331,8 +331,8 @@ def test_routers_that_know_nothing_are_there_only_when_controls_are_wanted(
         "control:placebo",
         "control:no_base",
     ]
-    assert list(table["control:placebo"]) == placebo(list(table["chosen"]), FAMILIES)
-    assert list(table["control:random_router"]) == random_routes(desk().tasks("test", 12), [BASE, *FAMILIES], 3)
+    assert list(table["control:placebo"]) == placebo(list(table["chosen"]), DEFICITS)
+    assert list(table["control:random_router"]) == random_routes(desk().tasks("test", 12), [BASE, *DEFICITS], 3)
     assert "control:placebo" not in routed(tiny, {CHECK: targets[CHECK]}, rollouts, controls=3).table
 
 
@@ -556,7 +556,7 @@ class TestStage:
     ) -> Path:  # fmt: skip
         monkeypatch.chdir(tmp_path)
         results, artifacts = tmp_path / "results", tmp_path / "artifacts"
-        for folder, names in (("environments", FAMILIES), ("pairs", [self.PAIR])):
+        for folder, names in (("environments", DEFICITS), ("pairs", [self.PAIR])):
             for name in names:
                 path = results / folder / f"{name}.py"
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -572,7 +572,7 @@ class TestStage:
         publish(artifacts / "rollouts/discovery.jsonl", rollouts)
         played = [
             one
-            for name in FAMILIES
+            for name in DEFICITS
             for target in [load_file(results / f"environments/{name}.py")]
             for one in collect(
                 ScriptedPolicy(skill=0.5), target, target.tasks("training", 4), purpose="calibration", seed=0,
@@ -580,8 +580,8 @@ class TestStage:
             )
         ]  # fmt: skip
         publish(artifacts / "environments/calibration.jsonl", played)
-        publish_json(results / "adapters/index.json", {name: {"digest": name, "path": ""} for name in FAMILIES})
-        history = pd.concat([grown(0.5, 1.0 if name != STEPS else 0.0, name=name) for name in FAMILIES])
+        publish_json(results / "adapters/index.json", {name: {"digest": name, "path": ""} for name in DEFICITS})
+        history = pd.concat([grown(0.5, 1.0 if name != STEPS else 0.0, name=name) for name in DEFICITS])
         history.to_csv(results / "adapters/history.csv", index=False)
         (artifacts / "base").symlink_to(tiny)
         return tmp_path

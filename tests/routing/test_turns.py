@@ -10,7 +10,7 @@ import pytest
 from captrain.benchmarks.servicedesk import ServiceDesk
 from captrain.contract import Target, load_file
 from captrain.environments.synthesizer import Brief
-from captrain.environments.templates import FAMILIES, TemplateSynthesizer
+from captrain.environments.templates import DEFICITS, TemplateSynthesizer
 from captrain.errors import UserError
 from captrain.models.lora import Adapter
 from captrain.policies.local import LocalPolicy
@@ -22,7 +22,7 @@ from captrain.routing.compositions import BASE, members
 from captrain.routing.turns import TurnRouter, before_turns, features
 from captrain.training.recipe import LINEAR
 
-CHECK, PICK, STEPS, COPY = FAMILIES
+CHECK, PICK, STEPS, COPY = DEFICITS
 PAIR = f"{COPY}+{PICK}"
 Letters = Callable[..., Path]
 
@@ -180,10 +180,10 @@ def test_policies_without_an_engine_here_and_missing_adapters_are_refused(tiny: 
 @pytest.fixture(scope="module")
 def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Target]:
     folder = tmp_path_factory.mktemp("environments")
-    for name in (*FAMILIES, PAIR):
+    for name in (*DEFICITS, PAIR):
         wanted = Brief(Capability(id=name, name=name, description="."), [])
         (folder / f"{name}.py").write_text(TemplateSynthesizer().synthesize(wanted, []))
-    return {name: load_file(folder / f"{name}.py") for name in (*FAMILIES, PAIR)}
+    return {name: load_file(folder / f"{name}.py") for name in (*DEFICITS, PAIR)}
 
 
 @pytest.fixture(scope="module")
@@ -202,7 +202,7 @@ def router(targets: Mapping[str, Target], desk: Target, tmp_path_factory: pytest
             ScriptedPolicy(skill=0.5), targets[name], targets[name].tasks("training", 5), purpose="calibration",
             seed=0, trials=4, journals=tmp_path_factory.mktemp("journals"), quiet=True,
         )
-        for name in FAMILIES
+        for name in DEFICITS
     }  # fmt: skip
     return TurnRouter.fit(targets, calibration, passed, count=40)
 
@@ -222,9 +222,9 @@ class TestRouter:
         assert len(right) > 300 and sum(right) / len(right) > 0.9
 
     def test_its_arms_are_all_that_it_can_choose(self, router: TurnRouter) -> None:
-        singles, pairs = len(FAMILIES), len(FAMILIES) * (len(FAMILIES) - 1) // 2
+        singles, pairs = len(DEFICITS), len(DEFICITS) * (len(DEFICITS) - 1) // 2
         assert len({*router.arms}) == len(router.arms) == 1 + singles + pairs
-        assert router.arms[0] == BASE and {*FAMILIES, PAIR} <= {*router.arms}
+        assert router.arms[0] == BASE and {*DEFICITS, PAIR} <= {*router.arms}
 
     def test_it_goes_by_opening_calls_so_far_and_last_action(self) -> None:
         call = {"type": "function", "function": {"name": "get_order", "arguments": {"order_id": "#12"}}}

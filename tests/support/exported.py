@@ -9,7 +9,7 @@ from captrain.environments.synthesizer import Brief
 from captrain.environments.templates import TemplateSynthesizer
 from captrain.records import Capability, Check, publish_json
 
-NAME = "record_selection"
+NAME = "wrong_record"
 CHECKS = [
     Check(name="reward of the reference solution", passed=True, measured=1.0, bound="1"),
     Check(name="reward of doing nothing", passed=True, measured=0.05, bound="at most 0.2"),

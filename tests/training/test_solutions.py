@@ -191,9 +191,9 @@ def test_a_random_fault_drops_a_call_or_changes_one_digit_and_the_score_refuses_
 
 def test_a_systematic_fault_is_the_broken_step_of_the_environment(tmp_path: Path) -> None:
     text = TemplateSynthesizer().synthesize(
-        Brief(Capability(id="record_selection", name="Record selection", description=""), DESK.tools), []
+        Brief(Capability(id="wrong_record", name="Record selection", description=""), DESK.tools), []
     )
-    path = tmp_path / "record_selection.py"
+    path = tmp_path / "wrong_record.py"
     path.write_text(text)
     target = load_file(path)
     breaking: Any = target.environment

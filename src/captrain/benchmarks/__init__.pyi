@@ -17,6 +17,12 @@ from .loading import evaluation_tasks as evaluation_tasks
 from .loading import load_benchmark as load_benchmark
 from .loading import overlapping_tasks as overlapping_tasks
 from .pool import Pool as Pool
+from .replay import Kind as Kind
+from .replay import Replay as Replay
+from .replay import ReplayCall as ReplayCall
+from .replay import Replayed as Replayed
+from .replay import World as World
+from .replay import logged_replay as logged_replay
 from .servicedesk import ARGUMENTS as ARGUMENTS
 from .servicedesk import TOOLS as TOOLS
 from .servicedesk import DeskEpisode as DeskEpisode
@@ -24,3 +30,5 @@ from .servicedesk import ServiceDesk as ServiceDesk
 from .simulation import divided as divided
 from .standard import StandardEnvironment as StandardEnvironment
 from .worker import Worker as Worker
+from .worlds import Worlds as Worlds
+from .worlds import open_worlds as open_worlds

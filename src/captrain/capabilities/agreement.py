@@ -6,8 +6,8 @@ chance; where only one verdict was ever given, chance agreement is total, and bo
 share of pairs on which all runs agree is told beside them, because it is what a reader pictures and because kappa
 falls where one verdict is rare.
 
-Where reference solutions exist, the programmatic analyst labels the same rollouts. Its families are not an analyst's
-candidates: so each candidate is held against every family, and the nearest is named.
+Where reference solutions exist, the programmatic analyst labels the same rollouts. Its causes are not an analyst's
+candidates: so each candidate is held against every cause, and the nearest is named.
 """
 
 import math
@@ -39,22 +39,22 @@ class AgreementOfRuns(TypedDict):
     alpha: float | None
 
 
-class NearestFamily(TypedDict):
-    """Cohen's kappa of a candidate with each of the `families`, the `best` of them, its kappa, and its counts of
-    rollouts that lack `both`, the `candidate` alone, the `family` alone, or `neither`. Undefined kappas are null, and
+class NearestCause(TypedDict):
+    """Cohen's kappa of a candidate with each of the `causes`, the `best` of them, its kappa, and its counts of
+    rollouts that lack `both`, the `candidate` alone, the `cause` alone, or `neither`. Undefined kappas are null, and
     so is a best where all are."""
 
     best: str | None
     kappa: float | None
     counts: dict[str, int] | None
-    families: dict[str, float | None]
+    causes: dict[str, float | None]
 
 
 class AgreementWithProgrammatic(TypedDict):
-    """How many rollouts were compared, and the families nearest to each candidate, by id."""
+    """How many rollouts were compared, and the causes nearest to each candidate, by id."""
 
     rollouts: int
-    candidates: dict[str, NearestFamily]
+    candidates: dict[str, NearestCause]
 
 
 def measure_agreement(
@@ -131,42 +131,42 @@ def against_programmatic(
     labels: Sequence[RolloutLabels], rollouts: Sequence[Rollout], tools: list[JsonObject]
 ) -> AgreementWithProgrammatic:
     """What the majority of an analyst's runs finds lacking beside what the programmatic analyst does (those of its
-    families that some rollout lacks), on the labelled rollouts with a reference."""
+    causes that some rollout lacks), on the labelled rollouts with a reference."""
     lacking = majority_verdicts(labels, ("LACKING",))
     compared = [rollout for rollout in rollouts if rollout.reference and rollout.id in lacking]
-    families = _lacking_families(compared, tools)
+    causes = _shown_causes(compared, tools)
     return AgreementWithProgrammatic(
         rollouts=len(compared),
         candidates={
-            slug: _nearest([slug in lacking[rollout.id] for rollout in compared], families)
+            slug: _nearest([slug in lacking[rollout.id] for rollout in compared], causes)
             for slug in sorted({slug for row in labels for slug in row.labels})
         },
     )
 
 
-def _lacking_families(rollouts: Sequence[Rollout], tools: list[JsonObject]) -> dict[str, list[bool]]:
-    """Of each family that some rollout lacks: which rollouts do."""
+def _shown_causes(rollouts: Sequence[Rollout], tools: list[JsonObject]) -> dict[str, list[bool]]:
+    """Of each cause that some rollout lacks: which rollouts do."""
     analyst = ProgrammaticAnalyst()
-    (families,) = analyst.propose([rollouts], tools)
-    labels_of = analyst.label([LabelRequest(0, rollout, families) for rollout in rollouts], tools)
-    return {family.id: [labels[family.id].verdict == "LACKING" for labels in labels_of] for family in families}
+    (causes,) = analyst.propose([rollouts], tools)
+    labels_of = analyst.label([LabelRequest(0, rollout, causes) for rollout in rollouts], tools)
+    return {cause.id: [labels[cause.id].verdict == "LACKING" for labels in labels_of] for cause in causes}
 
 
-def _nearest(candidate: Sequence[bool], families: Mapping[str, Sequence[bool]]) -> NearestFamily:
-    kappas = {slug: cohen_kappa(candidate, family) for slug, family in families.items()}
+def _nearest(candidate: Sequence[bool], causes: Mapping[str, Sequence[bool]]) -> NearestCause:
+    kappas = {slug: cohen_kappa(candidate, cause) for slug, cause in causes.items()}
     defined = {slug: kappa for slug, kappa in kappas.items() if not math.isnan(kappa)}
     best = max(defined, key=lambda slug: defined[slug], default=None)
-    return NearestFamily(
+    return NearestCause(
         best=best,
         kappa=None if best is None else _number(defined[best]),
-        counts=None if best is None else _lack_counts(candidate, families[best]),
-        families={slug: _number(kappa) for slug, kappa in kappas.items()},
+        counts=None if best is None else _lack_counts(candidate, causes[best]),
+        causes={slug: _number(kappa) for slug, kappa in kappas.items()},
     )
 
 
-def _lack_counts(candidate: Sequence[bool], family: Sequence[bool]) -> dict[str, int]:
-    pairs = Counter(zip(candidate, family, strict=True))
-    cases = {"both": (True, True), "candidate": (True, False), "family": (False, True), "neither": (False, False)}
+def _lack_counts(candidate: Sequence[bool], cause: Sequence[bool]) -> dict[str, int]:
+    pairs = Counter(zip(candidate, cause, strict=True))
+    cases = {"both": (True, True), "candidate": (True, False), "cause": (False, True), "neither": (False, False)}
     return {name: pairs[case] for name, case in cases.items()}
 
 

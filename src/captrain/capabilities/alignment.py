@@ -61,14 +61,19 @@ class Toolbox:
     """What the schemas tell of the tools: `keys` are the argument names that are all some look-up needs to be told,
     and that other tools take too."""
 
-    def __init__(self, tools: Iterable[JsonObject]) -> None:
+    def __init__(self, tools: Iterable[JsonObject], kinds: Mapping[str, Kind] | None = None) -> None:
+        self.kinds: dict[str, Kind] = {**(kinds or {})}
         functions = [tool["function"] for tool in tools]
         self.schemas: dict[str, JsonObject] = {
             function["name"]: function.get("parameters") or {} for function in functions
         }
         shared = Counter(name for schema in self.schemas.values() for name in schema.get("properties", {}))
-        required = [schema.get("required", []) for name, schema in self.schemas.items() if kind_of(name) == "read"]
+        required = [schema.get("required", []) for name, schema in self.schemas.items() if self.kind(name) == "read"]
         self.keys = frozenset(names[0] for names in required if len(names) == 1 and shared[names[0]] > 1)
+
+    def kind(self, tool: str) -> Kind:
+        """What calling a tool does."""
+        return self.kinds.get(tool) or kind_of(tool)
 
     def accepts(self, tool: str, arguments: Mapping[str, object]) -> bool:
         """Whether the tool exists and the argument names are those of its schema."""
@@ -233,7 +238,7 @@ def acts_of(messages: Sequence[Message], toolbox: Toolbox) -> list[Act]:
                 Act(
                     index,
                     tool,
-                    kind_of(tool),
+                    toolbox.kind(tool),
                     record,
                     content,
                     failed,
@@ -242,6 +247,35 @@ def acts_of(messages: Sequence[Message], toolbox: Toolbox) -> list[Act]:
                 )
             )
     return acts
+
+
+def _flowing(acts: Sequence[Act]) -> dict[str, set[str]]:
+    """By tool of a write for which schemas tell no key: the arguments whose values flow into it from a look-up before,
+    under one name. They name the record, however many arguments the look-up takes."""
+    flowing: dict[str, set[str]] = {}
+    for act in acts:
+        if act.kind != "write" or act.record:
+            continue
+        for lookup in acts:
+            if lookup.kind == "read" and lookup.message < act.message:
+                names = {name for name, value in act.content.items() if isinstance(value, str) and value}
+                shared = {name for name in names if act.content[name] == lookup.content.get(name)}
+                flowing.setdefault(act.tool, set()).update(shared)
+    return flowing
+
+
+def _keyed(acts: Sequence[Act], flowing: Mapping[str, set[str]]) -> list[Act]:
+    """Calls with their records by the values that flow, too."""
+    names = set().union(*flowing.values())
+    if not names:
+        return [*acts]
+    keyed = []
+    for act in acts:
+        keys = flowing.get(act.tool, set()) if act.kind == "write" else names
+        record = {name: value for name, value in act.content.items() if name in keys}
+        content = {name: value for name, value in act.content.items() if name not in record}
+        keyed.append(replace(act, record={**act.record, **record}, content=content))
+    return keyed
 
 
 def _goal(act: Act, reference: Sequence[Act], user: str) -> Pair:
@@ -314,9 +348,12 @@ class Story:
     """
 
     def __init__(self, rollout: Rollout, toolbox: Toolbox) -> None:
+        self.toolbox = toolbox
         self.messages, self.reference = rollout.messages, rollout.reference
         self.has_reference = bool(self.reference)
-        self.acts, self.expected = acts_of(self.messages, toolbox), acts_of(self.reference, toolbox)
+        acts, expected = acts_of(self.messages, toolbox), acts_of(self.reference, toolbox)
+        flowing = _flowing(expected or acts)
+        self.acts, self.expected = _keyed(acts, flowing), _keyed(expected, flowing)
         self.user = "\n".join(text_of(m.get("content") or "") for m in self.messages if m["role"] == "user")
         goals = [_goal(act, self.expected, self.user) for act in self.expected if act.kind == "write"]
         self.writes = [act for act in self.acts if act.kind == "write" and not act.failed]

@@ -1,7 +1,6 @@
-"""How a rollout can go wrong in what it looks up, in what it says and how it ends, beside its reference: finders.
+"""Finders of causes in what a rollout calls, says and how it ends, beside its reference.
 
-Each yields one finding for each occasion on which a rollout exercised its family; which is charged with what is said in
-`captrain.capabilities.families`.
+Each yields one finding for each occasion; which is charged with what is said in `captrain.capabilities.registry`.
 """
 
 import re
@@ -28,23 +27,7 @@ SHORT = 2
 """Characters of a value that is likely to stand inside another one."""
 
 
-def initial_lookup(story: Story, values: Vocabulary) -> Iterator[Finding]:
-    """The reference's first look-up takes arguments that the user states. Another one that finds something is no worse;
-    none before a write is the matter of `precondition_verification`, and where nothing is to be done or told none is
-    needed."""
-    expected = next((act for act in story.expected if act.kind == "read"), None)
-    if expected is None or not says(story.user, expected.arguments):
-        return
-    first = next((act for act in story.acts if act.kind == "read"), None)
-    has_purpose = story.pairs or story.informs or story.expected_final
-    if first is None and (story.writes or not has_purpose):
-        return
-    wrong = first is None or (first.failed and not _fruitless(story, first))
-    evidence = f"first look-up {first or 'missing'}" + (f", expected {expected}" if wrong else "")
-    yield Finding(wrong, evidence, first.message if first else story.last, (expected.tool,), tuple(expected.arguments))
-
-
-def valid_calls(story: Story, values: Vocabulary) -> Iterator[Finding]:
+def invalid_calls(story: Story, values: Vocabulary) -> Iterator[Finding]:
     """The rollout calls tools, or tries to."""
     for index, message in enumerate(story.messages):
         if is_malformed(message):
@@ -64,18 +47,22 @@ def _fruitless(story: Story, act: Act) -> bool:
     return is_reference_call or is_miss
 
 
-def closing(story: Story, values: Vocabulary) -> Iterator[Finding]:
-    """Every rollout comes to an end. A hand-over that is missing is the matter of `escalation`; one that is not due is
-    no closing, where the reference shows how to end."""
-    handover, due = handover_of(story.acts), handover_of(story.expected)
-    if handover is not None and due is None and story.expected_final is None:
-        return
-    if handover is not None:
-        evidence = f"ends with {handover}" + ("" if due else ", which was not due")
-        yield Finding(due is None, evidence, handover.message, (handover.tool,))
-    else:
+def last_words(story: Story, values: Vocabulary) -> Iterator[Finding]:
+    """Every rollout comes to an end, unless it hands over."""
+    if handover_of(story.acts) is None:
         cut = story.final is None
         yield Finding(cut, "is cut off without a last message" if cut else "ends with a message", story.last)
+
+
+def hand_over(story: Story, values: Vocabulary) -> Iterator[Finding]:
+    """The reference hands nothing over, and all that it changes is changed: what is not is the matter of
+    `missing_writes`."""
+    handover, is_due = handover_of(story.acts), handover_of(story.expected) is not None
+    is_left_out = any(pair.write is None for pair in story.pairs)
+    if is_due or is_left_out or not (story.expected_final or story.pairs):
+        return
+    evidence = f"ends with {handover}, which was not due" if handover else "nothing was handed over"
+    yield Finding(handover is not None, evidence, handover.message if handover else story.last)
 
 
 def escalation(story: Story, values: Vocabulary) -> Iterator[Finding]:
@@ -87,7 +74,7 @@ def escalation(story: Story, values: Vocabulary) -> Iterator[Finding]:
         yield Finding(not handover and not offered, evidence, handover.message if handover else story.last, (due.tool,))
 
 
-def information(story: Story, values: Vocabulary) -> Iterator[Finding]:
+def told_values(story: Story, values: Vocabulary) -> Iterator[Finding]:
     """The reference tells the user values that tools return, or says itself which values must be told."""
     for value in story.informs:
         index = _telling(story, value)
@@ -111,7 +98,7 @@ def _telling(story: Story, value: str) -> int | None:
     return next((place for place, content in words if says(text_of(content or ""), value)), None)
 
 
-def clarification(story: Story, values: Vocabulary) -> Iterator[Finding]:
+def first_question(story: Story, values: Vocabulary) -> Iterator[Finding]:
     """The reference asks the user something before it acts."""
     if len(story.reference) < 2 or not is_reply(story.reference[0]):
         return
@@ -127,7 +114,7 @@ def reply_wording(story: Story, values: Vocabulary) -> Iterator[Finding]:
     """Both close with a message; one that lacks the information asked for is not judged on its wording."""
     if story.final is None or story.expected_final is None:
         return
-    if any(finding.lacking for finding in information(story, values)):
+    if any(finding.lacking for finding in told_values(story, values)):
         return
     missing = sorted(_words(story.expected_final) - _words(story.final) - values.words)
     evidence = f"last message lacks {', '.join(missing)}" if missing else "last message has all words of the reference"

@@ -11,7 +11,7 @@ Milestones build on one another: what comes after an unmet one is not judged, so
 
 from collections.abc import Iterator
 
-from captrain.capabilities.alignment import Act, Finding, Story, is_reply, same, text_of
+from captrain.capabilities.alignment import Act, Finding, Kind, Story, is_reply, same, text_of
 from captrain.capabilities.vocabulary import Vocabulary
 from captrain.records import JsonObject
 
@@ -21,12 +21,21 @@ TOLD_ENOUGH = 0.5
 EXCERPT = 160
 
 
-def needed_calls(story: Story, values: Vocabulary) -> Iterator[Finding]:
-    """A milestone asks for a call of a tool."""
+def milestone_lookups(story: Story, values: Vocabulary) -> Iterator[Finding]:
+    """A milestone asks for a look-up."""
+    return _calls_asked_for(story, "read")
+
+
+def milestone_changes(story: Story, values: Vocabulary) -> Iterator[Finding]:
+    """A milestone asks for a call that changes something."""
+    return _calls_asked_for(story, "write")
+
+
+def _calls_asked_for(story: Story, kind: Kind) -> Iterator[Finding]:
     for milestone, score in _reachable(story):
-        if "tool" in milestone and not _is_minefield(milestone):
+        if "tool" in milestone and not _is_minefield(milestone) and story.toolbox.kind(milestone["tool"]) == kind:
             calls = _calls(story, milestone)
-            # A call that was made but is not the one asked for is the matter of `call_arguments`.
+            # A call that was made but is not the one asked for is the matter of `milestone_arguments`.
             lacking = score < MET and not calls
             message = calls[-1].message if calls else story.last
             yield Finding(
@@ -34,7 +43,7 @@ def needed_calls(story: Story, values: Vocabulary) -> Iterator[Finding]:
             )
 
 
-def call_arguments(story: Story, values: Vocabulary) -> Iterator[Finding]:
+def milestone_arguments(story: Story, values: Vocabulary) -> Iterator[Finding]:
     """A milestone asks for a call of a tool, and the tool was called."""
     for milestone, score in _reachable(story):
         calls = [] if _is_minefield(milestone) else _calls(story, milestone)
@@ -45,7 +54,7 @@ def call_arguments(story: Story, values: Vocabulary) -> Iterator[Finding]:
             yield Finding(score < MET, f"{calls[-1]}{expectation}", calls[-1].message, (calls[-1].tool,), tuple(wrong))
 
 
-def reached_state(story: Story, values: Vocabulary) -> Iterator[Finding]:
+def milestone_states(story: Story, values: Vocabulary) -> Iterator[Finding]:
     """A milestone asks for a state of the records."""
     for milestone, score in _reachable(story):
         if not _is_minefield(milestone) and "tool" not in milestone and "message" not in milestone:
@@ -55,7 +64,7 @@ def reached_state(story: Story, values: Vocabulary) -> Iterator[Finding]:
             yield Finding(lacking, evidence, message)
 
 
-def told_outcome(story: Story, values: Vocabulary) -> Iterator[Finding]:
+def milestone_words(story: Story, values: Vocabulary) -> Iterator[Finding]:
     """A milestone asks for words to the user."""
     replies = [index for index, message in enumerate(story.messages) if is_reply(message)]
     for milestone, score in _reachable(story):
@@ -66,7 +75,7 @@ def told_outcome(story: Story, values: Vocabulary) -> Iterator[Finding]:
             yield Finding(lacking, evidence, replies[-1] if replies else story.last)
 
 
-def withheld_acts(story: Story, values: Vocabulary) -> Iterator[Finding]:
+def minefields(story: Story, values: Vocabulary) -> Iterator[Finding]:
     """A minefield: the task cannot or must not be done, and says which act would show that it was tried."""
     for milestone, score in story.milestones:
         if _is_minefield(milestone):
@@ -99,3 +108,13 @@ def _calls(story: Story, milestone: JsonObject) -> list[Act]:
 def _state(milestone: JsonObject) -> str:
     namespace, values = text_of(milestone.get("namespace") or "state"), milestone.get("values")
     return f"{namespace} {text_of(values)[:EXCERPT]}" if values else namespace
+
+
+BY_MILESTONES = {
+    "missing_lookup": (milestone_lookups,),
+    "wrong_argument": (milestone_arguments,),
+    "missing_write": (milestone_changes, milestone_states),
+    "missing_information": (milestone_words,),
+    "undue_compliance": (minefields,),
+}
+"""The finders of each cause."""

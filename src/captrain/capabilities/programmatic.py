@@ -1,26 +1,22 @@
-"""The programmatic analyst: finds where rollouts diverge from reference solutions, and names the kind of divergence.
+"""The programmatic analyst: finds where rollouts diverge from reference solutions, and names the cause.
 
 It needs no model. It sees what any reader of the logs sees (messages, reference solutions, outcomes, tool schemas), and
 never the task's data (but for a benchmark's own milestones) or how the agent was made. A rollout lacks the capability
-of a family (see `families`) when one occasion went wrong, and without an occasion the label is NA.
+of a cause (see `registry`) when one occasion went wrong, and without an occasion the label is NA.
 """
 
 from collections.abc import Iterable, Sequence
 
 from captrain.capabilities.alignment import Finding, Story, Toolbox, leaves, reports_error, result_of
 from captrain.capabilities.analyst import LabelRequest
-from captrain.capabilities.conversation import information, reply_wording
-from captrain.capabilities.families import FAMILIES, Family
+from captrain.capabilities.registry import KINDS, Kind
 from captrain.capabilities.vocabulary import Vocabulary
 from captrain.config import ModelAccess
 from captrain.records import Capability, JsonObject, Label, Message, Rollout
 
-VALUE_FAMILIES = (information, reply_wording)
-"""Families whose findings depend on the values that references tell users."""
-
 
 class ProgrammaticAnalyst:
-    """Proposes each family that a sample of rollouts gives cause for, and labels rollouts by the families' findings.
+    """Proposes each cause that a sample of rollouts shows, and labels rollouts by its findings.
 
     Args:
         access: unused; every analyst is built with how models are asked.
@@ -32,8 +28,8 @@ class ProgrammaticAnalyst:
         pass
 
     def propose(self, samples: Sequence[Sequence[Rollout]], tools: list[JsonObject]) -> list[list[Capability]]:
-        """The families of which at least one rollout of a sample shows a lack; `details` are the tools and arguments
-        that occasions of the family involve, and the values that references tell users (`values`)."""
+        """The causes that at least one rollout of a sample shows; `details` are the tools and arguments
+        that occasions of the cause involve, and the values that references tell users (`values`)."""
         runs_of: dict[str, tuple[Rollout, list[int]]] = {}
         for run, sample in enumerate(samples):
             for name, rollout in {rollout.id: rollout for rollout in sample}.items():
@@ -58,7 +54,7 @@ class Labeller:
     def labels(self, rollout: Rollout) -> dict[str, Label]:
         """See `ProgrammaticAnalyst.label`."""
         story = Story(rollout, self._toolbox)
-        return {slug: _verdict(FAMILIES[slug], story, values) for slug, values in self._values.items()}
+        return {slug: _verdict(KINDS[slug], story, values) for slug, values in self._values.items()}
 
 
 def propose_drawn(
@@ -83,19 +79,19 @@ def propose_drawn(
     occasions = [_Occasions(vocabularies[entries]) for entries in lists]
     for rollout, places in samples:
         story = Story(rollout, toolbox)
-        for slug, family in FAMILIES.items():
+        for slug, kind in KINDS.items():
             findings = {}
             for run in places:
-                key = id(occasions[run].values) if family.find in VALUE_FAMILIES else 0
+                key = id(occasions[run].values) if kind.by_values else 0
                 if key not in findings:
-                    findings[key] = [*family.find(story, occasions[run].values)]
+                    findings[key] = kind.find(story, occasions[run].values)
                 if findings[key]:
                     occasions[run].add(slug, findings[key])
     return [run_occasions.candidates() for run_occasions in occasions]
 
 
 class _Occasions:
-    """What the rollouts of one run come to, family by family: whether any lacks it, and what occasions involve."""
+    """Occasions of the rollouts of one run, cause by cause: whether any lacks it, and what occasions involve."""
 
     def __init__(self, values: Vocabulary) -> None:
         self.values = values
@@ -111,27 +107,27 @@ class _Occasions:
         self._arguments.setdefault(slug, set()).update(name for finding in findings for name in finding.arguments)
 
     def candidates(self) -> list[Capability]:
-        """The families that some rollout lacks, in their order."""
+        """The causes that some rollout shows, in their order."""
         return [
             Capability(
                 id=slug,
-                name=family.name,
-                description=family.description,
+                name=kind.name,
+                description=kind.description,
                 details={
                     "tools": sorted(self._tools[slug]),
                     "arguments": sorted(self._arguments[slug]),
-                    "values": [*self.values] if family.find in VALUE_FAMILIES else [],
+                    "values": [*self.values] if kind.by_values else [],
                 },
             )
-            for slug, family in FAMILIES.items()
+            for slug, kind in KINDS.items()
             if slug in self._lacking
         ]
 
 
-def _verdict(family: Family, story: Story, values: Vocabulary) -> Label:
-    findings = sorted(family.find(story, values), key=lambda finding: not finding.lacking)
+def _verdict(kind: Kind, story: Story, values: Vocabulary) -> Label:
+    findings = sorted(kind.find(story, values), key=lambda finding: not finding.lacking)
     if not findings:
-        return Label(verdict="NA", evidence=family.absent)
+        return Label(verdict="NA", evidence=kind.absent)
     first = findings[0]
     return Label(verdict="LACKING" if first.lacking else "PRESENT", evidence=first.evidence, message=first.message)
 

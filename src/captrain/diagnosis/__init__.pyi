@@ -1,4 +1,3 @@
-from .cause import KINDS as KINDS
 from .diagnosis import Diagnosis as Diagnosis
 from .diagnosis import diagnose as diagnose
 from .explained import Explained as Explained

@@ -5,29 +5,23 @@ simulated user, who has a script; a value that the user chose is no wrong argume
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from captrain.capabilities import (
+    BY_MILESTONES,
+    SIMULATOR,
     Act,
-    Finding,
     Pair,
-    Story,
     Vocabulary,
-    call_arguments,
     differing,
-    kind_of,
     leaves,
-    needed_calls,
-    reached_state,
     same,
     says,
     text_of,
-    told_outcome,
-    withheld_acts,
 )
 from captrain.diagnosis.book import objects
 from captrain.diagnosis.case import Case, is_named, plain
-from captrain.diagnosis.cause import SIMULATOR, Cause, quoted
+from captrain.diagnosis.cause import Cause, quoted
 from captrain.diagnosis.clauses import violations
 from captrain.diagnosis.omissions import denials, stems_of, waiver
 from captrain.records import JsonObject
@@ -300,22 +294,8 @@ def _price_of(record: JsonObject, act: Act) -> float | None:
 def milestones(case: Case) -> Iterator[Cause]:
     """The first milestone of a benchmark that was not met: a call, its arguments, a state, or words to the user; and
     acts that were to be left out."""
-    for kind, find in MILESTONES:
-        for finding in find(case.story, Vocabulary(())):
-            if finding.lacking:
-                tools, arguments = finding.tools, finding.arguments
-                yield Cause(kind(finding), finding.message, finding.evidence, "high", False, tools, arguments)
-                break
-
-
-def _call_kind(finding: Finding) -> str:
-    return "missing_lookup" if finding.tools and kind_of(finding.tools[0]) == "read" else "missing_write"
-
-
-MILESTONES: tuple[tuple[Callable[[Finding], str], Callable[[Story, Vocabulary], Iterator[Finding]]], ...] = (
-    (_call_kind, needed_calls),
-    (lambda finding: "wrong_argument", call_arguments),
-    (lambda finding: "missing_write", reached_state),
-    (lambda finding: "missing_information", told_outcome),
-    (lambda finding: "undue_compliance", withheld_acts),
-)
+    for kind, finders in BY_MILESTONES.items():
+        findings = [finding for find in finders for finding in find(case.story, Vocabulary(())) if finding.lacking]
+        for finding in findings[:1]:
+            tools, arguments = finding.tools, finding.arguments
+            yield Cause(kind, finding.message, finding.evidence, "high", False, tools, arguments)

@@ -13,9 +13,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from captrain.capabilities import SelectionAccount, select_by_verdicts
+from captrain.capabilities import SUSPECT, SelectionAccount, select_by_verdicts
 from captrain.config import Selection
-from captrain.diagnosis.cause import SUSPECT
 from captrain.diagnosis.contrast import label_causes
 from captrain.diagnosis.explained import Explained, Explanations, Standing, explain_logs
 from captrain.diagnosis.streaming import StreamedLabels

@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from captrain.capabilities import Story, Toolbox, acts_of
+from captrain.capabilities import KINDS, SIMULATOR, Story, Toolbox, acts_of
 from captrain.contract import calls_of
 from captrain.diagnosis.book import RecordBook
 from captrain.diagnosis.case import Case, Setting
-from captrain.diagnosis.cause import KINDS, SIMULATOR, Cause, Confidence
+from captrain.diagnosis.cause import Cause, Confidence
 from captrain.diagnosis.explanation import explain
 from captrain.diagnosis.outcomes import OutcomeTally
 from captrain.interop import Logs

@@ -8,9 +8,9 @@ one is secondary. With a suspect reference only what holds by itself is charged 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from captrain.capabilities import slip_of
+from captrain.capabilities import KINDS, SIMULATOR, SUSPECT, slip_of
 from captrain.diagnosis.case import Case
-from captrain.diagnosis.cause import KINDS, SIMULATOR, SUSPECT, Cause
+from captrain.diagnosis.cause import Cause
 from captrain.diagnosis.conduct import (
     fabricated_facts,
     invalid_calls,
@@ -84,12 +84,12 @@ class Explanation:
     @property
     def of_agent(self) -> tuple[Cause, ...]:
         """The causes that are the agent's."""
-        return tuple(cause for cause in self.causes if KINDS[cause.kind].of_agent)
+        return tuple(cause for cause in self.causes if cause.of_agent)
 
     @property
     def spoilt(self) -> Cause | None:
         """The primary cause, where it is not the agent's: the rollout says nothing of it."""
-        return self.primary if self.primary and not KINDS[self.primary.kind].of_agent else None
+        return self.primary if self.primary and not self.primary.of_agent else None
 
 
 def _is_of_loop(cause: Cause, repeated: set[str]) -> bool:
@@ -118,7 +118,7 @@ def explain(case: Case) -> Explanation:
     end = abandoned(case) if slip is None else Cause(SIMULATOR, slip[0], slip[1], inherent=False)
     if end is not None:
         causes.append(end)
-        if all(cause.kind in OMISSIONS or not KINDS[cause.kind].of_agent for cause in causes):
+        if all(cause.kind in OMISSIONS or not cause.of_agent for cause in causes):
             causes = [cause for cause in causes if cause.kind not in OMISSIONS]
     elif not against:
         # Who leaves early may leave before the look-up.

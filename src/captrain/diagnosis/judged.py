@@ -101,10 +101,10 @@ def judge(
 
 
 def judged_summary(judgement: Judged, access: ModelAccess) -> list[Table | str]:
-    """What the command prints: the ranking, the families nearest to each candidate, what was asked, what is amiss."""
+    """What the command prints: the ranking, the causes nearest to each candidate, what was asked, what is amiss."""
     nearest = judgement.agreement.get("programmatic", {}).get("candidates", {})
     lines = [
-        f"{slug}: nearest programmatic family {entry['best']}, kappa {entry['kappa']:.2f}"
+        f"{slug}: nearest cause {entry['best']}, kappa {entry['kappa']:.2f}"
         for slug, entry in nearest.items()
         if entry["best"] is not None and entry["kappa"] is not None
     ]

@@ -5,11 +5,11 @@ from collections import Counter
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from captrain.capabilities import LACKING, PRESENT
+from captrain.capabilities import LACKING, PRESENT, SUSPECT
 from captrain.config import redacted
 from captrain.contract import calls_of
 from captrain.diagnosis.advice import Advice
-from captrain.diagnosis.cause import KINDS, SUSPECT
+from captrain.diagnosis.cause import KINDS
 from captrain.diagnosis.diagnosis import LIST_LENGTH, Diagnosis, shares
 from captrain.diagnosis.explained import Explained
 from captrain.diagnosis.figures import figure_line

@@ -7,10 +7,10 @@ refusal of what was due, and the calls for one that closed the record, before it
 import re
 from collections.abc import Iterator
 
-from captrain.capabilities import Act, differing, leaves, same, says, text_of
+from captrain.capabilities import SIMULATOR, Act, differing, leaves, same, says, text_of
 from captrain.diagnosis.book import objects
 from captrain.diagnosis.case import IDENTIFIER, REFUSAL, Case, plain
-from captrain.diagnosis.cause import SIMULATOR, Cause, quoted
+from captrain.diagnosis.cause import Cause, quoted
 from captrain.diagnosis.clauses import violations
 
 HARD = re.compile(r"\b(not|unable|unfortunately)\b|n[’']t\b|\bcannot\b")

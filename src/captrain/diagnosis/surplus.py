@@ -3,10 +3,10 @@
 import re
 from collections.abc import Iterator
 
-from captrain.capabilities import Act, differing, leaves, same, says, text_of
+from captrain.capabilities import SIMULATOR, Act, differing, leaves, same, says, text_of
 from captrain.diagnosis.book import objects
 from captrain.diagnosis.case import Case, is_named, plain
-from captrain.diagnosis.cause import SIMULATOR, Cause, quoted
+from captrain.diagnosis.cause import Cause, quoted
 from captrain.diagnosis.clauses import violations
 from captrain.diagnosis.omissions import SENTENCE, stems_of
 

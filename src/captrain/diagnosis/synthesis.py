@@ -3,11 +3,9 @@
 Briefs, synthesizers and passports are the pipeline's (`captrain.environments`); what differs is where the evidence is
 from. The target is the project's benchmark where it offers the tools that the logs show; a program then derives the
 environment from it. Logs of anything else need the tools' schemas and a language model, and their own tasks stand for
-those that an environment must not repeat. A cause of a diagnosis says what went wrong, and a program wants to know
-which step of a solution to ask for: so a cause is trained as the family of divergence that its failures show most.
+those that an environment must not repeat.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,10 +13,8 @@ from pathlib import Path
 from typing import Literal
 
 from captrain.benchmarks import load_benchmark
-from captrain.capabilities import LabelRequest, ProgrammaticAnalyst
 from captrain.config import Component, ModelAccess, Spec, alternatives, build, compose_spec, find_project, shipped
 from captrain.contract import Target, calls_of
-from captrain.diagnosis.cause import KINDS
 from captrain.diagnosis.cost import PER_TOKEN, AskingCost, priced
 from captrain.diagnosis.diagnosis import Diagnosis
 from captrain.diagnosis.logged_tasks import LoggedTasks
@@ -49,20 +45,6 @@ CHARACTERS, LONGEST = 24000, 16000
 """Of all examples together, and as many of the system prompt; tokens of an answer, which holds a whole file."""
 RULES = 9000
 """Characters of a question beside what it shows, about."""
-FAMILIES = {
-    "wrong_argument": ("argument_precision", "derived_arguments", "call_arguments"),
-    "wrong_computation": ("derived_arguments", "call_arguments"),
-    "wrong_record": ("record_selection", "named_record"),
-    "missing_lookup": ("precondition_verification", "initial_lookup"),
-    "unverified_claim": ("precondition_verification", "initial_lookup"),
-    "incomplete_search": ("initial_lookup", "needed_calls"),
-    "missing_write": ("multi_step_completion", "carrying_out", "needed_calls"),
-    "partial_refusal": ("carrying_out", "multi_step_completion"),
-    "wrong_operation": ("operation_choice",),
-    "extra_write": ("no_extra_writes",),
-    "invalid_call": ("valid_calls",),
-}
-"""The families of divergence that a program has environments for, by cause."""
 
 
 @dataclass(frozen=True)
@@ -142,8 +124,7 @@ def possible_writers(evidence: Evidence) -> dict[str, Writer]:
             writers[name] = "model"
         if spec is not None and benchmark is not None:
             with suppress(NoTemplate):
-                family = trained_family(capability, evidence.rollouts, benchmark.tools)
-                program.synthesize(make_brief(family, benchmark.tools, evidence.rollouts, spec.benchmark), [])
+                program.synthesize(make_brief(capability, benchmark.tools, evidence.rollouts, spec.benchmark), [])
                 writers[name] = "program"
     return writers
 
@@ -204,34 +185,9 @@ def order_synthesis(
     target = benchmark or _target_of_logs(evidence)
     tests = spec.evaluation.tasks if benchmark else target.size("test") or 0
     standard = make_standard(target, tests, spec.environments)
-    if not model and name in KINDS:
-        capability = trained_family(capability, evidence.rollouts, target.tools)
     component = spec.benchmark if benchmark else None
     brief = make_brief(capability, target.tools, evidence.rollouts, component)
     return SynthesisOrder(spec, brief, standard, _synthesizer(model, access), model)
-
-
-def trained_family(capability: Capability, rollouts: Sequence[Rollout], tools: list[JsonObject]) -> Capability:
-    """The family of divergence that a program trains for a cause: of those that come into question, the one that most
-    of its examples lack.
-
-    Raises:
-        NoTemplate: none comes into question, or no example lacks one.
-    """
-    names = FAMILIES.get(capability.id, ())
-    examples = [rollout for rollout in rollouts if rollout.id in capability.examples and rollout.reference]
-    analyst = ProgrammaticAnalyst()
-    [candidates] = analyst.propose([examples], tools) if names and examples else [[]]
-    families = {family.id: family for family in candidates if family.id in names}
-    labels = analyst.label([LabelRequest(0, rollout, [*families.values()]) for rollout in examples], tools)
-    lacking = Counter(slug for row in labels for slug, label in row.items() if label.verdict == "LACKING")
-    if not lacking:
-        raise NoTemplate(
-            f"a program derives no environment for {capability.id}: no solution of its examples has a step for it",
-            "name a language model by --model",
-        )
-    family = max(names, key=lambda slug: lacking[slug])
-    return families[family].model_copy(update={"examples": capability.examples})
 
 
 def synthesis_cost(order: SynthesisOrder, access: ModelAccess) -> AskingCost:

@@ -3,8 +3,8 @@ for those of ours that run in workers and have reference solutions.
 
 A written file holds the source of the benchmark's module, whole, and after it what narrows it: the target's own
 training tasks whose reference exercises the capability, and a reward of which half is that step's. The step, and how it
-is broken, follow from the family of the capability (`captrain.capabilities`): an argument with another value, an
-operation left out, a look-up not made. So tools, world and user are the target's by construction.
+is broken, stand in the registry of causes (`captrain.capabilities`): an argument with another value, an operation left
+out, a look-up not made. So tools, world and user are the target's by construction.
 
 A benchmark in workers has its world in packages that no file can hold. There the file is what narrows alone, text of
 ours to the byte (`own_text`), which names the benchmark and is given its client when it is opened (`worlds`).
@@ -20,45 +20,20 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
-from typing import Literal, NamedTuple
 
 from captrain.benchmarks import declared_absences
-from captrain.capabilities import kind_of
+from captrain.capabilities import KINDS, Step, Toolbox, acts_of, kind_of
 from captrain.config import Component
 from captrain.environments.own_text import DERIVED, IMPORTS, IN_WORKERS, MARK
 from captrain.environments.passport import TRANSFER, failed_tool
 from captrain.environments.synthesizer import Attempt, Brief, NoTemplate
 from captrain.errors import UserError
 
-Kind = Literal["several", "order", "look-up", "write", "argument"]
 SEARCHED = 50
 """So many training tasks are looked through for one that exercises the capability, where there is no end to them."""
 UNBOUNDED = 10_000
 
 
-class Step(NamedTuple):
-    """What of a reference is a capability's: which calls, and of arguments whether the user says them."""
-
-    kind: Kind
-    by_user: bool | None = None
-
-
-STEPS = {
-    "precondition_verification": Step("order"),
-    "record_selection": Step("argument", by_user=False),
-    "named_record": Step("argument", by_user=True),
-    "argument_precision": Step("argument", by_user=True),
-    "derived_arguments": Step("argument", by_user=False),
-    "call_arguments": Step("argument"),
-    "multi_step_completion": Step("several"),
-    "carrying_out": Step("write"),
-    "needed_calls": Step("write"),
-    "operation_choice": Step("write"),
-    "no_extra_writes": Step("write"),
-    "valid_calls": Step("argument"),
-    "initial_lookup": Step("look-up"),
-}
-"""Capabilities of the programmatic analyst that are found in calls."""
 REMEDY = "choose synthesizer=openai, or write a synthesizer of your own (docs/house.md)"
 
 
@@ -101,17 +76,18 @@ def derive(brief: Brief, benchmark: Component, attempts: Sequence[Attempt]) -> s
     """The text of an environment file.
 
     Args:
-        brief: what is asked for; its capability is a family of the programmatic analyst.
+        brief: what is asked for; its capability is a cause of the registry.
         benchmark: the target.
         attempts: earlier ones: a base that found them too hard or too easy gets shorter or longer tasks, and where too
             few tasks held the steps that failed in the evidence, only those are left that hold one.
 
     Raises:
-        NoTemplate: the family is not found in calls.
+        NoTemplate: the cause is not found in calls.
         UserError: the benchmark stands on more than its file.
     """
     capability = brief.capability
-    if capability.id not in STEPS:
+    kind = KINDS.get(capability.id)
+    if kind is None or kind.step is None:
         raise NoTemplate(
             f"no environment can be derived for {capability.id}: it is not found in calls of a reference", REMEDY
         )
@@ -120,7 +96,7 @@ def derive(brief: Brief, benchmark: Component, attempts: Sequence[Attempt]) -> s
     if benchmark.target not in IN_WORKERS:
         source, target = _source(benchmark)
         body = _without_docstring(source)
-    step = STEPS[capability.id]
+    step = _shown(kind.step, brief)
     least, most = _lengths(brief, attempts)
     settings = {
         "name": capability.id,
@@ -174,6 +150,18 @@ def _without_docstring(source: str) -> str:
     if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
         return "\n".join(source.splitlines()[first.end_lineno :]) + "\n"
     return source
+
+
+def _shown(step: Step, brief: Brief) -> Step:
+    """The step as the references of the examples have it: where most make a single change, that one may be left out as
+    well as one of several; and where most make none, a look-up comes before no change."""
+    toolbox = Toolbox(brief.tools)
+    references = [acts_of(rollout.reference, toolbox) for rollout in brief.examples if rollout.reference]
+    counts = sorted(sum(act.kind == "write" for act in acts) for acts in references)
+    median = counts[len(counts) // 2] if counts else 2
+    if step.kind == "several" and median < 2:
+        return step._replace(kind="write")
+    return step._replace(kind="look-up") if step.kind == "order" and median < 1 else step
 
 
 def _lengths(brief: Brief, attempts: Sequence[Attempt]) -> tuple[int, int]:

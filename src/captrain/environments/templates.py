@@ -21,19 +21,19 @@ from captrain.environments.own_text import WORLD
 from captrain.environments.synthesizer import Attempt, Brief, NoTemplate
 from captrain.records import plain
 
-FAMILIES = ("precondition_verification", "record_selection", "multi_step_completion", "argument_precision")
+DEFICITS = ("missing_lookup", "wrong_record", "missing_write", "wrong_argument")
 """What the embedded base lacks."""
-CONTROLS = ("carrying_out", "named_record", "no_extra_writes", "reply_wording", "valid_calls")
+CONTROLS = ("extra_write", "reply_wording", "invalid_call")
 """What a diagnosis may propose and reject: controls train it all the same."""
-PAIRS = tuple("+".join(pair) for pair in combinations(sorted(FAMILIES), 2))
+PAIRS = tuple("+".join(pair) for pair in combinations(sorted(DEFICITS), 2))
 """Two capabilities in every task."""
 PARTS = {
-    **{name: ("frame", name) for name in FAMILIES},
+    **{name: ("frame", name) for name in DEFICITS},
     **{name: ("frame", "named", name) for name in CONTROLS},
     **{name: ("frame", "pair", name) for name in PAIRS},
 }
 """The templates that a file is made of, by capability."""
-ANY_OPERATION = ("record_selection", "multi_step_completion")
+ANY_OPERATION = ("wrong_record", "missing_write")
 """Capabilities that every operation can ask for."""
 OPERATIONS_OF = {
     "wrap_order": ("wrap",),
@@ -71,7 +71,7 @@ class TemplateSynthesizer:
         if capability.id not in PARTS:
             raise NoTemplate(
                 f"no template trains the capability {capability.id}",
-                f"the templates know {', '.join(PARTS)}; tighten selection, or choose another synthesizer",
+                f"the templates know {', '.join(PARTS)}; tighten selection, or let a language model write it (synthesizer=openai, or --model)",
             )
         package = files("captrain")
         _, _, world = package.joinpath(WORLD).read_text().partition('\n"""\n')

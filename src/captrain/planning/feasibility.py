@@ -13,8 +13,8 @@ from captrain.planning.estimate import Estimate
 from captrain.records import Split
 
 PROGRAMMATIC = "captrain.capabilities.programmatic.ProgrammaticAnalyst"
-UNAIDED = ("valid_calls", "closing")
-"""Families of the programmatic analyst that need no reference solution."""
+UNAIDED = ("invalid_call", "premature_stop")
+"""Causes that the programmatic analyst finds without a reference solution."""
 TEMPLATES = "captrain.environments.templates.TemplateSynthesizer"
 
 
@@ -174,7 +174,7 @@ def warnings(estimate: Estimate, money: float | None) -> list[str]:
     texts += absences.values()
     if "reference" in absences and spec.analyst.target == PROGRAMMATIC:
         texts.append(
-            f"without references the programmatic analyst has the families {' and '.join(UNAIDED)} alone: "
+            f"without references the programmatic analyst finds {' and '.join(UNAIDED)} alone: "
             "analyst=openai has no such bounds"
         )
     if estimate.served and spec.benchmark.settings().get("user", "") is None:

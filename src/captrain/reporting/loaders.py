@@ -71,7 +71,7 @@ def load_selection(root: Root = ".") -> pd.DataFrame:
     that retain it, and why it was selected or rejected.
 
     >>> captrain.load_selection()[["id", "gap"]].values.tolist()
-    [['record_selection', 0.5]]
+    [['wrong_record', 0.5]]
     """
     return pd.DataFrame(read_selection(Path(root) / "results")["candidates"]).drop(columns="per_run", errors="ignore")
 
@@ -80,7 +80,7 @@ def load_capabilities(root: Root = ".") -> list[Capability]:
     """The capabilities that were selected, best first.
 
     >>> [one.id for one in captrain.load_capabilities()]
-    ['record_selection']
+    ['wrong_record']
     """
     return load(Path(root) / "results/capabilities/capabilities.jsonl", Capability)
 
@@ -89,7 +89,7 @@ def load_passports(root: Root = ".") -> dict[str, Passport]:
     """The passport of every environment by its capability, passed or not.
 
     >>> {name: passport.passed for name, passport in captrain.load_passports().items()}
-    {'record_selection': True}
+    {'wrong_record': True}
     """
     folder = _required(root, "results/environments", "environments")
     passports = [read_json(path, Passport) for path in sorted(folder.glob("*.passport.json"))]
@@ -100,7 +100,7 @@ def load_adapters(root: Root = ".") -> pd.DataFrame:
     """What there is to act with, one row each: stage, name, digest, path, rollouts, discarded.
 
     >>> captrain.load_adapters()[["stage", "name"]].values.tolist()
-    [['adapters', 'record_selection']]
+    [['adapters', 'wrong_record']]
     """
     rows = [
         {"stage": stage, "name": name, **row.model_dump(exclude_unset=True)}
@@ -132,7 +132,7 @@ def load_routes(root: Root = ".") -> pd.DataFrame:
     """One row a task: task, kind, the arm that each router chooses, and the configured one's (`chosen`).
 
     >>> captrain.load_routes()["chosen"].tolist()
-    ['record_selection']
+    ['wrong_record']
     """
     return _table(_required(root, "results/routes/routes.csv", "routes"))
 
@@ -143,7 +143,7 @@ def load_outcomes(root: Root = ".", rollouts: Sequence[Rollout] | None = None) -
     is named by its digest. `rollouts` are those of the evaluation where they were read already.
 
     >>> captrain.load_outcomes().pivot(index="task", columns="arm", values="reward").to_dict("records")
-    [{'base': 0.0, 'record_selection': 1.0}]
+    [{'base': 0.0, 'wrong_record': 1.0}]
     """
     arms = Arms(Path(root))
     rollouts = load_rollouts(root, "evaluation") if rollouts is None else rollouts

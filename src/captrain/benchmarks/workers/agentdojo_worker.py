@@ -21,6 +21,8 @@ import datetime
 import hashlib
 import importlib.metadata
 import inspect
+import json
+import operator
 import sys
 import time
 import types
@@ -48,15 +50,50 @@ stand_in("agentdojo.agent_pipeline.llms")
 stand_in("agentdojo.agent_pipeline.llms.google_llm", EMPTY_FUNCTION_NAME=NO_TOOL)
 stand_in("agentdojo.logging", Logger=None)
 
+import deepdiff.diff
+
+EXACT = deepdiff.diff.DeepDiff
+
+
+def difference(before, after, **options):
+    """AgentDojo's comparison of worlds, which takes most of a verdict, without what is the same on both sides."""
+    return EXACT(*unlike(before, after), **options)
+
+
+def unlike(before, after):
+    """Two values of a world, without the fields and entries in which they are the same."""
+    if type(before) is not type(after) or not isinstance(before, (dict, BaseModel)):
+        return before, after
+    sides = [dict(side) if isinstance(side, dict) else dict(vars(side)) for side in (before, after)]
+    for key in sides[0].keys() & sides[1].keys():
+        if repr(sides[0][key]) == repr(sides[1][key]):
+            sides[0][key] = sides[1][key] = None
+        else:
+            sides[0][key], sides[1][key] = unlike(sides[0][key], sides[1][key])
+    if isinstance(before, dict):
+        return tuple(sides)
+    copies = copy.copy(before), copy.copy(after)
+    for model, fields in zip(copies, sides):
+        vars(model).update(fields)
+    return copies
+
+
+deepdiff.diff.DeepDiff = difference
+
 import yaml
 from agentdojo.agent_pipeline.tool_execution import tool_result_to_str
 from agentdojo.default_suites.v1.tools import cloud_drive_client, email_client
 from agentdojo.functions_runtime import FunctionCall, FunctionsRuntime
 from agentdojo.task_suite.load_suites import get_suites
+from pydantic import BaseModel
+
+deepdiff.diff.DeepDiff = EXACT
 
 IMPORT_SECONDS = time.perf_counter() - START
 VERSION = "v1.2.2"
 """Of the tasks, as AgentDojo counts: the last of its 0.1.35."""
+VERSIONS = (VERSION, "v1.2.1", "v1.2", "v1.1.2", "v1.1.1", "v1.1", "v1")
+"""That runs in logs may be of, which do not say it."""
 SUITES = {
     name: suite for name, suite in get_suites(VERSION).items() if name in ("workspace", "travel", "banking", "slack")
 }
@@ -79,22 +116,26 @@ class Clock(datetime.datetime):
 for client in (cloud_drive_client, email_client):
     client.datetime = types.SimpleNamespace(**{**vars(datetime), "datetime": Clock})
 
-WORLDS = {}
+WORLDS, ANSWERS = {}, {}
+MOST_ANSWERS = 20_000
+"""Answers of look-ups in replays that are kept."""
 
 
-def world(suite):
-    """A fresh world of a suite, without injections."""
-    if suite not in WORLDS:
-        WORLDS[suite] = SUITES[suite].load_and_inject_default_environment({})
-    return WORLDS[suite].model_copy(deep=True)
+def fresh_world(suite, injections=None):
+    """A fresh world of a suite, without injections where a log does not name any."""
+    key = id(suite), repr(injections)
+    if key not in WORLDS:
+        WORLDS[key] = suite.load_and_inject_default_environment(injections or {})
+    return WORLDS[key].model_copy(deep=True)
 
 
-def task_of(task_id):
-    """A task by suite/name."""
-    suite, _, name = str(task_id).partition("/")
-    if suite not in SUITES or name not in SUITES[suite].user_tasks:
+def task_of(task_id, version=VERSION):
+    """A suite and a task of it, by suite/name."""
+    name, _, task = str(task_id).partition("/")
+    suites = SUITES if version == VERSION else get_suites(version) if version in VERSIONS else {}
+    if name not in SUITES or name not in suites or task not in suites[name].user_tasks:
         raise BadRequest(f"there is no task {task_id!r}")
-    return suite, SUITES[suite].user_tasks[name]
+    return suites[name], suites[name].user_tasks[task]
 
 
 def parts_of(task):
@@ -136,15 +177,16 @@ def with_lists(arguments):
 class Episode(ScriptedEpisode):
     """One task being played."""
 
-    def __init__(self, task_id):
-        self.suite, self.task = task_of(task_id)
+    def __init__(self, task_id, version=VERSION, injections=None):
+        self.suite, self.task = task_of(task_id, version)
+        self.injections = injections
         self.world = self.fresh()
-        self.runtime = FunctionsRuntime(SUITES[self.suite].tools)
-        self.calls, self.rounds, self.answer = [], 0, ""
+        self.runtime = FunctionsRuntime(self.suite.tools)
+        self.calls, self.rounds, self.answer, self.refused = [], 0, "", False
 
     def fresh(self):
         """The world as the task begins."""
-        return self.task.init_environment(world(self.suite))
+        return self.task.init_environment(fresh_world(self.suite, self.injections))
 
     @property
     def system(self):
@@ -154,22 +196,47 @@ class Episode(ScriptedEpisode):
         return [{"role": "user", "content": self.task.PROMPT}]
 
     def tools(self):
-        return [schema_of(tool) for tool in SUITES[self.suite].tools]
+        return [schema_of(tool) for tool in self.suite.tools]
 
     def result(self, tool, arguments):
         """The result of a call as AgentDojo words it."""
+        self.refused = True
         if not isinstance(tool, str) or tool not in self.runtime.functions:
             return f"Invalid tool {str(tool)[:100]} provided."
         if problem := objection(arguments):
             return f"ValidationError: {problem}"
         arguments = with_lists(arguments)
         self.calls.append(FunctionCall(function=tool, args=copy.deepcopy(arguments)))
+        if self.replay is None:
+            result, self.refused = self.run(tool, arguments)
+            return result
+        # To word what many records are takes longer than all else, and replays look the same up over and over.
+        before = self.state()
+        key = tool, json.dumps(arguments, sort_keys=True), before
+        known = ANSWERS.get(key) or self.run(tool, arguments)
+        if len(ANSWERS) < MOST_ANSWERS and self.state() == before:
+            ANSWERS[key] = known
+        result, self.refused = known
+        return result
+
+    def run(self, tool, arguments):
+        """The result of a call, and whether it is a refusal."""
         try:
             with patience():
                 result, error = self.runtime.run_function(self.world, tool, arguments)
-                return error[:LONGEST] if error else tool_result_to_str(result)
+                return (error[:LONGEST], True) if error else (tool_result_to_str(result), False)
         except Exception as error:
-            return f"{type(error).__name__}: {str(error)[:LONGEST]}"
+            return f"{type(error).__name__}: {str(error)[:LONGEST]}", True
+
+    def state(self):
+        return hashlib.sha256(self.world.model_dump_json().encode()).digest()
+
+    def score(self, messages):
+        success, detail = self.success()
+        return {"reward": float(success), "success": success, "parts": {"utility": float(success)}, "detail": detail}
+
+    def refuses(self, result):
+        return self.refused
 
     def take(self, message):
         content = message.get("content")
@@ -239,24 +306,40 @@ def tools():
     return {"tools": list(merged.values())}
 
 
-def evaluate(task_id, messages):
+def evaluate(task_id, messages, **world):
     """Whether the task's `utility` holds after the recorded calls and the agent's last words."""
-    episode = Episode(task_id)
+    episode = Episode(task_id, **world)
     for message in messages:
         if message["role"] == "assistant" and episode.termination is None:
             episode.take(message)
-    success, detail = episode.success()
-    return {"reward": float(success), "success": success, "parts": {"utility": float(success)}, "detail": detail}
+    return episode.score(messages)
 
 
-def reference(task_id):
+def reference(task_id, **world):
     """The calls of the task's `ground_truth` as assistant messages, and what it then answers."""
-    suite, task = task_of(task_id)
-    calls = [(call.function, dict(call.args)) for call in task.ground_truth(task.init_environment(world(suite)))]
-    closing = {"role": "assistant", "content": task.GROUND_TRUTH_OUTPUT or "Done."}
+    episode = Episode(task_id, **world)
+    calls = [(call.function, dict(call.args)) for call in episode.task.ground_truth(episode.world)]
+    closing = {"role": "assistant", "content": episode.task.GROUND_TRUTH_OUTPUT or "Done."}
     return {"messages": [*batches(calls, ROUNDS), closing]}
 
 
+def locate(task_id, messages, passed, injections=None):
+    """The version of the tasks that a run is of: of those with its prompt the one in which its calls return the most of
+    what they have returned there, and which says the same of it; None where no version has the prompt."""
+    prompt = next((message["content"] for message in messages if message["role"] == "user"), None)
+    logged = [message["content"] for message in messages if message["role"] == "tool"]
+    versions = {}
+    for version in VERSIONS:
+        with suppress(BadRequest):
+            episode = Episode(task_id, version, injections)
+            if prompt == episode.task.PROMPT:
+                spoken = [message for message in messages if message["role"] == "assistant"]
+                results = [reply["content"] for message in spoken for reply in episode.take(message)]
+                versions[version] = sum(map(operator.eq, results, logged)), episode.success()[0] == passed
+    return {"version": max(versions, key=lambda version: versions[version], default=None)}
+
+
 if __name__ == "__main__":
-    operations = (hello, list_tasks, tools, evaluate, reference)
-    serve({**{operation.__name__: operation for operation in operations}, **Episodes(Episode).operations()}, REPLIES)
+    operations = (hello, list_tasks, tools, evaluate, reference, locate)
+    episodes = Episodes(Episode)
+    serve({**{operation.__name__: operation for operation in operations}, **episodes.operations()}, REPLIES)

@@ -19,9 +19,11 @@ import importlib
 import importlib.metadata
 import inspect
 import json
+import pickle
 import sys
 import time
 from pathlib import Path
+from random import Random
 
 START = time.perf_counter()
 
@@ -178,6 +180,17 @@ class Episode(ScriptedEpisode):
 
     def result(self, tool, arguments):
         return self.world.call(tool, arguments)
+
+    def state(self):
+        # A look-up that draws at random moves a generator, and changes nothing that a check or an agent could see.
+        worlds = {name: vars(instance) for name, instance in self.world.instances.items()}
+        return pickle.dumps({n: {k: v for k, v in w.items() if not isinstance(v, Random)} for n, w in worlds.items()})
+
+    def score(self, messages):
+        return evaluate(self.task["id"], messages)
+
+    def refuses(self, result):
+        return result.startswith("Error during execution") or result.startswith('{"error"')
 
     def opening(self):
         return self.user()

@@ -74,6 +74,9 @@ class ScriptedEpisode:
     """The system prompt; "" for none."""
     termination: "str | None" = None
     """Why it ended; None while it goes on."""
+    replay: "list[tuple[str, bool, bool]] | None" = None
+    """Of each call so far its result, whether it was refused, and whether it changed the world; None where nobody asks
+    for it."""
 
     def opening(self) -> "list[Message]":
         """What the user says first."""
@@ -91,12 +94,28 @@ class ScriptedEpisode:
         """What answers an assistant message."""
         raise NotImplementedError
 
+    def state(self) -> object:
+        """The world as something that can be compared; equal worlds give equal states."""
+        raise NotImplementedError
+
+    def refuses(self, result: str) -> bool:
+        """Whether a result is a refusal."""
+        raise NotImplementedError
+
+    def score(self, messages: "list[Message]") -> "dict[str, Any]":
+        """The score of this episode, in which the agent has said these messages."""
+        raise NotImplementedError
+
     def results(self, message: Message) -> "list[Message]":
         """The tool messages that answer the calls of a message, in order."""
-        return [
-            {"role": "tool", "tool_call_id": identity, "name": str(tool), "content": self.result(tool, arguments)}
-            for identity, tool, arguments in calls_of(message)
-        ]
+        replies = []
+        for identity, tool, arguments in calls_of(message):
+            before = self.state() if self.replay is not None else None
+            content = self.result(tool, arguments)
+            if self.replay is not None:
+                self.replay.append((content, self.refuses(content), self.state() != before))
+            replies.append({"role": "tool", "tool_call_id": identity, "name": str(tool), "content": content})
+        return replies
 
     def seen(self, messages: "list[Message]") -> "dict[str, Any]":
         """What our side is told of messages that have come."""
@@ -113,18 +132,18 @@ class Episodes:
     """The open episodes of a worker, and the operations on them.
 
     Args:
-        make: an episode of a task, by the task's id; raises BadRequest where there is no such task.
+        make: an episode of a task, by the task's id and, where a log tells more of its world, by that; raises
+            BadRequest where there is no such task.
     """
 
-    def __init__(self, make: Callable[[str], ScriptedEpisode]) -> None:
+    def __init__(self, make: "Callable[..., ScriptedEpisode]") -> None:
         self.make = make
         self.open: dict[str, ScriptedEpisode] = {}
 
     def operations(self) -> "dict[str, Callable[..., object]]":
         """By name, for `serve`."""
-        return {
-            operation.__name__: operation for operation in (self.reset, self.step, self.idle, self.close, self.stats)
-        }
+        operations = (self.reset, self.step, self.idle, self.replay, self.close, self.stats)
+        return {operation.__name__: operation for operation in operations}
 
     def reset(self, task_id: str, user: str = "scripted") -> "dict[str, Any]":
         """Open a task."""
@@ -150,6 +169,20 @@ class Episodes:
             silence = {"role": "assistant", "content": ""}
             messages = [*messages, silence, *episode.take(silence)]
         return {"messages": messages}
+
+    def replay(self, task_id: str, dialogues: "list[list[Message]]", **world: object) -> "dict[str, Any]":
+        """Assistant messages, played in fresh worlds: what each call led to, and the score."""
+        played = []
+        for messages in dialogues:
+            episode = self.make(task_id, **world)
+            episode.opening()
+            episode.replay = []
+            for message in messages:
+                if episode.termination is None:
+                    episode.take(message)
+            score = episode.score(messages)
+            played.append({"calls": episode.replay, "parts": score["parts"], "passed": score["success"]})
+        return {"replayed": played}
 
     def close(self, episode: str) -> "dict[str, Any]":
         """Drop an episode."""

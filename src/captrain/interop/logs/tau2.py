@@ -30,6 +30,8 @@ from captrain.records import JsonObject, Message, Rollout, file_digest
 NO_VERDICT = ("user_error", "infrastructure_error", "unexpected_error", "timeout")
 """Terminations that say nothing of the agent."""
 SIMULATIONS = "simulations"
+DEFINITION = ("initial_state", "evaluation_criteria")
+"""Of an embedded task: what its world and its check are made of."""
 Actions = tuple[tuple[str | None, str], ...]
 """Names of gold actions, with their arguments as text."""
 
@@ -167,8 +169,8 @@ def _rollout(file: str, index: int, simulation: object, tasks: Tasks, domain: st
 
 
 def _circumstances(task: JsonObject, reason: str, reward_info: JsonObject) -> JsonObject:
-    """What the simulated user was told, the calls it was to make with tools of its own, why the dialogue ended, and
-    what the reward is made of, where that is known."""
+    """What the simulated user was told, the calls it was to make with tools of its own, why the dialogue ended, what
+    the reward is made of, and what its world is opened with, where that is known."""
     scenario = task.get("user_scenario")
     instructions = scenario.get("instructions") if isinstance(scenario, Mapping) else scenario
     parts = instructions.values() if isinstance(instructions, Mapping) else [instructions]
@@ -180,8 +182,9 @@ def _circumstances(task: JsonObject, reason: str, reward_info: JsonObject) -> Js
     ]
     basis = _criteria(task).get("reward_basis") or reward_info.get("reward_basis") or []
     graded = [str(part).lower() for part in basis]
-    entries = (("script", script), ("user_calls", calls), ("ending", reason), ("graded", graded))
-    return {name: value for name, value in entries if value}
+    definition = {name: cleaned(task[name]) for name in DEFINITION if task.get(name) is not None}
+    told = (("script", script), ("user_calls", calls), ("ending", reason), ("graded", graded))
+    return {name: value for name, value in (*told, ("definition", definition)) if value}
 
 
 def _gold_actions(task: JsonObject) -> Actions:

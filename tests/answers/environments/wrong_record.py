@@ -87,7 +87,7 @@ class Shop:
 
 
 class Environment:
-    name = "record_selection"
+    name = "wrong_record"
     tools = TOOLS
 
     def tasks(self, split, count):

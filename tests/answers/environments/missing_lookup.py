@@ -83,7 +83,7 @@ class Conversation:
 
 
 class Environment:
-    name = "precondition_verification"
+    name = "missing_lookup"
     tools = TOOLS
 
     def tasks(self, split, count):

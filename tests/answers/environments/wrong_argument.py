@@ -78,7 +78,7 @@ class Move:
 
 
 class Environment:
-    name = "argument_precision"
+    name = "wrong_argument"
     tools = TOOLS
 
     def tasks(self, split, count):

@@ -80,7 +80,7 @@ class Visit:
 
 
 class Environment:
-    name = "multi_step_completion"
+    name = "missing_write"
     tools = TOOLS
 
     def tasks(self, split, count):

@@ -1,0 +1,214 @@
+"""Worlds that are played in messages: environments of our contract, and benchmarks whose worker plays dialogues."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from captrain.benchmarks.dialogue import Dialogue, key_of
+from captrain.benchmarks.pool import Pool
+from captrain.benchmarks.replay import Kind, Replay, ReplayCall, Replayed
+from captrain.contract import Target, calls_of, closing_episodes
+from captrain.records import JsonObject, Message, Rollout, Task
+
+
+PUNCTUATION = ".,;:!?()-"
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a dialogue led to: of each call that was played its result, whether it was refused, and whether it changed
+    the world (None: nobody can look), and the score."""
+
+    calls: list[tuple[str, bool, bool | None]]
+    parts: dict[str, float]
+    passed: bool
+
+
+class SpokenWorld:
+    """A world whose replays are played as dialogues.
+
+    Args:
+        logged: the rollout's messages.
+        solution: assistant messages of the reference.
+        kinds: what the benchmark declares of its tools.
+    """
+
+    def __init__(self, logged: Sequence[Message], solution: Sequence[Message], kinds: Mapping[str, Kind]) -> None:
+        self.solution, self.kinds = solution, kinds
+        self._dialogue = Dialogue(logged, solution)
+        self.reference = tuple(ReplayCall(*call) for message in solution for call in calls_of(message))
+        self._changes: dict[tuple[str, str], bool] = {}
+
+    def run(self, dialogues: Sequence[Sequence[Message]]) -> list[Run]:
+        """Play assistant messages, each dialogue in a fresh world."""
+        raise NotImplementedError
+
+    @cached_property
+    def owed(self) -> tuple[str, ...]:
+        """The words of the reference's last text without which its calls alone do not pass, found by leaving out."""
+        closing = self.solution[-1].get("content") if self.solution and not calls_of(self.solution[-1]) else ""
+        words = str(closing or "").split()
+        if not words or self._passes(()) or not self._passes((" ".join(words),)):
+            return ()
+        kept, pending = list(range(len(words))), [list(range(len(words)))]
+        while pending:
+            part = pending.pop()
+            rest = [place for place in kept if place not in part]
+            if self._passes(_phrases(words, rest)):
+                kept = rest
+            elif len(part) > 1:
+                pending += [part[: len(part) // 2], part[len(part) // 2 :]]
+        phrases = list(_phrases(words, kept))
+        bare = [phrase.strip(PUNCTUATION) or phrase for phrase in phrases]
+        phrases = bare if self._passes(tuple(bare)) else phrases
+        place = 0
+        while place < len(phrases):  # the values of a list are owed one by one
+            for cut in range(1, len(parts := phrases[place].split())):
+                pieces = [" ".join(parts[:cut]).strip(PUNCTUATION), " ".join(parts[cut:]).strip(PUNCTUATION)]
+                if self._passes((*phrases[:place], *pieces, *phrases[place + 1 :])):
+                    phrases[place : place + 1] = pieces
+                    break
+            place += 1
+        return tuple(phrases)
+
+    def _passes(self, texts: tuple[str, ...]) -> bool:
+        return self.run([self._dialogue.messages(Replay(self.reference, texts))])[0].passed
+
+    def play(self, replays: Sequence[Replay]) -> list[Replayed]:
+        """See `captrain.benchmarks.World.play`."""
+        runs = self.run([self._dialogue.messages(replay) for replay in replays])
+        return [self._replayed(replay, run) for replay, run in zip(replays, runs, strict=True)]
+
+    def _replayed(self, replay: Replay, run: Run) -> Replayed:
+        """A run as what its replay led to; calls that nobody was there to take any more count as refused, and so do
+        those of a user, who has no tools in these worlds."""
+        played = iter(run.calls)
+        answers = [
+            next(played, ("", True, False)) if call.by == "assistant" else ("", True, False) for call in replay.calls
+        ]
+        changed = [
+            not refused and (self._matters(call) if change is None else change)
+            for call, (_, refused, change) in zip(replay.calls, answers, strict=True)
+        ]
+        results, failed = tuple(answer[0] for answer in answers), tuple(answer[1] for answer in answers)
+        return Replayed(results, failed, tuple(changed), run.parts, run.passed)
+
+    def _matters(self, call: ReplayCall) -> bool:
+        """Whether a call changes what the check looks at, in a world that nobody can look into: the reference no longer
+        passes without it, or with it, where it is none of its own."""
+        if self.kinds.get(call.tool) == "read" or not self.reference:
+            return False
+        key = key_of(call)
+        if key not in self._changes:
+            others = tuple(other for other in self.reference if key_of(other) != key)
+            calls = others if len(others) < len(self.reference) else (*self.reference, call)
+            texts = tuple(str(message.get("content") or "") for message in self.solution)
+            runs = self.run([self._dialogue.messages(Replay(entry, texts)) for entry in (self.reference, calls)])
+            self._changes[key] = runs[0].passed and not runs[1].passed
+        return self._changes[key]
+
+    def close(self) -> None:
+        """See `captrain.benchmarks.World.close`: nothing stays open between plays."""
+
+
+class ContractWorld(SpokenWorld):
+    """The world of a task of an environment of our contract.
+
+    Args:
+        target: the environment.
+        task: of it.
+        logged: the rollout's messages.
+        kinds: what is declared of its tools beyond their schemas.
+    """
+
+    def __init__(self, target: Target, task: Task, logged: Sequence[Message], kinds: Mapping[str, Kind]) -> None:
+        super().__init__(logged, target.reference(task), {**annotated(target.tools), **kinds})
+        self._target, self._task = target, task
+
+    def run(self, dialogues: Sequence[Sequence[Message]]) -> list[Run]:
+        """See `SpokenWorld.run`."""
+        return [self._run(messages) for messages in dialogues]
+
+    def _run(self, messages: Sequence[Message]) -> Run:
+        episode = self._target.open(self._task)
+        calls: list[tuple[str, bool, bool | None]] = []
+        with closing_episodes([episode]):
+            record = list(episode.messages)
+            for message in messages:
+                replies, over = episode.step(message)
+                results = [reply for reply in replies if reply["role"] == "tool"]
+                # What ends an episode need not be answered.
+                answers = [(str(result.get("content") or ""), is_refusal(result), None) for result in results]
+                calls += [*answers, *[("", False, None)] * (len(calls_of(message)) - len(answers))]
+                record += [message, *replies]
+                if over:
+                    break
+        score = self._target.score(self._task, record)
+        return Run(calls, score.parts, score.success)
+
+
+class WorkerDialogues(SpokenWorld):
+    """The world of a task whose benchmark's worker plays dialogues.
+
+    Args:
+        pool: its workers.
+        location: of the task, for each request.
+        logged: the rollout's messages.
+    """
+
+    def __init__(self, pool: Pool, location: JsonObject, logged: Sequence[Message]) -> None:
+        self._pool, self._location = pool, location
+        super().__init__(logged, pool.call("reference", **location)["messages"], {})
+
+    def run(self, dialogues: Sequence[Sequence[Message]]) -> list[Run]:
+        """See `SpokenWorld.run`."""
+        answer = self._pool.call("replay", **self._location, dialogues=dialogues)
+        return [Run([tuple(call) for call in e["calls"]], e["parts"], e["passed"]) for e in answer["replayed"]]
+
+
+def _phrases(words: Sequence[str], places: Sequence[int]) -> tuple[str, ...]:
+    """The words at some places; those that stand beside each other stay together."""
+    phrases: list[list[str]] = []
+    for before, place in zip([None, *places], places, strict=False):
+        if before is None or before + 1 != place:
+            phrases.append([])
+        phrases[-1].append(words[place])
+    return tuple(" ".join(phrase) for phrase in phrases)
+
+
+def is_refusal(result: Message) -> bool:
+    """Whether a tool's answer is an error: it says so, or is an object that names one, or begins with the word."""
+    content = str(result.get("content") or "")
+    if result.get("error") is True or content[:5].lower() == "error":
+        return True
+    try:
+        answer = json.loads(content)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(answer, dict) and bool(answer.get("error"))
+
+
+def annotated(tools: Sequence[JsonObject]) -> dict[str, Kind]:
+    """What schemas say of tools by MCP's annotation `readOnlyHint`."""
+    hints = {
+        tool["function"]["name"]: {**tool.get("annotations", {}), **tool["function"].get("annotations", {})}.get(
+            "readOnlyHint"
+        )
+        for tool in tools
+    }
+    return {name: "read" if hint else "write" for name, hint in hints.items() if isinstance(hint, bool)}
+
+
+def found_task(target: Target, rollout: Rollout, most: int) -> Task | None:
+    """The task of an environment that a rollout is of: its own, where the environment has played it, else the one of
+    the same id among so many of each split."""
+    if rollout.environment == target.name:
+        return rollout.task
+    name = rollout.task.id.partition("/")[2]
+    for split in ("discovery", "training", "test"):
+        size = target.size(split)
+        tasks = target.tasks(split, most if size is None else min(size, most))
+        if task := next((task for task in tasks if task.id == name), None):
+            return task
+    return None

