@@ -22,6 +22,8 @@ SHAPES: dict[str, tuple[str, ...]] = {
     "captrain's rollouts": ("task", "policy", "messages", "outcome"),
 }
 """The members by which each is known, the simplest first: it is named where nothing speaks for another."""
+RARITY = {name: 1 / sum(name in shape for shape in SHAPES.values()) for shape in SHAPES.values() for name in shape}
+"""How much a member says of the format that it is in."""
 LIKE = 0.75
 SHOWN = 8
 
@@ -33,11 +35,13 @@ def nearest_shape(members: Collection[str]) -> str:
         return "it looks nearest to chats: a message is a row of its own, where a row holds a list of `messages`"
     lacks = {shape: [name for name in needed if name not in names] for shape, needed in SHAPES.items()}
     close = {shape: [get_close_matches(name, names, 1, LIKE) for name in missing] for shape, missing in lacks.items()}
-    shares = {
-        shape: (len(needed) - len(lacks[shape]) + sum(map(bool, close[shape])) / 2) / len(needed)
+    support = {
+        shape: sum(RARITY[name] for name in {*needed} - {*lacks[shape]})
+        + sum(RARITY[name] for name, match in zip(lacks[shape], close[shape], strict=True) if match) / 2
         for shape, needed in SHAPES.items()
     }
-    shape = max(shares, key=lambda name: shares[name])
+    best = max(SHAPES, key=lambda name: (support[name], -len(lacks[name])))
+    shape = best if support[best] else next(iter(SHAPES))
     like = [f" (it has {match[0]})" if match else "" for match in close[shape]]
     missing = [f"{name}{found}" for name, found in zip(lacks[shape], like, strict=True)]
     if not missing:

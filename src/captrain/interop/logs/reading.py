@@ -19,7 +19,7 @@ from captrain.interop.logs.document import JsonDocument
 from captrain.interop.logs.nearest import nearest_shape
 from captrain.interop.logs.records import RowFormat, first_objects, is_lines
 from captrain.interop.logs.source import MALFORMED, Source, reason_of, schema_of
-from captrain.interop.logs.table import is_table
+from captrain.interop.logs.table import OF_JSON, has_columns, is_table
 from captrain.interop.logs.traces import RunsOf, read_traces
 from captrain.records import JsonObject, Rollout, Spool, plain, require_regular
 
@@ -183,12 +183,20 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
         elif (path / "results.json").exists():
             yield path / "results.json"
         else:
-            files = {file for file in path.rglob("*") if file.suffix in (".json", ".jsonl", ".eval") and file.is_file()}
+            files = {file for file in path.rglob("*") if file.is_file() and _is_of_logs(file)}
             # Harbor's result of a trial stands for no rollout of its own.
             trajectories = [file for file in files if file.name.startswith("trajectory")]
             trials = {folder / RESULT for file in trajectories for folder in (file.parent, file.parent.parent)}
             absolute = {file.absolute() for file in files}  # of scores that are read with their results
             yield from sorted(file for file in files - trials if results_of(file) not in absolute)
+
+
+def _is_of_logs(file: Path) -> bool:
+    """Whether a file of a folder may be one of logs: by its name, and of a table by its columns."""
+    from captrain.interop.logs.chat import MESSAGES
+
+    is_dialogues = file.suffix in (".csv", ".tsv") and has_columns(file, (*MESSAGES, "input"))
+    return file.suffix in OF_JSON or is_dialogues
 
 
 def _read(path: Path, scores: Mapping[str, float]) -> Source:

@@ -3,7 +3,7 @@
 import ast
 import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,6 +25,12 @@ def is_table(path: Path) -> bool:
     with path.open("rb") as file:
         beginning = file.read(1 << 10).removeprefix(b"\xef\xbb\xbf").lstrip()
     return bool(beginning) and beginning[:1] not in (b"{", b"[") and any(ord(sign) in beginning for sign in DELIMITERS)
+
+
+def has_columns(path: Path, names: Collection[str]) -> bool:
+    """Whether a table has one of these columns."""
+    _, row = next(iter(table_rows(path)), ("", None))
+    return isinstance(row, dict) and bool({*names} & {*row})
 
 
 def table_rows(path: Path) -> Iterator[tuple[str, object]]:
