@@ -43,8 +43,8 @@ class NotebookDiagnosis:
     def _summary(self) -> str:
         account, shortage = self.diagnosis.account, self.diagnosis.shortage
         counts = f"{len(self.diagnosis.logs.rollouts)} rollouts, {account.failures} failed"
-        told = f"{counts}, unexplained: {account.unexplained} of {account.failures}"
-        return f"{told}; nothing can be concluded: {shortage}" if shortage else told
+        summary = f"{counts}, unexplained: {account.unexplained} of {account.failures}"
+        return f"{summary}; nothing can be concluded: {shortage}" if shortage else summary
 
     @cached_property
     def rollouts(self) -> list[Explained]:

@@ -17,15 +17,15 @@ HOLDERS = ("messages", "input", "output", "choices", "generations", "message", "
 INSTRUCTIONS = ("instructions", "system")
 
 
-def exchange(asked: object, said: object, *, words: bool = True) -> list[object]:
+def exchange(inputs: object, outputs: object, *, words: bool = True) -> list[object]:
     """The messages of both, once each: a graph's state afterwards holds what it held before.
 
     Args:
-        asked: inputs.
-        said: outputs.
-        words: whether outputs that are words alone are what the assistant said; a step between gives names of steps.
+        inputs: what a traced call was given, any JSON value.
+        outputs: what it gave.
+        words: whether outputs that are words alone are what the assistant says; a step between gives names of steps.
     """
-    before, after = items_of(asked, "user"), items_of(said, "assistant" if words else "")
+    before, after = items_of(inputs, "user"), items_of(outputs, "assistant" if words else "")
     if before and len(after) > len(before) and dialogue_of(after[: len(before)]) == dialogue_of(before):
         return after
     return [*before, *after]
@@ -46,8 +46,8 @@ def items_of(value: object, role: str) -> list[object]:
         return []
     words = next((value[name] for name in INSTRUCTIONS if isinstance(value.get(name), str)), None)
     opening: list[object] = [{"role": "system", "content": words}] if words and role == "user" else []
-    found = (items_of(value[name], role) for name in HOLDERS if value.get(name))
-    items = next((items for items in found if items), [])
+    candidates = (items_of(value[name], role) for name in HOLDERS if value.get(name))
+    items = next((items for items in candidates if items), [])
     return [*opening, *items] if items else []
 
 
@@ -59,24 +59,24 @@ def loaded(value: object) -> object:
         return value
 
 
-def settings_of(asked: object) -> JsonObject:
+def settings_of(inputs: object) -> JsonObject:
     """The request whose messages `items_of` takes: model and tools stand beside them."""
-    value = loaded(asked)
+    value = loaded(inputs)
     return dict(value) if isinstance(value, Mapping) else {}
 
 
 def _recognizes(row: JsonObject) -> bool:
-    said = row.get("response") or row.get("output")
-    is_said = isinstance(said, list) or (isinstance(said, Mapping) and isinstance(said.get("output"), list))
-    return isinstance(row.get("input"), str | list) and is_said
+    outputs = row.get("response") or row.get("output")
+    has_items = isinstance(outputs, list) or (isinstance(outputs, Mapping) and isinstance(outputs.get("output"), list))
+    return isinstance(row.get("input"), str | list) and has_items
 
 
 def _chat_row(row: JsonObject, path: Path) -> JsonObject | str:
     response = row.get("response") if isinstance(row.get("response"), Mapping) else {}
     assert isinstance(response, Mapping)
     settings = {name: row.get(name) or response.get(name) for name in ("instructions", "tools", "model")}
-    asked = {"input": row["input"], "instructions": settings["instructions"]}
-    return {**row, **settings, "messages": exchange(asked, response or row.get("output"))}
+    inputs = {"input": row["input"], "instructions": settings["instructions"]}
+    return {**row, **settings, "messages": exchange(inputs, response or row.get("output"))}
 
 
 RESPONSES = RowFormat("OpenAI Responses items", _recognizes, _chat_row)

@@ -53,8 +53,8 @@ def _records(rows: "Iterable[object] | pd.DataFrame") -> Iterable[object]:
     names = [str(name) for name in frame.columns]
     missing = frame.isna().to_numpy()
     return (
-        {name: loaded(value) for name, value, is_none in zip(names, row, missing[at], strict=True) if not is_none}
-        for at, row in enumerate(frame.itertuples(index=False, name=None))
+        {name: loaded(value) for name, value, is_none in zip(names, row, missing[number], strict=True) if not is_none}
+        for number, row in enumerate(frame.itertuples(index=False, name=None))
     )
 
 

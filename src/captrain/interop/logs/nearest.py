@@ -25,7 +25,7 @@ SHAPES: dict[str, tuple[str, ...]] = {
 RARITY = {name: 1 / sum(name in shape for shape in SHAPES.values()) for shape in SHAPES.values() for name in shape}
 """How much a member says of the format that it is in."""
 LIKE = 0.75
-SHOWN = 8
+MOST = 8
 
 
 def nearest_shape(members: Collection[str]) -> str:
@@ -33,18 +33,18 @@ def nearest_shape(members: Collection[str]) -> str:
     names = sorted(str(name)[:80] for name in members)
     if {"role", "content"} <= {*names} or {"from", "value"} <= {*names}:
         return "it looks nearest to chats: a message is a row of its own, where a row holds a list of `messages`"
-    lacks = {shape: [name for name in needed if name not in names] for shape, needed in SHAPES.items()}
+    lacks = {shape: [name for name in keys if name not in names] for shape, keys in SHAPES.items()}
     close = {shape: [get_close_matches(name, names, 1, LIKE) for name in missing] for shape, missing in lacks.items()}
     support = {
-        shape: sum(RARITY[name] for name in {*needed} - {*lacks[shape]})
+        shape: sum(RARITY[name] for name in {*keys} - {*lacks[shape]})
         + sum(RARITY[name] for name, match in zip(lacks[shape], close[shape], strict=True) if match) / 2
-        for shape, needed in SHAPES.items()
+        for shape, keys in SHAPES.items()
     }
     best = max(SHAPES, key=lambda name: (support[name], -len(lacks[name])))
     shape = best if support[best] else next(iter(SHAPES))
     like = [f" (it has {match[0]})" if match else "" for match in close[shape]]
-    missing = [f"{name}{found}" for name, found in zip(lacks[shape], like, strict=True)]
+    missing = [f"{name}{hint}" for name, hint in zip(lacks[shape], like, strict=True)]
     if not missing:
         return f"it looks nearest to {shape}: its {SHAPES[shape][0]} is of another form"
-    holds = f"; it holds {', '.join(names[:SHOWN])}{' ...' if len(names) > SHOWN else ''}" if names else ""
+    holds = f"; it holds {', '.join(names[:MOST])}{' ...' if len(names) > MOST else ''}" if names else ""
     return f"it looks nearest to {shape}: lacks {', '.join(missing)}{holds}"

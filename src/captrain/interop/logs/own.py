@@ -51,4 +51,4 @@ def tools_beside(path: Path) -> list[object]:
     return schemas if isinstance(schemas, list) else []
 
 
-OWN = RowFormat("captrain's rollouts", _recognizes, _rollout)
+ROLLOUTS = RowFormat("captrain's rollouts", _recognizes, _rollout)

@@ -232,12 +232,12 @@ def _read(path: Path, scores: Mapping[str, float]) -> Source:
             return bfcl.read_bfcl(path)
         except MALFORMED as error:
             raise Unreadable(f"its scores do not read: {reason_of(error)}") from None
-    known = (entry for row in rows for entry in _row_formats() if _holds(entry.recognizes, row))
-    row_format = next(known, None)
+    matches = (entry for row in rows for entry in _row_formats() if _holds(entry.recognizes, row))
+    row_format = next(matches, None)
     if row_format is None and (rows or path.suffix != ".jsonl"):
         raise Unreadable(f"it is of no known format: {nearest_shape(rows[0] if rows else members)}")
     source = chat.read_rows(path, row_format or chat.CHAT)
-    if row_format is own.OWN:
+    if row_format is own.ROLLOUTS:
         schemas = map(schema_of, own.tools_beside(path))
         source.tools.update({schema["function"]["name"]: schema for schema in schemas if schema})
     return source
@@ -268,11 +268,11 @@ def _row_formats() -> tuple[RowFormat, ...]:
     from captrain.interop.logs.chat import CHAT, ITEMS, LANGCHAIN, SHAREGPT
     from captrain.interop.logs.exchange import RESPONSES
     from captrain.interop.logs.nemo_gym import NEMO_GYM
-    from captrain.interop.logs.own import OWN
+    from captrain.interop.logs.own import ROLLOUTS
     from captrain.interop.logs.tau_bench import TAU_BENCH
     from captrain.interop.logs.verifiers import VERIFIERS
 
-    particular = (OWN, VERIFIERS, NEMO_GYM, ATIF, AGENTDOJO, TAU_BENCH)
+    particular = (ROLLOUTS, VERIFIERS, NEMO_GYM, ATIF, AGENTDOJO, TAU_BENCH)
     return (*particular, RESPONSES, LANGCHAIN, SHAREGPT, ITEMS, CHAT)
 
 

@@ -174,8 +174,8 @@ def _circumstances(task: JsonObject, reason: str, reward_info: JsonObject, *, is
     scenario = task.get("user_scenario")
     instructions = scenario.get("instructions") if isinstance(scenario, Mapping) else scenario
     parts = instructions.values() if isinstance(instructions, Mapping) else [instructions]
-    told = [*parts, task.get("ticket")] if is_solo else parts
-    script = "\n".join(part for part in told if isinstance(part, str))
+    texts = [*parts, task.get("ticket")] if is_solo else parts
+    script = "\n".join(part for part in texts if isinstance(part, str))
     calls = [
         {"name": str(action["name"]), "arguments": cleaned(action["arguments"])}
         for action in _criteria(task).get("actions") or []

@@ -69,17 +69,17 @@ def read_traces(path: Path, name: str, runs_of: RunsOf, rewards: Mapping[str, fl
 
     def entries() -> Iterator[tuple[str, Rollout | str]]:
         yield from damages
-        chosen = {trace.place for trace in traces.values()}
+        places = {trace.place for trace in traces.values()}
         for place, run in _runs(path, runs_of):
-            if not isinstance(run, str) and int(place) in chosen:
+            if not isinstance(run, str) and int(place) in places:
                 trace = traces[run.trace]
                 reward = rewards[run.trace] if run.trace in rewards else reward_of(trace.scores)
                 task = run.trace if trace.task is None else trace.task
                 chat = {"messages": run.messages, "model": trace.model or "unknown", "task_id": task, "reward": reward}
-                several = reward if isinstance(reward, str) else None
-                yield f"trace {run.trace}", several or entry_of(partial(chat_rollout, file, int(place), chat))
+                ambiguity = reward if isinstance(reward, str) else None
+                yield f"trace {run.trace}", ambiguity or entry_of(partial(chat_rollout, file, int(place), chat))
         for key, trace in traces.items():
-            if trace.place < 0 and (trace.scores or not any(chosen - {-1})):
+            if trace.place < 0 and (trace.scores or not any(places - {-1})):
                 yield f"trace {key}", "none of its runs holds messages"
 
     return Source(file, {"format": name}, entries(), tools)
@@ -104,9 +104,9 @@ def reward_of(scores: Mapping[str, float]) -> float | str | None:
     """The one score there is, or the one that is named as a reward; of several others the reason why it is none."""
     if len(scores) < 2:
         return next(iter(scores.values()), None)
-    named = next((scores[name] for name in REWARD if name in scores), None)
+    reward = next((scores[name] for name in REWARD if name in scores), None)
     names = ", ".join(sorted(scores)[:5])
-    return f"it has several scores ({names}), and none is named {', '.join(REWARD)}" if named is None else named
+    return f"it has several scores ({names}), and none is named {', '.join(REWARD)}" if reward is None else reward
 
 
 def number_of(value: object) -> float | None:
