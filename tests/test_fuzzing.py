@@ -72,6 +72,35 @@ DOCUMENTS: dict[str, tuple[str, Any]] = {
         "possible_answer": [["f(x=1)", "f(2)"]], "inference_log": [{"begin_of_turn_query": MESSAGES[1:2], "step_0": [
             {"role": "assistant", "content": [{"f": "{}"}]}, {"role": "tool", "content": "1"},
             {"role": "handler_log", "model_response_decoded": ["f(x=3)"]}]}]}]),
+    "responses": ("log.jsonl", {"input": "Hi", "instructions": "Help.", "reward": 1, "tools": [TOOL["function"]],
+        "output": [{"type": "reasoning"}, {"type": "function_call", "call_id": "c", "name": "a", "arguments": "{}"},
+                   {"type": "function_call_output", "call_id": "c", "output": {"a": 1}},
+                   {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "x"}]}]}),
+    "langchain": ("log.jsonl", {"reward": 1, "messages": [
+        {"type": "human", "data": {"type": "human", "content": "Hi"}},
+        {"lc": 1, "id": ["a", "AIMessage"], "kwargs": {"content": [{"type": "text", "text": "x"}], "tool_calls": [
+            {"id": "c", "name": "get_order", "args": {"id": "#1"}}]}},
+        {"type": "tool", "content": "open", "tool_call_id": "c", "status": "error"}]}),
+    "sharegpt": ("log.jsonl", {"reward": 1, "system": "Help.", "tools": "[]", "conversations": [
+        {"from": "human", "value": "Hi"}, {"from": "function_call", "value": '{"name": "a", "arguments": {}}'},
+        {"from": "observation", "value": "1"}, {"from": "gpt", "value": '<tool_call>{"name": "a"}</tool_call>'}]}),
+    "langsmith": ("log.jsonl", {
+        "id": "r", "trace_id": "t", "run_type": "chain", "inputs": {"messages": [MESSAGES[1:2]]},
+        "outputs": {"generations": [[{"message": MESSAGES[4]}]]}, "feedback_stats": {"correct": {"n": 1, "avg": 1}},
+        "extra": {"invocation_params": {"tools": [TOOL]}}, "child_runs": [
+            {"id": "s", "run_type": "llm", "inputs": {"messages": MESSAGES[:4]}, "outputs": {"choices": [
+                {"message": MESSAGES[4]}]}}]}),
+    "langfuse": ("log.jsonl", {"id": "t", "input": "Hi", "output": None, "scores": [
+        {"name": "correct", "value": 1, "dataType": "NUMERIC", "subject": {"kind": "trace", "id": "t"}}],
+        "observations": [{"id": "o", "traceId": "t", "type": "GENERATION", "model": "m", "output": MESSAGES[4],
+                          "input": json.dumps({"messages": MESSAGES[:4], "tools": [TOOL]})}]}),
+    "own": ("log.jsonl", {
+        "id": "r", "environment": "e", "trial": 0, "purpose": "diagnosis", "policy": "p", "outcome": "failed",
+        "messages": MESSAGES, "reference": MESSAGES[2:3],
+        "score": {"reward": 0, "success": False, "parts": {"milestone 1": 0}},
+        "task": {"id": "e/1", "split": "discovery", "data": {
+            "script": "x", "user_calls": [{"name": "a", "arguments": {}}], "graded": ["db"],
+            "milestones": [{"tool": "a"}]}}}),
     "spans": ("log.jsonl", {"resourceSpans": [{"scopeSpans": [{"spans": [SPAN]}]}]}),
 }  # fmt: skip
 ODD = st.one_of(
@@ -160,6 +189,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "log.jsonl": lambda path: read_logs([path]),
     "log.json": lambda path: read_logs([path]),
     "log.eval": lambda path: read_logs([path]),
+    "log.csv": lambda path: read_logs([path]),
     "labels.jsonl": lambda path: read_labels([path]),
     "rollouts.jsonl": lambda path: load(path, Rollout),
     "a.passport.json": lambda path: read_passports(path.parent),

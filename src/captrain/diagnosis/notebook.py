@@ -5,9 +5,10 @@
 18
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 from pathlib import Path
 
 import pandas as pd
@@ -18,18 +19,32 @@ from captrain.diagnosis.advice import advise
 from captrain.diagnosis.cause import KINDS
 from captrain.diagnosis.explained import Explained
 from captrain.diagnosis.report import publish_diagnosis
-from captrain.interop import logs_of_rollouts, read_logs
+from captrain.interop import Logs, logs_of_rollouts, logs_of_rows, read_logs
 from captrain.records import Rollout
 
 RUNS = 10
-LogPaths = Path | str | Sequence[Path | str]
+LogPaths = Path | str | Iterable[Path | str]
+LogRows = Iterable[Rollout] | Iterable[Mapping[str, object]] | pd.DataFrame
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class NotebookDiagnosis:
     """What a diagnosis found, as records (`rollouts`) and as frames; `diagnosis` is the whole of it."""
 
     diagnosis: rules.Diagnosis
+
+    def __repr__(self) -> str:
+        return "\n".join([self._summary(), self.causes.to_string()] if len(self.causes) else [self._summary()])
+
+    def _repr_html_(self) -> str:
+        """The same as a table of the page."""
+        return f"<p>{escape(self._summary())}</p>{self.causes.to_html() if len(self.causes) else ''}"
+
+    def _summary(self) -> str:
+        account, shortage = self.diagnosis.account, self.diagnosis.shortage
+        counts = f"{len(self.diagnosis.logs.rollouts)} rollouts, {account.failures} failed"
+        summary = f"{counts}, unexplained: {account.unexplained} of {account.failures}"
+        return f"{summary}; nothing can be concluded: {shortage}" if shortage else summary
 
     @cached_property
     def rollouts(self) -> list[Explained]:
@@ -104,7 +119,7 @@ class NotebookDiagnosis:
 
 
 def diagnose(
-    logs: LogPaths | Iterable[Rollout],
+    logs: LogPaths | LogRows,
     *,
     scores: Path | str | None = None,
     delta: float = 0.2,
@@ -117,8 +132,9 @@ def diagnose(
     """Why rollouts failed and what the agent lacks; settings as of `captrain diagnose`.
 
     Args:
-        logs: a file or folder, several of them, or rollouts.
-        scores: CSV of trace_id,reward, for spans.
+        logs: a file or folder, or several of them; or what is in memory: rollouts, dicts of any format of rows that
+            docs/diagnose.md lists, or a frame with a row for each rollout.
+        scores: CSV of trace_id,reward, for traces whose files hold no scores.
         delta: least gap.
         coverage: least coverage.
         agreement: labelling runs, of 10, that must agree.
@@ -129,13 +145,21 @@ def diagnose(
     Raises:
         UserError: nothing in the logs can be read.
     """
-    entries = [logs] if isinstance(logs, Path | str) else [*logs]
-    paths = [Path(entry) for entry in entries if isinstance(entry, Path | str)]
-    rollouts = [entry for entry in entries if isinstance(entry, Rollout)]
-    source = logs_of_rollouts(rollouts) if rollouts else read_logs(paths, Path(scores) if scores else None)
+    source = _read(logs, Path(scores) if scores else None)
     selection = Selection(
         delta=delta, coverage=coverage, agreement=agreement, confidence=0.95, floor=0.0, resamples=1000
     )
     return NotebookDiagnosis(
         rules.diagnose(source, selection, runs=RUNS, count=count, seed=seed, keep_suspects=keep_suspects)
     )
+
+
+def _read(logs: LogPaths | LogRows, scores: Path | None) -> Logs:
+    if isinstance(logs, pd.DataFrame):
+        return logs_of_rows(logs, scores)
+    entries = [logs] if isinstance(logs, Path | str) else [*logs]
+    if entries and all(isinstance(entry, Path | str) for entry in entries):
+        return read_logs([Path(str(entry)) for entry in entries], scores)
+    if all(isinstance(entry, Rollout) for entry in entries):
+        return logs_of_rollouts(entry for entry in entries if isinstance(entry, Rollout))
+    return logs_of_rows(entries, scores)

@@ -4,7 +4,7 @@ It looks as the pages of a run do, and holds no script. The first `LIST_LENGTH` 
 equal bytes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import TypedDict
@@ -108,24 +108,40 @@ def _failure(row: Explained, rollout: Rollout) -> Failure:
         "evidence": row.primary.evidence if row.primary else "",
         "secondary": [f"{cause.cause}, message {cause.message}: {cause.evidence}" for cause in row.secondary],
         "messages": [
-            _message(message, "; ".join(reasons.get(index, []))) for index, message in enumerate(rollout.messages)
+            _message(message, "; ".join(reasons.get(index, [])), role)
+            for index, (role, message) in enumerate(zip(_roles(rollout.messages), rollout.messages, strict=True))
         ],
         "reference": [
             _message(message, "")
-            for message in rollout.reference
+            for message in (*rollout.reference, *_steps_of_user(rollout))
             if message.get("content") or message.get("tool_calls")
         ],
     }
 
 
-def _message(message: Message, reason: str) -> PageMessage:
+def _roles(messages: Sequence[Message]) -> Iterator[str]:
+    """Who speaks; a tool that answers the user is the user's own."""
+    caller = ""
+    for message in messages:
+        role = str(message["role"])
+        caller = caller if role == "tool" else role
+        yield "tool of the user" if role == "tool" and caller == "user" else role
+
+
+def _steps_of_user(rollout: Rollout) -> list[Message]:
+    """What the reference has the user do, as one message."""
+    calls = [{"function": step} for step in rollout.task.data.get("user_calls") or []]
+    return [{"role": "user", "content": "By the user:", "tool_calls": calls}] if calls else []
+
+
+def _message(message: Message, reason: str, role: str = "") -> PageMessage:
     text = str(message.get("content") or "")
     calls = [
         f"{name}({', '.join(f'{k}={v!r}' for k, v in arguments.items())})" for name, arguments in calls_of(message)
     ]
     return {
-        "role": str(message["role"]),
+        "role": role,
         "text": text if len(text) <= LONGEST else text[:LONGEST] + " …",
-        "calls": calls if message["role"] == "assistant" else [],
+        "calls": calls,
         "reason": reason,
     }

@@ -38,8 +38,9 @@ def unmade(case: Case) -> list[Step]:
 
 
 def unasked_steps(case: Case) -> Iterator[Cause]:
-    """A step of the user that was never made, and that the assistant never spoke of, where it handed nothing over."""
-    if any(act.kind == "handover" for act in case.story.acts):
+    """A step of the user that was never made, and that the assistant never spoke of, where it handed nothing over and
+    there is a user at all."""
+    if not case.users() or any(act.kind == "handover" for act in case.story.acts):
         return
     replies = [plain(case.text(place)) for place in case.spoken()]
     for step in unmade(case):

@@ -1,15 +1,20 @@
-"""Chats with a reward, in OpenAI's message format or in Anthropic's blocks: the rows that other formats become.
+"""Chats with a reward: the rows that other formats become.
 
-The columns go by several names. `tools` (OpenAI schemas), `task_id`, `trial`, `model` and `reference` (assistant
+Messages are in OpenAI's format, in Anthropic's blocks, items of Responses, or LangChain's or ShareGPT's, each told by
+itself. The columns go by several names. `tools` (schemas), `task_id`, `trial`, `model` and `reference` (assistant
 messages of a solution) are used where they are there; everything else is left out. A row without `task_id` is a task of
 its own, named by its file and number.
 """
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from captrain.interop.logs.langchain import is_langchain, of_langchain
 from captrain.interop.logs.records import RowFormat, rows_of
+from captrain.interop.logs.responses import is_item, of_item
+from captrain.interop.logs.sharegpt import is_sharegpt, of_sharegpt
 from captrain.interop.logs.source import (
     MALFORMED,
     Source,
@@ -22,17 +27,38 @@ from captrain.interop.logs.source import (
 )
 from captrain.records import JsonObject, Message, Rollout, file_digest
 
-MESSAGES = ("messages", "conversation", "trajectory")
+MESSAGES = ("messages", "conversation", "conversations", "trajectory", "items")
 REWARD = ("reward", "score", "success")
 BLOCKS = ("tool_use", "tool_result")
+FIRST = 20
+"""So many messages of a row are looked at to tell the format of a file."""
 ROLES = {"system", "developer", "user", "assistant", "tool", "function"}
 
 
-def _is_chat(row: JsonObject) -> bool:
-    return any(isinstance(row.get(name), list) for name in MESSAGES)
+def is_message(item: object) -> bool:
+    """Whether an object is a message of any of these formats."""
+    is_chat = isinstance(item, Mapping) and isinstance(item.get("role"), str)
+    return is_chat or is_item(item) or is_langchain(item) or is_sharegpt(item)
 
 
-CHAT = RowFormat("chat JSONL", _is_chat, lambda row, path: row)
+def _has(is_one: Callable[[object], bool]) -> Callable[[JsonObject], bool]:
+    """Whether the first messages of a row are of a format."""
+
+    def recognizes(row: JsonObject) -> bool:
+        lists = [row[name] for name in MESSAGES if isinstance(row.get(name), list)]
+        return bool(lists) and any(map(is_one, lists[0][:FIRST]))
+
+    return recognizes
+
+
+def _as_it_is(row: JsonObject, path: Path) -> JsonObject:
+    return row
+
+
+LANGCHAIN = RowFormat("LangChain messages", _has(is_langchain), _as_it_is)
+SHAREGPT = RowFormat("ShareGPT conversations", _has(is_sharegpt), _as_it_is)
+ITEMS = RowFormat("OpenAI Responses items", _has(is_item), _as_it_is)
+CHAT = RowFormat("chat JSONL", lambda row: any(isinstance(row.get(name), list) for name in MESSAGES), _as_it_is)
 
 
 def read_rows(path: Path, row_format: RowFormat) -> Source:
@@ -61,6 +87,8 @@ def _read_row(
     if not isinstance(chat, dict):
         return chat
     definitions = chat.get("tools")
+    if isinstance(definitions, str):
+        definitions = json.loads(definitions)
     schemas = map(schema_of, definitions if isinstance(definitions, list) else [])
     tools |= {schema["function"]["name"]: schema for schema in schemas if schema}
     return chat_rollout(file, number, chat)
@@ -79,16 +107,18 @@ def chat_rollout(file: str, number: int, row: JsonObject) -> Rollout | str:
     messages = next((row[name] for name in MESSAGES if isinstance(row.get(name), list)), None)
     if messages is None:
         return f"there are no messages (a list named {', '.join(MESSAGES)})"
+    if isinstance(row.get("system"), str):
+        messages = [{"role": "system", "content": row["system"]}, *messages]
     reward = next((row[name] for name in REWARD if row.get(name) is not None), None)
     reference, script = row.get("reference"), row.get("script")
     if reference is not None and not isinstance(reference, list):
         return "its reference is no list of messages"
     try:
-        dialogue = [message for item in messages for message in chat_messages(item)]
+        dialogue = dialogue_of(messages)
     except ValueError as error:
         return str(error)
     try:
-        solution = [message for item in reference or [] for message in chat_messages(item)]
+        solution = dialogue_of(reference or [])
     except ValueError as error:
         return f"its reference does not read: {error}"
     if any(message["role"] != "assistant" for message in solution):
@@ -109,18 +139,44 @@ def chat_rollout(file: str, number: int, row: JsonObject) -> Rollout | str:
     )
 
 
-def chat_messages(item: object) -> list[Message]:
-    """A message as one, or as several where it holds blocks as Anthropic has them: words and calls are one message,
-    each result one of a tool.
+def dialogue_of(items: Iterable[object]) -> list[Message]:
+    """Messages as chat messages: calls that are items of their own belong to the assistant's turn before them.
 
     Raises:
-        ValueError: it is no chat message.
+        ValueError: one of them is no message.
     """
-    content = item.get("content") if isinstance(item, Mapping) else None
-    blocks = [block for block in content if isinstance(block, Mapping)] if isinstance(content, list) else []
-    if not isinstance(item, Mapping) or not any(block.get("type") in BLOCKS for block in blocks):
+    dialogue: list[Message] = []
+    for item in items:
+        messages = chat_messages(item)
+        if is_item(item) and messages and dialogue and messages[0]["role"] == dialogue[-1]["role"] == "assistant":
+            calls = dialogue[-1].get("tool_calls", []) + messages.pop(0)["tool_calls"]
+            dialogue[-1] = {**dialogue[-1], "tool_calls": calls}
+        dialogue += messages
+    return dialogue
+
+
+def chat_messages(item: object) -> list[Message]:
+    """A message as chat messages: none where it holds only thoughts, several where it holds results beside words.
+
+    Raises:
+        ValueError: it is no message.
+    """
+    if is_langchain(item):
+        return [*map(chat_message, of_langchain(item))]
+    if not isinstance(item, Mapping):
         return [chat_message(item)]
-    results = [
+    if is_sharegpt(item):
+        return [*map(chat_message, of_sharegpt(item))]
+    return [*map(chat_message, of_item(item) if is_item(item) else _of_blocks(item))]
+
+
+def _of_blocks(item: Mapping[str, object]) -> Sequence[Mapping[str, object]]:
+    """A message with Anthropic's blocks: words and calls are one message, each result one of a tool."""
+    content = item.get("content")
+    blocks = [block for block in content if isinstance(block, Mapping)] if isinstance(content, list) else []
+    if not any(block.get("type") in BLOCKS for block in blocks):
+        return [item]
+    results: list[JsonObject] = [
         {
             "role": "tool",
             "tool_call_id": block.get("tool_use_id"),
@@ -137,7 +193,7 @@ def chat_messages(item: object) -> list[Message]:
     ]
     words = text_of([block for block in blocks if block.get("type") == "text"])
     speech = {"role": item.get("role"), "content": words, **({"tool_calls": calls} if calls else {})}
-    return [*map(chat_message, results), *([chat_message(speech)] if words or calls else [])]
+    return [*results, *([speech] if words or calls else [])]
 
 
 def chat_message(item: object) -> Message:
@@ -168,6 +224,7 @@ def chat_message(item: object) -> Message:
                     "name": str(call["function"].get("name")),
                     "arguments": parsed(call["function"].get("arguments")),
                 },
+                **({"compare": [*map(str, call["compare"])]} if isinstance(call.get("compare"), list) else {}),
             }
             for call in calls
         ]

@@ -1,10 +1,8 @@
 """Rollouts of NeMo Gym: what was request, in OpenAI's Responses format, what came back, and the reward."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from captrain.interop.logs.records import RowFormat
-from captrain.interop.logs.source import text_of
 from captrain.records import JsonObject
 
 TASK = ("_ng_task_index", "task_id", "id", "task_index", "task_idx")
@@ -24,39 +22,14 @@ def _chat_row(row: JsonObject, path: Path) -> JsonObject | str:
     output = (response or {}).get("output") or []
     if output and isinstance(output[-1], list):  # transitions: each holds all before it, the prompt included
         prompt, output = prompt[:1] if request.get("instructions") else [], output[-1]
-    tools = [
-        {
-            "type": "function",
-            "function": {key: tool[key] for key in ("name", "description", "parameters") if key in tool},
-        }
-        for tool in request.get("tools") or (response or {}).get("tools") or []
-        if tool.get("name")
-    ]
     return {
-        "messages": [*_messages([*prompt, *output])],
+        "messages": [*prompt, *output],
         "reward": row.get("reward"),
-        "tools": tools,
+        "tools": request.get("tools") or (response or {}).get("tools"),
         "model": (response or {}).get("model") or request.get("model") or "unknown",
         "task_id": next((row[name] for name in TASK if row.get(name) is not None), None),
         "trial": row.get("_ng_rollout_index"),
     }
-
-
-def _messages(items: list[JsonObject]) -> Iterator[JsonObject]:
-    """Items of the Responses format as chat messages; reasoning is none."""
-    for item in items:
-        kind = item.get("type", "message")
-        if kind == "message":
-            yield {"role": item.get("role"), "content": text_of(item.get("content"))}
-        elif kind == "function_call":
-            function = {"name": item.get("name"), "arguments": item.get("arguments")}
-            yield {
-                "role": "assistant",
-                "content": "",
-                "tool_calls": [{"id": item.get("call_id"), "function": function}],
-            }
-        elif kind == "function_call_output":
-            yield {"role": "tool", "tool_call_id": item.get("call_id"), "content": text_of(item.get("output"))}
 
 
 NEMO_GYM = RowFormat("NeMo Gym rollouts", _recognizes, _chat_row)

@@ -1,4 +1,4 @@
-"""Other people's logs as rollouts: tau2-bench results, ToolSandbox results, and chats with a reward.
+"""Other people's logs as rollouts, of any format that docs/diagnose.md lists.
 
 What a file is, is told by its content. Embedded tasks are used, because an installed benchmark may hold others under
 the same ids. Only known fields are taken, so no setting or header of a run comes along, and values under
@@ -9,15 +9,18 @@ Logs may be larger than memory: files are read entry by entry, and rollouts wait
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from captrain.contract import calls_of
 from captrain.errors import UserError
 from captrain.interop.logs.document import JsonDocument
-from captrain.interop.logs.records import RowFormat, first_object, is_lines
-from captrain.interop.logs.source import MALFORMED, Source, reason_of
+from captrain.interop.logs.nearest import nearest_shape
+from captrain.interop.logs.records import RowFormat, first_objects, is_lines
+from captrain.interop.logs.source import MALFORMED, Source, reason_of, schema_of
+from captrain.interop.logs.table import OF_JSON, has_columns, is_table
+from captrain.interop.logs.traces import RunsOf, read_traces
 from captrain.records import JsonObject, Rollout, Spool, plain, require_regular
 
 SAMPLES = "samples"
@@ -149,10 +152,14 @@ def logs_of_rollouts(rollouts: Iterable[Rollout]) -> Logs:
     return Logs(spool, [*schemas.values()], {}, [], [source], frozenset(schemas))
 
 
+EXAMPLE = """\
+{"messages": [{"role": "user", "content": "Cancel order 7."},
+              {"role": "assistant", "content": "Order 7 is cancelled."}],
+ "reward": 1}"""
+"""The simplest that is read: one such object, or one a line."""
 REMEDY = (
-    "give tau-bench or tau2 result files, ToolSandbox result folders (with result_summary.json), logs "
-    "of Inspect, verifiers, NeMo Gym, AgentDojo, BFCL, ATIF or OpenTelemetry, or JSONL with one "
-    '{"messages": [{"role": "user", "content": "..."}, ...], "reward": 0 to 1} a line'
+    "give a format that docs/diagnose.md lists (ToolSandbox by its folder with result_summary.json), or an object like "
+    f"this for each dialogue, 1 for passed and 0 for failed:\n{EXAMPLE}"
 )
 
 
@@ -176,7 +183,7 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
         elif (path / "results.json").exists():
             yield path / "results.json"
         else:
-            files = {file for file in path.rglob("*") if file.suffix in (".json", ".jsonl", ".eval") and file.is_file()}
+            files = {file for file in path.rglob("*") if file.is_file() and _is_of_logs(file)}
             # Harbor's result of a trial stands for no rollout of its own.
             trajectories = [file for file in files if file.name.startswith("trajectory")]
             trials = {folder / RESULT for file in trajectories for folder in (file.parent, file.parent.parent)}
@@ -184,15 +191,23 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
             yield from sorted(file for file in files - trials if results_of(file) not in absolute)
 
 
+def _is_of_logs(file: Path) -> bool:
+    """Whether a file of a folder may be one of logs: by its name, and of a table by its columns."""
+    from captrain.interop.logs.chat import MESSAGES
+
+    is_dialogues = file.suffix in (".csv", ".tsv") and has_columns(file, (*MESSAGES, "input"))
+    return file.suffix in OF_JSON or is_dialogues
+
+
 def _read(path: Path, scores: Mapping[str, float]) -> Source:
     """A file by what it holds: an archive, an object with lists of its own, or rows."""
-    from captrain.interop.logs import bfcl, chat, inspect, spans, tau2, toolsandbox
+    from captrain.interop.logs import bfcl, chat, inspect, own, tau2, toolsandbox
 
+    members: Collection[str] = ()
     try:
         if inspect.is_archive(path):
             return inspect.read_archive(path)
-        first = None if path.suffix != ".jsonl" and not is_lines(path) else first_object(path)
-        if first is None:
+        if not is_table(path) and not is_lines(path):
             document = JsonDocument(path, (toolsandbox.SCENARIOS, tau2.SIMULATIONS, SAMPLES))
             formats: tuple[tuple[str, Callable[[JsonDocument], Source]], ...] = (
                 (toolsandbox.SCENARIOS, toolsandbox.read_toolsandbox),
@@ -203,41 +218,62 @@ def _read(path: Path, scores: Mapping[str, float]) -> Source:
             for key, reader in formats:
                 if key in document.members or key in document.counts:
                     return reader(document)
-            first = first_object(path)
+            members = document.members
+        rows = first_objects(path)
     except (*MALFORMED, *inspect.DAMAGED) as error:
         raise Unreadable(f"it is not JSON: {reason_of(error)}") from None
-    if first is not None and spans.recognizes_spans(first):
-        return spans.read_spans(path, scores)
-    if first is not None and tau2.is_simulation(first):
+    for name, recognizes, runs_of in _trace_formats():
+        if any(_holds(recognizes, row) for row in rows):
+            return read_traces(path, name, runs_of, scores)
+    if rows and tau2.is_simulation(rows[0]):
         return tau2.read_simulations(path)
-    if first is not None and bfcl.is_bfcl(first):
+    if rows and bfcl.is_bfcl(rows[0]):
         try:
             return bfcl.read_bfcl(path)
         except MALFORMED as error:
             raise Unreadable(f"its scores do not read: {reason_of(error)}") from None
-    row_format = next((entry for entry in _row_formats() if first is not None and _recognizes(entry, first)), None)
-    if row_format is None and path.suffix != ".jsonl":
-        raise Unreadable("it is of no known format")
-    return chat.read_rows(path, row_format or chat.CHAT)
+    matches = (entry for row in rows for entry in _row_formats() if _holds(entry.recognizes, row))
+    row_format = next(matches, None)
+    if row_format is None and (rows or path.suffix != ".jsonl"):
+        raise Unreadable(f"it is of no known format: {nearest_shape(rows[0] if rows else members)}")
+    source = chat.read_rows(path, row_format or chat.CHAT)
+    if row_format is own.ROLLOUTS:
+        schemas = map(schema_of, own.tools_beside(path))
+        source.tools.update({schema["function"]["name"]: schema for schema in schemas if schema})
+    return source
 
 
-def _recognizes(row_format: RowFormat, row: JsonObject) -> bool:
+def _holds(recognizes: Callable[[JsonObject], bool], row: JsonObject) -> bool:
     try:
-        return row_format.recognizes(row)
+        return recognizes(row)
     except MALFORMED:
         return False
+
+
+def _trace_formats() -> tuple[tuple[str, Callable[[JsonObject], bool], RunsOf], ...]:
+    """The formats of traces: what their rows are called, how one is known, and how it is read."""
+    from captrain.interop.logs import langfuse, langsmith, spans
+
+    return (
+        ("OpenTelemetry spans", spans.recognizes_spans, spans.span_runs),
+        ("LangSmith runs", langsmith.recognizes_langsmith, langsmith.langsmith_runs),
+        ("Langfuse export", langfuse.recognizes_langfuse, langfuse.langfuse_runs),
+    )
 
 
 def _row_formats() -> tuple[RowFormat, ...]:
     """The formats of rows, the more particular first."""
     from captrain.interop.logs.agentdojo import AGENTDOJO
     from captrain.interop.logs.atif import ATIF
-    from captrain.interop.logs.chat import CHAT
+    from captrain.interop.logs.chat import CHAT, ITEMS, LANGCHAIN, SHAREGPT
+    from captrain.interop.logs.exchange import RESPONSES
     from captrain.interop.logs.nemo_gym import NEMO_GYM
+    from captrain.interop.logs.own import ROLLOUTS
     from captrain.interop.logs.tau_bench import TAU_BENCH
     from captrain.interop.logs.verifiers import VERIFIERS
 
-    return (VERIFIERS, NEMO_GYM, ATIF, AGENTDOJO, TAU_BENCH, CHAT)
+    particular = (ROLLOUTS, VERIFIERS, NEMO_GYM, ATIF, AGENTDOJO, TAU_BENCH)
+    return (*particular, RESPONSES, LANGCHAIN, SHAREGPT, ITEMS, CHAT)
 
 
 class _CallShapes:

@@ -87,14 +87,16 @@ def entry_of(read: Callable[[], Rollout | str]) -> Rollout | str:
 
 
 def schema_of(tool: object) -> JsonObject | None:
-    """A tool's schema with its known members alone, None for what is none."""
+    """A tool's schema with its known members alone, None for what is none; OpenAI's, or without its outer object, or
+    Anthropic's."""
     if not isinstance(tool, Mapping):
         return None
+    entry = tool.get("function", tool)
     try:
-        function = _Function.model_validate(tool.get("function"), strict=True)
+        function = _Function.model_validate(entry, strict=True)
     except MALFORMED:
         return None
-    parameters = tool["function"].get("parameters")
+    parameters = entry.get("parameters", entry.get("input_schema"))
     schema = {"name": function.name, "description": function.description, "parameters": parameters}
     content = {name: well_formed(value) for name, value in schema.items() if value is not None}
     return {"type": "function", "function": content}

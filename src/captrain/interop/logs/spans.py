@@ -1,7 +1,6 @@
 """Spans of OpenTelemetry's GenAI conventions and of OpenInference (Phoenix, Langfuse, MLflow): a trace is a rollout.
 
-The span of a trace that holds the most messages holds the conversation. Spans hold no reward: a CSV of scores gives one
-to each trace, in columns `trace_id` and `reward`.
+Spans hold no reward: a CSV of scores gives one to each trace, in columns `trace_id` and `reward`.
 """
 
 import csv
@@ -10,14 +9,13 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
 
 from captrain.errors import UserError
-from captrain.interop.logs.chat import chat_rollout
-from captrain.interop.logs.records import rows_of
-from captrain.interop.logs.source import MALFORMED, Source, entry_of, reason_of, schema_of, text_of
-from captrain.records import JsonObject, Rollout, file_digest, read_text
+from captrain.interop.logs.exchange import loaded
+from captrain.interop.logs.source import text_of
+from captrain.interop.logs.traces import Run
+from captrain.records import JsonObject, read_text
 
 PREFIXES = ("gen_ai.", "llm.")
 OLDER = re.compile(r"gen_ai\.(prompt|completion)\.(\d+)\.(.+)")
@@ -51,40 +49,12 @@ def read_scores(path: Path) -> dict[str, float]:
     return scores
 
 
-def read_spans(path: Path, scores: Mapping[str, float]) -> Source:
-    """One entry for each trace."""
-    traces: dict[str, JsonObject] = {}
-    damages: list[tuple[str, str]] = []
-    for place, row in rows_of(path):
-        try:
-            for span in _spans(row):
-                _take(span, traces)
-        except MALFORMED as error:
-            damages.append((place, f"it holds a span that does not read: {reason_of(error)}"))
-    file, about = file_digest(path), {"format": "OpenTelemetry spans"}
-    tools: dict[str, JsonObject] = {}
-    for trace in traces.values():
-        schemas = (schema_of({"function": tool}) for tool in trace["tools"])
-        tools |= {schema["function"]["name"]: schema for schema in schemas if schema}
-
-    def entries() -> Iterator[tuple[str, Rollout | str]]:
-        yield from damages
-        for number, (name, trace) in enumerate(traces.items(), start=1):
-            chat = {**trace, "tools": [], "task_id": name, "reward": scores.get(name)}
-            yield f"trace {name}", entry_of(partial(chat_rollout, file, number, chat))
-
-    return Source(file, about, entries(), tools)
-
-
-def _take(span: JsonObject, traces: dict[str, JsonObject]) -> None:
-    """Keep what a span holds, if no span of its trace holds more messages."""
-    attributes = _attributes(span.get("attributes"))
-    messages = _messages(attributes)
-    longest = traces.get(_trace_id(span), {"messages": []})
-    if len(messages) >= len(longest["messages"]) and messages:
-        model = attributes.get("gen_ai.request.model") or attributes.get("llm.model_name") or "unknown"
-        definitions = _definitions(attributes)
-        traces[_trace_id(span)] = {"messages": messages, "model": model, "tools": definitions}
+def span_runs(row: object) -> Iterator[Run]:
+    """The spans of a row that hold messages."""
+    for span in _spans(row):
+        attributes = _attributes(span.get("attributes"))
+        model = attributes.get("gen_ai.request.model") or attributes.get("llm.model_name")
+        yield Run(_trace_id(span), [*_messages(attributes)], model, _definitions(attributes))
 
 
 def _trace_id(span: Mapping[str, object]) -> str:
@@ -111,17 +81,10 @@ def _attributes(attributes: object) -> JsonObject:
     return attributes if isinstance(attributes, dict) else {}
 
 
-def _loaded(value: object) -> object:
-    try:
-        return json.loads(value) if isinstance(value, str) else value
-    except (ValueError, RecursionError):
-        return value
-
-
 def _definitions(attributes: JsonObject) -> list[JsonObject]:
     """The tools that a model was offered, by either convention."""
-    definitions = _loaded(attributes.get("gen_ai.tool.definitions"))
-    schemas = [_loaded(value) for name, value in attributes.items() if SCHEMA.fullmatch(name)]
+    definitions = loaded(attributes.get("gen_ai.tool.definitions"))
+    schemas = [loaded(value) for name, value in attributes.items() if SCHEMA.fullmatch(name)]
     tools = [*(definitions if isinstance(definitions, list) else []), *schemas]
     functions = [tool.get("function", tool) for tool in tools if isinstance(tool, dict)]
     return [function for function in functions if isinstance(function, dict) and "name" in function]
@@ -129,10 +92,10 @@ def _definitions(attributes: JsonObject) -> list[JsonObject]:
 
 def _messages(attributes: JsonObject) -> list[JsonObject]:
     messages: list[JsonObject] = []
-    if instructions := _loaded(attributes.get("gen_ai.system_instructions")):
+    if instructions := loaded(attributes.get("gen_ai.system_instructions")):
         messages.append({"role": "system", "content": _parts_text(instructions)})
     for name in ("gen_ai.input.messages", "gen_ai.output.messages"):
-        entries = _loaded(attributes.get(name))
+        entries = loaded(attributes.get(name))
         messages += [chat for entry in entries for chat in _of_parts(entry)] if isinstance(entries, list) else []
     return messages or _flat(attributes)
 

@@ -152,33 +152,37 @@ def _rollout(file: str, index: int, simulation: object, tasks: Tasks, domain: st
             return "it names no task, and its gold actions do not tell which it is"
     reason = str(simulation.get("termination_reason") or "")
     breakdown = reward_info.get("reward_breakdown") or {}
+    messages, task = simulation.get("messages") or [], tasks.by_name.get(str(name))
+    is_solo = not any(message.get("role") == "user" for message in messages)
     return record_of_entry(
         file,
         index,
         environment=f"tau2/{domain}",
         task=str(name),
-        data={"kind": domain, **_circumstances(tasks.by_name.get(str(name), {}), reason, reward_info)},
-        messages=[_message(message) for message in simulation.get("messages") or []],
+        data={"kind": domain, **_circumstances(task or {}, reason, reward_info, is_solo=is_solo)},
+        messages=[*map(_message, messages)],
         reward=reward_info.get("reward"),
         policy=policy,
         trial=simulation.get("trial") or 0,
         parts={str(part).lower(): float(value) for part, value in breakdown.items()},
-        reference=_reference(tasks.by_name[str(name)]) if str(name) in tasks.by_name else None,
+        reference=None if task is None else _reference(task, is_solo=is_solo),
         fault=f"the simulation ended with {reason}" if reason in NO_VERDICT else None,
     )
 
 
-def _circumstances(task: JsonObject, reason: str, reward_info: JsonObject) -> JsonObject:
-    """What the simulated user was told, the calls it was to make with tools of its own, why the dialogue ended, what
-    the reward is made of, and what its world is opened with, where that is known."""
+def _circumstances(task: JsonObject, reason: str, reward_info: JsonObject, *, is_solo: bool) -> JsonObject:
+    """Collect, where it is known: the simulated user's script and the calls it was to make with tools of its own, why
+    the dialogue ended, what the reward is made of, what its world is opened with; of an agent that works alone the
+    ticket that it was given."""
     scenario = task.get("user_scenario")
     instructions = scenario.get("instructions") if isinstance(scenario, Mapping) else scenario
     parts = instructions.values() if isinstance(instructions, Mapping) else [instructions]
-    script = "\n".join(part for part in parts if isinstance(part, str))
+    texts = [*parts, task.get("ticket")] if is_solo else parts
+    script = "\n".join(part for part in texts if isinstance(part, str))
     calls = [
         {"name": str(action["name"]), "arguments": cleaned(action["arguments"])}
         for action in _criteria(task).get("actions") or []
-        if action.get("requestor") == "user"
+        if action.get("requestor") == "user" and not is_solo
     ]
     basis = _criteria(task).get("reward_basis") or reward_info.get("reward_basis") or []
     graded = [str(part).lower() for part in basis]
@@ -196,12 +200,12 @@ def _criteria(task: JsonObject) -> JsonObject:
     return task.get("evaluation_criteria") or {}
 
 
-def _reference(task: JsonObject) -> list[Message]:
+def _reference(task: JsonObject, *, is_solo: bool) -> list[Message]:
     """The gold actions of the agent, and at the end the values to be told, if any; arguments that alone are compared
-    are named."""
+    are named. An agent that works alone has the tools of the user, and makes its calls."""
     messages: list[Message] = []
     for action in _criteria(task).get("actions") or []:
-        if action.get("requestor", "assistant") == "assistant":
+        if is_solo or action.get("requestor", "assistant") == "assistant":
             function = {"name": action["name"], "arguments": cleaned(action["arguments"])}
             call: JsonObject = {"type": "function", "function": function}
             if action.get("compare_args") is not None:

@@ -32,7 +32,7 @@ def _chat_row(row: JsonObject, path: Path) -> JsonObject | str:
         "reward": sum(float(part["score"]) * float(part.get("weight", 1)) for part in rewards.values())
         if rewards
         else None,
-        "tools": [_schema(tool) for tool in trace.get("tools") or []],
+        "tools": trace.get("tools"),
         "model": ((trace.get("agent") or {}).get("config") or {}).get("model") or "unknown",
         "task_id": _task_id(row.get("task")),
         "fault": text_of(errors[0]) if errors and not row.get("ok", True) else None,
@@ -53,11 +53,6 @@ def _message(message: JsonObject) -> JsonObject:
         for call in message.get("tool_calls") or []
     ]
     return {**message, "tool_calls": calls} if calls else message
-
-
-def _schema(tool: JsonObject) -> JsonObject:
-    function = {name: tool[name] for name in ("name", "description", "parameters") if name in tool}
-    return tool if "function" in tool else {"type": "function", "function": function}
 
 
 VERIFIERS = RowFormat("verifiers traces", _recognizes, _chat_row)

@@ -112,7 +112,7 @@ def message_on_page(message: Message) -> ShownMessage:
         "role": message["role"],
         "name": message.get("name", ""),
         "text": content if isinstance(content, str) else json.dumps(content, ensure_ascii=False),
-        "calls": [call_text(*call) for call in calls_of(message)] if message["role"] == "assistant" else [],
+        "calls": [call_text(*call) for call in calls_of(message)],
     }
 
 

@@ -1,0 +1,82 @@
+"""What a model or an agent was given and gave, as one dialogue, wherever in the two values its messages lie.
+
+Tracing keeps inputs and outputs as the traced call has them: lists of messages, a request and a completion of some API,
+batches of LangChain, a graph's state before and after. Messages may be of any format that chats are read in.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from captrain.interop.logs.chat import dialogue_of, is_message
+from captrain.interop.logs.records import RowFormat
+from captrain.records import JsonObject
+
+HOLDERS = ("messages", "input", "output", "choices", "generations", "message", "response", "values")
+"""Members in which messages lie, the likelier first."""
+INSTRUCTIONS = ("instructions", "system")
+
+
+def exchange(inputs: object, outputs: object, *, words: bool = True) -> list[object]:
+    """The messages of both, once each: a graph's state afterwards holds what it held before.
+
+    Args:
+        inputs: what a traced call was given, any JSON value.
+        outputs: what it gave.
+        words: whether outputs that are words alone are what the assistant says; a step between gives names of steps.
+    """
+    before, after = items_of(inputs, "user"), items_of(outputs, "assistant" if words else "")
+    if before and len(after) > len(before) and dialogue_of(after[: len(before)]) == dialogue_of(before):
+        return after
+    return [*before, *after]
+
+
+def items_of(value: object, role: str) -> list[object]:
+    """The messages in a value; words alone are one of that role, or none where it is ""."""
+    value = loaded(value)
+    if isinstance(value, str):
+        return [{"role": role, "content": value}] if value and role else []
+    if is_message(value):
+        return [value]
+    if isinstance(value, list):
+        if value and all(map(is_message, value)):
+            return value
+        return items_of(value[0], role) if value and isinstance(value[0], list | Mapping) else []
+    if not isinstance(value, Mapping):
+        return []
+    words = next((value[name] for name in INSTRUCTIONS if isinstance(value.get(name), str)), None)
+    opening: list[object] = [{"role": "system", "content": words}] if words and role == "user" else []
+    candidates = (items_of(value[name], role) for name in HOLDERS if value.get(name))
+    items = next((items for items in candidates if items), [])
+    return [*opening, *items] if items else []
+
+
+def loaded(value: object) -> object:
+    """The JSON value that a text is, if it is one that holds others."""
+    try:
+        return json.loads(value) if isinstance(value, str) and value.lstrip()[:1] in ("{", "[") else value
+    except (ValueError, RecursionError):
+        return value
+
+
+def settings_of(inputs: object) -> JsonObject:
+    """The request whose messages `items_of` takes: model and tools stand beside them."""
+    value = loaded(inputs)
+    return dict(value) if isinstance(value, Mapping) else {}
+
+
+def _recognizes(row: JsonObject) -> bool:
+    outputs = row.get("response") or row.get("output")
+    has_items = isinstance(outputs, list) or (isinstance(outputs, Mapping) and isinstance(outputs.get("output"), list))
+    return isinstance(row.get("input"), str | list) and has_items
+
+
+def _chat_row(row: JsonObject, path: Path) -> JsonObject | str:
+    response = row.get("response") if isinstance(row.get("response"), Mapping) else {}
+    assert isinstance(response, Mapping)
+    settings = {name: row.get(name) or response.get(name) for name in ("instructions", "tools", "model")}
+    inputs = {"input": row["input"], "instructions": settings["instructions"]}
+    return {**row, **settings, "messages": exchange(inputs, response or row.get("output"))}
+
+
+RESPONSES = RowFormat("OpenAI Responses items", _recognizes, _chat_row)

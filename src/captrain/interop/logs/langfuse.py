@@ -1,0 +1,61 @@
+"""Exports of Langfuse: observations, traces and scores, as its API, its tables or its blob storage give them."""
+
+from collections.abc import Iterator, Mapping
+
+from captrain.interop.logs.exchange import exchange, settings_of
+from captrain.interop.logs.traces import Run, number_of, tools_of_request
+from captrain.records import JsonObject
+
+MODEL = ("providedModelName", "provided_model_name", "model")
+TRACE = ("traceId", "trace_id")
+PARENT = ("parentObservationId", "parent_observation_id")
+OF_TRACE = ("observations", "scores", "sessionId", "session_id", "projectId", "project_id", "bookmarked", "htmlPath")
+"""Members of a trace that rows of others do not have."""
+
+
+def recognizes_langfuse(row: JsonObject) -> bool:
+    """Whether a row is an observation, a trace, a score, or a page of the API that holds such."""
+    page = row.get("data")
+    if isinstance(page, list) and page and isinstance(page[0], dict):
+        return recognizes_langfuse(page[0])
+    is_score = "value" in row and "name" in row and bool({"dataType", "data_type"} & {*row})
+    has_words = "input" in row and "output" in row
+    is_observation = has_words and "type" in row and any(row.get(name) for name in TRACE)
+    return is_score or is_observation or (has_words and "id" in row and bool({*OF_TRACE} & {*row}))
+
+
+def langfuse_runs(row: object) -> Iterator[Run]:
+    """What a row says of its trace, with the observations and scores inside it."""
+    if not isinstance(row, Mapping):
+        return
+    if isinstance(row.get("data"), list):
+        for entry in row["data"]:
+            yield from langfuse_runs(entry)
+        return
+    subject = settings_of(row.get("subject"))
+    of_subject = subject.get("id") if subject.get("kind") == "trace" else subject.get("traceId")
+    trace = str(next((row[name] for name in TRACE if row.get(name)), None) or of_subject or row["id"])
+    if "value" in row and "name" in row:
+        score = number_of(row["value"])
+        yield Run(trace, scores={} if score is None else {str(row["name"]): score})
+        return
+    request = settings_of(row.get("input"))
+    model = next((row[name] for name in MODEL if row.get(name)), request.get("model"))
+    tools = tools_of_request(request, row.get("modelParameters"))
+    is_inner = any(row.get(name) for name in PARENT) and row.get("type") != "GENERATION"
+    messages = exchange(row.get("input"), row.get("output"), words=not is_inner)
+    yield Run(trace, messages, model, tools, scores=_columns(row))
+    for name in ("observations", "scores"):
+        entries = row.get(name)
+        for entry in entries if isinstance(entries, list) else []:
+            yield from langfuse_runs({"traceId": trace, **entry} if isinstance(entry, dict) else None)
+
+
+def _columns(row: Mapping[str, object]) -> dict[str, float]:
+    """The scores of a table's row: a column each, with all its values."""
+    means = {}
+    for name, values in {**row, **settings_of(row.get("scores"))}.items():
+        numbers = [number_of(value) for value in values] if isinstance(values, list) else []
+        if numbers and None not in numbers:
+            means[name] = sum(number for number in numbers if number is not None) / len(numbers)
+    return means

@@ -1,0 +1,42 @@
+"""Runs of LangSmith as its client gives them, alone or with their children, and feedback between them."""
+
+from collections.abc import Iterator, Mapping
+
+from captrain.interop.logs.exchange import exchange, settings_of
+from captrain.interop.logs.traces import Run, number_of, tools_of_request
+from captrain.records import JsonObject
+
+
+def recognizes_langsmith(row: JsonObject) -> bool:
+    """Whether a row is a run or feedback on one."""
+    return ("run_type" in row and "inputs" in row) or ("run_id" in row and "key" in row and "score" in row)
+
+
+def langsmith_runs(row: object) -> Iterator[Run]:
+    """The run of a row with its children, or what feedback says of one; its task is the example it was played on."""
+    if not isinstance(row, Mapping):
+        return
+    if "run_type" not in row:
+        score = number_of(row.get("score"))
+        scores = {} if score is None else {str(row.get("key")): score}
+        yield Run(str(row.get("trace_id") or row["run_id"]), scores=scores)
+        return
+    request, extra = settings_of(row.get("inputs")), settings_of(row.get("extra"))
+    parameters, metadata = settings_of(extra.get("invocation_params")), settings_of(extra.get("metadata"))
+    model = request.get("model") or parameters.get("model") or metadata.get("ls_model_name")
+    yield Run(
+        str(row.get("trace_id") or row["id"]),
+        exchange(row.get("inputs"), row.get("outputs"), words=row["run_type"] == "llm" or not row.get("parent_run_id")),
+        model,
+        tools_of_request(request, parameters),
+        row.get("reference_example_id"),
+        _scores(row.get("feedback_stats")),
+    )
+    for child in row.get("child_runs") or []:
+        yield from langsmith_runs(child)
+
+
+def _scores(stats: object) -> dict[str, float]:
+    """The mean of each kind of feedback that has one."""
+    means = {key: number_of(settings_of(entry).get("avg")) for key, entry in settings_of(stats).items()}
+    return {key: mean for key, mean in means.items() if mean is not None}

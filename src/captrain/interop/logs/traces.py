@@ -1,0 +1,121 @@
+"""Traces of several runs each: the run that holds the most messages holds the conversation, scores of any are its.
+
+A file is read twice, so that of a trace no more is in memory than which run it is, and its scores.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from captrain.interop.logs.chat import REWARD, chat_rollout
+from captrain.interop.logs.records import rows_of
+from captrain.interop.logs.source import MALFORMED, Source, entry_of, reason_of, schema_of
+from captrain.records import JsonObject, Rollout, file_digest
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a row says of a trace: messages of any format that chats are read in, the model and its tools, the task
+    (None: the trace is one of its own), and scores by name."""
+
+    trace: str
+    messages: list[object] = field(default_factory=list[object])
+    model: object = None
+    tools: object = None
+    task: object = None
+    scores: dict[str, float] = field(default_factory=dict[str, float])
+
+
+RunsOf = Callable[[object], Iterable[Run]]
+"""The runs in a row of a file."""
+
+
+@dataclass
+class _Trace:
+    length: int = 0
+    place: int = -1
+    task: object = None
+    model: object = None
+    scores: dict[str, float] = field(default_factory=dict[str, float])
+
+
+def read_traces(path: Path, name: str, runs_of: RunsOf, rewards: Mapping[str, float]) -> Source:
+    """One entry for each trace that holds messages, or that was scored and holds none.
+
+    Args:
+        path: of the file.
+        name: of its format.
+        runs_of: reads a row.
+        rewards: by trace, from elsewhere; they go before scores in the file.
+    """
+    traces: dict[str, _Trace] = {}
+    damages: list[tuple[str, str]] = []
+    tools: dict[str, JsonObject] = {}
+    for place, run in _runs(path, runs_of):
+        if isinstance(run, str):
+            damages.append((place, run))
+            continue
+        trace = traces.setdefault(run.trace, _Trace())
+        trace.scores |= run.scores
+        trace.task = run.task if run.task is not None else trace.task
+        trace.model = run.model or trace.model
+        if run.messages and len(run.messages) >= trace.length:
+            trace.length, trace.place = len(run.messages), int(place)
+        schemas = map(schema_of, run.tools if isinstance(run.tools, list) else [])
+        tools |= {schema["function"]["name"]: schema for schema in schemas if schema}
+    file = file_digest(path)
+
+    def entries() -> Iterator[tuple[str, Rollout | str]]:
+        yield from damages
+        places = {trace.place for trace in traces.values()}
+        for place, run in _runs(path, runs_of):
+            if not isinstance(run, str) and int(place) in places:
+                trace = traces[run.trace]
+                reward = rewards[run.trace] if run.trace in rewards else reward_of(trace.scores)
+                task = run.trace if trace.task is None else trace.task
+                chat = {"messages": run.messages, "model": trace.model or "unknown", "task_id": task, "reward": reward}
+                ambiguity = reward if isinstance(reward, str) else None
+                yield f"trace {run.trace}", ambiguity or entry_of(partial(chat_rollout, file, int(place), chat))
+        for key, trace in traces.items():
+            if trace.place < 0 and (trace.scores or not any(places - {-1})):
+                yield f"trace {key}", "none of its runs holds messages"
+
+    return Source(file, {"format": name}, entries(), tools)
+
+
+def _runs(path: Path, runs_of: RunsOf) -> Iterator[tuple[str, Run | str]]:
+    """Every run of a file with its number as its place; of a row that does not read its own, and the reason."""
+    number = 0
+    for place, row in rows_of(path):
+        if isinstance(row, str):
+            yield place, row
+            continue
+        try:
+            for run in runs_of(row):
+                number += 1
+                yield str(number), run
+        except MALFORMED as error:
+            yield place, f"it does not read: {reason_of(error)}"
+
+
+def reward_of(scores: Mapping[str, float]) -> float | str | None:
+    """The one score there is, or the one that is named as a reward; of several others the reason why it is none."""
+    if len(scores) < 2:
+        return next(iter(scores.values()), None)
+    reward = next((scores[name] for name in REWARD if name in scores), None)
+    names = ", ".join(sorted(scores)[:5])
+    return f"it has several scores ({names}), and none is named {', '.join(REWARD)}" if reward is None else reward
+
+
+def number_of(value: object) -> float | None:
+    """A score as a number, None for what is none."""
+    return float(value) if isinstance(value, int | float) else None
+
+
+def tools_of_request(request: Mapping[str, object], more: object = None) -> object:
+    """The tools of a request, beside its messages or among its parameters."""
+    parameters = more if isinstance(more, Mapping) else {}
+    tools = request.get("tools") or parameters.get("tools")
+    return json.loads(tools) if isinstance(tools, str) else tools
