@@ -1,3 +1,4 @@
+from .advice import advise as advise
 from .cause import KINDS as KINDS
 from .diagnosis import Diagnosis as Diagnosis
 from .diagnosis import diagnose as diagnose
