@@ -11,7 +11,7 @@ from pathlib import Path
 from shlex import quote
 
 from captrain.capabilities import CandidateAccount
-from captrain.diagnosis.association import LEVEL
+from captrain.diagnosis.association import LEVEL, line_of, name_of
 from captrain.diagnosis.cause import KINDS
 from captrain.diagnosis.diagnosis import Diagnosis
 from captrain.diagnosis.findings import REFERENCE, Fix
@@ -66,11 +66,11 @@ def advise(diagnosis: Diagnosis, folder: Path | None = None) -> list[Advice]:
     if errors := account.standings["error"]:
         advice.append(Advice("infrastructure", f"repair what the agent runs on: {errors} rollouts have no verdict"))
     advice += [Advice(entry["id"], _about_cause(diagnosis, entry, training)) for entry in candidates]
-    named = {fix.name for fix in findings.fixes}
-    orders = [row for row in findings.order if row.p_holm <= LEVEL and row.line and row.name not in named]
+    named = {name_of(fix.key) for fix in findings.fixes}
+    orders = [row for row in findings.order if row.p_holm <= LEVEL and not row.holds and row.name not in named]
     for row in orders[:ORDERS]:
-        counts = f"in {row.failed} of {row.failed_of} failed rollouts and {row.passed} of {row.passed_of} passed ones"
-        advice.append(Advice(row.name, f'{counts}; a line in the prompt costs little: "{row.line}"'))
+        counts = "in {} of {} failed rollouts and {} of {} passed ones".format(*row.failed, *row.passed)
+        advice.append(Advice(row.name, f'{counts}; a line in the prompt costs little: "{line_of(row.key)}"'))
     if account.failures and (account.unreferenced or account.unexplained):
         action = (
             "bring the solutions of the tasks as `reference`, or let a language model read the dialogues by "
@@ -83,19 +83,19 @@ def advise(diagnosis: Diagnosis, folder: Path | None = None) -> list[Advice]:
 
 def _about_fix(fix: Fix, failures: int, training: Mapping[str, str]) -> Advice:
     causes = [cause for cause, _ in fix.causes.most_common(1)]
-    lines = [line for line in (fix.line, *(KINDS[cause].line for cause in causes)) if line]
+    lines = [line for line in (line_of(fix.key), *(KINDS[cause].line for cause in causes)) if line]
     action = f'a line in the prompt: "{lines[0]}"' if lines else TRAINED
     if fix.key == REFERENCE:
         action = "read these references in suspects.jsonl, and correct those that are wrong"
     elif causes and causes[0] in training:
         action += f"; if it is not enough, train {causes[0]}{training[causes[0]]}"
-    proof = f"proven by replay in {fix.proven}" if fix.proven else "not proven"
-    facts = [f"in {fix.failures} of {failures} failures, alone in {fix.alone} ({proof})"]
-    facts += [f"mostly {causes[0]}"] if causes and causes[0] not in fix.name else []
+    proof = f"proven by replay in {fix.counts['proven']}" if fix.counts["proven"] else "not proven"
+    facts = [f"in {fix.counts['failures']} of {failures} failures, alone in {fix.counts['alone']} ({proof})"]
+    facts += [f"mostly {causes[0]}"] if causes and causes[0] not in fix.key else []
     facts += [f"above all where {' or '.join(f'{kind} ({number})' for kind, number in fix.kinds)}"] if fix.kinds else []
     example = fix.example
     said = f"{example.quote} ({example.evidence})" if example.quote else example.evidence
-    return Advice(fix.name, action, "; ".join(facts), f"{fix.place}, message {example.message}: {said}")
+    return Advice(name_of(fix.key), action, "; ".join(facts), f"{fix.place}, message {example.message}: {said}")
 
 
 def _about_cause(diagnosis: Diagnosis, entry: CandidateAccount, training: Mapping[str, str]) -> str:

@@ -16,17 +16,16 @@ Key = tuple[str, ...]
 LEVEL = 0.05
 MOST = 5000
 """Features that are counted; those that first hold after so many others are not."""
-ANY = "any call"
 EVERY: Key = ("rollout",)
 """The base that every rollout belongs to."""
 
 
 class Phrase(NamedTuple):
-    """How a kind of feature is told: the words where it holds and where it does not, and the line for the prompt where
-    not holding goes with failing. The names of a feature fill them."""
+    """How a kind of feature is told: the words where it holds and where it does not, and a line for the prompt against
+    the one that goes with failing. The names of a feature fill them."""
 
     holds: str
-    fails: str
+    fails: str = "no lack of: {0}"
     line: str = ""
 
 
@@ -54,28 +53,19 @@ PHRASES = {
     ),
     "followed": Phrase("{0} followed by {1}", "{0} not followed by {1}", "Call {1} after {0}."),
     "called": Phrase("{0} called", "{0} never called", "Do not close before {0} is called."),
-    "made": Phrase("{0}: made", "{0}: unmade", "Do not close before {0} is done, where the task needs it."),
-    "equal": Phrase(
-        "{0}: {1} as in the reference",
-        "{0}: another {1}",
-        "Before {0}, check {1} against the records and what was asked for.",
-    ),
+    "made": Phrase("{0}: unmade", line="Do not close before {0} is done, where the task needs it."),
+    "equal": Phrase("{0}: another {1}", line="Before {0}, check {1} against the records and what was asked for."),
     "instead": Phrase(
-        "{0}: itself",
         "{0}: something else instead",
-        "Before you change a record, read it, and let what it says decide between {0} and anything else.",
+        line="Before you change a record, read it, and let what it says decide between {0} and anything else.",
     ),
-    "beyond": Phrase(
-        "{0}: not in the reference", "{0}: only as in the reference", "Make {0} only where it is asked for and allowed."
-    ),
+    "beyond": Phrase("{0}: not in the reference", line="Make {0} only where it is asked for and allowed."),
     "told": Phrase(
-        "what was asked: told",
-        "what was asked: not told",
-        "Before you close, answer every question with the value that the tools returned.",
+        "{0}: not told", line="Before you close, answer every question with the value that the tools returned."
     ),
-    "ended": Phrase("{0}: in time", "{0}: too early", "Do not end before all that was asked for is done."),
-    "cause": Phrase("{0}", "no {0}"),
-    "order": Phrase("{0}", "no {0}"),
+    "ended": Phrase("{0}: too early", line="Do not end before all that was asked for is done."),
+    "cause": Phrase("{0}"),
+    "order": Phrase("{0}", line="{1}"),
     "value": Phrase("{0}: {1}", "{0}: not {1}"),
 }
 """By kind, the first key of a feature, in the order in which one names what several could."""
@@ -115,19 +105,16 @@ class Cell:
         self.mark, self.distance = (self.mark + mark) % (1 << 64), self.distance + distance
 
 
-@dataclass(frozen=True)
-class Association:
-    """A feature, or its absence (`holds`), in `failed` of the `failed_of` failed rollouts that could show it and in
-    `passed` of `passed_of`; p, and p after the correction, NaN where the margins could not have told anything; `also`
-    are other names of the same rollouts."""
+class Association(NamedTuple):
+    """A feature, or its absence, in how many of the failed and of the passed rollouts that could show it (`base`); p,
+    and p after the correction, NaN where the margins could not have told anything; `also` are other names of the same
+    rollouts."""
 
     key: Key
     base: Key
     holds: bool
-    failed: int
-    failed_of: int
-    passed: int
-    passed_of: int
+    failed: tuple[int, int]
+    passed: tuple[int, int]
     p: float
     also: list[str]
     p_holm: float = float("nan")
@@ -138,20 +125,20 @@ class Association:
         return name_of(self.key, self.holds)
 
     @property
-    def line(self) -> str:
-        """The line for a prompt, "" where there is none."""
-        return "" if self.holds else PHRASES[self.key[0]].line.format(*self.key[1:])
-
-    @property
     def excess(self) -> float:
         """The share among failed rollouts minus that among passed ones; of none it is 0."""
-        return self.failed / max(1, self.failed_of) - self.passed / max(1, self.passed_of)
+        return self.failed[0] / max(1, self.failed[1]) - self.passed[0] / max(1, self.passed[1])
 
 
-def name_of(key: Key, holds: bool) -> str:
+def name_of(key: Key, holds: bool = True) -> str:
     """A feature, or its absence, in words."""
     phrase = PHRASES[key[0]]
     return (phrase.holds if holds else phrase.fails).format(*key[1:])
+
+
+def line_of(key: Key) -> str:
+    """The line for a prompt, "" where there is none."""
+    return PHRASES[key[0]].line.format(*key[1:])
 
 
 class Tally:
@@ -181,7 +168,7 @@ class Tally:
             groups.setdefault((whole, frozenset({cell.mark, (whole - cell.mark) % (1 << 64)})), []).append(key)
         rows = [self._association(sorted(keys, key=self._rank)) for keys in groups.values()]
         corrected = holm([row.p for row in rows])
-        rows = [Association(**{**vars(row), "p_holm": p}) for row, p in zip(rows, corrected, strict=True)]
+        rows = [row._replace(p_holm=p) for row, p in zip(rows, corrected, strict=True)]
         return sorted(rows, key=lambda row: (row.p if row.p == row.p else 1.0, -row.excess, *self._rank(row.key)))
 
     def _rank(self, key: Key) -> tuple[int, float, Key]:
@@ -192,11 +179,10 @@ class Tally:
     def _association(self, keys: list[Key]) -> Association:
         base, cell = self.features[keys[0]]
         whole = self.bases[base]
-        p, least = fisher((cell.failed, whole.failed), (cell.passed, whole.passed))
+        failed, passed = (cell.failed, whole.failed), (cell.passed, whole.passed)
+        p, least = fisher(failed, passed)
         holds = keys[0][0] == "value" or cell.failed * whole.passed > cell.passed * whole.failed
         also = [name_of(key, holds == (self.features[key][1].mark == cell.mark)) for key in keys[1:]]
-        failed, passed = (
-            (cell.failed, cell.passed) if holds else (whole.failed - cell.failed, whole.passed - cell.passed)
-        )
-        p = p if least <= LEVEL else float("nan")
-        return Association(keys[0], base, holds, failed, whole.failed, passed, whole.passed, p, also)
+        if not holds:
+            failed, passed = ((count - shown, count) for shown, count in (failed, passed))
+        return Association(keys[0], base, holds, failed, passed, p if least <= LEVEL else float("nan"), also)

@@ -5,18 +5,15 @@ wordings of one thing are no difference.
 """
 
 import re
-from collections.abc import Iterator
-from typing import NamedTuple
 
-from captrain.capabilities import Act, Toolbox, acts_of, differing, leaves, says, text_of
-from captrain.diagnosis.association import ANY, EVERY, Traits
-from captrain.records import JsonObject, Message, Record, Rollout, digest
+from captrain.capabilities import Story, Toolbox, acts_of, differing, leaves, same, says, text_of
+from captrain.contract import calls_of
+from captrain.diagnosis.association import EVERY, Traits
+from captrain.records import Record, Rollout, digest
 
 OF_USER = " (the user's)"
-LONGEST = 40
-"""Characters of a value."""
-WORDS = 4
-"""Spaces in a text that is no value."""
+LONGEST, WORDS = 40, 4
+"""Characters of a value, and spaces in a text that is none."""
 MANY = 3
 """Changes of a reference that are not told apart from more."""
 NOT_OF_TASK = ("task", "script", "ending", "user_calls", "milestones")
@@ -36,41 +33,36 @@ class Call(Record):
     novel: list[str]
 
 
-class Difference(NamedTuple):
-    """Where a rollout's changes part from the reference's: the feature's kind and names, the message, the evidence."""
+class Fault(Record):
+    """A step whose repair may turn a failure into a pass, by the key of its feature, where it shows, and whether replay
+    has proven it."""
 
     key: tuple[str, ...]
     message: int
     evidence: str
+    proven: bool = False
+    quote: str = ""
 
 
-def steps_of(messages: list[Message], toolbox: Toolbox) -> list[tuple[str, Act]]:
-    """All calls in order, whoever makes them, with what is called."""
+def calls_in(rollout: Rollout, toolbox: Toolbox) -> list[Call]:
+    """All calls in order, whoever makes them."""
+    messages = rollout.messages
     callers = [{**message, "role": "assistant"} if message.get("tool_calls") else message for message in messages]
-    acts = acts_of(callers, toolbox)
-    return [(act.tool + (OF_USER if messages[act.message]["role"] == "user" else ""), act) for act in acts]
-
-
-def goals_of(rollout: Rollout, toolbox: Toolbox) -> list[tuple[str, Act]]:
-    """The calls of the reference, and those that it has the user make."""
-    calls = [{"function": call} for call in rollout.task.data.get("user_calls") or []]
-    asked = [(act.tool + OF_USER, act) for act in acts_of([{"role": "assistant", "tool_calls": calls}], toolbox)]
-    return [*steps_of(rollout.reference, toolbox), *asked]
-
-
-def calls_of_rollout(rollout: Rollout, steps: list[tuple[str, Act]]) -> list[Call]:
-    """The calls as the order features read them."""
     calls, before, end = list[Call](), "", 0
-    for step, act in steps:
-        said = (text_of(message.get("content") or "") for message in rollout.messages[end : act.message])
+    for act in acts_of(callers, toolbox):
+        said = (text_of(message.get("content") or "") for message in messages[end : act.message])
         before, end = "\n".join([before, *said]).lower(), act.message
-        values = {name: _token(value) for name, value in act.arguments.items()}
-        novel = [
-            name
-            for name, value in act.arguments.items()
-            if _is_value(value) and any(leaves(value)) and not says(before, value)
-        ]
-        calls.append(Call(step=step, message=act.message, text=str(act), failed=act.failed, values=values, novel=novel))
+        values = {name: value for name, value in act.arguments.items() if _is_value(value) and any(leaves(value))}
+        calls.append(
+            Call(
+                step=act.tool + OF_USER * (messages[act.message]["role"] == "user"),
+                message=act.message,
+                text=str(act),
+                failed=act.failed,
+                values={k: text_of(v) if _is_value(v) else f"~{digest(v)}" for k, v in act.arguments.items()},
+                novel=[name for name, value in values.items() if not says(before, value)],
+            )
+        )
     return calls
 
 
@@ -79,161 +71,119 @@ def _is_value(value: object) -> bool:
     return len(text) <= LONGEST and text.count(" ") < WORDS
 
 
-def _token(value: object) -> str:
-    return text_of(value) if _is_value(value) else f"~{digest(value)}"
-
-
-def add_order(calls: list[Call], traits: Traits) -> None:
-    """Add which calls come before and after which, whose values come from nowhere, which are repeated or refused."""
+def order_traits(calls: list[Call]) -> Traits:
+    """Which calls come before and after which, whose values come from nowhere, which are repeated or refused."""
+    traits = Traits()
     first = {call.step: place for place, call in reversed([*enumerate(calls)])}
     last = {call.step: place for place, call in enumerate(calls)}
+    earlier: dict[tuple[str, str], set[str]] = {}
+    always: dict[tuple[str, str], set[str]] = {}
+    for call in calls:
+        for name, value in call.values.items():
+            seen = earlier.setdefault((name, value), set())
+            always[call.step, name] = always.get((call.step, name), seen) & seen
+            seen.add(call.step)
     for x in first:
-        traits.bases.add(("call", x))
+        own = [call for call in calls if call.step == x]
+        refused = [call for call in own if call.failed]
         traits.hold(("called", x), EVERY)
+        traits.bases |= {("call", x)} | ({("refused", x)} if refused else set())
+        if refused and not own[-1].failed:
+            traits.hold(("repaired", x), ("refused", x))
+        if len({text_of(call.values) for call in own}) == len(own):
+            traits.hold(("once", x), ("call", x))
         for y in first:
             if first[y] < first[x]:
                 traits.hold(("after", x, y), ("call", x), first[x] - first[y])
-            if x != y and last[y] > last[x]:
+            if last[y] > last[x]:
                 traits.hold(("followed", x, y), ("call", x), last[y] - last[x])
-    earlier: dict[tuple[str, str], set[str]] = {}
-    always: dict[tuple[str, str], set[str]] = {}
-    made, repeated, refused, novel = set[str](), set[str](), dict[str, bool](), set[tuple[str, str]]()
-    for call in calls:
-        for step in (call.step, ANY):
-            identity = text_of([step, call.step, call.values])
-            repeated |= {step} if identity in made else set()
-            made.add(identity)
-            if call.failed or step in refused:
-                refused[step] = call.failed
-        for name, value in call.values.items():
-            seen = earlier.setdefault((name, value), set())
-            common = always.setdefault((call.step, name), set(seen))
-            common &= seen
-            seen.add(call.step)
-        novel |= {(call.step, name) for name in call.novel}
+    novel = {(call.step, name) for call in calls for name in call.novel}
     for (x, name), steps in always.items():
         traits.bases.add(("argument", x, name))
         if (x, name) not in novel:
             traits.hold(("sourced", x, name), ("argument", x, name))
         for y in steps - {x}:
             traits.hold(("same", x, y, name), ("argument", x, name), first[x] - first[y])
-    for step in [*first, ANY]:
-        if step not in repeated:
-            traits.hold(("once", step), EVERY if step == ANY else ("call", step))
-    for step, still in refused.items():
-        traits.bases.add(("refused", step))
-        if not still:
-            traits.hold(("repaired", step), ("refused", step))
+    return traits
 
 
-def place_of(key: tuple[str, ...], calls: list[Call]) -> Call | None:
+def place_of(key: tuple[str, ...], calls: list[Call]) -> Call:
     """The call at which a rollout shows an order feature, or lacks it: that which is refused last, or has a value from
-    nowhere, or the first."""
-    own = [call for call in calls if call.step == key[1] or key[1] == ANY] or calls[-1:]
-    cases = {
-        "repaired": [call for call in reversed(own) if call.failed],
-        "sourced": [call for call in own if key[-1] in call.novel],
-        "once": [call for place, call in enumerate(own) if call.values in [peer.values for peer in own[:place]]],
-    }
-    return next(iter([*cases.get(key[0], []), *own]), None)
+    nowhere, or the first; the last of all where there is none."""
+    own = [call for call in calls if call.step == key[1]]
+    refused = [call for call in reversed(own) if call.failed and key[0] == "repaired"]
+    novel = [call for call in own if key[0] == "sourced" and key[2] in call.novel]
+    return [*refused, *novel, *own, *calls[-1:]][0]
 
 
-def add_reference(
-    rollout: Rollout, steps: list[tuple[str, Act]], goals: list[tuple[str, Act]], traits: Traits
-) -> list[Difference]:
-    """Add how far the calls are those of the reference; returns where changes differ.
-
-    A call stands for the goal of its tool that it equals, or else differs from in the fewest arguments. Where only the
-    state at the end is judged, what is changed beyond the reference is no difference.
-    """
-    if not goals and not rollout.reference:
-        return []
-    traits.bases.add(REFERENCED)
-    left: dict[str, list[Act]] = {}
-    for step, act in steps:
-        left.setdefault(step, []).extend([] if act.failed else [act])
-    taken = _assigned(goals, left)
-    used = {id(act) for _, act in taken.values()}
-    is_compared = "db" in (rollout.task.data.get("graded") or ["db"])
-    extras = [
-        act
-        for step, acts in left.items()
-        for act in acts
-        if is_compared and OF_USER not in step and act.kind != "read" and id(act) not in used
+def reference_traits(rollout: Rollout, toolbox: Toolbox) -> tuple[Traits, list[Fault]]:
+    """Which steps of the reference are not made, or made otherwise, and which changes it does not have; and those of
+    them that change something. Where only the state at the end is judged, a further change is no fault."""
+    story, traits, faults = Story(rollout, toolbox), Traits(), list[Fault]()
+    asked = [(call["name"], call["arguments"]) for call in rollout.task.data.get("user_calls") or []]
+    if not story.has_reference and not asked:
+        return traits, faults
+    traits.bases |= {REFERENCED, *(("goal", act.tool) for act in story.expected)}
+    for pair in story.pairs:
+        wrong = (
+            [name for name in differing(pair.goal, pair.write) if _is_value(pair.goal.arguments[name])]
+            if pair.write
+            else []
+        )
+        kinds = {
+            "made": pair.write is None,
+            "instead": pair.write and pair.write.tool != pair.goal.tool,
+            "equal": wrong,
+        }
+        for kind in [kind for kind, lapses in kinds.items() if lapses][:1]:
+            message = pair.write.message if pair.write else story.last
+            faults.append(
+                Fault(
+                    key=(kind, pair.goal.tool, *wrong[:1]), message=message, evidence=f"the reference has {pair.goal}"
+                )
+            )
+    if "db" in (rollout.task.data.get("graded") or ["db"]):
+        faults += [
+            Fault(key=("beyond", act.tool), message=act.message, evidence=f"the reference has no {act}")
+            for act in story.extras
+        ]
+    calls = [call for message in rollout.messages if message["role"] == "user" for call in calls_of(message)]
+    for tool, arguments in asked:
+        traits.bases.add(("goal", tool + OF_USER))
+        if not any(name == tool and same(arguments, given) for name, given in calls):
+            faults.append(
+                Fault(key=("made", tool + OF_USER), message=story.last, evidence=f"the user never made {tool}")
+            )
+    untold = [value for value in story.informs if story.first_telling(value) is None]
+    traits.bases |= {("informs",)} if story.informs else set()
+    faults += [
+        Fault(key=("told", "what was asked"), message=story.last, evidence=f"{value} was not told")
+        for value in untold[:1]
     ]
-    for act in extras:
-        traits.hold(("beyond", act.tool), REFERENCED)
-    end = max((index for index, message in enumerate(rollout.messages) if message["role"] == "assistant"), default=0)
-    differences, unmade, unequal = list[Difference](), set[str](), set[tuple[str, str]]()
-    for place, (step, goal) in enumerate(goals):
-        wrong, act = taken.get(place, ([], None))
-        traits.bases.add(("goal", step))
-        unmade |= {step} if act is None else set()
-        unequal |= {(step, name) for name in wrong}
-        other = act or next((one for one in extras if {*leaves(one.arguments)} & {*leaves(goal.arguments)}), None)
-        if goal.kind == "read" or (act and not wrong):
-            continue
-        if other is None:
-            differences.append(Difference(("made", step), end, f"the reference has {goal}"))
-            continue
-        extras = [one for one in extras if one is not other]
-        key = ("equal", step, wrong[0]) if wrong else ("instead", step)
-        differences.append(Difference(key, other.message, f"the reference has {goal}"))
-    differences += [Difference(("beyond", act.tool), act.message, f"the reference has no {act}") for act in extras]
-    for step, name in {(step, name) for step, goal in goals for name in goal.arguments if step not in unmade}:
-        traits.bases.add(("paired", step, name))
-        if (step, name) not in unequal:
-            traits.hold(("equal", step, name), ("paired", step, name))
-    for step in {step for step, _ in goals} - unmade:
-        traits.hold(("made", step), ("goal", step))
-    informs = [text_of(value) for value in (rollout.reference[-1].get("informs", []) if rollout.reference else [])]
-    words = "\n".join(text_of(m.get("content") or "") for m in rollout.messages if m["role"] == "assistant")
-    told = words.lower().replace(",", "")
-    untold = [value for value in informs if value.lower().replace(",", "") not in told]
-    if informs:
-        traits.bases.add(("informs",))
-    if informs and not untold:
-        traits.hold(("told",), ("informs",))
-    return differences + [Difference(("told",), end, f"{value} was not told") for value in untold[:1]]
+    for goal in story.expected:
+        if goal.kind != "write" and not any(act.tool == goal.tool and not differing(goal, act) for act in story.acts):
+            traits.hold(("made", goal.tool), ("goal", goal.tool))
+    bases = {"beyond": REFERENCED, "told": ("informs",)}
+    for fault in faults:
+        traits.hold(fault.key, bases.get(fault.key[0], ("goal", fault.key[1])))
+    return traits, faults
 
 
-def _assigned(goals: list[tuple[str, Act]], left: dict[str, list[Act]]) -> dict[int, tuple[list[str], Act]]:
-    """Of goals by their place the call that stands for each, with the arguments that differ: nearest pairs first."""
-    pairs = [
-        (_wrong(goal, act), place, number)
-        for place, (step, goal) in enumerate(goals)
-        for number, act in enumerate(left.get(step, []))
-    ]
-    taken: dict[int, tuple[list[str], Act]] = {}
-    used = set[int]()
-    for wrong, place, number in sorted(pairs, key=lambda pair: (len(pair[0]), *pair[1:])):
-        act = left[goals[place][0]][number]
-        if place not in taken and id(act) not in used:
-            taken[place] = wrong, act
-            used.add(id(act))
-    return taken
-
-
-def _wrong(goal: Act, act: Act) -> list[str]:
-    return [name for name in differing(goal, act) if _is_value(goal.arguments[name])]
-
-
-def add_task(rollout: Rollout, goals: list[tuple[str, Act]], traits: Traits) -> None:
-    """Add what can be told of the task: environment, fields, words of its id, calls of its reference."""
-    for name, value in _fields({"environment": rollout.environment, **rollout.task.data}):
-        traits.hold(("value", name, value), ("field", name))
+def task_traits(rollout: Rollout, toolbox: Toolbox) -> Traits:
+    """What can be told of the task: environment, its own fields, the words of its id, the calls of its reference."""
+    traits, data = Traits(), {"environment": rollout.environment, **rollout.task.data}
+    for name, value in data.items():
+        if name not in NOT_OF_TASK and not isinstance(value, dict) and _is_value(value):
+            traits.hold(("value", name, text_of(value)), ("field", name))
     for word in re.findall(r"[A-Za-z][A-Za-z_]{2,}", rollout.task.id):
         traits.hold(("value", "task id", word.strip("_")), EVERY)
-    if goals:
-        changes = sum(goal.kind != "read" for _, goal in goals)
+    acts = acts_of(rollout.reference, toolbox)
+    asked = [call["name"] + OF_USER for call in rollout.task.data.get("user_calls") or []]
+    changes = sum(act.kind != "read" for act in acts) + len(asked)
+    if rollout.reference or asked:
         traits.hold(
-            ("value", "changes in its reference", f"{MANY} or more" if changes >= MANY else str(changes)), REFERENCED
+            ("value", "changes in its reference", str(changes) if changes < MANY else f"{MANY} or more"), REFERENCED
         )
-        for step, _ in goals:
-            traits.hold(("value", "its reference has", step), REFERENCED)
-
-
-def _fields(data: JsonObject) -> Iterator[tuple[str, str]]:
-    for name, value in data.items():
-        if name not in NOT_OF_TASK and isinstance(value, str | int | float | bool | list) and _is_value(value):
-            yield name, text_of(value)
+    for step in [*(act.tool for act in acts), *asked]:
+        traits.hold(("value", "its reference has", step), REFERENCED)
+    return traits

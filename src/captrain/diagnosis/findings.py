@@ -8,23 +8,13 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, takewhile
 
 from captrain.capabilities import Toolbox, text_of
 from captrain.contract import calls_of
-from captrain.diagnosis.association import LEVEL, PHRASES, Association, Key, Tally, Traits, name_of
+from captrain.diagnosis.association import LEVEL, Association, Key, Tally, line_of, name_of
 from captrain.diagnosis.explained import Explained
-from captrain.diagnosis.features import (
-    Call,
-    Difference,
-    add_order,
-    add_reference,
-    add_task,
-    calls_of_rollout,
-    goals_of,
-    place_of,
-    steps_of,
-)
+from captrain.diagnosis.features import Call, Fault, calls_in, order_traits, place_of, reference_traits, task_traits
 from captrain.evaluation import fisher, holm
 from captrain.records import Message, Record, Rollout
 
@@ -38,16 +28,6 @@ EDITS = {"insert": "made", "replace": "equal", "drop": "beyond", "end": "ended",
 END = "(end)"
 
 
-class Fault(Record):
-    """A step of a failed rollout whose repair may turn it into a pass, by the key of its feature."""
-
-    key: list[str]
-    message: int
-    quote: str
-    evidence: str
-    proven: bool = False
-
-
 class Played(Record):
     """What is kept of a rollout: where it stands, its calls, the faults of a failed one, its primary cause, and the
     values of its task."""
@@ -56,34 +36,22 @@ class Played(Record):
     calls: list[Call]
     faults: list[Fault]
     cause: str | None
-    values: list[list[str]]
+    values: list[tuple[str, ...]]
 
 
 @dataclass
 class Fix:
     """A step or decision: in how many failures it differs, in how many it alone does, in how many replay has proven
-    that the repair is needed; the primary causes of these failures, the kinds of task that are over-represented among
-    them with how many they are, and one failure."""
+    that the repair is needed (`counts`); the primary causes of these failures, the values of their tasks, the kinds of
+    task that are over-represented among them with how many they are, and one failure."""
 
     key: Key
     place: str
     example: Fault
-    failures: int = 0
-    alone: int = 0
-    proven: int = 0
+    counts: Counter[str] = field(default_factory=Counter[str])
     causes: Counter[str] = field(default_factory=Counter[str])
     values: Counter[Key] = field(default_factory=Counter[Key])
     kinds: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
-
-    @property
-    def name(self) -> str:
-        """The step in words."""
-        return name_of(self.key, self.key[0] in ("beyond", "cause", "order"))
-
-    @property
-    def line(self) -> str:
-        """The line for a prompt, "" where there is none."""
-        return self.key[2] if self.key[0] == "order" else PHRASES[self.key[0]].line.format(*self.key[1:])
 
 
 @dataclass(frozen=True)
@@ -95,7 +63,7 @@ class Findings:
     steps: list[Association]
     tasks: list[Association]
     order: list[Association]
-    examples: dict[Key, tuple[str, Call]]
+    examples: dict[Key, str]
     partings: list[tuple[tuple[str, str], int]]
     mixed: int
     fixes: list[Fix]
@@ -127,133 +95,105 @@ class Collection:
 
     def add(self, row: Explained, rollout: Rollout, *, counts: bool) -> None:
         """Take a rollout in; one of a suspect reference that does not count speaks for that alone."""
-        calls, goals = steps_of(rollout.messages, self._toolbox), goals_of(rollout, self._toolbox)
-        steps, tasks, order = Traits(), Traits(), Traits()
-        played, failed = calls_of_rollout(rollout, calls), row.outcome == "failed"
-        differences = add_reference(rollout, calls, goals, steps)
-        add_task(rollout, goals, tasks)
-        add_order(played, order)
-        if counts:
-            for tally, traits in ((self._steps, steps), (self._tasks, tasks), (self._order, order)):
+        calls, tasks, failed = (
+            calls_in(rollout, self._toolbox),
+            task_traits(rollout, self._toolbox),
+            row.outcome == "failed",
+        )
+        steps, faults = reference_traits(rollout, self._toolbox)
+        for tally, traits in ((self._steps, steps), (self._tasks, tasks), (self._order, order_traits(calls))):
+            if counts:
                 tally.add(traits, failed)
-        found = [(difference, False) for difference in differences]
-        if repairs := [repair for repair in row.repairs if repair.needed]:
-            found = [
-                (
-                    Difference((EDITS[one.kind], one.step.partition("(")[0], "argument"), one.message, one.evidence),
-                    one.proven,
-                )
-                for one in repairs
-            ]
-        if not counts:
-            found = [(Difference(REFERENCE, len(rollout.messages), "; ".join(row.suspicions)), False)]
-        faults = [
+        repairs = [
             Fault(
-                key=[*difference.key],
-                message=difference.message,
-                quote=_quote(rollout, difference.message),
-                evidence=difference.evidence,
-                proven=proven,
+                key=(EDITS[one.kind], one.step.partition("(")[0], "argument"),
+                message=one.message,
+                evidence=one.evidence,
+                proven=one.proven,
             )
-            for difference, proven in found
+            for one in row.repairs
+            if one.needed
         ]
-        cause = row.primary
-        if cause and not faults:
-            fault = Fault(key=["cause", cause.cause], message=cause.message, quote="", evidence=cause.evidence)
-            faults = [fault.model_copy(update={"quote": _quote(rollout, cause.message)})]
-        content = Played(
-            place=row.place,
-            calls=played,
-            faults=faults if failed else [],
-            cause=cause.cause if cause else None,
-            values=[[*key] for key in tasks.holding],
-        )
+        causes = [Fault(key=("cause", one.cause), message=one.message, evidence=one.evidence) for one in row.causes[:1]]
+        if not counts:
+            repairs = [Fault(key=REFERENCE, message=len(rollout.messages), evidence="; ".join(row.suspicions))]
+        quoted = [
+            fault.model_copy(update={"quote": quote_of(rollout.messages[fault.message])})
+            if fault.message < len(rollout.messages)
+            else fault
+            for fault in repairs or faults or causes
+        ]
+        cause, values = row.primary.cause if row.primary else None, [*tasks.holding]
+        content = Played(place=row.place, calls=calls, faults=quoted, cause=cause, values=values).model_dump_json()
         task = text_of([row.environment, row.task])
-        self._database.execute(
-            "INSERT INTO played VALUES (?, ?, ?, ?)", (task, failed, counts, content.model_dump_json())
-        )
+        self._database.execute("INSERT INTO played VALUES (?, ?, ?, ?)", (task, failed, counts, content))
 
     def findings(self) -> Findings:
         """Test what was counted, and name what to fix first."""
         order = self._order.associations()
-        sure = [row for row in order if row.p_holm <= LEVEL]
-        examples, fixes = dict[Key, tuple[str, Call]](), dict[Key, Fix]()
-        for played in self._failed():
-            traits, faults = Traits(), [*played.faults]
-            add_order(played.calls, traits)
-            shown = [row for row in sure if traits.shows(row)]
-            for row in shown:
-                if row.key not in examples and (call := place_of(row.key, played.calls)):
-                    examples[row.key] = played.place, call
-            if (not faults or faults[0].key[0] == "cause") and shown and shown[0].key in examples:
-                call = place_of(shown[0].key, played.calls) or examples[shown[0].key][1]
-                key = ["order", shown[0].name, shown[0].line]
-                faults = [Fault(key=key, message=call.message, quote=call.text, evidence=shown[0].name)]
-            keys = {tuple(fault.key): fault for fault in reversed(faults)}
+        examples, fixes = dict[Key, str](), dict[Key, Fix]()
+        for played in self._read("WHERE failed ORDER BY rowid"):
+            traits, faults = order_traits(played.calls), played.faults
+            for row in [row for row in reversed(order) if row.p_holm <= LEVEL and traits.shows(row) and played.calls]:
+                call = place_of(row.key, played.calls)
+                examples.setdefault(row.key, f"{played.place}, message {call.message}: {call.text}")
+                if not played.faults or played.faults[0].key[0] == "cause":
+                    key = ("order", row.name, "" if row.holds else line_of(row.key))
+                    faults = [Fault(key=key, message=call.message, evidence=row.name, quote=call.text)]
+            keys = {fault.key: fault for fault in reversed(faults)}
             for key, fault in keys.items():
                 fix = fixes.setdefault(key, Fix(key, played.place, fault))
-                fix.failures += 1
-                fix.alone += len(keys) == 1
-                fix.proven += fault.proven
+                fix.counts.update(failures=1, alone=len(keys) == 1, proven=fault.proven)
                 fix.causes.update([played.cause] if played.cause else [])
-                fix.values.update(tuple(value) for value in played.values)
-        first = sorted(fixes.values(), key=lambda fix: (-fix.failures, -fix.alone, fix.key))[:FIXES]
+                fix.values.update(played.values)
+        first = sorted(fixes.values(), key=lambda fix: (-fix.counts["failures"], -fix.counts["alone"], fix.key))[:FIXES]
         for fix in first:
             fix.kinds = self._kinds(fix)
-        mixed, partings = self._partings()
-        return Findings(self._steps.associations(), self._tasks.associations(), order, examples, partings, mixed, first)
-
-    def _failed(self) -> Iterator[Played]:
-        for (content,) in self._database.execute("SELECT content FROM played WHERE failed ORDER BY rowid"):
-            yield Played.model_validate_json(content)
-
-    def _kinds(self, fix: Fix) -> list[tuple[str, int]]:
-        """The values of the task that more of these failures have than of all other rollouts, the surest first."""
-        rows = list[tuple[float, Key, int]]()
-        for key, number in fix.values.items():
-            base, cell = self._tasks.features.get(key, ((), None))
-            if cell is None or fix.key == REFERENCE or key[2] == fix.key[1]:
-                continue
-            whole = self._tasks.bases[base]
-            others = cell.failed + cell.passed - number, whole.failed + whole.passed - fix.failures
-            if number * others[1] > others[0] * fix.failures:
-                rows.append((fisher((number, fix.failures), others)[0], key, number))
-        sure = [row for row, p in zip(rows, holm([row[0] for row in rows]), strict=True) if p <= LEVEL]
-        return [(name_of(key, True), number) for _, key, number in sorted(sure)[:2]]
-
-    def _partings(self) -> tuple[int, list[tuple[tuple[str, str], int]]]:
-        """Over the tasks with passed and failed trials, the first calls at which a failed one parts from the passed one
-        that it goes along with longest: each pair of calls counts once a task."""
+        partings, mixed = Counter[tuple[str, str]](), 0
         query = "SELECT task, failed, content FROM played WHERE counted ORDER BY task, rowid"
-        counts, mixed = Counter[tuple[str, str]](), 0
         for _, rows in groupby(self._database.execute(query), key=lambda row: row[0]):
             trials: tuple[list[list[Call]], list[list[Call]]] = [], []
             for _, failed, content in rows:
                 trials[failed].append(Played.model_validate_json(content).calls)
-            if all(trials):
-                mixed += 1
-                counts.update({_parting(failed, trials[0]) for failed in trials[1]})
-        return mixed, sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+            mixed += all(trials)
+            partings.update({_parting(failed, trials[0]) for failed in trials[1] if trials[0]})
+        parted = sorted(partings.items(), key=lambda item: (-item[1], item[0]))
+        return Findings(self._steps.associations(), self._tasks.associations(), order, examples, parted, mixed, first)
 
+    def _read(self, condition: str) -> Iterator[Played]:
+        for (content,) in self._database.execute(f"SELECT content FROM played {condition}"):
+            yield Played.model_validate_json(content)
 
-def _quote(rollout: Rollout, message: int) -> str:
-    return quote_of(rollout.messages[message]) if message < len(rollout.messages) else ""
+    def _kinds(self, fix: Fix) -> list[tuple[str, int]]:
+        """The values of the task that more of these failures have than of all other rollouts, the surest first."""
+        rows, failures = list[tuple[float, Key, int]](), fix.counts["failures"]
+        for key, number in fix.values.items() if fix.key != REFERENCE else ():
+            base, cell = self._tasks.features.get(key, ((), None))
+            if cell is not None and key[2] != fix.key[1]:
+                whole = self._tasks.bases[base]
+                others = cell.failed + cell.passed - number, whole.failed + whole.passed - failures
+                p = fisher((number, failures), others)[0]
+                rows.append((p if number * others[1] > others[0] * failures else 1.0, key, number))
+        sure = [row for row, p in zip(rows, holm([row[0] for row in rows]), strict=True) if p <= LEVEL]
+        return [(name_of(key), number) for _, key, number in sorted(sure)[:2]]
 
 
 def _parting(failed: Sequence[Call], passed: Sequence[Sequence[Call]]) -> tuple[str, str]:
-    """The first call of a passed trial and of a failed one that are not the same."""
+    """The first calls at which a failed trial parts from the passed one that it goes along with longest."""
     lengths = [
-        next((place for place, (a, b) in enumerate(zip(trial, failed, strict=False)) if _identity(a) != _identity(b)),
-             min(len(trial), len(failed)))
+        sum(
+            1
+            for _ in takewhile(lambda pair: _identity(pair[0]) == _identity(pair[1]), zip(trial, failed, strict=False))
+        )
         for trial in passed
-    ]  # fmt: skip
+    ]
     length = max(lengths)
     trial = passed[lengths.index(length)]
-    ours, theirs = (calls[length] if length < len(calls) else None for calls in (trial, failed))
-    if ours and theirs and ours.step == theirs.step:
-        names = [name for name in ours.values if ours.values[name] != theirs.values.get(name)]
-        return ours.step, f"{ours.step} with another {' and '.join(names[:2]) or 'set of arguments'}"
-    return ours.step if ours else END, theirs.step if theirs else END
+    ours, theirs = (calls[length].step if length < len(calls) else END for calls in (trial, failed))
+    if ours != theirs or ours == END:
+        return ours, theirs
+    names = [name for name, value in trial[length].values.items() if failed[length].values.get(name) != value]
+    return ours, f"{theirs} with another {' and '.join(names[:2]) or 'set of arguments'}"
 
 
 def _identity(call: Call) -> tuple[str, list[tuple[str, str]]]:

@@ -108,8 +108,8 @@ def _ranking(diagnosis: Diagnosis) -> Table:
 def _row(entry: Association) -> tuple[str, ...]:
     return (
         entry.name,
-        f"{entry.failed} of {entry.failed_of}",
-        f"{entry.passed} of {entry.passed_of}",
+        f"{entry.failed[0]} of {entry.failed[1]}",
+        f"{entry.passed[0]} of {entry.passed[1]}",
         p_of(entry.p),
         p_of(entry.p_holm),
     )
@@ -117,12 +117,8 @@ def _row(entry: Association) -> tuple[str, ...]:
 
 def _steps(diagnosis: Diagnosis) -> Table:
     """Steps of the reference that more of the failed rollouts lack, or differ in: the most failures first."""
-    entries = [
-        entry
-        for entry in diagnosis.findings.steps
-        if entry.excess > 0 and entry.holds == (entry.key[0] == "beyond") and entry.failed
-    ]
-    entries.sort(key=lambda entry: -entry.failed * entry.excess)
+    entries = [entry for entry in diagnosis.findings.steps if entry.excess > 0 and entry.holds]
+    entries.sort(key=lambda entry: -entry.failed[0] * entry.excess)
     columns = ("step of the reference", "failed", "passed", "p", "p, Holm")
     return Table("Steps that failed rollouts lack", columns, [_row(entry) for entry in entries[:ROWS]])
 
@@ -131,12 +127,12 @@ def _tasks(diagnosis: Diagnosis) -> Table:
     """Values of the task by how far their pass rates are from the others'."""
     rows = list[tuple[str, ...]]()
     for entry in [entry for entry in diagnosis.findings.tasks if entry.p == entry.p][:ROWS]:
-        shown, others = entry.passed + entry.failed, entry.passed_of + entry.failed_of - entry.passed - entry.failed
-        low, high = wilson(entry.passed, shown)
-        rate = f"{entry.passed / shown:.2f}", f"{low:.2f} to {high:.2f}"
-        elsewhere = f"{entry.passed_of - entry.passed} of {others}"
+        passed, shown, rollouts = entry.passed[0], entry.passed[0] + entry.failed[0], entry.passed[1] + entry.failed[1]
+        low, high = wilson(passed, shown)
         name = ", ".join([entry.name, *entry.also[:1]])
-        rows.append((name, f"{entry.passed} of {shown}", *rate, elsewhere, p_of(entry.p), p_of(entry.p_holm)))
+        elsewhere = f"{entry.passed[1] - passed} of {rollouts - shown}"
+        rate = f"{passed} of {shown}", f"{passed / shown:.2f}", f"{low:.2f} to {high:.2f}", elsewhere
+        rows.append((name, *rate, p_of(entry.p), p_of(entry.p_holm)))
     columns = ("kind of task", "passed", "pass rate", "95% interval", "passed elsewhere", "p", "p, Holm")
     return Table("Kinds of task", columns, rows)
 
@@ -146,9 +142,8 @@ def _order(diagnosis: Diagnosis) -> Table:
     findings, rows = diagnosis.findings, list[tuple[str, ...]]()
     tested = [entry for entry in findings.order if entry.p == entry.p]
     for entry in [entry for entry in tested if entry.p_holm <= LEVEL][:ROWS]:
-        rollout, call = findings.examples.get(entry.key, ("", None))
         alike = ", ".join(entry.also[:2]) + (f" and {len(entry.also) - 2} more" if len(entry.also) > 2 else "")
-        rows.append((*_row(entry), alike, f"{rollout}, message {call.message}: {call.text}" if call else ""))
+        rows.append((*_row(entry), alike, findings.examples.get(entry.key, "")))
     columns = ("in the order of calls", "failed", "passed", "p", "p, Holm", "the same rollouts", "for example")
     note = f"{len(tested)} features could have shown something; those with p, Holm of {LEVEL:g} at most are listed"
     return Table("Calls that go with failing", columns, rows, notes=(note,))
