@@ -66,8 +66,8 @@ def advise(diagnosis: Diagnosis, folder: Path | None = None) -> list[Advice]:
     if errors := account.standings["error"]:
         advice.append(Advice("infrastructure", f"repair what the agent runs on: {errors} rollouts have no verdict"))
     advice += [Advice(entry["id"], _about_cause(diagnosis, entry, training)) for entry in candidates]
-    named = {name_of(fix.key) for fix in findings.fixes}
-    orders = [row for row in findings.order if row.p_holm <= LEVEL and not row.holds and row.name not in named]
+    subjects = {name_of(fix.key) for fix in findings.fixes}
+    orders = [row for row in findings.order if row.p_holm <= LEVEL and not row.holds and row.name not in subjects]
     for row in orders[:ORDERS]:
         counts = "in {} of {} failed rollouts and {} of {} passed ones".format(*row.failed, *row.passed)
         advice.append(Advice(row.name, f'{counts}; a line in the prompt costs little: "{line_of(row.key)}"'))
@@ -94,8 +94,8 @@ def _about_fix(fix: Fix, failures: int, training: Mapping[str, str]) -> Advice:
     facts += [f"mostly {causes[0]}"] if causes and causes[0] not in fix.key else []
     facts += [f"above all where {' or '.join(f'{kind} ({number})' for kind, number in fix.kinds)}"] if fix.kinds else []
     example = fix.example
-    said = f"{example.quote} ({example.evidence})" if example.quote else example.evidence
-    return Advice(name_of(fix.key), action, "; ".join(facts), f"{fix.place}, message {example.message}: {said}")
+    quotation = f"{example.quote} ({example.evidence})" if example.quote else example.evidence
+    return Advice(name_of(fix.key), action, "; ".join(facts), f"{fix.place}, message {example.message}: {quotation}")
 
 
 def _about_cause(diagnosis: Diagnosis, entry: CandidateAccount, training: Mapping[str, str]) -> str:

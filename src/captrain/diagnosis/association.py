@@ -184,5 +184,5 @@ class Tally:
         holds = keys[0][0] == "value" or cell.failed * whole.passed > cell.passed * whole.failed
         also = [name_of(key, holds == (self.features[key][1].mark == cell.mark)) for key in keys[1:]]
         if not holds:
-            failed, passed = ((count - shown, count) for shown, count in (failed, passed))
+            failed, passed = ((total - count, total) for count, total in (failed, passed))
         return Association(keys[0], base, holds, failed, passed, p if least <= LEVEL else float("nan"), also)

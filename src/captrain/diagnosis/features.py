@@ -50,8 +50,8 @@ def calls_in(rollout: Rollout, toolbox: Toolbox) -> list[Call]:
     callers = [{**message, "role": "assistant"} if message.get("tool_calls") else message for message in messages]
     calls, before, end = list[Call](), "", 0
     for act in acts_of(callers, toolbox):
-        said = (text_of(message.get("content") or "") for message in messages[end : act.message])
-        before, end = "\n".join([before, *said]).lower(), act.message
+        texts = (text_of(message.get("content") or "") for message in messages[end : act.message])
+        before, end = "\n".join([before, *texts]).lower(), act.message
         values = {name: value for name, value in act.arguments.items() if _is_value(value) and any(leaves(value))}
         calls.append(
             Call(
@@ -80,17 +80,17 @@ def order_traits(calls: list[Call]) -> Traits:
     always: dict[tuple[str, str], set[str]] = {}
     for call in calls:
         for name, value in call.values.items():
-            seen = earlier.setdefault((name, value), set())
-            always[call.step, name] = always.get((call.step, name), seen) & seen
-            seen.add(call.step)
+            callers = earlier.setdefault((name, value), set())
+            always[call.step, name] = always.get((call.step, name), callers) & callers
+            callers.add(call.step)
     for x in first:
-        own = [call for call in calls if call.step == x]
-        refused = [call for call in own if call.failed]
+        peers = [call for call in calls if call.step == x]
+        failures = [call for call in peers if call.failed]
         traits.hold(("called", x), EVERY)
-        traits.bases |= {("call", x)} | ({("refused", x)} if refused else set())
-        if refused and not own[-1].failed:
+        traits.bases |= {("call", x)} | ({("refused", x)} if failures else set())
+        if failures and not peers[-1].failed:
             traits.hold(("repaired", x), ("refused", x))
-        if len({text_of(call.values) for call in own}) == len(own):
+        if len({text_of(call.values) for call in peers}) == len(peers):
             traits.hold(("once", x), ("call", x))
         for y in first:
             if first[y] < first[x]:
@@ -110,18 +110,18 @@ def order_traits(calls: list[Call]) -> Traits:
 def place_of(key: tuple[str, ...], calls: list[Call]) -> Call:
     """The call at which a rollout shows an order feature, or lacks it: that which is refused last, or has a value from
     nowhere, or the first; the last of all where there is none."""
-    own = [call for call in calls if call.step == key[1]]
-    refused = [call for call in reversed(own) if call.failed and key[0] == "repaired"]
-    novel = [call for call in own if key[0] == "sourced" and key[2] in call.novel]
-    return [*refused, *novel, *own, *calls[-1:]][0]
+    peers = [call for call in calls if call.step == key[1]]
+    failures = [call for call in reversed(peers) if call.failed and key[0] == "repaired"]
+    novel = [call for call in peers if key[0] == "sourced" and key[2] in call.novel]
+    return [*failures, *novel, *peers, *calls[-1:]][0]
 
 
 def reference_traits(rollout: Rollout, toolbox: Toolbox) -> tuple[Traits, list[Fault]]:
     """Which steps of the reference are not made, or made otherwise, and which changes it does not have; and those of
     them that change something. Where only the state at the end is judged, a further change is no fault."""
     story, traits, faults = Story(rollout, toolbox), Traits(), list[Fault]()
-    asked = [(call["name"], call["arguments"]) for call in rollout.task.data.get("user_calls") or []]
-    if not story.has_reference and not asked:
+    user_calls = [(call["name"], call["arguments"]) for call in rollout.task.data.get("user_calls") or []]
+    if not story.has_reference and not user_calls:
         return traits, faults
     traits.bases |= {REFERENCED, *(("goal", act.tool) for act in story.expected)}
     for pair in story.pairs:
@@ -148,9 +148,9 @@ def reference_traits(rollout: Rollout, toolbox: Toolbox) -> tuple[Traits, list[F
             for act in story.extras
         ]
     calls = [call for message in rollout.messages if message["role"] == "user" for call in calls_of(message)]
-    for tool, arguments in asked:
+    for tool, arguments in user_calls:
         traits.bases.add(("goal", tool + OF_USER))
-        if not any(name == tool and same(arguments, given) for name, given in calls):
+        if not any(name == tool and same(arguments, actual) for name, actual in calls):
             faults.append(
                 Fault(key=("made", tool + OF_USER), message=story.last, evidence=f"the user never made {tool}")
             )
@@ -178,12 +178,12 @@ def task_traits(rollout: Rollout, toolbox: Toolbox) -> Traits:
     for word in re.findall(r"[A-Za-z][A-Za-z_]{2,}", rollout.task.id):
         traits.hold(("value", "task id", word.strip("_")), EVERY)
     acts = acts_of(rollout.reference, toolbox)
-    asked = [call["name"] + OF_USER for call in rollout.task.data.get("user_calls") or []]
-    changes = sum(act.kind != "read" for act in acts) + len(asked)
-    if rollout.reference or asked:
+    user_calls = [call["name"] + OF_USER for call in rollout.task.data.get("user_calls") or []]
+    changes = sum(act.kind != "read" for act in acts) + len(user_calls)
+    if rollout.reference or user_calls:
         traits.hold(
             ("value", "changes in its reference", str(changes) if changes < MANY else f"{MANY} or more"), REFERENCED
         )
-    for step in [*(act.tool for act in acts), *asked]:
+    for step in [*(act.tool for act in acts), *user_calls]:
         traits.hold(("value", "its reference has", step), REFERENCED)
     return traits

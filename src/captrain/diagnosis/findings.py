@@ -94,7 +94,7 @@ class Collection:
         self._database.execute("BEGIN")
 
     def add(self, row: Explained, rollout: Rollout, *, counts: bool) -> None:
-        """Take a rollout in; one of a suspect reference that does not count speaks for that alone."""
+        """Take a rollout in; one of a suspect reference that does not count speaks for that alrepair."""
         calls, tasks, failed = (
             calls_in(rollout, self._toolbox),
             task_traits(rollout, self._toolbox),
@@ -106,15 +106,18 @@ class Collection:
                 tally.add(traits, failed)
         repairs = [
             Fault(
-                key=(EDITS[one.kind], one.step.partition("(")[0], "argument"),
-                message=one.message,
-                evidence=one.evidence,
-                proven=one.proven,
+                key=(EDITS[repair.kind], repair.step.partition("(")[0], "argument"),
+                message=repair.message,
+                evidence=repair.evidence,
+                proven=repair.proven,
             )
-            for one in row.repairs
-            if one.needed
+            for repair in row.repairs
+            if repair.needed
         ]
-        causes = [Fault(key=("cause", one.cause), message=one.message, evidence=one.evidence) for one in row.causes[:1]]
+        causes = [
+            Fault(key=("cause", cause.cause), message=cause.message, evidence=cause.evidence)
+            for cause in row.causes[:1]
+        ]
         if not counts:
             repairs = [Fault(key=REFERENCE, message=len(rollout.messages), evidence="; ".join(row.suspicions))]
         quoted = [
@@ -132,20 +135,20 @@ class Collection:
         """Test what was counted, and name what to fix first."""
         order = self._order.associations()
         examples, fixes = dict[Key, str](), dict[Key, Fix]()
-        for played in self._read("WHERE failed ORDER BY rowid"):
-            traits, faults = order_traits(played.calls), played.faults
-            for row in [row for row in reversed(order) if row.p_holm <= LEVEL and traits.shows(row) and played.calls]:
-                call = place_of(row.key, played.calls)
-                examples.setdefault(row.key, f"{played.place}, message {call.message}: {call.text}")
-                if not played.faults or played.faults[0].key[0] == "cause":
+        for record in self._read("WHERE failed ORDER BY rowid"):
+            traits, faults = order_traits(record.calls), record.faults
+            for row in [row for row in reversed(order) if row.p_holm <= LEVEL and traits.shows(row) and record.calls]:
+                call = place_of(row.key, record.calls)
+                examples.setdefault(row.key, f"{record.place}, message {call.message}: {call.text}")
+                if not record.faults or record.faults[0].key[0] == "cause":
                     key = ("order", row.name, "" if row.holds else line_of(row.key))
                     faults = [Fault(key=key, message=call.message, evidence=row.name, quote=call.text)]
             keys = {fault.key: fault for fault in reversed(faults)}
             for key, fault in keys.items():
-                fix = fixes.setdefault(key, Fix(key, played.place, fault))
+                fix = fixes.setdefault(key, Fix(key, record.place, fault))
                 fix.counts.update(failures=1, alone=len(keys) == 1, proven=fault.proven)
-                fix.causes.update([played.cause] if played.cause else [])
-                fix.values.update(played.values)
+                fix.causes.update([record.cause] if record.cause else [])
+                fix.values.update(record.values)
         first = sorted(fixes.values(), key=lambda fix: (-fix.counts["failures"], -fix.counts["alone"], fix.key))[:FIXES]
         for fix in first:
             fix.kinds = self._kinds(fix)
@@ -171,9 +174,9 @@ class Collection:
             base, cell = self._tasks.features.get(key, ((), None))
             if cell is not None and key[2] != fix.key[1]:
                 whole = self._tasks.bases[base]
-                others = cell.failed + cell.passed - number, whole.failed + whole.passed - failures
-                p = fisher((number, failures), others)[0]
-                rows.append((p if number * others[1] > others[0] * failures else 1.0, key, number))
+                remainder = cell.failed + cell.passed - number, whole.failed + whole.passed - failures
+                p = fisher((number, failures), remainder)[0]
+                rows.append((p if number * remainder[1] > remainder[0] * failures else 1.0, key, number))
         sure = [row for row, p in zip(rows, holm([row[0] for row in rows]), strict=True) if p <= LEVEL]
         return [(name_of(key), number) for _, key, number in sorted(sure)[:2]]
 
@@ -189,11 +192,11 @@ def _parting(failed: Sequence[Call], passed: Sequence[Sequence[Call]]) -> tuple[
     ]
     length = max(lengths)
     trial = passed[lengths.index(length)]
-    ours, theirs = (calls[length].step if length < len(calls) else END for calls in (trial, failed))
-    if ours != theirs or ours == END:
-        return ours, theirs
+    steps = [calls[length].step if length < len(calls) else END for calls in (trial, failed)]
+    if steps[0] != steps[1] or steps[0] == END:
+        return steps[0], steps[1]
     names = [name for name, value in trial[length].values.items() if failed[length].values.get(name) != value]
-    return ours, f"{theirs} with another {' and '.join(names[:2]) or 'set of arguments'}"
+    return steps[0], f"{steps[1]} with another {' and '.join(names[:2]) or 'set of arguments'}"
 
 
 def _identity(call: Call) -> tuple[str, list[tuple[str, str]]]:

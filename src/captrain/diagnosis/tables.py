@@ -39,7 +39,7 @@ class Table:
 
 def tables(diagnosis: Diagnosis) -> list[Table]:
     """The tables that have rows, in the order of the report."""
-    made = [
+    candidates = [
         _causes(diagnosis),
         _agents(diagnosis),
         _ranking(diagnosis),
@@ -49,7 +49,7 @@ def tables(diagnosis: Diagnosis) -> list[Table]:
         _partings(diagnosis),
         _outcomes(diagnosis),
     ]
-    return [table for table in made if table.rows]
+    return [table for table in candidates if table.rows]
 
 
 def _causes(diagnosis: Diagnosis) -> Table:
@@ -95,8 +95,8 @@ def _ranking(diagnosis: Diagnosis) -> Table:
         interval = f"{number(entry['gap_low'])} to {number(entry['gap_high'])}"
         runs = f"{entry['runs_retained']}/{entry['runs']}"
         among = [f"{lacking} of {lacking + present}" for lacking, present in counts]
-        chosen = "yes" if entry["selected"] else "no"
-        figures = (number(entry["gap"]), interval, number(entry["coverage"]), *among, runs, chosen, entry["reason"])
+        selected = "yes" if entry["selected"] else "no"
+        figures = (number(entry["gap"]), interval, number(entry["coverage"]), *among, runs, selected, entry["reason"])
         rows.append((entry["id"], *figures))
     brief = ("cause", "gap", "95% interval", "coverage", "runs", "selected")
     columns = (*brief[:4], "among failed", "among passed", *brief[4:], "reason")
@@ -127,11 +127,11 @@ def _tasks(diagnosis: Diagnosis) -> Table:
     """Values of the task by how far their pass rates are from the others'."""
     rows = list[tuple[str, ...]]()
     for entry in [entry for entry in diagnosis.findings.tasks if entry.p == entry.p][:ROWS]:
-        passed, shown, rollouts = entry.passed[0], entry.passed[0] + entry.failed[0], entry.passed[1] + entry.failed[1]
-        low, high = wilson(passed, shown)
+        passed, count, rollouts = entry.passed[0], entry.passed[0] + entry.failed[0], entry.passed[1] + entry.failed[1]
+        low, high = wilson(passed, count)
         name = ", ".join([entry.name, *entry.also[:1]])
-        elsewhere = f"{entry.passed[1] - passed} of {rollouts - shown}"
-        rate = f"{passed} of {shown}", f"{passed / shown:.2f}", f"{low:.2f} to {high:.2f}", elsewhere
+        elsewhere = f"{entry.passed[1] - passed} of {rollouts - count}"
+        rate = f"{passed} of {count}", f"{passed / count:.2f}", f"{low:.2f} to {high:.2f}", elsewhere
         rows.append((name, *rate, p_of(entry.p), p_of(entry.p_holm)))
     columns = ("kind of task", "passed", "pass rate", "95% interval", "passed elsewhere", "p", "p, Holm")
     return Table("Kinds of task", columns, rows)
@@ -151,7 +151,7 @@ def _order(diagnosis: Diagnosis) -> Table:
 
 def _partings(diagnosis: Diagnosis) -> Table:
     findings = diagnosis.findings
-    rows = [(ours, theirs, str(count)) for (ours, theirs), count in findings.partings[:ROWS]]
+    rows = [(*steps, str(count)) for steps, count in findings.partings[:ROWS]]
     note = f"{findings.mixed} tasks have passed and failed trials; a failed one is held against the passed one it goes "
     columns = ("the passed trial calls", "the failed trial calls", "tasks")
     return Table("Where trials of one task part", columns, rows, notes=(note + "along with longest",))

@@ -241,10 +241,10 @@ def fisher(first: tuple[int, int], second: tuple[int, int]) -> tuple[float, floa
     Returns:
         p, and the least p of any table with these margins: where that is high, nothing could have been found.
     """
-    shown, total = first[0] + second[0], first[1] + second[1]
-    support = np.arange(max(0, shown - second[1]), min(shown, first[1]) + 1)
-    logs = _log_binomials(first[1], support) + _log_binomials(second[1], shown - support)
-    chances = np.exp(logs - _log_binomials(total, np.array(shown)))
+    successes, total = first[0] + second[0], first[1] + second[1]
+    support = np.arange(max(0, successes - second[1]), min(successes, first[1]) + 1)
+    logs = _log_binomials(first[1], support) + _log_binomials(second[1], successes - support)
+    chances = np.exp(logs - _log_binomials(total, np.array(successes)))
     # Tables of equal chance come out a rounding apart.
     p, least = (
         float(chances[chances <= chance * (1 + 1e-7)].sum())
@@ -253,9 +253,9 @@ def fisher(first: tuple[int, int], second: tuple[int, int]) -> tuple[float, floa
     return min(1.0, p), min(1.0, least)
 
 
-def _log_binomials(count: int, chosen: NDArray[np.intp]) -> Floats:
+def _log_binomials(count: int, sizes: NDArray[np.intp]) -> Floats:
     table = _log_factorials(count.bit_length())
-    return table[count] - table[chosen] - table[count - chosen]
+    return table[count] - table[sizes] - table[count - sizes]
 
 
 @cache
