@@ -57,7 +57,9 @@ def test_without_references_the_look_up_that_every_failure_lacks_is_named_and_th
     tmp_path: Path, unreferenced: list[Chat]
 ) -> None:
     diagnosed(tmp_path, unreferenced)
-    done = CliRunner().invoke(app, ["diagnose", str(tmp_path / "log.jsonl"), "--out", str(tmp_path / "out")])
+    done = CliRunner().invoke(
+        app, ["diagnose", str(tmp_path / "log.jsonl"), "--out", str(tmp_path / "out")], env={"COLUMNS": "160"}
+    )
     assert done.exit_code == 0, done.output
     name, line = "restart without an earlier get_metric", 'a line in the prompt: "Call get_metric before restart."'
     assert f"1. {name}, in 10 of 10 failures, alone in 10 (not proven)" in done.output

@@ -22,7 +22,8 @@ captrain {version}. Each rollout is held against the reference that came with th
 tools returned, by rules that do not know its outcome. The *primary* cause of a failure is the earliest that is found;
 what the log does not prove stays unexplained. A reference that policy, records or the log itself contradict is suspect,
 and its rollouts are {treatment}. *Gap*: share of rollouts with the cause among failed minus among passed ones, of
-those that had occasion to show it; *coverage*: share of all failed rollouts that show it. Intervals by bootstrap over
+those that had occasion to show it; *coverage*: share of the failed rollouts with a reference, or that could show it
+without, that do. Intervals by bootstrap over
 tasks; where all failed rollouts show a cause and no passed one does, they are narrower than the truth: look at the
 counts. Selected: gap >= {delta:g} and coverage >= {coverage:g} in {agreement} of 10 resamples, lower bound of the gap
 above {floor:g}, at most {count}. A gap says which cause goes with failing, not what training would gain."""

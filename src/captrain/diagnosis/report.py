@@ -37,7 +37,7 @@ def diagnosis_summary(diagnosis: Diagnosis, advice: Sequence[Advice]) -> list[Ta
     for number, entry in enumerate(fixes or advice, start=1):
         lines.append(f"{number}. {entry.subject}{f', {entry.facts}' if entry.facts else ''}")
         lines += [f"   {entry.example}"] if entry.example else []
-        lines.append(f"   -> {entry.action}")
+        lines += [f"   -> {action}" for action in entry.action.split("; ")]
     lines += [table.rich() for table in tables(diagnosis) if table.brief]
     if diagnosis.shortage:
         lines.append(f"nothing can be concluded: {diagnosis.shortage}")

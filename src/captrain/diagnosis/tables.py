@@ -129,11 +129,19 @@ def _tasks(diagnosis: Diagnosis) -> Table:
     for entry in [entry for entry in diagnosis.findings.tasks if entry.p == entry.p][:ROWS]:
         passed, count, rollouts = entry.passed[0], entry.passed[0] + entry.failed[0], entry.passed[1] + entry.failed[1]
         low, high = wilson(passed, count)
-        name = ", ".join([entry.name, *entry.also[:1]])
         elsewhere = f"{entry.passed[1] - passed} of {rollouts - count}"
         rate = f"{passed} of {count}", f"{passed / count:.2f}", f"{low:.2f} to {high:.2f}", elsewhere
-        rows.append((name, *rate, p_of(entry.p), p_of(entry.p_holm)))
-    columns = ("kind of task", "passed", "pass rate", "95% interval", "passed elsewhere", "p", "p, Holm")
+        rows.append((entry.name, *rate, p_of(entry.p), p_of(entry.p_holm), alike(entry)))
+    columns = (
+        "kind of task",
+        "passed",
+        "pass rate",
+        "95% interval",
+        "passed elsewhere",
+        "p",
+        "p, Holm",
+        "the same rollouts",
+    )
     return Table("Kinds of task", columns, rows)
 
 
@@ -142,8 +150,7 @@ def _order(diagnosis: Diagnosis) -> Table:
     findings, rows = diagnosis.findings, list[tuple[str, ...]]()
     tested = [entry for entry in findings.order if entry.p == entry.p]
     for entry in [entry for entry in tested if entry.p_holm <= LEVEL][:ROWS]:
-        alike = ", ".join(entry.also[:2]) + (f" and {len(entry.also) - 2} more" if len(entry.also) > 2 else "")
-        rows.append((*_row(entry), alike, findings.examples.get(entry.key, "")))
+        rows.append((*_row(entry), alike(entry), findings.examples.get(entry.key, "")))
     columns = ("in the order of calls", "failed", "passed", "p", "p, Holm", "the same rollouts", "for example")
     note = f"{len(tested)} features could have shown something; those with p, Holm of {LEVEL:g} at most are listed"
     return Table("Calls that go with failing", columns, rows, notes=(note,))
@@ -194,6 +201,11 @@ def _paired(diagnosis: Diagnosis, agents: Sequence[str]) -> Iterator[str]:
 def number(value: float | None) -> str:
     """Two decimals; what is undefined is a dash."""
     return "-" if value is None else f"{value:.2f}"
+
+
+def alike(entry: Association) -> str:
+    """Other names of the same rollouts."""
+    return ", ".join(entry.also[:2]) + (f" and {len(entry.also) - 2} more" if len(entry.also) > 2 else "")
 
 
 def p_of(value: float) -> str:
