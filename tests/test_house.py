@@ -26,6 +26,7 @@ DIALECT = {
 """Pronouns, question words and participles: a variable is named by what it is."""
 FOREIGN = {
     ("config/machine.py", "asking"),  # of conf/
+    ("diagnosis/explained.py", "needed"),  # of causes.jsonl
     ("execution/jobs.py", "at"),  # of .cache/jobs/ledger.jsonl
     ("reporting/pages/files.py", "chosen"),  # of results/routes/routes.csv
     ("reporting/pages/shards.py", "at"),  # of the report's scripts

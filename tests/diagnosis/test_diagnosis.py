@@ -201,7 +201,7 @@ def test_a_suspect_reference_is_never_counted_for_the_agent_in_any_file(tmp_path
     failed = [row for row in causes.values() if row["outcome"] == "failed"]
     of_suspects = sum(row["standing"] == "suspect" for row in failed)
     report, page = (out / "report.md").read_text(), (out / "report.html").read_text()
-    assert f"| Suspect reference (not the agent) | {of_suspects} |" in report
+    assert f"| (suspect_reference) | {of_suspects} |" in report
     assert report.count("(its reference is suspect)") == of_suspects and "cause-suspect_reference" in page
     # The rule on the same labels does not count them either.
     diagnose("--labels", out / "labels.jsonl", "--out", tmp_path / "rule")

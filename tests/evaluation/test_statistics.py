@@ -1,25 +1,25 @@
 """Tests, corrections, effect sizes and intervals against exact sums, the libraries, and worlds with a known answer."""
 
-import gc
-from collections.abc import Iterator
 from itertools import product
 from math import comb
 
 import numpy as np
 import pytest
-from scipy.stats import binomtest, ttest_1samp
+from scipy.stats import binomtest, fisher_exact, ttest_1samp
 from statsmodels.stats.contingency_tables import mcnemar as mcnemar_of_counts
-from statsmodels.stats.proportion import proportion_effectsize
+from statsmodels.stats.proportion import proportion_confint, proportion_effectsize
 
 from captrain.evaluation.statistics import (
     Bootstrap,
     cohens_h,
+    fisher,
     holm,
     mcnemar,
     paired_effect,
     sign_test,
     summarise,
     task_means,
+    wilson,
 )
 
 NAN = float("nan")
@@ -63,15 +63,6 @@ def test_an_undefined_p_is_no_member_of_the_family() -> None:
     assert np.isnan(holm([NAN])).all() and holm([]) == []
 
 
-@pytest.fixture
-def nothing_to_collect() -> Iterator[None]:
-    """statsmodels collects garbage in every correction: it looks at nothing of what other tests have left."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
-@pytest.mark.usefixtures("nothing_to_collect")
 def test_holm_rejects_what_its_step_down_rule_rejects() -> None:
     random = np.random.default_rng(1)
     for _ in range(20):
@@ -82,6 +73,22 @@ def test_holm_rejects_what_its_step_down_rule_rejects() -> None:
                 break
             rejected.add(row)
         assert {row for row, adjusted in enumerate(holm(p)) if adjusted <= 0.05} == rejected
+
+
+def test_fishers_test_equals_the_librarys_and_knows_the_least_p_of_its_margins() -> None:
+    for a, b in product((1, 8, 10, 40), repeat=2):
+        for x, y in product(range(0, a + 1, 3), range(0, b + 1, 3)):
+            p, least = fisher((x, a), (y, b))
+            assert p == pytest.approx(fisher_exact([[x, a - x], [y, b - y]])[1])
+            tables = [[[k, a - k], [x + y - k, b - x - y + k]] for k in range(max(0, x + y - b), min(a, x + y) + 1)]
+            assert least == pytest.approx(min(fisher_exact(table)[1] for table in tables))
+    assert fisher((20000, 50000), (20000, 50000))[0] == pytest.approx(1.0)
+
+
+def test_wilsons_interval_equals_the_librarys() -> None:
+    for count, total in ((0, 8), (8, 8), (3, 20), (50, 100)):
+        assert wilson(count, total) == pytest.approx(proportion_confint(count, total, method="wilson"), abs=1e-12)
+    assert wilson(0, 0) == (0.0, 1.0)
 
 
 @pytest.mark.parametrize(("first", "second"), [(0.5, 0.4), (0.05, 0.15), (1.0, 0.0), (0.3, 0.3)])

@@ -58,4 +58,4 @@ def printed_diagnosis(out: Path) -> str:
     """What `captrain diagnose` prints for the file that ships, without the line on the report."""
     command = f"captrain diagnose docs/examples/servicedesk.jsonl --out {shlex.quote(str(out))}"
     *printed, _ = run_command(command, ROOT, columns=200).stdout.splitlines()
-    return "\n".join(line.rstrip() for line in printed)
+    return "\n".join(line.rstrip().replace(str(out), "diagnosis") for line in printed)

@@ -67,13 +67,19 @@ class Verdicts:
     """Labels as arrays: `codes` (candidates, label sets, rollouts) of verdicts, `counts` (runs, rollouts) how often the
     resample drew the rollout, `is_candidate` (candidates, runs) whether the run proposed the candidate, `failed`
     (rollouts,), `tasks` (rollouts,) the number of each rollout's task, from 0 without a hole. There are as many label
-    sets as runs, or one where the labels of a rollout are the same in all."""
+    sets as runs, or one where the labels of a rollout are the same in all. `could` (candidates, rollouts): whether the
+    rollout could have been told to lack the candidate, and counts in its coverage; None: all do."""
 
     codes: Codes
     counts: Counts
     is_candidate: Flags
     failed: Flags
     tasks: Places
+    could: Flags | None = None
+
+    def reach(self, row: int) -> Flags:
+        """The failed rollouts that could have been told to lack a candidate, (rollouts,)."""
+        return self.failed if self.could is None else self.failed & self.could[row]
 
     def runs_saying(self, row: int, code: int) -> Floats:
         """In how many runs of a candidate's own each rollout has this verdict, (rollouts,)."""
@@ -170,15 +176,15 @@ def code_of(label: Label) -> int:
     return {"NA": 0, "PRESENT": PRESENT, "LACKING": LACKING}[label.verdict]
 
 
-def _rates(lacking: Floats, present: Floats, failed: Flags, weights: Floats, runs: int = 1) -> Rates:
-    """Rates under weights (weightings, rollouts); labels are (rollouts,), out of so many runs. All sums are of whole
-    numbers, and exact in whatever order they are taken."""
+def _rates(lacking: Floats, present: Floats, failed: Flags, reach: Flags, weights: Floats, runs: int = 1) -> Rates:
+    """Rates under weights (weightings, rollouts); labels are (rollouts,), out of so many runs, coverage is of `reach`.
+    All sums are of whole numbers, and exact in whatever order they are taken."""
     lacks, shows = weights @ (lacking * failed), weights @ (present * failed)
     passed_lacks, passed_shows = weights @ (lacking * ~failed), weights @ (present * ~failed)
     return Rates(
         er_failed=_share(lacks, lacks + shows),
         er_passed=_share(passed_lacks, passed_lacks + passed_shows),
-        coverage=_share(lacks, runs * (weights @ failed.astype(float))),
+        coverage=_share(lacks, runs * (weights @ reach.astype(float))),
     )
 
 
@@ -198,7 +204,7 @@ def _resampled_gaps(verdicts: Verdicts, resamples: int, seed: int) -> Floats:
         weights = generator.multinomial(tasks, chances, size=part.stop - start)[:, verdicts.tasks].astype(float)
         for row in range(len(verdicts.codes)):
             lacking, present = verdicts.runs_saying(row, LACKING), verdicts.runs_saying(row, PRESENT)
-            gaps[row, part] = _rates(lacking, present, verdicts.failed, weights).gap
+            gaps[row, part] = _rates(lacking, present, verdicts.failed, verdicts.reach(row), weights).gap
     return gaps
 
 
@@ -213,7 +219,7 @@ def _estimate(verdicts: Verdicts, row: int, gaps: Floats, confidence: float) -> 
         codes = verdicts.codes[row, run % sets]
         weights = (verdicts.counts[run] * has_say).astype(float)[None]
         lacking, present = (codes == LACKING).astype(float), (codes == PRESENT).astype(float)
-        rates.append(_rates(lacking, present, verdicts.failed, weights))
+        rates.append(_rates(lacking, present, verdicts.failed, verdicts.reach(row), weights))
     runs = Rates(
         er_failed=np.concatenate([run.er_failed for run in rates]),
         er_passed=np.concatenate([run.er_passed for run in rates]),
@@ -222,7 +228,7 @@ def _estimate(verdicts: Verdicts, row: int, gaps: Floats, confidence: float) -> 
     # Where runs disagree on a rollout it counts in parts, one rollout in all.
     lacking, present = verdicts.runs_saying(row, LACKING), verdicts.runs_saying(row, PRESENT)
     weights = np.ones((1, len(verdicts.failed)))
-    pooled = _rates(lacking, present, verdicts.failed, weights, max(1, int(is_candidate.sum())))
+    pooled = _rates(lacking, present, verdicts.failed, verdicts.reach(row), weights, max(1, int(is_candidate.sum())))
     defined = gaps[~np.isnan(gaps)]
     low = high = np.nan
     if 2 * len(defined) >= len(gaps):

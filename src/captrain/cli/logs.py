@@ -49,6 +49,7 @@ def diagnose(
     """Why the rollouts in these logs failed, and what the agent lacks: causes, a ranking, report.md, figures."""
     from captrain.config import Selection
     from captrain.diagnosis import (
+        advise,
         diagnose,
         diagnose_labels,
         diagnosis_summary,
@@ -85,8 +86,9 @@ def diagnose(
         _judge(logs, selection, out, count, seed, options, keep_suspects=keep_suspects)
         return
     diagnosis = diagnose(logs, selection, runs=RUNS, count=count, seed=seed, keep_suspects=keep_suspects)
-    publish_diagnosis(diagnosis, out)
-    print_all(*diagnosis_summary(diagnosis), f"{out / 'report.md'} has the evidence")
+    advice = advise(diagnosis, out)
+    publish_diagnosis(diagnosis, out, advice)
+    print_all(*diagnosis_summary(diagnosis, advice), f"{out / 'report.md'} has the evidence")
 
 
 def _judge(

@@ -1,3 +1,4 @@
+from .advice import advise as advise
 from .diagnosis import Diagnosis as Diagnosis
 from .diagnosis import diagnose as diagnose
 from .explained import Explained as Explained

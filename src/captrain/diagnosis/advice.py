@@ -1,17 +1,19 @@
-"""What to do next, cause by cause: the shortest honest advice.
+"""What to do next: the steps whose repair would have turned most failures into passes, then all else, in this order.
 
 A line in the prompt can remind an agent of what it can do and forgets; it cannot teach it to compute, to choose or to
 copy, and it may cost elsewhere, which only a run shows. Training needs a contrast that holds and tools to build an
 environment of; a contrast that does not hold yet needs more rollouts, and how many, the power of the comparison says.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 
-from captrain.capabilities import CandidateAccount
-from captrain.diagnosis.cause import KINDS
+from captrain.capabilities import KINDS, CandidateAccount
+from captrain.diagnosis.association import LEVEL, line_of, name_of
 from captrain.diagnosis.diagnosis import Diagnosis
+from captrain.diagnosis.findings import REFERENCE, Fix
 from captrain.diagnosis.synthesis import Writer, diagnosed_evidence, possible_writers
 from captrain.execution import COMPUTING, has_package
 from captrain.planning import Design, tasks_needed
@@ -21,24 +23,38 @@ MARGIN = 0.02
 TRAINED = "words do not repair it: train it"
 ENVIRONMENTS = "environments"
 """Folder of environments, in the command that makes one."""
+ORDERS = 3
+"""Orders of calls that get a line."""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What to do about something, and what it is about: a kind of cause, the benchmark or the simulator."""
+    """What to do about something, and what it is about: a step to repair, a kind of cause, the benchmark or the
+    simulator. Of a step, the counts (`facts`) and one failure, quoted (`example`)."""
 
     subject: str
     action: str
+    facts: str = ""
+    example: str = ""
 
 
 def advise(diagnosis: Diagnosis, folder: Path | None = None) -> list[Advice]:
-    """What to do, most urgent first: what is not the agent's, then its causes in the order of the ranking.
+    """What to do, most urgent first: what to fix, what is not the agent's, then its causes in the order of the ranking.
 
     Args:
         diagnosis: of logs.
         folder: that it is written to, for commands that read it; None: nowhere yet.
     """
-    account, advice = diagnosis.account, list[Advice]()
+    account, findings = diagnosis.account, diagnosis.findings
+    candidates = diagnosis.report["candidates"] if diagnosis.report else []
+    is_selected = any(entry["selected"] for entry in candidates)
+    writers = possible_writers(diagnosed_evidence(diagnosis)) if is_selected else {}
+    training = {
+        entry["id"]: _training(entry["id"], writers.get(entry["id"]), folder)
+        for entry in candidates
+        if entry["selected"]
+    }
+    advice = [_about_fix(fix, account.failures, training) for fix in findings.fixes]
     if suspects := account.standings["suspect"]:
         action = f"suspect the benchmark: read the {suspects} references in suspects.jsonl before anything is trained"
         advice.append(Advice("benchmark", action))
@@ -48,23 +64,49 @@ def advise(diagnosis: Diagnosis, folder: Path | None = None) -> list[Advice]:
         )
     if errors := account.standings["error"]:
         advice.append(Advice("infrastructure", f"repair what the agent runs on: {errors} rollouts have no verdict"))
-    candidates = diagnosis.report["candidates"] if diagnosis.report else []
-    is_selected = any(entry["selected"] for entry in candidates)
-    writers = possible_writers(diagnosed_evidence(diagnosis)) if is_selected else {}
-    for entry in candidates:
-        training = _training(entry["id"], writers.get(entry["id"]), folder)
-        advice.append(Advice(entry["id"], _about_cause(diagnosis, entry, training)))
+    advice += [Advice(entry["id"], _about_cause(diagnosis, entry, training)) for entry in candidates]
+    subjects = {name_of(fix.key) for fix in findings.fixes}
+    orders = [row for row in findings.order if row.p_holm <= LEVEL and not row.holds and row.name not in subjects]
+    for row in orders[:ORDERS]:
+        counts = "in {} of {} failed rollouts and {} of {} passed ones".format(*row.failed, *row.passed)
+        advice.append(Advice(row.name, f'{counts}; a line in the prompt costs little: "{line_of(row.key)}"'))
+    if account.failures and (account.unreferenced or account.unexplained):
+        action = (
+            "bring the solutions of the tasks as `reference`, or let a language model read the dialogues by "
+            "`--analyst openai`: without either only orders of calls and what a log shows by itself can be told"
+        )
+        counts = f"{account.unreferenced} rollouts without a reference, {account.unexplained} failures unexplained"
+        advice.append(Advice(counts, action))
     return advice
 
 
-def _about_cause(diagnosis: Diagnosis, entry: CandidateAccount, training: str) -> str:
+def _about_fix(fix: Fix, failures: int, training: Mapping[str, str]) -> Advice:
+    causes = [cause for cause, _ in fix.causes.most_common(1)]
+    lines = [line for line in (line_of(fix.key), *(KINDS[cause].line for cause in causes)) if line]
+    action = f'a line in the prompt: "{lines[0]}"' if lines else TRAINED
+    if fix.key == REFERENCE:
+        action = "read these references in suspects.jsonl, and correct those that are wrong"
+    elif causes and causes[0] in training:
+        action += f"; if it is not enough, train {causes[0]}{training[causes[0]]}"
+    proof = f"proven by replay in {fix.counts['proven']}" if fix.counts["proven"] else "not proven"
+    facts = [f"in {fix.counts['failures']} of {failures} failures, alone in {fix.counts['alone']} ({proof})"]
+    facts += [f"mostly {causes[0]}"] if causes and causes[0] not in fix.key else []
+    facts += [f"above all where {' or '.join(f'{kind} ({number})' for kind, number in fix.kinds)}"] if fix.kinds else []
+    example = fix.example
+    quotation = f"{example.quote} ({example.evidence})" if example.quote else example.evidence
+    return Advice(name_of(fix.key), action, "; ".join(facts), f"{fix.place}, message {example.message}: {quotation}")
+
+
+def _about_cause(diagnosis: Diagnosis, entry: CandidateAccount, training: Mapping[str, str]) -> str:
     line = KINDS[entry["id"]].line
     if entry["selected"]:
         reminder = f'try a line in the prompt first: "{line}"; if it is not enough, train it' if line else TRAINED
-        return f"{reminder}{training}"
-    if (gap := entry["gap"]) is None or gap <= 0:
-        return "leave it: passed rollouts show it as often as failed ones"
+        return f"{reminder}{training[entry['id']]}"
     reminder = f'; a line in the prompt costs little: "{line}"' if line else ""
+    if (gap := entry["gap"]) is None:
+        return f"no passed rollout had occasion to show it: bring passed rollouts of such tasks{reminder}"
+    if gap <= 0:
+        return "leave it: passed rollouts show it as often as failed ones"
     if not has_package(COMPUTING):
         return f"collect more passed and failed rollouts to conclude: captrain[train] says how many{reminder}"
     more = _rollouts_needed(diagnosis, entry)

@@ -9,13 +9,19 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from captrain.capabilities import EXAMPLES, Verdicts, code_of
-from captrain.diagnosis.cause import KINDS
+from captrain.capabilities import EXAMPLES, KINDS, Verdicts, code_of
 from captrain.diagnosis.explained import Explained
 from captrain.diagnosis.streaming import DiagnosedLabels, LabelRows, StreamedLabels, resample_counts
 from captrain.records import Capability, Label, Rollout, Spool
 
 AGENTS_KINDS = tuple(kind for kind, entry in KINDS.items() if entry.of_agent)
+
+
+def has_solution(rollout: Rollout) -> bool:
+    """Whether a rollout can be held against anything: a reference, calls that a user was to make, or milestones."""
+    parts = rollout.score.parts if rollout.score else {}
+    is_followed = any(name.startswith("milestone") for name in parts)
+    return bool(rollout.reference or rollout.task.data.get("user_calls") or is_followed)
 
 
 def label_of(row: Explained, kind: str) -> Label:
@@ -51,7 +57,7 @@ def label_causes(
     counts = np.zeros((runs, len(is_counted)), draws.dtype)
     counts[:, is_counted] = draws
     spool, codes = Spool(DiagnosedLabels), np.zeros((len(kinds), 1, len(is_counted)), np.uint8)
-    failed = np.zeros(len(is_counted), bool)
+    failed, could = np.zeros(len(is_counted), bool), np.zeros((len(kinds), len(is_counted)), bool)
     examples: dict[str, list[tuple[Rollout, Label]]] = {kind: [] for kind in kinds}
     tools: dict[str, set[str]] = {kind: set() for kind in kinds}
     for place, (row, rollout) in enumerate(zip(rows, rollouts, strict=True)):
@@ -70,6 +76,8 @@ def label_causes(
         )
         spool.add(label_row)
         codes[:, 0, place] = [code_of(label) for label in labels.values()]
+        # Without a solution most kinds cannot show: such a rollout must not speak against them.
+        could[:, place] = [has_solution(rollout) or label.verdict != "NA" for label in labels.values()]
         for kind, label in labels.items() if failed[place] and is_counted[place] else ():
             if label.verdict == "LACKING":
                 tools[kind].update(row.tools)
@@ -77,7 +85,7 @@ def label_causes(
                     examples[kind].append((rollout, label))
     # What is looked for does not depend on the resample, as what an analyst proposes would.
     is_candidate = np.ones((len(kinds), runs), bool)
-    verdicts = Verdicts(codes[:, :, is_counted], draws, is_candidate, failed[is_counted], tasks)
+    verdicts = Verdicts(codes[:, :, is_counted], draws, is_candidate, failed[is_counted], tasks, could[:, is_counted])
     proposals = [kinds for _ in range(runs)]
     candidates = [_capability(kind, sorted(tools[kind]), examples[kind]) for kind in kinds]
     return StreamedLabels(candidates, LabelRows(spool, counts[:, labelled], proposals), verdicts, examples)

@@ -13,13 +13,13 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from captrain.capabilities import SUSPECT, SelectionAccount, select_by_verdicts
+from captrain.capabilities import SUSPECT, SelectionAccount, Toolbox, select_by_verdicts
 from captrain.config import Selection
-from captrain.diagnosis.contrast import label_causes
+from captrain.diagnosis.contrast import has_solution, label_causes
 from captrain.diagnosis.explained import Explained, Explanations, Standing, explain_logs
+from captrain.diagnosis.findings import Collection, Findings
 from captrain.diagnosis.streaming import StreamedLabels
 from captrain.interop import Logs
-from captrain.records import Rollout
 
 FEW = 10
 """Fewer passed or fewer failed rollouts than this conclude nothing: with 9 on a side, the 95% interval of a rate of one
@@ -96,15 +96,16 @@ class Account:
 class Diagnosis:
     """The outcome of a diagnosis.
 
-    logs: what was read. explanations: of every rollout. account: counts over all of them, and agents those of each
-    agent by its name. labels: of every run, with the candidates, which are causes that some failed rollout shows; None
-    where nothing could be contrasted, and so is report, the account of the selection. shortage: why nothing can be
-    concluded, "" where enough was read; then nothing is selected either. keeps_suspects: whether rollouts of
-    suspect references count.
+    logs: what was read. explanations: of every rollout. findings: what goes with failing, and what to fix. account:
+    counts over all rollouts, and agents those of each agent by its name. labels: of every run, with the candidates,
+    which are causes that some failed rollout shows; None where nothing could be contrasted, and so is report, the
+    account of the selection. shortage: why nothing can be concluded, "" where enough was read; then nothing is selected
+    either. keeps_suspects: whether rollouts of suspect references count.
     """
 
     logs: Logs
     explanations: Explanations
+    findings: Findings
     account: Account
     agents: dict[str, Account]
     labels: StreamedLabels | None
@@ -127,14 +128,16 @@ def diagnose(
         keep_suspects: contrast rollouts whose reference is suspect, too.
     """
     explanations = explain_logs(logs)
-    account, agents = Account(), dict[str, Account]()
+    account, agents, collection = Account(), dict[str, Account](), Collection(Toolbox(logs.tools))
     for row, rollout in zip(explanations.rollouts, logs.rollouts, strict=True):
         for tally in (account, agents.setdefault(row.agent, Account())):
             tally.add(row, keep=keep_suspects)
-            tally.unreferenced += not rollout.reference and not _has_milestones(rollout)
-    shortage = _shortage(account, len(agents))
+            tally.unreferenced += not has_solution(rollout)
+        if row.standing in ("contrasted", "suspect"):
+            collection.add(row, rollout, counts=keep_suspects or row.standing == "contrasted")
+    shortage, findings = _shortage(account, len(agents)), collection.findings()
     if not account.passed or not account.failed:
-        return Diagnosis(logs, explanations, account, agents, None, None, shortage, keep_suspects)
+        return Diagnosis(logs, explanations, findings, account, agents, None, None, shortage, keep_suspects)
     labels = label_causes(explanations.rollouts, logs.rollouts, runs, seed, keep=keep_suspects)
     report = select_by_verdicts(labels.verdicts, labels.candidates, selection, count, seed).report
     if shortage:
@@ -142,7 +145,7 @@ def diagnose(
         report["candidates"] = [
             {**entry, "selected": False, "reason": f"{reason} ({entry['reason']})"} for entry in report["candidates"]
         ]
-    return Diagnosis(logs, explanations, account, agents, labels, report, shortage, keep_suspects)
+    return Diagnosis(logs, explanations, findings, account, agents, labels, report, shortage, keep_suspects)
 
 
 def _shortage(account: Account, agents: int) -> str:
@@ -158,10 +161,6 @@ def _shortage(account: Account, agents: int) -> str:
             f"{tasks} tasks; at least {FEW} are needed to conclude anything: trials of one task are nearly the same one"
         )
     return ""
-
-
-def _has_milestones(rollout: Rollout) -> bool:
-    return rollout.score is not None and any(name.startswith("milestone") for name in rollout.score.parts)
 
 
 def shares(account: Account) -> Iterable[tuple[str, CauseTally]]:

@@ -32,6 +32,18 @@ class RolloutCause(Record):
     confidence: Confidence
 
 
+class Repair(Record):
+    """An edit after which a failed rollout passes: the step that is inserted, replaced or dropped, the end that is put
+    off, or the words that were owed; whether it is `needed`, whether replay has `proven` that."""
+
+    step: str
+    kind: Literal["insert", "replace", "drop", "end", "say"]
+    needed: bool
+    proven: bool
+    message: int
+    evidence: str
+
+
 class Explained(Record):
     """One rollout with what explains it. `primary` is None where nothing does, and for a rollout that passed;
     `secondary` are all other causes, those of a passed rollout its lapses. `suspicions` speak against its reference.
@@ -49,6 +61,12 @@ class Explained(Record):
     suspicions: list[str] = []
     occasions: list[str] = []
     tools: list[str] = []
+    repairs: list[Repair] = []
+
+    @property
+    def place(self) -> str:
+        """The task, and the trial where it is not the first: what a reader finds the rollout by."""
+        return f"{self.task}, trial {self.trial}" if self.trial else self.task
 
     @property
     def causes(self) -> list[RolloutCause]:

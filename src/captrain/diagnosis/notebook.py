@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pandas as pd
 
+from captrain.capabilities import KINDS
 from captrain.config import Selection
 from captrain.diagnosis import diagnosis as rules
 from captrain.diagnosis.advice import advise
-from captrain.diagnosis.cause import KINDS
 from captrain.diagnosis.explained import Explained
 from captrain.diagnosis.report import publish_diagnosis
 from captrain.interop import Logs, logs_of_rollouts, logs_of_rows, read_logs

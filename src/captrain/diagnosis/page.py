@@ -12,12 +12,13 @@ from typing import TypedDict
 import jinja2
 from markupsafe import Markup
 
+from captrain.capabilities import KINDS
 from captrain.contract import calls_of
 from captrain.diagnosis.advice import Advice
-from captrain.diagnosis.cause import KINDS
 from captrain.diagnosis.diagnosis import LIST_LENGTH, Diagnosis, counted_cause, shares
 from captrain.diagnosis.explained import Explained
-from captrain.diagnosis.markdown import place, ranking_rows
+from captrain.diagnosis.tables import tables
+from captrain.execution import DRAWING, has_package
 from captrain.records import Message, Rollout, publish_text
 
 UNEXPLAINED = "unexplained"
@@ -49,7 +50,7 @@ def publish_page(diagnosis: Diagnosis, advice: Sequence[Advice], out: Path) -> P
     style = Markup(files("captrain").joinpath("reporting/pages/static/style.css").read_text())
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     template = environment.from_string(files("captrain").joinpath("diagnosis/page.html.j2").read_text())
-    account, agents = diagnosis.account, diagnosis.agents if len(diagnosis.agents) > 1 else {}
+    account = diagnosis.account
     groups, count = _groups(diagnosis)
     text = template.render(
         style=style,
@@ -61,23 +62,11 @@ def publish_page(diagnosis: Diagnosis, advice: Sequence[Advice], out: Path) -> P
             ("suspect references", account.standings["suspect"]),
             ("faults of simulator or infrastructure", account.standings["spoilt"] + account.standings["error"]),
         ],
-        agents=[*agents],
-        causes=[
-            {
-                "kind": kind,
-                "name": KINDS[kind].name,
-                "of_agent": KINDS[kind].of_agent,
-                "failures": tally.primary,
-                "share": tally.primary / account.failures if account.failures else 0.0,
-                "secondary": tally.secondary,
-                "passed": tally.passed,
-                "agents": [entry.causes[kind].primary if kind in entry.causes else 0 for entry in agents.values()],
-            }
-            for kind, tally in shares(account)
-        ],
-        ranking=ranking_rows(diagnosis),
-        advice=advice,
-        suspects=[(place(row.task, row.trial), row.suspicions) for row in account.left_out.get("suspect", [])],
+        fixes=[entry for entry in advice if entry.facts],
+        advice=[entry for entry in advice if not entry.facts],
+        tables=tables(diagnosis),
+        has_figure=diagnosis.report is not None and has_package(DRAWING),
+        suspects=[(row.place, row.suspicions) for row in account.left_out.get("suspect", [])],
         groups=groups,
         more=max(0, count - LIST_LENGTH),
     )
@@ -104,7 +93,7 @@ def _failure(row: Explained, rollout: Rollout) -> Failure:
     for cause in row.causes:
         reasons.setdefault(cause.message, []).append(f"{KINDS[cause.cause].name}: {cause.evidence}")
     return {
-        "place": place(row.task, row.trial),
+        "place": row.place,
         "evidence": row.primary.evidence if row.primary else "",
         "secondary": [f"{cause.cause}, message {cause.message}: {cause.evidence}" for cause in row.secondary],
         "messages": [

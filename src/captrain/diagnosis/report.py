@@ -1,27 +1,28 @@
 """A diagnosis as files and as what the command prints.
 
-What explains the failures comes first, then the contrast; where nothing can be concluded, nothing is called selected.
-Undefined numbers are dashes. The report itself is in `captrain.diagnosis.markdown`.
+What to fix comes first, then what explains the failures, and the contrast; where nothing can be concluded, nothing is
+called selected. The report itself is in `captrain.diagnosis.markdown`, its tables in `captrain.diagnosis.tables`.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from rich.table import Table
 
 from captrain.diagnosis.advice import Advice, advise
-from captrain.diagnosis.cause import KINDS
-from captrain.diagnosis.diagnosis import Diagnosis, shares
+from captrain.diagnosis.diagnosis import Diagnosis
 from captrain.diagnosis.figures import draw_candidates
-from captrain.diagnosis.markdown import order, place, ranking_rows, report_text
+from captrain.diagnosis.markdown import report_text
 from captrain.diagnosis.page import publish_page
 from captrain.diagnosis.suspects import Suspect
+from captrain.diagnosis.tables import tables
 from captrain.execution import user_outputs
 from captrain.records import publish, publish_json, publish_text
 
 
-def diagnosis_summary(diagnosis: Diagnosis) -> list[Table | str]:
-    """What the command prints: counts, the causes and their shares, the ranking, what to do, what is amiss."""
+def diagnosis_summary(diagnosis: Diagnosis, advice: Sequence[Advice]) -> list[Table | str]:
+    """What the command prints: counts, what to fix first, the causes and their shares, the ranking, what is amiss."""
     account = diagnosis.account
     standings = account.standings
     lines: list[Table | str] = [
@@ -31,12 +32,13 @@ def diagnosis_summary(diagnosis: Diagnosis) -> list[Table | str]:
         f"references{' (kept)' if diagnosis.keeps_suspects else ''}, "
         f"{standings['spoilt'] + standings['error']} as faults of infrastructure or simulator",
     ]
-    if account.causes:
-        lines.append(_causes_table(diagnosis))
-    if diagnosis.report is not None and not diagnosis.shortage:
-        lines.append(_ranking_table(diagnosis))
-    if len(diagnosis.agents) > 1:
-        lines.append(_agents_table(diagnosis))
+    fixes = [entry for entry in advice if entry.facts]
+    lines += ["What to fix first" if fixes else "What to do next"] if advice else []
+    for number, entry in enumerate(fixes or advice, start=1):
+        lines.append(f"{number}. {entry.subject}{f', {entry.facts}' if entry.facts else ''}")
+        lines += [f"   {entry.example}"] if entry.example else []
+        lines += [f"   -> {action}" for action in entry.action.split("; ")]
+    lines += [table.rich() for table in tables(diagnosis) if table.brief]
     if diagnosis.shortage:
         lines.append(f"nothing can be concluded: {diagnosis.shortage}")
     if account.unreferenced and account.failures:
@@ -46,44 +48,7 @@ def diagnosis_summary(diagnosis: Diagnosis) -> list[Table | str]:
     return lines
 
 
-def _causes_table(diagnosis: Diagnosis) -> Table:
-    table = Table(title="Why rollouts failed", title_justify="left")
-    for name in ("cause", "failures", "share", "also in", "passed with it", "for example"):
-        table.add_column(name)
-    for kind, tally in shares(diagnosis.account):
-        share = f"{tally.primary / diagnosis.account.failures:.2f}" if diagnosis.account.failures else "-"
-        example = place(tally.example.task, tally.example.trial) if tally.example else ""
-        message = f", message {tally.example.primary.message}" if tally.example and tally.example.primary else ""
-        name = kind if KINDS[kind].of_agent else f"({kind})"
-        table.add_row(name, str(tally.primary), share, str(tally.secondary), str(tally.passed), example + message)
-    return table
-
-
-def _ranking_table(diagnosis: Diagnosis) -> Table:
-    table = Table(title=f"Causes by {order(diagnosis)}", title_justify="left")
-    for name in ("cause", "gap", "95% interval", "coverage", "runs", "selected"):
-        table.add_column(name)
-    for row in ranking_rows(diagnosis):
-        keys = ("id", "gap", "interval", "coverage", "runs", "selected")
-        table.add_row(*(row[name] for name in keys), style="bold" if row["selected"] == "yes" else "")
-    return table
-
-
-def _agents_table(diagnosis: Diagnosis) -> Table:
-    table = Table(title="Agents: failures by their primary cause", title_justify="left")
-    table.add_column("cause")
-    for agent, account in diagnosis.agents.items():
-        table.add_column(f"{agent} ({account.failures} failed)")
-    for kind, _ in shares(diagnosis.account):
-        accounts = diagnosis.agents.values()
-        table.add_row(
-            kind, *(str(account.causes[kind].primary) if kind in account.causes else "0" for account in accounts)
-        )
-    table.add_row("unexplained", *(str(account.unexplained) for account in diagnosis.agents.values()))
-    return table
-
-
-def publish_diagnosis(diagnosis: Diagnosis, out: Path) -> list[Path]:
+def publish_diagnosis(diagnosis: Diagnosis, out: Path, advice: Sequence[Advice] | None = None) -> list[Path]:
     """Write report.md, report.html, causes.jsonl, suspects.jsonl, advice.json, selection.json, candidates.jsonl,
     labels.jsonl, rollouts.jsonl, tools.json and figures/; equal logs and an equal name of the folder, which commands
     in the advice hold, give equal bytes. Returns the files written.
@@ -92,8 +57,8 @@ def publish_diagnosis(diagnosis: Diagnosis, out: Path) -> list[Path]:
         UserError: a file would be replaced that captrain did not write.
     """
     with user_outputs(out, ["report.md", "report.html"]) as aside:
-        advice = advise(diagnosis, out)
-        paths = [path.relative_to(aside) for path in _publish_files(diagnosis, advice, aside)]
+        entries = advise(diagnosis, out) if advice is None else advice
+        paths = [path.relative_to(aside) for path in _publish_files(diagnosis, entries, aside)]
     return [out / path for path in paths]
 
 
@@ -106,7 +71,7 @@ def _publish_files(diagnosis: Diagnosis, advice: Sequence[Advice], out: Path) ->
     publish(out / "suspects.jsonl", _suspects(diagnosis))
     publish(out / "candidates.jsonl", labels.candidates if labels else [])
     publish(out / "labels.jsonl", labels.rows if labels else [])
-    publish_json(out / "advice.json", [{"subject": entry.subject, "action": entry.action} for entry in advice])
+    publish_json(out / "advice.json", [asdict(entry) for entry in advice])
     names = ("report.md", "rollouts.jsonl", "causes.jsonl", "suspects.jsonl", "candidates.jsonl", "labels.jsonl")
     paths = [out / name for name in (*names, "tools.json", "advice.json")]
     paths.append(publish_page(diagnosis, advice, out))

@@ -9,13 +9,15 @@ a bootstrap over tasks (clusters); the paired test is the exact sign test over t
 where each task was played once. Many comparisons of one table are one family: Holm (1979) keeps the chance of any
 false one at the level. Effect sizes are Cohen's (1988): h for two rates, and the paired difference over its spread.
 
-scipy and statsmodels are imported where they are called, because most readers of a table test nothing.
+scipy is imported where it is called, because most readers of a table test nothing.
 """
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from math import asin, comb, sqrt
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
@@ -223,13 +225,52 @@ def mcnemar(first: Floats, second: Floats) -> float:
 
 def holm(p: Sequence[float]) -> list[float]:
     """Holm's adjusted p-values of one family, in the order given; NaN stays NaN and is no member of the family."""
-    from statsmodels.stats.multitest import multipletests
-
     values = np.array(p, dtype=float)
-    tested = ~np.isnan(values)
-    if tested.any():
-        values[tested] = multipletests(values[tested], method="holm")[1]
+    order = np.argsort(values)[: np.count_nonzero(~np.isnan(values))]
+    values[order] = np.minimum(1, np.maximum.accumulate(values[order] * np.arange(len(order), 0, -1)))
     return values.tolist()
+
+
+def fisher(first: tuple[int, int], second: tuple[int, int]) -> tuple[float, float]:
+    """Fisher's exact test of two shares, two-sided, as `scipy.stats.fisher_exact` has it, without scipy.
+
+    Args:
+        first: how many of a sample show something, and how many there are.
+        second: the same of the other sample.
+
+    Returns:
+        p, and the least p of any table with these margins: where that is high, nothing could have been found.
+    """
+    successes, total = first[0] + second[0], first[1] + second[1]
+    support = np.arange(max(0, successes - second[1]), min(successes, first[1]) + 1)
+    logs = _log_binomials(first[1], support) + _log_binomials(second[1], successes - support)
+    chances = np.exp(logs - _log_binomials(total, np.array(successes)))
+    # Tables of equal chance come out a rounding apart.
+    p, least = (
+        float(chances[chances <= chance * (1 + 1e-7)].sum())
+        for chance in (chances[first[0] - support[0]], chances.min())
+    )
+    return min(1.0, p), min(1.0, least)
+
+
+def _log_binomials(count: int, sizes: NDArray[np.intp]) -> Floats:
+    table = _log_factorials(count.bit_length())
+    return table[count] - table[sizes] - table[count - sizes]
+
+
+@cache
+def _log_factorials(bits: int) -> Floats:
+    return np.concatenate([[0.0], np.log(np.arange(1, 1 << bits)).cumsum()])
+
+
+def wilson(count: int, total: int) -> tuple[float, float]:
+    """Wilson's 95% interval of a share of so many; 0 to 1 of none."""
+    z = NormalDist().inv_cdf(0.975)
+    if not total:
+        return 0.0, 1.0
+    middle = (count + z**2 / 2) / (total + z**2)
+    half = z * sqrt(count * (total - count) / total + z**2 / 4) / (total + z**2)
+    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def cohens_h(first: float, second: float) -> float:

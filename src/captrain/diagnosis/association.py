@@ -1,0 +1,188 @@
+"""Which features of rollouts go with failing: counted as rollouts go by, and tested together.
+
+A feature holds in some of the rollouts that could show it, its base. Fisher's exact test holds its share among failed
+rollouts against that among passed ones, and Holm's correction is over all features of a table that could have been
+found: margins that allow no p of `LEVEL` are known beforehand to tell nothing. Features of the very same rollouts
+are one feature of several names. What is kept grows with the features, not with the rollouts, and `MOST` bounds it.
+"""
+
+from dataclasses import dataclass, field
+from random import Random
+from typing import NamedTuple
+
+from captrain.evaluation import fisher, holm
+
+Key = tuple[str, ...]
+LEVEL = 0.05
+MOST = 5000
+"""Features that are counted; those that first hold after so many others are not."""
+EVERY: Key = ("rollout",)
+"""The base that every rollout belongs to."""
+
+
+class Phrase(NamedTuple):
+    """How a kind of feature is told: the words where it holds and where it does not, and a line for the prompt against
+    the one that goes with failing. The names of a feature fill them."""
+
+    holds: str
+    fails: str = "no lack of: {0}"
+    line: str = ""
+
+
+PHRASES = {
+    "after": Phrase("{0} after {1}", "{0} without an earlier {1}", "Call {1} before {0}."),
+    "same": Phrase(
+        "{0} after {1} of the same {2}",
+        "{0} without an earlier {1} of the same {2}",
+        "Call {1} with the same {2} before {0}.",
+    ),
+    "repaired": Phrase(
+        "error of {0}, then a corrected call",
+        "error of {0}, and no corrected call after it",
+        "When {0} reports an error, read it, correct the call and make it again.",
+    ),
+    "sourced": Phrase(
+        "{0} with {1} from an earlier message",
+        "{0} with a {1} that stands in no earlier message",
+        "Take {1} of {0} from the user's words or a tool's result.",
+    ),
+    "once": Phrase(
+        "{0} never repeated",
+        "{0} repeated with equal arguments",
+        "Never repeat {0} with the same arguments.",
+    ),
+    "followed": Phrase("{0} followed by {1}", "{0} not followed by {1}", "Call {1} after {0}."),
+    "called": Phrase("{0} called", "{0} never called", "Do not close before {0} is called."),
+    "made": Phrase("{0}: unmade", line="Do not close before {0} is done, where the task needs it."),
+    "equal": Phrase("{0}: another {1}", line="Before {0}, check {1} against the records and what was asked for."),
+    "instead": Phrase(
+        "{0}: something else instead",
+        line="Before you change a record, read it, and let what it says decide between {0} and anything else.",
+    ),
+    "beyond": Phrase("{0}: not in the reference", line="Make {0} only where it is asked for and allowed."),
+    "told": Phrase(
+        "{0}: not told", line="Before you close, answer every question with the value that the tools returned."
+    ),
+    "ended": Phrase("{0}: too early", line="Do not end before all that was asked for is done."),
+    "cause": Phrase("{0}"),
+    "order": Phrase("{0}", line="{1}"),
+    "value": Phrase("{0}: {1}", "{0}: not {1}"),
+}
+"""By kind, the first key of a feature, in the order in which one names what several could."""
+
+
+@dataclass
+class Traits:
+    """What one rollout has to count: the bases it belongs to; the features that hold, each with its base and, of two
+    calls, how far apart they are."""
+
+    bases: set[Key] = field(default_factory=lambda: {EVERY})
+    holding: dict[Key, tuple[Key, int]] = field(default_factory=dict[Key, tuple[Key, int]])
+
+    def hold(self, key: Key, base: Key, distance: int = 0) -> None:
+        """Let a feature hold, which makes the rollout one of its base."""
+        self.bases.add(base)
+        self.holding[key] = (base, distance)
+
+    def shows(self, association: "Association") -> bool:
+        """Whether the rollout is one of those that an association counts."""
+        return association.base in self.bases and (association.key in self.holding) == association.holds
+
+
+@dataclass
+class Cell:
+    """Of how many failed and passed rollouts; `mark` is the sum of their random numbers, so that equal ones are the
+    same rollouts; `distance` is summed over them."""
+
+    failed: int = 0
+    passed: int = 0
+    mark: int = 0
+    distance: int = 0
+
+    def add(self, failed: bool, mark: int, distance: int = 0) -> None:
+        """Count a rollout in."""
+        self.failed, self.passed = self.failed + failed, self.passed + (not failed)
+        self.mark, self.distance = (self.mark + mark) % (1 << 64), self.distance + distance
+
+
+class Association(NamedTuple):
+    """A feature, or its absence, in how many of the failed and of the passed rollouts that could show it (`base`); p,
+    and p after the correction, NaN where the margins could not have told anything; `also` are other names of the same
+    rollouts."""
+
+    key: Key
+    base: Key
+    holds: bool
+    failed: tuple[int, int]
+    passed: tuple[int, int]
+    p: float
+    also: list[str]
+    p_holm: float = float("nan")
+
+    @property
+    def name(self) -> str:
+        """The feature in words."""
+        return name_of(self.key, self.holds)
+
+    @property
+    def excess(self) -> float:
+        """The share among failed rollouts minus that among passed ones; of none it is 0."""
+        return self.failed[0] / max(1, self.failed[1]) - self.passed[0] / max(1, self.passed[1])
+
+
+def name_of(key: Key, holds: bool = True) -> str:
+    """A feature, or its absence, in words."""
+    phrase = PHRASES[key[0]]
+    return (phrase.holds if holds else phrase.fails).format(*key[1:])
+
+
+def line_of(key: Key) -> str:
+    """The line for a prompt, "" where there is none."""
+    return PHRASES[key[0]].line.format(*key[1:])
+
+
+class Tally:
+    """Counts of the features of one table over rollouts."""
+
+    def __init__(self) -> None:
+        self.bases: dict[Key, Cell] = {}
+        self.features: dict[Key, tuple[Key, Cell]] = {}
+        self._random = Random(0)
+
+    def add(self, traits: Traits, failed: bool) -> None:
+        """Count a rollout in."""
+        mark = self._random.getrandbits(64)
+        for base in traits.bases:
+            if base in self.bases or len(self.bases) < MOST:
+                self.bases.setdefault(base, Cell()).add(failed, mark)
+        for key, (base, distance) in traits.holding.items():
+            if key in self.features or (len(self.features) < MOST and base in self.bases):
+                self.features.setdefault(key, (base, Cell()))[1].add(failed, mark, distance)
+
+    def associations(self) -> list[Association]:
+        """The features, the surest first; of a feature or its absence that which failed rollouts show more
+        often, but a value of a task always as it is."""
+        groups: dict[tuple[int, frozenset[int]], list[Key]] = {}
+        for key, (base, cell) in self.features.items():
+            whole = self.bases[base].mark
+            groups.setdefault((whole, frozenset({cell.mark, (whole - cell.mark) % (1 << 64)})), []).append(key)
+        rows = [self._association(sorted(keys, key=self._rank)) for keys in groups.values()]
+        corrected = holm([row.p for row in rows])
+        rows = [row._replace(p_holm=p) for row, p in zip(rows, corrected, strict=True)]
+        return sorted(rows, key=lambda row: (row.p if row.p == row.p else 1.0, -row.excess, *self._rank(row.key)))
+
+    def _rank(self, key: Key) -> tuple[int, float, Key]:
+        """What several names of the same rollouts are sorted by: the kind, and calls that stand close together."""
+        cell = self.features[key][1]
+        return [*PHRASES].index(key[0]), cell.distance / max(1, cell.failed + cell.passed), key
+
+    def _association(self, keys: list[Key]) -> Association:
+        base, cell = self.features[keys[0]]
+        whole = self.bases[base]
+        failed, passed = (cell.failed, whole.failed), (cell.passed, whole.passed)
+        p, least = fisher(failed, passed)
+        holds = keys[0][0] == "value" or cell.failed * whole.passed > cell.passed * whole.failed
+        also = [name_of(key, holds == (self.features[key][1].mark == cell.mark)) for key in keys[1:]]
+        if not holds:
+            failed, passed = ((total - count, total) for count, total in (failed, passed))
+        return Association(keys[0], base, holds, failed, passed, p if least <= LEVEL else float("nan"), also)

@@ -1,0 +1,189 @@
+"""What a rollout shows that may go with failing: the order of its calls, how they differ from the reference, its task.
+
+Calls are those of the agent and those of a user that has tools of its own. Texts of several words are no values: two
+wordings of one thing are no difference.
+"""
+
+import re
+
+from captrain.capabilities import Story, Toolbox, acts_of, differing, leaves, same, says, text_of
+from captrain.contract import calls_of
+from captrain.diagnosis.association import EVERY, Traits
+from captrain.records import Record, Rollout, digest
+
+OF_USER = " (the user's)"
+LONGEST, WORDS = 40, 4
+"""Characters of a value, and spaces in a text that is none."""
+MANY = 3
+"""Changes of a reference that are not told apart from more."""
+NOT_OF_TASK = ("task", "script", "ending", "user_calls", "milestones")
+"""What the data of an imported task holds beside its own fields."""
+REFERENCED = ("referenced",)
+
+
+class Call(Record):
+    """One call: what is called (`step`), where and in which words; whether it was refused; its values by argument, of a
+    text a digest; the arguments with a value that no earlier message has (`novel`)."""
+
+    step: str
+    message: int
+    text: str
+    failed: bool
+    values: dict[str, str]
+    novel: list[str]
+
+
+class Fault(Record):
+    """A step whose repair may turn a failure into a pass, by the key of its feature, where it shows, and whether replay
+    has proven it."""
+
+    key: tuple[str, ...]
+    message: int
+    evidence: str
+    proven: bool = False
+    quote: str = ""
+
+
+def calls_in(rollout: Rollout, toolbox: Toolbox) -> list[Call]:
+    """All calls in order, whoever makes them."""
+    messages = rollout.messages
+    callers = [{**message, "role": "assistant"} if message.get("tool_calls") else message for message in messages]
+    calls, before, end = list[Call](), "", 0
+    for act in acts_of(callers, toolbox):
+        texts = (text_of(message.get("content") or "") for message in messages[end : act.message])
+        before, end = "\n".join([before, *texts]).lower(), act.message
+        values = {name: value for name, value in act.arguments.items() if _is_value(value) and any(leaves(value))}
+        calls.append(
+            Call(
+                step=act.tool + OF_USER * (messages[act.message]["role"] == "user"),
+                message=act.message,
+                text=str(act),
+                failed=act.failed,
+                values={k: text_of(v) if _is_value(v) else f"~{digest(v)}" for k, v in act.arguments.items()},
+                novel=[name for name, value in values.items() if not says(before, value)],
+            )
+        )
+    return calls
+
+
+def _is_value(value: object) -> bool:
+    text = text_of(value)
+    return len(text) <= LONGEST and text.count(" ") < WORDS
+
+
+def order_traits(calls: list[Call]) -> Traits:
+    """Which calls come before and after which, whose values come from nowhere, which are repeated or refused."""
+    traits = Traits()
+    first = {call.step: place for place, call in reversed([*enumerate(calls)])}
+    last = {call.step: place for place, call in enumerate(calls)}
+    earlier: dict[tuple[str, str], set[str]] = {}
+    always: dict[tuple[str, str], set[str]] = {}
+    for call in calls:
+        for name, value in call.values.items():
+            callers = earlier.setdefault((name, value), set())
+            always[call.step, name] = always.get((call.step, name), callers) & callers
+            callers.add(call.step)
+    for x in first:
+        peers = [call for call in calls if call.step == x]
+        failures = [call for call in peers if call.failed]
+        traits.hold(("called", x), EVERY)
+        traits.bases |= {("call", x)} | ({("refused", x)} if failures else set())
+        if failures and not peers[-1].failed:
+            traits.hold(("repaired", x), ("refused", x))
+        if len({text_of(call.values) for call in peers}) == len(peers):
+            traits.hold(("once", x), ("call", x))
+        for y in first:
+            if first[y] < first[x]:
+                traits.hold(("after", x, y), ("call", x), first[x] - first[y])
+            if last[y] > last[x]:
+                traits.hold(("followed", x, y), ("call", x), last[y] - last[x])
+    novel = {(call.step, name) for call in calls for name in call.novel}
+    for (x, name), steps in always.items():
+        traits.bases.add(("argument", x, name))
+        if (x, name) not in novel:
+            traits.hold(("sourced", x, name), ("argument", x, name))
+        for y in steps - {x}:
+            traits.hold(("same", x, y, name), ("argument", x, name), first[x] - first[y])
+    return traits
+
+
+def place_of(key: tuple[str, ...], calls: list[Call]) -> Call:
+    """The call at which a rollout shows an order feature, or lacks it: that which is refused last, or has a value from
+    nowhere, or the first; the last of all where there is none."""
+    peers = [call for call in calls if call.step == key[1]]
+    failures = [call for call in reversed(peers) if call.failed and key[0] == "repaired"]
+    novel = [call for call in peers if key[0] == "sourced" and key[2] in call.novel]
+    return [*failures, *novel, *peers, *calls[-1:]][0]
+
+
+def reference_traits(rollout: Rollout, toolbox: Toolbox) -> tuple[Traits, list[Fault]]:
+    """Which steps of the reference are not made, or made otherwise, and which changes it does not have; and those of
+    them that change something. Where only the state at the end is judged, a further change is no fault."""
+    story, traits, faults = Story(rollout, toolbox), Traits(), list[Fault]()
+    user_calls = [(call["name"], call["arguments"]) for call in rollout.task.data.get("user_calls") or []]
+    if not story.has_reference and not user_calls:
+        return traits, faults
+    traits.bases |= {REFERENCED, *(("goal", act.tool) for act in story.expected)}
+    for pair in story.pairs:
+        wrong = (
+            [name for name in differing(pair.goal, pair.write) if _is_value(pair.goal.arguments[name])]
+            if pair.write
+            else []
+        )
+        kinds = {
+            "made": pair.write is None,
+            "instead": pair.write and pair.write.tool != pair.goal.tool,
+            "equal": wrong,
+        }
+        for kind in [kind for kind, lapses in kinds.items() if lapses][:1]:
+            message = pair.write.message if pair.write else story.last
+            faults.append(
+                Fault(
+                    key=(kind, pair.goal.tool, *wrong[:1]), message=message, evidence=f"the reference has {pair.goal}"
+                )
+            )
+    if "db" in (rollout.task.data.get("graded") or ["db"]):
+        faults += [
+            Fault(key=("beyond", act.tool), message=act.message, evidence=f"the reference has no {act}")
+            for act in story.extras
+        ]
+    calls = [call for message in rollout.messages if message["role"] == "user" for call in calls_of(message)]
+    for tool, arguments in user_calls:
+        traits.bases.add(("goal", tool + OF_USER))
+        if not any(name == tool and same(arguments, actual) for name, actual in calls):
+            faults.append(
+                Fault(key=("made", tool + OF_USER), message=story.last, evidence=f"the user never made {tool}")
+            )
+    untold = [value for value in story.informs if story.first_telling(value) is None]
+    traits.bases |= {("informs",)} if story.informs else set()
+    faults += [
+        Fault(key=("told", "what was asked"), message=story.last, evidence=f"{value} was not told")
+        for value in untold[:1]
+    ]
+    for goal in story.expected:
+        if goal.kind != "write" and not any(act.tool == goal.tool and not differing(goal, act) for act in story.acts):
+            traits.hold(("made", goal.tool), ("goal", goal.tool))
+    bases = {"beyond": REFERENCED, "told": ("informs",)}
+    for fault in faults:
+        traits.hold(fault.key, bases.get(fault.key[0], ("goal", fault.key[1])))
+    return traits, faults
+
+
+def task_traits(rollout: Rollout, toolbox: Toolbox) -> Traits:
+    """What can be told of the task: environment, its own fields, the words of its id, the calls of its reference."""
+    traits, data = Traits(), {"environment": rollout.environment, **rollout.task.data}
+    for name, value in data.items():
+        if name not in NOT_OF_TASK and not isinstance(value, dict) and _is_value(value):
+            traits.hold(("value", name, text_of(value)), ("field", name))
+    for word in re.findall(r"[A-Za-z][A-Za-z_]{2,}", rollout.task.id):
+        traits.hold(("value", "task id", word.strip("_")), EVERY)
+    acts = acts_of(rollout.reference, toolbox)
+    user_calls = [call["name"] + OF_USER for call in rollout.task.data.get("user_calls") or []]
+    changes = sum(act.kind != "read" for act in acts) + len(user_calls)
+    if rollout.reference or user_calls:
+        traits.hold(
+            ("value", "changes in its reference", str(changes) if changes < MANY else f"{MANY} or more"), REFERENCED
+        )
+    for step in [*(act.tool for act in acts), *user_calls]:
+        traits.hold(("value", "its reference has", step), REFERENCED)
+    return traits

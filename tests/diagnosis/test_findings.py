@@ -1,0 +1,157 @@
+"""What goes with failing and what to fix first, from chats whose faults are planted."""
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from captrain.cli.app import app
+from captrain.config import Selection
+from captrain.diagnosis import Diagnosis, advise
+from captrain.diagnosis import diagnose as explain
+from captrain.diagnosis.explained import Repair
+from captrain.diagnosis.findings import Collection
+from captrain.interop import read_logs
+
+Chat = dict[str, Any]
+CALLS = {
+    "metric": ("get_metric", {"service": "api", "metric": "load"}),
+    "restart": ("restart", {"service": "api"}),
+    "page": ("page_person", {"person": "Ann"}),
+}
+
+
+def message(name: str, arguments: dict[str, str], number: int) -> Chat:
+    call = {"id": f"c{number}", "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+def chat(task: str, names: Sequence[str], reward: int, reference: Sequence[str] = ()) -> Chat:
+    messages: list[Chat] = [{"role": "user", "content": "The api is slow: page Ann if its load is high, or restart."}]
+    for number, (name, arguments) in enumerate(CALLS[name] for name in names):
+        messages += [message(name, arguments, number), {"role": "tool", "tool_call_id": f"c{number}", "content": "ok"}]
+    messages.append({"role": "assistant", "content": "It is done."})
+    steps = [message(*CALLS[name], number) for number, name in enumerate(reference)]
+    return {"task_id": task, "messages": messages, "reward": reward} | ({"reference": steps} if steps else {})
+
+
+def diagnosed(folder: Path, chats: Sequence[Chat]) -> Diagnosis:
+    log = folder / "log.jsonl"
+    log.write_text("".join(json.dumps(entry) + "\n" for entry in chats))
+    selection = Selection(delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, resamples=200)
+    return explain(read_logs([log], None), selection, runs=10, count=4, seed=0)
+
+
+@pytest.fixture
+def unreferenced() -> list[Chat]:
+    """Ten failures that restart blindly, and eight passes that look first."""
+    failed = [chat(f"f{number}", ["restart"] + ["page"] * (number % 2), 0) for number in range(10)]
+    return failed + [chat(f"p{number}", ["metric", "restart"], 1) for number in range(8)]
+
+
+def test_without_references_the_look_up_that_every_failure_lacks_is_named_and_the_report_says_what_to_do(
+    tmp_path: Path, unreferenced: list[Chat]
+) -> None:
+    diagnosed(tmp_path, unreferenced)
+    done = CliRunner().invoke(
+        app, ["diagnose", str(tmp_path / "log.jsonl"), "--out", str(tmp_path / "out")], env={"COLUMNS": "160"}
+    )
+    assert done.exit_code == 0, done.output
+    name, line = "restart without an earlier get_metric", 'a line in the prompt: "Call get_metric before restart."'
+    assert f"1. {name}, in 10 of 10 failures, alone in 10 (not proven)" in done.output
+    report, page = ((tmp_path / "out" / file).read_text() for file in ("report.md", "report.html"))
+    assert f"| {name} | 10 of 10 | 0 of 8 |" in report and line in report
+    assert "message 1: restart(api)" in report and "bring the solutions of the tasks as `reference`" in report
+    assert report.index("What to fix first") < report.index("What to do next") < report.index("Calls that go with")
+    assert f"<strong>{name}</strong>" in page and "get_metric never called" in page
+    [first, *_] = json.loads((tmp_path / "out/advice.json").read_text())
+    assert first["subject"] == name and "f0, message 1" in first["example"]
+
+
+def test_outcomes_by_chance_bring_a_feature_to_light_no_more_often_than_the_level_says(tmp_path: Path) -> None:
+    generator, runs = random.Random(0), 40
+    rows = [
+        chat(f"t{number}", generator.choices([*CALLS], k=generator.randint(1, 5)), generator.randint(0, 1))
+        for number in range(runs * 40)
+    ]
+    hits = 0
+    for number in range(runs):
+        findings = diagnosed(tmp_path, rows[number * 40 : number * 40 + 40]).findings
+        assert sum(row.p == row.p for row in findings.order) > 5
+        hits += any(row.p_holm <= 0.05 for row in findings.order)
+    assert hits <= 5, "of 40 families about 2 may err at .05"
+
+
+def test_a_step_counts_over_the_rollouts_whose_reference_has_it(tmp_path: Path) -> None:
+    due, free = ["metric", "restart"], ["metric", "page"]
+    chats = [chat(f"a{number}", ["metric"], 0, due) for number in range(11)]
+    chats += [chat(f"b{number}", due, 1, due) for number in range(4)] + [chat("c", ["metric"], 1, due)]
+    chats += [chat(f"d{number}", free, 1, free) for number in range(6)] + [chat("e", [], 0)]
+    diagnosis = diagnosed(tmp_path, chats)
+    row = diagnosis.findings.steps[0]
+    assert (row.name, row.failed, row.passed) == ("restart: unmade", (11, 11), (1, 5))
+    fix = advise(diagnosis)[0]
+    assert fix.subject == "restart: unmade" and "in 11 of 12 failures" in fix.facts
+    assert "its reference has: " not in fix.facts, "that a task asks for the step says nothing of the step"
+    kinds = {row.name: (row.passed, row.failed) for row in diagnosis.findings.tasks}
+    assert kinds["its reference has: page_person"] == ((6, 11), (0, 11))
+
+
+def test_where_trials_of_one_task_part_is_counted_over_tasks(tmp_path: Path) -> None:
+    chats = [
+        chat(f"t{task}", names, reward)
+        for task in range(3)
+        for names, reward in ((["metric", "restart"], 1), (["metric", "page"], 0), (["metric", "page", "page"], 0))
+    ]
+    chats += [chat("passed", ["metric"], 1), chat("cut", ["metric", "restart"], 1), chat("cut", ["metric"], 0)]
+    findings = diagnosed(tmp_path, chats).findings
+    assert findings.mixed == 4
+    assert findings.partings == [(("restart", "page_person"), 3), (("restart", "(end)"), 1)]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_failures_without_a_reference_do_not_dilute_the_coverage_of_what_only_a_reference_shows(
+    tmp_path: Path, share: float
+) -> None:
+    due = ["metric", "restart", "page"]
+    failed = [chat(f"f{n}", ["metric", "restart"], 0, () if n < share * 20 else due) for n in range(20)]
+    report = diagnosed(tmp_path, failed + [chat(f"p{n}", due, 1, due) for n in range(12)]).report
+    assert report is not None
+    coverage = {entry["id"]: entry["coverage"] for entry in report["candidates"]}
+    assert coverage["missing_write"] == 1.0
+
+
+def test_a_gap_that_no_passed_rollout_defines_is_not_called_as_frequent(tmp_path: Path) -> None:
+    due = ["metric", "restart", "page"]
+    failed = [chat(f"f{number}", ["metric", "restart"], 0, due) for number in range(12)]
+    diagnosis = diagnosed(tmp_path, failed + [chat(f"p{number}", ["metric"], 1, ["metric"]) for number in range(12)])
+    actions = {entry.subject: entry.action for entry in advise(diagnosis)}
+    assert actions["missing_write"].startswith("no passed rollout had occasion to show it")
+    assert not any("as often" in action for action in actions.values())
+
+
+@pytest.mark.parametrize("name", ["restart: unmade", "restart: another service"])
+def test_a_changed_value_and_a_step_left_out_are_told_apart(tmp_path: Path, name: str) -> None:
+    due = ["metric", "restart"]
+    failed = [chat(f"f{number}", due if "another" in name else ["metric"], 0, due) for number in range(10)]
+    for entry in failed if "another" in name else ():
+        entry["messages"][3]["tool_calls"][0]["function"]["arguments"] = '{"service": "web"}'
+    diagnosis = diagnosed(tmp_path, failed + [chat(f"p{number}", due, 1, due) for number in range(10)])
+    assert advise(diagnosis)[0].subject == name
+
+
+def test_repairs_that_replay_has_proven_take_the_place_of_differences(tmp_path: Path) -> None:
+    due = ["metric", "restart", "page"]
+    diagnosis = diagnosed(tmp_path, [chat(f"f{number}", ["metric"], 0, due) for number in range(3)])
+    edit = {"step": "restart(api)", "kind": "insert", "message": 3, "evidence": "with it the check passes"}
+    repairs = [Repair(**edit, needed=True, proven=True), Repair(**{**edit, "step": "page"}, needed=False, proven=True)]
+    collection = Collection(next(iter(diagnosis.explanations.settings.values())).toolbox)
+    for row, rollout in zip(diagnosis.explanations.rollouts, diagnosis.logs.rollouts, strict=True):
+        collection.add(row.model_copy(update={"repairs": repairs}), rollout, counts=True)
+    [fix] = collection.findings().fixes
+    assert fix.key[:2] == ("made", "restart") and fix.counts == {"failures": 3, "alone": 3, "proven": 3}
+    assert fix.example.quote == "assistant: It is done." and fix.example.evidence == "with it the check passes"
