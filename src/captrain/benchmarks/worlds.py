@@ -45,6 +45,7 @@ class Worlds:
         self.benchmark, self.target, self.machine = benchmark, target, machine
         self.missing = ""
         self._pools: dict[str, Pool | None] = {}
+        self._last: tuple[str, World | None] = ("", None)
 
     def of(self, rollout: Rollout) -> World | None:
         """The world of a rollout's task; None where none can be opened.
@@ -53,6 +54,11 @@ class Worlds:
             InfrastructureError: the benchmark's worker failed.
             EnvironmentFault: the environment did.
         """
+        if self._last[0] != rollout.id:
+            self._last = rollout.id, self._open(rollout)
+        return self._last[1]
+
+    def _open(self, rollout: Rollout) -> World | None:
         match self._benchmark_of(rollout):
             case "tau2":
                 return self._tau2(rollout)

@@ -213,7 +213,7 @@ class Episode(ScriptedEpisode):
             return result
         # To word what many records are takes longer than all else, and replays look the same up over and over.
         before = self.state()
-        key = tool, json.dumps(arguments, sort_keys=True), before
+        key = id(self.suite), tool, json.dumps(arguments, sort_keys=True), before
         known = ANSWERS.get(key) or self.run(tool, arguments)
         if len(ANSWERS) < MOST_ANSWERS and self.state() == before:
             ANSWERS[key] = known
@@ -334,6 +334,7 @@ def locate(task_id, messages, passed, injections=None):
         with suppress(BadRequest):
             episode = Episode(task_id, version, injections)
             if prompt == episode.task.PROMPT:
+                episode.replay = []
                 spoken = [message for message in messages if message["role"] == "assistant"]
                 results = [reply["content"] for message in spoken for reply in episode.take(message)]
                 versions[version] = sum(map(operator.eq, results, logged)), episode.success()[0] == passed
