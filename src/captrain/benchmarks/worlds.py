@@ -20,6 +20,7 @@ SCRIPTS = {"tau2": "tau2_replay.py", "agentdojo": "agentdojo_worker.py", "bfcl":
 """Of the workers in which a benchmark's worlds are opened."""
 NAMES = (*SCRIPTS, "servicedesk")
 DOJO = re.compile(r"(banking|slack|travel|workspace)[-/](user_task_\d+)(-injection_task_\d+)?")
+BFCL = re.compile(r"multi_turn_(base|miss_func|miss_param|long_context)_\d+")
 DESK = re.compile(rf"(?:.*/)?servicedesk-({'|'.join(MIXES)})/\w+/\d+")
 DESK_KINDS: dict[str, Kind] = {
     tool: "write" if tool in WRITES else "handover" if tool.startswith("transfer") else "read" for tool in ARGUMENTS
@@ -108,7 +109,8 @@ class Worlds:
         environment, _, name = rollout.task.id.partition("/")
         if environment in SCRIPTS:
             return environment
-        return "agentdojo" if DOJO.fullmatch(name) else "servicedesk" if DESK.fullmatch(rollout.task.id) else ""
+        forms = (("agentdojo", DOJO, name), ("bfcl", BFCL, name), ("servicedesk", DESK, rollout.task.id))
+        return next((benchmark for benchmark, form, text in forms if form.fullmatch(text)), "")
 
     def _tau2(self, rollout: Rollout) -> World | None:
         data, parts = rollout.task.data, rollout.score.parts if rollout.score else {}

@@ -338,6 +338,8 @@ def locate(task_id, messages, passed, injections=None):
                 spoken = [message for message in messages if message["role"] == "assistant"]
                 results = [reply["content"] for message in spoken for reply in episode.take(message)]
                 versions[version] = sum(map(operator.eq, results, logged)), episode.success()[0] == passed
+                if versions[version] == (len(logged), True):
+                    break
     return {"version": max(versions, key=lambda version: versions[version], default=None)}
 
 
