@@ -77,12 +77,11 @@ class Dialogue:
         logged, reference = self._logged, self._reference
         is_reference = [key_of(call) for call in calls] == reference.keys
         if is_reference and Counter(replay.texts) != Counter(logged.texts):
-            return _written(
-                reference, [replace(p, call=c) for p, c in zip(reference.calls, calls, strict=True)], replay
-            )
+            own = [replace(placed, call=call) for placed, call in zip(reference.calls, calls, strict=True)]
+            return _written(reference, own, replay, reference.closings)
         # A dialogue that was cut off in the middle of its calls is brought to its end, where that is asked for.
         is_cut = bool(logged.calls) and not logged.closed and replay.ended
-        return _written(logged, self._places(calls), replay, len(reference.closings) if is_cut else 0)
+        return _written(logged, self._places(calls), replay, reference.closings, len(reference.closings) * is_cut)
 
     def _places(self, calls: Sequence[ReplayCall]) -> list[_Placed]:
         """The calls at the rollout's own places; new ones in the reference's turn, as far as order allows."""
@@ -91,7 +90,10 @@ class Dialogue:
         turns: dict[tuple[str, str], list[int]] = {}
         for placed, key in zip(self._reference.calls, self._reference.keys, strict=True):
             turns.setdefault(key, []).append(placed.turn)
-        last = max([len(self._logged.closings) - 1, *(placed.turn for placed in self._reference.calls)], default=0)
+        # After the words that closed the dialogue nobody takes calls any more.
+        last = len(self._logged.closings) - 1
+        if not self._logged.closed:
+            last = max([last, 0, *(placed.turn for placed in self._reference.calls)])
         result: list[_Placed] = []
         earliest = 0
         for index, (call, source) in enumerate(zip(calls, sources, strict=True)):
@@ -117,16 +119,19 @@ class Dialogue:
                 for index in range(start, stop):
                     tools = [self._logged.calls[number].call.tool for number in range(place, end)]
                     if calls[index].tool in tools:
-                        sources[index] = place + tools.index(calls[index].tool)
-                        place = sources[index] + 1
+                        place += tools.index(calls[index].tool) + 1
+                        sources[index] = place - 1
         return sources
 
 
-def _written(course: _Course, placed: Sequence[_Placed], replay: Replay, least: int = 0) -> list[Message]:
+def _written(
+    course: _Course, placed: Sequence[_Placed], replay: Replay, closings: Sequence[str], least: int = 0
+) -> list[Message]:
     """The messages of placed calls in at least so many turns, with the texts of a course that the replay has, and what
-    it has beyond them."""
+    it has beyond them. A turn that the course does not have is closed as others do."""
     further = list((Counter(replay.texts) - Counter(course.texts)).elements())
     turns = max([least, len(course.closings), *(entry.turn + 1 for entry in placed)])
+    closings = [*course.closings, *closings[len(course.closings) :], *[""] * turns]
     messages: list[Message] = []
     for turn in range(turns):
         own = [entry for entry in placed if entry.turn == turn]
@@ -142,7 +147,7 @@ def _written(course: _Course, placed: Sequence[_Placed], replay: Replay, least: 
                 content = course.contents.get(entry.message, "") if entry.message is not None else ""
                 messages.append({"role": "assistant", "content": content, "tool_calls": [call]})
         is_last = turn == turns - 1
-        text = course.closings[turn] if turn < len(course.closings) else ""
+        text = closings[turn]
         if is_last:
             text = "\n".join([*([text] if text in replay.texts else []), *further])
         if turn < len(course.closings) or not is_last or replay.ended or further:

@@ -9,8 +9,7 @@ from captrain.benchmarks.dialogue import Dialogue, key_of
 from captrain.benchmarks.pool import Pool
 from captrain.benchmarks.replay import Kind, Replay, ReplayCall, Replayed
 from captrain.contract import Target, calls_of, closing_episodes
-from captrain.records import JsonObject, Message, Rollout, Task
-
+from captrain.records import JsonObject, Message, Task
 
 PUNCTUATION = ".,;:!?()-"
 
@@ -44,8 +43,13 @@ class SpokenWorld:
         """Play assistant messages, each dialogue in a fresh world."""
         raise NotImplementedError
 
-    @cached_property
+    @property
     def owed(self) -> tuple[str, ...]:
+        """See `captrain.benchmarks.World`."""
+        return self._owed
+
+    @cached_property
+    def _owed(self) -> tuple[str, ...]:
         """The words of the reference's last text without which its calls alone do not pass, found by leaving out."""
         closing = self.solution[-1].get("content") if self.solution and not calls_of(self.solution[-1]) else ""
         words = str(closing or "").split()
@@ -103,8 +107,8 @@ class SpokenWorld:
         if key not in self._changes:
             others = tuple(other for other in self.reference if key_of(other) != key)
             calls = others if len(others) < len(self.reference) else (*self.reference, call)
-            texts = tuple(str(message.get("content") or "") for message in self.solution)
-            runs = self.run([self._dialogue.messages(Replay(entry, texts)) for entry in (self.reference, calls)])
+            closing = (str(self.solution[-1].get("content") or ""),)
+            runs = self.run([self._dialogue.messages(Replay(entry, closing)) for entry in (self.reference, calls)])
             self._changes[key] = runs[0].passed and not runs[1].passed
         return self._changes[key]
 
@@ -198,17 +202,3 @@ def annotated(tools: Sequence[JsonObject]) -> dict[str, Kind]:
         for tool in tools
     }
     return {name: "read" if hint else "write" for name, hint in hints.items() if isinstance(hint, bool)}
-
-
-def found_task(target: Target, rollout: Rollout, most: int) -> Task | None:
-    """The task of an environment that a rollout is of: its own, where the environment has played it, else the one of
-    the same id among so many of each split."""
-    if rollout.environment == target.name:
-        return rollout.task
-    name = rollout.task.id.partition("/")[2]
-    for split in ("discovery", "training", "test"):
-        size = target.size(split)
-        tasks = target.tasks(split, most if size is None else min(size, most))
-        if task := next((task for task in tasks if task.id == name), None):
-            return task
-    return None

@@ -10,20 +10,22 @@ from captrain.benchmarks.pool import WORKERS, Pool
 from captrain.benchmarks.replay import Kind, Replay, ReplayCall, Replayed, World
 from captrain.benchmarks.servicedesk import ARGUMENTS, MIXES, WRITES, ServiceDesk
 from captrain.benchmarks.simulation import installation
-from captrain.benchmarks.spoken import ContractWorld, WorkerDialogues, found_task
+from captrain.benchmarks.spoken import ContractWorld, WorkerDialogues
 from captrain.config import Machine
 from captrain.contract import Target, tool_call
 from captrain.errors import UserError
-from captrain.records import JsonObject, Message, Rollout, Task
+from captrain.records import JsonObject, Message, Rollout, Split, Task
 
 SCRIPTS = {"tau2": "tau2_replay.py", "agentdojo": "agentdojo_worker.py", "bfcl": "bfcl_worker.py"}
 """Of the workers in which a benchmark's worlds are opened."""
 NAMES = (*SCRIPTS, "servicedesk")
 DOJO = re.compile(r"(banking|slack|travel|workspace)[-/](user_task_\d+)(-injection_task_\d+)?")
+BFCL = re.compile(r"multi_turn_(base|miss_func|miss_param|long_context)_\d+")
 DESK = re.compile(rf"(?:.*/)?servicedesk-({'|'.join(MIXES)})/\w+/\d+")
 DESK_KINDS: dict[str, Kind] = {
     tool: "write" if tool in WRITES else "handover" if tool.startswith("transfer") else "read" for tool in ARGUMENTS
 }
+SPLITS: tuple[Split, ...] = ("discovery", "training", "test")
 MOST = 2000
 """Tasks of a split that one named by a log is looked for among."""
 
@@ -44,6 +46,7 @@ class Worlds:
         self.benchmark, self.target, self.machine = benchmark, target, machine
         self.missing = ""
         self._pools: dict[str, Pool | None] = {}
+        self._last: tuple[str, World | None] = ("", None)
 
     def of(self, rollout: Rollout) -> World | None:
         """The world of a rollout's task; None where none can be opened.
@@ -52,6 +55,11 @@ class Worlds:
             InfrastructureError: the benchmark's worker failed.
             EnvironmentFault: the environment did.
         """
+        if self._last[0] != rollout.id:
+            self._last = rollout.id, self._open(rollout)
+        return self._last[1]
+
+    def _open(self, rollout: Rollout) -> World | None:
         match self._benchmark_of(rollout):
             case "tau2":
                 return self._tau2(rollout)
@@ -101,7 +109,8 @@ class Worlds:
         environment, _, name = rollout.task.id.partition("/")
         if environment in SCRIPTS:
             return environment
-        return "agentdojo" if DOJO.fullmatch(name) else "servicedesk" if DESK.fullmatch(rollout.task.id) else ""
+        forms = (("agentdojo", DOJO, name), ("bfcl", BFCL, name), ("servicedesk", DESK, rollout.task.id))
+        return next((benchmark for benchmark, form, text in forms if form.fullmatch(text)), "")
 
     def _tau2(self, rollout: Rollout) -> World | None:
         data, parts = rollout.task.data, rollout.score.parts if rollout.score else {}
@@ -139,7 +148,8 @@ class Worlds:
     def _contract(self, target: Target, rollout: Rollout, kinds: dict[str, Kind]) -> World | None:
         if getattr(target.environment, "user", None) is not None:
             return None  # a model plays the user
-        task: Task | None = found_task(target, rollout, MOST)
+        own = rollout.environment == target.name
+        task = rollout.task if own else _tasks(target).get(rollout.task.id.partition("/")[2])
         return ContractWorld(target, task, rollout.messages, kinds) if task else None
 
     def _pool(self, benchmark: str) -> Pool | None:
@@ -181,7 +191,8 @@ class WorkerWorld:
         """See `captrain.benchmarks.World.play`."""
         answer = self._pool.call("replay", **self._location, replays=[asdict(replay) for replay in replays])
         return [
-            Replayed(**{k: tuple(v) if isinstance(v, list) else v for k, v in e.items()}) for e in answer["replayed"]
+            Replayed(tuple(e["results"]), tuple(e["failed"]), tuple(e["changed"]), e["parts"], e["passed"])
+            for e in answer["replayed"]
         ]
 
     def close(self) -> None:
@@ -196,6 +207,16 @@ def _asked(pool: Pool, operation: str, location: JsonObject) -> JsonObject | Non
         if "does not start" in str(refusal):
             raise
         return None
+
+
+@cache
+def _tasks(target: Target) -> dict[str, Task]:
+    """The tasks of an environment by id, so many of each split as a log is likely to be of."""
+    tasks: list[Task] = []
+    for split in SPLITS:
+        size = target.size(split)
+        tasks += target.tasks(split, MOST if size is None else min(size, MOST))
+    return {task.id: task for task in tasks}
 
 
 @cache

@@ -28,6 +28,7 @@ import time
 import types
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 START = time.perf_counter()
 
@@ -52,7 +53,7 @@ stand_in("agentdojo.logging", Logger=None)
 
 import deepdiff.diff
 
-EXACT = deepdiff.diff.DeepDiff
+EXACT: Any = deepdiff.diff.DeepDiff
 
 
 def difference(before, after, **options):
@@ -73,12 +74,12 @@ def unlike(before, after):
     if isinstance(before, dict):
         return tuple(sides)
     copies = copy.copy(before), copy.copy(after)
-    for model, fields in zip(copies, sides):
+    for model, fields in zip(copies, sides, strict=True):
         vars(model).update(fields)
     return copies
 
 
-deepdiff.diff.DeepDiff = difference
+setattr(deepdiff.diff, "DeepDiff", difference)  # noqa: B010
 
 import yaml
 from agentdojo.agent_pipeline.tool_execution import tool_result_to_str
@@ -87,7 +88,7 @@ from agentdojo.functions_runtime import FunctionCall, FunctionsRuntime
 from agentdojo.task_suite.load_suites import get_suites
 from pydantic import BaseModel
 
-deepdiff.diff.DeepDiff = EXACT
+setattr(deepdiff.diff, "DeepDiff", EXACT)  # noqa: B010
 
 IMPORT_SECONDS = time.perf_counter() - START
 VERSION = "v1.2.2"
@@ -212,7 +213,7 @@ class Episode(ScriptedEpisode):
             return result
         # To word what many records are takes longer than all else, and replays look the same up over and over.
         before = self.state()
-        key = tool, json.dumps(arguments, sort_keys=True), before
+        key = id(self.suite), tool, json.dumps(arguments, sort_keys=True), before
         known = ANSWERS.get(key) or self.run(tool, arguments)
         if len(ANSWERS) < MOST_ANSWERS and self.state() == before:
             ANSWERS[key] = known
@@ -333,9 +334,12 @@ def locate(task_id, messages, passed, injections=None):
         with suppress(BadRequest):
             episode = Episode(task_id, version, injections)
             if prompt == episode.task.PROMPT:
+                episode.replay = []
                 spoken = [message for message in messages if message["role"] == "assistant"]
                 results = [reply["content"] for message in spoken for reply in episode.take(message)]
                 versions[version] = sum(map(operator.eq, results, logged)), episode.success()[0] == passed
+                if versions[version] == (len(logged), True):
+                    break
     return {"version": max(versions, key=lambda version: versions[version], default=None)}
 
 

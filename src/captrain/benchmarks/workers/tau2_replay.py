@@ -2,9 +2,9 @@
 """tau2's worlds for replays, behind the worker protocol: tasks as logs embed them, of any domain that tau2 registers.
 
 A search over repairs plays a task hundreds of times, and loading a domain's database takes longer than all of them. So
-a database is loaded once; a play gets shallow copies of its large collections, whose records are copied when a tool first
-takes hold of them, and a state is what differs from the start. What a look-up answers is kept as long as the state is
-the same. The score is tau2's: its checks of database, assertions, actions and information told, over calls alone.
+a database is loaded once; a play gets shallow copies of its large collections, whose records are copied when a tool
+first takes hold of them, and a state is what differs from the start. What a look-up answers is kept as long as the
+state is the same. The score is tau2's: its checks of database, assertions, actions and information told.
 """
 
 import os
@@ -18,6 +18,7 @@ os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # tau2's model li
 import copy
 import gc
 import importlib.metadata
+import inspect
 import json
 import pickle
 import sys
@@ -65,12 +66,12 @@ class Records(dict):
         return record
 
     def get(self, key, default=None):
-        return self[key] if key in self else default
+        return self[key] if key in self else default  # noqa: SIM401  (dict's own would not copy)
 
-    def values(self):
+    def values(self):  # pyright: ignore[reportIncompatibleMethodOverride]
         return [self[key] for key in self] if Records.exposed else super().values()
 
-    def items(self):
+    def items(self):  # pyright: ignore[reportIncompatibleMethodOverride]
         return [(key, self[key]) for key in self] if Records.exposed else super().items()
 
     def difference(self):
@@ -264,11 +265,10 @@ def world_of(domain, task_id, task):
 def installed(domain, task_id):
     """A task that tau2 has."""
     if domain not in LOADED:
-        try:
-            loader = registry.get_tasks_loader(domain)
-            LOADED[domain] = {task.id: task for task in loader(None)}
-        except TypeError:  # before tau2 had splits
-            LOADED[domain] = {task.id: task for task in loader()}
+        loader = registry.get_tasks_loader(domain)
+        # Since tau2 has splits, loading without one gives the tasks of the default split alone.
+        all_splits = [None] if "task_split_name" in inspect.signature(loader).parameters else []
+        LOADED[domain] = {task.id: task for task in loader(*all_splits)}
     if task_id not in LOADED[domain]:
         raise BadRequest(f"{domain} has no task {task_id!r}")
     return LOADED[domain][task_id]

@@ -18,6 +18,7 @@ def _chat_row(row: JsonObject, path: Path) -> JsonObject | str:
         "model": row.get("pipeline_name", "unknown"),
         "task_id": f"{row['suite_name']}-{row['user_task_id']}{f'-{injection}' if injection else ''}",
         "fault": str(row["error"]) if row.get("error") else None,
+        "injections": row.get("injections"),
     }
 
 

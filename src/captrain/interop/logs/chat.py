@@ -101,8 +101,8 @@ def chat_rollout(file: str, number: int, row: JsonObject) -> Rollout | str:
         file: digest of the file.
         number: of the row, from 1.
         row: messages and reward under one of their names; `tools`, `task_id`, `trial`, `model`, `reference`, `script`
-            (what a simulated user was told) and `fault` (what went wrong that is no verdict on the agent) where they
-            are known.
+            (what a simulated user was told), `injections` (texts that AgentDojo has put into its world) and `fault`
+            (what went wrong that is no verdict on the agent) where they are known.
     """
     messages = next((row[name] for name in MESSAGES if isinstance(row.get(name), list)), None)
     if messages is None:
@@ -110,7 +110,7 @@ def chat_rollout(file: str, number: int, row: JsonObject) -> Rollout | str:
     if isinstance(row.get("system"), str):
         messages = [{"role": "system", "content": row["system"]}, *messages]
     reward = next((row[name] for name in REWARD if row.get(name) is not None), None)
-    reference, script = row.get("reference"), row.get("script")
+    reference, script, injections = row.get("reference"), row.get("script"), row.get("injections")
     if reference is not None and not isinstance(reference, list):
         return "its reference is no list of messages"
     try:
@@ -129,7 +129,11 @@ def chat_rollout(file: str, number: int, row: JsonObject) -> Rollout | str:
         environment="chat",
         # Rows of several files have nothing in common by their numbers.
         task=str(row.get("task_id") if row.get("task_id") is not None else f"{file[:6]}:{number}"),
-        data={"kind": "chat", **({"script": script} if isinstance(script, str) and script else {})},
+        data={
+            "kind": "chat",
+            **({"script": script} if isinstance(script, str) and script else {}),
+            **({"injections": injections} if isinstance(injections, dict) and injections else {}),
+        },
         messages=dialogue,
         reward=float(reward) if isinstance(reward, bool) else reward,
         policy=str(row.get("model", "unknown")),
