@@ -239,9 +239,7 @@ class ProgressBar:
 
         # The log of a job is read for its bars; elsewhere they are drawn on a terminal alone.
         hidden = False if dispatched() else quiet or None
-        self._bar = tqdm(
-            total=total, initial=initial, desc=label, unit="rollout", leave=False, disable=hidden, mininterval=1.0
-        )
+        self._bar = tqdm(total=total, initial=initial, desc=label, unit="rollout", disable=hidden, mininterval=1.0)
         self._passed = self._scored = self._truncated = 0
 
     def add(self, rollout: Rollout) -> None:
