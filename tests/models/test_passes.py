@@ -146,7 +146,8 @@ def test_the_head_of_trl_is_replaced_by_one_of_equal_scores(strategy: Any) -> No
 def test_a_forest_holds_what_rows_have_in_common_once() -> None:
     rows = some_rows("groups")
     forest = make_forest(rows)
-    distinct = {tuple(ids[:stop]) for ids, _ in rows for stop in range(1, len(ids) + 1)}
+    read = [max(index for index, flag in enumerate(scored) if flag) for _, scored in rows]
+    distinct = {tuple(ids[:stop]) for (ids, _), end in zip(rows, read, strict=True) for stop in range(1, end + 1)}
     prompts = {tuple(ids[: scored.index(True)]) for ids, scored in rows}
     assert len(forest.trees) == len(prompts) == 3 and forest.trunk == 6
     # Prompts of different groups that begin alike beyond the trunk are trees of their own.
@@ -154,7 +155,8 @@ def test_a_forest_holds_what_rows_have_in_common_once() -> None:
     assert forest.targets.tolist() == [
         token for ids, scored in rows for token, flag in zip(ids, scored, strict=True) if flag
     ]
-    assert forest.positions.max() == max(len(ids) for ids, _ in rows) - 1
+    # Nothing is read from a last scored token.
+    assert forest.positions.max() == max(read) - 1
 
 
 def test_rows_of_a_prompt_stay_together_and_tokens_are_shared_evenly() -> None:

@@ -11,9 +11,9 @@ best candidates play the validation tasks again, task by task in turns and each 
 one with the best pass rate over all its validation rollouts is taken. An error counts as spent and is no score: in
 GEPA's lists of numbers it stands at the mean of its batch, so that it moves none.
 
-Nothing is counted that was not played. In each step of the search, parent and child play the minibatch in a trial of
-that step, the same for both, so that their difference is paired; a candidate is validated once, in trial 0, as all
-others are; trials from 1 on belong to the choice. Lines that are validated are not proposed again, rejected ones may
+Nothing is counted that was not played. In each step of the search, parent and child play the minibatch in a draw of
+that step, the same for both, so that their difference is paired; a candidate is validated once, in draw 0, as all
+others are; draws from 1 on belong to the choice. Lines that are validated are not proposed again, rejected ones may
 be. Every batch has a journal (`captrain.rollouts`): a run that was cut off starts again, finds what it has played, and
 ends in the same result. The library's own way to resume does not.
 """
@@ -216,19 +216,20 @@ class Search:
             return True
         return self.fault is not None or self.total + step > self.budget or self.total >= (1 - CHOICE) * self.budget
 
-    def play(self, lines: Lines, cases: Sequence[Case], trial: int, retries: int) -> list[Rollout]:
-        """Play cases of one purpose, and count what it took."""
+    def play(self, lines: Lines, cases: Sequence[Case], draw: int, retries: int, trials: int = 1) -> list[Rollout]:
+        """Play cases of one purpose, with the randomness of a draw, and count what it took."""
         configured = self.spec.policy.settings().get(GUIDANCE, [])
         guided = self.spec.policy.model_copy(update={GUIDANCE: [*configured, *lines]})
         policy = load_policy(guided, self.base, self.spec.machine, batch=self.spec.machine.batch)
-        # Trials of a call are counted from 0 on: a later one is drawn under a seed of its own.
-        seed = int(digest(self.spec.seed, trial)[:8], 16) if trial else self.spec.seed
+        # Trials of a call are counted from 0 on: a later draw has a seed of its own.
+        seed = int(digest(self.spec.seed, draw)[:8], 16) if draw else self.spec.seed
         rollouts = collect(
             policy,
             self.target,
             [case.task for case in cases],
             purpose=cases[0].purpose,
             seed=seed,
+            trials=trials,
             retries=retries,
             quiet=True,
         )
@@ -316,17 +317,15 @@ class Search:
         of these the earlier."""
         ranked = sorted(self._pool.values(), key=lambda candidate: (-(candidate.validation or 0.0), candidate.number))
         finalists = ranked[:FINALISTS]
-        remaining, trial = self.budget - self.total, 0
-        while remaining:
-            trial += 1
-            turns = [(case, candidate) for case in self.validation for candidate in finalists][:remaining]
+        turns = [(case, candidate) for case in self.validation for candidate in finalists]
+        rounds, left = divmod(self.budget - self.total, len(turns))
+        for draw, (trials, part) in enumerate([(rounds, turns), (1, turns[:left])], start=1):
             for candidate in finalists:
-                if cases := [case for case, player in turns if player is candidate]:
-                    rollouts = self.play(candidate.lines, cases, trial, retries=0)
-                    candidate.choice += [
-                        rollout.outcome == "passed" for rollout in rollouts if rollout.outcome != "error"
-                    ]
-            remaining -= len(turns)
+                cases = [case for case, player in part if player is candidate]
+                if cases and trials:
+                    rollouts = self.play(candidate.lines, cases, draw, retries=0, trials=trials)
+                    whole = [rollout for rollout in rollouts if rollout.outcome != "error"]
+                    candidate.choice += [rollout.outcome == "passed" for rollout in whole]
         return min(finalists, key=lambda candidate: (-candidate.pass_rate, len(candidate.lines), candidate.number))
 
     def ledger(self) -> list[LedgerEntry]:

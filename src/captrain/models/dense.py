@@ -3,8 +3,9 @@
 A small model spends its training on a CPU less in products of matrices than around them. So here a layer is one step of
 autograd with its derivative written out; activations lie features first, (features, nodes), since products of that
 shape are the fastest forward and backward; nodes of all rows lie one behind another without padding, what rows begin
-with is computed once (`captrain.models.forest`), and behind the last attention only the nodes that predict a scored
-token go on. LoRA pairs are added to their weights once a pass.
+with is computed once (`captrain.models.forest`), and in the last layer only the nodes that predict a scored token
+ask and go on. LoRA pairs are added to their weights once a pass, and scales of norms multiplied into the weights behind
+them.
 
 Weights are taken from the modules, PEFT's among them, and gradients arrive at their parameters. The arithmetic is in
 the type of the weights; of bfloat16 are weights and their products alone, the rest is then in float32.
@@ -52,8 +53,23 @@ class Context(Protocol):
         """Say which outputs have no gradient."""
 
 
+class _Block(NamedTuple):
+    """Queries first to last that attend to the trunk and to the nodes start to stop, those of one tree, of which some
+    are hidden (queries, nodes)."""
+
+    first: int
+    last: int
+    start: int
+    stop: int
+    hidden: Tensor
+
+
 class _Shape(NamedTuple):
-    """Sizes of attention that all layers share, and the nodes of a pass."""
+    """Sizes of attention that all layers share, and the nodes of a pass.
+
+    sources: the nodes that ask and go on, (queries,); None: all.
+    blocks: of these, tree by tree.
+    """
 
     heads: int
     groups: int
@@ -62,7 +78,8 @@ class _Shape(NamedTuple):
     cosine: Tensor
     sine: Tensor
     trunk: int
-    trees: Sequence[Tree]
+    sources: Tensor | None
+    blocks: Sequence[_Block]
 
 
 def token_scores(model: nn.Module, forest: Forest, temperature: float = 1.0) -> Scores:
@@ -76,18 +93,19 @@ def token_scores(model: nn.Module, forest: Forest, temperature: float = 1.0) -> 
     body: Any = model.get_submodule("model")
     config: Any = model.config
     embed = body.embed_tokens.weight
-    shape = _shape(config, forest, torch.promote_types(embed.dtype, torch.float32))
-    x = torch.embedding(embed, forest.ids).to(shape.cosine.dtype).t().contiguous()
+    whole = _shape(config, forest, torch.promote_types(embed.dtype, torch.float32))
+    last = whole._replace(sources=forest.sources, blocks=_blocks(forest, forest.sources))
+    x = torch.embedding(embed, forest.ids).to(whole.cosine.dtype).t().contiguous()
     for number, layer in enumerate(body.layers):
-        last = number == len(body.layers) - 1
-        arguments = (x, shape, forest.sources if last else None, *_layer_weights(layer, config.model_type == "qwen3"))
+        shape = last if number == len(body.layers) - 1 else whole
+        arguments = (x, shape, *_layer_weights(layer, config.model_type == "qwen3"))
         if getattr(body, "gradient_checkpointing", False) and torch.is_grad_enabled():
             x = checkpoint(_Layer.apply, *arguments, use_reentrant=False)
         else:
             x = _Layer.apply(*arguments)
     assert isinstance(x, Tensor)
-    x = _Norm.apply(x, body.norm.weight, config.rms_norm_eps)
-    logits = _times(_weight(model.get_submodule("lm_head")), x).t()
+    x = _Norm.apply(x, config.rms_norm_eps)
+    logits = _times(_weight(model.get_submodule("lm_head")) * body.norm.weight, x).t()
     return score_states(logits, forest.targets, temperature, forest.places)
 
 
@@ -124,20 +142,33 @@ def _shape(config: Any, forest: Forest, dtype: torch.dtype) -> _Shape:
         angle.cos().to(dtype),
         angle.sin().to(dtype),
         forest.trunk,
-        forest.trees,
+        None,
+        _blocks(forest, torch.arange(len(forest.ids))),
     )
+
+
+def _blocks(forest: Forest, queries: Tensor) -> list[_Block]:
+    """The blocks of queries, which are nodes in ascending order."""
+    blocks = list[_Block]()
+    for tree in [*([Tree(0, forest.trunk, None)] if forest.trunk else []), *forest.trees]:
+        size = tree.stop - tree.start
+        first, last = torch.searchsorted(queries, torch.tensor([tree.start, tree.stop])).tolist()
+        hidden = torch.ones((size, size), dtype=torch.bool).triu_(1) if tree.attention is None else ~tree.attention
+        if first < last:
+            blocks.append(_Block(first, last, tree.start, tree.stop, hidden[queries[first:last] - tree.start]))
+    return blocks
 
 
 def _layer_weights(layer: Any, normed: bool) -> tuple[Tensor | None, ...]:
     attention, feedforward = layer.self_attn, layer.mlp
     norms = torch.stack([attention.q_norm.weight, attention.k_norm.weight]) if normed else None
+    scale_1, scale_2 = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
     return (
-        layer.input_layernorm.weight,
-        torch.cat([_weight(attention.q_proj), _weight(attention.k_proj), _weight(attention.v_proj)]),
+        _weight(attention.q_proj) * scale_1,
+        torch.cat([_weight(attention.k_proj), _weight(attention.v_proj)]) * scale_1,
         norms,
         _weight(attention.o_proj),
-        layer.post_attention_layernorm.weight,
-        torch.cat([_weight(feedforward.gate_proj), _weight(feedforward.up_proj)]),
+        torch.cat([_weight(feedforward.gate_proj), _weight(feedforward.up_proj)]) * scale_2,
         _weight(feedforward.down_proj),
     )
 
@@ -171,20 +202,18 @@ def _norm_back(gradient: Tensor, normed: Tensor, factor: Tensor) -> Tensor:
 
 
 class _Norm(torch.autograd.Function):
-    """RMSNorm over the features of x (features, nodes)."""
+    """RMSNorm without a scale, over the features of x (features, nodes)."""
 
     @staticmethod
-    def forward(ctx: Context, x: Tensor, scale: Tensor, eps: float) -> Tensor:
+    def forward(ctx: Context, x: Tensor, eps: float) -> Tensor:
         normed, factor = _normed(x, eps)
-        ctx.save_for_backward(normed, factor, scale)
-        return normed * scale[:, None]
+        ctx.save_for_backward(normed, factor)
+        return normed
 
     @staticmethod
     def backward(ctx: Context, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        normed, factor, scale = ctx.saved_tensors
         [gradient] = gradients
-        to_scale = torch.linalg.vecdot(gradient, normed).to(scale.dtype) if ctx.needs_input_grad[1] else None
-        return _norm_back(gradient * scale[:, None], normed, factor), to_scale, None
+        return _norm_back(gradient.clone(), *ctx.saved_tensors), None
 
 
 class _LayerContext(Context, Protocol):
@@ -192,14 +221,13 @@ class _LayerContext(Context, Protocol):
 
     shape: _Shape
     shares: list[Tensor]
-    sources: Tensor | None
 
 
 class _Layer(torch.autograd.Function):
     """A decoder layer: x (hidden, nodes) to (hidden, nodes), or to the nodes at `sources` alone.
 
-    Weights: `scale_1` (hidden,), `qkv` (heads + 2 groups, each of width, hidden), `scales` of queries and keys
-    (2, width) or None, `out`, `scale_2`, `gate_up` (2 x inner, hidden), `down` (hidden, inner).
+    Weights: `query` (heads x width, hidden), `key_value` (2 x groups x width, hidden), `scales` of queries and keys
+    (2, width) or None, `out`, `gate_up` (2 x inner, hidden), `down` (hidden, inner).
     """
 
     @staticmethod
@@ -207,50 +235,43 @@ class _Layer(torch.autograd.Function):
         ctx: _LayerContext,
         x: Tensor,
         shape: _Shape,
-        sources: Tensor | None,
-        scale_1: Tensor,
-        qkv: Tensor,
+        query: Tensor,
+        key_value: Tensor,
         scales: Tensor | None,
         out: Tensor,
-        scale_2: Tensor,
         gate_up: Tensor,
         down: Tensor,
     ) -> Tensor:
-        rotated = (shape.heads + shape.groups) * shape.width
         normed_1, factor_1 = _normed(x, shape.eps)
-        projected = _times(qkv, normed_1 * scale_1[:, None])
-        heads = projected[:rotated].view(-1, shape.width, x.shape[1])
-        normed_heads, factor_heads = None, None
-        if scales is not None:
-            normed_heads, factor_heads = _normed(heads, shape.eps)
-            heads = normed_heads * _per_head(scales, shape)
-        heads = _rotate(heads, shape.cosine, shape.sine)
-        values = projected[rotated:].view(shape.groups, shape.width, -1)
-        mixed, shares = _attend(heads[: shape.heads], heads[shape.heads :], values, shape)
-        behind, x = (mixed, x) if sources is None else (mixed[:, sources], x[:, sources])
-        x = x + _times(out, behind)
+        x, asking = _asking(x, shape), _asking(normed_1, shape)
+        keys, values = _times(key_value, normed_1).view(2, shape.groups, shape.width, -1)
+        queries = _times(query, asking).view(shape.heads, shape.width, -1)
+        queries, *kept_queries = _placed(queries, scales, 0, shape)
+        keys, *kept_keys = _placed(keys, scales, 1, shape)
+        mixed, shares = _attend(queries, keys, values, shape)
+        x = x + _times(out, mixed)
         normed_2, factor_2 = _normed(x, shape.eps)
-        gate, up = _times(gate_up, normed_2 * scale_2[:, None]).chunk(2)
+        gate, up = _times(gate_up, normed_2).chunk(2)
         open_ = gate.sigmoid()
         gated = gate.mul_(open_)
         active = gated * up
-        ctx.shape, ctx.shares, ctx.sources = shape, shares, sources
+        ctx.shape, ctx.shares = shape, shares
         ctx.save_for_backward(
-            *(normed_1, factor_1, normed_heads, factor_heads, heads, values, behind, normed_2, factor_2),
-            *(open_, gated, up, active, scale_1, qkv, scales, out, scale_2, gate_up, down),
+            *(normed_1, factor_1, asking, queries, keys, values, mixed, normed_2, factor_2),
+            *(open_, gated, up, active, query, key_value, scales, out, gate_up, down),
+            *(*kept_queries, *kept_keys),
         )
         return x.add_(_times(down, active))
 
     @staticmethod
     def backward(ctx: _LayerContext, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        saved = (
-            ctx.saved_tensors
-        )  # once: gradient checkpointing computes them anew for each time that they are asked for
-        normed_1, factor_1, normed_heads, factor_heads, heads, values, behind, normed_2, factor_2 = saved[:9]
-        open_, gated, up, active, scale_1, qkv, scales, out, scale_2, gate_up, down = saved[9:]
-        shape, sources = ctx.shape, ctx.sources
-        names = ("scale_1", "qkv", "scales", "out", "scale_2", "gate_up", "down")
-        needs = dict(zip(names, ctx.needs_input_grad[3:], strict=True))
+        # Once: gradient checkpointing computes them anew for each time that they are asked for.
+        saved = ctx.saved_tensors
+        normed_1, factor_1, asking, queries, keys, values, mixed, normed_2, factor_2 = saved[:9]
+        open_, gated, up, active, query, key_value, scales, out, gate_up, down = saved[9:19]
+        shape, sources = ctx.shape, ctx.shape.sources
+        names = ("query", "key_value", "scales", "out", "gate_up", "down")
+        needs = dict(zip(names, ctx.needs_input_grad[2:], strict=True))
         [gradient] = gradients
         to: dict[str, Tensor | None] = dict.fromkeys(needs)
         if needs["down"]:
@@ -262,33 +283,28 @@ class _Layer(torch.autograd.Function):
         # Of silu: open + gated * (1 - open).
         torch.mul(to_active.mul_(up), (open_ + gated).addcmul_(gated, open_, value=-1), out=to_gate)
         if needs["gate_up"]:
-            to["gate_up"] = _outer(to_gate_up, normed_2 * scale_2[:, None], gate_up)
-        to_normed = _times(gate_up.t(), to_gate_up)
-        if needs["scale_2"]:
-            to["scale_2"] = torch.linalg.vecdot(to_normed, normed_2).to(scale_2.dtype)
-        gradient = gradient + _norm_back(to_normed.mul_(scale_2[:, None]), normed_2, factor_2)
+            to["gate_up"] = _outer(to_gate_up, normed_2, gate_up)
+        gradient = gradient + _norm_back(_times(gate_up.t(), to_gate_up), normed_2, factor_2)
         if needs["out"]:
-            to["out"] = _outer(gradient, behind, out)
-        to_mixed = _times(out.t(), gradient)
-        if sources is not None:
-            size = heads.shape[-1]
-            to_mixed = to_mixed.new_zeros((len(to_mixed), size)).index_copy_(1, sources, to_mixed)
-            gradient = gradient.new_zeros((len(gradient), size)).index_copy_(1, sources, gradient)
-        to_heads, to_values = _attend_back(to_mixed, ctx.shares, heads, values, shape)
-        to_heads = _rotate(to_heads, shape.cosine, -shape.sine)
-        if scales is not None:
-            if needs["scales"]:
-                dots = torch.linalg.vecdot(to_heads, normed_heads)
-                to["scales"] = torch.stack([dots[: shape.heads].sum(0), dots[shape.heads :].sum(0)]).to(scales.dtype)
-            to_heads = _norm_back(to_heads.mul_(_per_head(scales, shape)), normed_heads, factor_heads)
-        to_projected = torch.cat([to_heads.flatten(0, 1), to_values.flatten(0, 1)])
-        if needs["qkv"]:
-            to["qkv"] = _outer(to_projected, normed_1 * scale_1[:, None], qkv)
-        to_normed = _times(qkv.t(), to_projected)
-        if needs["scale_1"]:
-            to["scale_1"] = torch.linalg.vecdot(to_normed, normed_1).to(scale_1.dtype)
-        gradient = gradient + _norm_back(to_normed.mul_(scale_1[:, None]), normed_1, factor_1)
-        return (gradient, None, None, *to.values())
+            to["out"] = _outer(gradient, mixed, out)
+        to_queries, to_keys, to_values = _attend_back(
+            _times(out.t(), gradient), ctx.shares, queries, keys, values, shape
+        )
+        to_queries, to_first = _placed_back(to_queries, scales, 0, shape, *saved[19:21])
+        to_keys, to_second = _placed_back(to_keys, scales, 1, shape, *saved[21:23])
+        if needs["scales"] and to_first is not None and to_second is not None:
+            to["scales"] = torch.stack([to_first, to_second])
+        to_queries, to_key_value = to_queries.flatten(0, 1), torch.cat([to_keys, to_values]).flatten(0, 1)
+        if needs["query"]:
+            to["query"] = _outer(to_queries, asking, query)
+        if needs["key_value"]:
+            to["key_value"] = _outer(to_key_value, normed_1, key_value)
+        to_normed, to_asking = _times(key_value.t(), to_key_value), _times(query.t(), to_queries)
+        if sources is None:
+            to_normed += to_asking
+            return (_norm_back(to_normed, normed_1, factor_1).add_(gradient), None, *to.values())
+        to_x = _norm_back(to_normed.index_add_(1, sources, to_asking), normed_1, factor_1)
+        return (to_x.index_add_(1, sources, gradient), None, *to.values())
 
 
 def _outer(gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
@@ -296,9 +312,38 @@ def _outer(gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     return (gradient.to(weight.dtype) @ x.to(weight.dtype).t()) if weight.dtype != x.dtype else gradient @ x.t()
 
 
-def _per_head(scales: Tensor, shape: _Shape) -> Tensor:
-    """(heads + groups, width, 1)."""
-    return scales.repeat_interleave(torch.tensor([shape.heads, shape.groups]), 0)[:, :, None]
+def _asking(x: Tensor, shape: _Shape) -> Tensor:
+    """The columns of x (..., nodes) that ask, (..., queries)."""
+    return x if shape.sources is None else x[..., shape.sources]
+
+
+def _placed(
+    heads: Tensor, scales: Tensor | None, kind: int, shape: _Shape
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Queries (kind 0) or keys (1), (heads, width, nodes), normed where the model norms them, and at their positions;
+    and what the way back needs of the norm."""
+    normed, factor = None, None
+    if scales is not None:
+        normed, factor = _normed(heads, shape.eps)
+        heads = normed * scales[kind][:, None]
+    return _rotate(heads, *_angles(kind, shape)), normed, factor
+
+
+def _placed_back(
+    gradient: Tensor, scales: Tensor | None, kind: int, shape: _Shape, normed: Tensor | None, factor: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """The gradients of what `_placed` takes: of heads, and of their scale (width,)."""
+    cosine, sine = _angles(kind, shape)
+    gradient = _rotate(gradient, cosine, -sine)
+    if scales is None or normed is None or factor is None:
+        return gradient, None
+    to_scale = torch.linalg.vecdot(gradient, normed).sum(0).to(scales.dtype)
+    return _norm_back(gradient.mul_(scales[kind][:, None]), normed, factor), to_scale
+
+
+def _angles(kind: int, shape: _Shape) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of the positions of queries or keys."""
+    return (shape.cosine, shape.sine) if kind else (_asking(shape.cosine, shape), _asking(shape.sine, shape))
 
 
 def _rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
@@ -311,69 +356,61 @@ def _rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     return rotated
 
 
-def _parts(shape: _Shape) -> list[Tree]:
-    """The trunk, if there is one, and the trees."""
-    return [*([Tree(0, shape.trunk, None)] if shape.trunk else []), *shape.trees]
+def _seen(x: Tensor, block: _Block, trunk: int) -> Tensor:
+    """What the queries of a block may attend to, of x (..., nodes): the trunk and the tree."""
+    nodes = x[..., block.start : block.stop]
+    return torch.cat([x[..., :trunk], nodes], -1) if block.start and trunk else nodes
 
 
-def _seen(x: Tensor, tree: Tree, trunk: int) -> Tensor:
-    """What the nodes of a tree may attend to, of x (..., nodes): the trunk and the tree."""
-    nodes = x[..., tree.start : tree.stop]
-    return torch.cat([x[..., :trunk], nodes], -1) if tree.start and trunk else nodes
+def _rows(x: Tensor, block: _Block, groups: int) -> Tensor:
+    """The queries of a block, of x (heads, width, queries), as rows (groups, heads of a group x queries, width)."""
+    return x[..., block.first : block.last].unflatten(0, (groups, -1)).transpose(2, 3).flatten(1, 2)
 
 
-def _rows(x: Tensor, tree: Tree, groups: int) -> Tensor:
-    """The nodes of a tree, of x (heads, width, nodes), as rows (groups, heads of a group x own, width)."""
-    nodes = x[..., tree.start : tree.stop]
-    return nodes.unflatten(0, (groups, -1)).transpose(2, 3).flatten(1, 2)
+def _columns(rows: Tensor, block: _Block) -> Tensor:
+    """What belongs to the rows of `_rows`, (groups, width, rows), as (heads, width, queries)."""
+    return rows.unflatten(2, (-1, block.last - block.first)).transpose(1, 2).flatten(0, 1)
 
 
 def _attend(queries: Tensor, keys: Tensor, values: Tensor, shape: _Shape) -> tuple[Tensor, list[Tensor]]:
-    """Let each tree attend to the trunk and itself.
+    """Let the queries of each block attend to the trunk and their tree.
 
     Returns:
-        Mixed values (heads x width, nodes), and of each part the shares (groups, heads of a group x own, seen).
+        Mixed values (heads x width, queries), and of each block the shares (groups, heads of a group x queries, seen).
     """
     mixed, shares = torch.empty_like(queries), []
-    for tree in _parts(shape):
-        size = tree.stop - tree.start
-        scores = torch.bmm(_rows(queries, tree, shape.groups), _seen(keys, tree, shape.trunk))
-        hidden = torch.ones((size, size), dtype=torch.bool).triu_(1) if tree.attention is None else ~tree.attention
-        scores.unflatten(1, (-1, size))[..., -size:].masked_fill_(hidden, UNSEEN)
+    for block in shape.blocks:
+        scores = torch.bmm(_rows(queries, block, shape.groups), _seen(keys, block, shape.trunk))
+        own = scores.unflatten(1, (-1, block.last - block.first))[..., block.start - block.stop :]
+        own.masked_fill_(block.hidden, UNSEEN)
         share = scores.mul_(shape.width**-0.5).softmax(-1)
-        result = torch.bmm(_seen(values, tree, shape.trunk), share.transpose(1, 2))
-        mixed[..., tree.start : tree.stop] = result.unflatten(2, (-1, size)).transpose(1, 2).flatten(0, 1)
+        result = torch.bmm(_seen(values, block, shape.trunk), share.transpose(1, 2))
+        mixed[..., block.first : block.last] = _columns(result, block)
         shares.append(share)
     return mixed.flatten(0, 1), shares
 
 
 def _attend_back(
-    gradient: Tensor, shares: Sequence[Tensor], heads: Tensor, values: Tensor, shape: _Shape
-) -> tuple[Tensor, Tensor]:
-    """The gradients of heads (queries and keys) and of values, from that of what `_attend` mixes."""
+    gradient: Tensor, shares: Sequence[Tensor], queries: Tensor, keys: Tensor, values: Tensor, shape: _Shape
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of queries, keys and values, from that of what `_attend` mixes."""
     gradient = gradient.unflatten(0, (shape.heads, shape.width))
-    queries, keys = heads[: shape.heads], heads[shape.heads :]
-    to_heads, to_values = torch.empty_like(heads), torch.empty_like(values)
-    to_queries, to_keys = to_heads[: shape.heads], to_heads[shape.heads :]
-    for target in (to_keys, to_values):
-        target[..., : shape.trunk] = 0
-    for tree, share in zip(_parts(shape), shares, strict=True):
-        size = tree.stop - tree.start
-        behind = _rows(gradient, tree, shape.groups)
-        to_share = torch.bmm(behind, _seen(values, tree, shape.trunk))
+    to_queries, to_keys, to_values = torch.empty_like(queries), torch.zeros_like(keys), torch.zeros_like(values)
+    for block, share in zip(shape.blocks, shares, strict=True):
+        behind = _rows(gradient, block, shape.groups)
+        to_share = torch.bmm(behind, _seen(values, block, shape.trunk))
         to_scores = torch.ops.aten._softmax_backward_data(to_share, share, -1, share.dtype).mul_(shape.width**-0.5)
-        result = torch.bmm(_seen(keys, tree, shape.trunk), to_scores.transpose(1, 2))
-        to_queries[..., tree.start : tree.stop] = result.unflatten(2, (-1, size)).transpose(1, 2).flatten(0, 1)
+        result = torch.bmm(_seen(keys, block, shape.trunk), to_scores.transpose(1, 2))
+        to_queries[..., block.first : block.last] = _columns(result, block)
         for target, part in (
-            (to_keys, torch.bmm(_rows(queries, tree, shape.groups).transpose(1, 2), to_scores)),
+            (to_keys, torch.bmm(_rows(queries, block, shape.groups).transpose(1, 2), to_scores)),
             (to_values, torch.bmm(behind.transpose(1, 2), share)),
         ):
-            if tree.start < shape.trunk:
-                target[..., : shape.trunk] += part
-            else:
-                target[..., tree.start : tree.stop] = part[..., -size:]
+            size = block.stop - block.start
+            target[..., block.start : block.stop] += part[..., -size:]
+            if block.start and shape.trunk:
                 target[..., : shape.trunk] += part[..., :-size]
-    return to_heads, to_values
+    return to_queries, to_keys, to_values
 
 
 class _Rotary(nn.Module):

@@ -4,7 +4,7 @@ The rollouts of a group read one prompt and often write the same tokens for a wh
 (`captrain.policies.engine`), and all rows of a pass may begin with the same system prompt. In a causal model a token's
 state depends on the tokens before it alone: one node of a tree stands for that token in every row that begins so, and
 attends to its ancestors. Losses and gradients are those of the rows one by one, at a fraction of the positions; nodes
-lie one behind another, without padding.
+lie one behind another, without padding. Tokens from which nothing is predicted that is scored have no node.
 """
 
 from collections.abc import Sequence
@@ -65,7 +65,10 @@ def make_forest(rows: Sequence[Row]) -> Forest:
         parents, branches = list[int](), dict[tuple[int, int], int]()
         for number in members:
             parent, path = -1, [*range(trunk)]
-            for token in rows[number][0][trunk:]:
+            tokens, scored = rows[number]
+            # Nothing is read from the last scored token and what follows it.
+            end = max((index for index, flag in enumerate(scored) if flag), default=0)
+            for token in tokens[trunk:end]:
                 node = branches.setdefault((parent, token), len(parents))
                 if node == len(parents):
                     parents.append(parent)
@@ -84,7 +87,15 @@ def make_forest(rows: Sequence[Row]) -> Forest:
     ]
     sources, places = torch.tensor([node for node, _ in pairs], dtype=torch.long).unique(return_inverse=True)
     targets = torch.tensor([token for _, token in pairs], dtype=torch.long)
-    return Forest(torch.tensor(ids), torch.tensor(positions), trunk, tuple(trees), sources, places, targets)
+    return Forest(
+        torch.tensor(ids, dtype=torch.long),
+        torch.tensor(positions, dtype=torch.long),
+        trunk,
+        tuple(trees),
+        sources,
+        places,
+        targets,
+    )
 
 
 def _common(prompts: Sequence[Sequence[int]]) -> int:

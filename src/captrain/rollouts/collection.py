@@ -237,8 +237,9 @@ class ProgressBar:
     def __init__(self, label: str, total: int, initial: int, quiet: bool) -> None:
         from tqdm import tqdm
 
-        silent = quiet and not dispatched()
-        self._bar = tqdm(total=total, initial=initial, desc=label, unit="rollout", disable=silent, mininterval=1.0)
+        # The log of a job is read for its bars; elsewhere they are drawn on a terminal alone.
+        hidden = False if dispatched() else quiet or None
+        self._bar = tqdm(total=total, initial=initial, desc=label, unit="rollout", disable=hidden, mininterval=1.0)
         self._passed = self._scored = self._truncated = 0
 
     def add(self, rollout: Rollout) -> None:
