@@ -56,7 +56,7 @@ def causality(results: Path) -> Figure:
         axes.set_ylim(len(rows) - 0.5, -0.5)
     shares.set_yticks(range(len(rows)), [row["name"] for row in rows])
     changes.set_yticks(range(len(rows)), [""] * len(rows))
-    despine(figure, left=True)
+    despine(figure, "left")
     return figure
 
 

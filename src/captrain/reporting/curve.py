@@ -35,5 +35,5 @@ def curve(results: Path) -> Figure:
     axes.set_ylabel("pass rate on the test split")
     axes.set_title("One training at its checkpoints, with intervals over tasks", loc="left", fontsize=9)
     axes.legend(frameon=True, fontsize=7.5)
-    despine(figure, left=True)
+    despine(figure, "left")
     return figure

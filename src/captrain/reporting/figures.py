@@ -255,7 +255,7 @@ def stability(results: Path) -> Figure:
     publication = read_published()
     note = f"Grey outlines: {publication.paper}; {publication.selection.source}: another model, other benchmarks."
     figure.supxlabel(note, fontsize=7.5, color=GREY)
-    despine(figure, left=True)
+    despine(figure, "left")
     return figure
 
 
@@ -365,5 +365,5 @@ def kinds(results: Path) -> Figure:
     axes.set_xlabel("pass rate on the test split; differences by kind are not tested")
     axes.set_title("Pass rate by task kind", loc="left")
     figure.legend(loc="outside lower center", ncols=len(methods), frameon=False)
-    despine(figure, left=True)
+    despine(figure, "left")
     return figure

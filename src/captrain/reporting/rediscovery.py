@@ -68,7 +68,7 @@ def rediscovery(results: Path) -> "Figure":
     gaps.set_xlabel("gap, with its interval")
     shares.legend(frameon=True, fontsize=7.5, loc="lower right")
     figure.suptitle(TITLE, x=0.01, ha="left", fontsize=9)
-    despine(figure, left=True)
+    despine(figure, "left")
     return figure
 
 

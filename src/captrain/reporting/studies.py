@@ -191,7 +191,7 @@ def _scaling(points: Sequence[ComparisonRow], setting: str, axis_label: str, cur
     publication = read_published()
     note = f"Grey: {publication.paper}; {publication.curves[curves[0]].source}: another model, other benchmarks."
     figure.supxlabel(note, fontsize=7.5, color=GREY)
-    despine(figure, left=True)
+    despine(figure, "left")
     return figure
 
 
@@ -323,7 +323,7 @@ def faults(points: Sequence[ComparisonRow]) -> Figure:
     axes.set_ylabel("pass rate")
     axes.set_title(f"How good solutions must be: {_over(points)}", loc="left")
     axes.legend(frameon=True, fontsize=7.5)
-    despine(figure, left=True)
+    despine(figure, "left")
     return figure
 
 

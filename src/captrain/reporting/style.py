@@ -114,10 +114,10 @@ def render(figures: Mapping[str, Callable[[], Figure]], out: Path) -> list[Path]
     return paths
 
 
-def despine(figure: Figure, left: bool = False) -> None:
-    """Leave out the frame of each panel at its top and right, and at its left if asked."""
+def despine(figure: Figure, *further: str) -> None:
+    """Leave out the frame of each panel at its top and right, and at further sides."""
     for axes in figure.axes:
-        axes.spines[["top", "right", *(["left"] if left else [])]].set_visible(False)
+        axes.spines[["top", "right", *further]].set_visible(False)
 
 
 def ordered(names: Iterable[str], order: Sequence[str] | None) -> list[str]:
@@ -200,7 +200,7 @@ def compare(groups: Mapping[str, Sequence[Line]], against: str, title: str, rate
         # With few seeds a t interval reaches beyond what a rate can be, and would squeeze all others.
         low, high = axes.get_xlim()
         axes.set_xlim(max(low, least - 0.02), min(high, 1.02))
-    despine(figure, left=True)
+    despine(figure, "left")
     return figure
 
 
