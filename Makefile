@@ -14,6 +14,8 @@ export DVC_NO_ANALYTICS := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export NO_MKDOCS_2_WARNING := 1
+# Without compiled code on disk every process compiles the package and its tests anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Of `make faults`.
 FAULTS ?= 20

@@ -238,11 +238,14 @@ def test_resamples_are_the_same_however_many_are_drawn_at_a_time(
 def test_the_memory_of_a_diagnosis_does_not_grow_with_the_log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(selection_rule, "CHUNK", 1 << 12)
     monkeypatch.setattr(statistics, "CHUNK", 1 << 12)
+    for module in ("diagnosis", "markdown", "page"):
+        monkeypatch.setattr(f"captrain.diagnosis.{module}.LIST_LENGTH", 50)
+    monkeypatch.setattr("captrain.diagnosis.report.draw_candidates", lambda *_: [])  # as large for any log
     publish_diagnosis(  # imports what is imported on the way
         diagnose(read_logs([prepared(20, tmp_path / "20")]), LIMITS, runs=10, count=4, seed=0), tmp_path / "out-20"
     )
     peaks = {}
-    for size in (360, 480):
+    for size in (110, 170):
         path = prepared(size, tmp_path / str(size))
         tracemalloc.start()
         diagnosis = diagnose(read_logs([path]), LIMITS, runs=10, count=4, seed=0)
@@ -251,9 +254,9 @@ def test_the_memory_of_a_diagnosis_does_not_grow_with_the_log(monkeypatch: pytes
         tracemalloc.stop()
         assert len(diagnosis.logs.rollouts) == size
         del diagnosis
-    # A rollout takes some 20 kB: 120 more of them 2 MB, and a byte for each candidate and each run 5 kB. The report
-    # lists the first few hundred failures with their causes, and no more: both logs have as many.
-    assert peaks[480] - peaks[360] < 300_000
+    # A rollout takes some 20 kB: 60 more of them 1 MB, and a byte for each candidate and each run 3 kB. The report
+    # lists the first failures with their causes, here fifty, and no more: both logs have as many.
+    assert peaks[170] - peaks[110] < 150_000
 
 
 @pytest.mark.parametrize("shape", ["tau2's document in one line", "an array in one line", "an array of lines"])

@@ -1,10 +1,8 @@
 """The embedded base: its flawed demonstrations, and a training that gives the same weights anywhere."""
 
 import json
-import os
 import random
 import subprocess
-import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -139,12 +137,11 @@ def test_only_what_the_agent_writes_is_learnt(tiny: Path) -> None:
         assert "tool_response" not in written and "I am customer" not in written and "<|im_start|>" not in written
 
 
-def test_two_trainings_with_a_seed_give_the_same_weights_in_any_process(tmp_path: Path) -> None:
-    environment = os.environ | {"PYTHONHASHSEED": "1"}
+def test_two_trainings_with_a_seed_give_the_same_weights_in_any_process(tmp_path: Path, warm: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)  # hashes of strings are others there
     done = subprocess.run(
-        [sys.executable, "-c", TRAIN, SIZE.model_dump_json(), "4"], cwd=tmp_path, env=environment,
-        capture_output=True, text=True,
-    )  # fmt: skip
+        [warm / "python", "train.py", SIZE.model_dump_json(), "4"], cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     here, other = train_base(SIZE, 4, tmp_path / "here"), train_base(SIZE, 5, tmp_path / "other")
     assert json.loads(done.stdout) == here

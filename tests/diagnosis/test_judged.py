@@ -86,18 +86,19 @@ def test_the_page_shows_what_judging_prints_its_cost_and_its_agreement_with_the_
 
 def test_a_model_labels_blindly_and_a_second_run_asks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    (some := tmp_path / "some.jsonl").write_text("".join(EXAMPLE.read_text().splitlines(keepends=True)[:24]))
     with Answering(answer) as server:
         server.use(monkeypatch)
-        said = diagnose("--out", tmp_path / "a", "--analyst", "openai", "--model", "m")
+        said = diagnose("--out", tmp_path / "a", "--analyst", "openai", "--model", "m", path=some)
         asked = len(server.requests)
-        diagnose("--out", tmp_path / "b", "--analyst", "openai", "--model", "m")
+        diagnose("--out", tmp_path / "b", "--analyst", "openai", "--model", "m", path=some)
         assert len(server.requests) == asked > 100
         labelling = [body for body in server.requests if body["response_format"]["json_schema"]["name"] == "Labelling"]
         assert not any('outcome="' in body["messages"][-1]["content"] for body in labelling)
     assert "finishing" in said and "asked: answers" in said
     for name in ("selection.json", "labels.jsonl", "agreement.json", "asked.json"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
-    assert json.loads((tmp_path / "a/agreement.json").read_text())["programmatic"]["rollouts"] == 80
+    assert json.loads((tmp_path / "a/agreement.json").read_text())["programmatic"]["rollouts"] == 24
 
 
 def test_a_model_that_obeys_what_is_said_to_it_labels_alike_whatever_tools_returned(

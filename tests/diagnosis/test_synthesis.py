@@ -1,11 +1,13 @@
 """`captrain synthesize` through the command line: by a program in a project, by a language model on the loopback."""
 
+import contextlib
 import json
-from collections.abc import Callable
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from support.answering import Answering, Body
 from typer.testing import CliRunner
 
@@ -19,7 +21,8 @@ from captrain.records import Passport, read_json
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "docs/examples/servicedesk.jsonl"
 WRITTEN = ROOT / "tests/answers/environments"
-Run = Callable[..., str]
+FEW = ["environments.seeds=10", "environments.seconds=600"]
+"""Tasks of an examination, and the seconds that it may take on a machine that is busy."""
 
 
 def run(*arguments: object) -> tuple[int, str]:
@@ -29,11 +32,17 @@ def run(*arguments: object) -> tuple[int, str]:
     return result.exit_code, result.stdout
 
 
+def make_project(folder: Path) -> None:
+    """A project of the embedded benchmark; its environments are examined on a few tasks."""
+    (folder / "dvc.yaml").touch()
+    choice = yaml.safe_load((ROOT / "params.yaml").read_text())
+    (folder / "params.yaml").write_text(yaml.safe_dump({**choice, "overrides": FEW}))
+
+
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project of the embedded benchmark, as the current folder."""
-    (tmp_path / "dvc.yaml").touch()
-    (tmp_path / "params.yaml").write_text((ROOT / "params.yaml").read_text())
+    """A project, as the current folder."""
+    make_project(tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -45,6 +54,22 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     rows = [json.loads(line) for line in EXAMPLE.read_text().splitlines()]
     (tmp_path / "log.jsonl").write_text("".join(json.dumps({**row, "tools": TOOLS}) + "\n" for row in rows))
     return tmp_path
+
+
+def configured(monkeypatch: pytest.MonkeyPatch, *overrides: str) -> None:
+    """Without a project, too, environments are examined on a few tasks."""
+    spec = compose_spec("default", 0, [*FEW, *overrides], ROOT / "conf")
+    monkeypatch.setattr("captrain.diagnosis.synthesis._configuration", lambda project: spec)
+
+
+@pytest.fixture(scope="module")
+def diagnosed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `captrain diagnose EXAMPLE --out found` leaves in a project: to copy."""
+    folder = tmp_path_factory.mktemp("diagnosed")
+    make_project(folder)
+    with contextlib.chdir(folder):
+        run("diagnose", EXAMPLE, "--out", "found")
+    return folder / "found"
 
 
 def advice(folder: Path) -> dict[str, str]:
@@ -65,8 +90,10 @@ def command_in(text: str) -> list[str]:
         ("wrong_record", "wrong_record"),
     ],
 )
-def test_the_command_of_an_advice_makes_an_environment_with_a_passport(project: Path, cause: str, family: str) -> None:
-    run("diagnose", EXAMPLE, "--out", "found")
+def test_the_command_of_an_advice_makes_an_environment_with_a_passport(
+    project: Path, diagnosed: Path, cause: str, family: str
+) -> None:
+    shutil.copytree(diagnosed, project / "found")
     report = (project / "found/report.md").read_text()
     command = command_in(advice(project / "found")[cause])
     assert command == ["synthesize", cause, "--diagnosis", "found", "--out", "environments"]
@@ -82,6 +109,7 @@ def test_the_command_of_an_advice_makes_an_environment_with_a_passport(project: 
 def test_a_language_model_writes_it_from_logs_alone_and_its_cost_comes_first(
     elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    configured(monkeypatch)
     run("diagnose", "log.jsonl", "--out", "found")
     command = command_in(advice(elsewhere / "found")["missing_lookup"])
     assert command[-2:] == ["--model", "MODEL"]
@@ -116,12 +144,11 @@ def test_a_language_model_writes_it_from_logs_alone_and_its_cost_comes_first(
 def test_an_environment_that_repeats_a_logged_task_earns_no_passport(
     elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    configured(monkeypatch, "environments.rounds=1")
     run("diagnose", "log.jsonl", "--out", "found")
     rows = [json.loads(line) for line in (elsewhere / "log.jsonl").read_text().splitlines()]
     longest = max((row["messages"][1]["content"] for row in rows), key=len)
     code = (WRITTEN / "missing_lookup.py").read_text() + f"\n\nREPEATED = {longest!r}\n"
-    code = code.replace("missing_lookup", "missing_lookup")
-    monkeypatch.setattr("captrain.diagnosis.synthesis._configuration", lambda project: one_round())
     with Answering(lambda body: {"reasoning": "Recorded.", "code": code}) as server:
         server.use(monkeypatch)
         status, printed = run(*command_in(advice(elsewhere / "found")["missing_lookup"]), "--sandbox", "basic")
@@ -130,11 +157,7 @@ def test_an_environment_that_repeats_a_logged_task_earns_no_passport(
     assert not (elsewhere / "environments/missing_lookup.py").exists()
 
 
-def one_round() -> Any:
-    return compose_spec("default", 0, ["environments.rounds=1"], ROOT / "conf")
-
-
-def test_what_cannot_be_made_is_one_message_with_the_remedy(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_made_is_one_message_with_the_remedy(elsewhere: Path) -> None:
     run("diagnose", EXAMPLE, "--out", "bare")
     assert "captrain synthesize wrong_argument" not in advice(elsewhere / "bare")["wrong_argument"]
     assert "--tools FILE" in advice(elsewhere / "bare")["wrong_argument"]

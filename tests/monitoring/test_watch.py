@@ -372,7 +372,7 @@ def test_a_writer_that_is_not_here_is_told_apart_from_one_that_is(root: Path) ->
     assert f"DVC is about to begin or to end adapters (process {os.getpid()})" in drawn(Watch(root))
 
 
-BROKEN = ["", "{", "[" * 5000, "null", '"x"', "[[]]", "\x00\xff", '{"stages": 3}', "stages: [\n"]
+BROKEN = ["", "{", "[" * 1500, "null", '"x"', "[[]]", "\x00\xff", '{"stages": 3}', "stages: [\n"]
 
 
 @pytest.mark.parametrize("text", BROKEN, ids=map(str, range(len(BROKEN))))

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import yaml
 from support.results import account
+from support.warm import EXECUTABLE
 
 from captrain.projects import init_project
 from captrain.records import publish_text
@@ -66,10 +67,11 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_sweep_in_a_project_gathers_its_points_in_the_projects_table(project: Path) -> None:
-    command = [sys.executable, "-c", "from captrain.experiments.sweep import main; main()"]
+def test_a_sweep_in_a_project_gathers_its_points_in_the_projects_table(project: Path, warm: Path) -> None:
+    command: list[str | Path] = [warm / "python", Path(sys.executable).with_name("captrain-sweep")]
     grid = ["-m", "selection.delta=0.1,0.4", "hydra.job.name=deltas"]
-    environment = {**os.environ, "COLUMNS": "80"}
+    path = os.pathsep.join([str(warm), os.environ["PATH"]])
+    environment = {**os.environ, "COLUMNS": "80", "PATH": path, EXECUTABLE: str(warm / "python")}
     done = subprocess.run([*command, *grid], cwd=project, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 points in results/sweeps/deltas.csv" in done.stdout

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from support.warm import ADDRESS, start
 
 from captrain.benchmarks.servicedesk import DeskEpisode, ServiceDesk
 from captrain.config import compose_spec, publish_spec
@@ -430,15 +431,13 @@ def outputs(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
-def test_a_killed_stage_goes_on_and_ends_in_the_identical_files(tmp_path: Path, tiny: Path) -> None:
-    count = 120
+def test_a_killed_stage_goes_on_and_ends_in_the_identical_files(tmp_path: Path, tiny: Path, warm: Path) -> None:
+    count = 60
     killed = project(tmp_path / "killed", tiny, f"rollouts.tasks={count}", "machine.batch=2")
-    running = subprocess.Popen(
-        [sys.executable, "stages/rollouts.py"], cwd=killed, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    running = start(warm / ADDRESS, ["stages/rollouts.py"], killed, os.environ)
     journals, deadline = killed / ".cache/rollouts", time.monotonic() + 120
     while sum(path.read_bytes().count(b"\n") for path in journals.glob("*.jsonl")) < 10:
-        assert running.poll() is None and time.monotonic() < deadline
+        assert running.alive() and time.monotonic() < deadline
         time.sleep(0.01)
     os.kill(running.pid, signal.SIGKILL)
     assert running.wait() == -signal.SIGKILL
