@@ -15,13 +15,13 @@ EXTRAS = {
     **dict.fromkeys(
         ("deepdiff", "dvc", "fastapi", "gepa", "krippendorff", "matplotlib", "networkx", "openai"), "train"
     ),
-    **dict.fromkeys(("openai", "ruamel", "scipy", "sklearn", "statsmodels", "tenacity"), "train"),
+    **dict.fromkeys(("openai", "ruamel", "scipy", "seaborn", "sklearn", "statsmodels", "tenacity"), "train"),
     **dict.fromkeys(("trl", "uvicorn"), "train"),
     "sqlalchemy": "awm",
     "zstandard": "inspect",
 }
 """Modules that the light installation lacks, each with the extra that it comes with."""
-DRAWING = "matplotlib"
+DRAWING = "seaborn"
 COMPUTING = "scipy"
 
 

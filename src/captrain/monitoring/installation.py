@@ -14,7 +14,7 @@ from pathlib import Path
 
 COMPUTING = (
     *("accelerate", "datasets", "gepa", "krippendorff", "matplotlib", "networkx", "numpy", "pandas", "peft", "pillow"),
-    *("python", "safetensors", "scikit-learn", "scipy", "statsmodels", "tokenizers", "torch"),
+    *("python", "safetensors", "scikit-learn", "scipy", "seaborn", "statsmodels", "tokenizers", "torch"),
     *("transformers", "trl"),
 )
 """Whose versions decide bytes of results or figures."""

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from captrain.baselines import baselines
 from captrain.evaluation import ComparisonRow, label
 from captrain.records import read_table
-from captrain.reporting.style import DEEP, GREY, despine
+from captrain.reporting.style import GREY
 
 STRATA = {
     "lacking": "failures that lack it",
@@ -56,12 +57,12 @@ def causality(results: Path) -> Figure:
         axes.set_ylim(len(rows) - 0.5, -0.5)
     shares.set_yticks(range(len(rows)), [row["name"] for row in rows])
     changes.set_yticks(range(len(rows)), [""] * len(rows))
-    despine(figure, "left")
+    sns.despine(figure, left=True)
     return figure
 
 
 def _draw_shares(axes: Axes, rows: Sequence[ComparisonRow]) -> None:
-    green = DEEP[2]
+    green = sns.color_palette("deep")[2]
     for name, place, colour in (("claimed", -0.18, GREY), ("repaired", 0.18, green)):
         heights = [index + place for index in range(len(rows))]
         axes.barh(heights, [row[name] for row in rows], height=0.32, color=colour, alpha=0.75, label=name)

@@ -5,11 +5,12 @@ Drawn from `results/evaluation/curve.csv` alone (see `captrain.evaluation.curve`
 
 from pathlib import Path
 
+import seaborn as sns
 from matplotlib.figure import Figure
 
 from captrain.evaluation import ComparisonRow, grouped
 from captrain.records import read_table
-from captrain.reporting.style import HEADLINE, despine, ordered, tint
+from captrain.reporting.style import HEADLINE, ordered, tint
 
 WORDS, NUMBERS = ("method", "label"), ("rollouts_spent", "pass_rate", "low", "high")
 
@@ -35,5 +36,5 @@ def curve(results: Path) -> Figure:
     axes.set_ylabel("pass rate on the test split")
     axes.set_title("One training at its checkpoints, with intervals over tasks", loc="left", fontsize=9)
     axes.legend(frameon=True, fontsize=7.5)
-    despine(figure, "left")
+    sns.despine(figure, left=True)
     return figure

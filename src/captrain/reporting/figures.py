@@ -6,15 +6,14 @@ files' metadata. Published numbers are drawn in grey, in panels of their own unl
 of several runs are in `captrain.reporting.studies`, the style of both in `captrain.reporting.style`.
 """
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import seaborn as sns
 from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation
 from matplotlib.ticker import MaxNLocator
@@ -29,21 +28,7 @@ from captrain.reporting.curve import curve, curve_rows
 from captrain.reporting.names import part_names
 from captrain.reporting.published import read_published, reference
 from captrain.reporting.rediscovery import rediscovered, rediscovery
-from captrain.reporting.style import (
-    COLOURBLIND,
-    DEEP,
-    DPI,
-    GREY,
-    HEADLINE,
-    MERGING,
-    ROUTING,
-    Line,
-    compare,
-    despine,
-    ordered,
-    render,
-    tint,
-)
+from captrain.reporting.style import DPI, GREY, HEADLINE, MERGING, ROUTING, Line, compare, ordered, render, tint
 
 REQUIRED = (
     "evaluation/main.csv",
@@ -57,8 +42,6 @@ REQUIRED = (
 )
 SMOOTH = 5
 """Updates that a training curve is averaged over."""
-LIGHT = (0.921461, 0.951212, 0.930256)
-"""What green fades to."""
 MARKER = 42
 """Size of a candidate's marker, in square points."""
 
@@ -164,7 +147,7 @@ def capabilities(selection: Mapping[str, Any]) -> Figure:
     undefined = len(candidates) - len(defined)
     figure = Figure(figsize=(6.4, 4.2), dpi=DPI, layout="constrained")
     axes = figure.subplots()
-    colours = {True: DEEP[2], False: "0.55"}
+    colours = {True: sns.color_palette("deep")[2], False: "0.55"}
     for selected, name, marker in ((True, "selected", "o"), (False, "rejected", "X")):
         points = [candidate for candidate in defined if candidate["selected"] is selected]
         colour = colours[selected]
@@ -186,7 +169,7 @@ def capabilities(selection: Mapping[str, Any]) -> Figure:
     note = f"; {undefined} with undefined gap not drawn" if undefined else ""
     axes.set_title(f"Candidate capabilities (thresholds dashed{note})", loc="left")
     axes.legend(loc="best", frameon=True)
-    despine(figure)
+    sns.despine(figure)
     return figure
 
 
@@ -228,7 +211,7 @@ def stability(results: Path) -> Figure:
     grid = figure.subplots(1, 4, width_ratios=(3, 3, 3, 3))
     for axes in grid[1:3]:
         axes.sharey(grid[0])
-    selected_colour = DEEP[2]
+    selected_colour = sns.color_palette("deep")[2]
     for place, candidate in enumerate(candidates):
         shade = selected_colour if candidate["selected"] else "0.6"
         grid[0].barh(place, candidate["runs_retained"], color=shade, height=0.6)
@@ -255,7 +238,7 @@ def stability(results: Path) -> Figure:
     publication = read_published()
     note = f"Grey outlines: {publication.paper}; {publication.selection.source}: another model, other benchmarks."
     figure.supxlabel(note, fontsize=7.5, color=GREY)
-    despine(figure, "left")
+    sns.despine(figure, left=True)
     return figure
 
 
@@ -282,8 +265,7 @@ def thresholds(results: Path) -> Figure:
     figure = Figure(figsize=(6.4, 4.4), layout="constrained")
     axes = figure.subplots()
     counts = np.array([[len(cells[d, c]) for d in deltas] for c in coverages])
-    greens = LinearSegmentedColormap.from_list("greens", [LIGHT, "seagreen"])
-    axes.imshow(counts, cmap=greens, origin="lower", aspect="auto", vmin=0)
+    axes.imshow(counts, cmap=sns.light_palette("seagreen", as_cmap=True), origin="lower", aspect="auto", vmin=0)
     for (d, c), cell in cells.items():
         text = " ".join(str(number) for number in sorted(numbers[slug] for slug in cell)) or "-"
         configured = (d, c) == (limits["delta"], limits["coverage"])
@@ -325,8 +307,9 @@ def training(results: Path) -> Figure:
         "informative": "share of informative groups",
     }
     for panels_of, adapters in zip(grid, rows, strict=True):
+        colours = sns.color_palette("colorblind", len(adapters))
         for axes, (column, title) in zip(panels_of, panels.items(), strict=True):
-            for (name, line), shade in zip(adapters, itertools.cycle(COLOURBLIND), strict=False):
+            for (name, line), shade in zip(adapters, colours, strict=True):
                 look = {"color": "0.15", "linestyle": "--"} if name == GRPO else {"color": shade}
                 smooth = line[column].rolling(SMOOTH, min_periods=1).mean()
                 axes.plot(line["rollouts"], smooth, label=_adapter(str(name)), linewidth=1.4, **look)
@@ -336,7 +319,7 @@ def training(results: Path) -> Figure:
             panels_of[0].legend(fontsize=6.5, frameon=True)
     for axes in grid[-1]:
         axes.set_xlabel(f"rollouts spent; means of {SMOOTH} updates", fontsize=8)
-    despine(figure)
+    sns.despine(figure)
     return figure
 
 
@@ -365,5 +348,5 @@ def kinds(results: Path) -> Figure:
     axes.set_xlabel("pass rate on the test split; differences by kind are not tested")
     axes.set_title("Pass rate by task kind", loc="left")
     figure.legend(loc="outside lower center", ncols=len(methods), frameon=False)
-    despine(figure, "left")
+    sns.despine(figure, left=True)
     return figure

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 WORDS = ("capability", "selected")
 NUMBERS = ("round", "gap", "gap_low", "gap_high", "coverage", "lacking", "passed", "failed")
 """Columns of results/solutions/rediscovery.csv."""
-ROUNDS = (0.31270304, 0.62072111, 0.56379321), (0.11409965, 0.42169502, 0.54065622)
-"""Colours of the first diagnosis and of the last."""
 TITLE = "Re-discovery: the agent on fresh discovery tasks, before and after it was taught"
 
 
@@ -42,10 +40,8 @@ def rediscovered(results: Path) -> list[ComparisonRow]:
 
 def rediscovery(results: Path) -> "Figure":
     """Share of all rollouts that lack each capability, and its gap with its interval, in each diagnosis."""
-    from matplotlib.colors import LinearSegmentedColormap  # whoever prints the table draws nothing
+    import seaborn as sns  # whoever prints the table draws nothing
     from matplotlib.figure import Figure
-
-    from captrain.reporting.style import despine
 
     by_round = grouped(rediscovered(results), "round")
     shares_of_base = {row["capability"]: row["lacking"] for row in by_round[0]}
@@ -53,7 +49,7 @@ def rediscovery(results: Path) -> "Figure":
     order = sorted(names, key=lambda name: (-shares_of_base.get(name, 0.0), name))
     figure = Figure(figsize=(9.6, 1.6 + 0.42 * len(order)), layout="constrained")
     shares, gaps = figure.subplots(1, 2, sharey=True)
-    colours = LinearSegmentedColormap.from_list("rounds", ROUNDS)(np.linspace(0, 1, len(by_round)))
+    colours = sns.color_palette("crest", len(by_round))
     for place, (rows, colour) in enumerate(zip(by_round.values(), colours, strict=True)):
         aside = 0.22 * (place - (len(by_round) - 1) / 2)
         heights = [order.index(row["capability"]) + aside for row in rows]
@@ -68,7 +64,7 @@ def rediscovery(results: Path) -> "Figure":
     gaps.set_xlabel("gap, with its interval")
     shares.legend(frameon=True, fontsize=7.5, loc="lower right")
     figure.suptitle(TITLE, x=0.01, ha="left", fontsize=9)
-    despine(figure, "left")
+    sns.despine(figure, left=True)
     return figure
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -38,7 +39,6 @@ from captrain.reporting.style import (
     ROUTING,
     Line,
     compare,
-    despine,
     draw_differences,
     ordered,
     render,
@@ -191,7 +191,7 @@ def _scaling(points: Sequence[ComparisonRow], setting: str, axis_label: str, cur
     publication = read_published()
     note = f"Grey: {publication.paper}; {publication.curves[curves[0]].source}: another model, other benchmarks."
     figure.supxlabel(note, fontsize=7.5, color=GREY)
-    despine(figure, "left")
+    sns.despine(figure, left=True)
     return figure
 
 
@@ -289,7 +289,7 @@ def thresholds(points: Sequence[ComparisonRow]) -> Figure:
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
     title = f"Thresholds of the selection; upright: {label(TRACE)} against {label(GRPO)}"
     figure.suptitle(title, x=0.01, ha="left", fontsize=10)
-    despine(figure)
+    sns.despine(figure)
     return figure
 
 
@@ -323,7 +323,7 @@ def faults(points: Sequence[ComparisonRow]) -> Figure:
     axes.set_ylabel("pass rate")
     axes.set_title(f"How good solutions must be: {_over(points)}", loc="left")
     axes.legend(frameon=True, fontsize=7.5)
-    despine(figure, "left")
+    sns.despine(figure, left=True)
     return figure
 
 

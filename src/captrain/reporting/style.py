@@ -8,15 +8,13 @@ import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import matplotlib
-from cycler import cycler
+import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.figure import Figure
-from matplotlib.typing import RcKeyType
 
 from captrain.evaluation import BASE, BEST_SINGLE, ORACLE, RANDOM, TRACE, Difference, is_supervised, label
 from captrain.records import publish_bytes
@@ -25,44 +23,6 @@ DPI = 150
 METADATA = {"pdf": {"CreationDate": None, "Creator": None, "Producer": None}, "png": {"Software": None}}
 CANVASES = {"png": FigureCanvasAgg, "pdf": FigureCanvasPdf}
 Colour = str | tuple[float, float, float]
-DEEP = ("#4c72b0", "#dd8452", "#55a868", "#c44e52", "#8172b3", "#937860", "#da8bc3", "#8c8c8c", "#ccb974", "#64b5cd")
-COLOURBLIND = (
-    *("#0173b2", "#de8f05", "#029e73", "#d55e00", "#cc78bc", "#ca9161", "#fbafe4", "#949494", "#ece133", "#56b4e9"),
-)
-"""Palettes deep and colorblind of seaborn; beneath them its theme whitegrid in the size of a paper. Numbers, because
-seaborn imports scipy.stats and pyplot, which takes longer than to draw."""
-STYLE: dict[RcKeyType, Any] = {
-    "axes.axisbelow": True,
-    "axes.edgecolor": ".8",
-    "axes.grid": True,
-    "axes.labelcolor": ".15",
-    "axes.labelsize": 9.6,
-    "axes.linewidth": 1.0,
-    "axes.prop_cycle": cycler(color=DEEP),
-    "axes.titlesize": 9.6,
-    "font.family": ["DejaVu Sans"],
-    "font.size": 9.6,
-    "grid.color": ".8",
-    "legend.fontsize": 8.8,
-    "legend.title_fontsize": 9.6,
-    "lines.linewidth": 1.2,
-    "lines.markersize": 4.8,
-    "lines.solid_capstyle": "round",
-    "patch.edgecolor": "w",
-    "patch.force_edgecolor": True,
-    "patch.linewidth": 0.8,
-    "text.color": ".15",
-    "xtick.bottom": False,
-    "xtick.color": ".15",
-    "xtick.labelsize": 8.8,
-    "xtick.major.size": 4.8,
-    "xtick.major.width": 1.0,
-    "ytick.color": ".15",
-    "ytick.labelsize": 8.8,
-    "ytick.left": False,
-    "ytick.major.size": 4.8,
-    "ytick.major.width": 1.0,
-}
 HEADLINE = (BASE, "grpo_target", "gepa", TRACE)
 ROUTING = (BASE, "control:placebo", "control:random_router", RANDOM, BEST_SINGLE, TRACE, "router:", ORACLE)
 """What choosing an adapter is held against, by name or its beginning, in the order of the figure."""
@@ -100,7 +60,7 @@ def render(figures: Mapping[str, Callable[[], Figure]], out: Path) -> list[Path]
     paths: list[Path] = []
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # a matplotlibrc of the machine must not change a byte
-        matplotlib.rcParams.update(STYLE)
+        sns.set_theme(context="paper", style="whitegrid", font="DejaVu Sans")
         for name, make in figures.items():
             figure = make()
             figure.set_dpi(DPI)
@@ -114,12 +74,6 @@ def render(figures: Mapping[str, Callable[[], Figure]], out: Path) -> list[Path]
     return paths
 
 
-def despine(figure: Figure, *further: str) -> None:
-    """Leave out the frame of each panel at its top and right, and at further sides."""
-    for axes in figure.axes:
-        axes.spines[["top", "right", *further]].set_visible(False)
-
-
 def ordered(names: Iterable[str], order: Sequence[str] | None) -> list[str]:
     """The names that are in `order`, by name or its beginning, in that order; all where it is None."""
     if order is None:
@@ -129,7 +83,7 @@ def ordered(names: Iterable[str], order: Sequence[str] | None) -> list[str]:
 
 def tint(method: str) -> Colour:
     """A colour for each of the headline methods, grey for the others."""
-    return DEEP[HEADLINE.index(method)] if method in HEADLINE else "0.45"
+    return sns.color_palette("deep")[HEADLINE.index(method)] if method in HEADLINE else "0.45"
 
 
 def draw_differences(axes: Axes, differences: Mapping[int, Difference], shades: Sequence[Colour]) -> None:
@@ -200,7 +154,7 @@ def compare(groups: Mapping[str, Sequence[Line]], against: str, title: str, rate
         # With few seeds a t interval reaches beyond what a rate can be, and would squeeze all others.
         low, high = axes.get_xlim()
         axes.set_xlim(max(low, least - 0.02), min(high, 1.02))
-    despine(figure, "left")
+    sns.despine(figure, left=True)
     return figure
 
 
