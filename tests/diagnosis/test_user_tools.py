@@ -1,9 +1,11 @@
 """A simulated user with tools of its own: what it does is not the agent's, what it was to do has to be asked for."""
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.installations import interpreter
 from support.logged_desk import LIMITS, Desk, Message, calls, gold, says, user
 
 from captrain.contract import calls_of
@@ -143,3 +145,13 @@ def test_the_page_shows_what_the_user_calls_and_what_it_was_to_call(tmp_path: Pa
     assert turn.index("<pre>toggle_airplane_mode()</pre>") < turn.index("6 tool of the user</span>")
     assert "3 tool</span>" in happened
     assert "By the user:" in reference and "<pre>toggle_roaming()</pre>" in reference
+
+
+@pytest.mark.needs("tau2")
+def test_tau2_as_it_is_installed_writes_what_is_read_here(tmp_path: Path) -> None:
+    driver = Path(__file__).parents[1] / "interop/drivers/tau2_solo_driver.py"
+    subprocess.run([interpreter("tau2"), driver, tmp_path / "a.json"], check=True, capture_output=True, timeout=120)
+    made, kept = (read_logs([path]).rollouts for path in (tmp_path / "a.json", WRITTEN))
+    for rollout, other in zip(made, kept, strict=True):
+        assert (rollout.task, rollout.outcome, rollout.reference) == (other.task, other.outcome, other.reference)
+        assert [*map(calls_of, rollout.messages)] == [*map(calls_of, other.messages)]
