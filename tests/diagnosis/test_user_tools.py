@@ -1,9 +1,11 @@
 """A simulated user with tools of its own: what it does is not the agent's, what it was to do has to be asked for."""
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.installations import interpreter
 from support.logged_desk import LIMITS, Desk, Message, calls, gold, says, user
 
 from captrain.contract import calls_of
@@ -119,6 +121,18 @@ def test_where_there_is_no_user_none_was_left_unasked(tmp_path: Path) -> None:
     assert not any("never asked" in cause.evidence for cause in row.causes)
 
 
+def test_a_request_to_an_agent_that_works_alone_is_no_choice_of_a_simulated_user(tmp_path: Path) -> None:
+    book, due = calls("book_room", "booked", room="R17 upstairs"), gold("book_room", room="R99 downstairs")
+    request = user("Book R17 upstairs.")
+    answered, alone = Desk(tmp_path), Desk(tmp_path)
+    [chosen] = answered.add(says("Which room?") + request + book + says("Booked."), due).explained()
+    alone.add(request + book + says("Booked."), due)
+    alone.simulations[0]["messages"].pop(0)  # the greeting
+    [asked] = alone.explained()
+    assert [cause.cause for cause in chosen.causes] == ["user_simulator_fault"]
+    assert [cause.cause for cause in asked.causes] == ["wrong_argument"]
+
+
 def test_the_page_shows_what_the_user_calls_and_what_it_was_to_call(tmp_path: Path) -> None:
     messages = OPENING + says("Is it on?") + acts("toggle_airplane_mode", "OFF") + says("All is well then. Bye!")
     desk = Desk(tmp_path).add(messages, step("toggle_airplane_mode"), step("toggle_roaming"), basis=BASIS)
@@ -131,3 +145,13 @@ def test_the_page_shows_what_the_user_calls_and_what_it_was_to_call(tmp_path: Pa
     assert turn.index("<pre>toggle_airplane_mode()</pre>") < turn.index("6 tool of the user</span>")
     assert "3 tool</span>" in happened
     assert "By the user:" in reference and "<pre>toggle_roaming()</pre>" in reference
+
+
+@pytest.mark.needs("tau2")
+def test_tau2_as_it_is_installed_writes_what_is_read_here(tmp_path: Path) -> None:
+    driver = Path(__file__).parents[1] / "interop/drivers/tau2_solo_driver.py"
+    subprocess.run([interpreter("tau2"), driver, tmp_path / "a.json"], check=True, capture_output=True, timeout=120)
+    made, kept = (read_logs([path]).rollouts for path in (tmp_path / "a.json", WRITTEN))
+    for rollout, other in zip(made, kept, strict=True):
+        assert (rollout.task, rollout.outcome, rollout.reference) == (other.task, other.outcome, other.reference)
+        assert [*map(calls_of, rollout.messages)] == [*map(calls_of, other.messages)]

@@ -34,7 +34,7 @@ def diagnose(
     ] = "product",
     count: Annotated[int, typer.Option(min=1, help="Capabilities selected at most.")] = 4,
     seed: Annotated[int, typer.Option(min=0, help="Of the resamples.")] = 0,
-    scores: Annotated[Path | None, typer.Option(help="CSV of trace_id,reward: spans hold no reward.")] = None,
+    scores: Annotated[Path | None, typer.Option(help="CSV of trace_id,reward, for traces without scores.")] = None,
     keep_suspects: Annotated[bool, typer.Option(help="Contrast rollouts of suspect references, too.")] = False,
     analyst: Annotated[
         AnalystName, typer.Option(help="programmatic: rules; openai: the language model of --model.")

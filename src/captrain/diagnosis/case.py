@@ -113,6 +113,13 @@ class Case:
         return [i for i, message in enumerate(self.messages[:before]) if is_reply(message)]
 
     @cached_property
+    def is_answered(self) -> bool:
+        """Whether a user speaks after the assistant has; else it works alone, on a request or a ticket."""
+        spoken = (i for i, message in enumerate(self.messages) if message["role"] == "assistant")
+        first = next(spoken, len(self.messages))
+        return any(place > first for place in self.users())
+
+    @cached_property
     def wishes(self) -> str:
         """All that the user said or was told to say, in lower case."""
         return plain(f"{self.story.user}\n{self.script}")

@@ -172,11 +172,11 @@ def _listing(case: Case, act: Act, items: object) -> int | None:
 
 def _chosen(case: Case, goal: Act, act: Act, name: str) -> int | None:
     """The message in which the user named what was done, where the reference does something that the user never named:
-    by value, or for an identifier by the options of its record."""
+    by value, or for an identifier by the options of its record. A request that nobody was asked about is no choice."""
     expected, actual = {*leaves(goal.content[name])}, {*leaves(act.content.get(name))}
     extra, absent = _options(case, actual - expected), _options(case, expected - actual)
     distinct = {value for value in extra - absent if not value.replace(".", "").isdigit()}
-    if not distinct or any(says(case.story.user, value) for value in absent - extra):
+    if not distinct or not case.is_answered or any(says(case.story.user, value) for value in absent - extra):
         return None
     users = [place for place in case.users(act.message) if all(says(case.text(place), value) for value in distinct)]
     return users[0] if users else _named_choice(case, act, actual - expected, expected - actual)

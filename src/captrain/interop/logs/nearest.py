@@ -3,6 +3,8 @@
 from collections.abc import Collection
 from difflib import get_close_matches
 
+from captrain.records import plain
+
 SHAPES: dict[str, tuple[str, ...]] = {
     "chats": ("messages", "reward"),
     "ShareGPT": ("conversations", "reward"),
@@ -30,7 +32,7 @@ MOST = 8
 
 def nearest_shape(members: Collection[str]) -> str:
     """The known format that has the most of these members, what of it is missing, and what is there instead."""
-    names = sorted(str(name)[:80] for name in members)
+    names = sorted(plain(str(name)[:80]) for name in members)
     if {"role", "content"} <= {*names} or {"from", "value"} <= {*names}:
         return "it looks nearest to chats: a message is a row of its own, where a row holds a list of `messages`"
     lacks = {shape: [name for name in keys if name not in names] for shape, keys in SHAPES.items()}

@@ -32,7 +32,7 @@ RunsOf = Callable[[object], Iterable[Run]]
 """The runs in a row of a file."""
 
 
-@dataclass
+@dataclass(slots=True)
 class _Trace:
     length: int = 0
     place: int = -1
