@@ -32,7 +32,7 @@ FIXES = 3
 """Steps or decisions that the report names first."""
 QUOTED = 240
 """Characters quoted of a message."""
-REFERENCE: Key = ("cause", "a suspect reference")
+REFERENCE: Key = ("suspect", "a suspect reference")
 EDITS = {"insert": "made", "replace": "equal", "drop": "beyond", "end": "ended", "say": "told"}
 """The kind of feature that stands for a repair."""
 END = "(end)"
