@@ -203,6 +203,10 @@ def test_a_suspect_reference_is_never_counted_for_the_agent_in_any_file(tmp_path
     report, page = (out / "report.md").read_text(), (out / "report.html").read_text()
     assert f"| (suspect_reference) | {of_suspects} |" in report
     assert report.count("(its reference is suspect)") == of_suspects and "cause-suspect_reference" in page
+    fixes = {entry["subject"]: entry["facts"] for entry in json.loads((out / "advice.json").read_text())}
+    assert fixes["a suspect reference"].startswith(
+        f"in {of_suspects} of {len(failed)} failures, alone in {of_suspects}"
+    )
     # The rule on the same labels does not count them either.
     diagnose("--labels", out / "labels.jsonl", "--out", tmp_path / "rule")
     counted = json.loads((tmp_path / "rule/selection.json").read_text())["rollouts"]

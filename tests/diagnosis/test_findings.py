@@ -125,6 +125,16 @@ def test_failures_without_a_reference_do_not_dilute_the_coverage_of_what_only_a_
     assert coverage["missing_write"] == 1.0
 
 
+def test_a_fix_of_failures_with_and_without_reference_names_the_kind_of_task_that_is_over_represented(
+    tmp_path: Path,
+) -> None:
+    looped, due = ["restart"] * 6, ["metric", "restart"]
+    chats = [chat(f"night_{n}", looped, 0, due if n % 3 == 0 else ()) for n in range(18)]
+    chats += [chat(f"day_{n}", due, 1, due if n % 3 else ()) for n in range(18)]
+    [fix, *_] = diagnosed(tmp_path, chats).findings.fixes
+    assert fix.counts["failures"] == 12 and fix.kinds == [("task id: night", 12)]
+
+
 def test_a_gap_that_no_passed_rollout_defines_is_not_called_as_frequent(tmp_path: Path) -> None:
     due = ["metric", "restart", "page"]
     failed = [chat(f"f{number}", ["metric", "restart"], 0, due) for number in range(12)]

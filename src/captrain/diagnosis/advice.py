@@ -70,13 +70,20 @@ def advise(diagnosis: Diagnosis, folder: Path | None = None) -> list[Advice]:
     for row in orders[:ORDERS]:
         counts = "in {} of {} failed rollouts and {} of {} passed ones".format(*row.failed, *row.passed)
         advice.append(Advice(row.name, f'{counts}; a line in the prompt costs little: "{line_of(row.key)}"'))
-    if account.failures and (account.unreferenced or account.unexplained):
+    strongest = [row for row in findings.order if row.p == row.p][:1]
+    for row in strongest if account.failures and not findings.fixes else ():
+        counts = "in {} of {} failed rollouts and {} of {} passed ones".format(*row.failed, *row.passed)
+        action = f"{counts}: the surest order of calls, but luck may bring it about (p, Holm {row.p_holm:.2g})"
+        advice.append(Advice(row.name, f"{action}; collect more rollouts to conclude"))
+    if account.failures and account.unreferenced:
         action = (
             "bring the solutions of the tasks as `reference`, or let a language model read the dialogues by "
             "`--analyst openai`: without either only orders of calls and what a log shows by itself can be told"
         )
-        counts = f"{account.unreferenced} rollouts without a reference, {account.unexplained} failures unexplained"
-        advice.append(Advice(counts, action))
+        advice.append(Advice(f"{account.unreferenced} rollouts without a reference", action))
+    elif account.unexplained:
+        action = "let a language model read the dialogues by `--analyst openai`"
+        advice.append(Advice(f"{account.unexplained} unexplained failures", action))
     return advice
 
 

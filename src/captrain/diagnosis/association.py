@@ -65,6 +65,7 @@ PHRASES = {
     ),
     "ended": Phrase("{0}: too early", line="Do not end before all that was asked for is done."),
     "cause": Phrase("{0}"),
+    "suspect": Phrase("{0}"),
     "order": Phrase("{0}", line="{1}"),
     "value": Phrase("{0}: {1}", "{0}: not {1}"),
 }

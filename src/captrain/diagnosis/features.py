@@ -19,6 +19,8 @@ MANY = 3
 NOT_OF_TASK = ("task", "script", "ending", "user_calls", "milestones")
 """What the data of an imported task holds beside its own fields."""
 REFERENCED = ("referenced",)
+WORD, STEP = "task id", "its reference has"
+"""Names of values of which a task may have several."""
 
 
 class Call(Record):
@@ -176,7 +178,7 @@ def task_traits(rollout: Rollout, toolbox: Toolbox) -> Traits:
         if name not in NOT_OF_TASK and not isinstance(value, dict) and _is_value(value):
             traits.hold(("value", name, text_of(value)), ("field", name))
     for word in re.findall(r"[A-Za-z][A-Za-z_]{2,}", rollout.task.id):
-        traits.hold(("value", "task id", word.strip("_")), EVERY)
+        traits.hold(("value", WORD, word.strip("_")), EVERY)
     acts = acts_of(rollout.reference, toolbox)
     user_calls = [call["name"] + OF_USER for call in rollout.task.data.get("user_calls") or []]
     changes = sum(act.kind != "read" for act in acts) + len(user_calls)
@@ -185,5 +187,5 @@ def task_traits(rollout: Rollout, toolbox: Toolbox) -> Traits:
             ("value", "changes in its reference", str(changes) if changes < MANY else f"{MANY} or more"), REFERENCED
         )
     for step in [*(act.tool for act in acts), *user_calls]:
-        traits.hold(("value", "its reference has", step), REFERENCED)
+        traits.hold(("value", STEP, step), REFERENCED)
     return traits

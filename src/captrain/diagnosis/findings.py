@@ -12,9 +12,19 @@ from itertools import groupby, takewhile
 
 from captrain.capabilities import Toolbox, text_of
 from captrain.contract import calls_of
-from captrain.diagnosis.association import LEVEL, Association, Key, Tally, line_of, name_of
+from captrain.diagnosis.association import EVERY, LEVEL, Association, Key, Tally, line_of, name_of
 from captrain.diagnosis.explained import Explained
-from captrain.diagnosis.features import Call, Fault, calls_in, order_traits, place_of, reference_traits, task_traits
+from captrain.diagnosis.features import (
+    STEP,
+    WORD,
+    Call,
+    Fault,
+    calls_in,
+    order_traits,
+    place_of,
+    reference_traits,
+    task_traits,
+)
 from captrain.evaluation import fisher, holm
 from captrain.records import Message, Record, Rollout
 
@@ -22,7 +32,7 @@ FIXES = 3
 """Steps or decisions that the report names first."""
 QUOTED = 240
 """Characters quoted of a message."""
-REFERENCE: Key = ("cause", "a suspect reference")
+REFERENCE: Key = ("suspect", "a suspect reference")
 EDITS = {"insert": "made", "replace": "equal", "drop": "beyond", "end": "ended", "say": "told"}
 """The kind of feature that stands for a repair."""
 END = "(end)"
@@ -169,14 +179,19 @@ class Collection:
 
     def _kinds(self, fix: Fix) -> list[tuple[str, int]]:
         """The values of the task that more of these failures have than of all other rollouts, the surest first."""
-        rows, failures = list[tuple[float, Key, int]](), fix.counts["failures"]
-        for key, number in fix.values.items() if fix.key != REFERENCE else ():
-            base, cell = self._tasks.features.get(key, ((), None))
-            if cell is not None and key[2] != fix.key[1]:
-                whole = self._tasks.bases[base]
-                remainder = cell.failed + cell.passed - number, whole.failed + whole.passed - failures
-                p = fisher((number, failures), remainder)[0]
-                rows.append((p if number * remainder[1] > remainder[0] * failures else 1.0, key, number))
+        rows, features = list[tuple[float, Key, int]](), self._tasks.features
+        values = {key: number for key, number in fix.values.items() if key in features and fix.key != REFERENCE}
+        reach = Counter({EVERY: fix.counts["failures"]})
+        for key, number in values.items():
+            # A task has one value of each field, but several words and steps.
+            reach[features[key][0]] += number if key[1] not in (WORD, STEP) else 0
+        for key, number in values.items():
+            base, cell = features[key]
+            whole = self._tasks.bases[base]
+            remainder = cell.failed + cell.passed - number, whole.failed + whole.passed - reach[base]
+            p = fisher((number, reach[base]), remainder)[0]
+            is_more = number * remainder[1] > remainder[0] * reach[base] and key[2] != fix.key[1]
+            rows.append((p if is_more else 1.0, key, number))
         sure = [row for row, p in zip(rows, holm([row[0] for row in rows]), strict=True) if p <= LEVEL]
         return [(name_of(key), number) for _, key, number in sorted(sure)[:2]]
 
