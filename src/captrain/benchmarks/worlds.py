@@ -131,12 +131,12 @@ class Worlds:
                 return None
             location["task_id"] = f"{name[1]}/{name[2]}"
             location |= {k: v for k, v in rollout.task.data.items() if k == "injections"}
-            version = _asked(
-                pool, "locate", {**location, "messages": rollout.messages, "passed": rollout.outcome == "passed"}
-            )
-            if version is None or version["version"] is None:
-                return None
-            location["version"] = version["version"]
+            if rollout.environment != benchmark:  # a log, which does not say of which version it is
+                seen: JsonObject = {"messages": rollout.messages, "passed": rollout.outcome == "passed"}
+                found = _asked(pool, "locate", {**location, **seen})
+                if found is None or found["version"] is None:
+                    return None
+                location["version"] = found["version"]
         if _asked(pool, "reference", location) is None:
             return None
         return WorkerDialogues(pool, location, rollout.messages)
