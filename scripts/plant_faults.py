@@ -59,7 +59,8 @@ class Spoken(Stage):
     """A task of an environment of the contract."""
 
     def __init__(self, target: Target, task: Task, world: World) -> None:
-        self.target, self._task, self.world, self.owed, self.task = target, task, world, world.owed, task.id
+        self.target, self._task, self.world, self.owed = target, task, world, world.owed
+        self.task = task.id.removeprefix("bfcl/").removeprefix("agentdojo/")  # as logs of these name it
         self.solution = target.reference(task)
         solution: list[Step] = []
         for message in self.solution:
@@ -268,7 +269,7 @@ def log_of(benchmark: str, rows: Sequence[tuple[Stage, int, Played]]) -> str:
     if benchmark not in ("airline", "retail", "telecom"):
         return "".join(
             json.dumps({
-                "task_id": stage.task.removeprefix(f"{benchmark}/").replace("/user_task", "-user_task"), "trial": trial,
+                "task_id": stage.task, "trial": trial,
                 "model": "planted", "reward": float(played.passed), "messages": played.messages,
                 **({"reference": stage.solution} if isinstance(stage, Spoken) and benchmark in OWN else {}),
             }) + "\n"
