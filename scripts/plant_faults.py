@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
-from planting import CLASSES, CLOSING, REFUSABLE, TOKEN, Case, Played, Step, Tools, asking, is_id, leaves
+from planting import CLASSES, CLOSING, REFUSABLE, TOKEN, Case, Played, Step, Tools, is_id, leaves, request_of
 
 from captrain.benchmarks import (
     Replay,
@@ -30,13 +30,13 @@ from captrain.benchmarks import (
 )
 from captrain.config import compose_spec
 from captrain.contract import Target, calls_of, tool_call
-from captrain.records import JsonObject, Message, Rollout, Task
+from captrain.records import JsonObject, Message, Rollout, Task, publish_text, read_json
 
 ROOT = Path(__file__).parents[1]
 SEED = 33
 BASIS = ["DB", "COMMUNICATE"]
 """What tau2 judges a task by that does not say it."""
-OWN = ("servicedesk", "calendar")
+WITH_REFERENCES = ("servicedesk", "calendar")
 """Benchmarks whose logs hold references; those of BFCL and AgentDojo hold none."""
 LOOKUPS = {"get_customer_by_phone": "phone_number", "get_details_by_id": "id"}
 """Look-ups of one argument that no solution of telecom makes."""
@@ -85,8 +85,8 @@ class Spoken(Stage):
                 call["id"], number = f"call_{number}", number + 1
         for number, message in enumerate(message for message in messages if message["role"] == "tool"):
             message["tool_call_id"] = f"call_{number}"
-        refused = tuple(bool(re.match(r".{0,3}error|invalid", result, re.IGNORECASE)) for result in results)
-        return Played(messages, tuple(results), refused, score.success)
+        refusals = tuple(bool(re.match(r".{0,3}error|invalid", result, re.IGNORECASE)) for result in results)
+        return Played(messages, tuple(results), refusals, score.success)
 
 
 class Tau2(Stage):
@@ -100,20 +100,24 @@ class Tau2(Stage):
 
     def _careful(self, lookups: dict[str, str]) -> tuple[Step, ...]:
         """The reference with the look-ups that show the ids its changes take."""
-        made: list[ReplayCall] = []
+        history: list[ReplayCall] = []
         view = self.words
 
-        def look(own: Sequence[str], lacking: Sequence[str]) -> None:
+        def look(ids_of_call: Sequence[str], lacking: Sequence[str]) -> None:
             """Look up what is in view: the ids of its own, what shows one that is lacking, all where none is named."""
             nonlocal view
             tokens = dict.fromkeys(token for token in TOKEN.findall(view) if is_id(token) or "_" in token)
             calls = [ReplayCall(tool, {name: token}) for tool, name in lookups.items() for token in list(tokens)[:40]]
-            calls = [call for call in calls if call not in made]
-            for call, replayed in zip(calls, self.world.play([Replay((*made, call)) for call in calls]), strict=True):
+            calls = [call for call in calls if call not in history]
+            for call, replayed in zip(
+                calls, self.world.play([Replay((*history, call)) for call in calls]), strict=True
+            ):
                 (token,), result = call.arguments.values(), replayed.results[-1]
-                is_wanted = not (own or lacking) or token in own or any(name in result for name in lacking)
+                is_wanted = (
+                    not (ids_of_call or lacking) or token in ids_of_call or any(name in result for name in lacking)
+                )
                 if is_wanted and not replayed.failed[-1]:
-                    made.append(call)
+                    history.append(call)
                     view += "\n" + result
 
         look((), ())
@@ -121,15 +125,15 @@ class Tau2(Stage):
             ids = [leaf for leaf in leaves(call.arguments) if is_id(leaf)]
             for _ in range(2 if self.world.kinds.get(call.tool) == "write" else 0):
                 lacking = [name for name in ids if name not in view]
-                own = [*(str(call.arguments[n]) for n in lookups.values() if n in call.arguments), *ids]
-                if own or lacking:
-                    look(own, lacking)
-            made.append(call)
-            view += "\n" + self.world.play([Replay(tuple(made))])[0].results[-1]
+                ids_of_call = [*(str(call.arguments[n]) for n in lookups.values() if n in call.arguments), *ids]
+                if ids_of_call or lacking:
+                    look(ids_of_call, lacking)
+            history.append(call)
+            view += "\n" + self.world.play([Replay(tuple(history))])[0].results[-1]
         steps: list[Step] = []
-        for call in dict.fromkeys((call.tool, json.dumps(call.arguments), call.by) for call in made):
+        for call in dict.fromkeys((call.tool, json.dumps(call.arguments), call.by) for call in history):
             call = ReplayCall(call[0], json.loads(call[1]), call[2])
-            steps += [step for step in (asking(call), call) if step]
+            steps += [step for step in (request_of(call), call) if step]
         return (*steps, f"{CLOSING} {', '.join(self.owed)}".strip())
 
     def play(self, steps: Sequence[Step]) -> Played:
@@ -157,9 +161,9 @@ class Tau2(Stage):
         return Played(messages, replayed.results, replayed.failed, replayed.passed)
 
 
-def words_of(played: Played) -> str:
+def words_of(performance: Played) -> str:
     """What the user said."""
-    return "\n".join(str(message["content"]) for message in played.messages if message["role"] == "user")
+    return "\n".join(str(message["content"]) for message in performance.messages if message["role"] == "user")
 
 
 def plant(
@@ -169,7 +173,7 @@ def plant(
     tools, cases = Tools(), list[tuple[Stage, Case]]()
     for stage in stages:
         calls = tuple(step for step in stage.steps if isinstance(step, ReplayCall))
-        if not calls or not (played := stage.play(stage.steps)).passed:
+        if not calls or not (performance := stage.play(stage.steps)).passed:
             continue
         (replayed,) = stage.world.play([Replay(calls, stage.owed)])
         for tool in (tool for tool, kind in stage.world.kinds.items() if kind == "handover"):
@@ -177,26 +181,26 @@ def plant(
             tools.arguments.setdefault(tool, frozenset() if isinstance(stage, Spoken) else frozenset({"summary"}))
         for call, writes in zip(calls, replayed.changed, strict=True):
             tools.add(call, writes, stage.world.kinds.get(call.tool))
-        cases.append((stage, Case(stage.steps, played, words_of(played), tools, stage.owed, rng)))
+        cases.append((stage, Case(stage.steps, performance, words_of(performance), tools, stage.owed, rng)))
     for stage, case in cases[: 2 * per_class]:
-        yield stage, "", case.played, None
+        yield stage, "", case.performance, None
     for name, (faults, _) in CLASSES.items():
-        found = 0
+        number = 0
         for stage, case in rng.sample(cases, len(cases)):
             for planted in faults(case):
-                played = stage.play(planted.steps)
-                refused = planted.call is not None and played.failed[planted.call] and name not in REFUSABLE
-                if not played.passed and not refused:
-                    yield stage, name, played, message_of(played, planted.call)
-                    found += 1
+                performance = stage.play(planted.steps)
+                is_refused = planted.call is not None and performance.failed[planted.call] and name not in REFUSABLE
+                if not performance.passed and not is_refused:
+                    yield stage, name, performance, message_of(performance, planted.call)
+                    number += 1
                     break
-            if found == per_class:
+            if number == per_class:
                 break
 
 
-def message_of(played: Played, call: int | None) -> int | None:
+def message_of(performance: Played, call: int | None) -> int | None:
     """The message of a call by its number."""
-    places = [place for place, message in enumerate(played.messages) for _ in message.get("tool_calls") or []]
+    places = [place for place, message in enumerate(performance.messages) for _ in message.get("tool_calls") or []]
     return None if call is None else places[call]
 
 
@@ -205,15 +209,15 @@ def tau2_stages(worlds: Worlds, domain: str, count: int, rng: random.Random) -> 
     installed = made_installation("tau2")
     assert installed is not None
     file = Path(installed.data) / "tau2/domains" / domain / "tasks.json"
-    definitions = json.loads(file.read_text(encoding="utf-8"))
+    definitions = read_json(file, list[JsonObject], "run `captrain benchmark install tau2`")
     criteria = [entry.get("evaluation_criteria") or {} for entry in definitions]
     lookups = dict(LOOKUPS) if domain == "telecom" else {}
     for action in (action for entry in criteria for action in entry.get("actions") or []):
         if action["name"].startswith("get_") and len(action["arguments"]) == 1:
             lookups[action["name"]] = next(iter(action["arguments"]))
-    several = [entry for entry, c in zip(definitions, criteria, strict=True) if len(c.get("actions") or []) >= 1]
+    candidates = [entry for entry, c in zip(definitions, criteria, strict=True) if len(c.get("actions") or []) >= 1]
     stages: list[Stage] = []
-    for entry in rng.sample(several, min(count, len(several))):
+    for entry in rng.sample(candidates, min(count, len(candidates))):
         definition = {name: entry[name] for name in ("initial_state", "evaluation_criteria") if entry.get(name)}
         data: JsonObject = {"kind": domain, "task": str(entry["id"]), "definition": definition}
         world = worlds.of(rollout_of(f"tau2/{domain}", str(entry["id"]), data))
@@ -224,19 +228,25 @@ def tau2_stages(worlds: Worlds, domain: str, count: int, rng: random.Random) -> 
 
 def rollout_of(environment: str, task: str, data: JsonObject) -> Rollout:
     """A rollout of a task in which nothing has been done yet."""
-    opened = Task(id=f"{environment}/{task}", split="training", data=data)
+    task_record = Task(id=f"{environment}/{task}", split="training", data=data)
     return Rollout(
-        id=uuid.uuid4().hex, environment=environment, task=opened, trial=0,
-        purpose="diagnosis", policy="planted", messages=[], outcome="failed",
-    )  # fmt: skip
+        id=uuid.uuid4().hex,
+        environment=environment,
+        task=task_record,
+        trial=0,
+        purpose="diagnosis",
+        policy="planted",
+        messages=[],
+        outcome="failed",
+    )
 
 
 def spoken_stages(target: Target, worlds: Worlds, tasks: Sequence[Task]) -> list[Stage]:
     """Tasks of an environment of the contract."""
     stages: list[Stage] = []
     for task in tasks:
-        own = rollout_of("", task.id, {}).model_copy(update={"environment": target.name, "task": task})
-        if (world := worlds.of(own)) is not None:
+        rollout = rollout_of("", task.id, {}).model_copy(update={"environment": target.name, "task": task})
+        if (world := worlds.of(rollout)) is not None:
             stages.append(Spoken(target, task, world))
     return stages
 
@@ -268,25 +278,38 @@ def log_of(benchmark: str, rows: Sequence[tuple[Stage, int, Played]]) -> str:
     """A log as its benchmark writes it, or as chats are kept."""
     if benchmark not in ("airline", "retail", "telecom"):
         return "".join(
-            json.dumps({
-                "task_id": stage.task, "trial": trial,
-                "model": "planted", "reward": float(played.passed), "messages": played.messages,
-                **({"reference": stage.solution} if isinstance(stage, Spoken) and benchmark in OWN else {}),
-            }) + "\n"
-            for stage, trial, played in rows
-        )  # fmt: skip
+            json.dumps(
+                {
+                    "task_id": stage.task,
+                    "trial": trial,
+                    "model": "planted",
+                    "reward": float(performance.passed),
+                    "messages": performance.messages,
+                    **(
+                        {"reference": stage.solution}
+                        if isinstance(stage, Spoken) and benchmark in WITH_REFERENCES
+                        else {}
+                    ),
+                }
+            )
+            + "\n"
+            for stage, trial, performance in rows
+        )
     definitions = {stage.task: stage.definition for stage, _, _ in rows if isinstance(stage, Tau2)}
     simulations = [
         {
-            "id": f"{benchmark}-{number}", "task_id": stage.task, "trial": trial, "termination_reason": "user_stop",
+            "id": f"{benchmark}-{number}",
+            "task_id": stage.task,
+            "trial": trial,
+            "termination_reason": "user_stop",
             "reward_info": {
-                "reward": float(played.passed),
+                "reward": float(performance.passed),
                 "reward_basis": definitions[stage.task]["evaluation_criteria"].get("reward_basis", BASIS),
             },
-            "messages": played.messages,
+            "messages": performance.messages,
         }
-        for number, (stage, trial, played) in enumerate(rows)
-    ]  # fmt: skip
+        for number, (stage, trial, performance) in enumerate(rows)
+    ]
     info = {"environment_info": {"domain_name": benchmark}, "agent_info": {"llm": "planted"}}
     return json.dumps({"info": info, "tasks": [*definitions.values()], "simulations": simulations})
 
@@ -301,29 +324,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--benchmark", action="append", choices=BENCHMARKS, help="all, where none is named")
     parser.add_argument("--per-class", type=int, default=12, help="faults of each class in each benchmark, at most")
     parser.add_argument("--tasks", type=int, default=80, help="tasks of each benchmark that are planted in")
-    given = parser.parse_args(arguments)
-    given.folder.mkdir(parents=True, exist_ok=True)
+    options = parser.parse_args(arguments)
     truth: list[JsonObject] = []
-    for benchmark in given.benchmark or BENCHMARKS:
+    for benchmark in options.benchmark or BENCHMARKS:
         rng, trials = random.Random(f"{SEED}-{benchmark}"), Counter[str]()
         rows: list[tuple[Stage, int, Played]] = []
-        kept = Counter[str]()
+        counts = Counter[str]()
         file = f"planted_{benchmark}.{'json' if benchmark in ('airline', 'retail', 'telecom') else 'jsonl'}"
-        for stage, name, played, message in plant(stages_of(benchmark, given.tasks, rng), given.per_class, rng):
+        for stage, name, performance, message in plant(
+            stages_of(benchmark, options.tasks, rng), options.per_class, rng
+        ):
             trial = trials[stage.task]
             trials[stage.task] += 1
-            rows.append((stage, trial, played))
-            kept[name] += 1
+            rows.append((stage, trial, performance))
+            counts[name] += 1
             causes = list(CLASSES[name][1]) if name else []
-            truth.append({
-                "file": file, "task_id": stage.task, "trial": trial, "class": name,
-                "primary": causes[0] if causes else None, "accepted": causes, "secondary": [], "message": message,
-                "suspect_reference": False,
-            })  # fmt: skip
-        (given.folder / file).write_text(log_of(benchmark, rows), encoding="utf-8")
-        print(f"{benchmark}: {kept.pop('', 0)} untouched, {kept.total()} faults: {dict(kept)}", flush=True)
+            truth.append(
+                {
+                    "file": file,
+                    "task_id": stage.task,
+                    "trial": trial,
+                    "class": name,
+                    "primary": causes[0] if causes else None,
+                    "accepted": causes,
+                    "secondary": [],
+                    "message": message,
+                    "suspect_reference": False,
+                }
+            )
+        publish_text(options.folder / file, log_of(benchmark, rows))
+        print(f"{benchmark}: {counts.pop('', 0)} untouched, {counts.total()} faults: {dict(counts)}", flush=True)
     lines = "".join(json.dumps(row) + "\n" for row in truth)
-    (given.folder / "truth.jsonl").write_text(lines, encoding="utf-8")
+    publish_text(options.folder / "truth.jsonl", lines)
     return 0
 
 

@@ -8,9 +8,9 @@ import random
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from captrain.benchmarks import ReplayCall
+from captrain.records import JsonObject
 
 Step = ReplayCall | str
 TOKEN = re.compile(r"[#\w][\w\-.@/:]*\w")
@@ -21,7 +21,7 @@ CLOSING = "That is everything."
 class Played:
     """A solution as it was played: the messages, a result and whether it was refused for each call, the verdict."""
 
-    messages: list[dict[str, Any]]
+    messages: list[JsonObject]
     results: tuple[str, ...]
     failed: tuple[bool, ...]
     passed: bool
@@ -36,7 +36,7 @@ class Tools:
     handovers: set[str] = field(default_factory=set)
     keys: set[str] = field(default_factory=set)
     looked_up: set[str] = field(default_factory=set)
-    values: dict[str, list[Any]] = field(default_factory=dict)
+    values: dict[str, list[object]] = field(default_factory=dict)
     arguments: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def add(self, call: ReplayCall, writes: bool, kind: str | None) -> None:
@@ -46,9 +46,9 @@ class Tools:
         )
         self.arguments.setdefault(call.tool, frozenset(call.arguments))
         for name, value in call.arguments.items():
-            seen = self.values.setdefault(name, [])
-            if value not in seen:
-                seen.append(value)
+            values_of_name = self.values.setdefault(name, [])
+            if value not in values_of_name:
+                values_of_name.append(value)
             if not writes and kind not in ("write", "handover"):
                 self.keys.add(name)
                 self.looked_up.add(str(value))
@@ -76,7 +76,7 @@ class Case:
     """What a class may use: the solution, as it was played, what the user said, and the tools."""
 
     steps: tuple[Step, ...]
-    played: Played
+    performance: Played
     words: str
     tools: Tools
     owed: tuple[str, ...]
@@ -96,7 +96,7 @@ class Case:
 
     def view(self, number: int) -> str:
         """What was in view before a call: the user's words, and earlier results."""
-        return "\n".join([self.words, *self.played.results[:number]])
+        return "\n".join([self.words, *self.performance.results[:number]])
 
 
 def shape(value: object) -> str:
@@ -140,11 +140,11 @@ def skip_lookup(case: Case) -> Iterator[Planted]:
     for place, number, lookup in entries:
         if lookup.tool in case.tools.writes | case.tools.handovers:
             continue
-        others = case.words + "".join(case.played.results[:number] + case.played.results[number + 1 :])
+        remainder = case.words + "".join(case.performance.results[:number] + case.performance.results[number + 1 :])
         for later, _, write in (entry for entry in case.writes() if entry[0] > place):
             for name, value in write.arguments.items():
-                shown = [leaf for leaf in leaves(value) if leaf in case.played.results[number] and len(leaf) > 1]
-                if isinstance(value, list | dict) or not shown or str(value) in others:
+                visible = [leaf for leaf in leaves(value) if leaf in case.performance.results[number] and len(leaf) > 1]
+                if isinstance(value, list | dict) or not visible or str(value) in remainder:
                     continue
                 for guess in guesses(case, name, value):
                     steps = put(case.steps, later, changed(write, name, guess))
@@ -156,14 +156,14 @@ def skip_lookup(case: Case) -> Iterator[Planted]:
                     yield Planted(put(steps, place), number_of(steps, later) - 1)
 
 
-def guesses(case: Case, name: str, value: object) -> list[Any]:
+def guesses(case: Case, name: str, value: object) -> list[object]:
     """Values that the argument has elsewhere, of the same sort, else the value a little off."""
-    pool = [other for other in case.tools.values.get(name, []) if type(other) is type(value) and other != value]
-    pool = [other for other in pool if shape(other) == shape(value)] or pool
+    pool = [entry for entry in case.tools.values.get(name, []) if type(entry) is type(value) and entry != value]
+    pool = [entry for entry in pool if shape(entry) == shape(value)] or pool
     return case.rng.sample(pool, min(3, len(pool))) or list(off(value))
 
 
-def off(value: object) -> Iterator[Any]:
+def off(value: object) -> Iterator[object]:
     """Values near one."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         yield from (value + 1, value + 7, value * 3)
@@ -176,8 +176,8 @@ def other_record(case: Case) -> Iterator[Planted]:
     for place, number, write in case.writes():
         for name, value in write.arguments.items():
             if case.tools.names_record(name, value):
-                for other in siblings(value, case.view(number))[:4]:
-                    yield Planted(put(case.steps, place, changed(write, name, other)), number)
+                for sibling in siblings(value, case.view(number))[:4]:
+                    yield Planted(put(case.steps, place, changed(write, name, sibling)), number)
 
 
 def value_off(case: Case) -> Iterator[Planted]:
@@ -195,11 +195,11 @@ def left_out(case: Case) -> Iterator[Planted]:
     """One of several changes is not made, and later ones are."""
     writes = case.writes()
     for place, _, _ in case.rng.sample(writes[:-1], len(writes[:-1])):
-        before = place - 1 if place and case.steps[place - 1] == asking(case.steps[place]) else place
+        before = place - 1 if place and case.steps[place - 1] == request_of(case.steps[place]) else place
         yield Planted((*case.steps[:before], *case.steps[place + 1 :]), None)
 
 
-def asking(step: Step) -> str | None:
+def request_of(step: Step) -> str | None:
     """How the agent asks a user to use a tool of their own."""
     return f"Please do this: {step.tool}." if isinstance(step, ReplayCall) and step.by == "user" else None
 
@@ -210,8 +210,8 @@ def added(case: Case) -> Iterator[Planted]:
         if write.by == "assistant":
             for name, value in write.arguments.items():
                 if case.tools.names_record(name, value):
-                    for other in siblings(value, case.view(number))[:4]:
-                        yield Planted(put(case.steps, place, write, changed(write, name, other)), number + 1)
+                    for sibling in siblings(value, case.view(number))[:4]:
+                        yield Planted(put(case.steps, place, write, changed(write, name, sibling)), number + 1)
 
 
 def swapped(case: Case) -> Iterator[Planted]:
@@ -226,7 +226,7 @@ def handed_over(case: Case) -> Iterator[Planted]:
     for place, number, write in case.writes():
         for tool in sorted(case.tools.handovers):
             summary = dict.fromkeys(case.tools.arguments[tool], "The user needs help with the rest.")
-            start = place - 1 if place and case.steps[place - 1] == asking(write) else place
+            start = place - 1 if place and case.steps[place - 1] == request_of(write) else place
             yield Planted((*case.steps[:start], ReplayCall(tool, summary), "You are being transferred."), number)
 
 
@@ -234,7 +234,7 @@ def stopped(case: Case) -> Iterator[Planted]:
     """The agent says goodbye before a change and all after it."""
     turns = [place for place, step in enumerate(case.steps) if isinstance(step, str)]
     for place, _, write in case.writes():
-        start = place - 1 if place and case.steps[place - 1] == asking(write) else place
+        start = place - 1 if place and case.steps[place - 1] == request_of(write) else place
         later = [CLOSING for turn in turns if turn >= place] or [CLOSING]
         yield Planted((*case.steps[:start], *later), None)
 

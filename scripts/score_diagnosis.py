@@ -19,12 +19,13 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-Row = Mapping[str, Any]
+from captrain.records import JsonObject
+
+Row = JsonObject
 NOT_THE_AGENTS = {"suspect_reference", "user_simulator_fault", "infrastructure"}
 FAMILIES: Mapping[str, Sequence[str]] = {
     "look-up not made": ("missing_lookup", "incomplete_search", "unverified_claim"),
@@ -69,18 +70,18 @@ def folders_by_file(arguments: Sequence[str], files: set[str]) -> dict[str, Path
 
 def matched(gold: Sequence[Row], folders: Mapping[str, Path]) -> Iterator[tuple[Row, Row]]:
     """What is known of a rollout beside what its diagnosis says."""
-    printed: dict[str, dict[tuple[str, int], Row]] = {}
+    diagnosed: dict[str, dict[tuple[str, int], Row]] = {}
     for file, folder in folders.items():
-        rows = printed.setdefault(file, {})
+        rows = diagnosed.setdefault(file, {})
         for row in rows_of(folder / "causes.jsonl"):
             parts = row["task"].split("/")  # the environment, then the task's own name, which may hold a slash
             rows |= {("/".join(parts[start:]), row["trial"]): row for start in range(len(parts))}
-    for known in gold:
-        if known["file"] in printed:
-            key = str(known["task_id"]), known["trial"]
-            if key not in printed[known["file"]]:
-                raise SystemExit(f"{known['file']}: {key[0]} (trial {key[1]}) is in no row of its diagnosis")
-            yield known, printed[known["file"]][key]
+    for truth in gold:
+        if truth["file"] in diagnosed:
+            key = str(truth["task_id"]), truth["trial"]
+            if key not in diagnosed[truth["file"]]:
+                raise SystemExit(f"{truth['file']}: {key[0]} (trial {key[1]}) is in no row of its diagnosis")
+            yield truth, diagnosed[truth["file"]][key]
 
 
 def causes_of(row: Row) -> list[str]:
@@ -88,24 +89,24 @@ def causes_of(row: Row) -> list[str]:
     return [cause["cause"] for cause in [row.get("primary"), *row.get("secondary", [])] if cause]
 
 
-def right(known: Row) -> set[str]:
+def right(truth: Row) -> set[str]:
     """The primary causes that are right."""
-    return {known["primary"], *known.get("accepted", [])}
+    return {truth["primary"], *truth.get("accepted", [])}
 
 
-def count(known: Row, row: Row) -> Counter[str]:
+def count(truth: Row, row: Row) -> Counter[str]:
     """One failure as counts."""
-    causes, own = causes_of(row), right(known)
+    causes, accepted = causes_of(row), right(truth)
     # A reference that is doubted is named by its suspicion, whatever stands beside it.
-    doubted = {"suspect_reference"} if row.get("suspicions") and known["suspect_reference"] else set[str]()
+    doubted = {"suspect_reference"} if row.get("suspicions") and truth["suspect_reference"] else set[str]()
     primary = {row["primary"]["cause"]} if row.get("primary") else set[str]()
-    families = {FAMILY.get(cause, cause) for cause in own}
-    fitting = own | set(known["secondary"]) | ({"suspect_reference"} if known["suspect_reference"] else set[str]())
+    families = {FAMILY.get(cause, cause) for cause in accepted}
+    fitting = accepted | set(truth["secondary"]) | ({"suspect_reference"} if truth["suspect_reference"] else set[str]())
     counts = {
         "failures": 1,
-        "primary": bool(primary & own),
+        "primary": bool(primary & accepted),
         "family": bool({FAMILY.get(cause, cause) for cause in primary} & families),
-        "among": bool((set(causes) | doubted) & own),
+        "among": bool((set(causes) | doubted) & accepted),
         "causes": len(causes),
         "printed": sum(cause in fitting for cause in causes),
         "unexplained": not causes and not row.get("suspicions"),
@@ -144,33 +145,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("gold", type=Path)
     parser.add_argument("diagnoses", nargs="+", metavar="[FILE=]FOLDER")
     parser.add_argument("--misses", action="store_true", help="list the failures whose primary cause is another")
-    given = parser.parse_args(arguments)
-    gold = rows_of(given.gold)
-    folders = folders_by_file(given.diagnoses, {row["file"] for row in gold})
-    agents, everything, classes = (defaultdict[str, Counter[str]](Counter) for _ in range(3))
+    options = parser.parse_args(arguments)
+    gold = rows_of(options.gold)
+    folders = folders_by_file(options.diagnoses, {row["file"] for row in gold})
+    agents, totals, classes = (defaultdict[str, Counter[str]](Counter) for _ in range(3))
     flags, silent, misses = Counter[str](), list[str](), list[str]()
-    for known, row in matched(gold, folders):
-        if known["primary"] is None:
-            silent += [f"{known['file']} {known['task_id']}: {', '.join(causes_of(row))}"] if causes_of(row) else []
+    for truth, row in matched(gold, folders):
+        if truth["primary"] is None:
+            silent += [f"{truth['file']} {truth['task_id']}: {', '.join(causes_of(row))}"] if causes_of(row) else []
             flags["untouched"] += 1
             continue
-        flags["suspects"] += known["suspect_reference"]
-        flags["found"] += known["suspect_reference"] and bool(row.get("suspicions"))
-        flags["false"] += not known["suspect_reference"] and bool(row.get("suspicions"))
-        counts = count(known, row)
-        groups = [known["file"], domain_of(row), "all"]
+        flags["suspects"] += truth["suspect_reference"]
+        flags["found"] += truth["suspect_reference"] and bool(row.get("suspicions"))
+        flags["false"] += not truth["suspect_reference"] and bool(row.get("suspicions"))
+        counts = count(truth, row)
+        groups = [truth["file"], domain_of(row), "all"]
         for group in dict.fromkeys(groups):
-            everything[group].update(counts)
-            if known["primary"] not in NOT_THE_AGENTS:
+            totals[group].update(counts)
+            if truth["primary"] not in NOT_THE_AGENTS:
                 agents[group].update(counts)
-        if "class" in known:
-            classes[known["class"]].update(counts)
+        if "class" in truth:
+            classes[truth["class"]].update(counts)
         if not counts["primary"]:
-            said = ", ".join(causes_of(row)) or "nothing"
-            misses.append(f"{known['file']} {known['task_id']} ({known['trial']}): {known['primary']}, printed {said}")
+            causes = ", ".join(causes_of(row)) or "nothing"
+            misses.append(
+                f"{truth['file']} {truth['task_id']} ({truth['trial']}): {truth['primary']}, printed {causes}"
+            )
     console = Console(width=220, soft_wrap=True)
     console.print(table_of(agents, "the agent's own faults"))
-    console.print(table_of(everything, "all failures"))
+    console.print(table_of(totals, "all failures"))
     if classes:
         console.print(table_of(classes, "planted faults"))
     console.print(
@@ -178,7 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     if flags["untouched"]:
         console.print(f"untouched solutions with a cause: {len(silent)} of {flags['untouched']}")
-    for line in [*silent, *(misses if given.misses else [])]:
+    for line in [*silent, *(misses if options.misses else [])]:
         console.print(f"  {line}", highlight=False, markup=False)
     return 0
 
