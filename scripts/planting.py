@@ -120,8 +120,11 @@ def is_id(value: object) -> bool:
 
 
 def siblings(value: str, view: str) -> list[str]:
-    """Other values of the same shape in view."""
-    return sorted({token for token in TOKEN.findall(view) if shape(token) == shape(value) and token != value})
+    """Other values of the same sort in view: the letters before a number say what it is of."""
+    alike = {token for token in TOKEN.findall(view) if shape(token) == shape(value) and token != value}
+    if prefix := re.fullmatch(r"(\D+)\d+", value):
+        alike = {token for token in alike if token.startswith(prefix[1])}
+    return sorted(alike)
 
 
 def put(steps: Sequence[Step], place: int, *new: Step) -> tuple[Step, ...]:
