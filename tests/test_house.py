@@ -34,6 +34,7 @@ FOREIGN = {
     ("reporting/published.py", "needed"),  # of published.yaml
     ("reporting/published.py", "kept"),
     ("reporting/published.py", "stated"),
+    ("benchmarks/replay.py", "ended"),  # of the requests to workers
     ("benchmarks/workers/tau2_worker.py", "done"),  # tau2's own attribute
 }
 """Names that files or other people's code give."""
@@ -52,6 +53,7 @@ READERS = {
     "benchmarks/workers/agentdojo_worker.py": "where nothing of ours is",
     "benchmarks/workers/bfcl_worker.py": "where nothing of ours is",
     "benchmarks/workers/openenv_worker.py": "where nothing of ours is",
+    "scripts/score_diagnosis.py": "lines of people's hands and of a diagnosis, of which one that is damaged ends it",
     "scripts/growth_measures.py": "the example that ships, and lines that it has written",
 }
 """What parses files by itself, and why."""

@@ -77,8 +77,8 @@ class Dialogue:
         logged, reference = self._logged, self._reference
         is_reference = [key_of(call) for call in calls] == reference.keys
         if is_reference and Counter(replay.texts) != Counter(logged.texts):
-            own = [replace(placed, call=call) for placed, call in zip(reference.calls, calls, strict=True)]
-            return _written(reference, own, replay, reference.closings)
+            entries = [replace(placed, call=call) for placed, call in zip(reference.calls, calls, strict=True)]
+            return _written(reference, entries, replay, reference.closings)
         # A dialogue that was cut off in the middle of its calls is brought to its end, where that is asked for.
         is_cut = bool(logged.calls) and not logged.closed and replay.ended
         return _written(logged, self._places(calls), replay, reference.closings, len(reference.closings) * is_cut)
@@ -86,7 +86,7 @@ class Dialogue:
     def _places(self, calls: Sequence[ReplayCall]) -> list[_Placed]:
         """The calls at the rollout's own places; new ones in the reference's turn, as far as order allows."""
         sources = self._sources(calls)
-        known = [None if source is None else self._logged.calls[source].turn for source in sources]
+        logged_turns = [None if source is None else self._logged.calls[source].turn for source in sources]
         turns: dict[tuple[str, str], list[int]] = {}
         for placed, key in zip(self._reference.calls, self._reference.keys, strict=True):
             turns.setdefault(key, []).append(placed.turn)
@@ -102,7 +102,7 @@ class Dialogue:
             if source is not None:
                 result.append(replace(self._logged.calls[source], call=call))
             else:
-                latest = next((turn for turn in known[index:] if turn is not None), max(last, earliest))
+                latest = next((turn for turn in logged_turns[index:] if turn is not None), max(last, earliest))
                 result.append(_Placed(call, min(max(expected, earliest), latest)))
             earliest = result[-1].turn
         return result
@@ -134,14 +134,14 @@ def _written(
     closings = [*course.closings, *closings[len(course.closings) :], *[""] * turns]
     messages: list[Message] = []
     for turn in range(turns):
-        own = [entry for entry in placed if entry.turn == turn]
-        for index, entry in enumerate(own):
+        entries = [entry for entry in placed if entry.turn == turn]
+        for index, entry in enumerate(entries):
             call: JsonObject = {
                 "id": f"call_{len(messages)}_{index}",
                 "type": "function",
                 "function": {"name": entry.call.tool, "arguments": entry.call.arguments},
             }
-            if index and entry.message is not None and entry.message == own[index - 1].message:
+            if index and entry.message is not None and entry.message == entries[index - 1].message:
                 messages[-1]["tool_calls"].append(call)
             else:
                 content = course.contents.get(entry.message, "") if entry.message is not None else ""

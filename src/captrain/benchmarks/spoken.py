@@ -55,15 +55,15 @@ class SpokenWorld:
         words = str(closing or "").split()
         if not words or self._passes(()) or not self._passes((" ".join(words),)):
             return ()
-        kept, pending = list(range(len(words))), [list(range(len(words)))]
+        places, pending = list(range(len(words))), [list(range(len(words)))]
         while pending:
             part = pending.pop()
-            rest = [place for place in kept if place not in part]
-            if self._passes(_phrases(words, rest)):
-                kept = rest
+            fewer = [place for place in places if place not in part]
+            if self._passes(_phrases(words, fewer)):
+                places = fewer
             elif len(part) > 1:
                 pending += [part[: len(part) // 2], part[len(part) // 2 :]]
-        phrases = list(_phrases(words, kept))
+        phrases = list(_phrases(words, places))
         bare = [phrase.strip(PUNCTUATION) or phrase for phrase in phrases]
         phrases = bare if self._passes(tuple(bare)) else phrases
         place = 0
@@ -87,13 +87,13 @@ class SpokenWorld:
     def _replayed(self, replay: Replay, run: Run) -> Replayed:
         """A run as what its replay led to; calls that nobody was there to take any more count as refused, and so do
         those of a user, who has no tools in these worlds."""
-        played = iter(run.calls)
+        outcomes = iter(run.calls)
         answers = [
-            next(played, ("", True, False)) if call.by == "assistant" else ("", True, False) for call in replay.calls
+            next(outcomes, ("", True, False)) if call.by == "assistant" else ("", True, False) for call in replay.calls
         ]
         changed = [
-            not refused and (self._matters(call) if change is None else change)
-            for call, (_, refused, change) in zip(replay.calls, answers, strict=True)
+            not is_refused and (self._matters(call) if change is None else change)
+            for call, (_, is_refused, change) in zip(replay.calls, answers, strict=True)
         ]
         results, failed = tuple(answer[0] for answer in answers), tuple(answer[1] for answer in answers)
         return Replayed(results, failed, tuple(changed), run.parts, run.passed)
@@ -105,8 +105,8 @@ class SpokenWorld:
             return False
         key = key_of(call)
         if key not in self._changes:
-            others = tuple(other for other in self.reference if key_of(other) != key)
-            calls = others if len(others) < len(self.reference) else (*self.reference, call)
+            remainder = tuple(entry for entry in self.reference if key_of(entry) != key)
+            calls = remainder if len(remainder) < len(self.reference) else (*self.reference, call)
             closing = (str(self.solution[-1].get("content") or ""),)
             runs = self.run([self._dialogue.messages(Replay(entry, closing)) for entry in (self.reference, calls)])
             self._changes[key] = runs[0].passed and not runs[1].passed

@@ -80,10 +80,10 @@ class Worlds:
             case None:
                 return rollout.reference
             case WorkerWorld() as world if not rollout.reference and world.reference:
-                told = list(world.owed)
-                closing: Message = {"role": "assistant", "content": ", ".join(told), "informs": told}
-                own = [call for call in world.reference if call.by == "assistant"]
-                return [*(tool_call(call.tool, call.arguments) for call in own), closing]
+                information = list(world.owed)
+                closing: Message = {"role": "assistant", "content": ", ".join(information), "informs": information}
+                calls = [call for call in world.reference if call.by == "assistant"]
+                return [*(tool_call(call.tool, call.arguments) for call in calls), closing]
             case WorkerDialogues() | ContractWorld() as world:
                 return list(world.solution) or rollout.reference
         return rollout.reference
@@ -131,25 +131,25 @@ class Worlds:
                 return None
             location["task_id"] = f"{name[1]}/{name[2]}"
             location |= {k: v for k, v in rollout.task.data.items() if k == "injections"}
-            version = _asked(
-                pool, "locate", {**location, "messages": rollout.messages, "passed": rollout.outcome == "passed"}
-            )
-            if version is None or version["version"] is None:
-                return None
-            location["version"] = version["version"]
+            if rollout.environment != benchmark:  # a log, which does not say of which version it is
+                evidence: JsonObject = {"messages": rollout.messages, "passed": rollout.outcome == "passed"}
+                match = _asked(pool, "locate", {**location, **evidence})
+                if match is None or match["version"] is None:
+                    return None
+                location["version"] = match["version"]
         if _asked(pool, "reference", location) is None:
             return None
         return WorkerDialogues(pool, location, rollout.messages)
 
     def _desk(self, rollout: Rollout) -> World | None:
-        found = DESK.fullmatch(rollout.task.id)
-        return self._contract(_desk(found[1]), rollout, DESK_KINDS) if found else None
+        match = DESK.fullmatch(rollout.task.id)
+        return self._contract(_desk(match[1]), rollout, DESK_KINDS) if match else None
 
     def _contract(self, target: Target, rollout: Rollout, kinds: dict[str, Kind]) -> World | None:
         if getattr(target.environment, "user", None) is not None:
             return None  # a model plays the user
-        own = rollout.environment == target.name
-        task = rollout.task if own else _tasks(target).get(rollout.task.id.partition("/")[2])
+        is_of_target = rollout.environment == target.name
+        task = rollout.task if is_of_target else _tasks(target).get(rollout.task.id.partition("/")[2])
         return ContractWorld(target, task, rollout.messages, kinds) if task else None
 
     def _pool(self, benchmark: str) -> Pool | None:

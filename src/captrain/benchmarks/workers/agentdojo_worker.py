@@ -28,7 +28,6 @@ import time
 import types
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 START = time.perf_counter()
 
@@ -53,12 +52,13 @@ stand_in("agentdojo.logging", Logger=None)
 
 import deepdiff.diff
 
-EXACT: Any = deepdiff.diff.DeepDiff
+EXACT = deepdiff.diff.DeepDiff
 
 
 def difference(before, after, **options):
     """AgentDojo's comparison of worlds, which takes most of a verdict, without what is the same on both sides."""
-    return EXACT(*unlike(before, after), **options)
+    first, second = unlike(before, after)
+    return EXACT(first, second, **options)
 
 
 def unlike(before, after):
@@ -183,7 +183,7 @@ class Episode(ScriptedEpisode):
         self.injections = injections
         self.world = self.fresh()
         self.runtime = FunctionsRuntime(self.suite.tools)
-        self.calls, self.rounds, self.answer, self.refused = [], 0, "", False
+        self.calls, self.rounds, self.answer, self.is_refused = [], 0, "", False
 
     def fresh(self):
         """The world as the task begins."""
@@ -201,7 +201,7 @@ class Episode(ScriptedEpisode):
 
     def result(self, tool, arguments):
         """The result of a call as AgentDojo words it."""
-        self.refused = True
+        self.is_refused = True
         if not isinstance(tool, str) or tool not in self.runtime.functions:
             return f"Invalid tool {str(tool)[:100]} provided."
         if problem := objection(arguments):
@@ -209,15 +209,15 @@ class Episode(ScriptedEpisode):
         arguments = with_lists(arguments)
         self.calls.append(FunctionCall(function=tool, args=copy.deepcopy(arguments)))
         if self.replay is None:
-            result, self.refused = self.run(tool, arguments)
+            result, self.is_refused = self.run(tool, arguments)
             return result
         # To word what many records are takes longer than all else, and replays look the same up over and over.
         before = self.state()
         key = id(self.suite), tool, json.dumps(arguments, sort_keys=True), before
-        known = ANSWERS.get(key) or self.run(tool, arguments)
+        answer_pair = ANSWERS.get(key) or self.run(tool, arguments)
         if len(ANSWERS) < MOST_ANSWERS and self.state() == before:
-            ANSWERS[key] = known
-        result, self.refused = known
+            ANSWERS[key] = answer_pair
+        result, self.is_refused = answer_pair
         return result
 
     def run(self, tool, arguments):
@@ -237,7 +237,7 @@ class Episode(ScriptedEpisode):
         return {"reward": float(success), "success": success, "parts": {"utility": float(success)}, "detail": detail}
 
     def refuses(self, result):
-        return self.refused
+        return self.is_refused
 
     def take(self, message):
         content = message.get("content")

@@ -172,7 +172,7 @@ class Episodes:
 
     def replay(self, task_id: str, dialogues: "list[list[Message]]", **world: object) -> "dict[str, Any]":
         """Assistant messages, played in fresh worlds: what each call led to, and the score."""
-        played = []
+        replayed = []
         for messages in dialogues:
             episode = self.make(task_id, **world)
             episode.opening()
@@ -181,8 +181,8 @@ class Episodes:
                 if episode.termination is None:
                     episode.take(message)
             score = episode.score(messages)
-            played.append({"calls": episode.replay, "parts": score["parts"], "passed": score["success"]})
-        return {"replayed": played}
+            replayed.append({"calls": episode.replay, "parts": score["parts"], "passed": score["success"]})
+        return {"replayed": replayed}
 
     def close(self, episode: str) -> "dict[str, Any]":
         """Drop an episode."""

@@ -96,25 +96,25 @@ class Database:
             for name, value in vars(database).items()
             if isinstance(value, dict) and value and all(isinstance(record, BaseModel) for record in value.values())
         }
-        self.others = pickle.dumps(database.model_copy(update={name: {} for name in self.collections}))
+        self.remainder = pickle.dumps(database.model_copy(update={name: {} for name in self.collections}))
 
     def copy(self):
         """One to play with."""
-        database = pickle.loads(self.others)
+        database = pickle.loads(self.remainder)
         for name, records in self.collections.items():
             vars(database)[name] = Records(records)
         return database
 
     def state(self, database):
         """What differs from the start in the collections, and all else as text."""
-        kept = {name: vars(database)[name] for name in self.collections}
-        others = text(database.model_copy(update={name: {} for name in kept}))
+        collections = {name: vars(database)[name] for name in self.collections}
+        remainder = text(database.model_copy(update={name: {} for name in collections}))
         # A collection that a tool has put in another's place is compared as a whole.
         differences = [
             records.difference() if isinstance(records, Records) else sorted((k, text(v)) for k, v in records.items())
-            for records in kept.values()
+            for records in collections.values()
         ]
-        return json.dumps([others, differences])
+        return json.dumps([remainder, differences])
 
 
 class Domain:
@@ -173,8 +173,8 @@ class World:
         initial, self.criteria = task.initial_state, task.evaluation_criteria
         self.start = self.prepared(initial) if initial else self.domain.start
         history = (initial.message_history if initial else None) or []
-        made = [call for message in history for call in getattr(message, "tool_calls", None) or []]
-        self.gold = [(call.name, call.arguments, call.requestor) for call in made]
+        calls_of_history = [call for message in history for call in getattr(message, "tool_calls", None) or []]
+        self.gold = [(call.name, call.arguments, call.requestor) for call in calls_of_history]
         self.gold += [
             (a.name, a.arguments, a.requestor) for a in (self.criteria.actions if self.criteria else None) or []
         ]
@@ -204,34 +204,34 @@ class World:
         results, failed, changed = [], [], []
         for tool, arguments, by in calls:
             kind = self.domain.types.get((self.domain.side(tool, by), tool))
-            before, known = state, None
+            before, answer = state, None
             if kind == "read":
                 key = (state, tool, by, json.dumps(arguments, sort_keys=True))
-                known = self.answers.get(key)
-                if known is None:
-                    known = self.respond(environment, tool, arguments, by)
+                answer = self.answers.get(key)
+                if answer is None:
+                    answer = self.respond(environment, tool, arguments, by)
                     if len(self.answers) < MOST_ANSWERS:
-                        self.answers[key] = known
+                        self.answers[key] = answer
             else:
-                known = self.respond(environment, tool, arguments, by)
+                answer = self.respond(environment, tool, arguments, by)
                 state = self.start.state(environment)
-            results.append(known[0])
-            failed.append(known[1])
+            results.append(answer[0])
+            failed.append(answer[1])
             changed.append(state != before)
         return results, failed, changed, environment, state
 
-    def score(self, environment, state, calls, texts, ended):
+    def score(self, environment, state, calls, texts, is_ended):
         """tau2's checks that the reward is made of, by name, each 0 or 1; a dialogue that was not ended scores 0."""
-        parts = {"ended": float(ended)}
+        parts = {"ended": float(is_ended)}
         if RewardType.DB in self.basis:
             if self.goal is None:
                 self.goal = self.play(self.gold)[4]
             parts["db"] = float(state == self.goal)
         if RewardType.ENV_ASSERTION in self.basis:
             parts["env_assertion"] = float(all(self.holds(environment, a) for a in self.criteria.env_assertions or []))
-        made = [ToolCall(id="call", name=tool, arguments=arguments, requestor=by) for tool, arguments, by in calls]
-        record = [AssistantMessage(role="assistant", tool_calls=made)] if made else []
-        record += [AssistantMessage(role="assistant", content=said) for said in texts]
+        attempts = [ToolCall(id="call", name=tool, arguments=arguments, requestor=by) for tool, arguments, by in calls]
+        record = [AssistantMessage(role="assistant", tool_calls=attempts)] if attempts else []
+        record += [AssistantMessage(role="assistant", content=line) for line in texts]
         if RewardType.ACTION in self.basis:
             parts["action"] = float(ActionEvaluator.calculate_reward(self.task, record).reward)
         if RewardType.COMMUNICATE in self.basis:
@@ -285,23 +285,23 @@ def hello():
 
 def world(domain, task_id, task):
     """The reference of a task, what has to be told, and what tau2 declares of its tools."""
-    opened = world_of(domain, task_id, task)
-    told = opened.criteria.communicate_info if RewardType.COMMUNICATE in opened.basis else None
+    task_world = world_of(domain, task_id, task)
+    information = task_world.criteria.communicate_info if RewardType.COMMUNICATE in task_world.basis else None
     return {
-        "reference": [{"tool": tool, "arguments": arguments, "by": by} for tool, arguments, by in opened.gold],
-        "owed": list(told or []),
-        "kinds": {tool: kind for (_, tool), kind in opened.domain.types.items() if kind},
+        "reference": [{"tool": tool, "arguments": arguments, "by": by} for tool, arguments, by in task_world.gold],
+        "owed": list(information or []),
+        "kinds": {tool: kind for (_, tool), kind in task_world.domain.types.items() if kind},
     }
 
 
 def replay(domain, task_id, task, replays):
     """Each replay, played from the task's start: results, refusals, changes, parts of the score."""
-    opened, played = world_of(domain, task_id, task), []
+    task_world, replayed = world_of(domain, task_id, task), []
     for entry in replays:
         calls = [(call["tool"], call["arguments"], call["by"]) for call in entry["calls"]]
-        results, failed, changed, environment, state = opened.play(calls)
-        parts = opened.score(environment, state, calls, entry["texts"], entry["ended"])
-        played.append(
+        results, failed, changed, environment, state = task_world.play(calls)
+        parts = task_world.score(environment, state, calls, entry["texts"], entry["ended"])
+        replayed.append(
             {
                 "results": results,
                 "failed": failed,
@@ -310,7 +310,7 @@ def replay(domain, task_id, task, replays):
                 "passed": all(part == 1.0 for part in parts.values()),
             }
         )
-    return {"replayed": played}
+    return {"replayed": replayed}
 
 
 if __name__ == "__main__":

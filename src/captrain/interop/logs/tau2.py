@@ -187,8 +187,8 @@ def _circumstances(task: JsonObject, reason: str, reward_info: JsonObject, *, is
     basis = _criteria(task).get("reward_basis") or reward_info.get("reward_basis") or []
     graded = [str(part).lower() for part in basis]
     definition = {name: cleaned(task[name]) for name in DEFINITION if task.get(name) is not None}
-    told = (("script", script), ("user_calls", calls), ("ending", reason), ("graded", graded))
-    return {name: value for name, value in (*told, ("definition", definition)) if value}
+    circumstances = (("script", script), ("user_calls", calls), ("ending", reason), ("graded", graded))
+    return {name: value for name, value in (*circumstances, ("definition", definition)) if value}
 
 
 def _gold_actions(task: JsonObject) -> Actions:

@@ -1,0 +1,363 @@
+"""Plant faults into solutions of benchmarks, as a log whose truth is known: `python scripts/plant_faults.py FOLDER`.
+
+The solutions of the embedded desk, of the calendar that new projects begin with, of tau2's airline, retail and telecom,
+of BFCL and of AgentDojo get one fault each (`planting`), are played in their own worlds, so that everything after the
+fault is real, and what then fails is kept. Each benchmark gives a log that `captrain diagnose` reads, with untouched
+solutions in it, and `truth.jsonl` says what was planted where. `scripts/score_diagnosis.py` holds a diagnosis to it.
+"""
+
+import argparse
+import json
+import random
+import re
+import uuid
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+
+from planting import CLASSES, CLOSING, REFUSABLE, TOKEN, Case, Played, Step, Tools, is_id, leaves, request_of
+
+from captrain.benchmarks import (
+    Replay,
+    ReplayCall,
+    ServiceDesk,
+    World,
+    Worlds,
+    load_benchmark,
+    made_installation,
+    open_worlds,
+)
+from captrain.config import compose_spec
+from captrain.contract import Target, calls_of, tool_call
+from captrain.records import JsonObject, Message, Rollout, Task, publish_text, read_json
+
+ROOT = Path(__file__).parents[1]
+SEED = 33
+BASIS = ["DB", "COMMUNICATE"]
+"""What tau2 judges a task by that does not say it."""
+WITH_REFERENCES = ("servicedesk", "calendar")
+"""Benchmarks whose logs hold references; those of BFCL and AgentDojo hold none."""
+LOOKUPS = {"get_customer_by_phone": "phone_number", "get_details_by_id": "id"}
+"""Look-ups of one argument that no solution of telecom makes."""
+
+
+class Stage:
+    """A task whose solutions can be played: its steps, what the user says, what the answer owes."""
+
+    task: str
+    steps: tuple[Step, ...]
+    owed: tuple[str, ...]
+    world: World
+
+    def play(self, steps: Sequence[Step]) -> Played:
+        """The steps, played from the task's start."""
+        raise NotImplementedError
+
+
+class Spoken(Stage):
+    """A task of an environment of the contract."""
+
+    def __init__(self, target: Target, task: Task, world: World) -> None:
+        self.target, self._task, self.world, self.owed = target, task, world, world.owed
+        self.task = task.id.removeprefix("bfcl/").removeprefix("agentdojo/")  # as logs of these name it
+        self.solution = target.reference(task)
+        solution: list[Step] = []
+        for message in self.solution:
+            calls = calls_of(message)
+            solution += [ReplayCall(*call) for call in calls] or [str(message["content"])]
+        self.steps = tuple(solution)
+
+    def play(self, steps: Sequence[Step]) -> Played:
+        actions: list[Message] = [
+            tool_call(step.tool, step.arguments)
+            if isinstance(step, ReplayCall)
+            else {"role": "assistant", "content": step}
+            for step in steps
+        ]
+        messages = self.target.play(self._task, actions)
+        score = self.target.score(self._task, messages)
+        results = [str(message["content"]) for message in messages if message["role"] == "tool"]
+        results += [""] * (sum(isinstance(step, ReplayCall) for step in steps) - len(results))
+        number = 0
+        for message in messages:
+            for call in message.get("tool_calls") or []:
+                call["id"], number = f"call_{number}", number + 1
+        for number, message in enumerate(message for message in messages if message["role"] == "tool"):
+            message["tool_call_id"] = f"call_{number}"
+        refusals = tuple(bool(re.match(r".{0,3}error|invalid", result, re.IGNORECASE)) for result in results)
+        return Played(messages, tuple(results), refusals, score.success)
+
+
+class Tau2(Stage):
+    """A task of tau2, whose solutions rarely look anything up: a careful agent's look-ups are put in."""
+
+    def __init__(self, definition: JsonObject, world: World, lookups: dict[str, str]) -> None:
+        self.definition, self.world, self.owed, self.task = definition, world, world.owed, str(definition["id"])
+        parts = definition["user_scenario"]["instructions"]
+        self.words = "\n".join(str(parts[name]) for name in ("reason_for_call", "known_info") if parts.get(name))
+        self.steps = self._careful(lookups)
+
+    def _careful(self, lookups: dict[str, str]) -> tuple[Step, ...]:
+        """The reference with the look-ups that show the ids its changes take."""
+        history: list[ReplayCall] = []
+        view = self.words
+
+        def look(ids_of_call: Sequence[str], lacking: Sequence[str]) -> None:
+            """Look up what is in view: the ids of its own, what shows one that is lacking, all where none is named."""
+            nonlocal view
+            tokens = dict.fromkeys(token for token in TOKEN.findall(view) if is_id(token) or "_" in token)
+            calls = [ReplayCall(tool, {name: token}) for tool, name in lookups.items() for token in list(tokens)[:40]]
+            calls = [call for call in calls if call not in history]
+            for call, replayed in zip(
+                calls, self.world.play([Replay((*history, call)) for call in calls]), strict=True
+            ):
+                (token,), result = call.arguments.values(), replayed.results[-1]
+                is_wanted = (
+                    not (ids_of_call or lacking) or token in ids_of_call or any(name in result for name in lacking)
+                )
+                if is_wanted and not replayed.failed[-1]:
+                    history.append(call)
+                    view += "\n" + result
+
+        look((), ())
+        for call in self.world.reference:
+            ids = [leaf for leaf in leaves(call.arguments) if is_id(leaf)]
+            for _ in range(2 if self.world.kinds.get(call.tool) == "write" else 0):
+                lacking = [name for name in ids if name not in view]
+                ids_of_call = [*(str(call.arguments[n]) for n in lookups.values() if n in call.arguments), *ids]
+                if ids_of_call or lacking:
+                    look(ids_of_call, lacking)
+            history.append(call)
+            view += "\n" + self.world.play([Replay(tuple(history))])[0].results[-1]
+        steps: list[Step] = []
+        for call in dict.fromkeys((call.tool, json.dumps(call.arguments), call.by) for call in history):
+            call = ReplayCall(call[0], json.loads(call[1]), call[2])
+            steps += [step for step in (request_of(call), call) if step]
+        return (*steps, f"{CLOSING} {', '.join(self.owed)}".strip())
+
+    def play(self, steps: Sequence[Step]) -> Played:
+        calls = tuple(step for step in steps if isinstance(step, ReplayCall))
+        texts = tuple(step for step in steps if isinstance(step, str))
+        (replayed,) = self.world.play([Replay(calls, texts)])
+        messages: list[JsonObject] = [
+            {"role": "assistant", "content": "Hi! How can I help you today?"},
+            {"role": "user", "content": self.words},
+        ]
+        answers = zip(replayed.results, replayed.failed, strict=True)
+        for number, step in enumerate(steps):
+            if isinstance(step, str):
+                messages.append({"role": "assistant", "content": step})
+                continue
+            if step.by != "user" and messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls"):
+                messages.append({"role": "user", "content": "Yes, please."})
+            call = {"id": f"call_{number}", "name": step.tool, "arguments": step.arguments, "requestor": step.by}
+            messages.append({"role": step.by, "content": None, "tool_calls": [call]})
+            result, failed = next(answers)
+            answer = {"role": "tool", "id": call["id"], "content": result, "requestor": step.by, "error": failed}
+            messages.append(answer)
+        messages.append({"role": "user", "content": "###STOP###"})
+        self.parts = replayed.parts
+        return Played(messages, replayed.results, replayed.failed, replayed.passed)
+
+
+def words_of(performance: Played) -> str:
+    """What the user said."""
+    return "\n".join(str(message["content"]) for message in performance.messages if message["role"] == "user")
+
+
+def plant(
+    stages: Sequence[Stage], per_class: int, rng: random.Random
+) -> Iterator[tuple[Stage, str, Played, int | None]]:
+    """The untouched solutions (class ""), and failures by class, tasks in turn, with the message of each fault."""
+    tools, cases = Tools(), list[tuple[Stage, Case]]()
+    for stage in stages:
+        calls = tuple(step for step in stage.steps if isinstance(step, ReplayCall))
+        if not calls or not (performance := stage.play(stage.steps)).passed:
+            continue
+        (replayed,) = stage.world.play([Replay(calls, stage.owed)])
+        for tool in (tool for tool, kind in stage.world.kinds.items() if kind == "handover"):
+            tools.handovers.add(tool)
+            tools.arguments.setdefault(tool, frozenset() if isinstance(stage, Spoken) else frozenset({"summary"}))
+        for call, writes in zip(calls, replayed.changed, strict=True):
+            tools.add(call, writes, stage.world.kinds.get(call.tool))
+        cases.append((stage, Case(stage.steps, performance, words_of(performance), tools, stage.owed, rng)))
+    for stage, case in cases[: 2 * per_class]:
+        yield stage, "", case.performance, None
+    for name, (faults, _) in CLASSES.items():
+        number = 0
+        for stage, case in rng.sample(cases, len(cases)):
+            for planted in faults(case):
+                performance = stage.play(planted.steps)
+                is_refused = planted.call is not None and performance.failed[planted.call] and name not in REFUSABLE
+                if not performance.passed and not is_refused:
+                    yield stage, name, performance, message_of(performance, planted.call)
+                    number += 1
+                    break
+            if number == per_class:
+                break
+
+
+def message_of(performance: Played, call: int | None) -> int | None:
+    """The message of a call by its number."""
+    places = [place for place, message in enumerate(performance.messages) for _ in message.get("tool_calls") or []]
+    return None if call is None else places[call]
+
+
+def tau2_stages(worlds: Worlds, domain: str, count: int, rng: random.Random) -> list[Stage]:
+    """Tasks of a domain, as tau2's own file has them."""
+    installed = made_installation("tau2")
+    assert installed is not None
+    file = Path(installed.data) / "tau2/domains" / domain / "tasks.json"
+    definitions = read_json(file, list[JsonObject], "run `captrain benchmark install tau2`")
+    criteria = [entry.get("evaluation_criteria") or {} for entry in definitions]
+    lookups = dict(LOOKUPS) if domain == "telecom" else {}
+    for action in (action for entry in criteria for action in entry.get("actions") or []):
+        if action["name"].startswith("get_") and len(action["arguments"]) == 1:
+            lookups[action["name"]] = next(iter(action["arguments"]))
+    candidates = [entry for entry, c in zip(definitions, criteria, strict=True) if len(c.get("actions") or []) >= 1]
+    stages: list[Stage] = []
+    for entry in rng.sample(candidates, min(count, len(candidates))):
+        definition = {name: entry[name] for name in ("initial_state", "evaluation_criteria") if entry.get(name)}
+        data: JsonObject = {"kind": domain, "task": str(entry["id"]), "definition": definition}
+        world = worlds.of(rollout_of(f"tau2/{domain}", str(entry["id"]), data))
+        if world is not None:
+            stages.append(Tau2(entry, world, lookups))
+    return stages
+
+
+def rollout_of(environment: str, task: str, data: JsonObject) -> Rollout:
+    """A rollout of a task in which nothing has been done yet."""
+    task_record = Task(id=f"{environment}/{task}", split="training", data=data)
+    return Rollout(
+        id=uuid.uuid4().hex,
+        environment=environment,
+        task=task_record,
+        trial=0,
+        purpose="diagnosis",
+        policy="planted",
+        messages=[],
+        outcome="failed",
+    )
+
+
+def spoken_stages(target: Target, worlds: Worlds, tasks: Sequence[Task]) -> list[Stage]:
+    """Tasks of an environment of the contract."""
+    stages: list[Stage] = []
+    for task in tasks:
+        rollout = rollout_of("", task.id, {}).model_copy(update={"environment": target.name, "task": task})
+        if (world := worlds.of(rollout)) is not None:
+            stages.append(Spoken(target, task, world))
+    return stages
+
+
+def calendar() -> Target:
+    """The calendar that a new project begins with."""
+    module = ModuleType("calendar_desk")
+    source = ROOT / "src/captrain/projects/templates/calendar_desk.py.txt"
+    exec(compile(source.read_text(encoding="utf-8"), str(source), "exec"), vars(module))
+    return Target(module.CalendarDesk(), str(source), "")
+
+
+def stages_of(benchmark: str, count: int, rng: random.Random) -> list[Stage]:
+    """Tasks of a benchmark by its name in a log."""
+    if benchmark in ("airline", "retail", "telecom"):
+        return tau2_stages(open_worlds("tau2"), benchmark, count, rng)
+    if benchmark in ("bfcl", "agentdojo"):
+        spec = compose_spec("default", 0, [f"benchmark={benchmark}"], ROOT / "conf")
+        target = load_benchmark(spec.benchmark, spec.machine)
+        tasks = target.tasks("training", target.size("training") or 0)
+        tasks += target.tasks("discovery", target.size("discovery") or 0)
+        return spoken_stages(target, open_worlds(benchmark), rng.sample(tasks, min(count, len(tasks))))
+    target = calendar() if benchmark == "calendar" else Target(ServiceDesk(mix="mixed"), "servicedesk", "")
+    worlds = open_worlds(target=target) if benchmark == "calendar" else open_worlds("servicedesk")
+    return spoken_stages(target, worlds, target.tasks("training", count))
+
+
+def log_of(benchmark: str, rows: Sequence[tuple[Stage, int, Played]]) -> str:
+    """A log as its benchmark writes it, or as chats are kept."""
+    if benchmark not in ("airline", "retail", "telecom"):
+        return "".join(
+            json.dumps(
+                {
+                    "task_id": stage.task,
+                    "trial": trial,
+                    "model": "planted",
+                    "reward": float(performance.passed),
+                    "messages": performance.messages,
+                    **(
+                        {"reference": stage.solution}
+                        if isinstance(stage, Spoken) and benchmark in WITH_REFERENCES
+                        else {}
+                    ),
+                }
+            )
+            + "\n"
+            for stage, trial, performance in rows
+        )
+    definitions = {stage.task: stage.definition for stage, _, _ in rows if isinstance(stage, Tau2)}
+    simulations = [
+        {
+            "id": f"{benchmark}-{number}",
+            "task_id": stage.task,
+            "trial": trial,
+            "termination_reason": "user_stop",
+            "reward_info": {
+                "reward": float(performance.passed),
+                "reward_basis": definitions[stage.task]["evaluation_criteria"].get("reward_basis", BASIS),
+            },
+            "messages": performance.messages,
+        }
+        for number, (stage, trial, performance) in enumerate(rows)
+    ]
+    info = {"environment_info": {"domain_name": benchmark}, "agent_info": {"llm": "planted"}}
+    return json.dumps({"info": info, "tasks": [*definitions.values()], "simulations": simulations})
+
+
+BENCHMARKS = ("servicedesk", "calendar", "airline", "retail", "telecom", "bfcl", "agentdojo")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write logs and truth."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--benchmark", action="append", choices=BENCHMARKS, help="all, where none is named")
+    parser.add_argument("--per-class", type=int, default=12, help="faults of each class in each benchmark, at most")
+    parser.add_argument("--tasks", type=int, default=80, help="tasks of each benchmark that are planted in")
+    options = parser.parse_args(arguments)
+    truth: list[JsonObject] = []
+    for benchmark in options.benchmark or BENCHMARKS:
+        rng, trials = random.Random(f"{SEED}-{benchmark}"), Counter[str]()
+        rows: list[tuple[Stage, int, Played]] = []
+        counts = Counter[str]()
+        file = f"planted_{benchmark}.{'json' if benchmark in ('airline', 'retail', 'telecom') else 'jsonl'}"
+        for stage, name, performance, message in plant(
+            stages_of(benchmark, options.tasks, rng), options.per_class, rng
+        ):
+            trial = trials[stage.task]
+            trials[stage.task] += 1
+            rows.append((stage, trial, performance))
+            counts[name] += 1
+            causes = list(CLASSES[name][1]) if name else []
+            truth.append(
+                {
+                    "file": file,
+                    "task_id": stage.task,
+                    "trial": trial,
+                    "class": name,
+                    "primary": causes[0] if causes else None,
+                    "accepted": causes,
+                    "secondary": [],
+                    "message": message,
+                    "suspect_reference": False,
+                }
+            )
+        publish_text(options.folder / file, log_of(benchmark, rows))
+        print(f"{benchmark}: {counts.pop('', 0)} untouched, {counts.total()} faults: {dict(counts)}", flush=True)
+    lines = "".join(json.dumps(row) + "\n" for row in truth)
+    publish_text(options.folder / "truth.jsonl", lines)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,270 @@
+"""Faults to plant into solutions: what each class does to the steps of one, and what it is called.
+
+A step is a call or a text of the agent. A class proposes changed solutions; which of them fail, and what their calls
+then return, the world of the task says.
+"""
+
+import random
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from captrain.benchmarks import ReplayCall
+from captrain.records import JsonObject
+
+Step = ReplayCall | str
+TOKEN = re.compile(r"[#\w][\w\-.@/:]*\w")
+CLOSING = "That is everything."
+
+
+@dataclass(frozen=True)
+class Played:
+    """A solution as it was played: the messages, a result and whether it was refused for each call, the verdict."""
+
+    messages: list[JsonObject]
+    results: tuple[str, ...]
+    failed: tuple[bool, ...]
+    passed: bool
+
+
+@dataclass
+class Tools:
+    """What the solutions of a benchmark show of its tools: writes, hand-overs, the arguments that look-ups take, what
+    was looked up, the values that every argument of a tool has had, and the arguments of each tool."""
+
+    writes: set[str] = field(default_factory=set)
+    handovers: set[str] = field(default_factory=set)
+    keys: set[str] = field(default_factory=set)
+    looked_up: set[str] = field(default_factory=set)
+    values: dict[str, list[object]] = field(default_factory=dict)
+    arguments: dict[str, frozenset[str]] = field(default_factory=dict)
+
+    def add(self, call: ReplayCall, writes: bool, kind: str | None) -> None:
+        """Count a call of a solution in."""
+        (self.handovers if kind == "handover" else self.writes if writes or kind == "write" else set[str]()).add(
+            call.tool
+        )
+        self.arguments.setdefault(call.tool, frozenset(call.arguments))
+        for name, value in call.arguments.items():
+            values_of_name = self.values.setdefault(name, [])
+            if value not in values_of_name:
+                values_of_name.append(value)
+            if not writes and kind not in ("write", "handover"):
+                self.keys.add(name)
+                self.looked_up.add(str(value))
+
+    def names_record(self, name: str, value: object) -> bool:
+        """Whether an argument says which record is meant."""
+        return is_id(value) and (name in self.keys or value in self.looked_up)
+
+    def alike(self, write: ReplayCall) -> list[str]:
+        """The other writes that take the same arguments."""
+        names = frozenset(write.arguments)
+        return [tool for tool in sorted(self.writes) if tool != write.tool and self.arguments[tool] == names and names]
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A changed solution: the steps, and of the fault the place of its call, or None where a call is missing."""
+
+    steps: tuple[Step, ...]
+    call: int | None
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a class may use: the solution, as it was played, what the user said, and the tools."""
+
+    steps: tuple[Step, ...]
+    performance: Played
+    words: str
+    tools: Tools
+    owed: tuple[str, ...]
+    rng: random.Random
+
+    def calls(self) -> Iterator[tuple[int, int, ReplayCall]]:
+        """(step, number, call) of each call."""
+        number = -1
+        for place, step in enumerate(self.steps):
+            if isinstance(step, ReplayCall):
+                number += 1
+                yield place, number, step
+
+    def writes(self) -> list[tuple[int, int, ReplayCall]]:
+        """The calls that change something."""
+        return [entry for entry in self.calls() if entry[2].tool in self.tools.writes]
+
+    def view(self, number: int) -> str:
+        """What was in view before a call: the user's words, and earlier results."""
+        return "\n".join([self.words, *self.performance.results[:number]])
+
+
+def shape(value: object) -> str:
+    """Letters and digits by their kind: ids of one sort have one shape."""
+    return re.sub("[A-Z]", "A", re.sub("[a-z]", "a", re.sub(r"\d", "9", str(value))))
+
+
+def leaves(value: object) -> Iterator[str]:
+    """The texts and numbers in a value, as texts."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    if inner is None:
+        yield str(value)
+        return
+    for element in inner:
+        yield from leaves(element)
+
+
+def is_id(value: object) -> bool:
+    """Whether a value looks like the name of a record."""
+    return isinstance(value, str) and bool(re.search(r"\d", value)) and 3 <= len(value) <= 40 and " " not in value
+
+
+def siblings(value: str, view: str) -> list[str]:
+    """Other values of the same sort in view: the letters before a number say what it is of."""
+    alike = {token for token in TOKEN.findall(view) if shape(token) == shape(value) and token != value}
+    if prefix := re.fullmatch(r"(\D+)\d+", value):
+        alike = {token for token in alike if token.startswith(prefix[1])}
+    return sorted(alike)
+
+
+def put(steps: Sequence[Step], place: int, *new: Step) -> tuple[Step, ...]:
+    """Steps with others in the place of one."""
+    return (*steps[:place], *new, *steps[place + 1 :])
+
+
+def changed(call: ReplayCall, name: str, value: object) -> ReplayCall:
+    """A call with another value of one argument."""
+    return replace(call, arguments={**call.arguments, name: value})
+
+
+def skip_lookup(case: Case) -> Iterator[Planted]:
+    """The look-up that alone shows a value is not made, and the value is guessed."""
+    entries = list(case.calls())
+    for place, number, lookup in entries:
+        if lookup.tool in case.tools.writes | case.tools.handovers:
+            continue
+        remainder = case.words + "".join(case.performance.results[:number] + case.performance.results[number + 1 :])
+        for later, _, write in (entry for entry in case.writes() if entry[0] > place):
+            for name, value in write.arguments.items():
+                visible = [leaf for leaf in leaves(value) if leaf in case.performance.results[number] and len(leaf) > 1]
+                if isinstance(value, list | dict) or not visible or str(value) in remainder:
+                    continue
+                for guess in guesses(case, name, value):
+                    steps = put(case.steps, later, changed(write, name, guess))
+                    yield Planted(put(steps, place), number_of(steps, later) - 1)
+            # Or it is what decides which operation is right for its record.
+            if set(map(str, lookup.arguments.values())) & set(map(str, write.arguments.values())):
+                for tool in case.tools.alike(write):
+                    steps = put(case.steps, later, replace(write, tool=tool))
+                    yield Planted(put(steps, place), number_of(steps, later) - 1)
+
+
+def guesses(case: Case, name: str, value: object) -> list[object]:
+    """Values that the argument has elsewhere, of the same sort, else the value a little off."""
+    pool = [entry for entry in case.tools.values.get(name, []) if type(entry) is type(value) and entry != value]
+    pool = [entry for entry in pool if shape(entry) == shape(value)] or pool
+    return case.rng.sample(pool, min(3, len(pool))) or list(off(value))
+
+
+def off(value: object) -> Iterator[object]:
+    """Values near one."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        yield from (value + 1, value + 7, value * 3)
+    if isinstance(value, str) and (digit := re.search(r"\d(?!.*\d)", value)):
+        yield f"{value[: digit.start()]}{(int(digit[0]) + 3) % 10}{value[digit.end() :]}"
+
+
+def other_record(case: Case) -> Iterator[Planted]:
+    """A change is made on another record in view than the one that is meant."""
+    for place, number, write in case.writes():
+        for name, value in write.arguments.items():
+            if case.tools.names_record(name, value):
+                for sibling in siblings(value, case.view(number))[:4]:
+                    yield Planted(put(case.steps, place, changed(write, name, sibling)), number)
+
+
+def value_off(case: Case) -> Iterator[Planted]:
+    """A value that the user has said is another one in the change."""
+    for place, number, write in case.writes():
+        for name, value in write.arguments.items():
+            if case.tools.names_record(name, value) or isinstance(value, list | dict | bool) or len(str(value)) < 2:
+                continue
+            for wrong in (*off(value), *guesses(case, name, value)) if str(value) in case.words else ():
+                if str(wrong) not in case.view(number):
+                    yield Planted(put(case.steps, place, changed(write, name, wrong)), number)
+
+
+def left_out(case: Case) -> Iterator[Planted]:
+    """One of several changes is not made, and later ones are."""
+    writes = case.writes()
+    for place, _, _ in case.rng.sample(writes[:-1], len(writes[:-1])):
+        before = place - 1 if place and case.steps[place - 1] == request_of(case.steps[place]) else place
+        yield Planted((*case.steps[:before], *case.steps[place + 1 :]), None)
+
+
+def request_of(step: Step) -> str | None:
+    """How the agent asks a user to use a tool of their own."""
+    return f"Please do this: {step.tool}." if isinstance(step, ReplayCall) and step.by == "user" else None
+
+
+def added(case: Case) -> Iterator[Planted]:
+    """A change that nobody has asked for is made beside the others, on another record in view."""
+    for place, number, write in case.writes():
+        if write.by == "assistant":
+            for name, value in write.arguments.items():
+                if case.tools.names_record(name, value):
+                    for sibling in siblings(value, case.view(number))[:4]:
+                        yield Planted(put(case.steps, place, write, changed(write, name, sibling)), number + 1)
+
+
+def swapped(case: Case) -> Iterator[Planted]:
+    """Another operation that takes the same arguments is carried out."""
+    for place, number, write in case.writes():
+        for tool in case.tools.alike(write):
+            yield Planted(put(case.steps, place, replace(write, tool=tool)), number)
+
+
+def handed_over(case: Case) -> Iterator[Planted]:
+    """The user is handed over instead of a change and all after it."""
+    for place, number, write in case.writes():
+        for tool in sorted(case.tools.handovers):
+            summary = dict.fromkeys(case.tools.arguments[tool], "The user needs help with the rest.")
+            start = place - 1 if place and case.steps[place - 1] == request_of(write) else place
+            yield Planted((*case.steps[:start], ReplayCall(tool, summary), "You are being transferred."), number)
+
+
+def stopped(case: Case) -> Iterator[Planted]:
+    """The agent says goodbye before a change and all after it."""
+    turns = [place for place, step in enumerate(case.steps) if isinstance(step, str)]
+    for place, _, write in case.writes():
+        start = place - 1 if place and case.steps[place - 1] == request_of(write) else place
+        later = [CLOSING for turn in turns if turn >= place] or [CLOSING]
+        yield Planted((*case.steps[:start], *later), None)
+
+
+def unsaid(case: Case) -> Iterator[Planted]:
+    """The answer lacks what it owes."""
+    if case.owed:
+        last = max((place for place, step in enumerate(case.steps) if isinstance(step, str)), default=len(case.steps))
+        yield Planted(put(case.steps, last, CLOSING), None)
+
+
+def number_of(steps: Sequence[Step], place: int) -> int:
+    """The number of the call at a place."""
+    return sum(isinstance(step, ReplayCall) for step in steps[:place])
+
+
+CLASSES: dict[str, tuple[Callable[[Case], Iterator[Planted]], tuple[str, ...]]] = {
+    "look-up skipped": (skip_lookup, ("missing_lookup",)),
+    "other record": (other_record, ("wrong_record",)),
+    "value off": (value_off, ("wrong_argument",)),
+    "change left out": (left_out, ("missing_write",)),
+    "change added": (added, ("extra_write",)),
+    "operation swapped": (swapped, ("wrong_operation",)),
+    "handed over": (handed_over, ("over_escalation",)),
+    "stopped early": (stopped, ("premature_stop", "missing_write")),
+    "answer without the value": (unsaid, ("missing_information",)),
+}
+"""By name: the class, and the causes that are right for it, the first the one meant."""
+REFUSABLE = ("look-up skipped", "value off")
+"""Classes whose call a tool may refuse."""

@@ -1,0 +1,190 @@
+"""Hold diagnoses to what is known of their failures: `python scripts/score_diagnosis.py GOLD FILE=FOLDER...`.
+
+GOLD has a line for each failure: `file`, `task_id`, `trial`, `primary`, `secondary`, `suspect_reference`, and where
+more than one cause is right `accepted`; a line whose primary is null is a rollout for which nothing may be printed.
+FOLDER is what `captrain diagnose FILE --out FOLDER` has written; one whose own name is FILE's, with or without its
+suffix, needs no `FILE=`. Nothing else is asked than `causes.jsonl`.
+
+Prints a row for each file and each domain, the agent's own faults and all failures apart, with Wilson's 95% intervals:
+    primary   the primary cause is the one that is known; by its family in the next column
+    among     it is one of the causes printed
+    printed   causes printed that are known of the failure, primary or secondary
+    repaired  failures with a repair that replay has proven
+and below them suspect references, rollouts for which nothing may be printed, and classes of planted faults.
+"""
+
+import argparse
+import json
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from captrain.records import JsonObject
+
+Row = JsonObject
+NOT_THE_AGENTS = {"suspect_reference", "user_simulator_fault", "infrastructure"}
+FAMILIES: Mapping[str, Sequence[str]] = {
+    "look-up not made": ("missing_lookup", "incomplete_search", "unverified_claim"),
+    "other record": ("wrong_record",),
+    "other value": ("wrong_argument", "wrong_computation", "fabricated_fact"),
+    "change not made": ("missing_write", "partial_refusal", "premature_stop", "over_escalation", "missing_escalation"),
+    "change not asked for or allowed": ("extra_write", "undue_compliance", "wrong_operation", "missing_confirmation"),
+    "not said": ("missing_information",),
+    "call not accepted": ("invalid_call", "loop"),
+    "not the agent's": (*sorted(NOT_THE_AGENTS),),
+}
+FAMILY = {cause: family for family, causes in FAMILIES.items() for cause in causes}
+LEVEL = 1.959964
+"""Of 95% intervals."""
+
+
+def wilson(part: int, whole: int) -> tuple[float, float]:
+    """Wilson's interval of a share."""
+    if not whole:
+        return 0.0, 1.0
+    share, square = part / whole, LEVEL**2 / whole
+    middle, half = share + square / 2, LEVEL * math.sqrt(share * (1 - share) / whole + square / (4 * whole))
+    return (middle - half) / (1 + square), (middle + half) / (1 + square)
+
+
+def rows_of(path: Path) -> list[Row]:
+    """The lines of a file."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+
+
+def folders_by_file(arguments: Sequence[str], files: set[str]) -> dict[str, Path]:
+    """The folder of each file's diagnosis."""
+    folders: dict[str, Path] = {}
+    for argument in arguments:
+        name, _, folder = argument.rpartition("=")
+        names = [name] if name else [file for file in files if Path(argument).name in (file, Path(file).stem)]
+        if len(names) != 1:
+            raise SystemExit(f"{argument}: of which file is it? Say FILE={argument}")
+        folders[names[0]] = Path(folder)
+    return folders
+
+
+def matched(gold: Sequence[Row], folders: Mapping[str, Path]) -> Iterator[tuple[Row, Row]]:
+    """What is known of a rollout beside what its diagnosis says."""
+    diagnosed: dict[str, dict[tuple[str, int], Row]] = {}
+    for file, folder in folders.items():
+        rows = diagnosed.setdefault(file, {})
+        for row in rows_of(folder / "causes.jsonl"):
+            parts = row["task"].split("/")  # the environment, then the task's own name, which may hold a slash
+            rows |= {("/".join(parts[start:]), row["trial"]): row for start in range(len(parts))}
+    for truth in gold:
+        if truth["file"] in diagnosed:
+            key = str(truth["task_id"]), truth["trial"]
+            if key not in diagnosed[truth["file"]]:
+                raise SystemExit(f"{truth['file']}: {key[0]} (trial {key[1]}) is in no row of its diagnosis")
+            yield truth, diagnosed[truth["file"]][key]
+
+
+def causes_of(row: Row) -> list[str]:
+    """The causes printed, the primary one first."""
+    return [cause["cause"] for cause in [row.get("primary"), *row.get("secondary", [])] if cause]
+
+
+def right(truth: Row) -> set[str]:
+    """The primary causes that are right."""
+    return {truth["primary"], *truth.get("accepted", [])}
+
+
+def count(truth: Row, row: Row) -> Counter[str]:
+    """One failure as counts."""
+    causes, accepted = causes_of(row), right(truth)
+    # A reference that is doubted is named by its suspicion, whatever stands beside it.
+    doubted = {"suspect_reference"} if row.get("suspicions") and truth["suspect_reference"] else set[str]()
+    primary = {row["primary"]["cause"]} if row.get("primary") else set[str]()
+    families = {FAMILY.get(cause, cause) for cause in accepted}
+    fitting = accepted | set(truth["secondary"]) | ({"suspect_reference"} if truth["suspect_reference"] else set[str]())
+    counts = {
+        "failures": 1,
+        "primary": bool(primary & accepted),
+        "family": bool({FAMILY.get(cause, cause) for cause in primary} & families),
+        "among": bool((set(causes) | doubted) & accepted),
+        "causes": len(causes),
+        "printed": sum(cause in fitting for cause in causes),
+        "unexplained": not causes and not row.get("suspicions"),
+        "repaired": any(step["needed"] and step["proven"] for step in row.get("repairs", [])),
+    }
+    return Counter({name: int(value) for name, value in counts.items()})
+
+
+def domain_of(row: Row) -> str:
+    """The domain of a rollout: its environment, or of a chat the beginning of its task's name."""
+    return row["environment"] if row["environment"] != "chat" else row["task"].split("/")[1].split("-")[0].split(":")[0]
+
+
+def cell(part: int, whole: int) -> str:
+    """A share with its interval."""
+    low, high = wilson(part, whole)
+    return f"{part}/{whole} {part / whole:.2f} [{low:.2f}, {high:.2f}]" if whole else "0/0"
+
+
+def table_of(groups: Mapping[str, Counter[str]], title: str) -> Table:
+    """A row for each group of failures."""
+    table = Table(title=title, title_justify="left")
+    for name in ("", "primary", "family", "among", "printed", "repaired", "unexplained"):
+        table.add_column(name, no_wrap=True)
+    for name, counts in groups.items():
+        whole = counts["failures"]
+        shares = [cell(counts[column], whole) for column in ("primary", "family", "among")]
+        further = cell(counts["printed"], counts["causes"]), f"{counts['repaired']}/{whole}"
+        table.add_row(name, *shares, *further, str(counts["unexplained"]))
+    return table
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the scores."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("gold", type=Path)
+    parser.add_argument("diagnoses", nargs="+", metavar="[FILE=]FOLDER")
+    parser.add_argument("--misses", action="store_true", help="list the failures whose primary cause is another")
+    options = parser.parse_args(arguments)
+    gold = rows_of(options.gold)
+    folders = folders_by_file(options.diagnoses, {row["file"] for row in gold})
+    agents, totals, classes = (defaultdict[str, Counter[str]](Counter) for _ in range(3))
+    flags, silent, misses = Counter[str](), list[str](), list[str]()
+    for truth, row in matched(gold, folders):
+        if truth["primary"] is None:
+            silent += [f"{truth['file']} {truth['task_id']}: {', '.join(causes_of(row))}"] if causes_of(row) else []
+            flags["untouched"] += 1
+            continue
+        flags["suspects"] += truth["suspect_reference"]
+        flags["found"] += truth["suspect_reference"] and bool(row.get("suspicions"))
+        flags["false"] += not truth["suspect_reference"] and bool(row.get("suspicions"))
+        counts = count(truth, row)
+        groups = [truth["file"], domain_of(row), "all"]
+        for group in dict.fromkeys(groups):
+            totals[group].update(counts)
+            if truth["primary"] not in NOT_THE_AGENTS:
+                agents[group].update(counts)
+        if "class" in truth:
+            classes[truth["class"]].update(counts)
+        if not counts["primary"]:
+            causes = ", ".join(causes_of(row)) or "nothing"
+            misses.append(
+                f"{truth['file']} {truth['task_id']} ({truth['trial']}): {truth['primary']}, printed {causes}"
+            )
+    console = Console(width=220, soft_wrap=True)
+    console.print(table_of(agents, "the agent's own faults"))
+    console.print(table_of(totals, "all failures"))
+    if classes:
+        console.print(table_of(classes, "planted faults"))
+    console.print(
+        f"suspect references: {flags['found']} of {flags['suspects']} flagged, {flags['false']} flagged falsely"
+    )
+    if flags["untouched"]:
+        console.print(f"untouched solutions with a cause: {len(silent)} of {flags['untouched']}")
+    for line in [*silent, *(misses if options.misses else [])]:
+        console.print(f"  {line}", highlight=False, markup=False)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
