@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,6 +40,12 @@ def project(smoke: Path, tmp_path_factory: pytest.TempPathFactory, warm: Path) -
     return Repository(folder, warm)
 
 
+@pytest.fixture
+def spare(smoke: Path, tmp_path: Path, warm: Path) -> Repository:
+    """A copy for one test, which need not put back what it changes."""
+    return Repository(shutil.copytree(smoke, tmp_path / "repository", symlinks=True), warm)
+
+
 def rollouts(project: Repository) -> Sequence[Rollout]:
     return load(project.folder / "artifacts/rollouts/discovery.jsonl", Rollout)
 
@@ -60,20 +65,16 @@ def test_a_second_run_does_nothing_quickly_and_git_finds_nothing_changed(project
     assert project.call("git", "status", "--porcelain") == ""
 
 
-def test_a_run_says_what_it_will_take_then_a_line_a_stage_and_the_table_last(project: Repository) -> None:
-    project.choose("selection.delta=0.25")
-    try:
-        first, *lines = project.call("captrain", "run").splitlines()
-        assert re.match(r"\d+ stages to run, about [\d.]+ (s|min) on this machine", first)
-        ended = [line.split()[0] for line in lines if re.match(r"[a-z_]+ +\d+\.\d s   \S", line)]
-        assert ended[:2] == ["compose", "capabilities"]
-        table = lines.index("Test split")
-        assert not any(re.match(r"[a-z_]+ +\d+\.\d s   ", line) for line in lines[table:])
-        assert not any("Running stage" in line or "Warning" in line for line in lines)
-        assert project.call("captrain", "run").splitlines() == lines[table:]
-    finally:
-        project.choose()
-        project.call("dvc", "repro")
+def test_a_run_says_what_it_will_take_then_a_line_a_stage_and_the_table_last(spare: Repository) -> None:
+    spare.choose("selection.delta=0.25")
+    first, *lines = spare.call("captrain", "run").splitlines()
+    assert re.match(r"\d+ stages to run, about [\d.]+ (s|min) on this machine", first)
+    ended = [line.split()[0] for line in lines if re.match(r"[a-z_]+ +\d+\.\d s   \S", line)]
+    assert ended[:2] == ["compose", "capabilities"]
+    table = lines.index("Test split")
+    assert not any(re.match(r"[a-z_]+ +\d+\.\d s   ", line) for line in lines[table:])
+    assert not any("Running stage" in line or "Warning" in line for line in lines)
+    assert spare.call("captrain", "run").splitlines() == lines[table:]
 
 
 def test_a_run_whose_stage_fails_ends_in_what_is_wrong_and_what_to_do(project: Repository) -> None:
@@ -187,15 +188,14 @@ def test_splits_never_mix_and_every_record_is_token_exact(project: Repository) -
     assert {row["digest"] for row in index.values()} < {record.adapter for record in test}
 
 
-def test_the_same_stage_run_again_from_nothing_gives_the_same_bytes(project: Repository) -> None:
-    before = (project.folder / "artifacts/rollouts/discovery.jsonl").read_bytes()
-    subprocess.run(["rm", "-rf", str(project.folder / ".cache/rollouts")], check=True)
-    project.choose("machine.batch=5")
-    project.call("dvc", "repro", "-q", "-f", "-s", "compose", "rollouts")
-    assert (project.folder / "artifacts/rollouts/discovery.jsonl").read_bytes() == before
-    project.choose()
-    project.call("dvc", "repro", "-q")
-    assert project.call("git", "status", "--porcelain") == ""
+def test_the_same_stage_run_again_from_nothing_gives_the_same_bytes(spare: Repository) -> None:
+    before = (spare.folder / "artifacts/rollouts/discovery.jsonl").read_bytes()
+    shutil.rmtree(spare.folder / ".cache/rollouts")
+    spare.choose("machine.batch=5")
+    said = spare.call("dvc", "repro", "-f", "-s", "compose", "rollouts")
+    assert "Running stage 'rollouts'" in said
+    assert (spare.folder / "artifacts/rollouts/discovery.jsonl").read_bytes() == before
+    assert spare.call("git", "status", "--porcelain", "results/rollouts") == ""
 
 
 def test_an_altered_model_is_refused_by_a_stage_and_restored_by_the_pipeline(project: Repository) -> None:

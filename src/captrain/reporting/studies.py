@@ -6,7 +6,7 @@ is not there is no error; a line says what makes it. Published curves stand in p
 measured with another model on other benchmarks, and nothing here is computed from them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -63,18 +63,20 @@ class Study(NamedTuple):
     methods: tuple[str, ...] = ()
 
 
-def draw(results: Path, out: Path) -> list[Path]:
+def draw(results: Path, out: Path, names: Collection[str] = ()) -> list[Path]:
     """Draw each figure whose tables are there, as PDF and PNG; say of each other one what makes them.
 
     Args:
         results: folder of the results.
         out: folder for the figures, made if needed.
+        names: of `STUDIES`, to draw these alone; empty: all.
 
     Returns:
         The files written.
     """
     figures: dict[str, Callable[[], Figure]] = {}
-    for name, study in STUDIES.items():
+    for name in names or STUDIES:
+        study = STUDIES[name]
         paths = [results / table for table in study.tables]
         missing = [path for path in paths if not path.exists()]
         tables = [] if missing else [_read(path) for path in paths]
