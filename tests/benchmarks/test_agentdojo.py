@@ -38,7 +38,7 @@ passed = {"gold": [], "silence": []}
 for name, suite in worker.SUITES.items():
     for task in suite.user_tasks.values():
         for agent, pipeline in (("gold", GroundTruthPipeline(task)), ("silence", Silence())):
-            if suite.run_task_with_pipeline(pipeline, task, None, {}, environment=worker.world(name))[0]:
+            if suite.run_task_with_pipeline(pipeline, task, None, {}, environment=worker.fresh_world(suite))[0]:
                 passed[agent].append(f"agentdojo/{name}/{task.ID}")
 print(json.dumps(passed), file=worker.REPLIES)
 """
