@@ -10,9 +10,10 @@ Logs may hold more rollouts than memory: they are read one by one, a few times o
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from captrain.benchmarks import Kind, Worlds
 from captrain.capabilities import SUSPECT, SelectionAccount, select_by_verdicts
 from captrain.config import Selection
 from captrain.diagnosis.contrast import label_causes
@@ -114,7 +115,15 @@ class Diagnosis:
 
 
 def diagnose(
-    logs: Logs, selection: Selection, *, runs: int, count: int, seed: int, keep_suspects: bool = False
+    logs: Logs,
+    selection: Selection,
+    *,
+    runs: int,
+    count: int,
+    seed: int,
+    keep_suspects: bool = False,
+    worlds: Worlds | None = None,
+    kinds: Mapping[str, Kind] | None = None,
 ) -> Diagnosis:
     """Explain the failed rollouts of other people's logs, and rank the causes by the contrast with passed ones.
 
@@ -125,8 +134,10 @@ def diagnose(
         count: capabilities selected at most.
         seed: of the resamples.
         keep_suspects: contrast rollouts whose reference is suspect, too.
+        worlds: in which rollouts are replayed, so that causes are proven.
+        kinds: what tools do, where their names mislead.
     """
-    explanations = explain_logs(logs)
+    explanations = explain_logs(logs, worlds, kinds)
     account, agents = Account(), dict[str, Account]()
     for row, rollout in zip(explanations.rollouts, logs.rollouts, strict=True):
         for tally in (account, agents.setdefault(row.agent, Account())):

@@ -1,0 +1,378 @@
+"""Names the cause of each edit of a repair, by where values come from: root before symptom.
+
+Every change has needs: the look-ups that supply its values, and the record that it is on. The first need that was not
+met names the cause. How the dialogue ended (a hand-over, a refusal, a stop) names it only where all needs were met.
+Values are looked for in the user's words, in tools' results, in the policy and in the script; a number that stands in
+none of them is worked out.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeGuard
+
+from captrain.capabilities import SIMULATOR, leaves, slip_of, text_of
+from captrain.diagnosis.case import Case
+from captrain.diagnosis.cause import Cause, quoted
+from captrain.diagnosis.clauses import violations
+from captrain.diagnosis.repair import Call, Edit, Repair
+
+IDENTIFIER = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[#\w-]{4,}|\d{8,}")
+DATE = re.compile(r"\d{4}-\d\d-\d\d")
+SMALL = 10
+"""Numbers below this may be anything."""
+TOKEN = re.compile(r"###[A-Z-]+###")
+"""How a simulated user ends a conversation."""
+CONSENT = re.compile(r"\W*(yes|yeah|sure|ok|okay|confirm\w*|please( do)?|go ahead)?[\s\w,]{0,24}[.!\s]*", re.IGNORECASE)
+ASKS = re.compile(r"\?|\b(confirm|please provide|would you like|let me know|reply)\b", re.IGNORECASE)
+REPEATS = 3
+END = 1_000_000
+
+
+@dataclass(frozen=True)
+class Namer:
+    """The causes of the edits of one rollout's repair."""
+
+    case: Case
+    repair: Repair
+
+    def causes(self) -> list[tuple[Edit, Cause]]:
+        """The cause of each needed edit, in their order."""
+        return [(edit, self._cause(edit)) for edit in self.repair.needed]
+
+    @cached_property
+    def _lookups(self) -> list[Call]:
+        return [call for call in self.repair.calls if call.kind == "read"]
+
+    @cached_property
+    def _due_lookups(self) -> list[Call]:
+        """Look-ups of the reference that the rollout does not make."""
+        due = [goal for goal in self.repair.goals if goal.kind == "read"]
+        return [goal for goal in due if not any(call.equals(goal) for call in self._lookups)]
+
+    @cached_property
+    def _handover(self) -> Call | None:
+        return next((call for call in self.repair.calls if call.kind == "handover"), None)
+
+    @cached_property
+    def _texts(self) -> list[tuple[str, int, str]]:
+        """Role, place and searchable words of every message."""
+        return [(m["role"], place, squeezed(self.case.text(place))) for place, m in enumerate(self.case.messages)]
+
+    def _seen(self, value: object, before: int, *roles: str) -> list[int]:
+        return [at for role, at, text in self._texts if at < before and role in roles and holds(text, value)]
+
+    def _in_view(self, value: object, before: int = END) -> bool:
+        return bool(self._seen(value, before, "user", "tool"))
+
+    def _cause(self, edit: Edit) -> Cause:
+        kind, message, evidence = {
+            "end": self._of_end, "say": self._of_saying, "drop": self._of_drop,
+            "replace": self._of_replacing, "insert": self._of_insertion,
+        }[edit.kind](edit)  # fmt: skip
+        calls = [self.repair.calls[place] for place in edit.made] + ([edit.goal] if edit.goal else [])
+        tools = tuple(dict.fromkeys(call.tool for call in calls))
+        last = max(0, len(self.case.messages) - 1)
+        return Cause(kind, min(message, last), evidence, "high", False, tools)
+
+    def ended_by(self) -> str:
+        """How the dialogue ended."""
+        if self._left() is not None or slip_of(self.case.rollout) is not None:
+            return "simulator"
+        if any(edit.kind == "end" for edit in self.repair.differences):
+            return "loop" if self._of_end(Edit("end"))[0] == "loop" else "cut off"
+        if self._handover:
+            return "hand-over"
+        last = self.case.replies()[-1:]
+        return "refusal" if last and last[0] in self.case.refusals() else "stop"
+
+    def _of_end(self, edit: Edit) -> tuple[str, int, str]:
+        counts: dict[str, list[Call]] = {}
+        for call in self.repair.calls:
+            counts.setdefault(json.dumps([call.tool, call.arguments], sort_keys=True), []).append(call)
+        most = max(counts.values(), key=len, default=[])
+        ending = self.case.ending.replace("_", " ") or "it is cut off"
+        if len(most) >= REPEATS:
+            return "loop", most[1].message, f"{most[0]} was called {len(most)} times, until {ending}"
+        return "premature_stop", self.case.story.last, f"it does not come to an end: {ending}"
+
+    def _of_saying(self, edit: Edit) -> tuple[str, int, str]:
+        last, value = self.case.story.last, edit.text
+        if not self._in_view(value):
+            if unmet := self._unmet([value], END):
+                return unmet[0], last, unmet[1]
+            if self._due_lookups:
+                goal = self._due_lookups[0]
+                return self._search_kind(goal), last, f"{value} was not told, and {goal} never made"
+            return "wrong_computation", last, f"{value} was not told, and stands in no message: it is worked out"
+        if (left := self._left()) is not None:
+            return SIMULATOR, left, f"the user left before {value} was told"
+        return "missing_information", last, f"{value} was in view and not told"
+
+    def _search_kind(self, goal: Call) -> str:
+        """A look-up of this kind was made of another record, or none was."""
+        return "incomplete_search" if any(call.tool == goal.tool for call in self._lookups) else "missing_lookup"
+
+    def _unmet(self, values: Sequence[object], before: int) -> tuple[str, str] | None:
+        """The first need that was not met: a value in no message before, that a look-up of the reference, or one that
+        another rollout made, would have shown; or one to be worked out."""
+        for value in values:
+            if is_common(value) or self._in_view(value, before):
+                continue
+            for goal in self._due_lookups:
+                if holds(squeezed(goal.result), value) and value not in [*leaves(goal.arguments)]:
+                    return self._search_kind(goal), f"{text_of(value)} is shown by {goal}, which was never made"
+            if isinstance(value, int | float):
+                return "wrong_computation", f"{value} is worked out, and stands in no message"
+        return None
+
+    @cached_property
+    def _shapes(self) -> set[str]:
+        """Shapes of the identifiers by which look-ups are told a record."""
+        reads = [call for call in (*self.repair.calls, *self.repair.goals) if call.kind == "read"]
+        return {shape(value) for call in reads for value in call.arguments.values() if is_identifier(value)}
+
+    def _records(self, call: Call) -> list[tuple[str, str]]:
+        """The arguments of a call that name records, such as look-ups open, the most special last named first."""
+        named = [(n, v) for n, v in call.arguments.items() if is_identifier(v) and shape(v) in self._shapes]
+        return named[::-1]
+
+    def _record(self, call: Call) -> tuple[str, str] | None:
+        return next(iter(self._records(call)), None)
+
+    def _opened(self, value: object, before: int = END) -> list[Call]:
+        reads = [call for call in self._lookups if call.message < before and call.by == "assistant"]
+        return [call for call in reads if text_of(value) in [*leaves(call.arguments)]]
+
+    def _opened_instead(self, value: str) -> dict[str, int]:
+        """Other records of the shape that were opened, with the message."""
+        opened: dict[str, int] = {}
+        for call in self._lookups:
+            for other in call.arguments.values() if call.by == "assistant" and not call.failed else ():
+                if is_identifier(other) and other != value and shape(other) == shape(value):
+                    opened.setdefault(other, call.message)
+        return opened
+
+    def _left(self) -> int | None:
+        """The user's last message, where it leaves on a question of the assistant's without declining; or where it has
+        said nothing else."""
+        users = self.case.users()
+        if not users or self._handover or not TOKEN.search(self.case.text(users[-1])):
+            return None
+        place, words = users[-1], TOKEN.sub("", self.case.text(users[-1])).strip()
+        if len(users) == 1:
+            return place
+        question = self.case.text(place - 1) if self.case.messages[place - 1]["role"] == "assistant" else ""
+        return place if ASKS.search(question[-300:]) and CONSENT.fullmatch(words) else None
+
+    def _of_drop(self, edit: Edit) -> tuple[str, int, str]:
+        call, record = self.repair.calls[edit.made[0]], self._record(self.repair.calls[edit.made[0]])
+        dropped = {place for other in self.repair.needed if other.kind == "drop" for place in other.made}
+        kept = [other for place, other in enumerate(self.repair.calls) if place not in dropped]
+        if any(call.equals(other) and other.changed for other in kept):
+            return "extra_write", call.message, f"{call} was made before, and again"
+        inserted = [other.goal for other in self.repair.needed if other.kind == "insert" and other.goal]
+        for goal in inserted:
+            if record and goal.by == call.by and goal.arguments.get(record[0]) == record[1]:
+                unmet = self._unmet([*values_of(goal)], call.message)
+                evidence = f"{call}, where {goal} was due"
+                return (unmet[0], call.message, unmet[1]) if unmet else ("wrong_operation", call.message, evidence)
+        for goal in inserted:
+            if record and goal.tool == call.tool:
+                return "wrong_record", call.message, f"{call}, where {goal} was meant"
+        breach = next(iter(self._breaches(call)), None)
+        if breach:
+            return "undue_compliance", self.case.proposal(self._act(call)), breach
+        own = self._users_own(call)
+        if own is not None:
+            return (
+                SIMULATOR,
+                own,
+                f"the user asked for {call}, which its script does not: {quoted(self.case.text(own))}",
+            )
+        if (
+            record
+            and call.arguments.get(record[0])
+            and self._is_known(record[1])
+            and not self._opened(record[1], call.message)
+        ):
+            return "unverified_claim", call.message, f"{call}, and {record[1]} was never looked up"
+        asked = [at for at in self.case.replies(call.message) if self.case.asks(at)]
+        if asked:
+            return "undue_compliance", asked[-1], f"{call}, which was put to the user, and no reference makes"
+        return "extra_write", call.message, f"{call}, which the reference does not make"
+
+    def _breaches(self, call: Call) -> Iterator[str]:
+        acts = [act for act in self.case.story.writes if act.message == call.message and act.tool == call.tool]
+        earlier = [act for act in self.case.story.writes if act.message < call.message]
+        for violation in violations([*earlier, *acts], self.case.wishes, self.case.setting):
+            if violation.act in acts:
+                yield str(violation)
+
+    def _act(self, call: Call):
+        return next(act for act in self.case.story.acts if act.message == call.message and act.tool == call.tool)
+
+    def _is_known(self, value: object) -> bool:
+        """The value names something that some look-up opens."""
+        return any(
+            text_of(value) in [*leaves(goal.arguments)] for goal in self.repair.goals if goal.kind == "read"
+        ) or any(holds(text, value) for role, _, text in self._texts if role == "tool")
+
+    def _users_own(self, call: Call) -> int | None:
+        """The message in which the user first named a value of a call that its script does not have, and that neither
+        the assistant nor a tool had named."""
+        for value in values_of(call) if self.case.script and call.by == "assistant" else ():
+            if not isinstance(value, str) or is_common(value) or holds(squeezed(self.case.script), value):
+                continue
+            spoken = self._seen(value, call.message, "user")
+            if spoken and not self._seen(value, spoken[0], "assistant", "tool"):
+                return spoken[0]
+        return None
+
+    def _of_replacing(self, edit: Edit) -> tuple[str, int, str]:
+        call, goal = self.repair.calls[edit.made[0]], edit.goal
+        assert goal is not None
+        names = call.differing(goal)
+        told = "; ".join(
+            f"{name} {text_of(call.arguments.get(name))} should be {text_of(goal.arguments[name])}" for name in names
+        )
+        evidence = f"{call.tool}: {told}"
+        if call.failed and (left := self._left()) is not None:
+            return SIMULATOR, left, f"the user left before {call.tool} was corrected"
+        record = next((entry for entry in self._records(goal) if entry[0] in names), None)
+        if record:
+            taken = self._opened_instead(record[1]).get(text_of(call.arguments.get(record[0])), call.message)
+            return (
+                "wrong_record",
+                call.message if self._opened(record[1], call.message) else min(taken, call.message),
+                evidence,
+            )
+        due = [value for name in names for value in atoms(goal.arguments[name])]
+        given = [value for name in names for value in atoms(call.arguments.get(name))]
+        missing = [value for value in due if value not in given]
+        strange = [value for value in given if value not in due]
+        words = [value for value in missing if isinstance(value, str)]
+        unmet = self._unmet(words, call.message)
+        if unmet:
+            return unmet[0], call.message, f"{evidence}; {unmet[1]}"
+        for value in strange:
+            if isinstance(value, str) and re.search(r"\d", value):
+                spoken = self._seen(value, call.message, "user")
+                if spoken and not self._seen(value, spoken[0], "tool", "assistant"):
+                    is_scripted = not self.case.script or holds(squeezed(self.case.script), value)
+                    kind = "unverified_claim" if is_scripted else SIMULATOR
+                    return kind, spoken[0], f"{evidence}; {value} is the user's word"
+                if not self._in_view(value, call.message) and not holds(squeezed(self.case.setting.policy), value):
+                    return "fabricated_fact", call.message, f"{evidence}; {value} stands in no message before"
+        numbers = [value for value in missing if isinstance(value, int | float) and not is_common(value)]
+        if not words and numbers and not any(self._in_view(value, call.message) for value in numbers):
+            return "wrong_computation", call.message, f"{evidence}; {numbers[0]} is worked out"
+        return "wrong_argument", call.message, evidence
+
+    def _of_insertion(self, edit: Edit) -> tuple[str, int, str]:
+        goal, last = edit.goal, self.case.story.last
+        assert goal is not None
+        end = self._handover.message if self._handover else last
+        twin = next(
+            (other for other in self.repair.needed if other.kind == "drop" and self._is_twin(goal, other)), None
+        )
+        if twin is not None:
+            return self._of_drop(twin)
+        if goal.by == "user":
+            return "missing_write", last, f"{goal} of the user was never made"
+        if goal.kind == "handover":
+            return "missing_escalation", last, f"{goal} is missing"
+        reads = [call.message for call in self._lookups if call.by == "assistant"]
+        if self._handover and self._handover.message <= min(reads, default=END):
+            return "over_escalation", end, f"{self._handover} was called before any look-up, where {goal} was due"
+        left = self._left()
+        if left is not None and len(self.case.users()) == 1:
+            return SIMULATOR, left, "the user left at once"
+        for record in [entry for entry in self._records(goal) if not self._opened(entry[1])]:
+            opened = self._opened_instead(record[1])
+            if not self._in_view(record[1]) or not opened:
+                return "missing_lookup", end, f"{record[1]} was never looked up, and {goal} never made"
+            due = {
+                found[1]
+                for other in self.repair.goals
+                if other.kind == "write"
+                for found in self._records(other)
+                if shape(found[1]) == shape(record[1])
+            }
+            if len(opened) == 1 and len(due) == 1:
+                return "wrong_record", min(opened.values()), f"{next(iter(opened))} was taken for {record[1]}"
+            return (
+                "incomplete_search",
+                max(opened.values()),
+                f"{record[1]} was never looked up, {', '.join(opened)} were",
+            )
+        if left is not None:
+            return SIMULATOR, left, f"the user left before {goal} was made"
+        if unmet := self._unmet([value for value in values_of(goal) if isinstance(value, str)], END):
+            return unmet[0], end, f"{unmet[1]}, and {goal} never made"
+        for lookup in self._due_lookups:
+            if not any(call.tool == lookup.tool for call in self._lookups):
+                return "missing_lookup", end, f"{lookup} was never made, nor any like it, and {goal} never made"
+        attempts = [call for call in self.repair.calls if call.failed and call.tool == goal.tool]
+        if attempts:
+            return "invalid_call", attempts[0].message, f"{attempts[-1]} was refused, and {goal} never made"
+        refusals = self.case.refusals()
+        if refusals:
+            return "partial_refusal", refusals[0], f"{goal} was refused: {quoted(self.case.text(refusals[0]))}"
+        if self._handover:
+            return "over_escalation", end, f"{self._handover} was called, where {goal} was due"
+        return "missing_write", last, f"{goal} was never made"
+
+    def _is_twin(self, goal: Call, other: Edit) -> bool:
+        call, record = self.repair.calls[other.made[0]], self._record(goal)
+        return goal.by == call.by == "assistant" and bool(record) and call.arguments.get(record[0]) == record[1]
+
+
+def is_identifier(value: object) -> TypeGuard[str]:
+    """A string of letters and figures, or of many figures, that is no date."""
+    return isinstance(value, str) and IDENTIFIER.fullmatch(value) is not None and not DATE.fullmatch(value)
+
+
+def shape(value: str) -> str:
+    """How identifiers of one kind look alike: a prefix of letters and so many figures, letters and figures mixed, or
+    words and figures."""
+    if re.fullmatch(r"\w+", value.strip("#")) and "_" not in value and not re.fullmatch(r"#?[A-Za-z]+\d+", value):
+        return str(len(value))
+    figures = re.sub(r"\d", "9", value)
+    return re.sub(r"[A-Za-z]+", "A", figures) if re.search(r"[_-]", value) else figures
+
+
+def squeezed(text: str) -> str:
+    """A text in which values are looked for, whatever marks stand in numbers."""
+    return text.lower().replace(",", "").replace("$", "").replace(" ", " ").replace("‑", "-")
+
+
+def holds(text: str, value: object) -> bool:
+    """The value stands in a squeezed text as one of its own."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    words = squeezed(text_of(value)).strip()
+    if not words or words not in text:
+        return False
+    return re.search(rf"(?<![\w.]){re.escape(words)}(?:\.0+)?(?!\w|\.\d)", text) is not None
+
+
+def is_common(value: object) -> bool:
+    """The value says nothing of where it is from."""
+    return isinstance(value, bool) or value in ("", None) or (isinstance(value, int | float) and abs(value) < SMALL)
+
+
+def atoms(value: object) -> Iterator[object]:
+    """The plain values inside a JSON value."""
+    if isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from atoms(item)
+    elif value is not None:
+        yield value
+
+
+def values_of(call: Call) -> Iterator[object]:
+    """The plain values of a call."""
+    return atoms(call.arguments)
