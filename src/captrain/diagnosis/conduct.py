@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from captrain.capabilities import BY_MILESTONES, SIMULATOR, Act, Vocabulary, same, says, text_of
+from captrain.capabilities import BY_MILESTONES, SIMULATOR, Act, Vocabulary, is_malformed, same, says, text_of
 from captrain.diagnosis.case import ABILITY, Case, plain
 from captrain.diagnosis.cause import Cause, quoted
 from captrain.diagnosis.clauses import COMPENSATION, violations
@@ -234,6 +234,13 @@ def _words(message: dict[str, object]) -> str:
 
 def _shape(code: str) -> str:
     return re.sub(r"\d", "9", re.sub(r"[A-Za-z]", "A", code))
+
+
+def malformed_calls(case: Case) -> Iterator[Cause]:
+    """A call that is left in the text of a message."""
+    for index, message in enumerate(case.messages):
+        if is_malformed(message):
+            yield Cause("invalid_call", index, "a call that is not well formed was left as text")
 
 
 def milestones(case: Case) -> Iterator[Cause]:

@@ -15,6 +15,7 @@ from captrain.diagnosis.cause import Cause
 from captrain.diagnosis.conduct import (
     fabricated_facts,
     loops,
+    malformed_calls,
     milestones,
     missing_lookup,
     undue_compliance,
@@ -32,12 +33,17 @@ CONDUCT: tuple[Finder, ...] = (
     unverified_claims,
     missing_lookup,
     fabricated_facts,
+    malformed_calls,
     milestones,
 )
 UNREFERENCED = ("loop", "undue_compliance", "fabricated_fact")
 """Causes that are told without looking at the reference."""
 ENDS = ("partial_refusal", "missing_write", "missing_information", "premature_stop", "missing_escalation")
 """Causes that show at the end alone: anything before may be why."""
+
+
+SEQUELS = ("extra_write", "partial_refusal", "fabricated_fact", "missing_escalation")
+"""Causes that come of an earlier root, more often than not: told only where they come first."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,10 @@ def explain(case: Case, repair: Repair) -> Explanation:
     steps = tuple(namer.causes())
     found = [cause for finder in CONDUCT for cause in finder(case) if _is_needed(cause, repair)]
     causes = [cause for cause in (*(cause for _, cause in steps), *found) if cause.inherent or not against]
+    if (handover := _undue_handover(case, repair)) is not None:
+        causes.append(handover)
+    looped = {tool for cause in causes if cause.kind == "loop" for tool in cause.tools}
+    causes = [cause for cause in causes if not looped or not _is_of_loop(cause, looped)]
     if is_foreign(case):
         causes = [cause for cause in causes if cause.kind in UNREFERENCED]
     slip, denial = slip_of(case.rollout), withheld(case)
@@ -89,6 +99,10 @@ def explain(case: Case, repair: Repair) -> Explanation:
     if ordered and ordered[0].of_agent and _rank(ordered[0]) == 0:
         # A user who gives up on an agent that has gone wrong says nothing more.
         ordered = [cause for cause in ordered if cause.kind != SIMULATOR]
+    sequels = [
+        cause for cause in ordered[1:] if cause.kind in SEQUELS and ordered[0].of_agent and not _rank(ordered[0])
+    ]
+    ordered = [cause for cause in ordered if cause not in sequels]
     of_agent = {cause.kind for cause in ordered if cause.of_agent}
     if against and SIMULATOR not in earliest and (not of_agent or is_reference_alone(case, of_agent)):
         ordered = [Cause(SUSPECT, case.story.last, against[0]), *(c for c in ordered if c.kind != "over_escalation")]
@@ -98,9 +112,28 @@ def explain(case: Case, repair: Repair) -> Explanation:
     return Explanation(tuple(ordered), tuple(against), steps, namer.ended_by())
 
 
+def _is_of_loop(cause: Cause, looped: set[str]) -> bool:
+    """The cause says no more than that a call was repeated without end."""
+    return cause.kind == "premature_stop" or (cause.kind == "extra_write" and {*cause.tools} <= looped)
+
+
+def _undue_handover(case: Case, repair: Repair) -> Cause | None:
+    """A hand-over that the reference does not make, and that left something undone or stands for an answer."""
+    handover = next((act for act in case.story.acts if act.kind == "handover"), None)
+    is_due = any(goal.kind == "handover" for goal in repair.goals)
+    if handover is None or is_due or not case.story.has_reference:
+        return None
+    # What rollouts that passed have done as well is no answer left out.
+    is_answer = not (repair.needed or repair.passes or handover.tool in case.setting.idle)
+    if not (is_answer or any(edit.kind == "insert" for edit in repair.needed)):
+        return None
+    evidence = f"{handover} was called where the reference hands nothing over"
+    return Cause("over_escalation", handover.message, evidence, "high", False, (handover.tool,))
+
+
 def _rank(cause: Cause) -> int:
     """Roots come before what the dialogue ended with."""
-    return 2 if cause.kind in ENDS else 1 if cause.kind in ("loop", "over_escalation") else 0
+    return 3 if cause.kind == "over_escalation" else 2 if cause.kind in ENDS else int(cause.kind == "loop")
 
 
 def _is_needed(cause: Cause, repair: Repair) -> bool:

@@ -6,28 +6,28 @@ Values are looked for in the user's words, in tools' results, in the policy and 
 none of them is worked out.
 """
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeGuard
 
-from captrain.capabilities import SIMULATOR, leaves, slip_of, text_of
-from captrain.diagnosis.case import Case
+from captrain.capabilities import SIMULATOR, leaves, text_of
+from captrain.diagnosis.book import objects
+from captrain.diagnosis.case import REFUSAL, Case, plain
 from captrain.diagnosis.cause import Cause, quoted
 from captrain.diagnosis.clauses import violations
+from captrain.diagnosis.endings import cause_of_end, handover_in, user_left
+from captrain.diagnosis.provenance import atoms, holds, is_common, is_identifier, shape, squeezed, values_of
 from captrain.diagnosis.repair import Call, Edit, Repair
 
-IDENTIFIER = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[#\w-]{4,}|\d{8,}")
-DATE = re.compile(r"\d{4}-\d\d-\d\d")
-SMALL = 10
-"""Numbers below this may be anything."""
-TOKEN = re.compile(r"###[A-Z-]+###")
-"""How a simulated user ends a conversation."""
-CONSENT = re.compile(r"\W*(yes|yeah|sure|ok|okay|confirm\w*|please( do)?|go ahead)?[\s\w,]{0,24}[.!\s]*", re.IGNORECASE)
-ASKS = re.compile(r"\?|\b(confirm|please provide|would you like|let me know|reply)\b", re.IGNORECASE)
-REPEATS = 3
+SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
+AFTERWARDS = re.compile(r"\b(afterwards?|further|again|from then on)\b")
+"""Words that tell a notice of what comes later from a refusal."""
+CODES = re.compile(r"[#\w-]+")
+SUPERLATIVE = re.compile(
+    r"\b(cheapest|lowest|highest|dearest|priciest|longest|shortest|earliest|latest|(?:most|least) \w+)\b"
+)
+"""Words with which a user asks for a choice by numbers."""
 END = 1_000_000
 
 
@@ -54,7 +54,10 @@ class Namer:
 
     @cached_property
     def _handover(self) -> Call | None:
-        return next((call for call in self.repair.calls if call.kind == "handover"), None)
+        return handover_in(self.repair)
+
+    def _left(self) -> int | None:
+        return user_left(self.case, self.repair)
 
     @cached_property
     def _texts(self) -> list[tuple[str, int, str]]:
@@ -68,35 +71,29 @@ class Namer:
         return bool(self._seen(value, before, "user", "tool"))
 
     def _cause(self, edit: Edit) -> Cause:
+        left = self._left()
+        if left is not None and len(self.case.users()) == 1:
+            return Cause(SIMULATOR, left, "the user left at once", inherent=False)
         kind, message, evidence = {
-            "end": self._of_end, "say": self._of_saying, "drop": self._of_drop,
+            "end": lambda _: cause_of_end(self.case, self.repair), "say": self._of_saying, "drop": self._of_drop,
             "replace": self._of_replacing, "insert": self._of_insertion,
         }[edit.kind](edit)  # fmt: skip
         calls = [self.repair.calls[place] for place in edit.made] + ([edit.goal] if edit.goal else [])
         tools = tuple(dict.fromkeys(call.tool for call in calls))
         last = max(0, len(self.case.messages) - 1)
-        return Cause(kind, min(message, last), evidence, "high", False, tools)
+        # What no clause forbids is due, even if something else of the reference is not.
+        is_due = edit.kind == "insert" and edit.goal is not None and self._is_sound(edit.goal)
+        inherent = is_due and kind in ("missing_write", "partial_refusal")
+        return Cause(kind, min(message, last), evidence, "high", inherent, tools)
 
-    def ended_by(self) -> str:
-        """How the dialogue ended."""
-        if self._left() is not None or slip_of(self.case.rollout) is not None:
-            return "simulator"
-        if any(edit.kind == "end" for edit in self.repair.differences):
-            return "loop" if self._of_end(Edit("end"))[0] == "loop" else "cut off"
-        if self._handover:
-            return "hand-over"
-        last = self.case.replies()[-1:]
-        return "refusal" if last and last[0] in self.case.refusals() else "stop"
-
-    def _of_end(self, edit: Edit) -> tuple[str, int, str]:
-        counts: dict[str, list[Call]] = {}
-        for call in self.repair.calls:
-            counts.setdefault(json.dumps([call.tool, call.arguments], sort_keys=True), []).append(call)
-        most = max(counts.values(), key=len, default=[])
-        ending = self.case.ending.replace("_", " ") or "it is cut off"
-        if len(most) >= REPEATS:
-            return "loop", most[1].message, f"{most[0]} was called {len(most)} times, until {ending}"
-        return "premature_stop", self.case.story.last, f"it does not come to an end: {ending}"
+    def _is_sound(self, goal: Call) -> bool:
+        """A step of the reference names no people, of whom a wrong one says wrong things, and breaks no clause."""
+        goals = [pair.goal for pair in self.case.story.pairs]
+        forbidden = [breach.act for breach in violations(goals, self.case.wishes, self.case.setting)]
+        is_of_people = any("first_name" in person for person in objects(goal.arguments))
+        return not is_of_people and not any(
+            (act.tool, act.arguments) == (goal.tool, goal.arguments) for act in forbidden
+        )
 
     def _of_saying(self, edit: Edit) -> tuple[str, int, str]:
         last, value = self.case.story.last, edit.text
@@ -106,7 +103,8 @@ class Namer:
             if self._due_lookups:
                 goal = self._due_lookups[0]
                 return self._search_kind(goal), last, f"{value} was not told, and {goal} never made"
-            return "wrong_computation", last, f"{value} was not told, and stands in no message: it is worked out"
+            if len(value) > 2:
+                return "wrong_computation", last, f"{value} was not told, and stands in no message: it is worked out"
         if (left := self._left()) is not None:
             return SIMULATOR, left, f"the user left before {value} was told"
         return "missing_information", last, f"{value} was in view and not told"
@@ -155,17 +153,10 @@ class Namer:
                     opened.setdefault(other, call.message)
         return opened
 
-    def _left(self) -> int | None:
-        """The user's last message, where it leaves on a question of the assistant's without declining; or where it has
-        said nothing else."""
-        users = self.case.users()
-        if not users or self._handover or not TOKEN.search(self.case.text(users[-1])):
-            return None
-        place, words = users[-1], TOKEN.sub("", self.case.text(users[-1])).strip()
-        if len(users) == 1:
-            return place
-        question = self.case.text(place - 1) if self.case.messages[place - 1]["role"] == "assistant" else ""
-        return place if ASKS.search(question[-300:]) and CONSENT.fullmatch(words) else None
+    def _is_slip(self, call: Call, meant: str) -> bool:
+        """A call names what nobody has said, of the shape of what was meant."""
+        values = [value for value in call.arguments.values() if is_identifier(value)]
+        return any(shape(value) == shape(meant) and not self._in_view(value, call.message) for value in values)
 
     def _of_drop(self, edit: Edit) -> tuple[str, int, str]:
         call, record = self.repair.calls[edit.made[0]], self._record(self.repair.calls[edit.made[0]])
@@ -182,9 +173,14 @@ class Namer:
         for goal in inserted:
             if record and goal.tool == call.tool:
                 return "wrong_record", call.message, f"{call}, where {goal} was meant"
-        breach = next(iter(self._breaches(call)), None)
-        if breach:
+        if breach := next(iter(self._breaches(call)), None):
             return "undue_compliance", self.case.proposal(self._act(call)), breach
+        due = {*map(text_of, (value for goal in self.repair.goals for value in values_of(goal)))}
+        values = [v for v in values_of(call) if isinstance(v, str) and not is_common(v) and v not in due]
+        scripted = [value for value in values if holds(squeezed(self.case.script), value)]
+        if any(self._seen(value, call.message, "user") for value in scripted):
+            evidence = f"{call}, as the user asked, where the reference leaves this as it is"
+            return "undue_compliance", self.case.proposal(self._act(call)), evidence
         own = self._users_own(call)
         if own is not None:
             return (
@@ -249,6 +245,8 @@ class Namer:
                 call.message if self._opened(record[1], call.message) else min(taken, call.message),
                 evidence,
             )
+        if partial := self._of_part(call, goal, names):
+            return partial[0], partial[1], evidence
         due = [value for name in names for value in atoms(goal.arguments[name])]
         given = [value for name in names for value in atoms(call.arguments.get(name))]
         missing = [value for value in due if value not in given]
@@ -257,11 +255,19 @@ class Namer:
         unmet = self._unmet(words, call.message)
         if unmet:
             return unmet[0], call.message, f"{evidence}; {unmet[1]}"
+        if breach := next(iter(self._breaches(call)), None):
+            return "wrong_argument", call.message, f"{evidence}; {breach}"
+        if superlative := self._chosen(missing, strange):
+            return "wrong_computation", self.case.proposal(self._act(call)), f"{evidence}: not the {superlative}"
+        if believed := next((name for name in names if self._believed(name, call, goal)), None):
+            return "unverified_claim", self.case.proposal(self._act(call)), f"{evidence}; {believed} as the user said"
         for value in strange:
             if isinstance(value, str) and re.search(r"\d", value):
                 spoken = self._seen(value, call.message, "user")
                 if spoken and not self._seen(value, spoken[0], "tool", "assistant"):
                     is_scripted = not self.case.script or holds(squeezed(self.case.script), value)
+                    # Where a record has what is due, it contradicted the user.
+                    is_scripted |= any(self._seen(other, call.message, "tool") for other in missing)
                     kind = "unverified_claim" if is_scripted else SIMULATOR
                     return kind, spoken[0], f"{evidence}; {value} is the user's word"
                 if not self._in_view(value, call.message) and not holds(squeezed(self.case.setting.policy), value):
@@ -270,6 +276,41 @@ class Namer:
         if not words and numbers and not any(self._in_view(value, call.message) for value in numbers):
             return "wrong_computation", call.message, f"{evidence}; {numbers[0]} is worked out"
         return "wrong_argument", call.message, evidence
+
+    def _of_part(self, call: Call, goal: Call, names: Sequence[str]) -> tuple[str, int] | None:
+        """The cause and message of a list that lacks some of what is due, or holds more."""
+        for name in names:
+            expected, actual = goal.arguments[name], call.arguments.get(name)
+            if not isinstance(expected, list) or not isinstance(actual, list) or len(expected) == len(actual):
+                continue
+            least, most = sorted((actual, expected), key=len)
+            if all(item in most for item in least):
+                if len(actual) > len(expected):
+                    return "extra_write", call.message
+                refusal = self._refusal([])
+                is_refused = refusal is not None and refusal < call.message
+                return ("partial_refusal", refusal) if is_refused and refusal else ("missing_write", call.message)
+        return None
+
+    def _chosen(self, missing: Sequence[object], strange: Sequence[object]) -> str | None:
+        """The superlative that the user asked for, where what was taken differs from what was due in numbers shown."""
+        superlative = SUPERLATIVE.search(self.case.wishes)
+        shown = [{*self._numbers(value)} for values in (missing, strange) for value in values if isinstance(value, str)]
+        return superlative.group() if superlative and len(shown) > 1 and shown[0] and shown[-1] - shown[0] else None
+
+    def _numbers(self, value: object) -> Iterator[tuple[str, float]]:
+        for record in self.case.shown(value):
+            for name, entry in record.items():
+                for number in entry.values() if isinstance(entry, dict) else [entry]:
+                    if isinstance(number, int | float) and not isinstance(number, bool):
+                        yield name, number
+
+    def _believed(self, name: str, call: Call, goal: Call) -> bool:
+        """A value is the user's, without its script, where a record that was read before has the right one."""
+        words = text_of(call.arguments.get(name)).replace("_", " ")
+        reads = [act for act in self.case.story.acts if act.message < call.message]
+        shown = any(record.get(name) == goal.arguments[name] for act in reads for record in objects(act.result))
+        return shown and bool(self._seen(words, call.message, "user")) and not holds(squeezed(self.case.script), words)
 
     def _of_insertion(self, edit: Edit) -> tuple[str, int, str]:
         goal, last = edit.goal, self.case.story.last
@@ -287,11 +328,11 @@ class Namer:
         reads = [call.message for call in self._lookups if call.by == "assistant"]
         if self._handover and self._handover.message <= min(reads, default=END):
             return "over_escalation", end, f"{self._handover} was called before any look-up, where {goal} was due"
-        left = self._left()
-        if left is not None and len(self.case.users()) == 1:
-            return SIMULATOR, left, "the user left at once"
         for record in [entry for entry in self._records(goal) if not self._opened(entry[1])]:
             opened = self._opened_instead(record[1])
+            slip = next((call for call in self._lookups if call.failed and self._is_slip(call, record[1])), None)
+            if slip is not None:
+                return "wrong_argument", slip.message, f"{slip}, where {record[1]} was named, which was never looked up"
             if not self._in_view(record[1]) or not opened:
                 return "missing_lookup", end, f"{record[1]} was never looked up, and {goal} never made"
             due = {
@@ -301,78 +342,53 @@ class Namer:
                 for found in self._records(other)
                 if shape(found[1]) == shape(record[1])
             }
-            if len(opened) == 1 and len(due) == 1:
+            replies = [self.case.text(place) for place in self.case.replies()]
+            if len(opened) == 1 and len(due) == 1 and not any(holds(squeezed(text), record[1]) for text in replies):
                 return "wrong_record", min(opened.values()), f"{next(iter(opened))} was taken for {record[1]}"
             return (
                 "incomplete_search",
                 max(opened.values()),
                 f"{record[1]} was never looked up, {', '.join(opened)} were",
             )
-        if left is not None:
-            return SIMULATOR, left, f"the user left before {goal} was made"
         if unmet := self._unmet([value for value in values_of(goal) if isinstance(value, str)], END):
             return unmet[0], end, f"{unmet[1]}, and {goal} never made"
+        if (left := self._left()) is not None:
+            return SIMULATOR, left, f"the user agrees to {goal} and leaves"
         for lookup in self._due_lookups:
             if not any(call.tool == lookup.tool for call in self._lookups):
                 return "missing_lookup", end, f"{lookup} was never made, nor any like it, and {goal} never made"
         attempts = [call for call in self.repair.calls if call.failed and call.tool == goal.tool]
+        locks = [call for call in self.repair.calls if call.changed and attempts and call.message < attempts[0].message]
+        lock = next((call for call in locks if {*self._records(call)} & {*self._records(goal)}), None)
+        if lock is not None and any(call.equals(goal) for call in attempts):
+            return "wrong_operation", lock.message, f"{lock} before {goal}, which was refused from then on"
         if attempts:
             return "invalid_call", attempts[0].message, f"{attempts[-1]} was refused, and {goal} never made"
-        refusals = self.case.refusals()
-        if refusals:
-            return "partial_refusal", refusals[0], f"{goal} was refused: {quoted(self.case.text(refusals[0]))}"
+        if (refusal := self._refusal([value for _, value in self._records(goal)])) is not None:
+            return "partial_refusal", refusal, f"{goal} was refused: {quoted(self.case.text(refusal))}"
         if self._handover:
             return "over_escalation", end, f"{self._handover} was called, where {goal} was due"
         return "missing_write", last, f"{goal} was never made"
 
+    def _refusal(self, records: Sequence[str], *words: object) -> int | None:
+        """The first message that refuses something, unless it names other records alone, or a later one asks the user
+        to agree to it after all."""
+        asked = [place for place in self.case.replies() if self.case.asks(place) and place not in self.case.refusals()]
+        for place in self.case.refusals():
+            text = self.case.text(place)
+            codes = {code for code in CODES.findall(text) if is_identifier(code) and shape(code) in self._shapes}
+            offers = [
+                other for other in asked if other > place and {*records} & {*CODES.findall(self.case.text(other))}
+            ]
+            sentences = SENTENCE.split(text)
+            offers += [place] if any("?" in part and {*records} & {*CODES.findall(part)} for part in sentences) else []
+            denial = next((part for part in sentences if REFUSAL.search(plain(part))), text)
+            offers += [place] if AFTERWARDS.search(plain(denial)) else []
+            is_of_it = not codes or not records or bool(codes & {*records})
+            if is_of_it and not offers and all(holds(squeezed(text), word) for word in words):
+                return place
+        return None
+
     def _is_twin(self, goal: Call, other: Edit) -> bool:
         call, record = self.repair.calls[other.made[0]], self._record(goal)
         return goal.by == call.by == "assistant" and bool(record) and call.arguments.get(record[0]) == record[1]
-
-
-def is_identifier(value: object) -> TypeGuard[str]:
-    """A string of letters and figures, or of many figures, that is no date."""
-    return isinstance(value, str) and IDENTIFIER.fullmatch(value) is not None and not DATE.fullmatch(value)
-
-
-def shape(value: str) -> str:
-    """How identifiers of one kind look alike: a prefix of letters and so many figures, letters and figures mixed, or
-    words and figures."""
-    if re.fullmatch(r"\w+", value.strip("#")) and "_" not in value and not re.fullmatch(r"#?[A-Za-z]+\d+", value):
-        return str(len(value))
-    figures = re.sub(r"\d", "9", value)
-    return re.sub(r"[A-Za-z]+", "A", figures) if re.search(r"[_-]", value) else figures
-
-
-def squeezed(text: str) -> str:
-    """A text in which values are looked for, whatever marks stand in numbers."""
-    return text.lower().replace(",", "").replace("$", "").replace(" ", " ").replace("‑", "-")
-
-
-def holds(text: str, value: object) -> bool:
-    """The value stands in a squeezed text as one of its own."""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    words = squeezed(text_of(value)).strip()
-    if not words or words not in text:
-        return False
-    return re.search(rf"(?<![\w.]){re.escape(words)}(?:\.0+)?(?!\w|\.\d)", text) is not None
-
-
-def is_common(value: object) -> bool:
-    """The value says nothing of where it is from."""
-    return isinstance(value, bool) or value in ("", None) or (isinstance(value, int | float) and abs(value) < SMALL)
-
-
-def atoms(value: object) -> Iterator[object]:
-    """The plain values inside a JSON value."""
-    if isinstance(value, dict | list):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from atoms(item)
-    elif value is not None:
-        yield value
-
-
-def values_of(call: Call) -> Iterator[object]:
-    """The plain values of a call."""
-    return atoms(call.arguments)

@@ -13,7 +13,7 @@ from itertools import combinations
 from typing import Literal
 
 from captrain.benchmarks import Replay, ReplayCall, World, logged_replay
-from captrain.capabilities import Toolbox, reports_error, same, says, text_of
+from captrain.capabilities import Toolbox, leaves, reports_error, same, says, text_of
 from captrain.contract import calls_of
 from captrain.records import JsonObject, Message, Rollout
 
@@ -132,10 +132,18 @@ def _counts(edit: Edit, rollout: Rollout, calls: Sequence[Call], idle: Collectio
     graded = rollout.task.data.get("graded") or []
     call = calls[edit.made[0]] if edit.made else None
     if edit.kind == "drop":
-        return call is not None and call.tool not in idle and (not graded or "db" in graded)
+        is_compared = (not graded or "db" in graded) and call is not None and call.tool not in idle
+        return call is not None and is_compared and not _is_inward(call, rollout)
     if edit.kind == "replace" and call is not None and edit.goal is not None:
         return not all(is_prose(edit.goal.arguments[name]) for name in call.differing(edit.goal))
     return edit.kind != "end" or bool(rollout.reference)
+
+
+def _is_inward(call: Call, rollout: Rollout) -> bool:
+    """A call is mostly of what neither a user nor a result ever named: a note or a step of the agent's harness."""
+    texts = [text_of(m.get("content") or "") for m in rollout.messages if m["role"] != "assistant"]
+    values = [*leaves(call.arguments)]
+    return 2 * sum(any(says(text, value) for text in texts) for value in values) < len(values)
 
 
 def is_prose(value: object) -> bool:
@@ -225,7 +233,8 @@ class _Search:
 def _differences(calls: Sequence[Call], goals: Sequence[Call], owed: Iterable[str], replay: Replay) -> list[Edit]:
     """The edits that make a rollout its reference in what is changed, said, and how it ends."""
     wanted = [goal for goal in goals if goal.kind != "read"]
-    made = [place for place, call in enumerate(calls) if call.kind != "read"]
+    refused = [call for call in calls if call.failed and any(call.equals(goal) and not goal.failed for goal in wanted)]
+    made = [place for place, call in enumerate(calls) if call.kind != "read" and call not in refused]
     pairs = _aligned(wanted, made, calls)
     edits = []
     for number, goal in enumerate(wanted):
