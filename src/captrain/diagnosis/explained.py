@@ -6,7 +6,10 @@ others (records before any write, how often each task was passed, by whom), and 
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Literal, get_args
+
+import yaml
 
 from captrain.benchmarks import Kind, World, Worlds
 from captrain.capabilities import KINDS, SIMULATOR, Story, Toolbox, acts_of
@@ -17,6 +20,7 @@ from captrain.diagnosis.cause import Cause, Confidence
 from captrain.diagnosis.explanation import Explanation, explain
 from captrain.diagnosis.outcomes import OutcomeTally
 from captrain.diagnosis.repair import Repair, find_repair
+from captrain.errors import UserError
 from captrain.interop import Logs
 from captrain.records import Message, Record, Rollout, Spool
 
@@ -116,6 +120,22 @@ def explain_logs(logs: Logs, worlds: Worlds | None = None, kinds: Mapping[str, K
         world = worlds.of(rollout) if worlds is not None and rollout.outcome != "error" else None
         spool.add(_explained(Case(rollout, settings[rollout.environment]), outcomes, world))
     return Explanations(spool, settings, outcomes)
+
+
+def read_kinds(path: Path) -> dict[str, Kind]:
+    """Read what tools do from a file that maps their names to kinds.
+
+    Raises:
+        UserError: it is no such file.
+    """
+    remedy = f"write one line a tool, such as `get_order: read`, with {', '.join(get_args(Kind))}"
+    try:
+        kinds = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"{path} cannot be read: {error}", remedy) from None
+    if not isinstance(kinds, dict) or not {*kinds.values()} <= {*get_args(Kind)}:
+        raise UserError(f"{path} does not map tools to kinds", remedy)
+    return kinds
 
 
 def _declared(logs: Logs, worlds: Worlds | None) -> dict[str, Kind]:

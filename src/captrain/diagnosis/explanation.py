@@ -22,6 +22,7 @@ from captrain.diagnosis.conduct import (
     unverified_claims,
     withheld,
 )
+from captrain.diagnosis.endings import ended_by
 from captrain.diagnosis.naming import Namer
 from captrain.diagnosis.repair import Edit, Repair
 from captrain.diagnosis.suspects import is_foreign, is_reference_alone, suspicions
@@ -99,17 +100,15 @@ def explain(case: Case, repair: Repair) -> Explanation:
     if ordered and ordered[0].of_agent and _rank(ordered[0]) == 0:
         # A user who gives up on an agent that has gone wrong says nothing more.
         ordered = [cause for cause in ordered if cause.kind != SIMULATOR]
-    sequels = [
-        cause for cause in ordered[1:] if cause.kind in SEQUELS and ordered[0].of_agent and not _rank(ordered[0])
-    ]
-    ordered = [cause for cause in ordered if cause not in sequels]
+    if ordered and ordered[0].of_agent and _rank(ordered[0]) == 0:
+        ordered = ordered[:1] + [cause for cause in ordered[1:] if cause.kind not in SEQUELS]
     of_agent = {cause.kind for cause in ordered if cause.of_agent}
     if against and SIMULATOR not in earliest and (not of_agent or is_reference_alone(case, of_agent)):
         ordered = [Cause(SUSPECT, case.story.last, against[0]), *(c for c in ordered if c.kind != "over_escalation")]
     if repair.passes and case.rollout.outcome == "failed":
         evidence = "its calls, replayed, pass the check: grader or infrastructure failed"
         ordered = [Cause(INFRASTRUCTURE, case.story.last, evidence)]
-    return Explanation(tuple(ordered), tuple(against), steps, namer.ended_by())
+    return Explanation(tuple(ordered), tuple(against), steps, ended_by(case, repair))
 
 
 def _is_of_loop(cause: Cause, looped: set[str]) -> bool:
