@@ -36,9 +36,7 @@ def diagnose(
     seed: Annotated[int, typer.Option(min=0, help="Of the resamples.")] = 0,
     scores: Annotated[Path | None, typer.Option(help="CSV of trace_id,reward: spans hold no reward.")] = None,
     keep_suspects: Annotated[bool, typer.Option(help="Contrast rollouts of suspect references, too.")] = False,
-    benchmark: Annotated[
-        str, typer.Option(help="Whose tasks they are, where ids do not tell: causes are proven.")
-    ] = "",
+    benchmark: Annotated[str, typer.Option(help="Whose tasks they are, where ids do not tell.")] = "",
     tools_as: Annotated[Path | None, typer.Option(help="YAML or JSON of tool: read, write or handover.")] = None,
     analyst: Annotated[
         AnalystName, typer.Option(help="programmatic: rules; openai: the language model of --model.")

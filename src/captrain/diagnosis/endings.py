@@ -2,9 +2,11 @@
 
 import json
 import re
+from collections.abc import Collection, Sequence
 
 from captrain.capabilities import slip_of
-from captrain.diagnosis.case import Case
+from captrain.diagnosis.case import REFUSAL, Case, plain
+from captrain.diagnosis.provenance import is_identifier, shape
 from captrain.diagnosis.repair import Call, Repair
 
 TOKEN = re.compile(r"###[A-Z-]+###")
@@ -12,6 +14,11 @@ TOKEN = re.compile(r"###[A-Z-]+###")
 CONSENT = re.compile(r"\W*(yes|yeah|sure|ok|okay|confirm\w*|please( do)?|go ahead)?[\s\w,]{0,24}[.!\s]*", re.IGNORECASE)
 ASKS = re.compile(r"\?|\b(confirm|please provide|would you like|let me know|reply)\b", re.IGNORECASE)
 REPEATS = 3
+
+SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
+AFTERWARDS = re.compile(r"\b(afterwards?|further|again|from then on)\b")
+"""Words that tell a notice of what comes later from a refusal."""
+CODES = re.compile(r"[#\w-]+")
 
 
 def handover_in(repair: Repair) -> Call | None:
@@ -54,3 +61,21 @@ def user_left(case: Case, repair: Repair) -> int | None:
         return place
     question = case.text(place - 1) if case.messages[place - 1]["role"] == "assistant" else ""
     return place if ASKS.search(question[-300:]) and CONSENT.fullmatch(words) else None
+
+
+def first_refusal(case: Case, records: Sequence[str], shapes: Collection[str]) -> int | None:
+    """The first message that refuses something, unless it names other records alone, or a later one asks the user
+    to agree to it after all."""
+    asked = [place for place in case.replies() if case.asks(place) and place not in case.refusals()]
+    for place in case.refusals():
+        text = case.text(place)
+        codes = {code for code in CODES.findall(text) if is_identifier(code) and shape(code) in shapes}
+        offers = [other for other in asked if other > place and {*records} & {*CODES.findall(case.text(other))}]
+        sentences = SENTENCE.split(text)
+        offers += [place] if any("?" in part and {*records} & {*CODES.findall(part)} for part in sentences) else []
+        denial = next((part for part in sentences if REFUSAL.search(plain(part))), text)
+        offers += [place] if AFTERWARDS.search(plain(denial)) else []
+        is_of_it = not codes or not records or bool(codes & {*records})
+        if is_of_it and not offers:
+            return place
+    return None

@@ -13,17 +13,13 @@ from functools import cached_property
 
 from captrain.capabilities import SIMULATOR, leaves, text_of
 from captrain.diagnosis.book import objects
-from captrain.diagnosis.case import REFUSAL, Case, plain
+from captrain.diagnosis.case import Case
 from captrain.diagnosis.cause import Cause, quoted
 from captrain.diagnosis.clauses import violations
-from captrain.diagnosis.endings import cause_of_end, handover_in, user_left
+from captrain.diagnosis.endings import cause_of_end, first_refusal, handover_in, user_left
 from captrain.diagnosis.provenance import atoms, holds, is_common, is_identifier, shape, squeezed, values_of
 from captrain.diagnosis.repair import Call, Edit, Repair
 
-SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
-AFTERWARDS = re.compile(r"\b(afterwards?|further|again|from then on)\b")
-"""Words that tell a notice of what comes later from a refusal."""
-CODES = re.compile(r"[#\w-]+")
 SUPERLATIVE = re.compile(
     r"\b(cheapest|lowest|highest|dearest|priciest|longest|shortest|earliest|latest|(?:most|least) \w+)\b"
 )
@@ -134,8 +130,13 @@ class Namer:
 
     def _records(self, call: Call) -> list[tuple[str, str]]:
         """The arguments of a call that name records, such as look-ups open, the most special last named first."""
-        named = [(n, v) for n, v in call.arguments.items() if is_identifier(v) and shape(v) in self._shapes]
-        return named[::-1]
+        named = [(n, v) for n, v in call.arguments.items() if self._names_record(n, v)]
+        return [(name, text_of(value)) for name, value in named[::-1]]
+
+    def _names_record(self, name: str, value: object) -> bool:
+        return isinstance(value, str) and (
+            name in self.case.setting.toolbox.keys or (is_identifier(value) and shape(value) in self._shapes)
+        )
 
     def _record(self, call: Call) -> tuple[str, str] | None:
         return next(iter(self._records(call)), None)
@@ -148,8 +149,8 @@ class Namer:
         """Other records of the shape that were opened, with the message."""
         opened: dict[str, int] = {}
         for call in self._lookups:
-            for other in call.arguments.values() if call.by == "assistant" and not call.failed else ():
-                if is_identifier(other) and other != value and shape(other) == shape(value):
+            for _, other in self._records(call) if call.by == "assistant" and not call.failed else ():
+                if other != value and shape(other) == shape(value):
                     opened.setdefault(other, call.message)
         return opened
 
@@ -164,6 +165,8 @@ class Namer:
         kept = [other for place, other in enumerate(self.repair.calls) if place not in dropped]
         if any(call.equals(other) and other.changed for other in kept):
             return "extra_write", call.message, f"{call} was made before, and again"
+        if unread := self._unread(call):
+            return "missing_lookup", call.message, f"{call}, and {unread} was never made before"
         inserted = [other.goal for other in self.repair.needed if other.kind == "insert" and other.goal]
         for goal in inserted:
             if record and goal.by == call.by and goal.arguments.get(record[0]) == record[1]:
@@ -199,6 +202,20 @@ class Namer:
         if asked:
             return "undue_compliance", asked[-1], f"{call}, which was put to the user, and no reference makes"
         return "extra_write", call.message, f"{call}, which the reference does not make"
+
+    def _needs_opening(self, goal: Call, record: str) -> bool:
+        """A record of a change was not opened: one that the reference opens, where it opens any before a change."""
+        opened = {leaf for other in self.repair.goals if other.kind == "read" for leaf in leaves(other.arguments)}
+        records = {entry[1] for other in self.repair.goals if other.kind != "read" for entry in self._records(other)}
+        return not self._opened(record) and (record in opened or not records & opened)
+
+    def _unread(self, call: Call) -> Call | None:
+        """The look-up by which the reference opens a record of a change, and that was not made before."""
+        for _, record in self._records(call):
+            reads = [goal for goal in self.repair.goals if goal.kind == "read" and record in [*leaves(goal.arguments)]]
+            if reads and not self._opened(record, call.message) and call.by == "assistant":
+                return reads[0]
+        return None
 
     def _breaches(self, call: Call) -> Iterator[str]:
         acts = [act for act in self.case.story.writes if act.message == call.message and act.tool == call.tool]
@@ -270,7 +287,12 @@ class Namer:
                     is_scripted |= any(self._seen(other, call.message, "tool") for other in missing)
                     kind = "unverified_claim" if is_scripted else SIMULATOR
                     return kind, spoken[0], f"{evidence}; {value} is the user's word"
-                if not self._in_view(value, call.message) and not holds(squeezed(self.case.setting.policy), value):
+                is_at_hand = bool(words) and all(self._in_view(word, call.message) for word in words)
+                if (
+                    not is_at_hand
+                    and not self._in_view(value, call.message)
+                    and not holds(squeezed(self.case.setting.policy), value)
+                ):
                     return "fabricated_fact", call.message, f"{evidence}; {value} stands in no message before"
         numbers = [value for value in missing if isinstance(value, int | float) and not is_common(value)]
         if not words and numbers and not any(self._in_view(value, call.message) for value in numbers):
@@ -287,7 +309,7 @@ class Namer:
             if all(item in most for item in least):
                 if len(actual) > len(expected):
                     return "extra_write", call.message
-                refusal = self._refusal([])
+                refusal = first_refusal(self.case, [], self._shapes)
                 is_refused = refusal is not None and refusal < call.message
                 return ("partial_refusal", refusal) if is_refused and refusal else ("missing_write", call.message)
         return None
@@ -328,7 +350,7 @@ class Namer:
         reads = [call.message for call in self._lookups if call.by == "assistant"]
         if self._handover and self._handover.message <= min(reads, default=END):
             return "over_escalation", end, f"{self._handover} was called before any look-up, where {goal} was due"
-        for record in [entry for entry in self._records(goal) if not self._opened(entry[1])]:
+        for record in [entry for entry in self._records(goal) if self._needs_opening(goal, entry[1])]:
             opened = self._opened_instead(record[1])
             slip = next((call for call in self._lookups if call.failed and self._is_slip(call, record[1])), None)
             if slip is not None:
@@ -364,30 +386,11 @@ class Namer:
             return "wrong_operation", lock.message, f"{lock} before {goal}, which was refused from then on"
         if attempts:
             return "invalid_call", attempts[0].message, f"{attempts[-1]} was refused, and {goal} never made"
-        if (refusal := self._refusal([value for _, value in self._records(goal)])) is not None:
+        if (refusal := first_refusal(self.case, [value for _, value in self._records(goal)], self._shapes)) is not None:
             return "partial_refusal", refusal, f"{goal} was refused: {quoted(self.case.text(refusal))}"
         if self._handover:
             return "over_escalation", end, f"{self._handover} was called, where {goal} was due"
         return "missing_write", last, f"{goal} was never made"
-
-    def _refusal(self, records: Sequence[str], *words: object) -> int | None:
-        """The first message that refuses something, unless it names other records alone, or a later one asks the user
-        to agree to it after all."""
-        asked = [place for place in self.case.replies() if self.case.asks(place) and place not in self.case.refusals()]
-        for place in self.case.refusals():
-            text = self.case.text(place)
-            codes = {code for code in CODES.findall(text) if is_identifier(code) and shape(code) in self._shapes}
-            offers = [
-                other for other in asked if other > place and {*records} & {*CODES.findall(self.case.text(other))}
-            ]
-            sentences = SENTENCE.split(text)
-            offers += [place] if any("?" in part and {*records} & {*CODES.findall(part)} for part in sentences) else []
-            denial = next((part for part in sentences if REFUSAL.search(plain(part))), text)
-            offers += [place] if AFTERWARDS.search(plain(denial)) else []
-            is_of_it = not codes or not records or bool(codes & {*records})
-            if is_of_it and not offers and all(holds(squeezed(text), word) for word in words):
-                return place
-        return None
 
     def _is_twin(self, goal: Call, other: Edit) -> bool:
         call, record = self.repair.calls[other.made[0]], self._record(goal)
