@@ -11,7 +11,6 @@ from captrain.benchmarks.replay import Kind, Replay, ReplayCall, Replayed
 from captrain.contract import Target, calls_of, closing_episodes
 from captrain.records import JsonObject, Message, Rollout, Task
 
-
 PUNCTUATION = ".,;:!?()-"
 
 

@@ -46,7 +46,11 @@ def cause_of_end(case: Case, repair: Repair) -> tuple[str, int, str]:
     most = max(counts.values(), key=len, default=[])
     ending = case.ending.replace("_", " ") or "it is cut off"
     if len(most) >= REPEATS:
-        return "loop", most[1].message, f"{most[0]} was called {len(most)} times, until {ending}"
+        return (
+            "loop",
+            most[1].message,
+            f"{most[0]} was called {len(most)} times with the same arguments, until {ending}",
+        )
     return "premature_stop", case.story.last, f"it does not come to an end: {ending}"
 
 

@@ -90,7 +90,9 @@ def explain(case: Case, repair: Repair) -> Explanation:
         causes = [cause for cause in causes if cause.kind in UNREFERENCED]
     slip, denial = slip_of(case.rollout), withheld(case)
     if slip is not None:
-        causes.append(Cause(SIMULATOR, slip[0], slip[1], inherent=False))
+        # What was still to be done when the user failed is left undone because of it.
+        left = [cause for edit, cause in steps if edit.kind in ("insert", "say") and cause.message >= slip[0] - 1]
+        causes = [cause for cause in causes if cause not in left] + [Cause(SIMULATOR, *slip, inherent=False)]
     if denial is not None:
         causes = [cause for cause in causes if _rank(cause) == 0 and cause.kind != "missing_lookup"] + [denial]
     earliest: dict[str, Cause] = {}

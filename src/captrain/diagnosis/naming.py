@@ -178,7 +178,7 @@ class Namer:
                 return "wrong_record", call.message, f"{call}, where {goal} was meant"
         if breach := next(iter(self._breaches(call)), None):
             return "undue_compliance", self.case.proposal(self._act(call)), breach
-        due = {*map(text_of, (value for goal in self.repair.goals for value in values_of(goal)))}
+        due = {*map(text_of, (value for goal in self.repair.goals if goal.kind != "read" for value in values_of(goal)))}
         values = [v for v in values_of(call) if isinstance(v, str) and not is_common(v) and v not in due]
         scripted = [value for value in values if holds(squeezed(self.case.script), value)]
         if any(self._seen(value, call.message, "user") for value in scripted):
@@ -203,11 +203,10 @@ class Namer:
             return "undue_compliance", asked[-1], f"{call}, which was put to the user, and no reference makes"
         return "extra_write", call.message, f"{call}, which the reference does not make"
 
-    def _needs_opening(self, goal: Call, record: str) -> bool:
-        """A record of a change was not opened: one that the reference opens, where it opens any before a change."""
+    def _needs_opening(self, record: str) -> bool:
+        """A record of a change was not opened, and the reference opens it, if it says what it looks up at all."""
         opened = {leaf for other in self.repair.goals if other.kind == "read" for leaf in leaves(other.arguments)}
-        records = {entry[1] for other in self.repair.goals if other.kind != "read" for entry in self._records(other)}
-        return not self._opened(record) and (record in opened or not records & opened)
+        return not self._opened(record) and (record in opened or not opened)
 
     def _unread(self, call: Call) -> Call | None:
         """The look-up by which the reference opens a record of a change, and that was not made before."""
@@ -239,7 +238,8 @@ class Namer:
         for value in values_of(call) if self.case.script and call.by == "assistant" else ():
             if not isinstance(value, str) or is_common(value) or holds(squeezed(self.case.script), value):
                 continue
-            spoken = self._seen(value, call.message, "user")
+            # To name a record is no wish by itself.
+            spoken = self._seen(value, call.message, "user") if not self._opened(value) else []
             if spoken and not self._seen(value, spoken[0], "assistant", "tool"):
                 return spoken[0]
         return None
@@ -350,7 +350,7 @@ class Namer:
         reads = [call.message for call in self._lookups if call.by == "assistant"]
         if self._handover and self._handover.message <= min(reads, default=END):
             return "over_escalation", end, f"{self._handover} was called before any look-up, where {goal} was due"
-        for record in [entry for entry in self._records(goal) if self._needs_opening(goal, entry[1])]:
+        for record in [entry for entry in self._records(goal) if self._needs_opening(entry[1])]:
             opened = self._opened_instead(record[1])
             slip = next((call for call in self._lookups if call.failed and self._is_slip(call, record[1])), None)
             if slip is not None:
