@@ -71,7 +71,8 @@ class TemplateSynthesizer:
         if capability.id not in PARTS:
             raise NoTemplate(
                 f"no template trains the capability {capability.id}",
-                f"the templates know {', '.join(PARTS)}; tighten selection, or let a language model write it (synthesizer=openai, or --model)",
+                f"the templates know {', '.join(PARTS)}; "
+                "tighten selection, or let a language model write it (synthesizer=openai, or --model)",
             )
         package = files("captrain")
         _, _, world = package.joinpath(WORLD).read_text().partition('\n"""\n')
