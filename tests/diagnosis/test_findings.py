@@ -13,7 +13,7 @@ from captrain.cli.app import app
 from captrain.config import Selection
 from captrain.diagnosis import Diagnosis, advise
 from captrain.diagnosis import diagnose as explain
-from captrain.diagnosis.explained import Repair
+from captrain.diagnosis.explained import RepairStep
 from captrain.diagnosis.findings import Collection
 from captrain.interop import read_logs
 
@@ -158,7 +158,10 @@ def test_repairs_that_replay_has_proven_take_the_place_of_differences(tmp_path: 
     due = ["metric", "restart", "page"]
     diagnosis = diagnosed(tmp_path, [chat(f"f{number}", ["metric"], 0, due) for number in range(3)])
     edit = {"step": "restart(api)", "kind": "insert", "message": 3, "evidence": "with it the check passes"}
-    repairs = [Repair(**edit, needed=True, proven=True), Repair(**{**edit, "step": "page"}, needed=False, proven=True)]
+    repairs = [
+        RepairStep(**edit, needed=True, proven=True),
+        RepairStep(**{**edit, "step": "page"}, needed=False, proven=True),
+    ]
     collection = Collection(next(iter(diagnosis.explanations.settings.values())).toolbox)
     for row, rollout in zip(diagnosis.explanations.rollouts, diagnosis.logs.rollouts, strict=True):
         collection.add(row.model_copy(update={"repairs": repairs}), rollout, counts=True)

@@ -41,12 +41,12 @@ CASES: dict[str, tuple[list[Message], list[object], list[str]]] = {
     "a step that was asked for and never made": (
         OPENING + says("Please switch roaming on.") + user("I did not find it.") + says("Good bye."),
         [step("toggle_roaming")],
-        [],
+        ["missing_write"],
     ),
     "a hand-over before the last step": (
         OPENING + says("Is airplane mode on?") + acts("toggle_airplane_mode", "OFF") + HANDOVER,
         [step("toggle_airplane_mode"), step("toggle_roaming")],
-        ["over_escalation"],
+        ["missing_write", "over_escalation"],
     ),
     "a change that the end does not depend on": (
         OPENING + ENABLE + says("Please switch roaming on.") + acts("toggle_roaming", "ON") + says("Bye!"),

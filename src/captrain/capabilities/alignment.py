@@ -61,8 +61,8 @@ class Toolbox:
     """What the schemas tell of the tools: `keys` are the argument names that are all some look-up needs to be told,
     and that other tools take too."""
 
-    def __init__(self, tools: Iterable[JsonObject], kinds: Mapping[str, Kind] | None = None) -> None:
-        self.kinds: dict[str, Kind] = {**(kinds or {})}
+    def __init__(self, tools: Iterable[JsonObject], kinds: Mapping[str, str] | None = None) -> None:
+        self._kinds = {**(kinds or {})}
         functions = [tool["function"] for tool in tools]
         self.schemas: dict[str, JsonObject] = {
             function["name"]: function.get("parameters") or {} for function in functions
@@ -73,7 +73,12 @@ class Toolbox:
 
     def kind(self, tool: str) -> Kind:
         """What calling a tool does."""
-        return self.kinds.get(tool) or kind_of(tool)
+        match self._kinds.get(tool):
+            case "read" | "write" | "handover" as kind:
+                return kind
+            case None:
+                return kind_of(tool)
+        return "read"
 
     def accepts(self, tool: str, arguments: Mapping[str, object]) -> bool:
         """Whether the tool exists and the argument names are those of its schema."""

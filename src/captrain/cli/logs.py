@@ -36,6 +36,8 @@ def diagnose(
     seed: Annotated[int, typer.Option(min=0, help="Of the resamples.")] = 0,
     scores: Annotated[Path | None, typer.Option(help="CSV of trace_id,reward, for traces without scores.")] = None,
     keep_suspects: Annotated[bool, typer.Option(help="Contrast rollouts of suspect references, too.")] = False,
+    benchmark: Annotated[str, typer.Option(help="Whose tasks they are, where ids do not tell.")] = "",
+    tools_as: Annotated[Path | None, typer.Option(help="YAML or JSON of tool: read, write or handover.")] = None,
     analyst: Annotated[
         AnalystName, typer.Option(help="programmatic: rules; openai: the language model of --model.")
     ] = "programmatic",
@@ -47,6 +49,7 @@ def diagnose(
     dry_run: Annotated[bool, typer.Option(help="Say what the model would cost, and ask nothing.")] = False,
 ) -> None:
     """Why the rollouts in these logs failed, and what the agent lacks: causes, a ranking, report.md, figures."""
+    from captrain.benchmarks import open_worlds
     from captrain.config import Selection
     from captrain.diagnosis import (
         advise,
@@ -56,6 +59,7 @@ def diagnose(
         label_summary,
         publish_diagnosis,
         publish_label_diagnosis,
+        read_kinds,
         read_labels,
     )
     from captrain.execution import require_folder
@@ -85,10 +89,21 @@ def diagnose(
         options = ModelOptions(model, endpoint_env, key_env, tokens, prices, dry_run)
         _judge(logs, selection, out, count, seed, options, keep_suspects=keep_suspects)
         return
-    diagnosis = diagnose(logs, selection, runs=RUNS, count=count, seed=seed, keep_suspects=keep_suspects)
+    with open_worlds(benchmark) as worlds:
+        diagnosis = diagnose(
+            logs,
+            selection,
+            runs=RUNS,
+            count=count,
+            seed=seed,
+            keep_suspects=keep_suspects,
+            worlds=worlds,
+            kinds=read_kinds(tools_as) if tools_as else None,
+        )
     advice = advise(diagnosis, out)
     publish_diagnosis(diagnosis, out, advice)
-    print_all(*diagnosis_summary(diagnosis, advice), f"{out / 'report.md'} has the evidence")
+    unproven = [f"causes are not proven: `{worlds.missing}`, and diagnose again"] if worlds.missing else []
+    print_all(*diagnosis_summary(diagnosis, advice), *unproven, f"{out / 'report.md'} has the evidence")
 
 
 def _judge(

@@ -9,12 +9,10 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from captrain.capabilities import Act, is_malformed, kind_of, leaves, same, says, text_of
-from captrain.diagnosis.case import ABILITY, IDENTIFIER, Case, plain
+from captrain.capabilities import BY_MILESTONES, SIMULATOR, Act, Vocabulary, is_malformed, same, says, text_of
+from captrain.diagnosis.case import ABILITY, Case, plain
 from captrain.diagnosis.cause import Cause, quoted
 from captrain.diagnosis.clauses import COMPENSATION, violations
-from captrain.diagnosis.omissions import stems_of
-from captrain.diagnosis.user_tools import unmade
 
 REPEATS = 3
 """The same call so often, with no word of the user between, is a loop: twice may be a second try."""
@@ -22,7 +20,6 @@ WRITES = 4
 """So many equal writes in a row are a loop; fewer are writes too many."""
 SHORT = 60
 """Characters of a text that may be said again."""
-COLLEAGUE = re.compile(r"\b(human|supervisor|manager|representative|transfer|escalat\w*|another agent|someone else)\b")
 CLAIM = re.compile(
     r"\b(ago|yesterday|this morning|members?|membership|insur\w+|approved|eligible|entitled|promised|guarantee\w*|"
     r"warranty|said (that )?(i|you|it)|told me)\b"
@@ -30,12 +27,15 @@ CLAIM = re.compile(
 """Words with which a user states what a record would have to show."""
 STANDING = re.compile(r"\b(?!a |the |your |my |our )\w+ (?:member|customer|subscriber|status|tier)\b")
 """What a user says of its own standing, such as "gold member"."""
+DENIAL = re.compile(
+    r"\b(?:don[’']t|do not|can[’']t|cannot|not) (?:\w+ ){0,3}?(?:have|remember|recall|know|sure)\b[^.?!,]{0,40}?"
+    r"\b(?:(?:user|customer|member|account|profile|guest) (?:id|name|number)|(?:that|this|such) information)\b"
+)
+"""Words with which a user says that it cannot tell who it is."""
+ACCOUNT = re.compile(r"\b[a-z]+_[a-z]+_\d{3,}\b")
+"""An account's identifier."""
 CODE = re.compile(r"\b(?=[A-Za-z_]*\d)(?=\w*[A-Za-z])[A-Za-z]+_?[A-Za-z_]*\d{3,}\b")
 """An identifier of letters and at least three digits."""
-ENDING = re.compile(r"cancel|close|delete|remove|terminate|void")
-"""Verbs of tools that end what a record stands for."""
-WHOLE = re.compile(r"\b(entire|whole|full|all)\b")
-"""What an assistant says that speaks of a record as a whole."""
 DETAIL = re.compile(r"(?=.*[A-Za-z])(?=.*\d)[\w#., -]+")
 """A value of letters and figures."""
 REASONING = re.compile(r"calculate|compute|convert|estimate|think")
@@ -108,39 +108,6 @@ def _forbidden_offers(case: Case, goals: Sequence[Act]) -> Iterator[Cause]:
                 return
 
 
-def wholes_for_parts(case: Case) -> Iterator[Cause]:
-    """A write that takes a record as a whole, where the assistant had put it to the user for one of its items."""
-    for act in case.story.writes:
-        questions = [place for place in case.replies(act.message) if case.asks(place)]
-        if not questions or not act.record or not ENDING.match(act.tool):
-            continue
-        proposal = questions[-1]
-        if any(isinstance(value, list) for value in act.content.values()):
-            continue
-        reads = [read for read in case.story.acts if read.message < proposal and same(act.record, read.record)]
-        lists = [entries for read in reads for entries in _named(read.result)]
-        names = {name.lower() for name in max(lists, key=len, default=[])}
-        words = case.text(proposal).lower()
-        items = {name for name in names if name in words}
-        remainder = sorted(names - items)
-        if items and remainder and not WHOLE.search(words):
-            stems = re.compile(stems_of(act.tool))
-            texts = {place: case.text(place).lower() for place in questions}
-            offers = [place for place, text in texts.items() if stems.search(text) and not WHOLE.search(text)]
-            offers = [place for place in offers if {name for name in names if name in texts[place]} == items]
-            evidence = (
-                f"{act} takes {', '.join(remainder)} too, where the user was asked about {', '.join(sorted(items))}"
-            )
-            yield Cause("undue_compliance", min([*offers, proposal]), evidence, "medium", tools=(act.tool,))
-
-
-def _named(result: object) -> Iterator[list[str]]:
-    """The names in each list of objects inside a record."""
-    for value in result.values() if isinstance(result, dict) else ():
-        if isinstance(value, list) and all(isinstance(item, dict) and "name" in item for item in value):
-            yield [str(item["name"]) for item in value]
-
-
 def unverified_claims(case: Case) -> Iterator[Cause]:
     """A write on the user's word alone: its record was never read, or nothing shows what it makes up for; or answers
     without a single look-up, where the reference makes some."""
@@ -199,31 +166,6 @@ def _unconfirmed(case: Case) -> Iterator[Cause]:
                 yield Cause(kind, case.proposal(act), evidence, tools=(act.tool,))
 
 
-def is_asked_for(case: Case) -> bool:
-    """Whether the last words of the user before the hand-over ask for a colleague, or agree to one."""
-    handover = next((act.message for act in case.story.acts if act.kind == "handover"), 0)
-    return any(COLLEAGUE.search(plain(case.text(place))) for place in case.users(handover)[-1:])
-
-
-def over_escalation(case: Case) -> Iterator[Cause]:
-    """A hand-over that the reference does not make, that was not the user's idea, and that left something undone or
-    stands for a refusal."""
-    story = case.story
-    due = [act for act in story.expected if act.kind == "handover"]
-    handover = next((act for act in story.acts if act.kind == "handover"), None)
-    goals = [pair.goal for pair in story.pairs]
-    forbidden = [violation.act for violation in violations(goals, case.wishes, case.setting)]
-    open_goals = [goal for goal in case.undone if not case.attempts(goal) and goal not in forbidden] or unmade(case)
-    if handover is None or due or not story.has_reference or not (open_goals or not story.pairs):
-        return
-    request = next((i for i in case.users(handover.message) if COLLEAGUE.search(plain(case.text(i)))), None)
-    offers = [i for i in case.replies(request) if COLLEAGUE.search(plain(case.text(i)))] if request is not None else [0]
-    if offers:
-        left_open = f", and {open_goals[0]} was not made" if open_goals else ""
-        evidence = f"{handover} was called where the reference hands nothing over{left_open}"
-        yield Cause("over_escalation", handover.message, evidence, tools=(handover.tool,))
-
-
 def missing_lookup(case: Case) -> Iterator[Cause]:
     """The assistant says that it has no means to learn something, and never calls a tool that the reference does."""
     if not case.undone and all(pair.write is None or pair.write.failed for pair in case.story.pairs):
@@ -238,20 +180,6 @@ def missing_lookup(case: Case) -> Iterator[Cause]:
     sentence = next((part for part in re.split(r"(?<=[.!?;])\s", words) if ABILITY.search(plain(part))), words)
     evidence = f"{unused.tool} was never called, and the assistant says: {quoted(sentence)}"
     yield Cause("missing_lookup", disclaimer, evidence, tools=(unused.tool,))
-
-
-def unread_needs(case: Case) -> Iterator[Cause]:
-    """A write that is due and was never made, where a look-up of what it changes was never made either: a tool that
-    takes nothing but arguments of the write, and has a word of its name."""
-    tools, end = {act.tool for act in case.story.acts}, case.story.last
-    for goal in case.undone if len(case.users()) > 1 else ():
-        for tool, schema in case.setting.toolbox.schemas.items():
-            names = {*schema.get("required", [])}
-            words = {*goal.tool.split("_")[1:]} & {*tool.split("_")[1:]}
-            if words and kind_of(tool) == "read" and names and names <= {*goal.arguments} and tool not in tools:
-                evidence = f"{tool} was never called, which would have shown whether {goal} is due"
-                yield Cause("missing_lookup", end, evidence, "medium", False, (tool,))
-                return
 
 
 def fabricated_facts(case: Case) -> Iterator[Cause]:
@@ -308,44 +236,35 @@ def _shape(code: str) -> str:
     return re.sub(r"\d", "9", re.sub(r"[A-Za-z]", "A", code))
 
 
-def miscopied_identifiers(case: Case) -> Iterator[Cause]:
-    """A look-up that fails for an identifier which nobody has said, where the user has said one that differs from it in
-    a character or two, and which is never looked up."""
-    for act in case.story.acts:
-        codes = _codes(case, act.message)
-        for value in leaves(act.arguments) if act.kind == "read" and act.failed and case.undone else ():
-            twins = [code for code in codes if _is_alike(value, code)]
-            calls = [leaf for call in case.story.acts for leaf in leaves(call.arguments)]
-            if value not in codes and twins and not {*twins} & {*calls}:
-                evidence = f"{act}, where the user had named {twins[0]}, which was never looked up"
-                yield Cause("wrong_argument", act.message, evidence, tools=(act.tool,), arguments=tuple(act.arguments))
-                return
-
-
-def _codes(case: Case, before: int) -> list[str]:
-    """The identifiers of letters and figures, or of capitals, that the user has said before a message."""
-    words = [word for place in case.users(before) for word in re.findall(r"[\w-]+", case.text(place))]
-    return [word for word in words if IDENTIFIER.fullmatch(word) or (len(word) > 3 and word.isupper())]
-
-
-def _is_alike(value: str, code: str) -> bool:
-    """Whether two identifiers of one length differ in a character or two."""
-    differences = sum(first != second for first, second in zip(value, code, strict=False))
-    return len(value) == len(code) > 4 and 0 < differences <= 2 and value[0] == code[0]
-
-
-def invalid_calls(case: Case) -> Iterator[Cause]:
-    """A call that is left in the text of a message; or refused calls of a tool that the reference needs and that never
-    went through: one that was repaired is no cause."""
+def malformed_calls(case: Case) -> Iterator[Cause]:
+    """A call that is left in the text of a message."""
     for index, message in enumerate(case.messages):
         if is_malformed(message):
             yield Cause("invalid_call", index, "a call that is not well formed was left as text")
-    for pair in case.story.pairs:
-        goal, act = pair.goal, pair.write
-        tries = [call for call in case.story.acts if call.tool == goal.tool and same(goal.record, call.record)]
-        # What another write has locked is refused in any form.
-        is_open = act is None or (act.tool != goal.tool and tries and act.message > tries[0].message)
-        if is_open and len(tries) > 1 and all(call.failed for call in tries):
-            reason = " ".join([*leaves(tries[-1].result)])
-            evidence = f"{tries[-1]} was refused {len(tries)} times and never went through: {quoted(reason)}"
-            yield Cause("invalid_call", tries[0].message, evidence, tools=(goal.tool,))
+
+
+def milestones(case: Case) -> Iterator[Cause]:
+    """The first milestone of a benchmark that was not met: a call, its arguments, a state, or words to the user; and
+    acts that were to be left out."""
+    for kind, finders in BY_MILESTONES.items():
+        findings = [finding for find in finders for finding in find(case.story, Vocabulary(())) if finding.lacking]
+        for finding in findings[:1]:
+            tools, arguments = finding.tools, finding.arguments
+            yield Cause(kind, finding.message, finding.evidence, "high", False, tools, arguments)
+
+
+def withheld(case: Case) -> Cause | None:
+    """The message in which the simulated user says that it has no identifier, though its script gives one that it
+    never says, and nothing was changed for want of it."""
+    codes = {code for code in ACCOUNT.findall(case.script) if not says(case.story.user, code)}
+    if (
+        not codes
+        or case.story.writes
+        or any(says(text_of(act.arguments), code) for act in case.story.acts for code in codes)
+    ):
+        return None
+    for place in case.users():
+        if DENIAL.search(plain(case.text(place))):
+            evidence = f"the user keeps {sorted(codes)[0]} of its script to itself: {quoted(case.text(place))}"
+            return Cause(SIMULATOR, place, evidence, "high", False)
+    return None

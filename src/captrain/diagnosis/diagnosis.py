@@ -10,10 +10,11 @@ Logs may hold more rollouts than memory: they are read one by one, a few times o
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from captrain.capabilities import SUSPECT, SelectionAccount, Toolbox, select_by_verdicts
+from captrain.benchmarks import Kind, Worlds
+from captrain.capabilities import SUSPECT, SelectionAccount, select_by_verdicts
 from captrain.config import Selection
 from captrain.diagnosis.contrast import has_solution, label_causes
 from captrain.diagnosis.explained import Explained, Explanations, Standing, explain_logs
@@ -115,7 +116,15 @@ class Diagnosis:
 
 
 def diagnose(
-    logs: Logs, selection: Selection, *, runs: int, count: int, seed: int, keep_suspects: bool = False
+    logs: Logs,
+    selection: Selection,
+    *,
+    runs: int,
+    count: int,
+    seed: int,
+    keep_suspects: bool = False,
+    worlds: Worlds | None = None,
+    kinds: Mapping[str, Kind] | None = None,
 ) -> Diagnosis:
     """Explain the failed rollouts of other people's logs, and rank the causes by the contrast with passed ones.
 
@@ -126,9 +135,11 @@ def diagnose(
         count: capabilities selected at most.
         seed: of the resamples.
         keep_suspects: contrast rollouts whose reference is suspect, too.
+        worlds: in which rollouts are replayed, so that causes are proven.
+        kinds: what tools do, where their names mislead.
     """
-    explanations = explain_logs(logs)
-    account, agents, collection = Account(), dict[str, Account](), Collection(Toolbox(logs.tools))
+    explanations = explain_logs(logs, worlds, kinds)
+    account, agents, collection = Account(), dict[str, Account](), Collection(explanations.toolbox)
     for row, rollout in zip(explanations.rollouts, logs.rollouts, strict=True):
         for tally in (account, agents.setdefault(row.agent, Account())):
             tally.add(row, keep=keep_suspects)

@@ -4,17 +4,23 @@ Logs may hold more rollouts than memory. They are read twice: once for what the 
 others (records before any write, how often each task was passed, by whom), and once to explain each.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Literal, get_args
 
+import yaml
+
+from captrain.benchmarks import Kind, World, Worlds
 from captrain.capabilities import KINDS, SIMULATOR, Story, Toolbox, acts_of
 from captrain.contract import calls_of
 from captrain.diagnosis.book import RecordBook
 from captrain.diagnosis.case import Case, Setting
 from captrain.diagnosis.cause import Cause, Confidence
-from captrain.diagnosis.explanation import explain
+from captrain.diagnosis.explanation import Explanation, explain
 from captrain.diagnosis.outcomes import OutcomeTally
+from captrain.diagnosis.repair import Repair, find_repair
+from captrain.errors import UserError
 from captrain.interop import Logs
 from captrain.records import Message, Record, Rollout, Spool
 
@@ -32,9 +38,9 @@ class RolloutCause(Record):
     confidence: Confidence
 
 
-class Repair(Record):
-    """An edit after which a failed rollout passes: the step that is inserted, replaced or dropped, the end that is put
-    off, or the words that were owed; whether it is `needed`, whether replay has `proven` that."""
+class RepairStep(Record):
+    """A difference from the reference: what would have to be done, whether the rollout passes only with it, whether
+    that is proven by replay, the message that it concerns, and why."""
 
     step: str
     kind: Literal["insert", "replace", "drop", "end", "say"]
@@ -47,7 +53,8 @@ class Repair(Record):
 class Explained(Record):
     """One rollout with what explains it. `primary` is None where nothing does, and for a rollout that passed;
     `secondary` are all other causes, those of a passed rollout its lapses. `suspicions` speak against its reference.
-    `occasions` are the kinds of cause that the rollout could have shown."""
+    `occasions` are the kinds of cause that the rollout could have shown. `ended_by` says how the dialogue ended,
+    `repairs` what would have made it pass."""
 
     rollout: str
     environment: str
@@ -61,7 +68,8 @@ class Explained(Record):
     suspicions: list[str] = []
     occasions: list[str] = []
     tools: list[str] = []
-    repairs: list[Repair] = []
+    ended_by: str = ""
+    repairs: list[RepairStep] = []
 
     @property
     def place(self) -> str:
@@ -80,17 +88,24 @@ class Explained(Record):
 
 @dataclass(frozen=True)
 class Explanations:
-    """All rollouts of logs, explained, in their order; the settings of their environments; and the tally of their
-    outcomes."""
+    """All rollouts of logs, explained, in their order; the settings of their environments; the tally of their outcomes;
+    and what their tools do."""
 
     rollouts: Spool[Explained]
     settings: dict[str, Setting]
     outcomes: OutcomeTally
+    toolbox: Toolbox
 
 
-def explain_logs(logs: Logs) -> Explanations:
-    """Explain every rollout of the logs."""
-    toolbox, outcomes = Toolbox(logs.tools), OutcomeTally()
+def explain_logs(logs: Logs, worlds: Worlds | None = None, kinds: Mapping[str, Kind] | None = None) -> Explanations:
+    """Explain every rollout of the logs.
+
+    Args:
+        logs: what was read.
+        worlds: in which rollouts are replayed, so that causes are proven; None: none is.
+        kinds: what tools do, where their names mislead.
+    """
+    toolbox, outcomes = Toolbox(logs.tools, {**_declared(logs, worlds), **(kinds or {})}), OutcomeTally()
     settings: dict[str, Setting] = {}
     due: dict[str, set[str]] = {}
     for rollout in logs.rollouts:
@@ -108,8 +123,31 @@ def explain_logs(logs: Logs) -> Explanations:
         settings[environment].idle.difference_update(tools)
     spool = Spool(Explained)
     for rollout in logs.rollouts:
-        spool.add(_explained(Case(rollout, settings[rollout.environment]), outcomes))
-    return Explanations(spool, settings, outcomes)
+        world = worlds.of(rollout) if worlds is not None and rollout.outcome != "error" else None
+        spool.add(_explained(Case(rollout, settings[rollout.environment]), outcomes, world))
+    return Explanations(spool, settings, outcomes, toolbox)
+
+
+def read_kinds(path: Path) -> dict[str, Kind]:
+    """Read what tools do from a file that maps their names to kinds.
+
+    Raises:
+        UserError: it is no such file.
+    """
+    remedy = f"write one line a tool, such as `get_order: read`, with {', '.join(get_args(Kind))}"
+    try:
+        kinds = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"{path} cannot be read: {error}", remedy) from None
+    if not isinstance(kinds, dict) or not {*kinds.values()} <= {*get_args(Kind)}:
+        raise UserError(f"{path} does not map tools to kinds", remedy)
+    return kinds
+
+
+def _declared(logs: Logs, worlds: Worlds | None) -> dict[str, Kind]:
+    """Kinds of tools, as the world of the first rollout declares them."""
+    world = next((worlds.of(rollout) for rollout in logs.rollouts), None) if worlds is not None else None
+    return {**world.kinds} if world is not None else {}
 
 
 def _tools(messages: Iterable[Message]) -> set[str]:
@@ -123,7 +161,7 @@ def _instructions(rollout: Rollout) -> str:
     return str(first.get("content") or "") if first["role"] in ("system", "developer") else ""
 
 
-def _explained(case: Case, outcomes: OutcomeTally) -> Explained:
+def _explained(case: Case, outcomes: OutcomeTally, world: World | None) -> Explained:
     rollout = case.rollout
     row = Explained(
         rollout=rollout.id,
@@ -137,7 +175,8 @@ def _explained(case: Case, outcomes: OutcomeTally) -> Explained:
     if rollout.outcome == "error":
         evidence = rollout.error or "infrastructure: no reason is recorded"
         return row.model_copy(update={"primary": _record(Cause("infrastructure", 0, evidence))})
-    explanation = explain(case)
+    repair = find_repair(rollout, case.setting.toolbox, world, case.setting.idle)
+    explanation = explain(case, repair)
     suspicions = [*explanation.suspicions]
     if (reason := outcomes.unpassed(rollout.environment, rollout.task.id)) is not None:
         suspicions.append(reason)
@@ -155,8 +194,25 @@ def _explained(case: Case, outcomes: OutcomeTally) -> Explained:
                 _occasions(case.story) | {cause.cause for cause in causes if KINDS[cause.cause].of_agent}
             ),
             "tools": sorted({tool for cause in explanation.of_agent for tool in cause.tools}),
+            "ended_by": explanation.ended_by,
+            "repairs": [*_repair_steps(repair, explanation, case.story.last)],
         }
     )
+
+
+def _repair_steps(repair: Repair, explanation: Explanation, case_end: int) -> Iterator[RepairStep]:
+    """The differences of a rollout from its reference, the needed ones first, each with the cause's evidence."""
+    causes = {id(edit): cause for edit, cause in explanation.steps}
+    for edit in (*repair.needed, *(edit for edit in repair.differences if edit not in repair.needed)):
+        cause, call = causes.get(id(edit)), repair.calls[edit.made[0]] if edit.made else None
+        yield RepairStep(
+            step=str(edit.goal or call or edit.text or "end the dialogue"),
+            kind=edit.kind,
+            needed=edit in repair.needed,
+            proven=repair.proven,
+            message=cause.message if cause else call.message if call else case_end,
+            evidence=cause.evidence if cause else "",
+        )
 
 
 def _record(cause: Cause) -> RolloutCause:

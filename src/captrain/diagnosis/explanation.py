@@ -1,80 +1,61 @@
-"""Why a rollout failed: one primary cause, the secondary ones apart, or nothing that the log proves.
+"""Why a rollout failed: one primary cause, the secondary ones apart, or nothing that log and replay prove.
 
-The finders do not know the outcome: those of a passed rollout find lapses that cost nothing, and the contrast between
-failed and passed rollouts needs them. The primary cause is the earliest in the dialogue; what follows from an earlier
-one is secondary. With a suspect reference only what holds by itself is charged to the agent.
+The needed edits of the smallest repair name the causes (`naming`); beside them stands what the log proves whatever the
+reference does (`conduct`). The primary cause is the earliest root. How the dialogue ended is a field of its own, and
+the cause only where nothing before it needs repair. With a suspect reference only what holds by itself is charged to
+the agent.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from captrain.capabilities import KINDS, SIMULATOR, SUSPECT, slip_of
+from captrain.capabilities import INFRASTRUCTURE, SIMULATOR, SUSPECT, slip_of
 from captrain.diagnosis.case import Case
 from captrain.diagnosis.cause import Cause
 from captrain.diagnosis.conduct import (
     fabricated_facts,
-    invalid_calls,
-    is_asked_for,
     loops,
-    miscopied_identifiers,
+    malformed_calls,
+    milestones,
     missing_lookup,
-    over_escalation,
     undue_compliance,
-    unread_needs,
     unverified_claims,
-    wholes_for_parts,
-)
-from captrain.diagnosis.deviations import milestones, wrong_writes
-from captrain.diagnosis.omissions import (
-    abandoned,
-    endings,
-    hollow_reports,
-    missing_information,
-    undone_writes,
     withheld,
 )
-from captrain.diagnosis.searches import searches
-from captrain.diagnosis.surplus import extra_writes
+from captrain.diagnosis.endings import ended_by
+from captrain.diagnosis.naming import Namer
+from captrain.diagnosis.repair import Edit, Repair
 from captrain.diagnosis.suspects import is_foreign, is_reference_alone, suspicions
-from captrain.diagnosis.user_tools import unasked_steps
 
 Finder = Callable[[Case], Iterator[Cause]]
-FINDERS: tuple[Finder, ...] = (
+CONDUCT: tuple[Finder, ...] = (
     loops,
     undue_compliance,
-    wholes_for_parts,
     unverified_claims,
     missing_lookup,
     fabricated_facts,
-    miscopied_identifiers,
-    searches,
-    over_escalation,
-    wrong_writes,
-    extra_writes,
-    undone_writes,
-    unasked_steps,
-    hollow_reports,
-    missing_information,
-    invalid_calls,
-    endings,
+    malformed_calls,
     milestones,
 )
-UNREAD = ("missing_lookup", "unverified_claim", "incomplete_search")
-"""What may come of an identifier that the user does not give."""
 UNREFERENCED = ("loop", "undue_compliance", "fabricated_fact")
-"""What is told without looking at the reference."""
+"""Causes that are told without looking at the reference."""
+ENDS = ("partial_refusal", "missing_write", "missing_information", "premature_stop", "missing_escalation")
+"""Causes that show at the end alone: anything before may be why."""
+
+
 SEQUELS = ("extra_write", "partial_refusal", "fabricated_fact", "missing_escalation")
-"""What an agent that has gone wrong does next, more often than not because of it: told only where it comes first."""
-OMISSIONS = ("missing_write", "missing_information", "premature_stop")
-"""What was left undone shows at the end alone: anything before it may be why."""
+"""Causes that come of an earlier root, more often than not: told only where they come first."""
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """What explains a rollout: its causes, the primary one first; and what speaks against its reference."""
+    """What explains a rollout: its causes, the primary one first; what speaks against its reference; the edits that
+    would repair it, each with its cause; and how the dialogue ended."""
 
     causes: tuple[Cause, ...]
     suspicions: tuple[str, ...]
+    steps: tuple[tuple[Edit, Cause], ...]
+    ended_by: str
 
     @property
     def primary(self) -> Cause | None:
@@ -92,54 +73,78 @@ class Explanation:
         return self.primary if self.primary and not self.primary.of_agent else None
 
 
-def _is_of_loop(cause: Cause, repeated: set[str]) -> bool:
-    """Whether a cause says no more than that a call was repeated without end."""
-    return cause.kind == "premature_stop" or (cause.kind == "extra_write" and {*cause.tools} <= repeated)
-
-
-def _unburdened(case: Case, causes: list[Cause]) -> list[Cause]:
-    """Without what the agent could not do, where the simulated user kept from it what its script gives."""
-    denial = withheld(case)
-    if denial is None:
-        return causes
-    return [cause for cause in causes if cause.kind not in (*OMISSIONS, *UNREAD)] + [denial]
-
-
-def explain(case: Case) -> Explanation:
+def explain(case: Case, repair: Repair) -> Explanation:
     """Find what explains a rollout."""
-    against = tuple(dict.fromkeys(suspicions(case)))
-    causes = [cause for finder in FINDERS for cause in finder(case) if cause.inherent or not against]
+    against = [*dict.fromkeys(suspicions(case))]
+    if repair.is_unsound:
+        against.append("the reference, replayed, fails its own check")
+    namer = Namer(case, repair)
+    steps = tuple(namer.causes())
+    found = [cause for finder in CONDUCT for cause in finder(case) if _is_needed(cause, repair)]
+    causes = [cause for cause in (*(cause for _, cause in steps), *found) if cause.inherent or not against]
+    if (handover := _undue_handover(case, repair)) is not None:
+        causes.append(handover)
+    looped = {tool for cause in causes if cause.kind == "loop" for tool in cause.tools}
+    causes = [cause for cause in causes if not looped or not _is_of_loop(cause, looped)]
     if is_foreign(case):
         causes = [cause for cause in causes if cause.kind in UNREFERENCED]
-    if any(cause.kind == "loop" for cause in causes):
-        repeated = {tool for cause in causes if cause.kind == "loop" for tool in cause.tools}
-        causes = [cause for cause in causes if not _is_of_loop(cause, repeated)]
-    slip = slip_of(case.rollout)
-    end = abandoned(case) if slip is None else Cause(SIMULATOR, slip[0], slip[1], inherent=False)
-    if end is not None:
-        causes.append(end)
-        if all(cause.kind in OMISSIONS or not cause.of_agent for cause in causes):
-            causes = [cause for cause in causes if cause.kind not in OMISSIONS]
-    elif not against:
-        # Who leaves early may leave before the look-up.
-        causes.extend(unread_needs(case))
-    causes = _unburdened(case, causes)
+    slip, denial = slip_of(case.rollout), withheld(case)
+    if slip is not None:
+        # What was still to be done when the user failed is left undone because of it.
+        left = [cause for edit, cause in steps if edit.kind in ("insert", "say") and cause.message >= slip[0] - 1]
+        causes = [cause for cause in causes if cause not in left] + [Cause(SIMULATOR, *slip, inherent=False)]
+    if denial is not None:
+        causes = [cause for cause in causes if _rank(cause) == 0 and cause.kind != "missing_lookup"] + [denial]
     earliest: dict[str, Cause] = {}
-    for cause in sorted(causes, key=lambda cause: (cause.kind in OMISSIONS, cause.message)):
+    for cause in sorted(causes, key=lambda cause: (_rank(cause), cause.message)):
         earliest.setdefault(cause.kind, cause)
-    of_agent = {kind for kind in earliest if KINDS[kind].of_agent}
-    handover = earliest.get("over_escalation")
-    if handover and any(earliest[kind].message < handover.message for kind in of_agent) and is_asked_for(case):
-        earliest.pop("over_escalation")
-    if of_agent and next(iter(earliest)) in of_agent - {*OMISSIONS}:
+    ordered = [*earliest.values()]
+    if ordered and ordered[0].of_agent and _rank(ordered[0]) == 0:
         # A user who gives up on an agent that has gone wrong says nothing more.
-        earliest.pop(SIMULATOR, None)
-    first = next((kind for kind in earliest if kind in of_agent), None)
-    for kind in SEQUELS:
-        if first and kind in earliest and earliest[kind].message > earliest[first].message:
-            earliest.pop(kind)
+        ordered = [cause for cause in ordered if cause.kind != SIMULATOR]
+    if ordered and ordered[0].of_agent and _rank(ordered[0]) == 0:
+        ordered = ordered[:1] + [cause for cause in ordered[1:] if cause.kind not in SEQUELS]
+    of_agent = {cause.kind for cause in ordered if cause.of_agent}
     if against and SIMULATOR not in earliest and (not of_agent or is_reference_alone(case, of_agent)):
-        reference = Cause(SUSPECT, case.story.last, against[0])
-        earliest.pop("over_escalation", None)
-        return Explanation((reference, *earliest.values()), against)
-    return Explanation(tuple(earliest.values()), against)
+        ordered = [Cause(SUSPECT, case.story.last, against[0]), *(c for c in ordered if c.kind != "over_escalation")]
+    if repair.passes and case.rollout.outcome == "failed":
+        evidence = "its calls, replayed, pass the check: grader or infrastructure failed"
+        ordered = [Cause(INFRASTRUCTURE, case.story.last, evidence)]
+    return Explanation(tuple(ordered), tuple(against), steps, ended_by(case, repair))
+
+
+def _is_of_loop(cause: Cause, looped: set[str]) -> bool:
+    """The cause says no more than that a call was repeated without end."""
+    return cause.kind == "premature_stop" or (cause.kind == "extra_write" and {*cause.tools} <= looped)
+
+
+def _undue_handover(case: Case, repair: Repair) -> Cause | None:
+    """A hand-over that the reference does not make, and that left something undone or stands for an answer."""
+    handover = next((act for act in case.story.acts if act.kind == "handover"), None)
+    is_due = any(goal.kind == "handover" for goal in repair.goals)
+    if handover is None or is_due or not case.story.has_reference:
+        return None
+    # What rollouts that passed have done as well is no answer left out.
+    is_answer = not (repair.needed or repair.passes or handover.tool in case.setting.idle)
+    if not (is_answer or any(edit.kind == "insert" for edit in repair.needed)):
+        return None
+    evidence = f"{handover} was called where the reference hands nothing over"
+    return Cause("over_escalation", handover.message, evidence, "high", False, (handover.tool,))
+
+
+def _rank(cause: Cause) -> int:
+    """Roots come before what the dialogue ended with."""
+    return 3 if cause.kind == "over_escalation" else 2 if cause.kind in ENDS else int(cause.kind == "loop")
+
+
+def _is_needed(cause: Cause, repair: Repair) -> bool:
+    """A proven repair does without what is none of its edits: a call it leaves as it is, or a loop that came to an
+    end."""
+    if not repair.proven or repair.passes or repair.is_unsound:
+        return True
+    if cause.kind == "loop":
+        return any(edit.kind == "end" for edit in repair.needed)
+    if cause.kind in ("undue_compliance", "wrong_argument"):
+        touched = {repair.calls[place].tool for edit in repair.needed for place in edit.made}
+        return bool({*cause.tools} & touched)
+    return True

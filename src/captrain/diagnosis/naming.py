@@ -1,0 +1,397 @@
+"""Names the cause of each edit of a repair, by where values come from: root before symptom.
+
+Every change has needs: the look-ups that supply its values, and the record that it is on. The first need that was not
+met names the cause. How the dialogue ended (a hand-over, a refusal, a stop) names it only where all needs were met.
+Values are looked for in the user's words, in tools' results, in the policy and in the script; a number that stands in
+none of them is worked out.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from captrain.capabilities import SIMULATOR, leaves, text_of
+from captrain.diagnosis.book import objects
+from captrain.diagnosis.case import Case
+from captrain.diagnosis.cause import Cause, quoted
+from captrain.diagnosis.clauses import violations
+from captrain.diagnosis.endings import cause_of_end, first_refusal, handover_in, user_left
+from captrain.diagnosis.provenance import atoms, holds, is_common, is_identifier, shape, squeezed, values_of
+from captrain.diagnosis.repair import Call, Edit, Repair
+
+SUPERLATIVE = re.compile(
+    r"\b(cheapest|lowest|highest|dearest|priciest|longest|shortest|earliest|latest|(?:most|least) \w+)\b"
+)
+"""Words with which a user asks for a choice by numbers."""
+END = 1_000_000
+
+
+@dataclass(frozen=True)
+class Namer:
+    """The causes of the edits of one rollout's repair."""
+
+    case: Case
+    repair: Repair
+
+    def causes(self) -> list[tuple[Edit, Cause]]:
+        """The cause of each needed edit, in their order."""
+        return [(edit, self._cause(edit)) for edit in self.repair.needed]
+
+    @cached_property
+    def _lookups(self) -> list[Call]:
+        return [call for call in self.repair.calls if call.kind == "read"]
+
+    @cached_property
+    def _due_lookups(self) -> list[Call]:
+        """Look-ups of the reference that the rollout does not make."""
+        due = [goal for goal in self.repair.goals if goal.kind == "read"]
+        return [goal for goal in due if not any(call.equals(goal) for call in self._lookups)]
+
+    @cached_property
+    def _handover(self) -> Call | None:
+        return handover_in(self.repair)
+
+    def _left(self) -> int | None:
+        return user_left(self.case, self.repair)
+
+    @cached_property
+    def _texts(self) -> list[tuple[str, int, str]]:
+        """Role, place and searchable words of every message."""
+        return [(m["role"], place, squeezed(self.case.text(place))) for place, m in enumerate(self.case.messages)]
+
+    def _seen(self, value: object, before: int, *roles: str) -> list[int]:
+        return [at for role, at, text in self._texts if at < before and role in roles and holds(text, value)]
+
+    def _in_view(self, value: object, before: int = END) -> bool:
+        return bool(self._seen(value, before, "user", "tool"))
+
+    def _cause(self, edit: Edit) -> Cause:
+        left = self._left()
+        if left is not None and len(self.case.users()) == 1:
+            return Cause(SIMULATOR, left, "the user left at once", inherent=False)
+        kind, message, evidence = {
+            "end": lambda _: cause_of_end(self.case, self.repair), "say": self._of_saying, "drop": self._of_drop,
+            "replace": self._of_replacing, "insert": self._of_insertion,
+        }[edit.kind](edit)  # fmt: skip
+        calls = [self.repair.calls[place] for place in edit.made] + ([edit.goal] if edit.goal else [])
+        tools = tuple(dict.fromkeys(call.tool for call in calls))
+        last = max(0, len(self.case.messages) - 1)
+        # What no clause forbids is due, even if something else of the reference is not.
+        is_due = edit.kind == "insert" and edit.goal is not None and self._is_sound(edit.goal)
+        inherent = is_due and kind in ("missing_write", "partial_refusal")
+        return Cause(kind, min(message, last), evidence, "high", inherent, tools)
+
+    def _is_sound(self, goal: Call) -> bool:
+        """A step of the reference names no people, of whom a wrong one says wrong things, and breaks no clause."""
+        goals = [pair.goal for pair in self.case.story.pairs]
+        forbidden = [breach.act for breach in violations(goals, self.case.wishes, self.case.setting)]
+        is_of_people = any("first_name" in person for person in objects(goal.arguments))
+        return not is_of_people and not any(
+            (act.tool, act.arguments) == (goal.tool, goal.arguments) for act in forbidden
+        )
+
+    def _of_saying(self, edit: Edit) -> tuple[str, int, str]:
+        last, value = self.case.story.last, edit.text
+        if not self._in_view(value):
+            if unmet := self._unmet([value], END):
+                return unmet[0], last, unmet[1]
+            if self._due_lookups:
+                goal = self._due_lookups[0]
+                return self._search_kind(goal), last, f"{value} was not told, and {goal} never made"
+            if len(value) > 2:
+                return "wrong_computation", last, f"{value} was not told, and stands in no message: it is worked out"
+        if (left := self._left()) is not None:
+            return SIMULATOR, left, f"the user left before {value} was told"
+        return "missing_information", last, f"{value} was in view and not told"
+
+    def _search_kind(self, goal: Call) -> str:
+        """A look-up of this kind was made of another record, or none was."""
+        return "incomplete_search" if any(call.tool == goal.tool for call in self._lookups) else "missing_lookup"
+
+    def _unmet(self, values: Sequence[object], before: int) -> tuple[str, str] | None:
+        """The first need that was not met: a value in no message before, that a look-up of the reference, or one that
+        another rollout made, would have shown; or one to be worked out."""
+        for value in values:
+            if is_common(value) or self._in_view(value, before):
+                continue
+            for goal in self._due_lookups:
+                if holds(squeezed(goal.result), value) and value not in [*leaves(goal.arguments)]:
+                    return self._search_kind(goal), f"{text_of(value)} is shown by {goal}, which was never made"
+            if isinstance(value, int | float):
+                return "wrong_computation", f"{value} is worked out, and stands in no message"
+        return None
+
+    @cached_property
+    def _shapes(self) -> set[str]:
+        """Shapes of the identifiers by which look-ups are told a record."""
+        reads = [call for call in (*self.repair.calls, *self.repair.goals) if call.kind == "read"]
+        return {shape(value) for call in reads for value in call.arguments.values() if is_identifier(value)}
+
+    def _records(self, call: Call) -> list[tuple[str, str]]:
+        """The arguments of a call that name records, such as look-ups open, the most special last named first."""
+        named = [(n, v) for n, v in call.arguments.items() if self._names_record(n, v)]
+        return [(name, text_of(value)) for name, value in named[::-1]]
+
+    def _names_record(self, name: str, value: object) -> bool:
+        return isinstance(value, str) and (
+            name in self.case.setting.toolbox.keys or (is_identifier(value) and shape(value) in self._shapes)
+        )
+
+    def _record(self, call: Call) -> tuple[str, str] | None:
+        return next(iter(self._records(call)), None)
+
+    def _opened(self, value: object, before: int = END) -> list[Call]:
+        reads = [call for call in self._lookups if call.message < before and call.by == "assistant"]
+        return [call for call in reads if text_of(value) in [*leaves(call.arguments)]]
+
+    def _opened_instead(self, value: str) -> dict[str, int]:
+        """Other records of the shape that were opened, with the message."""
+        opened: dict[str, int] = {}
+        for call in self._lookups:
+            for _, other in self._records(call) if call.by == "assistant" and not call.failed else ():
+                if other != value and shape(other) == shape(value):
+                    opened.setdefault(other, call.message)
+        return opened
+
+    def _is_slip(self, call: Call, meant: str) -> bool:
+        """A call names what nobody has said, of the shape of what was meant."""
+        values = [value for value in call.arguments.values() if is_identifier(value)]
+        return any(shape(value) == shape(meant) and not self._in_view(value, call.message) for value in values)
+
+    def _of_drop(self, edit: Edit) -> tuple[str, int, str]:
+        call, record = self.repair.calls[edit.made[0]], self._record(self.repair.calls[edit.made[0]])
+        dropped = {place for other in self.repair.needed if other.kind == "drop" for place in other.made}
+        kept = [other for place, other in enumerate(self.repair.calls) if place not in dropped]
+        if any(call.equals(other) and other.changed for other in kept):
+            return "extra_write", call.message, f"{call} was made before, and again"
+        if unread := self._unread(call):
+            return "missing_lookup", call.message, f"{call}, and {unread} was never made before"
+        inserted = [other.goal for other in self.repair.needed if other.kind == "insert" and other.goal]
+        for goal in inserted:
+            if record and goal.by == call.by and goal.arguments.get(record[0]) == record[1]:
+                unmet = self._unmet([*values_of(goal)], call.message)
+                evidence = f"{call}, where {goal} was due"
+                return (unmet[0], call.message, unmet[1]) if unmet else ("wrong_operation", call.message, evidence)
+        for goal in inserted:
+            if record and goal.tool == call.tool:
+                return "wrong_record", call.message, f"{call}, where {goal} was meant"
+        if breach := next(iter(self._breaches(call)), None):
+            return "undue_compliance", self.case.proposal(self._act(call)), breach
+        due = {*map(text_of, (value for goal in self.repair.goals if goal.kind != "read" for value in values_of(goal)))}
+        values = [v for v in values_of(call) if isinstance(v, str) and not is_common(v) and v not in due]
+        scripted = [value for value in values if holds(squeezed(self.case.script), value)]
+        if any(self._seen(value, call.message, "user") for value in scripted):
+            evidence = f"{call}, as the user asked, where the reference leaves this as it is"
+            return "undue_compliance", self.case.proposal(self._act(call)), evidence
+        own = self._users_own(call)
+        if own is not None:
+            return (
+                SIMULATOR,
+                own,
+                f"the user asked for {call}, which its script does not: {quoted(self.case.text(own))}",
+            )
+        if (
+            record
+            and call.arguments.get(record[0])
+            and self._is_known(record[1])
+            and not self._opened(record[1], call.message)
+        ):
+            return "unverified_claim", call.message, f"{call}, and {record[1]} was never looked up"
+        asked = [at for at in self.case.replies(call.message) if self.case.asks(at)]
+        if asked:
+            return "undue_compliance", asked[-1], f"{call}, which was put to the user, and no reference makes"
+        return "extra_write", call.message, f"{call}, which the reference does not make"
+
+    def _needs_opening(self, record: str) -> bool:
+        """A record of a change was not opened, and the reference opens it, if it says what it looks up at all."""
+        opened = {leaf for other in self.repair.goals if other.kind == "read" for leaf in leaves(other.arguments)}
+        return not self._opened(record) and (record in opened or not opened)
+
+    def _unread(self, call: Call) -> Call | None:
+        """The look-up by which the reference opens a record of a change, and that was not made before."""
+        for _, record in self._records(call):
+            reads = [goal for goal in self.repair.goals if goal.kind == "read" and record in [*leaves(goal.arguments)]]
+            if reads and not self._opened(record, call.message) and call.by == "assistant":
+                return reads[0]
+        return None
+
+    def _breaches(self, call: Call) -> Iterator[str]:
+        acts = [act for act in self.case.story.writes if act.message == call.message and act.tool == call.tool]
+        earlier = [act for act in self.case.story.writes if act.message < call.message]
+        for violation in violations([*earlier, *acts], self.case.wishes, self.case.setting):
+            if violation.act in acts:
+                yield str(violation)
+
+    def _act(self, call: Call):
+        return next(act for act in self.case.story.acts if act.message == call.message and act.tool == call.tool)
+
+    def _is_known(self, value: object) -> bool:
+        """The value names something that some look-up opens."""
+        return any(
+            text_of(value) in [*leaves(goal.arguments)] for goal in self.repair.goals if goal.kind == "read"
+        ) or any(holds(text, value) for role, _, text in self._texts if role == "tool")
+
+    def _users_own(self, call: Call) -> int | None:
+        """The message in which the user first named a value of a call that its script does not have, and that neither
+        the assistant nor a tool had named."""
+        for value in values_of(call) if self.case.script and call.by == "assistant" else ():
+            if not isinstance(value, str) or is_common(value) or holds(squeezed(self.case.script), value):
+                continue
+            # To name a record is no wish by itself.
+            spoken = self._seen(value, call.message, "user") if not self._opened(value) else []
+            if spoken and not self._seen(value, spoken[0], "assistant", "tool"):
+                return spoken[0]
+        return None
+
+    def _of_replacing(self, edit: Edit) -> tuple[str, int, str]:
+        call, goal = self.repair.calls[edit.made[0]], edit.goal
+        assert goal is not None
+        names = call.differing(goal)
+        told = "; ".join(
+            f"{name} {text_of(call.arguments.get(name))} should be {text_of(goal.arguments[name])}" for name in names
+        )
+        evidence = f"{call.tool}: {told}"
+        if call.failed and (left := self._left()) is not None:
+            return SIMULATOR, left, f"the user left before {call.tool} was corrected"
+        record = next((entry for entry in self._records(goal) if entry[0] in names), None)
+        if record:
+            taken = self._opened_instead(record[1]).get(text_of(call.arguments.get(record[0])), call.message)
+            return (
+                "wrong_record",
+                call.message if self._opened(record[1], call.message) else min(taken, call.message),
+                evidence,
+            )
+        if partial := self._of_part(call, goal, names):
+            return partial[0], partial[1], evidence
+        due = [value for name in names for value in atoms(goal.arguments[name])]
+        given = [value for name in names for value in atoms(call.arguments.get(name))]
+        missing = [value for value in due if value not in given]
+        strange = [value for value in given if value not in due]
+        words = [value for value in missing if isinstance(value, str)]
+        unmet = self._unmet(words, call.message)
+        if unmet:
+            return unmet[0], call.message, f"{evidence}; {unmet[1]}"
+        if breach := next(iter(self._breaches(call)), None):
+            return "wrong_argument", call.message, f"{evidence}; {breach}"
+        if superlative := self._chosen(missing, strange):
+            return "wrong_computation", self.case.proposal(self._act(call)), f"{evidence}: not the {superlative}"
+        if believed := next((name for name in names if self._believed(name, call, goal)), None):
+            return "unverified_claim", self.case.proposal(self._act(call)), f"{evidence}; {believed} as the user said"
+        for value in strange:
+            if isinstance(value, str) and re.search(r"\d", value):
+                spoken = self._seen(value, call.message, "user")
+                if spoken and not self._seen(value, spoken[0], "tool", "assistant"):
+                    is_scripted = not self.case.script or holds(squeezed(self.case.script), value)
+                    # Where a record has what is due, it contradicted the user.
+                    is_scripted |= any(self._seen(other, call.message, "tool") for other in missing)
+                    kind = "unverified_claim" if is_scripted else SIMULATOR
+                    return kind, spoken[0], f"{evidence}; {value} is the user's word"
+                is_at_hand = bool(words) and all(self._in_view(word, call.message) for word in words)
+                if (
+                    not is_at_hand
+                    and not self._in_view(value, call.message)
+                    and not holds(squeezed(self.case.setting.policy), value)
+                ):
+                    return "fabricated_fact", call.message, f"{evidence}; {value} stands in no message before"
+        numbers = [value for value in missing if isinstance(value, int | float) and not is_common(value)]
+        if not words and numbers and not any(self._in_view(value, call.message) for value in numbers):
+            return "wrong_computation", call.message, f"{evidence}; {numbers[0]} is worked out"
+        return "wrong_argument", call.message, evidence
+
+    def _of_part(self, call: Call, goal: Call, names: Sequence[str]) -> tuple[str, int] | None:
+        """The cause and message of a list that lacks some of what is due, or holds more."""
+        for name in names:
+            expected, actual = goal.arguments[name], call.arguments.get(name)
+            if not isinstance(expected, list) or not isinstance(actual, list) or len(expected) == len(actual):
+                continue
+            least, most = sorted((actual, expected), key=len)
+            if all(item in most for item in least):
+                if len(actual) > len(expected):
+                    return "extra_write", call.message
+                refusal = first_refusal(self.case, [], self._shapes)
+                is_refused = refusal is not None and refusal < call.message
+                return ("partial_refusal", refusal) if is_refused and refusal else ("missing_write", call.message)
+        return None
+
+    def _chosen(self, missing: Sequence[object], strange: Sequence[object]) -> str | None:
+        """The superlative that the user asked for, where what was taken differs from what was due in numbers shown."""
+        superlative = SUPERLATIVE.search(self.case.wishes)
+        shown = [{*self._numbers(value)} for values in (missing, strange) for value in values if isinstance(value, str)]
+        return superlative.group() if superlative and len(shown) > 1 and shown[0] and shown[-1] - shown[0] else None
+
+    def _numbers(self, value: object) -> Iterator[tuple[str, float]]:
+        for record in self.case.shown(value):
+            for name, entry in record.items():
+                for number in entry.values() if isinstance(entry, dict) else [entry]:
+                    if isinstance(number, int | float) and not isinstance(number, bool):
+                        yield name, number
+
+    def _believed(self, name: str, call: Call, goal: Call) -> bool:
+        """A value is the user's, without its script, where a record that was read before has the right one."""
+        words = text_of(call.arguments.get(name)).replace("_", " ")
+        reads = [act for act in self.case.story.acts if act.message < call.message]
+        shown = any(record.get(name) == goal.arguments[name] for act in reads for record in objects(act.result))
+        return shown and bool(self._seen(words, call.message, "user")) and not holds(squeezed(self.case.script), words)
+
+    def _of_insertion(self, edit: Edit) -> tuple[str, int, str]:
+        goal, last = edit.goal, self.case.story.last
+        assert goal is not None
+        end = self._handover.message if self._handover else last
+        twin = next(
+            (other for other in self.repair.needed if other.kind == "drop" and self._is_twin(goal, other)), None
+        )
+        if twin is not None:
+            return self._of_drop(twin)
+        if goal.by == "user":
+            return "missing_write", last, f"{goal} of the user was never made"
+        if goal.kind == "handover":
+            return "missing_escalation", last, f"{goal} is missing"
+        reads = [call.message for call in self._lookups if call.by == "assistant"]
+        if self._handover and self._handover.message <= min(reads, default=END):
+            return "over_escalation", end, f"{self._handover} was called before any look-up, where {goal} was due"
+        for record in [entry for entry in self._records(goal) if self._needs_opening(entry[1])]:
+            opened = self._opened_instead(record[1])
+            slip = next((call for call in self._lookups if call.failed and self._is_slip(call, record[1])), None)
+            if slip is not None:
+                return "wrong_argument", slip.message, f"{slip}, where {record[1]} was named, which was never looked up"
+            if not self._in_view(record[1]) or not opened:
+                return "missing_lookup", end, f"{record[1]} was never looked up, and {goal} never made"
+            due = {
+                found[1]
+                for other in self.repair.goals
+                if other.kind == "write"
+                for found in self._records(other)
+                if shape(found[1]) == shape(record[1])
+            }
+            replies = [self.case.text(place) for place in self.case.replies()]
+            if len(opened) == 1 and len(due) == 1 and not any(holds(squeezed(text), record[1]) for text in replies):
+                return "wrong_record", min(opened.values()), f"{next(iter(opened))} was taken for {record[1]}"
+            return (
+                "incomplete_search",
+                max(opened.values()),
+                f"{record[1]} was never looked up, {', '.join(opened)} were",
+            )
+        if unmet := self._unmet([value for value in values_of(goal) if isinstance(value, str)], END):
+            return unmet[0], end, f"{unmet[1]}, and {goal} never made"
+        if (left := self._left()) is not None:
+            return SIMULATOR, left, f"the user agrees to {goal} and leaves"
+        for lookup in self._due_lookups:
+            if not any(call.tool == lookup.tool for call in self._lookups):
+                return "missing_lookup", end, f"{lookup} was never made, nor any like it, and {goal} never made"
+        attempts = [call for call in self.repair.calls if call.failed and call.tool == goal.tool]
+        locks = [call for call in self.repair.calls if call.changed and attempts and call.message < attempts[0].message]
+        lock = next((call for call in locks if {*self._records(call)} & {*self._records(goal)}), None)
+        if lock is not None and any(call.equals(goal) for call in attempts):
+            return "wrong_operation", lock.message, f"{lock} before {goal}, which was refused from then on"
+        if attempts:
+            return "invalid_call", attempts[0].message, f"{attempts[-1]} was refused, and {goal} never made"
+        if (refusal := first_refusal(self.case, [value for _, value in self._records(goal)], self._shapes)) is not None:
+            return "partial_refusal", refusal, f"{goal} was refused: {quoted(self.case.text(refusal))}"
+        if self._handover:
+            return "over_escalation", end, f"{self._handover} was called, where {goal} was due"
+        return "missing_write", last, f"{goal} was never made"
+
+    def _is_twin(self, goal: Call, other: Edit) -> bool:
+        call, record = self.repair.calls[other.made[0]], self._record(goal)
+        return goal.by == call.by == "assistant" and bool(record) and call.arguments.get(record[0]) == record[1]

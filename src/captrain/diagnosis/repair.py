@@ -1,0 +1,280 @@
+"""The smallest set of edits after which a failed rollout passes, found by replay in the world of its task.
+
+Edits are the differences between the changes of a rollout and those of its reference: insert a call of the reference,
+replace the arguments of a call, drop a call, say what was owed, end the dialogue. A needed edit is one without which
+the others do not suffice; all other differences are harmless. Where no world can be opened every difference stands for
+an edit, and nothing is proven.
+"""
+
+import json
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Literal
+
+from captrain.benchmarks import Replay, ReplayCall, World, logged_replay
+from captrain.capabilities import Toolbox, leaves, reports_error, same, says, text_of
+from captrain.contract import calls_of
+from captrain.records import JsonObject, Message, Rollout
+
+QUOTED = 160
+PROSE = 4
+"""Words beyond which a value is prose, in which people differ."""
+SMALL = 2
+"""Sets of so few edits are tried one by one."""
+MOST = 60
+"""So many sets of one size are tried."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a rollout or of its reference. `message`: of a rollout, its index. `changed`: the world differs after
+    it, as far as that is known. `result`: the text that it returned, "" where none is known."""
+
+    tool: str
+    arguments: JsonObject
+    by: str = "assistant"
+    message: int = 0
+    kind: str = "write"
+    failed: bool = False
+    changed: bool = True
+    result: str = ""
+
+    def __str__(self) -> str:
+        text = f"{self.tool}({', '.join(text_of(value) for value in self.arguments.values())})"
+        return text if len(text) <= QUOTED else text[: QUOTED - 2] + "…)"
+
+    def equals(self, other: "Call") -> bool:
+        """The same tool is given the same values by the same side."""
+        return (self.by, self.tool) == (other.by, other.tool) and not self.differing(other)
+
+    def differing(self, goal: "Call") -> list[str]:
+        """Names of the arguments that come to something else in a goal."""
+        names = {**goal.arguments, **self.arguments}
+        # An object may say more than the goal's, and a goal need not name what has a default.
+        return [n for n in names if n in goal.arguments and not same(goal.arguments[n], self.arguments.get(n))]
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A difference. `goal`: the reference's call; `made`: places of the rollout's calls; `place`: of the call before
+    which a goal is inserted, None at the end; `text`: the words owed."""
+
+    kind: Literal["insert", "replace", "drop", "end", "say"]
+    goal: Call | None = None
+    made: tuple[int, ...] = ()
+    place: int | None = None
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Repair:
+    """What would have to be otherwise.
+
+    calls: of the rollout. goals: calls of the reference. differences: all edits that come into question. needed: those
+    of the smallest set. proven: by replay. passes: the logged calls pass as they are. is_unsound: the reference fails
+    its own check.
+    """
+
+    calls: tuple[Call, ...]
+    goals: tuple[Call, ...]
+    differences: tuple[Edit, ...]
+    needed: tuple[Edit, ...]
+    proven: bool = False
+    passes: bool = False
+    is_unsound: bool = False
+
+
+def calls_in(messages: Sequence[Message], toolbox: Toolbox) -> list[Call]:
+    """The calls of assistant and user, each with the answer that the log holds."""
+    calls = []
+    for index, message in enumerate(messages):
+        if message["role"] in ("assistant", "user"):
+            for place, (tool, arguments) in enumerate(calls_of(message), start=index + 1):
+                answer = messages[place] if place < len(messages) else {"role": ""}
+                is_answered = answer["role"] == "tool"
+                failed, kind = is_answered and reports_error(answer), toolbox.kind(tool)
+                result = text_of(answer.get("content") or "") if is_answered else ""
+                calls.append(
+                    Call(tool, arguments, message["role"], index, kind, failed, kind == "write" and not failed, result)
+                )
+    return calls
+
+
+def find_repair(rollout: Rollout, toolbox: Toolbox, world: World | None, idle: Collection[str] = ()) -> Repair:
+    """Find the smallest repair of a rollout.
+
+    Args:
+        rollout: passed or failed.
+        toolbox: of its environment.
+        world: of its task; None where none can be opened.
+        idle: tools that rollouts which passed call, and no reference does: what they do is of no account.
+
+    Raises:
+        InfrastructureError: the world's worker failed.
+    """
+    calls, replay = calls_in(rollout.messages, toolbox), logged_replay(rollout)
+    if world is None:
+        goals = calls_in(rollout.reference, toolbox)
+        steps: list[JsonObject] = rollout.task.data.get("user_calls") or []
+        goals += [Call(step["name"], step["arguments"], "user", kind=toolbox.kind(step["name"])) for step in steps]
+        told = [text_of(value) for message in rollout.reference for value in message.get("informs", [])]
+        edits = [edit for edit in _differences(calls, goals, told, replay) if _counts(edit, rollout, calls, idle)]
+        # Without a reference nothing is missing and nothing is extra.
+        edits = edits if rollout.reference else []
+        return Repair((*calls,), (*goals,), (*edits,), (*edits,))
+    return _Search(world, replay, calls).repair()
+
+
+def _counts(edit: Edit, rollout: Rollout, calls: Sequence[Call], idle: Collection[str]) -> bool:
+    """Whether a difference may have cost the reward, where no replay can say: a change too many does where all changes
+    are compared, and words do where they are values."""
+    graded = rollout.task.data.get("graded") or []
+    call = calls[edit.made[0]] if edit.made else None
+    if edit.kind == "drop":
+        is_compared = (not graded or "db" in graded) and call is not None and call.tool not in idle
+        return call is not None and is_compared and not _is_inward(call, rollout)
+    if edit.kind == "replace" and call is not None and edit.goal is not None:
+        return not all(is_prose(edit.goal.arguments[name]) for name in call.differing(edit.goal))
+    return edit.kind != "end" or bool(rollout.reference)
+
+
+def _is_inward(call: Call, rollout: Rollout) -> bool:
+    """A call is mostly of what neither a user nor a result ever named: a note or a step of the agent's harness."""
+    texts = [text_of(m.get("content") or "") for m in rollout.messages if m["role"] != "assistant"]
+    values = [*leaves(call.arguments)]
+    return 2 * sum(any(says(text, value) for text in texts) for value in values) < len(values)
+
+
+def is_prose(value: object) -> bool:
+    """The value is several words, which nobody copies."""
+    return isinstance(value, str) and len(value.split()) > PROSE
+
+
+class _Search:
+    """The search of one rollout's repair in its world."""
+
+    def __init__(self, world: World, replay: Replay, calls: Sequence[Call]) -> None:
+        self._world, self._replay = world, replay
+        gold = Replay(world.reference, world.owed)
+        logged, ideal = world.play([replay, gold])
+        self._passes, self._is_sound = logged.passed, ideal.passed or not world.reference
+        self._calls = [
+            replace(call, kind=world.kinds.get(call.tool, call.kind), failed=failed, changed=changed)
+            for call, failed, changed in zip(calls, logged.failed, logged.changed, strict=True)
+        ]
+        self._goals = [
+            Call(step.tool, step.arguments, step.by, 0, world.kinds.get(step.tool, "write"), failed, changed, result)
+            for step, failed, changed, result in zip(
+                world.reference, ideal.failed, ideal.changed, ideal.results, strict=True
+            )
+        ]
+
+    def repair(self) -> Repair:
+        """See `find_repair`."""
+        edits = _differences(self._calls, self._goals, self._world.owed, self._replay)
+        found: Sequence[Edit] = ()
+        if self._is_sound and not self._passes:
+            found = next((self._smallest(pool) for pool in self._pools(edits) if self._pass([pool])[0]), ())
+        differences = (*edits, *(edit for edit in found if edit not in edits))
+        proven = self._passes or not self._is_sound or bool(found)
+        needed = (*found,) if proven else differences
+        return Repair((*self._calls,), (*self._goals,), differences, needed, proven, self._passes, not self._is_sound)
+
+    def _pools(self, edits: list[Edit]) -> Iterable[list[Edit]]:
+        """Sets of edits that may suffice, the least first: each at its place; all that is inserted at the end; with
+        steps made again there; the reference in place of every change."""
+        yield edits
+        late = [replace(edit, place=None) if edit.kind == "insert" else edit for edit in edits]
+        yield late
+        goals = [goal for goal in self._goals if goal.kind != "read"]
+        inserted = [edit.goal for edit in edits if edit.kind == "insert"]
+        yield [*late, *(Edit("insert", goal) for goal in goals if goal not in inserted)]
+        others = [edit for edit in edits if edit.kind in ("say", "end")]
+        dropped = [Edit("drop", made=(place,)) for place, call in enumerate(self._calls) if call.changed]
+        yield [*others, *dropped, *(Edit("insert", goal) for goal in goals)]
+        yield [*others, *dropped, *(Edit("insert", goal) for goal in self._goals)]
+
+    def _smallest(self, pool: list[Edit]) -> list[Edit]:
+        """A smallest set: one by one is left out what is not needed, then few are tried that may do the same."""
+        kept = list(pool)
+        while True:
+            trials = [[other for other in kept if other is not edit] for edit in kept]
+            left = next((trial for trial, passed in zip(trials, self._pass(trials), strict=True) if passed), None)
+            if left is None:
+                break
+            kept = left
+        for size in range(1, min(SMALL + 1, len(kept))):
+            trials = [list(edits) for edits in combinations(pool, size)][:MOST]
+            for trial, passed in zip(trials, self._pass(trials), strict=True):
+                if passed:
+                    return trial
+        return kept
+
+    def _pass(self, trials: Sequence[Sequence[Edit]]) -> list[bool]:
+        played = self._world.play([self._edited(edits) for edits in trials]) if trials else []
+        return [outcome.passed for outcome in played]
+
+    def _edited(self, edits: Sequence[Edit]) -> Replay:
+        dropped = {place for edit in edits if edit.kind == "drop" for place in edit.made}
+        replaced = {edit.made[0]: edit.goal for edit in edits if edit.kind == "replace"}
+        calls: list[Call] = []
+        for place in range(len(self._calls) + 1):
+            calls += [edit.goal for edit in edits if edit.kind == "insert" and edit.goal and edit.place == place]
+            if place < len(self._calls) and place not in dropped:
+                calls.append(replaced.get(place) or self._calls[place])
+        calls += [edit.goal for edit in edits if edit.kind == "insert" and edit.goal and edit.place is None]
+        texts = tuple(edit.text for edit in edits if edit.kind == "say")
+        ended = self._replay.ended or any(edit.kind == "end" for edit in edits)
+        steps = tuple(ReplayCall(call.tool, call.arguments, call.by) for call in calls)
+        return Replay(steps, (*self._replay.texts, *texts), ended)
+
+
+def _differences(calls: Sequence[Call], goals: Sequence[Call], owed: Iterable[str], replay: Replay) -> list[Edit]:
+    """The edits that make a rollout its reference in what is changed, said, and how it ends."""
+    wanted = [goal for goal in goals if goal.kind != "read"]
+    refused = [call for call in calls if call.failed and any(call.equals(goal) and not goal.failed for goal in wanted)]
+    made = [place for place, call in enumerate(calls) if call.kind != "read" and call not in refused]
+    pairs = _aligned(wanted, made, calls)
+    edits = []
+    for number, goal in enumerate(wanted):
+        if number not in pairs:
+            before = [pairs[other] + 1 for other in range(number) if other in pairs]
+            after = [pairs[other] for other in range(number + 1, len(wanted)) if other in pairs]
+            edits.append(Edit("insert", goal, place=before[-1] if before else after[0] if after else None))
+        elif goal.kind == "write" and not calls[pairs[number]].equals(goal):
+            edits.append(Edit("replace", goal, (pairs[number],)))
+    repeats: dict[str, list[int]] = {}
+    for place in made:
+        call = calls[place]
+        if place not in pairs.values() and call.changed:
+            repeats.setdefault(json.dumps([call.by, call.tool, call.arguments], sort_keys=True), []).append(place)
+    edits += [Edit("drop", made=tuple(places)) for places in repeats.values()]
+    said = "\n".join(replay.texts).lower().replace(",", "")
+    edits += [Edit("say", text=word) for word in owed if not _is_told(word.lower().replace(",", ""), said)]
+    return edits if replay.ended else [*edits, Edit("end")]
+
+
+def _is_told(word: str, said: str) -> bool:
+    """Short words are part of many others."""
+    return word in said if len(word) > 2 else says(said, word)
+
+
+def _aligned(goals: Sequence[Call], made: Sequence[int], calls: Sequence[Call]) -> dict[int, int]:
+    """Places of the calls that stand for goals, by the goals' numbers: the most alike first."""
+    ranked = []
+    for number, goal in enumerate(goals):
+        for order, place in enumerate(made):
+            call = calls[place]
+            if (goal.by, goal.tool) == (call.by, call.tool):
+                names = {**goal.arguments, **call.arguments}
+                wrong = call.differing(goal)
+                record = next((name for name, value in goal.arguments.items() if isinstance(value, str)), None)
+                alike = (len(names) - len(wrong)) / max(1, len(names)) + 2 * (record not in wrong)
+                alike += 0.3 * call.changed + 0.5 * (not wrong)
+                ranked.append((alike - 0.1 * abs(number / len(goals) - order / len(made)), -number, -place))
+    pairs: dict[int, int] = {}
+    for _, number, place in sorted(ranked, reverse=True):
+        if -number not in pairs and -place not in pairs.values():
+            pairs[-number] = -place
+    return pairs
