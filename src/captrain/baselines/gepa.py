@@ -318,8 +318,8 @@ class Search:
         ranked = sorted(self._pool.values(), key=lambda candidate: (-(candidate.validation or 0.0), candidate.number))
         finalists = ranked[:FINALISTS]
         turns = [(case, candidate) for case in self.validation for candidate in finalists]
-        rounds, left = divmod(self.budget - self.total, len(turns))
-        for draw, (trials, part) in enumerate([(rounds, turns), (1, turns[:left])], start=1):
+        rounds, remainder = divmod(self.budget - self.total, len(turns))
+        for draw, (trials, part) in enumerate([(rounds, turns), (1, turns[:remainder])], start=1):
             for candidate in finalists:
                 cases = [case for case, player in part if player is candidate]
                 if cases and trials:

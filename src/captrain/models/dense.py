@@ -243,9 +243,9 @@ class _Layer(torch.autograd.Function):
         down: Tensor,
     ) -> Tensor:
         normed_1, factor_1 = _normed(x, shape.eps)
-        x, asking = _asking(x, shape), _asking(normed_1, shape)
+        x, query_inputs = _asking(x, shape), _asking(normed_1, shape)
         keys, values = _times(key_value, normed_1).view(2, shape.groups, shape.width, -1)
-        queries = _times(query, asking).view(shape.heads, shape.width, -1)
+        queries = _times(query, query_inputs).view(shape.heads, shape.width, -1)
         queries, *kept_queries = _placed(queries, scales, 0, shape)
         keys, *kept_keys = _placed(keys, scales, 1, shape)
         mixed, shares = _attend(queries, keys, values, shape)
@@ -257,7 +257,7 @@ class _Layer(torch.autograd.Function):
         active = gated * up
         ctx.shape, ctx.shares = shape, shares
         ctx.save_for_backward(
-            *(normed_1, factor_1, asking, queries, keys, values, mixed, normed_2, factor_2),
+            *(normed_1, factor_1, query_inputs, queries, keys, values, mixed, normed_2, factor_2),
             *(open_, gated, up, active, query, key_value, scales, out, gate_up, down),
             *(*kept_queries, *kept_keys),
         )
@@ -267,7 +267,7 @@ class _Layer(torch.autograd.Function):
     def backward(ctx: _LayerContext, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         # Once: gradient checkpointing computes them anew for each time that they are asked for.
         saved = ctx.saved_tensors
-        normed_1, factor_1, asking, queries, keys, values, mixed, normed_2, factor_2 = saved[:9]
+        normed_1, factor_1, query_inputs, queries, keys, values, mixed, normed_2, factor_2 = saved[:9]
         open_, gated, up, active, query, key_value, scales, out, gate_up, down = saved[9:19]
         shape, sources = ctx.shape, ctx.shape.sources
         names = ("query", "key_value", "scales", "out", "gate_up", "down")
@@ -296,7 +296,7 @@ class _Layer(torch.autograd.Function):
             to["scales"] = torch.stack([to_first, to_second])
         to_queries, to_key_value = to_queries.flatten(0, 1), torch.cat([to_keys, to_values]).flatten(0, 1)
         if needs["query"]:
-            to["query"] = _outer(to_queries, asking, query)
+            to["query"] = _outer(to_queries, query_inputs, query)
         if needs["key_value"]:
             to["key_value"] = _outer(to_key_value, normed_1, key_value)
         to_normed, to_asking = _times(key_value.t(), to_key_value), _times(query.t(), to_queries)
@@ -381,8 +381,8 @@ def _attend(queries: Tensor, keys: Tensor, values: Tensor, shape: _Shape) -> tup
     mixed, shares = torch.empty_like(queries), []
     for block in shape.blocks:
         scores = torch.bmm(_rows(queries, block, shape.groups), _seen(keys, block, shape.trunk))
-        own = scores.unflatten(1, (-1, block.last - block.first))[..., block.start - block.stop :]
-        own.masked_fill_(block.hidden, UNSEEN)
+        own_scores = scores.unflatten(1, (-1, block.last - block.first))[..., block.start - block.stop :]
+        own_scores.masked_fill_(block.hidden, UNSEEN)
         share = scores.mul_(shape.width**-0.5).softmax(-1)
         result = torch.bmm(_seen(values, block, shape.trunk), share.transpose(1, 2))
         mixed[..., block.first : block.last] = _columns(result, block)
