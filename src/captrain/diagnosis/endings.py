@@ -70,11 +70,11 @@ def user_left(case: Case, repair: Repair) -> int | None:
 def first_refusal(case: Case, records: Sequence[str], shapes: Collection[str]) -> int | None:
     """The first message that refuses something, unless it names other records alone, or a later one asks the user
     to agree to it after all."""
-    asked = [place for place in case.replies() if case.asks(place) and place not in case.refusals()]
+    proposals = [place for place in case.replies() if case.asks(place) and place not in case.refusals()]
     for place in case.refusals():
         text = case.text(place)
         codes = {code for code in CODES.findall(text) if is_identifier(code) and shape(code) in shapes}
-        offers = [other for other in asked if other > place and {*records} & {*CODES.findall(case.text(other))}]
+        offers = [offer for offer in proposals if offer > place and {*records} & {*CODES.findall(case.text(offer))}]
         sentences = SENTENCE.split(text)
         offers += [place] if any("?" in part and {*records} & {*CODES.findall(part)} for part in sentences) else []
         denial = next((part for part in sentences if REFUSAL.search(plain(part))), text)

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-import yaml
-
 from captrain.benchmarks import Kind, World, Worlds
 from captrain.capabilities import KINDS, SIMULATOR, Story, Toolbox, acts_of
 from captrain.contract import calls_of
@@ -22,7 +20,7 @@ from captrain.diagnosis.outcomes import OutcomeTally
 from captrain.diagnosis.repair import Repair, find_repair
 from captrain.errors import UserError
 from captrain.interop import Logs
-from captrain.records import Message, Record, Rollout, Spool
+from captrain.records import Message, Record, Rollout, Spool, read_yaml
 
 Standing = Literal["contrasted", "suspect", "spoilt", "error"]
 """What a rollout is to the contrast: part of it, left out for its reference, for its simulated user, or without a
@@ -135,11 +133,8 @@ def read_kinds(path: Path) -> dict[str, Kind]:
         UserError: it is no such file.
     """
     remedy = f"write one line a tool, such as `get_order: read`, with {', '.join(get_args(Kind))}"
-    try:
-        kinds = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"{path} cannot be read: {error}", remedy) from None
-    if not isinstance(kinds, dict) or not {*kinds.values()} <= {*get_args(Kind)}:
+    kinds = read_yaml(path, object, remedy)
+    if not isinstance(kinds, dict) or not all(kind in get_args(Kind) for kind in kinds.values()):
         raise UserError(f"{path} does not map tools to kinds", remedy)
     return kinds
 
@@ -203,12 +198,12 @@ def _explained(case: Case, outcomes: OutcomeTally, world: World | None) -> Expla
 def _repair_steps(repair: Repair, explanation: Explanation, case_end: int) -> Iterator[RepairStep]:
     """The differences of a rollout from its reference, the needed ones first, each with the cause's evidence."""
     causes = {id(edit): cause for edit, cause in explanation.steps}
-    for edit in (*repair.needed, *(edit for edit in repair.differences if edit not in repair.needed)):
-        cause, call = causes.get(id(edit)), repair.calls[edit.made[0]] if edit.made else None
+    for edit in (*repair.edits, *(edit for edit in repair.differences if edit not in repair.edits)):
+        cause, call = causes.get(id(edit)), repair.calls[edit.places[0]] if edit.places else None
         yield RepairStep(
             step=str(edit.goal or call or edit.text or "end the dialogue"),
             kind=edit.kind,
-            needed=edit in repair.needed,
+            needed=edit in repair.edits,
             proven=repair.proven,
             message=cause.message if cause else call.message if call else case_end,
             evidence=cause.evidence if cause else "",

@@ -80,8 +80,8 @@ def explain(case: Case, repair: Repair) -> Explanation:
         against.append("the reference, replayed, fails its own check")
     namer = Namer(case, repair)
     steps = tuple(namer.causes())
-    found = [cause for finder in CONDUCT for cause in finder(case) if _is_needed(cause, repair)]
-    causes = [cause for cause in (*(cause for _, cause in steps), *found) if cause.inherent or not against]
+    findings = [cause for finder in CONDUCT for cause in finder(case) if _is_needed(cause, repair)]
+    causes = [cause for cause in (*(cause for _, cause in steps), *findings) if cause.inherent or not against]
     if (handover := _undue_handover(case, repair)) is not None:
         causes.append(handover)
     looped = {tool for cause in causes if cause.kind == "loop" for tool in cause.tools}
@@ -91,8 +91,8 @@ def explain(case: Case, repair: Repair) -> Explanation:
     slip, denial = slip_of(case.rollout), withheld(case)
     if slip is not None:
         # What was still to be done when the user failed is left undone because of it.
-        left = [cause for edit, cause in steps if edit.kind in ("insert", "say") and cause.message >= slip[0] - 1]
-        causes = [cause for cause in causes if cause not in left] + [Cause(SIMULATOR, *slip, inherent=False)]
+        omissions = [cause for edit, cause in steps if edit.kind in ("insert", "say") and cause.message >= slip[0] - 1]
+        causes = [cause for cause in causes if cause not in omissions] + [Cause(SIMULATOR, *slip, inherent=False)]
     if denial is not None:
         causes = [cause for cause in causes if _rank(cause) == 0 and cause.kind != "missing_lookup"] + [denial]
     earliest: dict[str, Cause] = {}
@@ -125,8 +125,8 @@ def _undue_handover(case: Case, repair: Repair) -> Cause | None:
     if handover is None or is_due or not case.story.has_reference:
         return None
     # What rollouts that passed have done as well is no answer left out.
-    is_answer = not (repair.needed or repair.passes or handover.tool in case.setting.idle)
-    if not (is_answer or any(edit.kind == "insert" for edit in repair.needed)):
+    is_answer = not (repair.edits or repair.passes or handover.tool in case.setting.idle)
+    if not (is_answer or any(edit.kind == "insert" for edit in repair.edits)):
         return None
     evidence = f"{handover} was called where the reference hands nothing over"
     return Cause("over_escalation", handover.message, evidence, "high", False, (handover.tool,))
@@ -143,8 +143,8 @@ def _is_needed(cause: Cause, repair: Repair) -> bool:
     if not repair.proven or repair.passes or repair.is_unsound:
         return True
     if cause.kind == "loop":
-        return any(edit.kind == "end" for edit in repair.needed)
+        return any(edit.kind == "end" for edit in repair.edits)
     if cause.kind in ("undue_compliance", "wrong_argument"):
-        touched = {repair.calls[place].tool for edit in repair.needed for place in edit.made}
+        touched = {repair.calls[place].tool for edit in repair.edits for place in edit.places}
         return bool({*cause.tools} & touched)
     return True

@@ -36,7 +36,7 @@ class Namer:
 
     def causes(self) -> list[tuple[Edit, Cause]]:
         """The cause of each needed edit, in their order."""
-        return [(edit, self._cause(edit)) for edit in self.repair.needed]
+        return [(edit, self._cause(edit)) for edit in self.repair.edits]
 
     @cached_property
     def _lookups(self) -> list[Call]:
@@ -61,20 +61,24 @@ class Namer:
         return [(m["role"], place, squeezed(self.case.text(place))) for place, m in enumerate(self.case.messages)]
 
     def _seen(self, value: object, before: int, *roles: str) -> list[int]:
-        return [at for role, at, text in self._texts if at < before and role in roles and holds(text, value)]
+        return [place for role, place, text in self._texts if place < before and role in roles and holds(text, value)]
 
     def _in_view(self, value: object, before: int = END) -> bool:
         return bool(self._seen(value, before, "user", "tool"))
 
     def _cause(self, edit: Edit) -> Cause:
-        left = self._left()
-        if left is not None and len(self.case.users()) == 1:
-            return Cause(SIMULATOR, left, "the user left at once", inherent=False)
-        kind, message, evidence = {
-            "end": lambda _: cause_of_end(self.case, self.repair), "say": self._of_saying, "drop": self._of_drop,
-            "replace": self._of_replacing, "insert": self._of_insertion,
-        }[edit.kind](edit)  # fmt: skip
-        calls = [self.repair.calls[place] for place in edit.made] + ([edit.goal] if edit.goal else [])
+        departure = self._left()
+        if departure is not None and len(self.case.users()) == 1:
+            return Cause(SIMULATOR, departure, "the user left at once", inherent=False)
+        namings = {
+            "end": lambda _: cause_of_end(self.case, self.repair),
+            "say": self._of_saying,
+            "drop": self._of_drop,
+            "replace": self._of_replacing,
+            "insert": self._of_insertion,
+        }
+        kind, message, evidence = namings[edit.kind](edit)
+        calls = [self.repair.calls[place] for place in edit.places] + ([edit.goal] if edit.goal else [])
         tools = tuple(dict.fromkeys(call.tool for call in calls))
         last = max(0, len(self.case.messages) - 1)
         # What no clause forbids is due, even if something else of the reference is not.
@@ -101,8 +105,8 @@ class Namer:
                 return self._search_kind(goal), last, f"{value} was not told, and {goal} never made"
             if len(value) > 2:
                 return "wrong_computation", last, f"{value} was not told, and stands in no message: it is worked out"
-        if (left := self._left()) is not None:
-            return SIMULATOR, left, f"the user left before {value} was told"
+        if (departure := self._left()) is not None:
+            return SIMULATOR, departure, f"the user left before {value} was told"
         return "missing_information", last, f"{value} was in view and not told"
 
     def _search_kind(self, goal: Call) -> str:
@@ -130,8 +134,8 @@ class Namer:
 
     def _records(self, call: Call) -> list[tuple[str, str]]:
         """The arguments of a call that name records, such as look-ups open, the most special last named first."""
-        named = [(n, v) for n, v in call.arguments.items() if self._names_record(n, v)]
-        return [(name, text_of(value)) for name, value in named[::-1]]
+        entries = [(n, v) for n, v in call.arguments.items() if self._names_record(n, v)]
+        return [(name, text_of(value)) for name, value in entries[::-1]]
 
     def _names_record(self, name: str, value: object) -> bool:
         return isinstance(value, str) and (
@@ -147,27 +151,27 @@ class Namer:
 
     def _opened_instead(self, value: str) -> dict[str, int]:
         """Other records of the shape that were opened, with the message."""
-        opened: dict[str, int] = {}
+        openings: dict[str, int] = {}
         for call in self._lookups:
-            for _, other in self._records(call) if call.by == "assistant" and not call.failed else ():
-                if other != value and shape(other) == shape(value):
-                    opened.setdefault(other, call.message)
-        return opened
+            for _, record in self._records(call) if call.by == "assistant" and not call.failed else ():
+                if record != value and shape(record) == shape(value):
+                    openings.setdefault(record, call.message)
+        return openings
 
-    def _is_slip(self, call: Call, meant: str) -> bool:
+    def _is_slip(self, call: Call, target: str) -> bool:
         """A call names what nobody has said, of the shape of what was meant."""
         values = [value for value in call.arguments.values() if is_identifier(value)]
-        return any(shape(value) == shape(meant) and not self._in_view(value, call.message) for value in values)
+        return any(shape(value) == shape(target) and not self._in_view(value, call.message) for value in values)
 
     def _of_drop(self, edit: Edit) -> tuple[str, int, str]:
-        call, record = self.repair.calls[edit.made[0]], self._record(self.repair.calls[edit.made[0]])
-        dropped = {place for other in self.repair.needed if other.kind == "drop" for place in other.made}
-        kept = [other for place, other in enumerate(self.repair.calls) if place not in dropped]
-        if any(call.equals(other) and other.changed for other in kept):
+        call, record = self.repair.calls[edit.places[0]], self._record(self.repair.calls[edit.places[0]])
+        dropped = {place for step in self.repair.edits if step.kind == "drop" for place in step.places}
+        remainder = [step for place, step in enumerate(self.repair.calls) if place not in dropped]
+        if any(call.equals(step) and step.changed for step in remainder):
             return "extra_write", call.message, f"{call} was made before, and again"
         if unread := self._unread(call):
             return "missing_lookup", call.message, f"{call}, and {unread} was never made before"
-        inserted = [other.goal for other in self.repair.needed if other.kind == "insert" and other.goal]
+        inserted = [step.goal for step in self.repair.edits if step.kind == "insert" and step.goal]
         for goal in inserted:
             if record and goal.by == call.by and goal.arguments.get(record[0]) == record[1]:
                 unmet = self._unmet([*values_of(goal)], call.message)
@@ -184,12 +188,12 @@ class Namer:
         if any(self._seen(value, call.message, "user") for value in scripted):
             evidence = f"{call}, as the user asked, where the reference leaves this as it is"
             return "undue_compliance", self.case.proposal(self._act(call)), evidence
-        own = self._users_own(call)
-        if own is not None:
+        origin = self._users_own(call)
+        if origin is not None:
             return (
                 SIMULATOR,
-                own,
-                f"the user asked for {call}, which its script does not: {quoted(self.case.text(own))}",
+                origin,
+                f"the user asked for {call}, which its script does not: {quoted(self.case.text(origin))}",
             )
         if (
             record
@@ -198,15 +202,15 @@ class Namer:
             and not self._opened(record[1], call.message)
         ):
             return "unverified_claim", call.message, f"{call}, and {record[1]} was never looked up"
-        asked = [at for at in self.case.replies(call.message) if self.case.asks(at)]
-        if asked:
-            return "undue_compliance", asked[-1], f"{call}, which was put to the user, and no reference makes"
+        proposals = [place for place in self.case.replies(call.message) if self.case.asks(place)]
+        if proposals:
+            return "undue_compliance", proposals[-1], f"{call}, which was put to the user, and no reference makes"
         return "extra_write", call.message, f"{call}, which the reference does not make"
 
     def _needs_opening(self, record: str) -> bool:
         """A record of a change was not opened, and the reference opens it, if it says what it looks up at all."""
-        opened = {leaf for other in self.repair.goals if other.kind == "read" for leaf in leaves(other.arguments)}
-        return not self._opened(record) and (record in opened or not opened)
+        openings = {leaf for goal in self.repair.goals if goal.kind == "read" for leaf in leaves(goal.arguments)}
+        return not self._opened(record) and (record in openings or not openings)
 
     def _unread(self, call: Call) -> Call | None:
         """The look-up by which the reference opens a record of a change, and that was not made before."""
@@ -245,29 +249,29 @@ class Namer:
         return None
 
     def _of_replacing(self, edit: Edit) -> tuple[str, int, str]:
-        call, goal = self.repair.calls[edit.made[0]], edit.goal
+        call, goal = self.repair.calls[edit.places[0]], edit.goal
         assert goal is not None
         names = call.differing(goal)
-        told = "; ".join(
+        corrections = "; ".join(
             f"{name} {text_of(call.arguments.get(name))} should be {text_of(goal.arguments[name])}" for name in names
         )
-        evidence = f"{call.tool}: {told}"
-        if call.failed and (left := self._left()) is not None:
-            return SIMULATOR, left, f"the user left before {call.tool} was corrected"
+        evidence = f"{call.tool}: {corrections}"
+        if call.failed and (departure := self._left()) is not None:
+            return SIMULATOR, departure, f"the user left before {call.tool} was corrected"
         record = next((entry for entry in self._records(goal) if entry[0] in names), None)
         if record:
-            taken = self._opened_instead(record[1]).get(text_of(call.arguments.get(record[0])), call.message)
+            opening = self._opened_instead(record[1]).get(text_of(call.arguments.get(record[0])), call.message)
             return (
                 "wrong_record",
-                call.message if self._opened(record[1], call.message) else min(taken, call.message),
+                call.message if self._opened(record[1], call.message) else min(opening, call.message),
                 evidence,
             )
         if partial := self._of_part(call, goal, names):
             return partial[0], partial[1], evidence
         due = [value for name in names for value in atoms(goal.arguments[name])]
-        given = [value for name in names for value in atoms(call.arguments.get(name))]
-        missing = [value for value in due if value not in given]
-        strange = [value for value in given if value not in due]
+        actual = [value for name in names for value in atoms(call.arguments.get(name))]
+        missing = [value for value in due if value not in actual]
+        strange = [value for value in actual if value not in due]
         words = [value for value in missing if isinstance(value, str)]
         unmet = self._unmet(words, call.message)
         if unmet:
@@ -284,7 +288,7 @@ class Namer:
                 if spoken and not self._seen(value, spoken[0], "tool", "assistant"):
                     is_scripted = not self.case.script or holds(squeezed(self.case.script), value)
                     # Where a record has what is due, it contradicted the user.
-                    is_scripted |= any(self._seen(other, call.message, "tool") for other in missing)
+                    is_scripted |= any(self._seen(item, call.message, "tool") for item in missing)
                     kind = "unverified_claim" if is_scripted else SIMULATOR
                     return kind, spoken[0], f"{evidence}; {value} is the user's word"
                 is_at_hand = bool(words) and all(self._in_view(word, call.message) for word in words)
@@ -317,8 +321,8 @@ class Namer:
     def _chosen(self, missing: Sequence[object], strange: Sequence[object]) -> str | None:
         """The superlative that the user asked for, where what was taken differs from what was due in numbers shown."""
         superlative = SUPERLATIVE.search(self.case.wishes)
-        shown = [{*self._numbers(value)} for values in (missing, strange) for value in values if isinstance(value, str)]
-        return superlative.group() if superlative and len(shown) > 1 and shown[0] and shown[-1] - shown[0] else None
+        sets = [{*self._numbers(value)} for values in (missing, strange) for value in values if isinstance(value, str)]
+        return superlative.group() if superlative and len(sets) > 1 and sets[0] and sets[-1] - sets[0] else None
 
     def _numbers(self, value: object) -> Iterator[tuple[str, float]]:
         for record in self.case.shown(value):
@@ -331,16 +335,18 @@ class Namer:
         """A value is the user's, without its script, where a record that was read before has the right one."""
         words = text_of(call.arguments.get(name)).replace("_", " ")
         reads = [act for act in self.case.story.acts if act.message < call.message]
-        shown = any(record.get(name) == goal.arguments[name] for act in reads for record in objects(act.result))
-        return shown and bool(self._seen(words, call.message, "user")) and not holds(squeezed(self.case.script), words)
+        is_on_record = any(record.get(name) == goal.arguments[name] for act in reads for record in objects(act.result))
+        return (
+            is_on_record
+            and bool(self._seen(words, call.message, "user"))
+            and not holds(squeezed(self.case.script), words)
+        )
 
     def _of_insertion(self, edit: Edit) -> tuple[str, int, str]:
         goal, last = edit.goal, self.case.story.last
         assert goal is not None
         end = self._handover.message if self._handover else last
-        twin = next(
-            (other for other in self.repair.needed if other.kind == "drop" and self._is_twin(goal, other)), None
-        )
+        twin = next((step for step in self.repair.edits if step.kind == "drop" and self._is_twin(goal, step)), None)
         if twin is not None:
             return self._of_drop(twin)
         if goal.by == "user":
@@ -351,31 +357,31 @@ class Namer:
         if self._handover and self._handover.message <= min(reads, default=END):
             return "over_escalation", end, f"{self._handover} was called before any look-up, where {goal} was due"
         for record in [entry for entry in self._records(goal) if self._needs_opening(entry[1])]:
-            opened = self._opened_instead(record[1])
+            openings = self._opened_instead(record[1])
             slip = next((call for call in self._lookups if call.failed and self._is_slip(call, record[1])), None)
             if slip is not None:
                 return "wrong_argument", slip.message, f"{slip}, where {record[1]} was named, which was never looked up"
-            if not self._in_view(record[1]) or not opened:
+            if not self._in_view(record[1]) or not openings:
                 return "missing_lookup", end, f"{record[1]} was never looked up, and {goal} never made"
             due = {
-                found[1]
-                for other in self.repair.goals
-                if other.kind == "write"
-                for found in self._records(other)
-                if shape(found[1]) == shape(record[1])
+                entry[1]
+                for step in self.repair.goals
+                if step.kind == "write"
+                for entry in self._records(step)
+                if shape(entry[1]) == shape(record[1])
             }
             replies = [self.case.text(place) for place in self.case.replies()]
-            if len(opened) == 1 and len(due) == 1 and not any(holds(squeezed(text), record[1]) for text in replies):
-                return "wrong_record", min(opened.values()), f"{next(iter(opened))} was taken for {record[1]}"
+            if len(openings) == 1 and len(due) == 1 and not any(holds(squeezed(text), record[1]) for text in replies):
+                return "wrong_record", min(openings.values()), f"{next(iter(openings))} was taken for {record[1]}"
             return (
                 "incomplete_search",
-                max(opened.values()),
-                f"{record[1]} was never looked up, {', '.join(opened)} were",
+                max(openings.values()),
+                f"{record[1]} was never looked up, {', '.join(openings)} were",
             )
         if unmet := self._unmet([value for value in values_of(goal) if isinstance(value, str)], END):
             return unmet[0], end, f"{unmet[1]}, and {goal} never made"
-        if (left := self._left()) is not None:
-            return SIMULATOR, left, f"the user agrees to {goal} and leaves"
+        if (departure := self._left()) is not None:
+            return SIMULATOR, departure, f"the user agrees to {goal} and leaves"
         for lookup in self._due_lookups:
             if not any(call.tool == lookup.tool for call in self._lookups):
                 return "missing_lookup", end, f"{lookup} was never made, nor any like it, and {goal} never made"
@@ -392,6 +398,6 @@ class Namer:
             return "over_escalation", end, f"{self._handover} was called, where {goal} was due"
         return "missing_write", last, f"{goal} was never made"
 
-    def _is_twin(self, goal: Call, other: Edit) -> bool:
-        call, record = self.repair.calls[other.made[0]], self._record(goal)
+    def _is_twin(self, goal: Call, edit: Edit) -> bool:
+        call, record = self.repair.calls[edit.places[0]], self._record(goal)
         return goal.by == call.by == "assistant" and bool(record) and call.arguments.get(record[0]) == record[1]

@@ -44,9 +44,9 @@ class Call:
         text = f"{self.tool}({', '.join(text_of(value) for value in self.arguments.values())})"
         return text if len(text) <= QUOTED else text[: QUOTED - 2] + "…)"
 
-    def equals(self, other: "Call") -> bool:
+    def equals(self, peer: "Call") -> bool:
         """The same tool is given the same values by the same side."""
-        return (self.by, self.tool) == (other.by, other.tool) and not self.differing(other)
+        return (self.by, self.tool) == (peer.by, peer.tool) and not self.differing(peer)
 
     def differing(self, goal: "Call") -> list[str]:
         """Names of the arguments that come to something else in a goal."""
@@ -57,12 +57,12 @@ class Call:
 
 @dataclass(frozen=True)
 class Edit:
-    """A difference. `goal`: the reference's call; `made`: places of the rollout's calls; `place`: of the call before
+    """A difference. `goal`: the reference's call; `places`: of the rollout's calls; `place`: of the call before
     which a goal is inserted, None at the end; `text`: the words owed."""
 
     kind: Literal["insert", "replace", "drop", "end", "say"]
     goal: Call | None = None
-    made: tuple[int, ...] = ()
+    places: tuple[int, ...] = ()
     place: int | None = None
     text: str = ""
 
@@ -71,7 +71,7 @@ class Edit:
 class Repair:
     """What would have to be otherwise.
 
-    calls: of the rollout. goals: calls of the reference. differences: all edits that come into question. needed: those
+    calls: of the rollout. goals: calls of the reference. differences: all edits that come into question. edits: those
     of the smallest set. proven: by replay. passes: the logged calls pass as they are. is_unsound: the reference fails
     its own check.
     """
@@ -79,7 +79,7 @@ class Repair:
     calls: tuple[Call, ...]
     goals: tuple[Call, ...]
     differences: tuple[Edit, ...]
-    needed: tuple[Edit, ...]
+    edits: tuple[Edit, ...]
     proven: bool = False
     passes: bool = False
     is_unsound: bool = False
@@ -118,8 +118,8 @@ def find_repair(rollout: Rollout, toolbox: Toolbox, world: World | None, idle: C
         goals = calls_in(rollout.reference, toolbox)
         steps: list[JsonObject] = rollout.task.data.get("user_calls") or []
         goals += [Call(step["name"], step["arguments"], "user", kind=toolbox.kind(step["name"])) for step in steps]
-        told = [text_of(value) for message in rollout.reference for value in message.get("informs", [])]
-        edits = [edit for edit in _differences(calls, goals, told, replay) if _counts(edit, rollout, calls, idle)]
+        informs = [text_of(value) for message in rollout.reference for value in message.get("informs", [])]
+        edits = [edit for edit in _differences(calls, goals, informs, replay) if _counts(edit, rollout, calls, idle)]
         # Without a reference nothing is missing and nothing is extra.
         edits = edits if rollout.reference else []
         return Repair((*calls,), (*goals,), (*edits,), (*edits,))
@@ -130,7 +130,7 @@ def _counts(edit: Edit, rollout: Rollout, calls: Sequence[Call], idle: Collectio
     """Whether a difference may have cost the reward, where no replay can say: a change too many does where all changes
     are compared, and words do where they are values."""
     graded = rollout.task.data.get("graded") or []
-    call = calls[edit.made[0]] if edit.made else None
+    call = calls[edit.places[0]] if edit.places else None
     if edit.kind == "drop":
         is_compared = (not graded or "db" in graded) and call is not None and call.tool not in idle
         return call is not None and is_compared and not _is_inward(call, rollout)
@@ -173,13 +173,13 @@ class _Search:
     def repair(self) -> Repair:
         """See `find_repair`."""
         edits = _differences(self._calls, self._goals, self._world.owed, self._replay)
-        found: Sequence[Edit] = ()
+        smallest: Sequence[Edit] = ()
         if self._is_sound and not self._passes:
-            found = next((self._smallest(pool) for pool in self._pools(edits) if self._pass([pool])[0]), ())
-        differences = (*edits, *(edit for edit in found if edit not in edits))
-        proven = self._passes or not self._is_sound or bool(found)
-        needed = (*found,) if proven else differences
-        return Repair((*self._calls,), (*self._goals,), differences, needed, proven, self._passes, not self._is_sound)
+            smallest = next((self._smallest(pool) for pool in self._pools(edits) if self._pass([pool])[0]), ())
+        differences = (*edits, *(edit for edit in smallest if edit not in edits))
+        proven = self._passes or not self._is_sound or bool(smallest)
+        minimum = (*smallest,) if proven else differences
+        return Repair((*self._calls,), (*self._goals,), differences, minimum, proven, self._passes, not self._is_sound)
 
     def _pools(self, edits: list[Edit]) -> Iterable[list[Edit]]:
         """Sets of edits that may suffice, the least first: each at its place; all that is inserted at the end; with
@@ -190,34 +190,34 @@ class _Search:
         goals = [goal for goal in self._goals if goal.kind != "read"]
         inserted = [edit.goal for edit in edits if edit.kind == "insert"]
         yield [*late, *(Edit("insert", goal) for goal in goals if goal not in inserted)]
-        others = [edit for edit in edits if edit.kind in ("say", "end")]
-        dropped = [Edit("drop", made=(place,)) for place, call in enumerate(self._calls) if call.changed]
-        yield [*others, *dropped, *(Edit("insert", goal) for goal in goals)]
-        yield [*others, *dropped, *(Edit("insert", goal) for goal in self._goals)]
+        dialogue = [edit for edit in edits if edit.kind in ("say", "end")]
+        dropped = [Edit("drop", places=(place,)) for place, call in enumerate(self._calls) if call.changed]
+        yield [*dialogue, *dropped, *(Edit("insert", goal) for goal in goals)]
+        yield [*dialogue, *dropped, *(Edit("insert", goal) for goal in self._goals)]
 
     def _smallest(self, pool: list[Edit]) -> list[Edit]:
         """A smallest set: one by one is left out what is not needed, then few are tried that may do the same."""
-        kept = list(pool)
+        remainder = list(pool)
         while True:
-            trials = [[other for other in kept if other is not edit] for edit in kept]
-            left = next((trial for trial, passed in zip(trials, self._pass(trials), strict=True) if passed), None)
-            if left is None:
+            trials = [[peer for peer in remainder if peer is not edit] for edit in remainder]
+            smaller = next((trial for trial, passed in zip(trials, self._pass(trials), strict=True) if passed), None)
+            if smaller is None:
                 break
-            kept = left
-        for size in range(1, min(SMALL + 1, len(kept))):
+            remainder = smaller
+        for size in range(1, min(SMALL + 1, len(remainder))):
             trials = [list(edits) for edits in combinations(pool, size)][:MOST]
             for trial, passed in zip(trials, self._pass(trials), strict=True):
                 if passed:
                     return trial
-        return kept
+        return remainder
 
     def _pass(self, trials: Sequence[Sequence[Edit]]) -> list[bool]:
-        played = self._world.play([self._edited(edits) for edits in trials]) if trials else []
-        return [outcome.passed for outcome in played]
+        outcomes = self._world.play([self._edited(edits) for edits in trials]) if trials else []
+        return [outcome.passed for outcome in outcomes]
 
     def _edited(self, edits: Sequence[Edit]) -> Replay:
-        dropped = {place for edit in edits if edit.kind == "drop" for place in edit.made}
-        replaced = {edit.made[0]: edit.goal for edit in edits if edit.kind == "replace"}
+        dropped = {place for edit in edits if edit.kind == "drop" for place in edit.places}
+        replaced = {edit.places[0]: edit.goal for edit in edits if edit.kind == "replace"}
         calls: list[Call] = []
         for place in range(len(self._calls) + 1):
             calls += [edit.goal for edit in edits if edit.kind == "insert" and edit.goal and edit.place == place]
@@ -225,46 +225,48 @@ class _Search:
                 calls.append(replaced.get(place) or self._calls[place])
         calls += [edit.goal for edit in edits if edit.kind == "insert" and edit.goal and edit.place is None]
         texts = tuple(edit.text for edit in edits if edit.kind == "say")
-        ended = self._replay.ended or any(edit.kind == "end" for edit in edits)
+        is_ended = self._replay.ended or any(edit.kind == "end" for edit in edits)
         steps = tuple(ReplayCall(call.tool, call.arguments, call.by) for call in calls)
-        return Replay(steps, (*self._replay.texts, *texts), ended)
+        return Replay(steps, (*self._replay.texts, *texts), is_ended)
 
 
 def _differences(calls: Sequence[Call], goals: Sequence[Call], owed: Iterable[str], replay: Replay) -> list[Edit]:
     """The edits that make a rollout its reference in what is changed, said, and how it ends."""
-    wanted = [goal for goal in goals if goal.kind != "read"]
-    refused = [call for call in calls if call.failed and any(call.equals(goal) and not goal.failed for goal in wanted)]
-    made = [place for place, call in enumerate(calls) if call.kind != "read" and call not in refused]
-    pairs = _aligned(wanted, made, calls)
+    targets = [goal for goal in goals if goal.kind != "read"]
+    refusals = [
+        call for call in calls if call.failed and any(call.equals(goal) and not goal.failed for goal in targets)
+    ]
+    attempts = [place for place, call in enumerate(calls) if call.kind != "read" and call not in refusals]
+    pairs = _aligned(targets, attempts, calls)
     edits = []
-    for number, goal in enumerate(wanted):
+    for number, goal in enumerate(targets):
         if number not in pairs:
-            before = [pairs[other] + 1 for other in range(number) if other in pairs]
-            after = [pairs[other] for other in range(number + 1, len(wanted)) if other in pairs]
+            before = [pairs[neighbour] + 1 for neighbour in range(number) if neighbour in pairs]
+            after = [pairs[neighbour] for neighbour in range(number + 1, len(targets)) if neighbour in pairs]
             edits.append(Edit("insert", goal, place=before[-1] if before else after[0] if after else None))
         elif goal.kind == "write" and not calls[pairs[number]].equals(goal):
             edits.append(Edit("replace", goal, (pairs[number],)))
     repeats: dict[str, list[int]] = {}
-    for place in made:
+    for place in attempts:
         call = calls[place]
         if place not in pairs.values() and call.changed:
             repeats.setdefault(json.dumps([call.by, call.tool, call.arguments], sort_keys=True), []).append(place)
-    edits += [Edit("drop", made=tuple(places)) for places in repeats.values()]
-    said = "\n".join(replay.texts).lower().replace(",", "")
-    edits += [Edit("say", text=word) for word in owed if not _is_told(word.lower().replace(",", ""), said)]
+    edits += [Edit("drop", places=tuple(places)) for places in repeats.values()]
+    speech = "\n".join(replay.texts).lower().replace(",", "")
+    edits += [Edit("say", text=word) for word in owed if not _is_told(word.lower().replace(",", ""), speech)]
     return edits if replay.ended else [*edits, Edit("end")]
 
 
-def _is_told(word: str, said: str) -> bool:
+def _is_told(word: str, speech: str) -> bool:
     """Short words are part of many others."""
-    return word in said if len(word) > 2 else says(said, word)
+    return word in speech if len(word) > 2 else says(speech, word)
 
 
-def _aligned(goals: Sequence[Call], made: Sequence[int], calls: Sequence[Call]) -> dict[int, int]:
+def _aligned(goals: Sequence[Call], places: Sequence[int], calls: Sequence[Call]) -> dict[int, int]:
     """Places of the calls that stand for goals, by the goals' numbers: the most alike first."""
     ranked = []
     for number, goal in enumerate(goals):
-        for order, place in enumerate(made):
+        for order, place in enumerate(places):
             call = calls[place]
             if (goal.by, goal.tool) == (call.by, call.tool):
                 names = {**goal.arguments, **call.arguments}
@@ -272,7 +274,7 @@ def _aligned(goals: Sequence[Call], made: Sequence[int], calls: Sequence[Call]) 
                 record = next((name for name, value in goal.arguments.items() if isinstance(value, str)), None)
                 alike = (len(names) - len(wrong)) / max(1, len(names)) + 2 * (record not in wrong)
                 alike += 0.3 * call.changed + 0.5 * (not wrong)
-                ranked.append((alike - 0.1 * abs(number / len(goals) - order / len(made)), -number, -place))
+                ranked.append((alike - 0.1 * abs(number / len(goals) - order / len(places)), -number, -place))
     pairs: dict[int, int] = {}
     for _, number, place in sorted(ranked, reverse=True):
         if -number not in pairs and -place not in pairs.values():
