@@ -39,13 +39,15 @@ ABILITY = re.compile(
 @dataclass(frozen=True)
 class Setting:
     """What the rollouts of an environment have in common: the tools, the policy ("" where the log has none), the
-    records that were shown before anything was written, and the tools that were called in rollouts that passed and that
-    no reference calls: what they do is of no account."""
+    records that were shown before anything was written, the tools that were called in rollouts that passed and that no
+    reference calls (`idle`: what they do is of no account), and those by which rollouts that passed have handed over
+    where their own reference does not (`needless`)."""
 
     toolbox: Toolbox
     policy: str
     book: RecordBook
     idle: set[str]
+    needless: set[str]
 
     @cached_property
     def rules(self) -> str:

@@ -38,7 +38,8 @@ class RolloutCause(Record):
 
 class RepairStep(Record):
     """A difference from the reference: what would have to be done, whether the rollout passes only with it, whether
-    that is proven by replay, the message that it concerns, and why."""
+    that is proven by replay, the message that it concerns, and why; of a call to be replaced, the arguments that
+    differ."""
 
     step: str
     kind: Literal["insert", "replace", "drop", "end", "say"]
@@ -46,6 +47,7 @@ class RepairStep(Record):
     proven: bool
     message: int
     evidence: str
+    arguments: list[str] = []
 
 
 class Explained(Record):
@@ -110,11 +112,13 @@ def explain_logs(logs: Logs, worlds: Worlds | None = None, kinds: Mapping[str, K
         outcomes.add(rollout)
         if rollout.environment not in settings:
             policy = logs.policies.get(rollout.environment) or _instructions(rollout)
-            settings[rollout.environment] = Setting(toolbox, policy, RecordBook(), set())
+            settings[rollout.environment] = Setting(toolbox, policy, RecordBook(), set(), set())
         setting = settings[rollout.environment]
         due.setdefault(rollout.environment, set()).update(_tools(rollout.reference))
         if rollout.outcome == "passed":
-            setting.idle.update(_tools(rollout.messages))
+            setting.idle.update(tools := _tools(rollout.messages))
+            handovers = {tool for tool in tools - _tools(rollout.reference) if toolbox.kind(tool) == "handover"}
+            setting.needless.update(handovers if rollout.reference else ())
         if setting.policy:
             setting.book.add(acts_of(rollout.messages, toolbox))
     for environment, tools in due.items():
@@ -207,6 +211,7 @@ def _repair_steps(repair: Repair, explanation: Explanation, case_end: int) -> It
             proven=repair.proven,
             message=cause.message if cause else call.message if call else case_end,
             evidence=cause.evidence if cause else "",
+            arguments=call.differing(edit.goal) if call and edit.goal and edit.kind == "replace" else [],
         )
 
 

@@ -80,7 +80,8 @@ def explain(case: Case, repair: Repair) -> Explanation:
         against.append("the reference, replayed, fails its own check")
     namer = Namer(case, repair)
     steps = tuple(namer.causes())
-    findings = [cause for finder in CONDUCT for cause in finder(case) if _is_needed(cause, repair)]
+    proven = (cause for finder in CONDUCT for cause in finder(case))
+    findings = [cause for cause in proven if _is_needed(cause, repair) or _is_last(cause, case)]
     causes = [cause for cause in (*(cause for _, cause in steps), *findings) if cause.inherent or not against]
     if (handover := _undue_handover(case, repair)) is not None:
         causes.append(handover)
@@ -124,8 +125,8 @@ def _undue_handover(case: Case, repair: Repair) -> Cause | None:
     is_due = any(goal.kind == "handover" for goal in repair.goals)
     if handover is None or is_due or not case.story.has_reference:
         return None
-    # What rollouts that passed have done as well is no answer left out.
-    is_answer = not (repair.edits or repair.passes or handover.tool in case.setting.idle)
+    # What rollouts that passed have done where theirs hands nothing over is no answer left out.
+    is_answer = not (repair.edits or repair.passes or handover.tool in case.setting.needless)
     if not (is_answer or any(edit.kind == "insert" for edit in repair.edits)):
         return None
     evidence = f"{handover} was called where the reference hands nothing over"
@@ -137,13 +138,24 @@ def _rank(cause: Cause) -> int:
     return 3 if cause.kind == "over_escalation" else 2 if cause.kind in ENDS else int(cause.kind == "loop")
 
 
+def _is_last(cause: Cause, case: Case) -> bool:
+    """The log breaks off in a loop: no word comes after its calls."""
+    last = case.story.acts[-1] if case.story.acts else None
+    if cause.kind != "loop" or last is None or last.tool not in cause.tools:
+        return False
+    return case.rollout.outcome == "failed" and not any(
+        place > last.message for place in (*case.replies(), *case.users())
+    )
+
+
 def _is_needed(cause: Cause, repair: Repair) -> bool:
-    """A proven repair does without what is none of its edits: a call it leaves as it is, or a loop that came to an
-    end."""
+    """A repair does without what is none of its edits: a loop that came to an end; a proven one without a call that it
+    leaves as it is, too."""
+    if cause.kind == "loop" and repair.goals:
+        # A loop that came to an end cost nothing but time.
+        return any(edit.kind == "end" for edit in repair.edits)
     if not repair.proven or repair.passes or repair.is_unsound:
         return True
-    if cause.kind == "loop":
-        return any(edit.kind == "end" for edit in repair.edits)
     if cause.kind in ("undue_compliance", "wrong_argument"):
         touched = {repair.calls[place].tool for edit in repair.edits for place in edit.places}
         return bool({*cause.tools} & touched)
