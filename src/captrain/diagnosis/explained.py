@@ -1,16 +1,17 @@
 """Rollouts with what explains them, read once from logs and kept on disk: what everything else of a diagnosis counts.
 
-Logs may hold more rollouts than memory. They are read twice: once for what the explanation of one rollout needs of the
-others (records before any write, how often each task was passed, by whom), and once to explain each.
+Logs may hold more rollouts than memory. They are read three times: for what tools do, for what the explanation of one
+rollout needs of the others (records before any write, how often each task was passed, by whom), and to explain each.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
 from captrain.benchmarks import Kind, World, Worlds
-from captrain.capabilities import KINDS, SIMULATOR, Story, Toolbox, acts_of
+from captrain.capabilities import KINDS, SIMULATOR, Story, Toolbox, acts_of, leaves
 from captrain.contract import calls_of
 from captrain.diagnosis.book import RecordBook
 from captrain.diagnosis.case import Case, Setting
@@ -25,6 +26,10 @@ from captrain.records import Message, Record, Rollout, Spool, read_yaml
 Standing = Literal["contrasted", "suspect", "spoilt", "error"]
 """What a rollout is to the contrast: part of it, left out for its reference, for its simulated user, or without a
 verdict."""
+SEVERAL = 2
+"""Rollouts that pass without a call before it is taken for a look-up: one may be a grader's slip."""
+VARIED = 3
+"""Different answers by which a tool tells something, where a change says that it is done."""
 
 
 class RolloutCause(Record):
@@ -105,7 +110,8 @@ def explain_logs(logs: Logs, worlds: Worlds | None = None, kinds: Mapping[str, K
         worlds: in which rollouts are replayed, so that causes are proven; None: none is.
         kinds: what tools do, where their names mislead.
     """
-    toolbox, outcomes = Toolbox(logs.tools, {**_declared(logs, worlds), **(kinds or {})}), OutcomeTally()
+    known = {**_learned(logs), **_declared(logs, worlds), **(kinds or {})}
+    toolbox, outcomes = Toolbox(logs.tools, known), OutcomeTally()
     settings: dict[str, Setting] = {}
     due: dict[str, set[str]] = {}
     for rollout in logs.rollouts:
@@ -147,6 +153,22 @@ def _declared(logs: Logs, worlds: Worlds | None) -> dict[str, Kind]:
     """Kinds of tools, as the world of the first rollout declares them."""
     world = next((worlds.of(rollout) for rollout in logs.rollouts), None) if worlds is not None else None
     return {**world.kinds} if world is not None else {}
+
+
+def _learned(logs: Logs) -> dict[str, Kind]:
+    """Kinds of tools that the log itself shows: a look-up answers with values that it was not given, not the same ones
+    each time, and rollouts pass without the call that their reference makes. Nobody passes without a change."""
+    toolbox, passes = Toolbox(logs.tools), Counter[str]()
+    answers: dict[str, set[str]] = {}
+    for rollout in logs.rollouts:
+        acts = acts_of(rollout.messages, toolbox)
+        for act in acts:
+            results = answers.setdefault(act.tool, set())
+            if not act.failed and len(results) < VARIED:
+                results.add(" ".join(sorted({*leaves(act.result)} - {*leaves(act.arguments)})))
+        if rollout.outcome == "passed" and acts:
+            passes.update(_tools(rollout.reference) - _tools(rollout.messages))
+    return {tool: "read" for tool, count in passes.items() if count >= SEVERAL and len(answers.get(tool, ())) >= VARIED}
 
 
 def _tools(messages: Iterable[Message]) -> set[str]:
