@@ -97,9 +97,9 @@ def test_enough_rollouts_give_a_ranking_with_evidence_by_message(tmp_path: Path)
     selected = [name for name, row in rows.items() if row["selected"]]
     assert selected and all(re.search(rf"{name} .* yes ", said) for name in selected)
     report = (out / "report.md").read_text()
-    assert "message 6, wrong_argument: renew_loan: weeks 3 should be 2 (as the user said)" in report
+    assert "message 6, wrong_argument: renew_loan: weeks 3 should be 2" in report
     assert "> assistant: renew_loan(loan_id='L-4', weeks=3)" in report
-    assert "message 6, missing_information: 3.50 was not told" in report
+    assert "message 6, missing_information: 3.50 was in view and not told" in report
 
 
 def test_faults_of_simulator_and_infrastructure_are_listed_and_not_contrasted(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_a_file_that_is_no_log_ends_in_one_message(tmp_path: Path) -> None:
     path = tmp_path / "notes.json"
     path.write_text("{}")
     with pytest.raises(
-        UserError, match=r"there is no rollout in notes\.json(.|\n)*remedy: give tau-bench or tau2 result files"
+        UserError, match=r"there is no rollout in notes\.json(.|\n)*remedy: give a format that docs/diagnose\.md lists"
     ):
         diagnose(path, "--out", tmp_path)
 
@@ -175,7 +175,7 @@ def test_the_shared_files_are_explained_in_seconds(tmp_path: Path) -> None:
     files = sorted(SHARED.glob("gpt-oss*.json"))
     start = time.monotonic()
     said = diagnose(*files, "--out", tmp_path)
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 12, "with replay"
     assert "50 rollouts read" in said and "unexplained: 0 of 31" in said
 
 

@@ -105,7 +105,7 @@ def test_an_agent_that_works_alone_makes_the_users_calls_itself_and_has_nobody_t
     passed, failed = diagnose(logs, LIMITS, runs=2, count=4, seed=0).explanations.rollouts
     assert passed.outcome == "passed" and passed.causes == []
     [cause] = failed.causes
-    assert cause.cause == "missing_write" and "toggle_data() left out" in cause.evidence
+    assert cause.cause == "missing_write" and "toggle_data() was never made" in cause.evidence
     for rollout in logs.rollouts:
         assert len([call for message in rollout.reference for call in calls_of(message)]) == 2
         assert "John Smith" in rollout.task.data["script"], "the ticket, which is all that the agent was told"
@@ -113,12 +113,12 @@ def test_an_agent_that_works_alone_makes_the_users_calls_itself_and_has_nobody_t
 
 def test_where_there_is_no_user_none_was_left_unasked(tmp_path: Path) -> None:
     [row] = Desk(tmp_path).add(OPENING + says("Good bye."), step("toggle_roaming"), basis=BASIS).explained()
-    assert "never asked for toggle_roaming()" in row.causes[0].evidence
+    assert "toggle_roaming() of the user was never made" in row.causes[0].evidence
     [rollout] = read_logs([tmp_path / "log.json"]).rollouts
     alone = [message for message in rollout.messages if message["role"] != "user"]
     logs = logs_of_rollouts([rollout.model_copy(update={"messages": alone})])
     [row] = diagnose(logs, LIMITS, runs=2, count=4, seed=0).explanations.rollouts
-    assert not any("never asked" in cause.evidence for cause in row.causes)
+    assert not any(cause.cause == "user_simulator_fault" for cause in row.causes)
 
 
 def test_a_request_to_an_agent_that_works_alone_is_no_choice_of_a_simulated_user(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from itertools import groupby, takewhile
 from captrain.capabilities import Toolbox, text_of
 from captrain.contract import calls_of
 from captrain.diagnosis.association import EVERY, LEVEL, Association, Key, Tally, line_of, name_of
-from captrain.diagnosis.explained import Explained
+from captrain.diagnosis.explained import Explained, RepairStep
 from captrain.diagnosis.features import (
     STEP,
     WORD,
@@ -35,6 +35,8 @@ QUOTED = 240
 REFERENCE: Key = ("suspect", "a suspect reference")
 EDITS = {"insert": "made", "replace": "equal", "drop": "beyond", "end": "ended", "say": "told"}
 """The kind of feature that stands for a repair."""
+SUBJECTS = {"say": "what was asked", "end": "the end"}
+"""What a repair is of that is of no tool."""
 END = "(end)"
 
 
@@ -114,16 +116,7 @@ class Collection:
         for tally, traits in ((self._steps, steps), (self._tasks, tasks), (self._order, order_traits(calls))):
             if counts:
                 tally.add(traits, failed)
-        repairs = [
-            Fault(
-                key=(EDITS[repair.kind], repair.step.partition("(")[0], "argument"),
-                message=repair.message,
-                evidence=repair.evidence,
-                proven=repair.proven,
-            )
-            for repair in row.repairs
-            if repair.needed
-        ]
+        repairs = _faults_of(row)
         causes = [
             Fault(key=("cause", cause.cause), message=cause.message, evidence=cause.evidence)
             for cause in row.causes[:1]
@@ -194,6 +187,27 @@ class Collection:
             rows.append((p if is_more else 1.0, key, number))
         sure = [row for row, p in zip(rows, holm([row[0] for row in rows]), strict=True) if p <= LEVEL]
         return [(name_of(key), number) for _, key, number in sorted(sure)[:2]]
+
+
+def _faults_of(row: Explained) -> list[Fault]:
+    """The needed repairs of a rollout; a call to be dropped and one to be made for the same reason are one decision."""
+    repairs, faults = [repair for repair in row.repairs if repair.needed], list[Fault]()
+    reasons = {kind: {_reason(repair) for repair in repairs if repair.kind == kind} for kind in ("insert", "drop")}
+    swaps = {reason for reason in reasons["insert"] & reasons["drop"] if reason[1]}
+    for repair in repairs:
+        is_swap = _reason(repair) in swaps
+        if is_swap and repair.kind == "drop":
+            continue
+        subject = SUBJECTS.get(repair.kind) or repair.step.partition("(")[0]
+        step = ("instead" if is_swap else EDITS[repair.kind], subject)
+        names = [" and ".join(repair.arguments) if len(repair.arguments) in (1, 2) else "set of arguments"]
+        key = (*step, *(names if repair.kind == "replace" else []))
+        faults.append(Fault(key=key, message=repair.message, evidence=repair.evidence, proven=repair.proven))
+    return faults
+
+
+def _reason(repair: RepairStep) -> tuple[int, str]:
+    return repair.message, repair.evidence
 
 
 def _parting(failed: Sequence[Call], passed: Sequence[Sequence[Call]]) -> tuple[str, str]:

@@ -198,6 +198,7 @@ class Namer:
         if (
             record
             and call.arguments.get(record[0])
+            and shape(record[1]) in self._shapes
             and self._is_known(record[1])
             and not self._opened(record[1], call.message)
         ):
@@ -239,7 +240,7 @@ class Namer:
     def _users_own(self, call: Call) -> int | None:
         """The message in which the user first named a value of a call that its script does not have, and that neither
         the assistant nor a tool had named."""
-        for value in values_of(call) if self.case.script and call.by == "assistant" else ():
+        for value in values_of(call) if self.case.script and self.case.is_answered and call.by == "assistant" else ():
             if not isinstance(value, str) or is_common(value) or holds(squeezed(self.case.script), value):
                 continue
             # To name a record is no wish by itself.
@@ -290,6 +291,8 @@ class Namer:
                     # Where a record has what is due, it contradicted the user.
                     is_scripted |= any(self._seen(item, call.message, "tool") for item in missing)
                     kind = "unverified_claim" if is_scripted else SIMULATOR
+                    if kind == SIMULATOR and not self.case.is_answered:
+                        continue
                     return kind, spoken[0], f"{evidence}; {value} is the user's word"
                 is_at_hand = bool(words) and all(self._in_view(word, call.message) for word in words)
                 if (
@@ -298,6 +301,8 @@ class Namer:
                     and not holds(squeezed(self.case.setting.policy), value)
                 ):
                     return "fabricated_fact", call.message, f"{evidence}; {value} stands in no message before"
+        if not any(self._seen(value, call.message, "user") for value in missing) and (unread := self._unread(call)):
+            return "missing_lookup", call.message, f"{evidence}; {unread} was never made before"
         numbers = [value for value in missing if isinstance(value, int | float) and not is_common(value)]
         if not words and numbers and not any(self._in_view(value, call.message) for value in numbers):
             return "wrong_computation", call.message, f"{evidence}; {numbers[0]} is worked out"
