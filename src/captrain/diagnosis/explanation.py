@@ -81,7 +81,7 @@ def explain(case: Case, repair: Repair) -> Explanation:
     namer = Namer(case, repair)
     steps = tuple(namer.causes())
     proven = (cause for finder in CONDUCT for cause in finder(case))
-    findings = [cause for cause in proven if _is_needed(cause, repair) or _is_last(cause, case)]
+    findings = [cause for cause in proven if _is_needed(cause, repair) or _is_open(cause, case)]
     causes = [cause for cause in (*(cause for _, cause in steps), *findings) if cause.inherent or not against]
     if (handover := _undue_handover(case, repair)) is not None:
         causes.append(handover)
@@ -138,14 +138,10 @@ def _rank(cause: Cause) -> int:
     return 3 if cause.kind == "over_escalation" else 2 if cause.kind in ENDS else int(cause.kind == "loop")
 
 
-def _is_last(cause: Cause, case: Case) -> bool:
-    """The log breaks off in a loop: no word comes after its calls."""
-    last = case.story.acts[-1] if case.story.acts else None
-    if cause.kind != "loop" or last is None or last.tool not in cause.tools:
-        return False
-    return case.rollout.outcome == "failed" and not any(
-        place > last.message for place in (*case.replies(), *case.users())
-    )
+def _is_open(cause: Cause, case: Case) -> bool:
+    """A loop is still open where no log says how it ended, and the assistant had no last word."""
+    is_cut = not case.ending and bool(case.messages) and case.messages[-1]["role"] != "assistant"
+    return cause.kind == "loop" and is_cut
 
 
 def _is_needed(cause: Cause, repair: Repair) -> bool:
