@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from captrain.benchmarks import Replay, ReplayCall, Replayed
 from captrain.cli.app import app
 from captrain.config import Selection
 from captrain.diagnosis import Diagnosis, advise
@@ -16,6 +17,7 @@ from captrain.diagnosis import diagnose as explain
 from captrain.diagnosis.explained import RepairStep
 from captrain.diagnosis.findings import Collection
 from captrain.interop import read_logs
+from captrain.records import Rollout
 
 Chat = dict[str, Any]
 CALLS = {
@@ -168,3 +170,61 @@ def test_repairs_that_replay_has_proven_take_the_place_of_differences(tmp_path: 
     [fix] = collection.findings().fixes
     assert fix.key[:2] == ("made", "restart") and fix.counts == {"failures": 3, "alone": 3, "proven": 3}
     assert fix.example.quote == "assistant: It is done." and fix.example.evidence == "with it the check passes"
+
+
+EXAMPLE = Path(__file__).parents[2] / "docs/examples/servicedesk.jsonl"
+
+
+def printed_rows(out: Path, *arguments: object) -> list[dict[str, Any]]:
+    """What `captrain diagnose` writes of each rollout."""
+    done = CliRunner().invoke(app, ["diagnose", *map(str, arguments), "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    return [json.loads(line) for line in (out / "causes.jsonl").read_text().splitlines()]
+
+
+def test_repairs_of_the_desk_are_proven_by_replay_and_a_passed_rollout_needs_none(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(line + "\n" for line in EXAMPLE.read_text().splitlines()[:12]))
+    rows = printed_rows(tmp_path / "out", log)
+    failed = [row["repairs"] for row in rows if row["outcome"] == "failed"]
+    assert failed and all(any(step["needed"] for step in steps) for steps in failed)
+    assert all(step["proven"] for steps in failed for step in steps)
+    passed = [row.get("repairs", []) for row in rows if row["outcome"] == "passed"]
+    assert passed and not any(step["needed"] for steps in passed for step in steps)
+
+
+class World:
+    """One that asks for a restart alone; it stands for the worlds of all rollouts, too."""
+
+    reference, owed, kinds = (ReplayCall("restart", {"service": "api"}),), (), {}
+
+    def of(self, rollout: Rollout) -> "World":
+        return self
+
+    def play(self, replays: Sequence[Replay]) -> list[Replayed]:
+        tools = [[call.tool for call in replay.calls] for replay in replays]
+        return [
+            Replayed(("ok",) * len(made), (False,) * len(made), (True,) * len(made), {}, "restart" in made)
+            for made in tools
+        ]
+
+
+def test_a_difference_that_costs_nothing_is_told_as_harmless(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_text(json.dumps(chat("f", ["page"], 0, ["restart"])) + "\n")
+    selection = Selection(delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, resamples=200)
+    worlds: Any = World()
+    [row] = explain(read_logs([log]), selection, runs=2, count=1, seed=0, worlds=worlds).explanations.rollouts
+    steps = {step.step: (step.kind, step.needed, step.proven) for step in row.repairs}
+    assert steps == {"restart(api)": ("insert", True, True), "page_person(Ann)": ("drop", False, True)}
+    assert row.primary is not None and row.cause("extra_write") is None
+
+
+def test_tools_as_says_what_a_tool_does_where_its_name_misleads(tmp_path: Path) -> None:
+    log, kinds = tmp_path / "log.jsonl", tmp_path / "tools.yaml"
+    chats = [chat("f", ["restart", "metric"], 0, ["restart"]), chat("p", ["restart"], 1, ["restart"])]
+    log.write_text("".join(json.dumps(entry) + "\n" for entry in chats))
+    kinds.write_text("get_metric: write\n")
+    as_named, as_told = (printed_rows(tmp_path / "out", log, *more)[0] for more in ([], ["--tools-as", kinds]))
+    assert not as_named.get("repairs")
+    assert [step["step"] for step in as_told["repairs"]] == ["get_metric(api, load)"]
