@@ -1,4 +1,4 @@
-"""Precondition verification and record selection: Both in the same task. Reads a record before acting on it, and decides by what it reads. Finds out which record a request means when the user does not name it, from what the tools return.
+"""Missing look-up and wrong record: Both in the same task. Makes the look-ups that a decision needs, and decides by what they show. Acts on the record that the request means.
 
 Written by the template synthesizer; do not edit.
 """
@@ -477,7 +477,7 @@ class Pair(Trainee):
 class Environment(Pair):
     """A cancellation or return of the oldest or the newest order: the right record, looked at, and decided by it."""
 
-    name = "precondition_verification+record_selection"
+    name = "missing_lookup+wrong_record"
     breaks = (decided_wrongly, picked_wrongly)
 
     def requests(self, rng: random.Random) -> dict:

@@ -1,4 +1,4 @@
-"""Argument precision: Copies values from the user's words into arguments exactly.
+"""Wrong record: Acts on the record that the request means.
 
 Written by the template synthesizer; do not edit.
 """
@@ -383,28 +383,30 @@ class Trainee(ServiceDesk):
 
 
 class Environment(Trainee):
-    """A new zip code for a named order: every digit, in its place."""
+    """A gift-wrap for the oldest or the newest order: the right record out of the list."""
 
-    name = "argument_precision"
+    name = "wrong_record"
 
     def requests(self, rng: random.Random) -> dict:
-        return {"requests": [("zip", "id")], "eligible": 1.0, "zip_digits": [4, 4, 3][DIFFICULTY]}
+        return {"requests": [("wrap", "extreme")], "eligible": 1.0}
 
     def skill(self, episode: DeskEpisode, expected: list[tuple]) -> float:
-        """Share of the digits in place, in one write to the right order."""
-        tool, order_id, digits = expected[0]
-        if len(episode.writes) != 1 or episode.writes[0][:2] != (tool, order_id):
+        """By the distance in rank of the one record written to; several writes earn nothing."""
+        if len(episode.writes) != 1:
             return 0.0
-        written = episode.writes[0][2]
-        return sum(a == b for a, b in zip(written, digits)) / len(digits) * (len(written) == len(digits))
+        ranked = sorted(episode.orders)
+        distance = abs(ranked.index(episode.writes[0][1]) - ranked.index(expected[0][1])) / (len(ranked) - 1)
+        return 1.0 if distance == 0 else 0.4 * (1 - distance)
 
     def broken(self, task: dict) -> list[Message]:
-        """The last digit wrong."""
+        """The oldest order where the newest is meant, and the other way round."""
         messages = self.reference(task)
+        ids = sorted(order["id"] for order in task["data"]["orders"])
         written = last_write(messages)["arguments"]
-        written["zip"] = written["zip"][:-1] + str((int(written["zip"][-1]) + 1) % 10)
+        written["order_id"] = ids[-1] if written["order_id"] == ids[0] else ids[0]
         return messages
 
     def hint(self, task: dict) -> str:
-        """The digits one by one."""
-        return f"The new zip code is, digit by digit: {', '.join(task['data']['operations'][0]['zip'])}."
+        """Which order is meant."""
+        operation = task["data"]["operations"][0]
+        return f"The {operation['selector']} order is {operation['order']}."

@@ -1,4 +1,4 @@
-"""Multi-step completion and precondition verification: Both in the same task. Carries out every operation of a request before closing. Reads a record before acting on it, and decides by what it reads.
+"""Wrong argument: Gives a call the values that the request, the records and the policy ask for.
 
 Written by the template synthesizer; do not edit.
 """
@@ -382,116 +382,29 @@ class Trainee(ServiceDesk):
         return {"reward": reward, "success": success, "parts": {**parts, "skill": skill}}
 
 
-def near(orders: list, written: str, meant: str) -> float:
-    """1 for the record that was meant, less than half for another, by the distance in rank."""
-    ranked = sorted(orders)
-    distance = abs(ranked.index(written) - ranked.index(meant)) / (len(ranked) - 1)
-    return 1.0 if distance == 0 else 0.4 * (1 - distance)
+class Environment(Trainee):
+    """A new zip code for a named order: every digit, in its place."""
 
-
-def in_place(written: str, digits: str) -> float:
-    """Share of the digits in place."""
-    return sum(a == b for a, b in zip(written, digits)) / len(digits) * (len(written) == len(digits))
-
-
-def judged(episode: DeskEpisode, write: tuple, verb: str) -> float:
-    """A third for having looked at the order written to, two thirds for having decided by what it says."""
-    looked = write[1] in episode.looked_up
-    right = TOOL_OF[verb] if allowed(verb, episode.orders[write[1]]) else "deny_request"
-    return (looked + 2 * (write[0] == right)) / 3
-
-
-def finished(episode: DeskEpisode, asked: set) -> float:
-    """Share of the (tool, order) pairs asked for that were written, one alternative each, less 0.2 for each stray
-    write."""
-    orders = {order_id for _, order_id in asked}
-    done = len({order_id for tool, order_id, _ in episode.writes if (tool, order_id) in asked})
-    return max(0.0, done / len(orders) - 0.2 * (len(episode.writes) - done))
-
-
-def mean(values: list) -> float:
-    """The mean, 0 of nothing."""
-    return sum(values) / len(values) if values else 0.0
-
-
-def decided_wrongly(messages: list[Message], data: dict) -> list[Message]:
-    """The last cancellation or return decided against what the record says."""
-    operation = [one for one in data["operations"] if one["verb"] in ("cancel", "return")][-1]
-    written = write_on(messages, operation["order"])
-    written["name"] = TOOL_OF[operation["verb"]] if written["name"] == "deny_request" else "deny_request"
-    return messages
-
-
-def copied_wrongly(messages: list[Message], data: dict) -> list[Message]:
-    """The last digit of the last zip code wrong."""
-    operation = [one for one in data["operations"] if one["zip"]][-1]
-    written = write_on(messages, operation["order"])["arguments"]
-    written["zip"] = written["zip"][:-1] + str((int(written["zip"][-1]) + 1) % 10)
-    return messages
-
-
-def picked_wrongly(messages: list[Message], data: dict) -> list[Message]:
-    """The last order that is not named taken for another, which nothing was asked for."""
-    operation = [one for one in data["operations"] if one["selector"]][-1]
-    asked = [one["order"] for one in data["operations"]]
-    others = sorted(order["id"] for order in data["orders"] if order["id"] not in asked)
-    taken = others[-1 if operation["selector"] == "oldest" else 0]
-    write_on(messages, operation["order"])["arguments"]["order_id"] = taken
-    return messages
-
-
-def left_out(messages: list[Message], data: dict) -> list[Message]:
-    """The last write left out."""
-    *done, _, closing = messages
-    return [*done, closing]
-
-
-def write_on(messages: list[Message], order_id: str) -> dict:
-    """The write on an order among the messages, to be changed in its place."""
-    calls = [call["function"] for message in messages for call in message.get("tool_calls", [])]
-    return [one for one in calls if one["name"] in WRITES and one["arguments"]["order_id"] == order_id][-1]
-
-
-class Pair(Trainee):
-    """Two capabilities in every task. The skill is the product of theirs: a sum would pay for one without the other,
-    and agents settle for that. More writes than were asked for earn nothing."""
-
-    breaks: tuple
-    """What breaks the one step in the reference's messages, and what the other."""
-
-    def skills(self, episode: DeskEpisode, expected: list[tuple]) -> tuple[float, float]:
-        """How much of either capability the episode showed, in [0, 1]."""
-        raise NotImplementedError
-
-    def skill(self, episode: DeskEpisode, expected: list[tuple]) -> float:
-        """The product of both."""
-        first, second = self.skills(episode, expected)
-        return first * second * (len(episode.writes) <= len(expected))
-
-    def broken(self, task: dict) -> list[Message]:
-        """One of the two steps broken: in some tasks the one, in some the other."""
-        break_step = self.breaks[int(task["data"]["customer"]) % 2]
-        return break_step(self.reference(task), task["data"])
-
-
-class Environment(Pair):
-    """Cancellations and returns of two named orders in one request: look at each first, then do it or deny it."""
-
-    name = "multi_step_completion+precondition_verification"
-    breaks = (left_out, decided_wrongly)
+    name = "wrong_argument"
 
     def requests(self, rng: random.Random) -> dict:
-        return {"requests": [(rng.choice(["cancel", "return"]), "id") for _ in range(2)], "eligible": 0.3}
+        return {"requests": [("zip", "id")], "eligible": 1.0, "zip_digits": [4, 4, 3][DIFFICULTY]}
 
-    def skills(self, episode: DeskEpisode, expected: list[tuple]) -> tuple[float, float]:
-        """How much of what was asked for was decided; and how well."""
-        verbs = {one["order"]: one["verb"] for one in episode.data["operations"]}
-        asked = {(tool, order_id) for order_id, verb in verbs.items() for tool in (TOOL_OF[verb], "deny_request")}
-        made = [write for write in episode.writes if write[:2] in asked]
-        return finished(episode, asked), mean([judged(episode, write, verbs[write[1]]) for write in made])
+    def skill(self, episode: DeskEpisode, expected: list[tuple]) -> float:
+        """Share of the digits in place, in one write to the right order."""
+        tool, order_id, digits = expected[0]
+        if len(episode.writes) != 1 or episode.writes[0][:2] != (tool, order_id):
+            return 0.0
+        written = episode.writes[0][2]
+        return sum(a == b for a, b in zip(written, digits)) / len(digits) * (len(written) == len(digits))
+
+    def broken(self, task: dict) -> list[Message]:
+        """The last digit wrong."""
+        messages = self.reference(task)
+        written = last_write(messages)["arguments"]
+        written["zip"] = written["zip"][:-1] + str((int(written["zip"][-1]) + 1) % 10)
+        return messages
 
     def hint(self, task: dict) -> str:
-        """Which orders to look at, and what to decide by."""
-        orders = [operation["order"] for operation in task["data"]["operations"]]
-        first = f"There are {len(orders)} orders to decide on: {', '.join(orders)}."
-        return f"{first} Look each up with get_order first, and deny the request if it is not allowed."
+        """The digits one by one."""
+        return f"The new zip code is, digit by digit: {', '.join(task['data']['operations'][0]['zip'])}."

@@ -1,4 +1,4 @@
-"""Argument precision and record selection: Both in the same task. Copies values from the user's words into arguments exactly. Finds out which record a request means when the user does not name it, from what the tools return.
+"""Omitted operation and wrong argument: Both in the same task. Carries out every operation of a request before closing. Gives a call the values that the request, the records and the policy ask for.
 
 Written by the template synthesizer; do not edit.
 """
@@ -475,24 +475,22 @@ class Pair(Trainee):
 
 
 class Environment(Pair):
-    """A new zip code for the oldest or the newest order: the right record, and every digit in its place."""
+    """New zip codes for two named orders in one request: both of them, every digit in its place."""
 
-    name = "argument_precision+record_selection"
-    breaks = (copied_wrongly, picked_wrongly)
+    name = "missing_write+wrong_argument"
+    breaks = (copied_wrongly, left_out)
 
     def requests(self, rng: random.Random) -> dict:
-        return {"requests": [("zip", "extreme")], "eligible": 1.0}
+        return {"requests": [("zip", "id")] * 2, "eligible": 1.0}
 
     def skills(self, episode: DeskEpisode, expected: list[tuple]) -> tuple[float, float]:
-        """The digits, on whatever order; and that order."""
-        tool, order_id, digits = expected[0]
-        if not episode.writes or episode.writes[0][0] != tool:
-            return 0.0, 0.0
-        _, written, given = episode.writes[0]
-        return in_place(given, digits), near([*episode.orders], written, order_id)
+        """The digits of what was written; and how much of what was asked for was."""
+        digits = {order_id: code for _, order_id, code in expected}
+        written = [(order_id, code) for tool, order_id, code in episode.writes if tool == "update_zip"]
+        copied = mean([in_place(code, digits[order_id]) for order_id, code in written if order_id in digits])
+        return copied, finished(episode, {write[:2] for write in expected})
 
     def hint(self, task: dict) -> str:
-        """Which order is meant, and the digits one by one."""
-        operation = task["data"]["operations"][0]
-        found = f"The {operation['selector']} order is {operation['order']}."
-        return f"{found} The new zip code is, digit by digit: {', '.join(operation['zip'])}."
+        """Which orders, and the digits one by one."""
+        codes = [f"{one['order']}: {', '.join(one['zip'])}" for one in task["data"]["operations"]]
+        return f"There are {len(codes)} new zip codes, digit by digit: {'; '.join(codes)}."

@@ -1,4 +1,4 @@
-"""Precondition verification: Reads a record before acting on it, and decides by what it reads.
+"""Omitted operation: Carries out every operation of a request before closing.
 
 Written by the template synthesizer; do not edit.
 """
@@ -383,28 +383,29 @@ class Trainee(ServiceDesk):
 
 
 class Environment(Trainee):
-    """Cancellations and returns of a named order: look first, then do it or deny it."""
+    """Two or three gift-wraps in one request: all of them, each once."""
 
-    name = "precondition_verification"
+    name = "missing_write"
 
     def requests(self, rng: random.Random) -> dict:
-        verb = rng.choice(["cancel", "return"])
-        return {"requests": [(verb, "id")], "eligible": [0.3, 0.4, 0.5][DIFFICULTY]}
+        count = 2 if rng.random() < [0.5, 0.75, 1.0][DIFFICULTY] else 3
+        return {"requests": [("wrap", "id")] * count, "eligible": 1.0}
 
     def skill(self, episode: DeskEpisode, expected: list[tuple]) -> float:
-        """A third for having looked at the order, two thirds for having decided right."""
-        looked = expected[0][1] in episode.looked_up
-        return (looked + 2 * (episode.writes == expected)) / 3
+        """Share of the operations done, less 0.2 for each stray write."""
+        left = list(expected)
+        for write in episode.writes:
+            if write in left:
+                left.remove(write)
+        done = len(expected) - len(left)
+        return max(0.0, done / len(expected) - 0.2 * (len(episode.writes) - done))
 
     def broken(self, task: dict) -> list[Message]:
-        """Looked at, and decided against what the record says."""
-        messages = self.reference(task)
-        written = last_write(messages)
-        denied = written["name"] == "deny_request"
-        written["name"] = TOOL_OF[task["data"]["operations"][0]["verb"]] if denied else "deny_request"
-        return messages
+        """The last gift-wrap left out."""
+        *done, _, closing = self.reference(task)
+        return [*done, closing]
 
     def hint(self, task: dict) -> str:
-        """Which order to look at, and what to decide by what it says."""
-        operation = task["data"]["operations"][0]
-        return f"Look order {operation['order']} up with get_order first, and deny the request if it is not allowed."
+        """How many orders, and which."""
+        orders = [operation["order"] for operation in task["data"]["operations"]]
+        return f"There are {len(orders)} orders to gift-wrap: {', '.join(orders)}."

@@ -1,4 +1,4 @@
-"""Multi-step completion: Carries out every operation of a request before closing.
+"""Wrong argument and wrong record: Both in the same task. Gives a call the values that the request, the records and the policy ask for. Acts on the record that the request means.
 
 Written by the template synthesizer; do not edit.
 """
@@ -382,30 +382,117 @@ class Trainee(ServiceDesk):
         return {"reward": reward, "success": success, "parts": {**parts, "skill": skill}}
 
 
-class Environment(Trainee):
-    """Two or three gift-wraps in one request: all of them, each once."""
+def near(orders: list, written: str, meant: str) -> float:
+    """1 for the record that was meant, less than half for another, by the distance in rank."""
+    ranked = sorted(orders)
+    distance = abs(ranked.index(written) - ranked.index(meant)) / (len(ranked) - 1)
+    return 1.0 if distance == 0 else 0.4 * (1 - distance)
 
-    name = "multi_step_completion"
 
-    def requests(self, rng: random.Random) -> dict:
-        count = 2 if rng.random() < [0.5, 0.75, 1.0][DIFFICULTY] else 3
-        return {"requests": [("wrap", "id")] * count, "eligible": 1.0}
+def in_place(written: str, digits: str) -> float:
+    """Share of the digits in place."""
+    return sum(a == b for a, b in zip(written, digits)) / len(digits) * (len(written) == len(digits))
+
+
+def judged(episode: DeskEpisode, write: tuple, verb: str) -> float:
+    """A third for having looked at the order written to, two thirds for having decided by what it says."""
+    looked = write[1] in episode.looked_up
+    right = TOOL_OF[verb] if allowed(verb, episode.orders[write[1]]) else "deny_request"
+    return (looked + 2 * (write[0] == right)) / 3
+
+
+def finished(episode: DeskEpisode, asked: set) -> float:
+    """Share of the (tool, order) pairs asked for that were written, one alternative each, less 0.2 for each stray
+    write."""
+    orders = {order_id for _, order_id in asked}
+    done = len({order_id for tool, order_id, _ in episode.writes if (tool, order_id) in asked})
+    return max(0.0, done / len(orders) - 0.2 * (len(episode.writes) - done))
+
+
+def mean(values: list) -> float:
+    """The mean, 0 of nothing."""
+    return sum(values) / len(values) if values else 0.0
+
+
+def decided_wrongly(messages: list[Message], data: dict) -> list[Message]:
+    """The last cancellation or return decided against what the record says."""
+    operation = [one for one in data["operations"] if one["verb"] in ("cancel", "return")][-1]
+    written = write_on(messages, operation["order"])
+    written["name"] = TOOL_OF[operation["verb"]] if written["name"] == "deny_request" else "deny_request"
+    return messages
+
+
+def copied_wrongly(messages: list[Message], data: dict) -> list[Message]:
+    """The last digit of the last zip code wrong."""
+    operation = [one for one in data["operations"] if one["zip"]][-1]
+    written = write_on(messages, operation["order"])["arguments"]
+    written["zip"] = written["zip"][:-1] + str((int(written["zip"][-1]) + 1) % 10)
+    return messages
+
+
+def picked_wrongly(messages: list[Message], data: dict) -> list[Message]:
+    """The last order that is not named taken for another, which nothing was asked for."""
+    operation = [one for one in data["operations"] if one["selector"]][-1]
+    asked = [one["order"] for one in data["operations"]]
+    others = sorted(order["id"] for order in data["orders"] if order["id"] not in asked)
+    taken = others[-1 if operation["selector"] == "oldest" else 0]
+    write_on(messages, operation["order"])["arguments"]["order_id"] = taken
+    return messages
+
+
+def left_out(messages: list[Message], data: dict) -> list[Message]:
+    """The last write left out."""
+    *done, _, closing = messages
+    return [*done, closing]
+
+
+def write_on(messages: list[Message], order_id: str) -> dict:
+    """The write on an order among the messages, to be changed in its place."""
+    calls = [call["function"] for message in messages for call in message.get("tool_calls", [])]
+    return [one for one in calls if one["name"] in WRITES and one["arguments"]["order_id"] == order_id][-1]
+
+
+class Pair(Trainee):
+    """Two capabilities in every task. The skill is the product of theirs: a sum would pay for one without the other,
+    and agents settle for that. More writes than were asked for earn nothing."""
+
+    breaks: tuple
+    """What breaks the one step in the reference's messages, and what the other."""
+
+    def skills(self, episode: DeskEpisode, expected: list[tuple]) -> tuple[float, float]:
+        """How much of either capability the episode showed, in [0, 1]."""
+        raise NotImplementedError
 
     def skill(self, episode: DeskEpisode, expected: list[tuple]) -> float:
-        """Share of the operations done, less 0.2 for each stray write."""
-        left = list(expected)
-        for write in episode.writes:
-            if write in left:
-                left.remove(write)
-        done = len(expected) - len(left)
-        return max(0.0, done / len(expected) - 0.2 * (len(episode.writes) - done))
+        """The product of both."""
+        first, second = self.skills(episode, expected)
+        return first * second * (len(episode.writes) <= len(expected))
 
     def broken(self, task: dict) -> list[Message]:
-        """The last gift-wrap left out."""
-        *done, _, closing = self.reference(task)
-        return [*done, closing]
+        """One of the two steps broken: in some tasks the one, in some the other."""
+        break_step = self.breaks[int(task["data"]["customer"]) % 2]
+        return break_step(self.reference(task), task["data"])
+
+
+class Environment(Pair):
+    """A new zip code for the oldest or the newest order: the right record, and every digit in its place."""
+
+    name = "wrong_argument+wrong_record"
+    breaks = (copied_wrongly, picked_wrongly)
+
+    def requests(self, rng: random.Random) -> dict:
+        return {"requests": [("zip", "extreme")], "eligible": 1.0}
+
+    def skills(self, episode: DeskEpisode, expected: list[tuple]) -> tuple[float, float]:
+        """The digits, on whatever order; and that order."""
+        tool, order_id, digits = expected[0]
+        if not episode.writes or episode.writes[0][0] != tool:
+            return 0.0, 0.0
+        _, written, given = episode.writes[0]
+        return in_place(given, digits), near([*episode.orders], written, order_id)
 
     def hint(self, task: dict) -> str:
-        """How many orders, and which."""
-        orders = [operation["order"] for operation in task["data"]["operations"]]
-        return f"There are {len(orders)} orders to gift-wrap: {', '.join(orders)}."
+        """Which order is meant, and the digits one by one."""
+        operation = task["data"]["operations"][0]
+        found = f"The {operation['selector']} order is {operation['order']}."
+        return f"{found} The new zip code is, digit by digit: {', '.join(operation['zip'])}."

@@ -1,4 +1,4 @@
-"""Argument precision and multi-step completion: Both in the same task. Copies values from the user's words into arguments exactly. Carries out every operation of a request before closing.
+"""Missing look-up and omitted operation: Both in the same task. Makes the look-ups that a decision needs, and decides by what they show. Carries out every operation of a request before closing.
 
 Written by the template synthesizer; do not edit.
 """
@@ -475,22 +475,23 @@ class Pair(Trainee):
 
 
 class Environment(Pair):
-    """New zip codes for two named orders in one request: both of them, every digit in its place."""
+    """Cancellations and returns of two named orders in one request: look at each first, then do it or deny it."""
 
-    name = "argument_precision+multi_step_completion"
-    breaks = (copied_wrongly, left_out)
+    name = "missing_lookup+missing_write"
+    breaks = (left_out, decided_wrongly)
 
     def requests(self, rng: random.Random) -> dict:
-        return {"requests": [("zip", "id")] * 2, "eligible": 1.0}
+        return {"requests": [(rng.choice(["cancel", "return"]), "id") for _ in range(2)], "eligible": 0.3}
 
     def skills(self, episode: DeskEpisode, expected: list[tuple]) -> tuple[float, float]:
-        """The digits of what was written; and how much of what was asked for was."""
-        digits = {order_id: code for _, order_id, code in expected}
-        written = [(order_id, code) for tool, order_id, code in episode.writes if tool == "update_zip"]
-        copied = mean([in_place(code, digits[order_id]) for order_id, code in written if order_id in digits])
-        return copied, finished(episode, {write[:2] for write in expected})
+        """How much of what was asked for was decided; and how well."""
+        verbs = {one["order"]: one["verb"] for one in episode.data["operations"]}
+        asked = {(tool, order_id) for order_id, verb in verbs.items() for tool in (TOOL_OF[verb], "deny_request")}
+        made = [write for write in episode.writes if write[:2] in asked]
+        return finished(episode, asked), mean([judged(episode, write, verbs[write[1]]) for write in made])
 
     def hint(self, task: dict) -> str:
-        """Which orders, and the digits one by one."""
-        codes = [f"{one['order']}: {', '.join(one['zip'])}" for one in task["data"]["operations"]]
-        return f"There are {len(codes)} new zip codes, digit by digit: {'; '.join(codes)}."
+        """Which orders to look at, and what to decide by."""
+        orders = [operation["order"] for operation in task["data"]["operations"]]
+        first = f"There are {len(orders)} orders to decide on: {', '.join(orders)}."
+        return f"{first} Look each up with get_order first, and deny the request if it is not allowed."

@@ -1,4 +1,4 @@
-"""Record selection: Finds out which record a request means when the user does not name it, from what the tools return.
+"""Missing look-up: Makes the look-ups that a decision needs, and decides by what they show.
 
 Written by the template synthesizer; do not edit.
 """
@@ -383,30 +383,28 @@ class Trainee(ServiceDesk):
 
 
 class Environment(Trainee):
-    """A gift-wrap for the oldest or the newest order: the right record out of the list."""
+    """Cancellations and returns of a named order: look first, then do it or deny it."""
 
-    name = "record_selection"
+    name = "missing_lookup"
 
     def requests(self, rng: random.Random) -> dict:
-        return {"requests": [("wrap", "extreme")], "eligible": 1.0}
+        verb = rng.choice(["cancel", "return"])
+        return {"requests": [(verb, "id")], "eligible": [0.3, 0.4, 0.5][DIFFICULTY]}
 
     def skill(self, episode: DeskEpisode, expected: list[tuple]) -> float:
-        """By the distance in rank of the one record written to; several writes earn nothing."""
-        if len(episode.writes) != 1:
-            return 0.0
-        ranked = sorted(episode.orders)
-        distance = abs(ranked.index(episode.writes[0][1]) - ranked.index(expected[0][1])) / (len(ranked) - 1)
-        return 1.0 if distance == 0 else 0.4 * (1 - distance)
+        """A third for having looked at the order, two thirds for having decided right."""
+        looked = expected[0][1] in episode.looked_up
+        return (looked + 2 * (episode.writes == expected)) / 3
 
     def broken(self, task: dict) -> list[Message]:
-        """The oldest order where the newest is meant, and the other way round."""
+        """Looked at, and decided against what the record says."""
         messages = self.reference(task)
-        ids = sorted(order["id"] for order in task["data"]["orders"])
-        written = last_write(messages)["arguments"]
-        written["order_id"] = ids[-1] if written["order_id"] == ids[0] else ids[0]
+        written = last_write(messages)
+        denied = written["name"] == "deny_request"
+        written["name"] = TOOL_OF[task["data"]["operations"][0]["verb"]] if denied else "deny_request"
         return messages
 
     def hint(self, task: dict) -> str:
-        """Which order is meant."""
+        """Which order to look at, and what to decide by what it says."""
         operation = task["data"]["operations"][0]
-        return f"The {operation['selector']} order is {operation['order']}."
+        return f"Look order {operation['order']} up with get_order first, and deny the request if it is not allowed."
