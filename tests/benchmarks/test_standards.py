@@ -160,7 +160,7 @@ def test_an_environment_that_went_out_comes_back_with_the_same_rewards(
 ) -> None:
     settings: dict[str, object] = {"source": str(project / "openenv/captrain_wrong_record")}
     if standard == "verifiers":
-        settings = {"taskset": "captrain-record-selection", "folder": str(project / "verifiers"), "splits": SPLITS}
+        settings = {"taskset": "captrain-wrong-record", "folder": str(project / "verifiers"), "splits": SPLITS}
     target = make_target(standard, **settings)
     request.addfinalizer(target.environment.pool.close)  # pyright: ignore[reportAttributeAccessIssue]
     episodes = [json.loads(line) for line in (project / "episodes.jsonl").read_text().splitlines()]

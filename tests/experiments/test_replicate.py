@@ -97,7 +97,7 @@ def test_a_point_is_gathered_into_a_row_for_each_method(replicate: ModuleType, t
     # The evaluation compared GRPO on the target with the base, and the row of the base says it the other way round.
     assert base["over_grpo"] == pytest.approx(-0.4) and base["over_low"] <= -0.4 <= base["over_high"]
     assert trace["reading"] and rows["idle"]["over_grpo"] is rows["idle"]["reading"] is None
-    assert trace["selected"] == "closing missing_write missing_lookup wrong_record"
+    assert trace["selected"] == "missing_lookup missing_write premature_stop wrong_record"
 
 
 def test_cpu_seconds_are_those_of_stages_that_all_ran_there(replicate: ModuleType, tmp_path: Path) -> None:

@@ -272,7 +272,7 @@ READS = ["system", "user", "assistant", "tool", "assistant"]
 @pytest.mark.parametrize(
     ("name", "task", "model", "outcomes", "roles", "tools"),
     [
-        ("verifiers-0.4.0.jsonl", "wrong_record/training/00000", "scripted", ["passed", "failed"],
+        ("verifiers-0.4.0.jsonl", "record_selection/training/00000", "scripted", ["passed", "failed"],
          READS[:3] + READS[3:] * 2, 8),
         ("agentdojo-0.1.35-good.json", "banking-user_task_3", "good", ["passed"], READS[:3] + READS[3:] * 2, 2),
         ("agentdojo-0.1.35-bad.json", "banking-user_task_3", "bad", ["failed"], READS[:3] + READS[3:] * 2, 2),

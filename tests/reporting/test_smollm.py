@@ -60,7 +60,7 @@ def test_it_says_how_many_dialogues_the_adapters_changed_and_that_no_outcome_did
     rows = {row["adapter"]: row for row in rows_of("dialogues.csv")}
     equal = {name: row["dialogues_as_base"] for name, row in rows.items()}
     text = " ".join(PAGE.split())
-    assert f"leaves {equal['invalid_call']} token for token, GRPO on the target {equal['grpo_target']}," in text
+    assert f"leaves {equal['valid_calls']} token for token, GRPO on the target {equal['grpo_target']}," in text
     assert all(row["outcomes_as_base"] == row["rollouts"] for row in rows.values())
     assert all(float(row["difference"]) == 0 for row in rows_of("evaluation/differences.csv"))
 

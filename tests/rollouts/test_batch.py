@@ -43,7 +43,10 @@ def journals() -> list[Path]:
     return sorted(Path(".cache/rollouts").glob("*.jsonl"))
 
 
-def test_here_it_is_collect_with_its_journal_and_its_bar(capfd: pytest.CaptureFixture[str]) -> None:
+def test_here_it_is_collect_with_its_journal_and_its_bar(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "1")  # a job has a log for its bar
     one, target = part(), load_benchmark(DESK)
     found = collect_batch(one, target, "rollouts")
     assert "servicedesk-mixed: 100%" in capfd.readouterr().err

@@ -379,7 +379,7 @@ class TestGate:
         known, gate = examples(targets, 40, rollouts), GateRouter(asked(tiny), embedding=embedding)
         for name, target in targets.items():
             weights = gate.weights(known, openings(target, target.tasks("training", 50)[40:]))
-            assert mean(row[name] for row in weights) > 0.75, name
+            assert mean(row[name] for row in weights) > 0.7, name
         benchmark = desk("single")
         tasks = [task for task in benchmark.tasks("test", 120) if task.data["kind"] in EASY]
         routes = gate.route(known, openings(benchmark, tasks))

@@ -26,7 +26,7 @@ from captrain.records import Message, Record, Rollout, Spool, read_yaml
 Standing = Literal["contrasted", "suspect", "spoilt", "error"]
 """What a rollout is to the contrast: part of it, left out for its reference, for its simulated user, or without a
 verdict."""
-SEVERAL = 2
+PASSES = 2
 """Rollouts that pass without a call before it is taken for a look-up: one may be a grader's slip."""
 VARIED = 3
 """Different answers by which a tool tells something, where a change says that it is done."""
@@ -110,8 +110,8 @@ def explain_logs(logs: Logs, worlds: Worlds | None = None, kinds: Mapping[str, K
         worlds: in which rollouts are replayed, so that causes are proven; None: none is.
         kinds: what tools do, where their names mislead.
     """
-    known = {**_learned(logs), **_declared(logs, worlds), **(kinds or {})}
-    toolbox, outcomes = Toolbox(logs.tools, known), OutcomeTally()
+    declared = {**_learned(logs), **_declared(logs, worlds), **(kinds or {})}
+    toolbox, outcomes = Toolbox(logs.tools, declared), OutcomeTally()
     settings: dict[str, Setting] = {}
     due: dict[str, set[str]] = {}
     for rollout in logs.rollouts:
@@ -168,7 +168,7 @@ def _learned(logs: Logs) -> dict[str, Kind]:
                 results.add(" ".join(sorted({*leaves(act.result)} - {*leaves(act.arguments)})))
         if rollout.outcome == "passed" and acts:
             passes.update(_tools(rollout.reference) - _tools(rollout.messages))
-    return {tool: "read" for tool, count in passes.items() if count >= SEVERAL and len(answers.get(tool, ())) >= VARIED}
+    return {tool: "read" for tool, count in passes.items() if count >= PASSES and len(answers.get(tool, ())) >= VARIED}
 
 
 def _tools(messages: Iterable[Message]) -> set[str]:

@@ -260,6 +260,8 @@ class Namer:
         if call.failed and (departure := self._left()) is not None:
             return SIMULATOR, departure, f"the user left before {call.tool} was corrected"
         record = next((entry for entry in self._records(goal) if entry[0] in names), None)
+        if record and not self._in_view(call.arguments.get(record[0]), call.message):
+            return "fabricated_fact", call.message, f"{evidence}; it stands in no message before"
         if record:
             opening = self._opened_instead(record[1]).get(text_of(call.arguments.get(record[0])), call.message)
             return (
