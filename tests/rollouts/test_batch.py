@@ -46,7 +46,7 @@ def journals() -> list[Path]:
 def test_here_it_is_collect_with_its_journal_and_its_bar(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SLURM_JOB_ID", "1")  # a job has a log for its bar
+    monkeypatch.setenv("SUBMITIT_EXECUTOR", "slurm")  # a job has a log for its bar
     one, target = part(), load_benchmark(DESK)
     found = collect_batch(one, target, "rollouts")
     assert "servicedesk-mixed: 100%" in capfd.readouterr().err
