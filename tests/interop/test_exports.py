@@ -55,7 +55,7 @@ def lines(path: Path, *rows: object) -> Path:
 
 
 def said(rollout: Rollout) -> list[object]:
-    """What each message says or calls, without the system's."""
+    """Words or calls of each message, without the system's."""
     return [calls_of(message) or message["content"] for message in rollout.messages if message["role"] != "system"]
 
 

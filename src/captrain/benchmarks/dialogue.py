@@ -39,7 +39,7 @@ class _Course:
         self.contents: dict[int, str] = {}
         self.closings: list[str] = []
         self.closed = False
-        """Whether its last message closes a turn."""
+        """Tell whether its last message closes a turn."""
         for number, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
@@ -61,7 +61,7 @@ class _Course:
 
 
 class Dialogue:
-    """How replays of one rollout's task are played.
+    """Course of replays of one rollout's task.
 
     Args:
         logged: the rollout's messages.

@@ -36,7 +36,7 @@ class Replay:
 
 @dataclass(frozen=True)
 class Replayed:
-    """What a replay led to.
+    """Outcome of a replay.
 
     results: (calls,) text of each result. failed: (calls,) refused by the tool. changed: (calls,) the state differs
     before and after. parts: named score parts. passed: the check of the task holds.

@@ -16,7 +16,7 @@ PUNCTUATION = ".,;:!?()-"
 
 @dataclass(frozen=True)
 class Run:
-    """What a dialogue led to: of each call that was played its result, whether it was refused, and whether it changed
+    """Outcome of a dialogue: of each call that was played its result, whether it was refused, and whether it changed
     the world (None: nobody can look), and the score."""
 
     calls: list[tuple[str, bool, bool | None]]
@@ -99,8 +99,8 @@ class SpokenWorld:
         return Replayed(results, failed, tuple(changed), run.parts, run.passed)
 
     def _matters(self, call: ReplayCall) -> bool:
-        """Whether a call changes what the check looks at, in a world that nobody can look into: the reference no longer
-        passes without it, or with it, where it is none of its own."""
+        """Tell whether a call changes what the check looks at, in a world that nobody can look into: the reference no
+        longer passes without it, or with it, where it is none of its own."""
         if self.kinds.get(call.tool) == "read" or not self.reference:
             return False
         key = key_of(call)
@@ -182,7 +182,7 @@ def _phrases(words: Sequence[str], places: Sequence[int]) -> tuple[str, ...]:
 
 
 def is_refusal(result: Message) -> bool:
-    """Whether a tool's answer is an error: it says so, or is an object that names one, or begins with the word."""
+    """Tell whether a tool's answer is an error: it says so, or is an object that names one, or begins with the word."""
     content = str(result.get("content") or "")
     if result.get("error") is True or content[:5].lower() == "error":
         return True
@@ -194,7 +194,7 @@ def is_refusal(result: Message) -> bool:
 
 
 def annotated(tools: Sequence[JsonObject]) -> dict[str, Kind]:
-    """What schemas say of tools by MCP's annotation `readOnlyHint`."""
+    """Kinds of tools by MCP's annotation `readOnlyHint`."""
     hints = {
         tool["function"]["name"]: {**tool.get("annotations", {}), **tool["function"].get("annotations", {})}.get(
             "readOnlyHint"

@@ -17,7 +17,7 @@ from captrain.errors import UserError
 from captrain.records import JsonObject, Message, Rollout, Split, Task
 
 SCRIPTS = {"tau2": "tau2_replay.py", "agentdojo": "agentdojo_worker.py", "bfcl": "bfcl_worker.py"}
-"""Of the workers in which a benchmark's worlds are opened."""
+"""Scripts of the workers in which a benchmark's worlds are opened."""
 NAMES = (*SCRIPTS, "servicedesk")
 DOJO = re.compile(r"(banking|slack|travel|workspace)[-/](user_task_\d+)(-injection_task_\d+)?")
 BFCL = re.compile(r"multi_turn_(base|miss_func|miss_param|long_context)_\d+")

@@ -51,7 +51,7 @@ class NearestCause(TypedDict):
 
 
 class AgreementWithProgrammatic(TypedDict):
-    """How many rollouts were compared, and the causes nearest to each candidate, by id."""
+    """Count of compared rollouts, and the causes nearest to each candidate, by id."""
 
     rollouts: int
     candidates: dict[str, NearestCause]
@@ -145,7 +145,7 @@ def against_programmatic(
 
 
 def _shown_causes(rollouts: Sequence[Rollout], tools: list[JsonObject]) -> dict[str, list[bool]]:
-    """Of each cause that some rollout lacks: which rollouts do."""
+    """Rollouts that lack each cause, of those that some rollout lacks."""
     analyst = ProgrammaticAnalyst()
     (causes,) = analyst.propose([rollouts], tools)
     labels_of = analyst.label([LabelRequest(0, rollout, causes) for rollout in rollouts], tools)

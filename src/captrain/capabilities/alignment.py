@@ -72,7 +72,7 @@ class Toolbox:
         self.keys = frozenset(names[0] for names in required if len(names) == 1 and shared[names[0]] > 1)
 
     def kind(self, tool: str) -> Kind:
-        """What calling a tool does."""
+        """Tell what calling a tool does."""
         match self._kinds.get(tool):
             case "read" | "write" | "handover" as kind:
                 return kind

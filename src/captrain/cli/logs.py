@@ -12,6 +12,7 @@ from captrain.errors import UserError
 
 if TYPE_CHECKING:
     from captrain.config import Selection
+    from captrain.contract import Target
     from captrain.interop import Logs
 
 RUNS = 10
@@ -36,7 +37,7 @@ def diagnose(
     seed: Annotated[int, typer.Option(min=0, help="Of the resamples.")] = 0,
     scores: Annotated[Path | None, typer.Option(help="CSV of trace_id,reward, for traces without scores.")] = None,
     keep_suspects: Annotated[bool, typer.Option(help="Contrast rollouts of suspect references, too.")] = False,
-    benchmark: Annotated[str, typer.Option(help="Whose tasks they are, where ids do not tell.")] = "",
+    benchmark: Annotated[str, typer.Option(help="Whose tasks they are: a world's, or the project's.")] = "",
     tools_as: Annotated[Path | None, typer.Option(help="YAML or JSON of tool: read, write or handover.")] = None,
     analyst: Annotated[
         AnalystName, typer.Option(help="programmatic: rules; openai: the language model of --model.")
@@ -89,7 +90,8 @@ def diagnose(
         options = ModelOptions(model, endpoint_env, key_env, tokens, prices, dry_run)
         _judge(logs, selection, out, count, seed, options, keep_suspects=keep_suspects)
         return
-    with open_worlds(benchmark) as worlds:
+    target = benchmark_of_project(benchmark)
+    with open_worlds("" if target else benchmark, target=target) as worlds:
         diagnosis = diagnose(
             logs,
             selection,
@@ -104,6 +106,23 @@ def diagnose(
     publish_diagnosis(diagnosis, out, advice)
     unproven = [f"causes are not proven: `{worlds.missing}`, and diagnose again"] if worlds.missing else []
     print_all(*diagnosis_summary(diagnosis, advice), *unproven, f"{out / 'report.md'} has the evidence")
+
+
+def benchmark_of_project(name: str) -> "Target | None":
+    """Load the benchmark of this name that the project around has of its own; None where there is none.
+
+    Raises:
+        UserError: it does not load.
+    """
+    from captrain.benchmarks import load_benchmark
+    from captrain.config import find_project
+    from captrain.planning import compose_configuration
+
+    project = find_project(Path.cwd())
+    if not name or project is None or not (project / f"conf/benchmark/{name}.yaml").is_file():
+        return None
+    spec = compose_configuration([f"benchmark={name}"], project)[0]
+    return load_benchmark(spec.benchmark, spec.machine)
 
 
 def _judge(

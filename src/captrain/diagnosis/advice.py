@@ -1,4 +1,4 @@
-"""What to do next: the steps whose repair would have turned most failures into passes, then all else, in this order.
+"""Advice on what to do next: steps whose repair would have turned most failures into passes, then all else, in order.
 
 A line in the prompt can remind an agent of what it can do and forgets; it cannot teach it to compute, to choose or to
 copy, and it may cost elsewhere, which only a run shows. Training needs a contrast that holds and tools to build an
@@ -29,7 +29,7 @@ ORDERS = 3
 
 @dataclass(frozen=True)
 class Advice:
-    """What to do about something, and what it is about: a step to repair, a kind of cause, the benchmark or the
+    """Advice, and its subject: a step to repair, a kind of cause, the benchmark or the
     simulator. Of a step, the counts (`facts`) and one failure, quoted (`example`)."""
 
     subject: str
@@ -39,7 +39,7 @@ class Advice:
 
 
 def advise(diagnosis: Diagnosis, folder: Path | None = None) -> list[Advice]:
-    """What to do, most urgent first: what to fix, what is not the agent's, then its causes in the order of the ranking.
+    """Advise, most urgent first: what to fix, what is not the agent's, then its causes in the order of the ranking.
 
     Args:
         diagnosis: of logs.

@@ -21,7 +21,7 @@ EVERY: Key = ("rollout",)
 
 
 class Phrase(NamedTuple):
-    """How a kind of feature is told: the words where it holds and where it does not, and a line for the prompt against
+    """Wording of a kind of feature: the words where it holds and where it does not, and a line for the prompt against
     the one that goes with failing. The names of a feature fill them."""
 
     holds: str
@@ -74,7 +74,7 @@ PHRASES = {
 
 @dataclass
 class Traits:
-    """What one rollout has to count: the bases it belongs to; the features that hold, each with its base and, of two
+    """Features of one rollout to count: the bases it belongs to; the features that hold, each with its base and, of two
     calls, how far apart they are."""
 
     bases: set[Key] = field(default_factory=lambda: {EVERY})
@@ -86,13 +86,13 @@ class Traits:
         self.holding[key] = (base, distance)
 
     def shows(self, association: "Association") -> bool:
-        """Whether the rollout is one of those that an association counts."""
+        """Tell whether the rollout is one of those that an association counts."""
         return association.base in self.bases and (association.key in self.holding) == association.holds
 
 
 @dataclass
 class Cell:
-    """Of how many failed and passed rollouts; `mark` is the sum of their random numbers, so that equal ones are the
+    """Counts of failed and passed rollouts; `mark` is the sum of their random numbers, so that equal ones are the
     same rollouts; `distance` is summed over them."""
 
     failed: int = 0
@@ -173,7 +173,7 @@ class Tally:
         return sorted(rows, key=lambda row: (row.p if row.p == row.p else 1.0, -row.excess, *self._rank(row.key)))
 
     def _rank(self, key: Key) -> tuple[int, float, Key]:
-        """What several names of the same rollouts are sorted by: the kind, and calls that stand close together."""
+        """Sort key of several names of the same rollouts: the kind, and calls that stand close together."""
         cell = self.features[key][1]
         return [*PHRASES].index(key[0]), cell.distance / max(1, cell.failed + cell.passed), key
 

@@ -47,10 +47,6 @@ class RecordBook:
         entries = self._records.get((name, str(value)), [])
         return next((entry for entry in entries if all(field in entry for field in fields)), None)
 
-    def named(self, value: str) -> JsonObject | None:
-        """The record of which a value is the identifier under the plain name "id"; None if none was shown."""
-        return self.record("id", value)
-
     def people(self, person: Mapping[str, object]) -> list[JsonObject]:
         """What records say of a person of this name."""
         return self._people.get(_person(person), [])

@@ -116,7 +116,7 @@ class Case:
 
     @cached_property
     def is_answered(self) -> bool:
-        """Whether a user speaks after the assistant has; else it works alone, on a request or a ticket."""
+        """Tell whether a user speaks after the assistant has; else it works alone, on a request or a ticket."""
         spoken = (i for i, message in enumerate(self.messages) if message["role"] == "assistant")
         first = next(spoken, len(self.messages))
         return any(place > first for place in self.users())
@@ -125,11 +125,6 @@ class Case:
     def wishes(self) -> str:
         """All that the user said or was told to say, in lower case."""
         return plain(f"{self.story.user}\n{self.script}")
-
-    @cached_property
-    def everything(self) -> str:
-        """All that stands in the log before it is judged: messages, script and policy."""
-        return "\n".join([*(self.text(i) for i in range(len(self.messages))), self.script, self.setting.policy])
 
     def proposal(self, act: Act) -> int:
         """The reply in which the assistant first put a write to the user: the earliest that names a value which only
@@ -223,8 +218,3 @@ class Case:
 def plain(text: str) -> str:
     """A text in lower case, with one space for each run of spaces and dashes."""
     return SPACE.sub(" ", text.lower().replace("**", "").replace("-", " "))
-
-
-def is_named(label: str, words: str) -> bool:
-    """Whether words name a thing, by its last word in one or many."""
-    return re.search(rf"\b{re.escape(plain(label).split()[-1].rstrip('s'))}(?:e?s)?\b", words) is not None

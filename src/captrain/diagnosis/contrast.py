@@ -18,7 +18,8 @@ AGENTS_KINDS = tuple(kind for kind, entry in KINDS.items() if entry.of_agent)
 
 
 def has_solution(rollout: Rollout) -> bool:
-    """Whether a rollout can be held against anything: a reference, calls that a user was to make, or milestones."""
+    """Tell whether a rollout can be held against anything: a reference, calls that a user was to make, or
+    milestones."""
     parts = rollout.score.parts if rollout.score else {}
     is_followed = any(name.startswith("milestone") for name in parts)
     return bool(rollout.reference or rollout.task.data.get("user_calls") or is_followed)

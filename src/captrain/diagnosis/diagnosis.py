@@ -17,7 +17,7 @@ from captrain.benchmarks import Kind, Worlds
 from captrain.capabilities import SUSPECT, SelectionAccount, select_by_verdicts
 from captrain.config import Selection
 from captrain.diagnosis.contrast import has_solution, label_causes
-from captrain.diagnosis.explained import Explained, Explanations, Standing, explain_logs
+from captrain.diagnosis.explained import Explained, Explanations, Standing, explain_logs, refer
 from captrain.diagnosis.findings import Collection, Findings
 from captrain.diagnosis.streaming import StreamedLabels
 from captrain.interop import Logs
@@ -138,6 +138,7 @@ def diagnose(
         worlds: in which rollouts are replayed, so that causes are proven.
         kinds: what tools do, where their names mislead.
     """
+    logs = refer(logs, worlds) if worlds is not None else logs
     explanations = explain_logs(logs, worlds, kinds)
     account, agents, collection = Account(), dict[str, Account](), Collection(explanations.toolbox)
     for row, rollout in zip(explanations.rollouts, logs.rollouts, strict=True):

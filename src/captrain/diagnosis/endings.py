@@ -1,4 +1,4 @@
-"""How a dialogue ended: by a hand-over, a refusal, the simulated user, a loop, or cut off."""
+"""The end of a dialogue: by a hand-over, a refusal, the simulated user, a loop, or cut off."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from captrain.diagnosis.provenance import is_identifier, shape
 from captrain.diagnosis.repair import Call, Repair
 
 TOKEN = re.compile(r"###[A-Z-]+###")
-"""How a simulated user ends a conversation."""
+"""Words by which a simulated user ends a conversation."""
 CONSENT = re.compile(r"\W*(yes|yeah|sure|ok|okay|confirm\w*|please( do)?|go ahead)?[\s\w,]{0,24}[.!\s]*", re.IGNORECASE)
 ASKS = re.compile(r"\?|\b(confirm|please provide|would you like|let me know|reply)\b", re.IGNORECASE)
 REPEATS = 3
@@ -27,7 +27,7 @@ def handover_in(repair: Repair) -> Call | None:
 
 
 def ended_by(case: Case, repair: Repair) -> str:
-    """How the dialogue ended."""
+    """Name the end of the dialogue."""
     if user_left(case, repair) is not None or slip_of(case.rollout) is not None:
         return "simulator"
     if any(edit.kind == "end" for edit in repair.differences):

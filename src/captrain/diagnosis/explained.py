@@ -6,7 +6,7 @@ rollout needs of the others (records before any write, how often each task was p
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -100,6 +100,18 @@ class Explanations:
     settings: dict[str, Setting]
     outcomes: OutcomeTally
     toolbox: Toolbox
+
+
+def refer(logs: Logs, worlds: Worlds) -> Logs:
+    """Give rollouts that came without a reference that of their benchmark, where the world of their task opens."""
+    if all(rollout.reference for rollout in logs.rollouts):
+        return logs
+    rollouts = Spool(Rollout)
+    for rollout in logs.rollouts:
+        # A rollout without a verdict is not explained, and its task may be no whole one.
+        reference = rollout.reference or (worlds.reference(rollout) if rollout.outcome != "error" else [])
+        rollouts.add(rollout.model_copy(update={"reference": reference}))
+    return replace(logs, rollouts=rollouts)
 
 
 def explain_logs(logs: Logs, worlds: Worlds | None = None, kinds: Mapping[str, Kind] | None = None) -> Explanations:

@@ -49,7 +49,7 @@ SEQUELS = ("extra_write", "partial_refusal", "fabricated_fact", "missing_escalat
 
 @dataclass(frozen=True)
 class Explanation:
-    """What explains a rollout: its causes, the primary one first; what speaks against its reference; the edits that
+    """Explanation of a rollout: its causes, the primary one first; what speaks against its reference; the edits that
     would repair it, each with its cause; and how the dialogue ended."""
 
     causes: tuple[Cause, ...]

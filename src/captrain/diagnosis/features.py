@@ -1,4 +1,4 @@
-"""What a rollout shows that may go with failing: the order of its calls, how they differ from the reference, its task.
+"""Features of a rollout that may go with failing: the order of its calls, how they differ from the reference, its task.
 
 Calls are those of the agent and those of a user that has tools of its own. Texts of several words are no values: two
 wordings of one thing are no difference.
@@ -9,15 +9,16 @@ import re
 from captrain.capabilities import Story, Toolbox, acts_of, differing, leaves, same, says, text_of
 from captrain.contract import calls_of
 from captrain.diagnosis.association import EVERY, Traits
+from captrain.diagnosis.repair import is_prose
 from captrain.records import Record, Rollout, digest
 
 OF_USER = " (the user's)"
-LONGEST, WORDS = 40, 4
-"""Characters of a value, and spaces in a text that is none."""
+LONGEST = 40
+"""Characters of a value."""
 MANY = 3
 """Changes of a reference that are not told apart from more."""
 NOT_OF_TASK = ("task", "script", "ending", "user_calls", "milestones")
-"""What the data of an imported task holds beside its own fields."""
+"""Fields that the data of an imported task holds beside its own fields."""
 REFERENCED = ("referenced",)
 WORD, STEP = "task id", "its reference has"
 """Names of values of which a task may have several."""
@@ -70,7 +71,7 @@ def calls_in(rollout: Rollout, toolbox: Toolbox) -> list[Call]:
 
 def _is_value(value: object) -> bool:
     text = text_of(value)
-    return len(text) <= LONGEST and text.count(" ") < WORDS
+    return len(text) <= LONGEST and not is_prose(text)
 
 
 def order_traits(calls: list[Call]) -> Traits:
@@ -172,7 +173,7 @@ def reference_traits(rollout: Rollout, toolbox: Toolbox) -> tuple[Traits, list[F
 
 
 def task_traits(rollout: Rollout, toolbox: Toolbox) -> Traits:
-    """What can be told of the task: environment, its own fields, the words of its id, the calls of its reference."""
+    """Attributes of the task: environment, its own fields, the words of its id, the calls of its reference."""
     traits, data = Traits(), {"environment": rollout.environment, **rollout.task.data}
     for name, value in data.items():
         if name not in NOT_OF_TASK and not isinstance(value, dict) and _is_value(value):

@@ -1,4 +1,5 @@
-"""What a developer can act on: which steps, tasks and orders of calls go with failing, where trials part, what to fix.
+"""Findings that a developer can act on: which steps, tasks and orders of calls go with failing, where trials part, what
+to fix.
 
 Rollouts are counted as they go by; what the order of calls and the comparison of trials need of each lies in a database
 that SQLite holds on disk.
@@ -36,12 +37,12 @@ REFERENCE: Key = ("suspect", "a suspect reference")
 EDITS = {"insert": "made", "replace": "equal", "drop": "beyond", "end": "ended", "say": "told"}
 """The kind of feature that stands for a repair."""
 SUBJECTS = {"say": "what was asked", "end": "the end"}
-"""What a repair is of that is of no tool."""
+"""Subjects of repairs that are of no tool."""
 END = "(end)"
 
 
 class Played(Record):
-    """What is kept of a rollout: where it stands, its calls, the faults of a failed one, its primary cause, and the
+    """Summary of a rollout: where it stands, its calls, the faults of a failed one, its primary cause, and the
     values of its task."""
 
     place: str

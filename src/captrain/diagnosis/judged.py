@@ -101,7 +101,7 @@ def judge(
 
 
 def judged_summary(judgement: Judged, access: ModelAccess) -> list[Table | str]:
-    """What the command prints: the ranking, the causes nearest to each candidate, what was asked, what is amiss."""
+    """Summarize for the screen: the ranking, the causes nearest to each candidate, what was asked, what is amiss."""
     nearest = judgement.agreement.get("programmatic", {}).get("candidates", {})
     lines = [
         f"{slug}: nearest cause {entry['best']}, kappa {entry['kappa']:.2f}"

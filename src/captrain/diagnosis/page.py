@@ -118,7 +118,7 @@ def _roles(messages: Sequence[Message]) -> Iterator[str]:
 
 
 def _steps_of_user(rollout: Rollout) -> list[Message]:
-    """What the reference has the user do, as one message."""
+    """Steps of the reference that are the user's, as one message."""
     calls = [{"function": step} for step in rollout.task.data.get("user_calls") or []]
     return [{"role": "user", "content": "By the user:", "tool_calls": calls}] if calls else []
 

@@ -19,8 +19,8 @@ def is_identifier(value: object) -> TypeGuard[str]:
 
 
 def shape(value: str) -> str:
-    """How identifiers of one kind look alike: a prefix of letters and so many figures, letters and figures mixed, or
-    words and figures."""
+    """Pattern that identifiers of one kind share: a prefix of letters and so many figures, letters and figures mixed,
+    or words and figures."""
     if re.fullmatch(r"\w+", value.strip("#")) and "_" not in value and not re.fullmatch(r"#?[A-Za-z]{1,2}\d+", value):
         return str(len(value))
     figures = re.sub(r"\d", "9", value)

@@ -69,7 +69,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class Repair:
-    """What would have to be otherwise.
+    """Smallest change after which a rollout passes.
 
     calls: of the rollout. goals: calls of the reference. differences: all edits that come into question. edits: those
     of the smallest set. proven: by replay. passes: the logged calls pass as they are. is_unsound: the reference fails
@@ -127,8 +127,8 @@ def find_repair(rollout: Rollout, toolbox: Toolbox, world: World | None, idle: C
 
 
 def _counts(edit: Edit, rollout: Rollout, calls: Sequence[Call], idle: Collection[str]) -> bool:
-    """Whether a difference may have cost the reward, where no replay can say: a change too many does where all changes
-    are compared, and words do where they are values."""
+    """Tell whether a difference may have cost the reward, where no replay can say: a change too many does where all
+    changes are compared, and words do where they are values."""
     graded = rollout.task.data.get("graded") or []
     call = calls[edit.places[0]] if edit.places else None
     if edit.kind == "drop":

@@ -22,7 +22,7 @@ from captrain.records import publish, publish_json, publish_text
 
 
 def diagnosis_summary(diagnosis: Diagnosis, advice: Sequence[Advice]) -> list[Table | str]:
-    """What the command prints: counts, what to fix first, the causes and their shares, the ranking, what is amiss."""
+    """Summarize for the screen: counts, what to fix first, the causes and their shares, the ranking, what is amiss."""
     account = diagnosis.account
     standings = account.standings
     lines: list[Table | str] = [

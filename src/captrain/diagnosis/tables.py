@@ -69,7 +69,7 @@ def _causes(diagnosis: Diagnosis) -> Table:
 
 
 def _agents(diagnosis: Diagnosis) -> Table:
-    """What one agent shows and another does not: never pooled."""
+    """Compare what one agent shows and another does not: never pooled."""
     agents = diagnosis.agents if len(diagnosis.agents) > 1 else {}
     columns = ("cause", *(f"{agent} ({account.failures} failed)" for agent, account in agents.items()))
     rows = [
@@ -145,7 +145,8 @@ def _tasks(diagnosis: Diagnosis) -> Table:
 
 
 def _order(diagnosis: Diagnosis) -> Table:
-    """What goes with failing in the order of calls, after the correction; with what is the same in all rollouts."""
+    """Tabulate what goes with failing in the order of calls, after the correction; with what is the same in all
+    rollouts."""
     findings, rows = diagnosis.findings, list[tuple[str, ...]]()
     tested = [entry for entry in findings.order if entry.p == entry.p]
     for entry in [entry for entry in tested if entry.p_holm <= LEVEL][:ROWS]:

@@ -357,7 +357,7 @@ def _rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 
 
 def _seen(x: Tensor, block: _Block, trunk: int) -> Tensor:
-    """What the queries of a block may attend to, of x (..., nodes): the trunk and the tree."""
+    """Positions that the queries of a block may attend to, of x (..., nodes): the trunk and the tree."""
     nodes = x[..., block.start : block.stop]
     return torch.cat([x[..., :trunk], nodes], -1) if block.start and trunk else nodes
 
@@ -368,7 +368,7 @@ def _rows(x: Tensor, block: _Block, groups: int) -> Tensor:
 
 
 def _columns(rows: Tensor, block: _Block) -> Tensor:
-    """What belongs to the rows of `_rows`, (groups, width, rows), as (heads, width, queries)."""
+    """Return what belongs to the rows of `_rows`, (groups, width, rows), as (heads, width, queries)."""
     return rows.unflatten(2, (-1, block.last - block.first)).transpose(1, 2).flatten(0, 1)
 
 

@@ -23,7 +23,7 @@ ANSWERS = {"good": "It is red.", "bad": "It is blue."}
 PARAMETERS = {"type": "object", "properties": {"id": {"type": "string"}}, "required": ["id"]}
 FUNCTION = {"name": "read", "description": "Reads a record.", "parameters": PARAMETERS}
 RUNS: dict[str, dict] = {}
-"""What LangSmith's client has posted, by run."""
+"""Requests that LangSmith's client has posted, by run."""
 
 
 def chat_answer(body: dict) -> dict:

@@ -75,7 +75,7 @@ class ScriptedEpisode:
     termination: "str | None" = None
     """Why it ended; None while it goes on."""
     replay: "list[tuple[str, bool, bool]] | None" = None
-    """Of each call so far its result, whether it was refused, and whether it changed the world; None where nobody asks
+    """Result of each call so far, whether it was refused, and whether it changed the world; None where nobody asks
     for it."""
 
     def opening(self) -> "list[Message]":
@@ -99,7 +99,7 @@ class ScriptedEpisode:
         raise NotImplementedError
 
     def refuses(self, result: str) -> bool:
-        """Whether a result is a refusal."""
+        """Tell whether a result is a refusal."""
         raise NotImplementedError
 
     def score(self, messages: "list[Message]") -> "dict[str, Any]":

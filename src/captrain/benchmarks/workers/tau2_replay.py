@@ -50,7 +50,7 @@ class Records(dict):
     its key, and when a tool that is no look-up goes through all of them."""
 
     exposed = True
-    """Whether what goes through them may change them; looking up does not, and copies of thousands take long."""
+    """True while what goes through them may change them; looking up does not, and copies of thousands take long."""
 
     def __init__(self, start):
         super().__init__(start)
@@ -75,7 +75,7 @@ class Records(dict):
         return [(key, self[key]) for key in self] if Records.exposed else super().items()
 
     def difference(self):
-        """What is not as at the start: key -> record as text, None where it is gone."""
+        """Entries that are not as at the start: key -> record as text, None where it is gone."""
         touched = (self.copied & self.keys()) | (self.keys() - self.start.keys())
         now = {key: text(super(Records, self).__getitem__(key)) for key in touched}
         changed = {key: new for key, new in now.items() if key not in self.start or new != text(self.start[key])}
@@ -106,7 +106,7 @@ class Database:
         return database
 
     def state(self, database):
-        """What differs from the start in the collections, and all else as text."""
+        """Differences from the start in the collections, and all else as text."""
         collections = {name: vars(database)[name] for name in self.collections}
         remainder = text(database.model_copy(update={name: {} for name in collections}))
         # A collection that a tool has put in another's place is compared as a whole.
@@ -161,7 +161,7 @@ class Start:
         return environment
 
     def state(self, environment):
-        """What can be compared with the state of another play from this start."""
+        """State that can be compared with that of another play from this start."""
         return "\n".join(database.state(getattr(environment, side).db) for side, database in self.databases)
 
 
@@ -239,7 +239,7 @@ class World:
         return parts
 
     def holds(self, environment, assertion):
-        """Whether an assertion holds; some raise where what they look at was never made."""
+        """Tell whether an assertion holds; some raise where what they look at was never made."""
         try:
             return environment.run_env_assertion(assertion, raise_assertion_error=False)
         except Exception:

@@ -36,13 +36,13 @@ ROLES = {"system", "developer", "user", "assistant", "tool", "function"}
 
 
 def is_message(item: object) -> bool:
-    """Whether an object is a message of any of these formats."""
+    """Tell whether an object is a message of any of these formats."""
     is_chat = isinstance(item, Mapping) and isinstance(item.get("role"), str)
     return is_chat or is_item(item) or is_langchain(item) or is_sharegpt(item)
 
 
 def _has(is_one: Callable[[object], bool]) -> Callable[[JsonObject], bool]:
-    """Whether the first messages of a row are of a format."""
+    """Tell whether the first messages of a row are of a format."""
 
     def recognizes(row: JsonObject) -> bool:
         lists = [row[name] for name in MESSAGES if isinstance(row.get(name), list)]

@@ -1,4 +1,4 @@
-"""What a model or an agent was given and gave, as one dialogue, wherever in the two values its messages lie.
+"""Inputs and outputs of a model or an agent as one dialogue, wherever in the two values its messages lie.
 
 Tracing keeps inputs and outputs as the traced call has them: lists of messages, a request and a completion of some API,
 batches of LangChain, a graph's state before and after. Messages may be of any format that chats are read in.

@@ -24,7 +24,7 @@ def _fields(item: object) -> tuple[str, Mapping[str, object]] | None:
 
 
 def is_langchain(item: object) -> bool:
-    """Whether an object is a message of LangChain."""
+    """Tell whether an object is a message of LangChain."""
     return _fields(item) is not None
 
 

@@ -14,7 +14,7 @@ OF_TRACE = ("observations", "scores", "sessionId", "session_id", "projectId", "p
 
 
 def recognizes_langfuse(row: JsonObject) -> bool:
-    """Whether a row is an observation, a trace, a score, or a page of the API that holds such."""
+    """Tell whether a row is an observation, a trace, a score, or a page of the API that holds such."""
     page = row.get("data")
     if isinstance(page, list) and page and isinstance(page[0], dict):
         return recognizes_langfuse(page[0])
@@ -25,7 +25,7 @@ def recognizes_langfuse(row: JsonObject) -> bool:
 
 
 def langfuse_runs(row: object) -> Iterator[Run]:
-    """What a row says of its trace, with the observations and scores inside it."""
+    """Collect what a row says of its trace, with the observations and scores inside it."""
     if not isinstance(row, Mapping):
         return
     if isinstance(row.get("data"), list):

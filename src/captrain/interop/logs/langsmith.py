@@ -8,7 +8,7 @@ from captrain.records import JsonObject
 
 
 def recognizes_langsmith(row: JsonObject) -> bool:
-    """Whether a row is a run or feedback on one."""
+    """Tell whether a row is a run or feedback on one."""
     return ("run_type" in row and "inputs" in row) or ("run_id" in row and "key" in row and "score" in row)
 
 

@@ -1,4 +1,4 @@
-"""What a file that is of no known format looks nearest to, and what it lacks."""
+"""The known format nearest to a file of none, and what the file lacks."""
 
 from collections.abc import Collection
 from difflib import get_close_matches
@@ -25,7 +25,7 @@ SHAPES: dict[str, tuple[str, ...]] = {
 }
 """The members by which each is known, the simplest first: it is named where nothing speaks for another."""
 RARITY = {name: 1 / sum(name in shape for shape in SHAPES.values()) for shape in SHAPES.values() for name in shape}
-"""How much a member says of the format that it is in."""
+"""Weigh how much a member says of the format that it is in."""
 LIKE = 0.75
 MOST = 8
 

@@ -18,7 +18,7 @@ class _Step(BaseModel):
 
 
 class _Data(BaseModel):
-    """What a diagnosis looks at in the data of a task."""
+    """Fields in the data of a task that a diagnosis looks at."""
 
     graded: list[str] = []
     user_calls: list[_Step] = []

@@ -192,7 +192,7 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
 
 
 def _is_of_logs(file: Path) -> bool:
-    """Whether a file of a folder may be one of logs: by its name, and of a table by its columns."""
+    """Tell whether a file of a folder may be one of logs: by its name, and of a table by its columns."""
     from captrain.interop.logs.chat import MESSAGES
 
     is_dialogues = file.suffix in (".csv", ".tsv") and has_columns(file, (*MESSAGES, "input"))

@@ -8,7 +8,7 @@ from captrain.records import JsonObject
 
 
 def is_item(item: object) -> bool:
-    """Whether an object is an item that no other format of messages has."""
+    """Tell whether an object is an item that no other format of messages has."""
     kind = item.get("type") if isinstance(item, Mapping) else None
     return isinstance(kind, str) and (kind == "reasoning" or kind.endswith(("_call", "_call_output")))
 

@@ -17,7 +17,7 @@ TAG = re.compile(r"</?tool_response>")
 
 
 def is_sharegpt(item: object) -> bool:
-    """Whether an object is a message of ShareGPT."""
+    """Tell whether an object is a message of ShareGPT."""
     return isinstance(item, Mapping) and isinstance(item.get("from"), str) and "value" in item
 
 

@@ -17,7 +17,6 @@ from captrain.interop.logs.source import text_of
 from captrain.interop.logs.traces import Run
 from captrain.records import JsonObject, read_text
 
-PREFIXES = ("gen_ai.", "llm.")
 OLDER = re.compile(r"gen_ai\.(prompt|completion)\.(\d+)\.(.+)")
 INFERENCE = re.compile(r"llm\.(input|output)_messages\.(\d+)\.message\.(.+)")
 CALLS = re.compile(r"tool_calls\.(\d+)\.(?:tool_call\.)?(?:function\.)?(id|name|arguments)")

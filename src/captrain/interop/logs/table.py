@@ -19,7 +19,7 @@ WRITTEN_BY_PANDAS = 1 << 20
 
 
 def is_table(path: Path) -> bool:
-    """Whether a file is no JSON by its name nor by its first character."""
+    """Tell whether a file is no JSON by its name nor by its first character."""
     if path.suffix in OF_JSON:
         return False
     with path.open("rb") as file:
@@ -28,7 +28,7 @@ def is_table(path: Path) -> bool:
 
 
 def has_columns(path: Path, names: Collection[str]) -> bool:
-    """Whether a table has one of these columns."""
+    """Tell whether a table has one of these columns."""
     _, row = next(iter(table_rows(path)), ("", None))
     return isinstance(row, dict) and bool({*names} & {*row})
 
@@ -48,7 +48,7 @@ def table_rows(path: Path) -> Iterator[tuple[str, object]]:
 
 
 def _value(cell: object) -> object:
-    """What a cell holds: nothing, JSON, a list in Python's notation, or words."""
+    """Read a cell: nothing, JSON, a list in Python's notation, or words."""
     if not isinstance(cell, str) or not cell.strip():
         return None
     if cell.lower() in TRUTHS:

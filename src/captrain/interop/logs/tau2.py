@@ -31,7 +31,7 @@ NO_VERDICT = ("user_error", "infrastructure_error", "unexpected_error", "timeout
 """Terminations that say nothing of the agent."""
 SIMULATIONS = "simulations"
 DEFINITION = ("initial_state", "evaluation_criteria")
-"""Of an embedded task: what its world and its check are made of."""
+"""Fields of an embedded task that its world and its check are made of."""
 Actions = tuple[tuple[str | None, str], ...]
 """Names of gold actions, with their arguments as text."""
 

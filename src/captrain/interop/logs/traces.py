@@ -17,7 +17,7 @@ from captrain.records import JsonObject, Rollout, file_digest
 
 @dataclass(frozen=True)
 class Run:
-    """What a row says of a trace: messages of any format that chats are read in, the model and its tools, the task
+    """Share of one row in a trace: messages of any format that chats are read in, the model and its tools, the task
     (None: the trace is one of its own), and scores by name."""
 
     trace: str
