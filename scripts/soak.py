@@ -103,7 +103,10 @@ def under_load(ask: Callable[[random.Random], str], readings: Readings) -> Itera
 
 
 def watch(process: psutil.Process, readings: Readings, seconds: float) -> None:
-    """Read every so often; the first readings are of a process that still loads what it needs, and fall out."""
+    """Read every so often, from the first answer on: until then the process still loads what it needs."""
+    latest = time.monotonic() + 60
+    while not (readings.outcomes["200"] or readings.outcomes["answered"]) and time.monotonic() < latest:
+        time.sleep(0.1)
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         time.sleep(min(1.0, seconds / 30))

@@ -46,8 +46,8 @@ def test_nothing_to_diagnose_is_said() -> None:
 def test_a_notebook_shows_a_diagnosis_as_its_table_of_causes(tmp_path: Path) -> None:
     diagnosis = captrain.diagnose(EXAMPLE)
     text, page = repr(diagnosis), diagnosis._repr_html_()
-    assert text.startswith("80 rollouts, 49 failed, unexplained: 0 of 49") and len(text.splitlines()) == 7
-    assert page.count("<tr") == 6 and "<th>wrong_argument</th>" in page and len(text + page) < 2500
+    assert text.startswith("80 rollouts, 49 failed, unexplained: 0 of 49") and len(text.splitlines()) == 8
+    assert page.count("<tr") == 7 and "<th>wrong_argument</th>" in page and len(text + page) < 2500
     passed = tmp_path / "log.jsonl"
     passed.write_text(json.dumps({"messages": [{"role": "user", "content": "Hi"}], "reward": 1}))
     nothing = captrain.diagnose(passed)

@@ -435,8 +435,11 @@ def test_hundreds_of_episodes_are_open_at_once_and_know_nothing_of_each_other(tm
 def test_too_many_open_files_are_a_user_error_with_a_remedy(tmp_path: Path) -> None:
     target = load_confined(written(tmp_path, INTERLEAVED), "strong, one layer", BARE)
     task = target.tasks("training", 1)[0]
+    gc.collect()  # what earlier tests left open is not closed amid this one
+    taken = {int(number) for number in os.listdir("/proc/self/fd")}
+    free = (number for number in itertools.count() if number not in taken)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 8, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (next(itertools.islice(free, 8, None)), hard))
     episodes = [target.open(task) for _ in range(20)]
     try:
         with pytest.raises(UserError, match="too many files") as caught:

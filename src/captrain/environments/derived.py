@@ -22,7 +22,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from captrain.benchmarks import declared_absences
-from captrain.capabilities import KINDS, Step, Toolbox, acts_of, kind_of
+from captrain.capabilities import KINDS, Step, Toolbox, acts_of, kind_of, says, text_of
 from captrain.config import Component
 from captrain.environments.own_text import DERIVED, IMPORTS, IN_WORKERS, MARK
 from captrain.environments.passport import TRANSFER, failed_tool
@@ -153,15 +153,27 @@ def _without_docstring(source: str) -> str:
 
 
 def _shown(step: Step, brief: Brief) -> Step:
-    """The step as the references of the examples have it: where most make a single change, that one may be left out as
-    well as one of several; and where most make none, a look-up comes before no change."""
+    """Fit a step to the references of the examples: where most make a single change, that one may be left out as well
+    as one of several; where most make none, a look-up comes before no change; and where most changes hold a value that
+    the user says, such a value is broken, because a world may take any text for the others."""
     toolbox = Toolbox(brief.tools)
-    references = [acts_of(rollout.reference, toolbox) for rollout in brief.examples if rollout.reference]
-    counts = sorted(sum(act.kind == "write" for act in acts) for acts in references)
+    examples = [rollout for rollout in brief.examples if rollout.reference]
+    changes = [[act for act in acts_of(rollout.reference, toolbox) if act.kind == "write"] for rollout in examples]
+    counts = sorted(map(len, changes))
     median = counts[len(counts) // 2] if counts else 2
     if step.kind == "several" and median < 2:
         return step._replace(kind="write")
-    return step._replace(kind="look-up") if step.kind == "order" and median < 1 else step
+    if step.kind == "order" and median < 1:
+        return step._replace(kind="look-up")
+    if step.kind == "argument" and step.by_user is None:
+        said = [
+            any(says(text, value) for value in {**act.record, **act.content}.values())
+            for rollout, acts in zip(examples, changes, strict=True)
+            for text in [" ".join(text_of(m.get("content") or "") for m in rollout.messages if m["role"] == "user")]
+            for act in acts
+        ]
+        return step._replace(by_user=True if 2 * sum(said) >= len(said) else None)
+    return step
 
 
 def _lengths(brief: Brief, attempts: Sequence[Attempt]) -> tuple[int, int]:
