@@ -35,7 +35,6 @@ RUN = (
     "captrain report",
     "captrain results",
     "captrain show",
-    "captrain watch --once",
     "dvc dag",
     "dvc metrics show",
     "lint-imports",
@@ -47,12 +46,11 @@ COVERED = {
     "test_the_command_takes_vllms_arguments_says_when_it_is_ready_and_ends_after_what_it_has_begun",
     "captrain synthesize": "tests/diagnosis/test_synthesis.py::"
     "test_the_command_of_an_advice_makes_an_environment_with_a_passport",
-    "captrain status": "tests/cli/test_cli.py::test_status_of_a_finished_pipeline_has_nothing_to_do",
     "captrain check-benchmark": "tests/projects/test_check_benchmark.py::test_the_command_says_so_and_exits_with_one",
     "captrain init": "tests/projects/test_projects.py::test_init_replaces_nothing_and_begins_no_project_within_another",
     "captrain validate": "tests/environments/test_passport.py::"
     "test_validate_prints_the_sandbox_and_every_check_and_writes_passport_and_page",
-    "captrain verify": "tests/monitoring/test_verification.py::test_verify_holds_for_what_was_run_and_committed",
+    "captrain verify": "tests/reporting/test_verification.py::test_verify_holds_for_what_was_run_and_committed",
     "captrain-sweep -m +study=": "tests/experiments/test_sweep.py::"
     "test_a_study_names_its_table_shares_points_and_yields_to_what_is_given",
     "captrain-sweep -m selection": "tests/experiments/test_sweep.py::"

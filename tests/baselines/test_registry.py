@@ -19,7 +19,6 @@ from captrain.errors import UserError
 from captrain.evaluation import evaluate, headline_methods, label
 from captrain.evaluation.tables import Evaluation
 from captrain.ledger import LedgerEntry
-from captrain.monitoring.progress import Progress
 from captrain.planning import Node
 from captrain.planning.estimate import Estimate
 from captrain.records import publish, publish_json, publish_text
@@ -86,7 +85,7 @@ def test_a_new_row_is_in_the_table_with_its_charges_and_its_comparisons() -> Non
 
 
 @pytest.mark.usefixtures("toy")
-def test_a_new_row_is_drawn_planned_and_watched(tmp_path: Path) -> None:
+def test_a_new_row_is_drawn_and_planned(tmp_path: Path) -> None:
     for name in ("adapters", "grpo_target", "toy"):
         rows = f"{name},1,40,0.5,0.5,0.5\n"
         publish_text(
@@ -98,14 +97,6 @@ def test_a_new_row_is_drawn_planned_and_watched(tmp_path: Path) -> None:
     estimate = Estimate(with_toy(compose_spec("default", 0, [], ROOT / "conf")), Node(), 1)
     [cost] = [cost for cost in estimate.costs() if cost.stage == "toy"]
     assert cost.rollouts == estimate.trace - estimate.diagnosis
-
-    publish(tmp_path / "results/rollouts/ledger.jsonl", LEDGER[:1])
-    publish(tmp_path / "results/adapters/ledger.jsonl", LEDGER[1:2])
-    publish_text(tmp_path / ".cache/adapters/aaaa/lock", "")
-    step = {"step": 1, "rollouts": 40, "reward": 0.5, "success": 0.5, "informative": 0.5}
-    publish_json(tmp_path / ".cache/adapters/aaaa/checkpoints/checkpoint-1/history.json", [step])
-    [(fact, _)] = Progress(tmp_path).of("toy", 0.0)
-    assert "40 of 60 rollouts" in fact
 
 
 def with_toy(spec: Spec) -> Spec:

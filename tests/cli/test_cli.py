@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.finished import MAKE, READ, Captrain
+from support.finished import Captrain
 from support.results import account
 
 from captrain.contract import tool_call
@@ -90,18 +90,18 @@ def test_help_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and done.stdout.splitlines()[-1] == "[]"
-    assert all(command in done.stdout for command in ("results", "status", "verify", "show"))
+    assert all(command in done.stdout for command in ("results", "verify", "show"))
 
 
 def test_no_module_behind_the_commands_imports_torch() -> None:
-    modules = "captrain.evaluation.tables, captrain.monitoring.verification, captrain.reporting.show, dvc.repo"
+    modules = "captrain.evaluation.tables, captrain.reporting.verification, captrain.reporting.show, dvc.repo"
     code = f"import sys, {modules}\nprint('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "False"
 
 
 def test_outside_a_project_one_message_says_where_to_run(tmp_path: Path, captrain: Captrain) -> None:
-    status, out, err = captrain(tmp_path, "status")
+    status, out, err = captrain(tmp_path, "verify")
     assert (status, out) == (2, "")
     assert err.startswith("error: there is no dvc.yaml") and "Traceback" not in err
 
@@ -243,51 +243,7 @@ def test_a_corrupt_rollout_names_file_and_line(project: Path, captrain: Captrain
     assert status == 2 and "discovery.jsonl, line 3" in err
 
 
-def stage(out: str, name: str) -> str:
-    """The lines of the status table that belong to one stage."""
-    lines = [line for line in out.splitlines() if line.startswith("│")]
-    start = next(i for i, line in enumerate(lines) if line.split("│")[1].strip() == name)
-    end = next((i for i in range(start + 1, len(lines)) if lines[i].split("│")[1].strip()), len(lines))
-    return "\n".join(lines[start:end])
-
-
-def test_status_of_a_finished_pipeline_has_nothing_to_do(pipeline: Path, captrain: Captrain) -> None:
-    status, out, err = captrain(pipeline, "status")
-    assert status == 0 and "nothing to do" in out and not err
-    assert "up to date" in stage(out, "make") and "up to date" in stage(out, "read")
-
-
-def test_status_says_which_code_and_which_parameter_changed(pipeline: Path, captrain: Captrain) -> None:
-    publish_text(pipeline / "read.py", READ + "# more\n")
-    publish_text(pipeline / "params.yaml", "seed: 0\nsection: {delta: 0.3, rest: 1}\n")
-    out = captrain(pipeline, "status")[1]
-    assert "stale" in stage(out, "make")
-    assert "parameter section.delta (params.yaml): 0.2 -> 0.3" in stage(out, "make")
-    assert "section.rest" not in out and "seed" not in out
-    assert "stale" in stage(out, "read") and "code changed: read.py" in stage(out, "read")
-
-
-def test_status_says_what_waits_for_a_stale_stage(pipeline: Path, captrain: Captrain) -> None:
-    publish_text(pipeline / "make.py", MAKE + "# more\n")
-    out = captrain(pipeline, "status")[1]
-    assert "waits" in stage(out, "read") and "make (stale)" in stage(out, "read")
-
-
-def test_status_tells_outputs_in_the_cache_from_lost_ones(pipeline: Path, captrain: Captrain) -> None:
-    shutil.rmtree(pipeline / "artifacts")
-    out = captrain(pipeline, "status")[1]
-    assert "outputs in DVC's cache" in stage(out, "make") and "dvc checkout" in stage(out, "make")
-    shutil.rmtree(pipeline / ".dvc/cache")
-    assert "outputs missing" in stage(captrain(pipeline, "status")[1], "make")
-
-
-def test_status_names_stages_that_never_ran(pipeline: Path, captrain: Captrain) -> None:
-    (pipeline / "dvc.lock").unlink()
-    out = captrain(pipeline, "status")[1]
-    assert "never run" in stage(out, "make") and "never run" in stage(out, "read")
-
-
 def test_a_broken_pipeline_file_ends_in_one_message(pipeline: Path, captrain: Captrain) -> None:
     publish_text(pipeline / "dvc.yaml", "stages: [\n")
-    status, _, err = captrain(pipeline, "status")
+    status, _, err = captrain(pipeline, "verify")
     assert status == 2 and "DVC cannot read the pipeline" in err and "Traceback" not in err

@@ -108,7 +108,6 @@ def test_another_captrain_is_refused_until_it_is_taken_over_which_says_what_is_s
     edit_versions(project, captrain="0.0.9", stages={"routes": "0" * 16})
     status, _, err = captrain(project, "run", "routes")
     assert status == 2 and "that of captrain 0.0.9, and another is installed" in err and "captrain upgrade" in err
-    assert "of which 1 stages are others than of the 0.0.9 in captrain.yaml" in captrain(project, "status")[1]
     status, out, _ = captrain(project, "upgrade", "--dry-run")
     assert status == 0 and "stale, their code differs: routes\n" in out and "nothing was changed" in out
     assert "only if what they read comes out different: evaluation, causality, figures" in out

@@ -1,8 +1,6 @@
-"""What runs in a project: seen by `captrain watch`, and a tiny base that can act in a benchmark of the user's own."""
+"""A tiny base that can act in a benchmark of the user's own."""
 
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +8,6 @@ import pytest
 from captrain.benchmarks import train_base
 from captrain.config import Base, Component
 from captrain.models import Chat
-from captrain.monitoring import processes
 from captrain.projects import init_project
 
 SIZE = {"hidden": 16, "layers": 1, "heads": 1, "steps": 2, "batch": 2, "learning_rate": 1e-3, "weight_decay": 0.0}
@@ -23,23 +20,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.syspath_prepend(tmp_path / "mine")
     return tmp_path / "mine"
-
-
-def test_a_stage_that_captrain_runs_is_seen_to_run(project: Path, tmp_path: Path) -> None:
-    command = tmp_path / "captrain"
-    command.write_text("import time; time.sleep(60)\n")
-    child = subprocess.Popen([sys.executable, str(command), "run", "rollouts"], cwd=project)
-    running = {}
-    try:
-        for _ in range(100):
-            running, _ = processes.running(project.resolve(), processes.pipeline(project))
-            if running:
-                break
-            time.sleep(0.05)
-        assert {name: entry.pid for name, entry in running.items()} == {"rollouts": child.pid}
-    finally:
-        child.kill()
-        child.wait()
 
 
 def test_the_tiny_base_is_trained_on_the_demonstrations_of_a_benchmark_of_the_users(project: Path) -> None:

@@ -1,8 +1,7 @@
 """What is written of rollouts means the same to those who read it: the journal to the watch, ledgers to the totals that
 methods are compared at."""
 
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -12,10 +11,9 @@ from captrain.contract import Target
 from captrain.errors import InfrastructureError
 from captrain.evaluation import evaluate
 from captrain.ledger import LedgerEntry, budget, ledger_entry
-from captrain.monitoring.progress import Progress
 from captrain.policies.policy import Play
 from captrain.policies.scripted import ScriptedPolicy, by_the_book
-from captrain.records import Message, Rollout, load, publish, publish_text
+from captrain.records import Message, Rollout, load, publish
 from captrain.rollouts.collection import collect
 
 TASKS, TRIALS = 5, 2
@@ -45,39 +43,6 @@ def played(root: Path, policy: ScriptedPolicy) -> list[Rollout]:
         journals=root / ".cache/rollouts",
         quiet=True,
     )
-
-
-def test_the_watch_counts_what_collection_writes_while_it_writes_it(tmp_path: Path) -> None:
-    publish_text(tmp_path / "results/spec.yaml", f"rollouts: {{tasks: {TASKS}, trials: {TRIALS}}}\n")
-    began, progress, facts = time.time(), Progress(tmp_path), list[str]()
-
-    class Watched(ScriptedPolicy):
-        def play(self, plays: Sequence[Play]) -> Iterator[Play]:
-            for play in super().play(plays):
-                facts.extend(fact for fact, _ in progress.of("rollouts", began))
-                yield play
-
-    rollouts = played(tmp_path, Watched(script=script))
-    assert [rollout.outcome for rollout in rollouts] == ["passed"] * 6 + ["error"] * 2 + ["failed"] * 2
-    # Six rollouts are whole before the two that lose their server; these are tried again when the others are over.
-    starts = [f"{count} of at most 10 rollouts, pass rate 1.000" for count in range(1, 7)]
-    assert [fact.split(", ends")[0][: len(starts[0])] for fact in facts[:6]] == starts
-    ((fact, _),) = Progress(tmp_path).of("rollouts", began)
-    assert fact == "10 of at most 10 rollouts, pass rate 0.750, 2 errors"
-
-
-def test_a_run_that_goes_on_is_counted_from_its_whole_lines(tmp_path: Path) -> None:
-    publish_text(tmp_path / "results/spec.yaml", f"rollouts: {{tasks: {TASKS}, trials: {TRIALS}}}\n")
-    progress, began = Progress(tmp_path), time.time()
-    played(tmp_path, ScriptedPolicy(script=script))
-    ((fact, _),) = progress.of("rollouts", began)
-    assert fact.startswith("10 of at most 10 rollouts, pass rate 0.750, 2 errors")
-    # The errors are dropped from the file first, which is then shorter than the watch has read.
-    [journal] = tmp_path.glob(".cache/rollouts/*.jsonl")
-    journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:-1]) + b'{"id": "cut o')
-    played(tmp_path, ScriptedPolicy(script=script))
-    ((fact, _),) = progress.of("rollouts", began)
-    assert fact.startswith("10 of at most 10 rollouts, pass rate 0.750, 2 errors")
 
 
 def test_methods_are_charged_with_every_attempt_that_their_ledgers_hold(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The command line: `captrain init | run | results | status | watch | verify | show | report | plan | jobs | ...`.
+"""The command line: `captrain init | run | results | verify | show | report | plan | jobs | ...`.
 
 Each command reads and prints; `dvc repro` is what runs anything. The modules beside this one hold a group of commands
 each. What a command needs is imported inside it, so that `captrain --help` answers at once and nothing here but `serve`
@@ -13,7 +13,7 @@ import typer
 from captrain.cli.benchmark import benchmark
 from captrain.cli.environments import export_environment
 from captrain.cli.logs import diagnose
-from captrain.cli.pipeline import jobs, status, verify, watch
+from captrain.cli.pipeline import jobs, verify
 from captrain.cli.plan import doctor, plan, power
 from captrain.cli.project import check_benchmark, init, run, upgrade
 from captrain.cli.results import compare, export, published, report, results
@@ -39,8 +39,6 @@ for command in (
     check_benchmark,
     results,
     compare,
-    status,
-    watch,
     verify,
     diagnose,
     synthesize,

@@ -1,4 +1,4 @@
-"""Commands about the pipeline: what is stale, what runs, what is on the cluster, whether results belong to the code."""
+"""Commands about the pipeline: do results belong to the code, and which jobs are on the cluster."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,35 +10,7 @@ from rich.text import Text
 from captrain.cli.console import print_all, project_root
 from captrain.records import plain
 
-STATES = {
-    "fresh": ("green", "up to date"),
-    "cached": ("green", "up to date, outputs in DVC's cache"),
-    "waiting": ("yellow", "up to date, waits for an earlier stage"),
-    "missing": ("yellow", "outputs missing"),
-    "stale": ("red", "stale"),
-    "never run": ("red", "never run"),
-    "running": ("bold green", "runs now"),
-    "changing": ("yellow", "changes right now"),
-}
-
 STATUSES = {"ok": "green", "differs": "red", "note": "yellow"}
-
-
-def status() -> None:
-    """Which stages of the pipeline are up to date, stale or missing, and why."""
-    from captrain.monitoring import processes, stage_states
-
-    root = project_root().resolve()
-    running, _ = processes.running(root, processes.pipeline(root))
-    states = stage_states(root, running)
-    table = Table("stage", "state", "why", title="pipeline", title_justify="left")
-    for stage in states:
-        colour, words = STATES[stage.state]
-        table.add_row(stage.name, Text(words, colour), Text("\n".join(stage.reasons)))
-    idle = all(stage.state in ("fresh", "cached") for stage in states)
-    busy = any(stage.state in ("running", "changing") for stage in states)
-    words = "`captrain watch` follows what runs" if busy else "`dvc repro` brings the pipeline up to date"
-    print_all(table, "nothing to do" if idle else words, *_other_code(root))
 
 
 def _other_code(root: Path) -> list[str]:
@@ -55,29 +27,16 @@ def _other_code(root: Path) -> list[str]:
     ]
 
 
-def watch(
-    once: Annotated[bool, typer.Option("--once", help="Look once, and do not wait for more.")] = False,
-    interval: Annotated[float, typer.Option(min=0.5, help="Seconds between two looks.")] = 5.0,
-) -> None:
-    """Which stage runs, how far it is, and which are to come, until interrupted; changes nothing and takes no lock."""
-    from captrain.monitoring import Watch, view
-
-    if once:
-        print_all(*view.watch_view(Watch(project_root()).look()))
-    else:
-        view.follow(project_root(), interval)
-
-
 def verify(
     complete: Annotated[bool, typer.Option("--all", help="Every file, parameter and stage behind a finding.")] = False,
     deep: Annotated[bool, typer.Option("--deep", help="Hash DVC's cache and all outputs anew, too.")] = False,
 ) -> None:
-    """Whether the committed results are those of the committed code, specification and data, and if not, why.
+    """Compare the committed results with the committed code, specification and data, and say why they differ.
 
     Exit status 0 if they are; 1 if not, be it within noise; 2 if that cannot be told.
     """
-    from captrain.monitoring import check_integrity
-    from captrain.monitoring import verify as check
+    from captrain.reporting import check_integrity
+    from captrain.reporting import verify as check
 
     if deep:
         integrity = check_integrity(project_root())

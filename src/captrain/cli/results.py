@@ -25,7 +25,7 @@ def compare(
     second: Annotated[str, typer.Argument(metavar="RUN", help="Another.")],
 ) -> None:
     """Two runs side by side: settings that differ, capabilities, pass rates with the interval of their difference."""
-    from captrain.monitoring import compare_runs, find_run
+    from captrain.reporting import compare_runs, find_run
 
     root = find_project(Path.cwd()) or Path.cwd()
     print_all(*compare_runs(find_run(first, root), find_run(second, root)))

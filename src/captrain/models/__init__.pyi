@@ -1,5 +1,4 @@
 from .answer_files import ANSWERS as ANSWERS
-from .answer_files import answer_times as answer_times
 from .answer_usage import AnswerUsage as AnswerUsage
 from .answers import Question as Question
 from .answers import StructuredAnswers as StructuredAnswers

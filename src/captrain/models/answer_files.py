@@ -41,8 +41,3 @@ def read_answer(folder: Path, key: str) -> StoredAnswer:
 def publish_answer(folder: Path, key: str, answer: StoredAnswer) -> None:
     """Keep an answer; it is there as a whole or not at all."""
     publish_text(answer_path(folder, key), answer.model_dump_json(indent=1) + "\n")
-
-
-def answer_times(folder: Path) -> list[float]:
-    """When each answer in a folder was written, in seconds since the epoch; answers are counted by this alone."""
-    return [path.stat().st_mtime for path in folder.glob("*/*.json")]

@@ -45,7 +45,7 @@ def upgrade_project(root: Path, *, dry: bool = False) -> Upgrade:
     if recorded is None:
         raise UserError(
             f"there is no {VERSIONS} in {root.name}/: its stages depend on the files of captrain themselves",
-            "`captrain status` says what is stale",
+            "`dvc status` says what is stale",
         )
     present, text = read_text(root / "dvc.yaml", "restore it from git"), project_pipeline(root)
     if digest(present) != recorded.pipeline and present != text and not dry:

@@ -11,9 +11,8 @@ import pytest
 import yaml
 from support.finished import READ, Captrain, commit, initialise, repro, shell
 
-from captrain.monitoring import installation
-from captrain.monitoring.versions import compare_rates, difference
 from captrain.records import publish_text
+from captrain.reporting import installation
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -241,50 +240,3 @@ def test_verify_fails_when_a_result_is_missing_or_a_stage_never_ran(pipeline: Pa
     publish_text(pipeline / "dvc.lock", yaml.safe_dump(lock))
     status, out, _ = captrain(pipeline, "verify")
     assert status == 1 and "dvc.lock has no record of it (read)" in row(out, "record")
-
-
-def test_verify_composes_the_configuration_again(tmp_path: Path, captrain: Captrain) -> None:
-    for name in ("conf", "stages"):
-        shutil.copytree(REPOSITORY / name, tmp_path / name)
-    publish_text(tmp_path / "params.yaml", "experiment: default\nseed: 3\noverrides: []\n")
-    command = f"{sys.executable} stages/compose.py"
-    publish_text(
-        tmp_path / "dvc.yaml",
-        f"stages:\n  compose:\n    cmd: {command}\n    deps: [conf]\n    params: [experiment, seed, overrides]\n"
-        "    outs:\n      - results/spec.yaml: {cache: false}\n",
-    )
-    initialise(tmp_path)
-    repro(tmp_path)
-    commit(tmp_path)
-    status, out, _ = captrain(tmp_path, "verify")
-    assert status == 0 and "results/spec.yaml is what params.yaml and conf/ compose to" in out, out
-    path = tmp_path / "results/spec.yaml"
-    publish_text(path, path.read_text().replace("delta: 0.2", "delta: 0.1"))
-    status, out, _ = captrain(tmp_path, "verify")
-    assert status == 1 and "selection.delta is 0.1, but params.yaml and conf/ say 0.2" in out
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "suffix", "expected"),
-    [
-        ('{"a": [1, 2.5]}', '{"a": [1, 2.0]}', ".json", "largest difference 0.5 at a.1"),
-        ('{"a": true}', '{"a": false}', ".json", "no number differs, 1 values that are not numbers differ"),
-        ("a,b\n1,x\n", "a,b\n1,y\n2,z\n", ".csv", "1 values that are not numbers differ, 2 cells are in one version"),
-        ('{"n": 1}\n{"n": 2}\n', '{"n": 1}\n{"n": 5}\n', ".jsonl", "largest difference 3 at line 2.n"),
-        ("{", "{}", ".json", "cannot be read"),
-    ],
-)
-def test_differences_of_result_files_are_told_in_numbers(old: str, new: str, suffix: str, expected: str) -> None:
-    assert expected in difference(old, new, suffix)
-
-
-def test_pass_rates_are_judged_by_the_older_interval_row_by_row() -> None:
-    columns = "seed,method,label,pass_rate,low,high\n"
-    old = f"{columns}0,idle,nothing,0,0,0\n0,base,Base,0.4,0.3,0.5\n1,base,Base,,,\n1,trace,TRACE,0.6,0.5,0.7\n"
-    new = f"{columns}0,idle,nothing,0,0,0\n0,base,Base,0.5,0.4,0.6\n1,base,Base,,,\n1,gepa,GEPA,0.6,0.5,0.7\n"
-    rates = compare_rates(old, new)
-    assert rates and rates.rows == 5
-    assert rates.beyond == ("1 trace in one version only", "1 gepa in one version only")
-    moved = compare_rates(old, new.replace("0.5,0.4,0.6", "0.51,0.4,0.6"))
-    assert moved and moved.beyond[0] == "0 base 0.400 -> 0.510 (0.300 to 0.500)"
-    assert compare_rates("method,rate\nbase,1\n", "method,rate\nbase,2\n") is None

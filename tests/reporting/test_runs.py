@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from support.finished import Captrain, commit, initialise
 
-from captrain.monitoring.runs import Rate, difference
 from captrain.records import Rollout, Score, Task, publish, publish_json, publish_text
+from captrain.reporting.runs import Rate, difference
 
 MAIN = "method,label,pass_rate,low,high,tasks\nbase,base,{base},0.3,0.5,40\ntrace,TRACE,{trace},{low},{high},40\n"
 

@@ -20,8 +20,9 @@ from rich.table import Table
 from captrain.errors import UserError
 from captrain.evaluation import CONFIDENCE
 from captrain.experiments import WORKSPACES
-from captrain.monitoring.pairing import paired_interval, read_played, task_rates
 from captrain.records import JsonObject, parse_table, parse_yaml, read_bytes
+from captrain.reporting.pairing import paired_interval, read_played, task_rates
+from captrain.reporting.verification import flat
 
 SPEC, MAIN, CAPABILITIES = "results/spec.yaml", "results/evaluation/main.csv", "results/capabilities/selection.json"
 VERSIONS = "captrain.yaml"
@@ -49,7 +50,7 @@ class Run:
         Raises:
             UserError: the file is not what captrain wrote.
         """
-        settings = _flat(self._parsed(SPEC))
+        settings = flat(self._parsed(SPEC))
         version = self._parsed(VERSIONS).get("captrain")
         spec = {key: value for key, value in settings.items() if not key.startswith("machine.")}
         return spec if version is None else {"captrain": version, **spec}
@@ -133,14 +134,6 @@ def _committed(root: Path, revision: str, path: str) -> str | None:
     command = ["git", "-C", str(root), "show", f"{revision}:./{path}"]
     process = subprocess.run(command, capture_output=True, check=False)
     return None if process.returncode else process.stdout.decode(errors="replace")
-
-
-def _flat(content: Mapping[str, object], prefix: str = "") -> dict[str, object]:
-    values: dict[str, object] = {}
-    for key, value in content.items():
-        inner = _flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
-        values |= inner
-    return values
 
 
 def difference(first: Rate, second: Rate) -> tuple[float, float, float]:

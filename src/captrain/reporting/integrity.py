@@ -13,8 +13,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from captrain.monitoring.provenance import dvc_pipeline
 from captrain.records import BLOCK, read_json, read_yaml
+from captrain.reporting.verification import dvc_pipeline
 
 Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{32}(\.dir)?$")]
 ENTRIES = "files/md5"

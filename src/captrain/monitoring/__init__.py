@@ -1,5 +1,0 @@
-"""What a pipeline is doing, how far it is, and whether its results belong to the committed code."""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
