@@ -14,7 +14,7 @@ import pytest
 import yaml
 from support.disk import limited, read_only, run_hurt
 from support.smoke import STAGES
-from support.training import stage
+from support.stages import stage
 
 
 def contents(folder: Path) -> dict[str, str]:

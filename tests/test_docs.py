@@ -36,6 +36,7 @@ RUN = (
     "captrain results",
     "captrain show",
     "dvc dag",
+    "dvc status",
     "dvc metrics show",
     "lint-imports",
 )

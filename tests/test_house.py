@@ -72,7 +72,6 @@ WRITERS = {
     "training/grpo.py": "into its workspace, from which training goes on",
     "training/process.py": "orders and failures in a workspace, which are written anew",
     "training/processes.py": "as above",
-    "training/sampler.py": "as above",
 }
 """What writes files but not aside first, and why it may."""
 

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import random
-import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.stages import run_here
 
 from captrain.baselines.adp import TrajectoryLesson, demonstrations, teach_trajectories, write_generic
 from captrain.benchmarks import servicedesk as desk
@@ -356,7 +356,7 @@ class TestTraining:
             Path("artifacts").mkdir(exist_ok=True)
             Path("artifacts/base").symlink_to(tiny)
             publish_spec(composed(f"baselines.adp.source={source}"), Path("results/spec.yaml"))
-            runpy.run_path(str(ROOT / "stages/adp.py"), run_name="__main__")
+            run_here("adp", ROOT)
             row = json.loads(Path("results/adp/index.json").read_text())["adp"]
             assert load(Path("results/adp/ledger.jsonl"), LedgerEntry) == []
             assert (row["rollouts"], row["demonstrations"]) == (0, 64)
@@ -369,8 +369,8 @@ class TestTraining:
 def test_a_baseline_that_is_not_run_leaves_empty_results_without_torch(tmp_path: Path) -> None:
     publish_spec(compose_spec("default", 0, [], ROOT / "conf"), tmp_path / "results/spec.yaml")
     code = (
-        "import runpy, sys; sys.argv = ['adp']\n"
-        f"runpy.run_path({str(ROOT / 'stages/adp.py')!r}, run_name='__main__')\nassert 'torch' not in sys.modules"
+        "import runpy, sys; sys.argv = ['row.py', 'adp']\n"
+        f"runpy.run_path({str(ROOT / 'stages/row.py')!r}, run_name='__main__')\nassert 'torch' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import runpy
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +9,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 import pytest
+from support.stages import run_here
 
 from captrain.baselines import awm, scenarios
 from captrain.baselines.awm import narrowed_desk, untargeted_environments
@@ -332,7 +332,7 @@ class TestStage:
                     {"stage": stage, "purpose": purpose, "method": "trace", "rollouts": count}
                 )
                 publish(Path(f"results/{stage}/ledger.jsonl"), [entry])
-            runpy.run_path(str(ROOT / "stages/awm.py"), run_name="__main__")
+            run_here("awm", ROOT)
             row = json.loads(Path("results/awm/index.json").read_text())["awm"]
             [entry] = load_records(Path("results/awm/ledger.jsonl"), LedgerEntry)
             assert (row["rollouts"], entry.rollouts, entry.method, entry.purpose) == (16, 16, "awm", "training")
@@ -342,7 +342,7 @@ class TestStage:
     def test_one_that_is_not_run_leaves_empty_results(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         with inside(tmp_path):
             publish_spec(composed("baselines.awm.run=false"), Path("results/spec.yaml"))
-            runpy.run_path(str(ROOT / "stages/awm.py"), run_name="__main__")
+            run_here("awm", ROOT)
             assert json.loads(Path("results/awm/index.json").read_text()) == {}
             assert Path("results/awm/ledger.jsonl").read_text() == ""
         assert "not run" in capsys.readouterr().out

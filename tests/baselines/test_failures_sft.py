@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from support.training import ROOT, inside, stage
+from support.stages import stage
+from support.training import ROOT, inside
 
 from captrain.baselines.failures_sft import failure_lessons, teach_failures
 from captrain.benchmarks import load_benchmark

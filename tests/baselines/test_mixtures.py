@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.training import ROOT, inside, job, kill, passport, project, published, stage
+from support.stages import stage
+from support.training import ROOT, inside, job, kill, passport, project, published
 
 from captrain.baselines.mixed import mixed_jobs
 from captrain.baselines.single import single_jobs
@@ -65,17 +66,17 @@ def both(tiny: Path, letters: Letters, tmp_path: Path) -> Job:
 
 def interrupted(one: Job, monkeypatch: pytest.MonkeyPatch, after: int) -> Path:
     """Cut a training off when some steps have been played; its checkpoints."""
-    from captrain.training.sampler import Sampler
+    from captrain.training.grpo import PolicyTrainer
 
-    play = Sampler.__call__
+    play = PolicyTrainer.play
 
-    def pull_the_plug(self: Any, prompts: list[str], trainer: Any) -> Any:
-        if len(trainer.history) == after:
+    def pull_the_plug(self: Any, prompts: list[str]) -> Any:
+        if len(self.history) == after:
             raise KeyboardInterrupt
-        return play(self, prompts, trainer)
+        return play(self, prompts)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Sampler, "__call__", pull_the_plug)
+        patch.setattr(PolicyTrainer, "play", pull_the_plug)
         with pytest.raises(KeyboardInterrupt):
             train(one)
     [checkpoints] = Path(".cache/adapters").glob("*/checkpoints")
@@ -214,7 +215,8 @@ def earned(letters: Letters, tmp_path: Path, *names: str) -> Path:
 def test_stages_that_are_not_wanted_leave_empty_files_and_load_nothing(tiny: Path, tmp_path: Path) -> None:
     names = ("grpo_target", "single", "mixed", "solutions")
     folder = project(tmp_path / "project", tiny, more=[f"baselines.{name}.run=false" for name in names])
-    code = "import runpy, sys\nfor name in sys.argv[1:]: runpy.run_path(f'stages/{name}.py', run_name='__main__')\n"
+    code = "import runpy, sys\nfor name in sys.argv[1:]:\n    sys.argv = ['stages/row.py', name]\n"
+    code += "    runpy.run_path('stages/row.py', run_name='__main__')\n"
     done = subprocess.run(
         [sys.executable, "-c", code + "print('torch' in sys.modules)", *names], cwd=folder, text=True, check=True,
         capture_output=True,

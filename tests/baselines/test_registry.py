@@ -1,9 +1,7 @@
 """A row of the table is declared in its own module alone: everything else learns of it from the registry."""
 
 import sys
-import sysconfig
 from collections.abc import Iterator
-from importlib.machinery import PathFinder
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,7 +19,7 @@ from captrain.evaluation.tables import Evaluation
 from captrain.ledger import LedgerEntry
 from captrain.planning import Node
 from captrain.planning.estimate import Estimate
-from captrain.records import publish, publish_json, publish_text
+from captrain.records import publish_text
 from captrain.reporting.figures import training
 
 ROOT = Path(__file__).parents[2]
@@ -131,9 +129,3 @@ def test_two_rows_of_one_name_are_refused(tmp_path: Path, monkeypatch: pytest.Mo
         baselines()
     sys.modules.pop("captrain.baselines.second_adp", None)
     delattr(room, "second_adp")
-
-
-@pytest.mark.parametrize("stage", PIPELINE)
-def test_no_stage_hides_the_library_of_its_name(stage: str) -> None:
-    library = PathFinder.find_spec(stage, [sysconfig.get_path("purelib")])
-    assert library is None or PIPELINE[stage]["cmd"] == f"python -P stages/{stage}.py"

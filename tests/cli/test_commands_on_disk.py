@@ -51,7 +51,6 @@ PLACED: Mapping[str, tuple[str, ...]] = {
     "run": ("run", "capabilities"),
     "benchmark install": ("benchmark", "install", "bfcl"),
     "captrain-sweep": ("captrain-sweep", "-m", "selection.delta=0.1"),
-    "status": ("status",),
     "plan": ("plan",),
     "results": ("results",),
 }

@@ -20,7 +20,8 @@ import yaml
 from captrain.config import Component, Spec, build, compose_spec, load_spec, publish_spec
 from captrain.config.components import check, nested, takes
 from captrain.errors import UserError
-from captrain.execution.fingerprint import PROTOCOLS, code_closure
+from captrain.execution.fingerprint import PROTOCOLS
+from captrain.projects.pipeline import stage_code
 
 ROOT = Path(__file__).parents[2]
 CONF = ROOT / "conf"
@@ -410,13 +411,15 @@ def test_every_param_of_a_stage_exists() -> None:
 
 @pytest.mark.parametrize("stage", [stage for stage in STAGES if stage != "compose"])
 def test_a_stage_depends_on_the_code_that_it_runs(stage: str) -> None:
-    reached = [path.relative_to(ROOT) for path in code_closure(ROOT / f"stages/{stage}.py")]
-    code = [Path(dep) for dep in STAGES[stage]["deps"] if dep.startswith("src/")]
-    lacking = [str(path) for path in reached if not {path, *path.parents} & {*code}]
+    script, *code = stage_code(stage)
+    reached = [path.relative_to(ROOT) for path in code]
+    deps = [Path(dep) for dep in STAGES[stage]["deps"] if dep.startswith("src/")]
+    lacking = [str(path) for path in reached if not {path, *path.parents} & {*deps}]
     assert not lacking, f"add to the deps of {stage} in dvc.yaml"
-    idle = [str(dep) for dep in code if not any(dep in (path, *path.parents) for path in reached)]
+    idle = [str(dep) for dep in deps if not any(dep in (path, *path.parents) for path in reached)]
     assert not idle, f"strike from the deps of {stage} in dvc.yaml"
-    assert f"stages/{stage}.py" in STAGES[stage]["deps"]
+    assert str(script.relative_to(ROOT)) in STAGES[stage]["deps"]
+    assert STAGES[stage]["cmd"].removeprefix("python ").split()[0] == str(script.relative_to(ROOT))
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)

@@ -21,6 +21,7 @@ from rich.console import Console
 from support.cluster.pipeline import MACHINE
 from support.cluster.slurm import Cluster, running
 from support.cluster.work import Chore, chore, refuse
+from support.stages import command_of
 from support.warm import warm_commands
 
 from captrain.benchmarks.base.training import train_base
@@ -349,7 +350,7 @@ def smoke(tmp_path_factory: pytest.TempPathFactory, committed: Path) -> Path:
 def staged(stage: str, folder: Path) -> str:
     """Run a stage as the pipeline does; what it said."""
     done = subprocess.run(
-        [warm_commands() / "python", ROOT / f"stages/{stage}.py"], cwd=folder, text=True, timeout=240,
+        [warm_commands() / "python", *command_of(stage, ROOT)], cwd=folder, text=True, timeout=240,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-4000:]

@@ -529,7 +529,7 @@ def test_grpo_through_servers_begins_at_ratio_one_and_serves_each_step_its_own_a
 ) -> None:
     import torch
 
-    from captrain.training.trainer import PolicyTrainer
+    from captrain.training.grpo import PolicyTrainer
 
     apart: list[float] = []
     names: list[list[str]] = []
@@ -569,7 +569,7 @@ def test_what_server_and_trainer_make_of_the_same_tokens_is_measured_and_truncat
     """A server that says less of each token than the trainer: e times less of the first, twice less of the others."""
     import torch
 
-    from captrain.training.trainer import PolicyTrainer
+    from captrain.training.grpo import PolicyTrainer
 
     ratios, rows = list[torch.Tensor](), list[torch.Tensor]()
     continuation, made = VLLMPolicy._continuation, PolicyTrainer._generate_and_score_completions

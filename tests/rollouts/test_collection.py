@@ -1,9 +1,7 @@
 """Rollouts: counted, kept apart from errors, and picked up where a run was cut off."""
 
-import contextlib
 import json
 import os
-import runpy
 import shutil
 import signal
 import subprocess
@@ -14,6 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from support.stages import stage
 from support.warm import ADDRESS, start
 
 from captrain.benchmarks.servicedesk import DeskEpisode, ServiceDesk
@@ -414,16 +413,6 @@ def project(folder: Path, model: Path, *overrides: str) -> Path:
     publish_spec(compose_spec("smoke", 0, overrides, ROOT / "conf"), folder / "results/spec.yaml")
     shutil.copytree(model, folder / "artifacts/base")
     return folder
-
-
-def stage(folder: Path, name: str) -> int:
-    """Run a stage in this process; its exit status."""
-    with contextlib.chdir(folder):
-        try:
-            runpy.run_path(f"stages/{name}.py", run_name="__main__")
-        except SystemExit as end:
-            return int(end.code or 0)
-    return 0
 
 
 def outputs(folder: Path) -> dict[str, bytes]:

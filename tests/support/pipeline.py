@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 import yaml
-from support.training import ROOT, stage
+from support.stages import stage
+from support.training import ROOT
 
 
 def make_project(folder: Path, *overrides: str, experiment: str = "smoke", seed: int = 0) -> Path:

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import runpy
 import shutil
 import signal
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from support.letters import LETTERS
+from support.stages import command_of
 from support.warm import ADDRESS, start
 
 from captrain.config import compose_spec, publish_spec
@@ -98,16 +98,6 @@ def project(folder: Path, base: Path, *names: str, rollouts: int = 48, more: Seq
     return folder
 
 
-def stage(folder: Path, name: str) -> int:
-    """Run a stage in this process; its exit status."""
-    with contextlib.chdir(folder):
-        try:
-            runpy.run_path(f"stages/{name}.py", run_name="__main__")
-        except SystemExit as end:
-            return int(end.code or 0)
-    return 0
-
-
 def published(folder: Path, name: str = "adapters") -> dict[str, bytes]:
     """What a stage has left."""
     paths = [path for top in ("artifacts", "results") for path in (folder / top / name).rglob("*")]
@@ -122,7 +112,7 @@ def kill(folder: Path, name: str, warm: Path, *paths: Path) -> None:
         paths: further ones on which the stage finds modules.
     """
     imported = os.pathsep.join([*map(str, paths), os.environ.get("PYTHONPATH", "")])
-    running = start(warm / ADDRESS, [f"stages/{name}.py"], folder, {**os.environ, "PYTHONPATH": imported})
+    running = start(warm / ADDRESS, command_of(name), folder, {**os.environ, "PYTHONPATH": imported})
     deadline = time.monotonic() + 180
     while not list(folder.glob(".cache/adapters/*/checkpoints/checkpoint-*/history.json")):
         assert running.alive() and time.monotonic() < deadline
@@ -157,12 +147,12 @@ def trainer_of(one: Job) -> Any:
     from captrain.config import build
     from captrain.policies import LocalPolicy
     from captrain.training import recipe
-    from captrain.training.grpo import make_trainer
+    from captrain.training.grpo import PolicyTrainer
 
     policy, trainer = build(one.policy, LocalPolicy, model=one.base), build(one.trainer, recipe.GRPO)
     environment = one.environments[0].source
     assert isinstance(environment, EnvironmentFile)
-    return make_trainer(trainer, one, policy, targets_of(one), environment.folder / "checkpoints")
+    return PolicyTrainer(trainer, one, policy, targets_of(one), environment.folder / "checkpoints")
 
 
 def targets_of(one: Job) -> list[Target]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.letters import Letters
+from support.stages import stage
 from support.training import (
     GRPO,
     ROOT,
@@ -22,7 +23,6 @@ from support.training import (
     passport,
     project,
     published,
-    stage,
     synthesized,
     trainer_of,
     weights,
@@ -106,18 +106,18 @@ def test_a_finished_training_is_read_and_not_done_again(
 def test_a_training_that_was_cut_off_goes_on_from_its_last_whole_checkpoint(
     tiny: Path, environment: Path, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: list[Task]
 ) -> None:
-    from captrain.training.sampler import Sampler
+    from captrain.training.grpo import PolicyTrainer
 
-    play = Sampler.__call__
+    play = PolicyTrainer.play
 
-    def pull_the_plug(self: Any, prompts: list[str], trainer: Any) -> Any:
-        if len(trainer.history) == 2:
+    def pull_the_plug(self: Any, prompts: list[str]) -> Any:
+        if len(self.history) == 2:
             raise KeyboardInterrupt
-        return play(self, prompts, trainer)
+        return play(self, prompts)
 
     with inside(tmp_path):
         with monkeypatch.context() as patch:
-            patch.setattr(Sampler, "__call__", pull_the_plug)
+            patch.setattr(PolicyTrainer, "play", pull_the_plug)
             with pytest.raises(KeyboardInterrupt):
                 train(job(tiny, environment))
         [checkpoints] = Path(".cache/adapters").glob("*/checkpoints")
@@ -156,19 +156,19 @@ def test_a_training_keeps_its_adapter_at_points_which_are_what_less_training_at_
 def test_points_that_were_passed_before_a_training_was_cut_off_are_kept(
     tiny: Path, environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from captrain.training.sampler import Sampler
+    from captrain.training.grpo import PolicyTrainer
 
-    play = Sampler.__call__
+    play = PolicyTrainer.play
 
-    def pull_the_plug(self: Any, prompts: list[str], trainer: Any) -> Any:
-        batch = play(self, prompts, trainer)
-        if len(trainer.history) == 3:
+    def pull_the_plug(self: Any, prompts: list[str]) -> Any:
+        batch = play(self, prompts)
+        if len(self.history) == 3:
             raise KeyboardInterrupt
         return batch
 
     with inside(tmp_path / "cut"):
         with monkeypatch.context() as patch:
-            patch.setattr(Sampler, "__call__", pull_the_plug)
+            patch.setattr(PolicyTrainer, "play", pull_the_plug)
             with pytest.raises(KeyboardInterrupt):
                 train(job(tiny, environment, points=3))
         resumed = train(job(tiny, environment, points=3))
@@ -179,8 +179,7 @@ def test_points_that_were_passed_before_a_training_was_cut_off_are_kept(
 def test_a_rate_that_falls_goes_on_from_a_checkpoint_where_it_was(
     tiny: Path, environment: Path, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from captrain.training.sampler import Sampler
-    from captrain.training.trainer import PolicyTrainer
+    from captrain.training.grpo import PolicyTrainer
 
     falling = job(tiny, environment, trainer={"schedule": "linear", "clip_high": 0.28})
     rates: list[float] = []
@@ -190,12 +189,12 @@ def test_a_rate_that_falls_goes_on_from_a_checkpoint_where_it_was(
         rates.append(self.optimizer.param_groups[0]["lr"])
         return update(self, *args, **kwargs)
 
-    play = Sampler.__call__
+    play = PolicyTrainer.play
 
-    def pull_the_plug(self: Any, prompts: list[str], trainer: Any) -> Any:
-        if len(trainer.history) == 2:
+    def pull_the_plug(self: Any, prompts: list[str]) -> Any:
+        if len(self.history) == 2:
             raise KeyboardInterrupt
-        return play(self, prompts, trainer)
+        return play(self, prompts)
 
     monkeypatch.setattr(PolicyTrainer, "training_step", noted)
     with inside(tmp_path / "whole"):
@@ -206,7 +205,7 @@ def test_a_rate_that_falls_goes_on_from_a_checkpoint_where_it_was(
     assert whole.digest != trained.digest and whole.history[0] == trained.history[0]
     with inside(tmp_path / "cut"):
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(Sampler, "__call__", pull_the_plug)
+            patch.setattr(PolicyTrainer, "play", pull_the_plug)
             train(falling)
         rates.clear()
         resumed = train(falling)
@@ -402,7 +401,7 @@ def test_leaving_discarded_rows_out_changes_neither_loss_nor_gradient(
 ) -> None:
     import torch
 
-    from captrain.training import trainer as module
+    from captrain.training import grpo as module
 
     trainer = trainer_of(job(tiny, letters("half", flat=2), trainer={"groups_per_step": 4}, rollouts=16, skip=0))
     inputs = groups(4)
@@ -455,7 +454,7 @@ def test_a_mean_over_rollouts_is_one_over_those_that_teach_however_a_batch_is_di
 def test_a_batch_without_any_signal_keeps_one_row() -> None:
     import torch
 
-    from captrain.training.trainer import without_discarded
+    from captrain.training.grpo import without_discarded
 
     batch = {"tool_mask": torch.zeros(4, 3), "completion_mask": torch.ones(4, 3), "num_items_in_batch": torch.tensor(0)}
     assert {name: tuple(value.shape) for name, value in without_discarded(batch).items()} == {

@@ -74,7 +74,7 @@ def test_the_ratio_is_one_before_the_first_update_under_the_prompt_that_is_train
             if "lora_" in name:
                 parameter += 0.3 * torch.randn_like(parameter)
     batch = batch_of(trainer, 4)
-    hinted, sampler = trainer.hinted, batch["sampling_per_token_logps"]
+    hinted, sampler = trainer.batch.hinted, batch["sampling_per_token_logps"]
     assert len(hinted) == len(sampler) == 16 and 0 < hinted.sum() < 16
     learnt = (batch["tool_mask"] * batch["completion_mask"]).bool()
     log_ratio = (now(trainer, batch) - batch["old_per_token_logps"]) * learnt
@@ -104,9 +104,9 @@ def test_what_is_trained_on_and_scored_holds_no_hint_and_what_was_read_is_counte
     plain = [ids[seen.bool()].tolist() for ids, seen in zip(batch["prompt_ids"], batch["prompt_mask"], strict=True)]
     assert plain == [chat.prompt(opening) for opening in openings]
     aided = [[{"role": "system", "content": f"Talk.\n\n{HINT}"}, opening[1]] for opening in openings]
-    for row, prompt, opening, written, hinted in zip(read, plain, aided, wrote, trainer.hinted, strict=True):
+    for row, prompt, opening, written, hinted in zip(read, plain, aided, wrote, trainer.batch.hinted, strict=True):
         assert row.ids == (chat.prompt(opening) if hinted else prompt) + written
-    assert sum(HINT in chat.tokenizer.decode(row.ids) for row in read) == trainer.hinted.sum() > 0
+    assert sum(HINT in chat.tokenizer.decode(row.ids) for row in read) == trainer.batch.hinted.sum() > 0
     assert len(scored) == 8 and not any(HINT in text for text in scored)
     [step] = trainer.history
     assert step["prompt_tokens"] + step["completion_tokens"] == sum(len(row.ids) for row in read)
@@ -132,7 +132,7 @@ def test_each_rollout_draws_by_its_own_key_whether_it_reads_the_hint(tiny: Path,
         recipe = {"hints": share, "groups_per_step": count}
         trainer = trainer_of(job(tiny, hinting, trainer=recipe, rollouts=4 * count, skip=0, **changes))
         batch_of(trainer, count)
-        return trainer.hinted.view(count, 4)
+        return trainer.batch.hinted.view(count, 4)
 
     third = drawn(0.3)
     assert third.float().mean() == pytest.approx(0.3, abs=0.06)
@@ -164,14 +164,14 @@ def test_without_hints_or_an_environment_that_has_any_the_adapter_is_the_same(
 def test_a_training_with_hints_resumes_to_the_identical_adapter_whatever_the_batch(
     tiny: Path, hinting: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from captrain.training.sampler import Sampler
+    from captrain.training.grpo import PolicyTrainer
 
-    play = Sampler.__call__
+    play = PolicyTrainer.play
 
-    def pull_the_plug(self: Any, prompts: list[str], trainer: Any) -> Any:
-        if len(trainer.history) == 2:
+    def pull_the_plug(self: Any, prompts: list[str]) -> Any:
+        if len(self.history) == 2:
             raise KeyboardInterrupt
-        return play(self, prompts, trainer)
+        return play(self, prompts)
 
     one = job(tiny, hinting, trainer=HALF)
     with inside(tmp_path / "undisturbed"):
@@ -179,7 +179,7 @@ def test_a_training_with_hints_resumes_to_the_identical_adapter_whatever_the_bat
         card = (whole.folder / "README.md").read_text()
     with inside(tmp_path / "cut off"):
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(Sampler, "__call__", pull_the_plug)
+            patch.setattr(PolicyTrainer, "play", pull_the_plug)
             train(one)
         [checkpoints] = Path(".cache/adapters").glob("*/checkpoints")
         assert last_checkpoint(checkpoints) is not None

@@ -24,7 +24,7 @@ LOGS = Path(".cache/logs")
 """The folder of the stages' logs, one of each name, which hold what libraries warn of."""
 
 
-def entry_point(main: Callable[[], str | None], *, stage: bool = True) -> Callable[[], None]:
+def entry_point(main: Callable[[], str | None], *, stage: bool = True, name: str = "") -> Callable[[], None]:
     """Wrap a program's main so that whatever it raises ends in one message, and what the user can mend with exit status
     2 and without a traceback. The modules of the project that it is started in can be imported: a benchmark of the
     user's own is one.
@@ -33,8 +33,9 @@ def entry_point(main: Callable[[], str | None], *, stage: bool = True) -> Callab
         main: to be wrapped. What it returns is what its line says that it made; None names its outputs.
         stage: whether it is a stage's: what it took is noted and printed and, where the specification names no model,
             libraries of models ask no hub for anything. What starts stages leaves that to each of them.
+        name: of the stage; "" for that of the file.
     """
-    name = Path(main.__code__.co_filename).stem
+    name = name or Path(main.__code__.co_filename).stem
 
     @wraps(main)
     def run() -> None:

@@ -7,6 +7,7 @@ makes stale, and nothing is made again before `captrain upgrade` has taken the n
 
 import logging
 import runpy
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from captrain.execution import code_closure, files_below
 from captrain.records import JsonObject, Record, digest, file_digest, read_yaml
 
 VERSIONS = "captrain.yaml"
+BASELINES = Path(__file__).parents[1] / "baselines"
 COMPONENTS = "components"
 """Folder of a project's own benchmarks, policies and other parts."""
 SELECTABLE = {"base", "benchmark", "policy", "analyst", "synthesizer", "trainer", "router"}
@@ -72,10 +74,17 @@ def stage_names() -> list[str]:
     return [*shipped_pipeline()["stages"]]
 
 
+def stage_code(name: str) -> list[Path]:
+    """The files of code that a stage runs, first its script: its own, or that of all rows with the row's entry."""
+    script = shipped(f"stages/{name}.py")
+    starts = [script] if script.is_file() else [shipped("stages/row.py"), BASELINES / f"{name}.py"]
+    code = sorted({path for start in starts for path in code_closure(start)})
+    return [starts[0], *(path for path in code if path != starts[0])]
+
+
 def stage_digest(name: str) -> str:
     """Digest of the code that a stage runs; of `compose` with the configuration that captrain brings along."""
-    script = shipped(f"stages/{name}.py")
-    files = [script, *(path for path in code_closure(script) if path != script)]
+    files = stage_code(name)
     if name == "compose":
         files += [*files_below(Path(__file__).parents[1] / "config"), *files_below(shipped("conf"))]
     return file_digest(*files)
@@ -140,15 +149,16 @@ def run_stage(root: Path, name: str) -> None:
     Raises:
         UserError: there is no such stage, or the project's results are made by another captrain than is installed.
     """
-    local, brought = root / f"stages/{name}.py", shipped(f"stages/{name}.py")
-    script = next((path for path in (local, brought) if path.is_file()), None)
-    if script is None:
-        names = sorted({path.stem for place in (local, brought) for path in place.parent.glob("*.py")})
-        raise UserError(f"there is no stage {name!r}", alternatives(name, names))
+    local = root / f"stages/{name}.py"
+    if not local.is_file() and name not in stage_names():
+        names = {*stage_names(), *(path.stem for path in local.parent.glob("*.py"))} - {"row"}
+        raise UserError(f"there is no stage {name!r}", alternatives(name, sorted(names)))
+    script = local if local.is_file() else stage_code(name)[0]
     recorded = recorded_versions(root)
-    if recorded is not None and script == brought and recorded.stages.get(name) != stage_digest(name):
+    if recorded is not None and script != local and recorded.stages.get(name) != stage_digest(name):
         raise UserError(
             f"stage {name} of this project is that of captrain {recorded.captrain}, and another is installed",
             "`captrain upgrade` says what that makes stale, and takes it over; or install the version in captrain.yaml",
         )
+    sys.argv = [str(script), name]
     runpy.run_path(str(script), run_name="__main__")

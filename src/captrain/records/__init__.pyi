@@ -13,6 +13,7 @@ from .files import read_json as read_json
 from .files import read_table as read_table
 from .files import read_text as read_text
 from .files import read_yaml as read_yaml
+from .files import remains as remains
 from .files import require_regular as require_regular
 from .files import scan as scan
 from .publication import line_of as line_of

@@ -231,6 +231,26 @@ def scan(path: Path, kind: type[M], remedy: str = "") -> Iterator[tuple[int, M]]
             offset += len(line)
 
 
+def remains(path: Path, kind: type[T]) -> list[T | None]:
+    """What is left of JSON lines whose writer may be at work, or was killed: a value of this type for each line, None
+    where it is not whole; nothing where there is no file.
+
+    Raises:
+        UserError: it is no regular file.
+    """
+    if not path.exists():
+        return []
+    require_regular(path)
+    values: list[T | None] = []
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                values.append(_adapter(kind).validate_json(line) if line.endswith(b"\n") else None)
+            except ValidationError:
+                values.append(None)
+    return values
+
+
 @cache
 def _adapter(kind: type[T]) -> TypeAdapter[T]:
     return TypeAdapter(kind)

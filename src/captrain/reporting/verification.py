@@ -7,8 +7,6 @@ not leaves the installation or the machine as the reason. Outputs in DVC's cache
 fresh clone: that is said and is no fault, because dvc.lock has their hashes, and those that later stages read.
 """
 
-import csv
-import io
 import json
 import logging
 import math
@@ -22,7 +20,7 @@ from typing import TYPE_CHECKING, Literal
 
 from captrain.config import load_spec
 from captrain.errors import UserError
-from captrain.records import JsonObject, parse_yaml, read_yaml, require_regular
+from captrain.records import JsonObject, parse_table, parse_yaml, read_yaml, require_regular
 from captrain.reporting.installation import PROMISE, Libraries, compare_libraries, processor
 
 if TYPE_CHECKING:
@@ -93,34 +91,35 @@ def verify(root: Path) -> Verification:
     pipeline.lock, pipeline.committed = ((lock or {}).get("stages") or {} for lock in locks)
 
     # First question: code, specification and data, here and in the commit, against what the run recorded.
-    found: defaultdict[Topic, list[str]] = defaultdict(list)
+    differences: defaultdict[Topic, dict[str, list[str]]] = defaultdict(dict)
     unchecked = list[str]()
-    for topic, text in _differences_from_lock(pipeline, unchecked):
-        found[topic].append(text)
+    for topic, stage, text in _differences_from_lock(pipeline, unchecked):
+        differences[topic].setdefault(text, []).append(stage)
     # Second question: what was made again here, and what of it the recorded inputs explain.
     remade, origins, reasons = list[str](), list[str](), set[Topic]()
     for stage in pipeline.stages:
         if stage not in pipeline.lock or stage not in pipeline.committed:
             continue
         new, old = pipeline.lock[stage], pipeline.committed[stage]
-        others = [*_other_inputs(stage, new, old, pipeline)]
-        for topic, text in others:
-            found[topic].append(text)
-        reasons |= {topic for topic, _ in others}
+        changes = [*_other_inputs(new, old, pipeline)]
+        for topic, text in changes:
+            differences[topic].setdefault(text, []).append(stage)
+        reasons |= {topic for topic, _ in changes}
         if _hashes(new, "outs") != _hashes(old, "outs"):
             remade.append(stage)
             results = [path for path in _differing(new, old, "deps") if pipeline.topic_of(path) == "results"]
-            origins += [stage] * (not others and not results)
+            origins += [stage] * (not changes and not results)
     made_again = {path for stage in remade for path in _hashes(pipeline.lock[stage], "outs")}
     changed, missing = _against_commit(root, pipeline)
-    for path, text in [*((path, f"{path} differs from commit {commit}") for path in changed if path != LOCK),
-                       *((path, f"{path} is not committed") for path in missing)]:  # fmt: skip
+    texts = {path: f"{path} differs from commit {commit}" for path in changed if path != LOCK}
+    for path, text in {**texts, **{path: f"{path} is not committed" for path in missing}}.items():
         topic = pipeline.topic_of(path)
-        is_edit = topic == "results" and not any(_is_below(path, output) for output in made_again)
-        if topic != "results" or is_edit:
-            found["edits" if is_edit else topic].append(text)
-    if LOCK in changed and not remade and not any(found.values()):
-        found["record"].append(f"{LOCK} differs from commit {commit}")
+        if topic != "results":
+            differences[topic].setdefault(text, [])
+        elif (root / path).exists() and not any(_is_below(path, output) for output in made_again):
+            differences["edits"].setdefault(text, [])
+    if LOCK in changed and not remade and not any(differences.values()):
+        differences["record"][f"{LOCK} differs from commit {commit}"] = []
 
     # Third question: the pass rates of what was made again, against the committed intervals.
     beyond: list[str] | None = None
@@ -131,13 +130,15 @@ def verify(root: Path) -> Verification:
     libraries = compare_libraries(pins) if pins else Libraries(0, {}, {})
 
     findings = [
-        _finding(topic, pipeline, found[topic]) for topic in ("code", "specification", "data", "edits", "record")
+        _finding(topic, pipeline, differences[topic]) for topic in ("code", "specification", "data", "edits", "record")
     ]
-    findings += [_results(pipeline, commit, remade, origins, rows, beyond, bool(found["edits"] or found["record"]))]
+    findings += [
+        _results(pipeline, commit, remade, origins, rows, beyond, bool(differences["edits"] or differences["record"]))
+    ]
     findings += [_libraries(libraries, bool(remade), bool(origins))]
     findings += [_machine(root, libraries, origins) if remade else None]
-    summary = _summary(root, found, remade, origins, reasons, libraries, rows, beyond)
-    holds = not remade and not any(found.values())
+    summary = _summary(differences, remade, origins, reasons, libraries, rows, beyond)
+    holds = not remade and not any(differences.values())
     return Verification(summary, holds, tuple(filter(None, findings)), tuple(unchecked))
 
 
@@ -192,37 +193,39 @@ def _is_below(path: str, folder: str) -> bool:
     return path == folder or path.startswith(f"{folder}/")
 
 
-def _differences_from_lock(pipeline: _Pipeline, unchecked: list[str]) -> Iterator[tuple[Topic, str]]:
-    """What DVC finds changed since the stages ran; outputs of DVC's cache that are not here go to `unchecked`."""
+def _differences_from_lock(pipeline: _Pipeline, unchecked: list[str]) -> Iterator[tuple[Topic, str, str]]:
+    """Yield topic, stage and text of what DVC finds changed since the stages ran; outputs of DVC's cache that are not
+    here go to `unchecked`."""
     for stage in pipeline.stages:
         if stage not in pipeline.lock:
-            yield "record", f"{stage}: dvc.lock has no record of it"
+            yield "record", stage, f"{LOCK} has no record of it"
             continue
         for change in pipeline.status.get(stage, []):
             if not isinstance(change, dict):
-                yield "code", f"{stage}: {change}"
+                yield "code", stage, change
                 continue
             for path, state in change.get("changed deps", {}).items():
                 topic = pipeline.topic_of(path)
                 if isinstance(state, dict):
-                    yield "specification", f"{stage}: {path}: {', '.join(_settings(pipeline, stage, path, state))}"
+                    for text in _settings(pipeline, stage, path, state):
+                        yield "specification", stage, f"{text} in {path}"
                 elif topic != "results":
-                    yield topic, f"{stage}: {path} was {state} since it ran"
+                    yield topic, stage, f"{path} was {state} since the run"
             for path, state in change.get("changed outs", {}).items():
                 if state == "modified":
-                    yield "edits", f"{stage}: {path} is not as the stage left it"
+                    yield "edits", stage, f"{path} is not as its stage left it"
                 elif state == "deleted" and pipeline.outputs.get(path):
-                    yield "record", f"{stage}: {path} is missing"
+                    yield "record", stage, f"{path} is missing"
                 elif state in ("deleted", "not in cache"):
                     unchecked.append(f"{path}, output of {stage}: not here, not checked")
-    made = {path: digest for entry in pipeline.lock.values() for path, digest in _hashes(entry, "outs").items()}
+    latest = {path: digest for entry in pipeline.lock.values() for path, digest in _hashes(entry, "outs").items()}
     for stage, entry in pipeline.lock.items():
         if stage not in pipeline.stages:
-            yield "record", f"{LOCK} records stage {stage}, which dvc.yaml has no more: delete its entry `{stage}:`"
+            yield "record", stage, f"{LOCK} records a stage that dvc.yaml has no more: delete its entry `{stage}:`"
             continue
         for path, digest in _hashes(entry, "deps").items():
-            if made.get(path, digest) != digest:
-                yield "record", f"{LOCK}: {stage} read another {path} than its stage made last"
+            if latest.get(path, digest) != digest:
+                yield "record", stage, f"{LOCK}: it read another {path} than its stage made last"
 
 
 def _settings(pipeline: _Pipeline, stage: str, path: str, state: Mapping[str, str]) -> Iterator[str]:
@@ -257,25 +260,25 @@ def _differing(new: JsonObject, old: JsonObject, kind: Literal["deps", "outs"]) 
     return sorted(path for path in {**before, **after} if before.get(path) != after.get(path))
 
 
-def _other_inputs(stage: str, new: JsonObject, old: JsonObject, pipeline: _Pipeline) -> Iterator[tuple[Topic, str]]:
+def _other_inputs(new: JsonObject, old: JsonObject, pipeline: _Pipeline) -> Iterator[tuple[Topic, str]]:
     """Inputs of a stage's run that are not those of the committed run; results of other stages aside."""
     if new.get("cmd") != old.get("cmd"):
-        yield "code", f"{stage}: run by another command than committed"
+        yield "code", "run by another command than committed"
     for path in _differing(new, old, "deps"):
         if (topic := pipeline.topic_of(path)) != "results":
-            yield topic, f"{stage}: run on another {path} than committed"
+            yield topic, f"run on another {path} than committed"
     before, after = flat(old.get("params", {})), flat(new.get("params", {}))
     for key in sorted({*before, *after}):
         if before.get(key) != after.get(key):
             values = f"{json.dumps(before.get(key))} -> {json.dumps(after.get(key))}"
-            yield "specification", f"{stage}: run with {key} {values}"
+            yield "specification", f"run with {key} {values}"
 
 
 def _against_commit(root: Path, pipeline: _Pipeline) -> tuple[list[str], list[str]]:
     """Files that differ from git's HEAD, and those that it does not hold; of code, specification, data and results."""
     inputs = {path for path in pipeline.inputs if pipeline.topic_of(path) != "results"}
-    kept = inputs | {path for path, in_git in pipeline.outputs.items() if in_git} | {LOCK}
-    paths = sorted(path for path in kept if not Path(path).is_absolute())
+    committed = inputs | {path for path, in_git in pipeline.outputs.items() if in_git} | {LOCK}
+    paths = sorted(path for path in committed if not Path(path).is_absolute())
     changed = _git(root, "diff", "--name-only", "--relative", "-z", "HEAD", "--", *paths)
     untracked = _git(root, "ls-files", "--others", "--exclude-standard", "-z", "--", *paths)
     files = _git(root, "ls-files", "-z", "--", *paths).split("\0")
@@ -321,22 +324,15 @@ def _beyond(old: str, new: str) -> tuple[int, list[str]]:
 
 def _rates(text: str) -> dict[str, tuple[float, float, float]]:
     """Pass rate and interval of each method, NaN where undefined."""
-    return {
-        str(row.get("method")): (_rate(row.get("pass_rate")), _rate(row.get("low")), _rate(row.get("high")))
-        for row in csv.DictReader(io.StringIO(text))
-    }
+    numbers = ("pass_rate", "low", "high")
+    table = parse_table(text, TABLE, "make it again, or restore it", columns=["method"], numbers=numbers)
+    return {row["method"]: (row["pass_rate"], row["low"], row["high"]) for row in table.to_dict("records")}
 
 
-def _rate(cell: str | None) -> float:
-    try:
-        return float(cell or "nan")
-    except ValueError:
-        return math.nan
-
-
-def _finding(topic: Topic, pipeline: _Pipeline, texts: list[str]) -> Finding | None:
+def _finding(topic: Topic, pipeline: _Pipeline, texts: Mapping[str, list[str]]) -> Finding | None:
     if texts:
-        return Finding(topic, "differs", _some(texts), tuple(texts))
+        words = [f"{text} ({_some(stages, ', ')})" if any(stages) else text for text, stages in texts.items()]
+        return Finding(topic, "differs", _some(words), tuple(words))
     sound: dict[Topic, str] = {
         "code": f"of {_count(len(pipeline.stages), 'stage')} is that which made the results, and committed",
         "specification": "is that which made the results, and committed",
@@ -395,7 +391,7 @@ def _machine(root: Path, libraries: Libraries, origins: list[str]) -> Finding:
 
 
 def _summary(
-    root: Path, found: Mapping[Topic, list[str]], remade: list[str], origins: list[str], reasons: set[Topic],
+    differences: Mapping[Topic, Mapping[str, list[str]]], remade: list[str], origins: list[str], reasons: set[Topic],
     libraries: Libraries, rows: int, beyond: list[str] | None,
 ) -> str:  # fmt: skip
     """Verdict in one sentence."""
@@ -410,21 +406,21 @@ def _summary(
             "from other data": "data" in reasons,
             installation: bool(origins),
         }
-        why = " and ".join(word for word, holds in words.items() if holds)
+        cause = " and ".join(word for word, holds in words.items() if holds)
         rates = "the same pass rates" if beyond is None else "the same result within noise"
         if beyond:
             rates = f"{len(beyond)} of {rows} pass rates are beyond the committed intervals"
-        clauses.append(f"the results were made again here{', ' if why else ''}{why}: {rates}")
+        clauses.append(f"the results were made again here{', ' if cause else ''}{cause}: {rates}")
     else:
         nouns: dict[Topic, str] = {"code": "code", "specification": "specification", "data": "input data"}
         clauses += [
-            f"the {noun} here is not that of the committed run" for topic, noun in nouns.items() if found[topic]
+            f"the {noun} here is not that of the committed run" for topic, noun in nouns.items() if differences[topic]
         ]
-    if found["edits"]:
+    if differences["edits"]:
         clauses.append("results were edited after their stage made them")
-    if found["record"]:
+    if differences["record"]:
         clauses.append("the record of the run is incomplete or contradicts itself")
-    if not clauses and not any(found.values()):
+    if not clauses and not any(differences.values()):
         return "verified: the committed results are those of the committed code, specification and data"
     return f"not verified: {'; '.join(clauses)}"
 

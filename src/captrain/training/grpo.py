@@ -1,91 +1,395 @@
-"""One adapter by GRPO: TRL's trainer with a policy as its sampler, from its last checkpoint to the published result.
+"""One adapter by GRPO: from a job to the published adapter, in the order in which it happens.
+
+`fit` makes TRL's trainer, goes on from the last whole checkpoint, trains, and leaves the adapter with its model card.
+`PolicyTrainer` is TRL's GRPOTrainer with a policy as its sampler: before each step the adapter is saved in plain PEFT
+format, in a folder named by its content hash, and the policy acts with it, in this process or through servers that load
+it under that name (`play`). What the policy says of its tokens is what is trained on: its log-probabilities are the old
+policy's. `captrain.training.groups` decides which rollouts a step is made of, and their advantages;
+`captrain.training.recipe` has the hyperparameters, and says what is learnt from a group.
 
 Imported only where training happens: it needs torch and TRL.
 """
 
+import math
+import os
 import shutil
 import warnings
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+
 import torch
 from datasets import Dataset
+from torch import Tensor
 from transformers import PrinterCallback, set_seed
 from transformers.utils import logging as hf_logging
+from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
 
 from captrain.config import takes
 from captrain.contract import Target
 from captrain.errors import UserError
-from captrain.models import CHECKPOINTS, adapter_digest, copy_adapter, load_module, lora_config
+from captrain.execution import launch
+from captrain.models import CHECKPOINTS, adapter_digest, copy_adapter, load_module, lora_config, prepare_trainer
+from captrain.policies import Play
 from captrain.records import JsonObject, publish_text, read_json
-from captrain.training import collectives, processes
+from captrain.training import collectives, mismatch, processes
 from captrain.training.checkpoints import Checkpoints, last_checkpoint
+from captrain.training.groups import Groups, advantages
 from captrain.training.jobs import Job, Learner
+from captrain.training.model_card import grpo_model_card
 from captrain.training.recipe import GRPO
-from captrain.training.sampler import Sampler
-from captrain.training.trainer import PolicyTrainer, Synchronised
 
 POINTS = "points"
 """In a workspace: the adapter as it was at the points of its job."""
 
 
-def make_trainer(
+@dataclass(frozen=True)
+class Row:
+    """One rollout as it is trained on, with the number of its environment. Its reward is None beyond the budget, and
+    nothing is learnt from it where its group is not informative."""
+
+    environment: int
+    play: Play
+    informative: bool
+    reward: float | None
+    advantage: float
+    hinted: bool
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """One step's rollouts as this process trains on them: what TRL's own batch does not hold.
+
+    Attributes:
+        sampled: (rows, completion) float64, the sampler's log-probabilities; `completion` is the length in tokens of
+            the longest dialogue after its opening, and what is beyond the end of a row is 0.
+        advantages: (rows,) float64.
+        hinted: (rows,) bool, where a rollout read a hint that the prompt trained on does not have.
+        environments: (rows,) int, the number of each row's environment.
+        compared: (rows, completion) bool, the tokens that the model wrote without a hint, by which the sampler's
+            log-probabilities are compared with the trainer's.
+        any_hinted: true where any row of any process is hinted.
+        informative: share of all processes' rows that teach something.
+    """
+
+    sampled: Tensor
+    advantages: Tensor
+    hinted: Tensor
+    environments: Tensor
+    compared: Tensor
+    any_hinted: bool
+    informative: float
+
+
+def fit(
     recipe: GRPO,
     job: Job,
     policy: Learner,
     targets: Sequence[Target],
-    folder: Path,
-    kind: type[PolicyTrainer] = PolicyTrainer,
-) -> PolicyTrainer:
-    """TRL's trainer for one job. A row of its dataset is a group, by number: what is played for it is decided when its
-    step is played.
+    workspace: Path,
+    kind: "type[PolicyTrainer] | None" = None,
+) -> JsonObject:
+    """Train from the last whole checkpoint in the workspace, or from nothing, and leave the adapter in
+    `workspace/adapter`. Checkpoints stay: they are needed until the result is published. Where several processes train,
+    all of them call this.
 
     Args:
-        recipe: hyperparameters, and which environment a group is drawn from.
+        recipe: hyperparameters.
         job: what to train.
         policy: samples; its model is the job's, which is the frozen base.
         targets: the job's environments.
-        folder: where checkpoints go, and the adapter that samples.
-        kind: of the trainer.
+        workspace: folder of checkpoints and of the adapter.
+        kind: of the trainer; `PolicyTrainer` where it is None.
+
+    Returns:
+        The fields of `Trained` but name and folder.
 
     Raises:
-        UserError: the base has no layer of one of the names in `targets`, or no experts, or the adapter to start from
-            is another one or of another shape.
+        UserError: there is nothing to train with; the base has no layer of one of the names in `targets`, or no
+            experts; or the adapter to start from is another one or of another shape.
         EnvironmentFault: an environment has too few tasks.
     """
-    sampler = Sampler(recipe, policy, targets, job, folder / "sampling", folder.parent / POINTS)
-    hf_logging.set_verbosity_error()
-    hf_logging.disable_progress_bar()
-    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
-    config = _configuration(recipe, job, policy, folder, sampler.steps)
-    set_seed(job.seed)
-    base = load_module(job.base, job.machine.accelerate.precision)
-    lora = lora_config(base, recipe.shape)
-    trainer = kind(
-        model=base,
-        args=config,
-        train_dataset=Dataset.from_list(
-            [{"prompt": f"group {number}"} for number in range(sampler.steps * recipe.groups_per_step)]
-        ),
-        processing_class=policy.tokenizer,
-        peft_config=lora,
-        reward_funcs=[_reward],
-        rollout_func=sampler,
-    )
-    trainer.prepare(job, policy.temperature)
-    if job.start is not None:
-        model: Any = trainer.model
-        copy_adapter(model, job.start)
-    trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(Checkpoints(folder, lambda: trainer.history))
-    trainer.history = []
-    trainer.served = takes(job.policy, "machine")
-    if recipe.importance_cap is not None:
-        # After TRL's constructor, which would start a vLLM of its own; the policy serves each step's adapter itself.
-        trainer.use_vllm, trainer.vllm_generation, trainer._last_loaded_step = True, Synchronised(), -1
-    return trainer
+    if job.rollouts < 1:
+        raise UserError(
+            f"{job.name}: there are {job.rollouts} rollouts to train with",
+            "raise adapters.rollouts: diagnosis and calibration have spent what there was",
+        )
+    folder = workspace / collectives.checkpoints(job.machine.accelerate)
+    trainer = (kind or PolicyTrainer)(recipe, job, policy, targets, folder)
+    last = collectives.once(lambda: last_checkpoint(folder))
+    if last is not None:
+        remedy = f"remove {last}: training goes on from the one before"
+        trainer.history = read_json(last / "history.json", list[JsonObject], remedy)
+    trainer.train(resume_from_checkpoint=str(last) if last is not None else None)
+
+    adapter, steps = workspace / "adapter", trainer.history
+    collectives.save(trainer.model, adapter, job.base, policy.digest)
+    totals = {
+        key: sum(step[key] for step in steps) for key in ("discarded", "prompt_tokens", "completion_tokens", "errors")
+    }
+    rows = [{key: value for key, value in step.items() if key not in totals} for step in steps]
+    points = sorted((workspace / POINTS).glob("*"), key=lambda path: int(path.name))
+    result = {"digest": adapter_digest(adapter), "rollouts": steps[-1]["rollouts"], **totals, "history": rows}
+    result[CHECKPOINTS] = {path.name: adapter_digest(path) for path in points}
+    if collectives.rank() == 0:
+        publish_text(adapter / "README.md", trainer.model_card(job, recipe, targets, result))
+        for path in points:
+            shutil.copytree(path, adapter / CHECKPOINTS / path.name)
+    return result
+
+
+class PolicyTrainer(GRPOTrainer):
+    """GRPOTrainer whose rollouts come from a policy, token-exact and with the sampler's log-probabilities.
+
+    A row of its dataset is a group, by number: what is played for it is decided when its step is played. `history`
+    holds one row a step: step, rollouts, reward, success, informative, discarded, prompt_tokens, completion_tokens,
+    errors (rollouts that came to nothing and were played again, beyond the others), places (groups of each
+    environment); where hints are given also unhinted, the rollouts without one, and unhinted_passed; where a server
+    samples the columns of `captrain.training.mismatch`. It is all that later steps depend on besides weights and
+    optimizer. The arguments are those of `fit`, `folder` that of the checkpoints.
+    """
+
+    model_card = staticmethod(grpo_model_card)
+
+    def __init__(self, recipe: GRPO, job: Job, policy: Learner, targets: Sequence[Target], folder: Path) -> None:
+        self.recipe, self.job, self.policy = recipe, job, policy
+        self.sampling, self.points = folder / "sampling", folder.parent / POINTS
+        self.groups = Groups(recipe, policy, targets, job)
+        self.steps = math.ceil(job.rollouts / recipe.step_rollouts)
+        self.history: list[JsonObject] = []
+        self.is_served = takes(job.policy, "machine")
+        """True where the sampler is a server, whose log-probabilities are not those of this process."""
+        self.batch: StepBatch | None = None
+        """Of the last step."""
+        self.is_sampling = False
+        self.has_signal = True
+
+        hf_logging.set_verbosity_error()
+        hf_logging.disable_progress_bar()
+        warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+        config = _configuration(recipe, job, policy, folder, self.steps)
+        set_seed(job.seed)
+        base = load_module(job.base, job.machine.accelerate.precision)
+        numbers = range(self.steps * recipe.groups_per_step)
+        super().__init__(
+            model=base,
+            args=config,
+            train_dataset=Dataset.from_list([{"prompt": f"group {number}"} for number in numbers]),
+            processing_class=policy.tokenizer,
+            peft_config=lora_config(base, recipe.shape),
+            reward_funcs=[_environment_reward],
+            rollout_func=lambda prompts, trainer: self.play(prompts),
+        )
+        self.prepare(job, policy.temperature)
+        if job.start is not None:
+            model: Any = self.model
+            copy_adapter(model, job.start)
+        self.remove_callback(PrinterCallback)
+        self.add_callback(Checkpoints(folder, lambda: self.history))
+        if recipe.importance_cap is not None:
+            # After TRL's constructor, which would start a vLLM of its own; the policy serves each step's adapter.
+            self.use_vllm, self.vllm_generation, self._last_loaded_step = True, Synchronised(), -1
+
+    def prepare(self, job: Job, temperature: float) -> None:
+        """Set how a step is computed."""
+        prepare_trainer(self, temperature, job.machine, job.seed)
+
+    def teaches(self, rewards: Sequence[float]) -> bool:
+        """Tell if a group of these rewards carries a signal: one of equal rewards has no advantage."""
+        return max(rewards) - min(rewards) > 1e-6
+
+    # 1. A step's rollouts, played and scored.
+
+    def play(self, prompts: list[str]) -> dict[str, list[Any]]:
+        """Play one step's groups with the adapter as it is now, score them, and add the step to the history.
+
+        Hints are stripped: the prompts returned are the unhinted ones. Where the budget ends within the step, the rows
+        beyond it are not played: they repeat the first one without its reward and with nothing to learn from. Where
+        several processes train, each has its own prompts. What all of them play is known to each, so that the history
+        is that of the whole step; what is returned is for a process's own prompts.
+
+        Args:
+            prompts: groups by number ("group 17"), each `group_size` times in a row.
+
+        Returns:
+            Columns as TRL's `rollout_func` gives them, a row for each prompt.
+        """
+        size, history = self.recipe.group_size, self.history
+        before = history[-1]["rollouts"] if history else 0
+        names = [name for part in collectives.together(lambda: prompts) for name in part]
+        plan = self.groups.plan([int(name.split()[1]) for name in names[::size]], history)
+        plan = plan[: self.job.rollouts - before]
+        adapter = self._save_adapter()
+        start, end = [0, 0, *(step["rollouts"] for step in history)][-2:]
+        if any(start < mark <= end for mark in self.job.marks):
+            point = self.points / str(end)
+            collectives.once(lambda: shutil.copytree(adapter, point, dirs_exist_ok=True))
+
+        plays, errors = self.groups.play(str(adapter), plan, len(prompts))
+        scores = [scored.score for scored in plays]
+        rewards = [score.reward for score in scores]
+        by_group = [rewards[start : start + size] for start in range(0, len(rewards), size)]
+        informative = [self.teaches(group) for group in by_group]
+        step = {
+            "step": len(history) + 1,
+            "rollouts": before + len(plays),
+            "reward": round(sum(rewards) / len(rewards), 6),
+            "success": round(sum(score.success for score in scores) / len(scores), 6),
+            "informative": round(sum(informative) / len(informative), 6),
+            "discarded": sum(len(group) for group, signal in zip(by_group, informative, strict=True) if not signal),
+            "prompt_tokens": sum(scored.play.prompt_tokens for scored in plays),
+            "completion_tokens": sum(sum(scored.play.mask) for scored in plays),
+            "errors": errors,
+            "places": Counter(self.job.environments[rollout.environment].name for rollout in plan[::size]),
+            **self.groups.unhinted(plan, scores),
+            **({"rerendered": sum(scored.play.rerendered for scored in plays)} if self.is_served else {}),
+        }
+        history.append(step)
+        if collectives.rank() == 0:
+            message = f"mean reward {step['reward']:.3f}, pass rate {step['success']:.3f}"
+            launch.report_progress(step["step"], self.steps, message)
+
+        gains = [advantage for group in by_group for advantage in advantages(group)]
+        rows = [
+            Row(rollout.environment, scored.play, informative[index // size], reward, gain, rollout.hint != "")
+            for index, (scored, reward, gain, rollout) in enumerate(zip(plays, rewards, gains, plan, strict=True))
+        ]
+        rows += (len(names) - len(rows)) * [Row(0, plays[0].play, False, None, 0.0, False)]
+        any_hinted, share = any(row.hinted for row in rows), sum(row.informative for row in rows) / len(rows)
+        start = collectives.rank() * len(prompts)
+        return self._columns(rows[start : start + len(prompts)], any_hinted, share)
+
+    def _save_adapter(self) -> Path:
+        """Save the adapter as it is now in a folder named by its content, and remove the one before."""
+        aside = self.sampling / "new"
+        collectives.once(lambda: shutil.rmtree(self.sampling, ignore_errors=True))
+        collectives.save(self.model, aside, self.job.base, self.policy.digest)
+        return collectives.once(lambda: aside.rename(self.sampling / adapter_digest(aside)).resolve())
+
+    def _columns(self, rows: Sequence[Row], any_hinted: bool, informative: float) -> dict[str, list[Any]]:
+        """Turn rows into what TRL takes, and keep the rest in `batch`."""
+        plays = [row.play for row in rows]
+        opening = [play.mask.index(1) for play in plays]
+        logprobs = [play.logprobs[start:] for play, start in zip(plays, opening, strict=True)]
+        masks = [row.play.mask if row.informative else [0] * len(row.play.mask) for row in rows]
+        width = max(len(row) for row in logprobs)
+        compared = [
+            row.play.mask[start:] if row.reward is not None and not row.hinted else []
+            for row, start in zip(rows, opening, strict=True)
+        ]
+        self.batch = StepBatch(
+            sampled=torch.tensor([row + [0.0] * (width - len(row)) for row in logprobs], dtype=torch.float64),
+            advantages=torch.tensor([row.advantage for row in rows], dtype=torch.float64),
+            hinted=torch.tensor([row.hinted for row in rows]),
+            environments=torch.tensor([row.environment for row in rows]),
+            compared=torch.tensor([mask + [0] * (width - len(mask)) for mask in compared]).bool(),
+            any_hinted=any_hinted,
+            informative=informative,
+        )
+        return {
+            "prompt_ids": [play.token_ids[:start] for play, start in zip(plays, opening, strict=True)],
+            "completion_ids": [play.token_ids[start:] for play, start in zip(plays, opening, strict=True)],
+            # TRL takes what is not known for what needs no correction: it must not correct for a hint.
+            "logprobs": [
+                [math.nan] * len(scores) if row.hinted and self.use_vllm else scores
+                for row, scores in zip(rows, logprobs, strict=True)
+            ],
+            "env_mask": [mask[start:] for mask, start in zip(masks, opening, strict=True)],
+            "environment_reward": [row.reward for row in rows],
+        }
+
+    # 2. The batch that an update is made of.
+
+    def _generate_and_score_completions(self, inputs: list[JsonObject]) -> JsonObject:
+        self.is_sampling = True
+        columns = super()._generate_and_score_completions(inputs)  # calls `play`
+        self.is_sampling = False
+        assert self.batch is not None
+        # TRL's own are made in float32, by kernels that round differently on different CPUs.
+        columns["advantages"] = self.batch.advantages.to(columns["advantages"].device)
+        columns["sources"] = self.batch.environments
+        if self.is_served:
+            self.history[-1] |= self._mismatch(columns, self.batch)
+        self.has_signal = bool(columns["num_items_in_batch"] > 0)
+        # The parts of a batch, in time or over processes, must have equally many rows.
+        if self.args.gradient_accumulation_steps == collectives.size() == 1:
+            return without_discarded(columns)
+        if self.loss_type == "grpo" and self.has_signal:
+            # TRL's mean is over all rows: the loss is linear in the advantages, and this makes it one over those that
+            # teach something, as it is where the others are left out.
+            columns["advantages"] = columns["advantages"] / self.batch.informative
+        return columns
+
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, input_ids: Tensor, attention_mask: Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
+        # TRL corrects the sampler's against these itself (`use_vllm`).
+        if not self.is_sampling or self.batch is None or self.use_vllm:
+            return super()._get_per_token_logps_and_entropies(model, input_ids, attention_mask, *args, **kwargs)
+        # While a batch is made, TRL asks for the old policy's log-probabilities: the sampler has them exactly, but
+        # for the rows that it sampled under another prompt than the one trained on. The weights are still its own.
+        old, hinted = self.batch.sampled.to(input_ids.device), self.batch.hinted.to(input_ids.device)
+        if self.batch.any_hinted:
+            rows = hinted.clone()
+            rows[0] |= not rows.any()  # a forward pass of a model that is shared is everybody's
+            stripped, _, _ = super()._get_per_token_logps_and_entropies(
+                model, input_ids[rows], attention_mask[rows], *args, **kwargs
+            )
+            old[hinted] = stripped[hinted[rows]].to(old)
+        return old, None, None
+
+    def _mismatch(self, columns: JsonObject, batch: StepBatch) -> JsonObject:
+        """Measure how far a server's log-probabilities are from those of the weights that it sampled with, here."""
+        scores = columns.get("old_per_token_logps") if self.use_vllm else None
+        if scores is None:
+            ids = torch.cat([columns["prompt_ids"], columns["completion_ids"]], 1)
+            attention = torch.cat([columns["prompt_mask"], columns["completion_mask"]], 1)
+            width, rows = columns["completion_ids"].shape[1], self.args.per_device_train_batch_size
+            with torch.no_grad():
+                scores, _, _ = super()._get_per_token_logps_and_entropies(self.model, ids, attention, width, rows)
+        differences = (scores.cpu().double() - batch.sampled)[batch.compared]
+        return mismatch.summary(collectives.together(lambda: mismatch.moments(differences.tolist())))
+
+    # 3. The update, which is TRL's.
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        """Make one update; none when every group of the batch was constant (momentum alone must not move weights)."""
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        if not self.has_signal:
+            for parameter in model.parameters():
+                parameter.grad = None
+        return loss
+
+
+def without_discarded(columns: JsonObject) -> JsonObject:
+    """Leave out the rows of discarded groups, which cost time and change nothing; at least one row stays."""
+    informative = columns["tool_mask"].mul(columns["completion_mask"]).any(1)
+    informative[0] |= not informative.any()
+    size = len(informative)
+    return {
+        name: value[informative] if isinstance(value, Tensor) and value.ndim and len(value) == size else value
+        for name, value in columns.items()
+    }
+
+
+class Synchronised(VLLMGeneration):
+    """Stand-in for TRL's vLLM, whose weights it would keep up to date: `play` has saved the adapter."""
+
+    def __init__(self) -> None:
+        """Start nothing."""
+
+    def sync_weights(self) -> None:
+        """Do nothing."""
+
+
+def _environment_reward(completions: object, environment_reward: list[float | None], **_: object) -> list[float | None]:
+    return environment_reward
 
 
 def _configuration(recipe: GRPO, job: Job, policy: Learner, folder: Path, steps: int) -> GRPOConfig:
@@ -134,47 +438,3 @@ def _configuration(recipe: GRPO, job: Job, policy: Learner, folder: Path, steps:
     # Of several GPUs one trains; the others are the servers'.
     config._n_gpu = min(config.n_gpu, 1)
     return config
-
-
-def _reward(completions: object, environment_reward: list[float | None], **_: object) -> list[float | None]:
-    return environment_reward
-
-
-def fit(
-    recipe: GRPO,
-    job: Job,
-    policy: Learner,
-    targets: Sequence[Target],
-    workspace: Path,
-    kind: type[PolicyTrainer] = PolicyTrainer,
-) -> JsonObject:
-    """Train from the last whole checkpoint in the workspace (or from nothing); leave the adapter in
-    `workspace/adapter`, and return the fields of `Trained` but name and folder. Checkpoints stay: they are needed until
-    the result is published. Where several processes train, all of them call this. The arguments are those of
-    `make_trainer`."""
-    if job.rollouts < 1:
-        raise UserError(
-            f"{job.name}: there are {job.rollouts} rollouts to train with",
-            "raise adapters.rollouts: diagnosis and calibration have spent what there was",
-        )
-    checkpoints = workspace / collectives.checkpoints(job.machine.accelerate)
-    trainer: Any = make_trainer(recipe, job, policy, targets, checkpoints, kind)
-    last = collectives.once(lambda: last_checkpoint(checkpoints))
-    if last is not None:
-        remedy = f"remove {last}: training goes on from the one before"
-        trainer.history = read_json(last / "history.json", list[JsonObject], remedy)
-    trainer.train(resume_from_checkpoint=str(last) if last is not None else None)
-    folder = workspace / "adapter"
-    collectives.save(trainer.model, folder, job.base, policy.digest)
-    steps = trainer.history
-    counts = ("discarded", "prompt_tokens", "completion_tokens", "errors")
-    total = {key: sum(step[key] for step in steps) for key in counts}
-    rows = [{key: value for key, value in step.items() if key not in total} for step in steps]
-    points = sorted((workspace / POINTS).glob("*"), key=lambda path: int(path.name))
-    result = {"digest": adapter_digest(folder), "rollouts": steps[-1]["rollouts"], **total, "history": rows}
-    result[CHECKPOINTS] = {path.name: adapter_digest(path) for path in points}
-    if collectives.rank() == 0:
-        publish_text(folder / "README.md", kind.model_card(job, recipe, targets, result))
-        for path in points:
-            shutil.copytree(path, folder / CHECKPOINTS / path.name)
-    return result

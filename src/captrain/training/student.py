@@ -10,9 +10,9 @@ from torch.nn.functional import kl_div
 from captrain.models import make_exact
 from captrain.records import JsonObject
 from captrain.training import collectives
+from captrain.training.grpo import PolicyTrainer
 from captrain.training.jobs import Distillation, Job
 from captrain.training.model_card import student_model_card
-from captrain.training.trainer import PolicyTrainer
 
 
 class Student(PolicyTrainer):

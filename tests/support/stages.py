@@ -1,0 +1,33 @@
+"""Stages of the pipeline, run in this process: by their own script, or by that of all rows of the table."""
+
+import contextlib
+import runpy
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def command_of(name: str, root: Path = Path()) -> list[str]:
+    """Script and arguments of a stage, below a folder that holds `stages/`."""
+    script = Path("stages") / f"{name}.py"
+    return [str(root / script)] if (ROOT / script).exists() else [str(root / "stages/row.py"), name]
+
+
+def run_here(name: str, root: Path = Path()) -> None:
+    """Run a stage in the current folder; raises SystemExit where it fails."""
+    before, sys.argv = sys.argv, command_of(name, root)
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    finally:
+        sys.argv = before
+
+
+def stage(folder: Path, name: str) -> int:
+    """Run a stage in a project's folder, which has its scripts; returns its exit status."""
+    with contextlib.chdir(folder):
+        try:
+            run_here(name)
+        except SystemExit as end:
+            return int(end.code or 0)
+    return 0
