@@ -1,13 +1,9 @@
-"""What the paper published, as data beside its source, and what in it does not agree with itself.
+"""Numbers that the paper published, as data beside their source.
 
-The numbers lie in `published.yaml` as they were printed and are never mixed with measured ones: `table` sets ours
-beside them only where the same benchmark was played with the same model. `contradictions` computes, and types no
-finding: a rate over tasks that were each played once is a count over them, a curve starts and ends at rows of its
-table, a stated difference is that of two counts, and a budget holds the training that is said to have used it.
+The numbers lie in `published.yaml` as they were printed, with what in them does not agree, and are never mixed with
+measured ones: `table` sets ours beside them only where the same benchmark was played with the same model.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -45,10 +41,6 @@ class Rates(Record):
     def count(self, value: float, column: str) -> int:
         """The number of tasks nearest to a printed value."""
         return round(value * self.tasks[column] / 100) if self.unit == "percent" else round(value)
-
-    def printed_rate(self, count: int, column: str) -> float:
-        """What a count of tasks prints as."""
-        return round(100 * count / self.tasks[column], self.decimals) if self.unit == "percent" else count
 
     def formatted(self, value: float) -> str:
         """As it was printed."""
@@ -93,24 +85,12 @@ class Selection(Record):
     times: dict[str, int]
 
 
-class StatedDifference(Record):
-    """A difference that the text states, in the unit of the table."""
+class Disagreement(Record):
+    """One printed number that cannot be, or does not agree with another: where, what is printed, what it comes to."""
 
-    table: str
-    first: str
-    second: str
-    difference: float
-
-
-class Training(Record):
-    """Settings of TRACE's training, ranges as (least, most)."""
-
-    source: str
-    adapters: int
-    group_size: int
-    groups_per_step: tuple[int, int]
-    steps: tuple[int, int]
-    rollouts: int
+    where: str
+    printed: str
+    computed: str
 
 
 class Published(Record):
@@ -122,8 +102,7 @@ class Published(Record):
     further: dict[str, FurtherResult]
     curves: dict[str, Curve]
     selection: Selection
-    stated: list[StatedDifference]
-    training: Training
+    disagreements: list[Disagreement]
 
 
 class Claim(NamedTuple):
@@ -142,16 +121,6 @@ class _Setting(BaseModel):
 
     base: JsonObject = {}
     benchmark: JsonObject = {}
-
-
-@dataclass(frozen=True)
-class Contradiction:
-    """One published number that cannot be, or does not agree with another: its place, what is printed, what it is by
-    computation."""
-
-    place: str
-    printed_value: str
-    computed: str
 
 
 @cache
@@ -255,8 +224,8 @@ def published_tables(root: Path) -> list[Table]:
         further_table.caption = f"{result.tasks} tasks; {result.source}"
         tables.append(further_table)
     disagreements = Table("where", "printed", "by computation", title="What does not agree", title_justify="left")
-    for contradiction in contradictions():
-        disagreements.add_row(contradiction.place, contradiction.printed_value, contradiction.computed)
+    for disagreement in publication.disagreements:
+        disagreements.add_row(disagreement.where, disagreement.printed, disagreement.computed)
     return [*tables, disagreements]
 
 
@@ -274,127 +243,3 @@ def claims() -> list[Claim]:
         if method != "trace"
         for column in rates.tasks
     ]
-
-
-def contradictions() -> list[Contradiction]:
-    """What cannot be, or does not agree, in the order of the file."""
-    publication = read_published()
-    return [
-        *_uncountable(publication),
-        *_parts(publication),
-        *_ends(publication),
-        *_differences(publication),
-        *_retained(publication),
-        *_budget(publication),
-    ]
-
-
-def _uncountable(publication: Published) -> Iterator[Contradiction]:
-    """Rates that no count of tasks prints as."""
-    cells: dict[tuple[str, str, float], list[str]] = {}
-    for name, rates in publication.tables.items():
-        for method, columns in rates.values.items():
-            for column, value in columns.items():
-                cells.setdefault((name, column, value), []).append(f"{name}, {label(method)}, {column}")
-    for name, curve in publication.curves.items():
-        for method, points in curve.lines.items():
-            for point, value in points.items():
-                cells.setdefault((curve.table, WHOLE, value), []).append(f"{name}, {label(method)} at {point}")
-    for (name, column, value), places in cells.items():
-        rates = publication.tables[name]
-        if rates.unit == "mean" or rates.trials != 1:
-            continue
-        near = rates.count(value, column)
-        if value not in (
-            rates.printed_rate(near, column),
-            *(rates.printed_rate(near + step, column) for step in (-1, 1)),
-        ):
-            exact = value * rates.tasks[column] / 100
-            options = " and ".join(
-                f"{count} of {rates.tasks[column]} print as {rates.formatted(rates.printed_rate(count, column))}"
-                for count in (int(exact), int(exact) + 1)
-            )
-            yield Contradiction("; ".join(places), rates.formatted(value), f"no count of tasks: {options}")
-
-
-def _parts(publication: Published) -> Iterator[Contradiction]:
-    """Wholes that the mean of their parts, weighted by tasks, cannot round to."""
-    for name, rates in publication.tables.items():
-        parts = [column for column in rates.tasks if column != WHOLE]
-        if not parts or rates.unit == "count":
-            continue
-        for method, values in rates.values.items():
-            mean = sum(values[part] * rates.tasks[part] for part in parts) / sum(rates.tasks[part] for part in parts)
-            # Parts and whole are each rounded, so they may differ by a whole last digit.
-            if abs(mean - values[WHOLE]) > 10.0**-rates.decimals:
-                yield Contradiction(
-                    f"{name}, {label(method)}, {WHOLE}",
-                    rates.formatted(values[WHOLE]),
-                    f"the mean of {' and '.join(parts)}, weighted by tasks, is {mean:.{rates.decimals + 1}f}",
-                )
-
-
-def _ends(publication: Published) -> Iterator[Contradiction]:
-    """Curves that do not start at the row that they start from, or do not come to their method's own row."""
-    for name, curve in publication.curves.items():
-        rates = publication.tables[curve.table]
-        starts: dict[float, list[str]] = {}
-        for method, points in curve.lines.items() if curve.start else ():
-            starts.setdefault(points[min(points)], []).append(label(method))
-        for value, methods in starts.items():
-            row = rates.values[curve.start or ""]
-            if value != row[WHOLE]:
-                same = "".join(f"; {rates.formatted(value)} is {column}'s" for column in row if row[column] == value)
-                yield Contradiction(
-                    f"{name}, first point of {', '.join(methods)}",
-                    rates.formatted(value),
-                    f"{label(curve.start or '')}, {WHOLE}, of {curve.table} is {rates.formatted(row[WHOLE])}{same}",
-                )
-        for method, points in curve.lines.items():
-            row = rates.values[method][WHOLE]
-            if row not in points.values():
-                yield Contradiction(
-                    f"{name}, {label(method)}",
-                    ", ".join(rates.formatted(value) for value in points.values()),
-                    f"its row of {curve.table}, {rates.formatted(row)}, is no point of the curve",
-                )
-
-
-def _differences(publication: Published) -> Iterator[Contradiction]:
-    """Stated differences that are not those of the counts of tasks."""
-    for statement in publication.stated:
-        rates = publication.tables[statement.table]
-        counts = [rates.count(rates.values[method][WHOLE], WHOLE) for method in (statement.first, statement.second)]
-        difference = rates.printed_rate(counts[0] - counts[1], WHOLE)
-        if difference != statement.difference:
-            yield Contradiction(
-                f"text, {label(statement.first)} over {label(statement.second)} on {statement.table}",
-                rates.formatted(statement.difference),
-                f"{counts[0] - counts[1]} of {rates.tasks[WHOLE]} tasks are {rates.formatted(difference)}; what is "
-                "printed is the difference of rounded rates",
-            )
-
-
-def _retained(publication: Published) -> Iterator[Contradiction]:
-    """Candidates retained more often than there were runs, or another number kept than the rule keeps."""
-    selection = publication.selection
-    for name, times in selection.times.items():
-        if times > selection.runs:
-            yield Contradiction(f"selection, {name}", str(times), f"there were {selection.runs} runs")
-    retained = sum(times >= selection.needed for times in selection.times.values())
-    if retained != selection.kept:
-        rule = f"{retained} were retained in {selection.needed} of {selection.runs} runs or more"
-        yield Contradiction("selection, capabilities kept", str(selection.kept), rule)
-
-
-def _budget(publication: Published) -> Iterator[Contradiction]:
-    """Training that does not fit into the rollouts that it is said to have used."""
-    training = publication.training
-    least = training.adapters * training.group_size * training.groups_per_step[0] * training.steps[0]
-    if least > training.rollouts:
-        yield Contradiction(
-            "training on tau2-bench",
-            f"{training.rollouts:,} rollouts",
-            f"{training.adapters} adapters x {training.steps[0]} steps x {training.groups_per_step[0]} groups of "
-            f"{training.group_size}, the least stated, are {least:,}",
-        )

@@ -84,7 +84,7 @@ def literature(root: Path) -> JsonObject:
             read_yaml(root / "results/spec.yaml", JsonObject)
         rows = files.rows(published.table(root))
         run = {(row["what"], row["method"], row["at"]): row for row in rows if row["ours"] is not None}
-    return {"known": publication, "ours": run, "contradictions": published.contradictions()}
+    return {"known": publication, "ours": run}
 
 
 def capabilities(root: Path, archive: Archive) -> list[JsonObject] | Missing:
