@@ -215,7 +215,8 @@ def test_the_pages_build_without_a_warning_and_a_reader_fetches_nothing(project:
     assert (site / "results/figures/main.png").read_bytes() == (project / "results/figures/main.png").read_bytes()
 
 
-def test_the_numbers_with_intervals_on_the_page_of_findings_are_those_of_the_tables(committed: Path) -> None:
+@pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
+def test_numbers_with_intervals_are_those_of_the_tables(page: str, committed: Path) -> None:
     tables = {
         "replicates/differences": "difference",
         "replicates/headline/differences": "difference",
@@ -232,7 +233,7 @@ def test_the_numbers_with_intervals_on_the_page_of_findings_are_those_of_the_tab
             rows += [[float(row[name] or "nan") for name in (column, "low", "high")] for row in csv.DictReader(file)]
     recorded = {tuple(f"{value:.3f}" for value in row) for row in rows}
     recorded |= {tuple(f"{-value:.3f}" for value in (difference, high, low)) for difference, low, high in rows}
-    text = " ".join((ROOT / "docs/results.md").read_text().split())
+    text = " ".join((ROOT / page).read_text().split())
     stated = re.findall(r"(\.\d{3})(?: \(|, )(\.\d{3}) to (\.\d{3})", text)
     assert stated
     assert [triple for triple in stated if tuple(f"0{value}" for value in triple) not in recorded] == []

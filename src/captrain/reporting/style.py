@@ -28,6 +28,8 @@ ROUTING = (BASE, "control:placebo", "control:random_router", RANDOM, BEST_SINGLE
 """What choosing an adapter is held against, by name or its beginning, in the order of the figure."""
 MERGING = (BASE, "single", "mixed", BEST_SINGLE, TRACE, "merged:")
 SUPERVISED = "Squares: learns from demonstrations; circles: from rewards alone, or nothing."
+PROJECT, PROJECT_PALE = "#0f766e", "#7fb8b2"
+"""The project's colour, for its best row, and a paler one for its other rows."""
 GREY = "0.5"
 """Of published numbers, which are nobody's measurement here."""
 
