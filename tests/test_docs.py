@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import typer
 import yaml
+from support.browser import Browser
 from support.finished import Captrain
 from support.pages import PAGES, ROOT, PageCommand, commands_of, run_command
 from typer.core import TyperGroup
@@ -71,6 +72,14 @@ SELECTIONS = [
     for page in PAGES
     for number, text in enumerate(re.findall(r"^```yaml\n(# params\.yaml\n.*?)^```", page.read_text(), re.M | re.S))
 ]
+FIELD = "document.querySelector('.md-search__input')"
+CUT = """(() => {
+  const edge = document.querySelector('.md-content').getBoundingClientRect().right + 1;
+  const cut = [...document.querySelectorAll('.md-content table, .md-content pre')]
+    .filter(table => table.getBoundingClientRect().right > edge);
+  return cut.map(table => table.textContent.slice(0, 50));
+})()"""
+"""JavaScript: the beginnings of tables and code blocks that reach beyond the column of text."""
 INLINE = re.compile(r"`([^`\n]+)`")
 
 
@@ -213,6 +222,23 @@ def test_the_pages_build_without_a_warning_and_a_reader_fetches_nothing(project:
     for text in pages.values():
         assert re.findall(r"<(?:script|img|link)[^>]+(?:src|href)=.?https?:", text) == []
     assert (site / "results/figures/main.png").read_bytes() == (project / "results/figures/main.png").read_bytes()
+
+
+@pytest.mark.needs("browser")
+def test_search_works_from_a_disk_and_no_table_is_cut_at_1280_pixels(
+    browser: Browser, project: Path, tmp_path: Path
+) -> None:
+    assert run_command(f"mkdocs build --strict --quiet --site-dir {tmp_path}", project).returncode == 0
+    browser.screen(1280, 1000)
+    for page in sorted(tmp_path.glob("*.html")):
+        browser.open(page.as_uri())
+        assert browser.run(CUT) == [], page.name
+    browser.open((tmp_path / "index.html").as_uri())
+    browser.run(f"document.querySelector('[data-md-toggle=search]').click(); {FIELD}.focus()")
+    browser.wait("document.querySelector('.md-search-result__meta').textContent.includes('Type to start')")
+    browser.run(f"{FIELD}.value = 'passport'; {FIELD}.dispatchEvent(new KeyboardEvent('keyup', {{bubbles: true}}))")
+    browser.wait("document.querySelector('.md-search-result__link[href*=environments]')")
+    assert browser.faults() == []
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/results.md"])

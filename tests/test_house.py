@@ -8,7 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from support.needs import NEEDS
+
+from captrain import __version__
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted(path for top in ("src/captrain", "stages", "scripts") for path in (ROOT / top).rglob("*.py"))
@@ -176,9 +179,24 @@ def test_whatever_is_written_is_written_aside_first() -> None:
     assert writers == {*WRITERS}
 
 
-@pytest.mark.parametrize(("name", "most"), [("README.md", 100), ("docs/decisions.md", 250), ("dvc.yaml", 380)])
+@pytest.mark.parametrize(
+    ("name", "most"), [("README.md", 100), ("docs/decisions.md", 250), ("CHANGELOG.md", 120), ("dvc.yaml", 380)]
+)
 def test_what_a_newcomer_reads_first_is_short(name: str, most: int) -> None:
     assert len((ROOT / name).read_text().splitlines()) <= most
+
+
+def test_the_version_is_the_same_wherever_it_stands() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == version == __version__
+    assert f"\n## [{version}] - " in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_workflows_call_what_ci_runs() -> None:
+    jobs = yaml.safe_load((ROOT / ".github/workflows/check.yml").read_text())["jobs"]
+    commands = {step["run"] for job in jobs.values() for step in job["steps"] if "run" in step}
+    ci = (ROOT / ".ci/run").read_text()
+    assert commands == {"make check", "make test", ".ci/run"} and "make check\nmake test-all" in ci
 
 
 def test_a_stage_is_a_short_script() -> None:

@@ -1,6 +1,8 @@
 """The sandbox: nothing that an environment does is seen outside of it, and what it did instead of answering is said."""
 
+import gc
 import importlib.util
+import itertools
 import os
 import re
 import resource
