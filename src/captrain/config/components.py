@@ -97,7 +97,7 @@ def build(component: Component, kind: type[Kind], /, **runtime: object) -> Kind:
 
 
 def fulfils(value: object, kind: type[Kind]) -> TypeGuard[Kind]:
-    """Whether a value is of a class, or has all members of a protocol. Their types are not checked.
+    """Return whether a value is of a class, or has all members of a protocol. Their types are not checked.
 
     Members are looked up and not evaluated, as `isinstance` would in Python 3.11: a property may start a server.
     """
@@ -138,7 +138,7 @@ def nested(key: str, value: object) -> Component | None:
 
 
 def takes(component: Component, name: str) -> bool:
-    """Whether the constructor of a component has a parameter of this name.
+    """Return whether the constructor of a component has a parameter of this name.
 
     Raises:
         UserError: the import path does not exist or is nothing to call.
@@ -260,5 +260,5 @@ def problem_text(problem: ErrorDetails) -> str:
 
 
 def excerpt(text: str) -> str:
-    """What a user wrote, fit for a message: of a long text its beginning."""
+    """Shorten text that a user wrote to fit into a message."""
     return plain(text if len(text) <= LONGEST else f"{text[:LONGEST]}...")

@@ -52,8 +52,10 @@ def compose_data(experiment: str, seed: int, overrides: Sequence[str], conf_dir:
 
 
 def _drop_settings_of_others(data: JsonObject, values: Sequence[tuple[str, str]]) -> None:
-    """Where an override names another class for a part (benchmark._target_=desks.mine:Desk), the settings that conf/
-    gives to the class it replaces are none of its own: only those stay that are overridden, too."""
+    """Drop the settings that conf/ gives to a class which an override replaces.
+
+    Where benchmark._target_=desks.mine:Desk names another class, only settings that are overridden, too, stay.
+    """
     keys = {key for _, key in values}
     for group in [key.removesuffix("._target_") for key in keys if key.count(".") == 1 and key.endswith("._target_")]:
         section = data[group]
@@ -115,12 +117,12 @@ def _merged(conf_dir: Path, overrides: list[str]) -> JsonObject:
 
 
 def not_composed(conf_dir: Path, error: Exception) -> UserError:
-    """What is said where Hydra, or a library behind it, does not compose a configuration."""
+    """Word the error of Hydra, or a library behind it, that does not compose a configuration."""
     return UserError(f"the configuration in {conf_dir}/ does not compose: {_reason(error)}", REMEDY)
 
 
 def _reason(error: Exception) -> str:
-    """What a library says of a configuration, in one line that is not too long, without the names of its errors."""
+    """Reduce a library's error to one line of some length, without the names of its exceptions."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     message = re.sub(r"\b\w+(?:Exception|Error)\b(?: raised while)?:? ?", "", " ".join(str(error).split()))

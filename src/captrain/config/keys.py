@@ -17,9 +17,9 @@ NAME = r"(?<![A-Za-z])[\w.]*(?:api_?key|token|secret|password|passwd|credential)
 KEY = re.compile(rf"(?i){TOKEN}|(?<=bearer )[\w.~+/=-]{{8,}}|{PASSWORD}|({NAME}\s*[=:]\s*)(?![\d.]+\b)[^\s,;'\"]{{4,}}")
 """Keys by their usual shapes, or by the name that they stand behind."""
 SETTING = re.compile(rf"(?i){TOKEN}|(?<=://)[^\s/@]*:[^\s/@]+(?=@)")
-"""What no setting may hold, whatever its name: a key by its shape, a password in an address."""
+"""Pattern of a key by its shape or a password in an address, which no setting may hold, whatever its name."""
 SECRET = re.compile(r"(?![A-Z_][A-Z0-9_]*$)(?=.*[A-Za-z])(?=.*\d)[\w.~+/=-]{12,}")
-"""What a setting may not hold that is named as a secret: neither a number nor the name of a variable."""
+"""Pattern of a secret, which no setting may hold that is named as one: neither a number nor the name of a variable."""
 SHORTEST = 8
 """Characters of a value that is looked for in its other spellings: shorter ones stand in any text."""
 

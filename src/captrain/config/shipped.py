@@ -1,4 +1,5 @@
-"""What captrain brings along for projects: the folder conf/, the scripts of the stages, the pipeline and its plots.
+"""Files that captrain brings along for projects: the folder conf/, the scripts of the stages, the pipeline and its
+plots.
 
 In a checkout these lie where everybody expects them, at the top of the repository; a wheel has them inside of the
 package. Whatever a project has under the same name comes first.
@@ -15,9 +16,9 @@ if TYPE_CHECKING:
 
 PACKAGE = Path(__file__).parents[1]
 WHEEL = PACKAGE / "pipeline"
-"""Where a wheel has them (see `BuildWithPipeline`)."""
+"""Folder of these files in a wheel (see `BuildWithPipeline`)."""
 PROJECT_FILE = "dvc.yaml"
-"""What makes a folder a project."""
+"""File that makes a folder a project."""
 _searched_first: list[Path] = []
 """Layers that come before what Hydra was told."""
 

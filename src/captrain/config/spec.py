@@ -82,7 +82,7 @@ gap, pooled coverage."""
 
 
 class Selection(Section):
-    """What a candidate capability must show to be selected, and the order in which those that do are kept."""
+    """Thresholds that a candidate capability must reach to be selected, and the order in which those that do are kept."""
 
     delta: Share
     coverage: Share
@@ -94,7 +94,7 @@ class Selection(Section):
 
 
 class Capabilities(Section):
-    """How many selected capabilities are kept."""
+    """Number of selected capabilities that are kept."""
 
     count: Count
 
@@ -141,9 +141,9 @@ class Merging(Section):
     density: Annotated[float, Field(gt=0, le=1)]
     """Share of the weights that TIES and DARE keep."""
     rollouts: Count
-    """Of the student, in on-policy distillation; beyond what the adapters have cost."""
+    """Rollouts of the student in on-policy distillation, beyond those that the adapters have cost."""
     learning_rate: Rate
-    """Of on-policy distillation."""
+    """Learning rate of on-policy distillation."""
 
 
 class Curve(Section):
@@ -196,7 +196,7 @@ class Spec(Section):
         return self.policy.model_copy(update={"temperature": self.environments.temperature})
 
     def _groups_per_step(self) -> dict[str, int]:
-        """Of the trainer, and of each row that runs with another number of its own."""
+        """Groups per step of the trainer, and of each row that runs with another number of its own."""
         rows = {name: section for name, section in self.baselines if isinstance(section, GrpoSettings) and section.run}
         counts = {f"baselines.{name}": section.groups_per_step for name, section in rows.items()}
         return {"trainer": self.trainer.groups_per_step, **{name: count for name, count in counts.items() if count}}
@@ -233,7 +233,7 @@ class Spec(Section):
 
 
 class Choice(Section):
-    """What params.yaml selects."""
+    """Selection of params.yaml."""
 
     experiment: str
     seed: int

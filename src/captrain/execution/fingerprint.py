@@ -41,7 +41,7 @@ room's modules declare, and runs nothing else of them, so that their files count
 
 @runtime_checkable
 class HasIdentity(Protocol):
-    """What says itself what decides its behaviour."""
+    """Object that names the values which decide its behaviour."""
 
     def identity(self) -> object:
         """Values that `identity_of` takes."""
@@ -150,8 +150,8 @@ def files_below(folder: Path) -> list[Path]:
 
 
 def identity_of(value: object) -> object:
-    """What decides a result in a value, as JSON: of a path the content of the file or folder, of a machine nothing, of
-    an object with `identity()` what this returns, of any other all its fields."""
+    """Reduce a value to what decides a result, as JSON: of a path the content of the file or folder, of a machine
+    nothing, of an object with `identity()` what this returns, of any other all its fields."""
     if isinstance(value, str | int | float | None):
         return value
     if isinstance(value, Machine):

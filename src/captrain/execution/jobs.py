@@ -58,7 +58,7 @@ class Attempt(NamedTuple):
 
     @property
     def log(self) -> Path:
-        """What it prints, over all its restarts."""
+        """File that the job prints to, over all its restarts."""
         return self.folder / f"{self.job}_0_log.out"
 
     @property
@@ -67,7 +67,7 @@ class Attempt(NamedTuple):
         return self.folder / f"{self.job}_submitted.pkl"
 
     def failure(self) -> Exception | None:
-        """What its function raised, if it did."""
+        """Exception that the job's function raised, if it did."""
         path = self.folder / f"{self.key}.failure"
         return pickle.loads(path.read_bytes()) if path.exists() else None
 
@@ -86,7 +86,7 @@ class Attempt(NamedTuple):
 
 
 class State(NamedTuple):
-    """What Slurm says of a job."""
+    """State of a job as Slurm reports it."""
 
     name: str
     node: str = ""
@@ -110,7 +110,7 @@ def submissions(jobs: Path = JOBS) -> list[Submission]:
 
 
 def states(jobs: Collection[str]) -> dict[str, State]:
-    """What Slurm says of each of these jobs; the name is "GONE" of one that it has forgotten.
+    """Ask Slurm for the state of each of these jobs; the name is "GONE" of one that it has forgotten.
 
     Raises:
         InfrastructureError: the controller does not answer.
@@ -234,7 +234,7 @@ def job_outcome(attempt: Attempt, state: State, jobs: Path) -> tuple[str, str]:
 
 
 def progress_of(lines: Sequence[str]) -> str:
-    """How far a job is by the last lines of its log: "3 of 10", or a progress bar's "3/10"."""
+    """Read the progress of a job from the last lines of its log: "3 of 10", or a progress bar's "3/10"."""
     for line in reversed(lines):
         if match := re.search(r"\b(\d+)(?: of |/)(\d+)\b", line):
             return f"{match[1]} of {match[2]}"

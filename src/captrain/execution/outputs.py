@@ -1,4 +1,4 @@
-"""What a command writes for its user, into a folder of theirs: never over a file that captrain did not write there.
+"""Output of a command into a user's folder: never over a file that captrain did not write there.
 
 Files are written aside, within the folder, and put in place together when all are whole; a list beside them says which
 are captrain's, with their digests. A file of that name that is not on the list, or was changed since, is the user's,

@@ -67,7 +67,7 @@ THREADS = "export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1"
 
 @dataclass(frozen=True)
 class Work:
-    """What a job does; submitit calls it, and `checkpoint` when the job is preempted or its time is nearly up."""
+    """Callable of a job; submitit calls it, and `checkpoint` when the job is preempted or its time is nearly up."""
 
     function: Callable[[Any], object]
     item: object
@@ -314,7 +314,7 @@ def stored_result(key: str) -> StoredResult | None:
 
 
 def name_of(item: object) -> str:
-    """What a reader calls an item: its name, or else itself."""
+    """Return the name of an item for readers, or else the item itself as text."""
     return str(getattr(item, "name", item))[:60]
 
 

@@ -1,4 +1,4 @@
-"""What a whole point has come to, as a table: a row for each method, small enough for git.
+"""Table of a finished point: a row for each method, small enough for git.
 
 Sweeps and replicates write such tables, and figures of several runs are drawn from them alone (`captrain.reporting`). A
 table is read off each point's own results, so that gathering again costs seconds and changes nothing.
@@ -30,7 +30,7 @@ def point_rows(point: Point, root: Path) -> list[TableRow]:
 
 
 def rows_of(choice: Choice, results: Path) -> list[TableRow]:
-    """What a whole point has come to, one row for each method of its evaluation.
+    """Tabulate a finished point, one row for each method of its evaluation.
 
     Args:
         choice: of the point.

@@ -32,7 +32,7 @@ LOG = "log.txt"
 
 
 def is_execution(override: str) -> bool:
-    """Whether an override says only where and how fast: such a one names no other point."""
+    """Return whether an override says only where and how fast, so that it names no other point."""
     return override.lstrip("+").startswith(("machine=", "machine."))
 
 
@@ -49,7 +49,7 @@ class Point:
         return "-".join([self.choice.experiment, str(self.choice.seed), *([digest(settings)[:8]] if settings else [])])
 
     def workspace(self, root: Path) -> Path:
-        """Where it runs."""
+        """Return the folder in which the point runs."""
         return root / WORKSPACES / self.name
 
     def lock(self, root: Path) -> Path:

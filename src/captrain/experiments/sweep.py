@@ -116,7 +116,7 @@ def gather(jobs: Path, root: Path) -> tuple[list[TableRow], list[str]]:
 
 
 def sweep_name(arguments: Sequence[str], root: Path) -> str:
-    """What the sweep is called: `hydra.job.name`, or else its study.
+    """Name the sweep: `hydra.job.name`, or else its study.
 
     Raises:
         UserError: there is no such study.

@@ -24,7 +24,7 @@ class StoredAnswer(Record):
 
 
 def answer_path(folder: Path, key: str) -> Path:
-    """Where the answer of this key lies."""
+    """Return the path of the answer with this key."""
     return folder / key[:2] / f"{key}.json"
 
 

@@ -1,4 +1,4 @@
-"""What structured answers took, and the budget of a run (`machine.asking.tokens`, `machine.asking.money`)."""
+"""Usage of structured answers, and the budget of a run (`machine.asking.tokens`, `machine.asking.money`)."""
 
 import threading
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from captrain.models.endpoint import Completion
 
 @dataclass
 class AnswerUsage:
-    """What the answers took.
+    """Counts of answers, tokens and money.
 
     `answers` and their tokens are over all that were used, read from disk or received, each once; they are the same
     when a run is replayed. The others are of this run alone: answers `received`, those `rejected` among them, what all

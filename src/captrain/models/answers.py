@@ -70,7 +70,7 @@ class Question(Generic[A]):
 
 
 class RejectedAnswer(Exception):
-    """What is wrong with an answer."""
+    """Answer that does not satisfy the question; its text says why."""
 
 
 class StructuredAnswers:
@@ -105,7 +105,7 @@ class StructuredAnswers:
 
     @property
     def usage(self) -> AnswerUsage:
-        """What the answers took so far."""
+        """Usage of all answers so far."""
         return self._accounts.usage
 
     def ask(self, questions: Sequence[Question[A]], label: str) -> list[A]:

@@ -155,7 +155,7 @@ class Muon(_Exact):
 
 
 def _power(base: float, exponent: int) -> float:
-    """As products, because the C library's `pow` is not rounded alike everywhere."""
+    """Raise to a power by products, because the C library's `pow` is not rounded alike everywhere."""
     return math.prod(repeat(base, exponent))
 
 

@@ -17,7 +17,7 @@ from captrain.records import JsonObject, Message
 CALL = re.compile(r"<tool_call>\n?(.*?)\n?</tool_call>", re.DOTALL)
 USER: Message = {"role": "user", "content": "?"}
 THOUGHT = re.compile(r"\A.*?</think>\s*", re.DOTALL)
-"""What a model thinks before it answers: it stays among the tokens, and is no part of the message."""
+"""Thinking of a model before it answers: it stays among the tokens, and is no part of the message."""
 MARK = "\x01"
 
 

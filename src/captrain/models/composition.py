@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     import torch
 
 Factors: TypeAlias = "dict[str, tuple[torch.Tensor, torch.Tensor]]"
-"""Of each changed module, by its PEFT name: up (out, rank) with all scales multiplied in, and down (rank, in)."""
+"""Factors of each changed module, by its PEFT name: up (out, rank) with all scales multiplied in, and down (rank, in).
+"""
 TENTHS = 10
 
 

@@ -32,8 +32,11 @@ UNSEEN = float("-inf")
 
 
 class Scores(NamedTuple):
-    """Of scored tokens, (scored,) each: log-probabilities, which have gradients; the entropy of the distribution that
-    each is from, and whether it is its likeliest token, which have none."""
+    """Scores of the scored tokens, (scored,) each.
+
+    Log-probabilities have gradients. Entropies of the distributions that tokens are from, and whether a token is the
+    likeliest, have none.
+    """
 
     log_probs: Tensor
     entropies: Tensor

@@ -25,7 +25,7 @@ from captrain.models.dense import Context, Scores, token_scores
 from captrain.models.forest import Row, make_forest, split_forest
 
 PARTS = 2
-"""Of the rows of a pass."""
+"""Parts that the rows of a pass are divided into."""
 
 
 class SharedPasses:
@@ -89,7 +89,8 @@ class _Part:
         return [values.detach() for values in self.scores] if self.scores is not None else []
 
     def gradients(self, gradient: Tensor, parameters: Sequence[Tensor]) -> list[Tensor | None]:
-        """Of the parameters, from that of the log-probabilities."""
+        """Backpropagate the gradient of the log-probabilities, (scored,), to the parameters; None for those without
+        one."""
         if self.scores is None or not len(gradient):
             return [None] * len(parameters)
         return [*torch.autograd.grad(self.scores.log_probs, parameters, gradient, allow_unused=True)]
@@ -140,7 +141,7 @@ class _Helper:
         self.process.join()
 
     def answer(self) -> Any:
-        """What it has found.
+        """Receive the result of the other process.
 
         Raises:
             UserError: it died.

@@ -115,7 +115,7 @@ def read_plain_lora(folder: Path) -> PlainLora:
 
 
 def _tensor_fault(tensors: "dict[str, torch.Tensor]", modules: Sequence[str], scale: float) -> str:
-    """What keeps tensors from being added to weights, "" for nothing."""
+    """Say why tensors cannot be added to weights; "" if they can."""
     if not modules:
         return "has no weights"
     if not math.isfinite(scale):

@@ -1,4 +1,4 @@
-"""What of a base gets low-rank weights: linear layers by their names, and the experts of a mixture.
+"""Layers of a base that get low-rank weights: linear layers by their names, and the experts of a mixture.
 
 The experts of a mixture are no layers of their own in transformers: all up projections of a layer are one tensor,
 (experts, 2 x inner, hidden), with the gates above them, and all down projections another, (experts, hidden, inner).
@@ -27,7 +27,7 @@ EXPERT = re.compile(r"(?P<tensors>.+\.experts)\.(?P<number>\d+)\.(?P<layer>gate_
 
 @dataclass(frozen=True)
 class LoraShape:
-    """What an adapter is: its rank, the alpha that its updates are scaled by (alpha / rank), the linear layers that it
+    """Shape of an adapter: its rank, the alpha that its updates are scaled by (alpha / rank), the linear layers that it
     changes, by the ends of their names, and whether it changes the experts of a mixture."""
 
     rank: int
@@ -119,7 +119,7 @@ def _of_experts(tensor: "Tensor", count: int, side: str) -> "Tensor":
 
 
 def peft_experts(model: "nn.Module", tensors: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
-    """What `plain_experts` has made of an adapter, as PEFT has it.
+    """Stack an adapter that `plain_experts` has taken apart, as PEFT has it.
 
     Raises:
         UserError: gates and up projections of an expert read different directions, as those of merged adapters may.
@@ -156,8 +156,8 @@ def plain_targets(config: JsonObject) -> list[str]:
 
 
 def expert_place(module: str, state: "Mapping[str, Tensor]") -> "tuple[str, tuple[int, slice]] | None":
-    """Where the weight of an expert's layer lies in a model's state: the tensor, and the part of it; None for a module
-    that is no expert's, or of another model."""
+    """Locate the weight of an expert's layer in a model's state: the tensor, and the part of it; None for a module that
+    is no expert's, or of another model."""
     match = EXPERT.fullmatch(module)
     if match is None:
         return None

@@ -1,4 +1,4 @@
-"""How long a server asks to be left alone, and the one gate at which all threads of a process wait for that.
+"""Pauses that servers ask for, and the one gate at which all threads of a process wait for them.
 
 The `openai` library and `tenacity` know pauses of single requests (the library none above a minute). Limits are
 those of a key, though: what one thread is told holds all of them back, or each would spend its attempts on finding

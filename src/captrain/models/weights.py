@@ -1,4 +1,4 @@
-"""Where the weights of a base model come from: a folder that the base stage has trained, or a name in a model hub."""
+"""Weights of a base model, from a folder that the base stage has trained or by a name in a model hub."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ compute the beginnings of rows once."""
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Where weights come from: a folder, or a name in a model hub with its revision."""
+    """Source of weights: a folder, or a name in a model hub with its revision."""
 
     source: str
     revision: str | None = None

@@ -68,7 +68,7 @@ class HuggingFaceDecoder:
 
 
 class DenseShape(Protocol):
-    """What the decoder reads of a Qwen3Config or a LlamaConfig."""
+    """Fields of a Qwen3Config or a LlamaConfig that the decoder reads."""
 
     model_type: str
     num_hidden_layers: int
@@ -216,7 +216,7 @@ class EngineRow:
         self.turn: list[int] = []
         self.over = False
         self.truncated = False
-        """Whether it is over because it has no room for more."""
+        """True if the row is over because it has no room for more tokens."""
         seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:16], "little")
         self._generator = np.random.Generator(np.random.Philox(key=seed))
         self._uniforms: list[float] = []

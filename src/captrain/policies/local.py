@@ -157,7 +157,7 @@ class LocalPolicy:
         return outgrown(self.max_length) if row.truncated else ""
 
     def fits(self, play: Play, prompt: Sequence[int]) -> bool:
-        """Whether the model has room for a prompt; one that it has none for is said in the play, which is over."""
+        """Return whether the model has room for a prompt; if not, the play says so and is over."""
         if len(prompt) > self.max_length:
             play.truncated = outgrown(self.max_length, len(prompt))
         return not play.truncated

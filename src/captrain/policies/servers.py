@@ -44,7 +44,7 @@ FRUITLESS = 3
 FATAL = 3
 """Deaths of servers during the same request, after which it is sent no more: others are answered between them."""
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM takes for --max-lora-rank."""
+"""Values that vLLM accepts for --max-lora-rank."""
 TAIL = 20
 """Last lines of a server's log that are shown."""
 ERRORS = 3
@@ -89,7 +89,7 @@ class Replica(Endpoint):
         self.episodes = 0
         self.starts = self._fruitless = 0
         self._deaths = Counter[str]()
-        """Of this server, by the requests that were under way."""
+        """Deaths of this server, by the requests that were under way."""
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.RLock()
         self._port = 0
@@ -123,7 +123,7 @@ class Replica(Endpoint):
 
     @property
     def log(self) -> Path:
-        """Where the server's words go."""
+        """File that the server's output goes to."""
         return LOGS / f"{os.getpid()}-{self.number}.log"
 
     def mark_useful(self) -> None:
@@ -211,7 +211,7 @@ class Replica(Endpoint):
         return env | {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"} | devices(self.machine, self.number)
 
     def _healthy(self, seconds: float) -> bool:
-        """Whether the server says so, at the latest after so many seconds; False as soon as it has ended."""
+        """Wait until the server reports that it is healthy, at most so many seconds; False as soon as it has ended."""
         assert self._process is not None
         deadline = time.monotonic() + seconds
         while self._process.poll() is None and time.monotonic() < deadline:
@@ -259,7 +259,7 @@ class Replica(Endpoint):
             raise TransientFault(self._excerpt(f"{type(error).__name__}: {error}")) from None
 
     def _check(self, name: str, root: str) -> bool:
-        """Whether the server has a model of this name.
+        """Return whether the server has a model of this name.
 
         Raises:
             UserError: it has, and it is another one.

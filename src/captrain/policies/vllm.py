@@ -118,9 +118,9 @@ class VLLMPolicy(OpenAIPolicy):
         self._machine = machine
         self._chats: dict[str, Chat] = {}
         self._names: dict[str, str] = {}
-        """Of adapters, by their folders."""
+        """Names of adapters, by their folders."""
         self._episode_state = threading.local()
-        """Of the episode that a thread plays: its replica, and what the model has read and written."""
+        """State of the episode that a thread plays: its replica, and the tokens that the model has read and written."""
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -265,7 +265,7 @@ class VLLMPolicy(OpenAIPolicy):
         return chat.parse(reply)
 
     def _continuation(self, play: Play, prompt: Sequence[int], tokens: int) -> TokenCompletion:
-        """What the play's model writes next, at most so many tokens."""
+        """Ask the play's model for its next tokens, at most so many."""
         settings: JsonObject = {
             "temperature": self.temperature,
             "max_tokens": tokens,
@@ -318,6 +318,6 @@ def _reply_tokens(completion: TokenCompletion) -> tuple[list[int], list[float]]:
 
 
 def _replies(messages: Sequence[Message]) -> list[Message]:
-    """What has been answered to the last turn of the assistant."""
+    """Return the messages after the last turn of the assistant."""
     last = max(index for index, message in enumerate(messages) if message["role"] == "assistant")
     return list(messages[last + 1 :])

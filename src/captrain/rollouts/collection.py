@@ -99,7 +99,7 @@ def collect(
 
 @dataclass(frozen=True)
 class _Collection:
-    """What rollouts are made of, tasks and trials apart (see `collect`)."""
+    """Settings that all rollouts of a collection share; tasks and trials vary (see `collect`)."""
 
     policy: Policy
     target: Target
@@ -110,7 +110,7 @@ class _Collection:
 
     @property
     def identity(self) -> tuple[str, str, str, Purpose, int]:
-        """What decides every rollout, and its name."""
+        """Digests and settings that decide every rollout, and with them its name."""
         adapter = self.adapter.digest if self.adapter else ""
         return self.policy.digest, self.target.fingerprint, adapter, self.purpose, self.seed
 
@@ -298,8 +298,10 @@ def _rates(rollouts: Sequence[Rollout]) -> JsonObject:
 
 
 def floor_scores(target: Target, tasks: Sequence[Task]) -> dict[str, Score | None]:
-    """What an agent that does nothing scores on each task, by its id; None where infrastructure failed. It costs no
-    rollout, and no pass rate means anything without it."""
+    """Score an agent that does nothing on each task, by the task's id; None where infrastructure failed.
+
+    The floor costs no rollout, and a pass rate means little without it.
+    """
     scores: dict[str, Score | None] = {}
     for task in tasks:
         try:

@@ -46,7 +46,7 @@ class ClassifierRouter(ShareRouter):
 
     @property
     def detailed(self) -> bool:
-        """Whether examples must tell what their routes are for and how they were solved."""
+        """True if examples must tell what their routes are for and how they were solved."""
         return self.prompt == "trajectories"
 
     def shares_among(self, index: Neighbours, openings: Sequence[str]) -> list[dict[str, float]]:

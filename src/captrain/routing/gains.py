@@ -1,4 +1,4 @@
-"""What each adapter has gained in its own environment, held out from its past and without a further rollout.
+"""Gain of each adapter in its own environment, held out from its past and without a further rollout.
 
 The base's pass rate there is known from its calibration rollouts. GRPO plays every training task once, and a rollout
 is played before it is learnt from: so the pass rate over the last steps is that of an adapter on tasks that it has not

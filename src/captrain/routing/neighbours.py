@@ -1,4 +1,4 @@
-"""What the routers that go by the nearest examples share: the nearest examples, and a route from the share of each.
+"""Nearest examples, and a route from the share of each route among them, for the routers that go by these.
 
 Such a router finds a share of each route for each opening. With `p` unset the largest share is the route. Otherwise the
 route is the smallest set of capabilities whose shares reach `p`, the adapters weighted by them; where the base has the

@@ -46,7 +46,7 @@ class AskedModel:
 
     @property
     def answers(self) -> bool:
-        """Whether its policy can be asked at all."""
+        """True if its policy can be asked for log-probabilities of label tokens."""
         return fulfils(self._policy, Scorer)
 
     @property
@@ -84,7 +84,7 @@ class Router(Protocol):
     """Chooses a route for each opening."""
 
     gate: bool
-    """Whether adapters that have gained nothing are left out before this router sees any example."""
+    """True if adapters that have gained nothing are left out before this router sees any example."""
 
     def route(self, examples: Sequence[Example], openings: Sequence[str]) -> list[str]:
         """The name of an arm for each opening: made of capabilities among the examples' routes, or "base"."""
@@ -92,7 +92,7 @@ class Router(Protocol):
 
 
 def opening(messages: Sequence[Message]) -> str:
-    """What the user says before the agent's first turn; an assistant's greeting before that is no turn."""
+    """Join what the user says before the agent's first turn; an assistant's greeting before that is no turn."""
     texts = []
     for message in messages:
         if message["role"] == "assistant" and texts:

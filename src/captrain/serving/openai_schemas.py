@@ -93,7 +93,7 @@ class RequestMessage(BaseModel):
     tool_call_id: str | None = None
 
     def message(self) -> Message:
-        """As chat templates take it: text content, arguments as objects."""
+        """Convert to the form that chat templates take: text content, arguments as objects."""
         content = "".join(part.text for part in self.content) if isinstance(self.content, list) else self.content
         role = "system" if self.role == "developer" else self.role
         message: Message = {"role": role, "content": content or ""}
@@ -109,7 +109,7 @@ class RequestMessage(BaseModel):
 
 
 class StreamOptions(BaseModel):
-    """What a stream ends with."""
+    """Options of a stream's last chunk."""
 
     include_usage: bool = False
 

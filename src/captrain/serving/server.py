@@ -43,13 +43,15 @@ from captrain.serving.protection import Protected, Protection, PunctualProtocol,
 CONNECTIONS = 512
 """At a time; more are refused."""
 TOKENS = 512
-"""Of an answer, where a request does not say how many at most."""
+"""Tokens of an answer where the request does not limit them."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a server takes: tokens of the longest dialogue, and the largest rank of an adapter. None: all that the model
-    takes, and any."""
+    """Limits of a server: tokens of the longest dialogue, and the largest rank of an adapter.
+
+    None: all that the model takes, and any.
+    """
 
     length: int | None = None
     rank: int | None = None

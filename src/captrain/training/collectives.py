@@ -1,4 +1,4 @@
-"""What the processes of one training do together, and what the first of them does for all."""
+"""Collective operations over the processes of one training, and work that rank 0 does for all."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -116,7 +116,7 @@ class Groups:
         return ScoredPlay(index, self.targets[index], rollout.task, rollout.trial, play, score)
 
     def unhinted(self, plan: Sequence[PlannedRollout], scores: Sequence[Score]) -> dict[str, int]:
-        """How many rollouts of a step had no hint, and how many of these passed; nothing where hints are not given."""
+        """Count the rollouts of a step that saw no hint and those of them that passed; {} where no target is hinted."""
         passed = [score.success for rollout, score in zip(plan, scores, strict=True) if not rollout.hint]
         hinting = any(self._hinting(target) for target in self.targets)
         return {"unhinted": len(passed), "unhinted_passed": sum(passed)} if hinting else {}

@@ -26,13 +26,13 @@ class EnvironmentFile:
     passport: Passport
 
     def identity(self) -> str:
-        """What decides what is trained in it."""
+        """Fingerprint of the environment, which decides what is trained in it."""
         return self.passport.environment
 
 
 @dataclass(frozen=True)
 class TrainingEnvironment:
-    """Where groups are drawn from.
+    """Environment that groups are drawn from.
 
     Args:
         name: of the environment; no two of a job have the same.
@@ -90,8 +90,8 @@ class Job:
         return checkpoint_marks(self.rollouts, self.points)
 
     def plan_identity(self) -> list[object]:
-        """What decides the result besides policy, trainer and environments, which have identities of their own; as
-        JSON. (A job that is sent away is known by all of its fields: `captrain.execution.fingerprint`.)"""
+        """JSON fields that decide the result beside policy, trainer and environments, which have identities of their
+        own. A job that is sent away is known by all of its fields (`captrain.execution.fingerprint`)."""
         skipped = [[environment.name, environment.skip] for environment in self.environments]
         start = [self.start.digest] if self.start else []
         return [self.name, self.rollouts, self.seed, skipped, *start, *self.marks]
@@ -165,12 +165,12 @@ class Trained:
     checkpoints: JsonObject = field(default_factory=dict)
 
     def summary(self) -> JsonObject:
-        """What the index of its stage says of the training."""
+        """Summarize the training for the index of its stage."""
         counts: JsonObject = {"rollouts": self.rollouts, "discarded": self.discarded}
         return counts | ({CHECKPOINTS: self.checkpoints} if self.checkpoints else {})
 
     def ledger(self, stage: str, method: str) -> LedgerEntry:
-        """What the training spent."""
+        """Enter the rollouts that the training spent, those that ended in an error included."""
         return LedgerEntry(
             stage=stage,
             purpose="training",

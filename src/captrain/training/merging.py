@@ -43,7 +43,7 @@ WORKSPACES = Path(".cache/merging")
 NEGLIGIBLE = 1e-6
 """Singular values below this share of the largest are rounding errors of float32."""
 MERGING_COLUMNS = ("adapter", "step", "rollouts", "reward", "success", "divergence")
-"""Of history.csv (see `captrain.training.workspace.publish_adapters`)."""
+"""Columns of history.csv (see `captrain.training.workspace.publish_adapters`)."""
 
 
 def merge_all(spec: Spec, base: Path, results: Path) -> list[Trained]:

@@ -31,11 +31,11 @@ GRACE = 20.0
 TAIL = 20
 """Last lines of the processes' log that are shown."""
 ORDER = "job.pkl"
-"""What they are to train."""
+"""Pickled job that the processes are to train."""
 SCRATCH = ("checkpoints*", "points", "trained.json")
-"""What a workspace need not keep beside its result."""
+"""Patterns of files that a workspace need not keep once its result is published."""
 RESULT = "trained.json"
-"""What the first of the processes leaves in the workspace at the end."""
+"""File that rank 0 leaves in the workspace at the end."""
 
 
 class SharedTraining(Protocol):
@@ -43,16 +43,16 @@ class SharedTraining(Protocol):
 
     @property
     def name(self) -> str:
-        """Of what is trained, for messages."""
+        """Name of the adapter, for messages."""
         ...
 
     @property
     def accelerate(self) -> Accelerate:
-        """How it is shared."""
+        """Layout over processes and GPUs."""
         ...
 
     def portions(self) -> tuple[int, str]:
-        """Of how many portions one step is, which are divided among the processes, and what they are called."""
+        """Number of portions in one step, which are divided among the processes, and the word for them in messages."""
         ...
 
     def fit(self, workspace: Path) -> JsonObject:

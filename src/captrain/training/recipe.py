@@ -49,7 +49,7 @@ Loss = Literal["dapo", "grpo"]
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 Step = JsonObject
-"""What is known of a step that is over: a row of `Trained.history`."""
+"""Record of a finished step: a row of `Trained.history`."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class GRPO:
 
     @property
     def shape(self) -> LoraShape:
-        """What an adapter is."""
+        """Rank, alpha and adapted layers of an adapter."""
         return LoraShape(self.rank, self.alpha, self.targets, self.experts)
 
     @property

@@ -28,12 +28,12 @@ class Training:
 
     @property
     def name(self) -> str:
-        """Of the adapter."""
+        """Name of the adapter."""
         return self.job.name
 
     @property
     def accelerate(self) -> Accelerate:
-        """How it is shared."""
+        """Layout over processes and GPUs."""
         return self.job.machine.accelerate
 
     @cached_property

@@ -31,7 +31,7 @@ CHECKPOINT = 200
 """Updates between checkpoints; no influence on the result."""
 TOO_LONG = "longer than the model reads"
 SFT_COLUMNS = ("adapter", "step", "loss")
-"""Of history.csv (see `captrain.training.workspace.publish_adapters`)."""
+"""Columns of history.csv (see `captrain.training.workspace.publish_adapters`)."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class FineTuned:
         return [{"step": step, "loss": loss} for step, loss in enumerate(self.losses, start=1)]
 
     def summary(self) -> JsonObject:
-        """What the index of its stage says of the training."""
+        """Summarize the training for the index of its stage."""
         counts = {"demonstrations": self.demonstrations, "left_out": self.left_out}
         return {"rollouts": sum(entry.rollouts for entry in self.costs), "discarded": 0, **counts}
 

@@ -64,7 +64,7 @@ class Student(PolicyTrainer):
     def _teacher_scores(
         self, model: nn.Module, ids: Tensor, attention: Tensor, mask: Tensor, sources: Tensor
     ) -> Tensor:
-        """What the teacher of each row's environment says of it, as `_scores`."""
+        """Score each row's tokens by the teacher of its environment, in the shapes of `_scores`."""
         adapted = self.accelerator.unwrap_model(model)
         assert isinstance(adapted, PeftModel)
         rows = [(sources == index).nonzero().flatten() for index in range(self.teachers)]

@@ -31,14 +31,14 @@ class PolicyTrainer(GRPOTrainer):
     """
 
     history: list[JsonObject]
-    """Where a server samples, a row also has the columns of `captrain.training.mismatch`."""
+    """Rows of finished steps; where a server samples they also have the columns of `captrain.training.mismatch`."""
     sampled: torch.Tensor | None = None
     advantages: torch.Tensor
     hinted: torch.Tensor
     stripped = False
-    """Whether any rollout of the step had a hint, in whatever process."""
+    """True if any rollout of the step had a hint, in whatever process."""
     served = False
-    """Whether the sampler is a server, whose log-probabilities are not those of this process."""
+    """True if the sampler is a server, whose log-probabilities are not those of this process."""
     model_tokens: torch.Tensor
     """The tokens by which the two are compared: the model's own, where no hint was read."""
     signal = True
@@ -54,7 +54,7 @@ class PolicyTrainer(GRPOTrainer):
         prepare_trainer(self, temperature, job.machine, job.seed)
 
     def teaches(self, rewards: Sequence[float]) -> bool:
-        """Whether a group of these rewards carries a signal."""
+        """Return whether the rewards of a group differ, so that its advantages are not all zero."""
         return max(rewards) - min(rewards) > 1e-6
 
     def _generate_and_score_completions(self, inputs: list[JsonObject]) -> JsonObject:
@@ -94,7 +94,8 @@ class PolicyTrainer(GRPOTrainer):
         return old, None, None
 
     def _mismatch(self, batch: JsonObject) -> JsonObject:
-        """How far the sampler's log-probabilities are from those of the weights that it sampled with, here."""
+        """Measure how far the sampler's log-probabilities are from those of the weights that it sampled with, computed
+        here."""
         assert self.sampled is not None
         scores = batch.get("old_per_token_logps") if self.use_vllm else None
         if scores is None:
