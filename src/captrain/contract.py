@@ -33,7 +33,7 @@ class Episode(Protocol):
     where it holds something outside of this process."""
 
     messages: list[Message]
-    """What the agent sees before its first turn: system and user messages."""
+    """System and user messages that the agent sees before its first turn."""
 
     def step(self, message: Message) -> tuple[list[Message], bool]:
         """Take an assistant message; return the tool results and user replies that answer it, and whether the
@@ -42,7 +42,7 @@ class Episode(Protocol):
 
 
 class Environment(Protocol):
-    """What a benchmark or a synthesized environment offers.
+    """Members that a benchmark or a synthesized environment offers.
 
     It may also have `about` (JSON: version, data hashes, simulated user, whatever else decides its behaviour beyond
     its own file), and `idle(task)`: the messages of an episode in which the agent does nothing. One whose own side
@@ -74,7 +74,7 @@ class Environment(Protocol):
 
 
 IDLE: Message = {"role": "assistant", "content": ""}
-"""What an agent that does nothing says."""
+"""Turn of an agent that does nothing."""
 
 
 class Overdue(BaseException):
@@ -125,7 +125,7 @@ class Target:
 
     @property
     def about(self) -> JsonObject:
-        """What the environment says of itself: versions, data hashes, simulated user; {} where it says nothing."""
+        """Facts that the environment gives of itself: versions, data hashes, simulated user; {} where it gives none."""
         return self.call("about", "no task", lambda: getattr(self.environment, "about", {}))
 
     @property
@@ -182,7 +182,7 @@ class Target:
         return tasks
 
     def size(self, split: Split) -> int | None:
-        """How many tasks a split has; None where there are as many as one asks for."""
+        """Count the tasks of a split; None where there are as many as one asks for."""
         size: Callable[[Split], int] | None = getattr(self.environment, "size", None)
         return None if size is None else self.call("size", f"split {split}", lambda: size(split))
 
@@ -269,7 +269,7 @@ class GuardedEpisode:
 
     @property
     def is_open(self) -> bool:
-        """Whether it was opened and is not closed yet."""
+        """True from its opening until it is closed."""
         return self._opening is not None and not self._closed
 
     def step(self, message: Message) -> tuple[list[Message], bool]:
@@ -301,7 +301,7 @@ class GuardedEpisode:
 
 
 def _answers(message: object) -> bool:
-    """Whether something is a message that can answer an agent's."""
+    """Return whether something is a message that can answer an agent's."""
     return isinstance(message, dict) and message.get("role") in ("tool", "user")
 
 
@@ -324,7 +324,7 @@ def closing_episodes(episodes: Iterable[GuardedEpisode]) -> Iterator[None]:
 
 
 def _close(episodes: Iterable[GuardedEpisode]) -> list[Exception]:
-    """What closing episodes raised, each being closed all the same."""
+    """Close all episodes, and return what closing raised."""
     faults: list[Exception] = []
     for episode in episodes:
         try:

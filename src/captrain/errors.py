@@ -8,7 +8,7 @@ Everything else is a bug and propagates, up to the entry point (`captrain.execut
 
 
 class UserError(Exception):
-    """What is wrong, where, and the remedy.
+    """Error that the user can mend: what is wrong, where, and the remedy.
 
     Args:
         problem: what is wrong, naming the file, key or value.

@@ -1,4 +1,4 @@
-"""What TRACE is compared with: GRPO in synthetic environments that no diagnosis asked for, at equal rollouts.
+"""Baseline: GRPO in synthetic environments that no diagnosis asked for, at equal rollouts.
 
 Without a source, environments of our own are drawn from the service desk's vocabulary by the seed alone: each is the
 desk narrowed to a few random requests (random operations, on named orders or on the oldest or newest one, one to three

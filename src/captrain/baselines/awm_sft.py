@@ -1,4 +1,4 @@
-"""What TRACE is compared with: fine-tuning on the solutions of environments that no diagnosis asked for.
+"""Baseline: fine-tuning on the solutions of environments that no diagnosis asked for.
 
 The environments are those of the row `awm`, drawn without regard to the diagnosis or published; what is taught, how
 and in which dose is as in the row `solutions`. So beside `solutions` it shows what the targeting is worth: the

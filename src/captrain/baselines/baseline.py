@@ -1,4 +1,4 @@
-"""What a row of the main table is: the one entry that each baseline declares in its own module.
+"""Entry of a row of the main table, which each baseline declares in its own module.
 
 All that is asked about a row anywhere is in this entry: how it is called and where it stands, which rollouts it is
 charged for, with what it is compared, how it trains and what its stage does. `captrain.baselines.registry` collects the
@@ -21,7 +21,7 @@ TRACE_STAGES = (DIAGNOSIS, CALIBRATION, "adapters")
 
 
 Supervision = Literal["rewards", "reflection", "demonstrations", "demonstrations and rewards"]
-"""What a row learns from. Demonstrations are a supervision that rows of rewards alone have not."""
+"""Supervision that a row learns from. Rows of rewards alone do not have demonstrations."""
 
 
 class BaselineSection(Protocol):
@@ -29,7 +29,7 @@ class BaselineSection(Protocol):
 
     @property
     def run(self) -> bool:
-        """Whether the row is part of the experiment."""
+        """True if the row is part of the experiment."""
         ...
 
 
@@ -64,12 +64,12 @@ class Baseline:
 
     @property
     def learns_from(self) -> Supervision:
-        """What it learns from; with demonstrations alone it spends no rollout."""
+        """Supervision that the row learns from; with demonstrations alone it spends no rollout."""
         raise NotImplementedError
 
     @property
     def trains_by_grpo(self) -> bool:
-        """Whether its history is one of GRPO."""
+        """True if its history is one of GRPO."""
         return False
 
     def section(self, spec: Spec) -> BaselineSection:
@@ -77,7 +77,7 @@ class Baseline:
         return getattr(spec.baselines, self.name)
 
     def charged(self, entry: LedgerEntry, ranked: Sequence[str]) -> bool:
-        """Whether a ledger entry is on this row's account.
+        """Return whether a ledger entry is on this row's account.
 
         Args:
             entry: of any stage.
@@ -107,11 +107,11 @@ class Baseline:
         return 0
 
     def arms(self, capabilities: int) -> int:
-        """How many arms it leaves to be evaluated, where TRACE trains so many capabilities."""
+        """Count the arms that the row leaves to be evaluated, where TRACE trains so many capabilities."""
         return 1
 
     def demonstrations(self, spec: Spec) -> tuple[int, int]:
-        """How many demonstrations it is trained on, and how often on each; (0, 0) where it is trained on none."""
+        """Count the demonstrations that the row is trained on, and the passes over each; (0, 0) where there are none."""
         return 0, 0
 
     def run(self, spec: Spec) -> str:

@@ -131,7 +131,7 @@ class Workshop:
         """Capabilities without an environment, and why."""
 
     def has(self, name: str) -> bool:
-        """Whether there is an environment to train the capability in.
+        """Return whether there is an environment to train the capability in, synthesizing it if it has not been tried.
 
         Raises:
             UserError: the synthesizer cannot be asked, or the sandbox is weaker than asked for.
@@ -149,7 +149,7 @@ class Workshop:
 
     @property
     def ledger(self) -> list[LedgerEntry]:
-        """What calibration has cost, on the controls' account."""
+        """Enter the calibration rollouts on the controls' account."""
         entries = [entry for name in sorted(self.syntheses) for entry in self.syntheses[name].ledger]
         return [entry.model_copy(update={"stage": STAGE, "method": STAGE}) for entry in entries]
 
@@ -216,7 +216,7 @@ def _routing_evidence(
     rollouts: Sequence[Rollout],
     machine: Machine,
 ) -> RoutingEvidence:
-    """What routers may know of all adapters there are, TRACE's and the controls', in the order of TRACE's ranking."""
+    """Gather the evidence for routers over all adapters, TRACE's and the controls', in the order of TRACE's ranking."""
     ranked = [row["id"] for row in report["candidates"] if row["id"] in places]
     targets = {name: load_environment(*places[name], machine) for name in ranked}
     pairs = read_passports(results / "pairs")

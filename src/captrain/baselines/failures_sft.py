@@ -37,7 +37,7 @@ UNSOLVED = "no whole solution is known"
 
 @dataclass(frozen=True)
 class FailureLesson:
-    """What is to be trained: the specification, the folder of the base model, and that of the diagnostic rollouts."""
+    """Job of the row: the specification, the folder of the base model, and that of the diagnostic rollouts."""
 
     spec: Spec
     base: Path
@@ -45,7 +45,7 @@ class FailureLesson:
     name = NAME
 
     def identity(self) -> tuple[object, ...]:
-        """What decides the adapter."""
+        """Fields that decide the adapter."""
         spec, settings = self.spec, self.spec.baselines.failures_sft
         return spec.seed, spec.policy, spec.benchmark, spec.trainer, settings, self.base, self.rollouts
 

@@ -1,4 +1,4 @@
-"""What TRACE is compared with: GRPO on the target with the trainer's settings, as nobody has tuned it.
+"""Baseline: GRPO on the target with the trainer's settings, untuned.
 
 Beside `grpo_target` it shows what the search for that row's settings was worth.
 """

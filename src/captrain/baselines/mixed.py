@@ -1,4 +1,4 @@
-"""What TRACE is compared with: one adapter over all of its environments.
+"""Baseline: one adapter over all of TRACE's environments.
 
 It shows what an adapter for each capability adds to the environments.
 """

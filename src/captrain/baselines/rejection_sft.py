@@ -1,4 +1,4 @@
-"""What TRACE is compared with: rejection fine-tuning on the target alone, from rewards, with TRACE's total.
+"""Baseline: rejection fine-tuning on the target alone, from rewards, with TRACE's total.
 
 In rounds, each of an even share of the total: play fresh training tasks of the target with the adapter so far (at first
 the base), keep the rollouts that passed, token by token as they were sampled, beside those of the rounds before, and
@@ -36,12 +36,12 @@ from captrain.training import (
 
 NAME = "rejection_sft"
 COLUMNS = ("adapter", "round", "rollouts", "success", "demonstrations", "epochs", "first_loss", "last_loss")
-"""Of history.csv: rollouts and demonstrations are those of all rounds so far."""
+"""Columns of history.csv: rollouts and demonstrations are those of all rounds so far."""
 
 
 @dataclass(frozen=True)
 class RejectionLesson:
-    """What is to be trained: the specification, the folder of the base model, and the exact number of rollouts."""
+    """Job of the row: the specification, the folder of the base model, and the exact number of rollouts."""
 
     spec: Spec
     base: Path
@@ -49,7 +49,7 @@ class RejectionLesson:
     name = NAME
 
     def identity(self) -> tuple[object, ...]:
-        """What decides the adapter."""
+        """Fields that decide the adapter."""
         spec = self.spec
         return (
             spec.seed,

@@ -1,4 +1,4 @@
-"""What TRACE is compared with: all of its budget on the first capability, which shows what that alone is worth."""
+"""Baseline: all of TRACE's budget on the first capability, which shows what that alone is worth."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -65,12 +65,12 @@ class SFTSection(Protocol):
 
     @property
     def run(self) -> bool:
-        """Whether the row is part of the experiment."""
+        """True if the row is part of the experiment."""
         ...
 
     @property
     def demonstrations(self) -> int:
-        """How many, at most."""
+        """Number of demonstrations at most."""
         ...
 
     @property
@@ -80,11 +80,11 @@ class SFTSection(Protocol):
 
 
 class Lesson(Protocol):
-    """What a row is taught: a task of `captrain.execution.launch`."""
+    """Job of training a row: a task of `captrain.execution.launch`."""
 
     @property
     def name(self) -> str:
-        """What `captrain jobs` calls it."""
+        """Name in `captrain jobs`."""
         ...
 
 
@@ -181,5 +181,5 @@ def adapter_of(row: str, project: Path) -> Adapter | None:
 
 
 def training_budget(trace: Sequence[LedgerEntry]) -> int:
-    """What TRACE has spent on neither diagnosis nor calibration."""
+    """Return TRACE's rollouts less those of diagnosis and calibration."""
     return budget(trace) - budget([entry for entry in trace if entry.stage in (DIAGNOSIS, CALIBRATION)])

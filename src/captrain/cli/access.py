@@ -30,7 +30,7 @@ class ModelOptions:
     dry_run: bool
 
     def access(self) -> "ModelAccess":
-        """How the model is asked.
+        """Build the settings by which the model is asked.
 
         Raises:
             UserError: an option names no environment variable, or a price is none.

@@ -1,4 +1,4 @@
-"""What all commands share: the project that they are about, and the terminal."""
+"""Project and terminal, which all commands share."""
 
 import os
 import sys

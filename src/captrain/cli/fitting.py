@@ -22,7 +22,7 @@ TALLEST = 4
 
 @dataclass(frozen=True)
 class Widths:
-    """Of a column: of its longest word, and of its longest line."""
+    """Width of a column's longest word, and of its longest line."""
 
     word: int
     line: int

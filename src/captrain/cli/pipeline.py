@@ -72,7 +72,7 @@ def verify(
     complete: Annotated[bool, typer.Option("--all", help="Every file, parameter and stage behind a finding.")] = False,
     deep: Annotated[bool, typer.Option("--deep", help="Hash DVC's cache and all outputs anew, too.")] = False,
 ) -> None:
-    """Whether the committed results are those of the committed code, specification and data, and if not, why.
+    """Say whether the committed results are those of the committed code, specification and data, and if not, why.
 
     Exit status 0 if they are; 1 if not, be it within noise; 2 if that cannot be told.
     """

@@ -33,14 +33,14 @@ COMPOSITION_BATCHES = 4
 
 @dataclass(frozen=True)
 class Turns:
-    """What a policy that changes its adapter from turn to turn is made of: the file of its router, and the arms that
-    the router can name with their adapters (None: the base)."""
+    """Turn-by-turn switching of a policy's adapter: the file of its router, and the arms that the router can name with
+    their adapters (None: the base)."""
 
     router: Path
     arms: tuple[tuple[str, Adapter | None], ...]
 
     def identity(self) -> tuple[object, ...]:
-        """What decides what it does, beside the policy."""
+        """Fields that decide its behaviour, beside the policy."""
         digests = [(name, adapter.digest if adapter else "") for name, adapter in self.arms]
         return TurnRouter.read(self.router).digest, digests
 
@@ -52,8 +52,9 @@ class Turns:
 
 @dataclass(frozen=True)
 class Arm:
-    """What is played: its name, the stage that it comes from ("" for the base), its adapter (None for none), its lines
-    of guidance, the ids of its tasks (None for all), and how it changes from turn to turn (None: it does not)."""
+    """Player of an evaluation: its name, the stage that it comes from ("" for the base), its adapter (None for none),
+    its lines of guidance, the ids of its tasks (None for all), and its switching from turn to turn (None: it does not).
+    """
 
     name: str
     stage: str = ""
@@ -63,7 +64,7 @@ class Arm:
     turns: Turns | None = None
 
     def identity(self) -> tuple[object, ...]:
-        """What decides what it does, beside the policy."""
+        """Fields that decide its behaviour, beside the policy."""
         digest = self.adapter.digest if self.adapter else ""
         return digest, self.guidance, sorted(self.tasks or ()), self.turns.identity() if self.turns else ""
 
@@ -78,11 +79,11 @@ class ArmBatch:
 
     @property
     def name(self) -> str:
-        """What `captrain jobs` calls it."""
+        """Name in `captrain jobs`."""
         return self.arms[0].name if len(self.arms) == 1 else f"{len(self.arms)} compositions"
 
     def identity(self) -> tuple[object, ...]:
-        """What decides its rollouts."""
+        """Fields that decide its rollouts."""
         arms = [arm.identity() for arm in self.arms]
         spec, settings = self.spec, self.spec.evaluation
         return (
@@ -158,7 +159,7 @@ def _routes(path: Path) -> pd.DataFrame:
 
 
 def _stage_arms(results: Path, stage: str) -> Iterator[Arm]:
-    """What a stage has left to act with."""
+    """Yield the arms that a stage has left: its adapters, and its lines of guidance."""
     path = results / stage / "index.json"
     for name, row in read_index(path).items() if path.exists() else ():
         guidance = tuple(row.guidance)

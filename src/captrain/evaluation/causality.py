@@ -68,8 +68,8 @@ class Causality:
 
 
 class Outcomes(NamedTuple):
-    """What is known of the test split: `passes` by arm, (tasks, trials), 1.0 passed, 0.0 failed, NaN error; `lacks`,
-    by task and trial of the base's labelled failures, the capabilities that each lacks; `stages` by arm."""
+    """Outcomes on the test split: `passes` by arm, (tasks, trials), 1.0 passed, 0.0 failed, NaN error; `lacks`, by task
+    and trial of the base's labelled failures, the capabilities that each lacks; `stages` by arm."""
 
     passes: Mapping[str, Floats]
     lacks: Mapping[tuple[int, int], frozenset[str]]
@@ -205,7 +205,7 @@ class _Contrasts:
         return Ratio(_paired(stratum, np.where(valid, values, 0.0)), _paired(stratum, valid.astype(float)))
 
     def change(self, stratum: Floats, arm: str) -> Ratio:
-        """What an arm changes in the pass rate of a stratum."""
+        """Estimate how an arm changes the pass rate of a stratum."""
         return self.mean(stratum, arm, self.passes[arm] - self.base)
 
     def repair(self, stratum: Floats, whole: Floats, arm: str) -> Ratio:
@@ -214,8 +214,8 @@ class _Contrasts:
         return Ratio(self.change(stratum, arm).numerators, failures)
 
     def placebo(self, slug: str, arms: Mapping[str, str]) -> tuple[Ratio, Ratio]:
-        """What other capabilities' adapters change on failures that lack this one and not theirs, and this one's own
-        change on the same failures, as often. `arms`: capability -> its adapter."""
+        """Estimate the change by other capabilities' adapters on failures that lack this one and not theirs, and this
+        one's own change on the same failures, as often. `arms`: capability -> its adapter."""
         strata = {arm: self.lacking[slug] * (1 - self.lacking[name]) for name, arm in arms.items() if name != slug}
         return (
             _pooled([self.change(stratum, arm) for arm, stratum in strata.items()], len(self.base)),

@@ -1,4 +1,4 @@
-"""How methods compare: each with one of them, in one run and over the seeds of several.
+"""Comparison of methods with one of them, in one run and over the seeds of several.
 
 A seed is one draw of everything, the base model included: over seeds the unit is the seed, and differences are paired
 by it. How a difference reads is said in the words of the table (`interpret_difference`), here as there. Tables are
@@ -16,14 +16,14 @@ from captrain.evaluation.statistics import holm
 from captrain.evaluation.tables import interpret_difference
 
 CONFIDENCE = 0.95
-"""Of intervals over seeds."""
+"""Level of intervals over seeds."""
 ComparisonRow = Mapping[Any, Any]
-"""As pandas gives the rows of a table, which types neither keys nor cells."""
+"""Row of a table as pandas gives it, which types neither keys nor cells."""
 
 
 class Difference(NamedTuple):
-    """Of a method to the one that it is compared with: mean, interval, and how that reads; without an interval it
-    reads ""."""
+    """Difference of a method to the one that it is compared with: mean, interval, and how that reads; without an
+    interval it reads ""."""
 
     mean: float
     low: float

@@ -105,7 +105,7 @@ def _points(spec: Spec, project: Path) -> Iterator[Point]:
 
 
 def _checkpoint(row: IndexEntry, stage: str, number: int, points: int, project: Path) -> tuple[int, Adapter]:
-    """What an adapter was at a point of its training, and how many rollouts it had then."""
+    """Return the adapter as it was at a point of its training, after the rollouts that it had then."""
     mark = checkpoint_marks(row.rollouts, points)[number - 1]
     counts = [int(count) for count in row.checkpoints if int(count) >= mark]
     if not counts:  # within the last step

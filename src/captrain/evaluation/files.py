@@ -33,7 +33,7 @@ def publish_evaluation(evaluation: Evaluation, folder: Path) -> None:
 
 
 class Metrics(BaseModel):
-    """What is read of metrics.json: the level of the intervals, and the pass rates, by method."""
+    """Fields that are read of metrics.json: the level of the intervals, and the pass rates, by method."""
 
     confidence: Annotated[float, Field(gt=0, lt=1)]
     pass_rate: dict[str, float | None] = {}

@@ -46,7 +46,7 @@ LABELS = {
     RANDOM: "bound: random router",
     BEST_SINGLE: "bound: best single adapter",
 }
-"""Of methods that are no baselines."""
+"""Labels of methods that are no baselines."""
 ROUTED_TURNS = ("router:sets", "router:turns")
 """Routers that claim to repair two lacks, and are compared with GRPO on the target."""
 
@@ -61,20 +61,20 @@ class Method:
 
     @property
     def label(self) -> str:
-        """How it is called in tables and figures."""
+        """Label in tables and figures."""
         return label(self.name)
 
 
 def label(name: str) -> str:
-    """How a method is called in tables and figures."""
+    """Return the label of a method in tables and figures."""
     if baseline := baselines().get(name):
         return baseline.label
     return LABELS.get(name, name.replace(":", ": ").replace("_", " "))
 
 
 def supervision(name: str) -> Supervision | None:
-    """What a method learns from: a baseline as it declares it, all that rests on TRACE's adapters from rewards; None
-    for what learns nothing."""
+    """Return the supervision that a method learns from: a baseline as it declares it, all that rests on TRACE's
+    adapters from rewards; None for what learns nothing."""
     if name in (IDLE, BASE):
         return None
     baseline = baselines().get(_supervised(name))
@@ -82,7 +82,7 @@ def supervision(name: str) -> Supervision | None:
 
 
 def is_supervised(name: str) -> bool:
-    """Whether a method learns from demonstrations, in whatever part, and not from rewards alone."""
+    """Return whether a method learns from demonstrations, in whatever part, and not from rewards alone."""
     return "demonstrations" in (supervision(name) or "")
 
 

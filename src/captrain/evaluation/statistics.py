@@ -156,7 +156,7 @@ class Bootstrap:
         self._whole = [*self._draws()] if resamples * tasks <= CHUNK else []
 
     def _draws(self) -> Iterator[Floats]:
-        """How often each task is drawn, (some resamples, tasks), until all resamples are there."""
+        """Yield counts of each task's draws, (some resamples, tasks), until all resamples are there."""
         generator, size = np.random.default_rng(self.seed), max(1, CHUNK // self.tasks)
         for start in range(0, self.resamples, size):
             rows = min(size, self.resamples - start)

@@ -1,4 +1,4 @@
-"""What the methods are worth on the test split: pass rates, intervals, paired differences, router bounds.
+"""Tables of the methods on the test split: pass rates, intervals, paired differences, router bounds.
 
 Every arm (the base, each adapter, each baseline) has been played on the same tasks and trials, so every router and
 every bound is read off the same outcomes and costs no further rollouts. An outcome `error` is counted, left out of
@@ -209,13 +209,13 @@ def _checked_routes(routes: pd.DataFrame, outcomes: pd.DataFrame, passes: Mappin
 def _method_outcomes(
     rows: Sequence[Method], frames: Mapping[str, pd.DataFrame], routes: pd.DataFrame
 ) -> dict[str, NDArray[np.float64]]:
-    """What each method's arms came to, (tasks, trials)."""
+    """Collect each method's outcomes from those of its arms, (tasks, trials)."""
     arms = {arm: frame.to_numpy(dtype=float) for arm, frame in frames.items()}
     return {row.name: arms[row.arm] if row.arm else followed(arms, routes[row.route].tolist()) for row in rows}
 
 
 def _bounds(choices: dict[str, NDArray[np.float64]], routes: pd.DataFrame) -> dict[str, MethodOutcomes]:
-    """What routers among the base, which is first, and TRACE's adapters can come to."""
+    """Bound what routers among the base, which is first, and TRACE's adapters can reach."""
     adapters = {arm: array for arm, array in choices.items() if arm != BASE}
     every = list(choices.values())
     single = best_single(adapters, [str(task) for task in routes.index])
@@ -372,8 +372,8 @@ def _rounded(row: dict[Any, Any], *names: str) -> dict[str, float]:
 
 
 def interpret_difference(row: Mapping[str, Any], level: float = 0.05) -> str:
-    """What to read in a row of `Evaluation.differences`: an interval that excludes 0 is not enough where the test,
-    corrected for all comparisons of the table, does not agree. The interval alone decides where nothing was tested.
+    """Word a row of `Evaluation.differences`. An interval that excludes 0 is not enough where the test, corrected for
+    all comparisons of the table, does not agree. The interval alone decides where nothing was tested.
 
     Args:
         row: at least `distinguishable`, and `p_holm` where there is one; None and NaN are none.

@@ -33,7 +33,7 @@ import json, sys
 from captrain.projects.benchmark import task_listing
 print(task_listing(json.loads(sys.argv[1])))
 """
-"""What another process runs, to see whether it has the same tasks."""
+"""Program of another process, which shows whether it has the same tasks."""
 
 
 def check_benchmark(

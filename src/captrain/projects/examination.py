@@ -44,7 +44,7 @@ class Problem:
 
 @dataclass
 class BenchmarkReport:
-    """What was measured of a benchmark, and what does not hold."""
+    """Measurements of a benchmark, and the demands of the contract that it does not meet."""
 
     name: str
     facts: dict[str, str] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class MethodFailed(Exception):
 
 
 class Output(io.StringIO):
-    """What a method prints, and the line that printed first."""
+    """Capture of a method's prints, with the line that printed first."""
 
     def __init__(self, source: Path | None) -> None:
         super().__init__()
@@ -90,11 +90,11 @@ class Examined:
         self.environment, self.report, self.limit = environment, report, limit
         self.source = source_file(type(environment))
         self.episode: object = None
-        """What was opened last: it has methods, too."""
+        """Episode that was opened last: it has methods, too."""
         self.overdue: set[str] = set()
 
     def call(self, method: str, task: str, function: Callable[[], T]) -> T:
-        """What a method returns.
+        """Call a method and return its result.
 
         Raises:
             MethodFailed: it raised, or took too long; after that it is not called again.
@@ -154,7 +154,7 @@ def load_environment_class(target: str, settings: Mapping[str, object]) -> Envir
 
 
 def is_json(value: object) -> bool:
-    """Whether a value is plain JSON: it comes back as it went, keys and tuples included."""
+    """Return whether a value is plain JSON: it comes back as it went, keys and tuples included."""
     try:
         return json.loads(json.dumps(value, allow_nan=False)) == value
     except (TypeError, ValueError, RecursionError):
@@ -162,7 +162,7 @@ def is_json(value: object) -> bool:
 
 
 def message_faults(messages: object, roles: Sequence[str]) -> str:
-    """What is wrong with a list of messages, "" where nothing is."""
+    """Say what is wrong with a list of messages, "" where nothing is."""
     if not isinstance(messages, list):
         return f"is {type(messages).__name__} and no list of messages"
     for message in messages:

@@ -85,7 +85,7 @@ def _passport(path: Path) -> Passport:
 
 
 def _count(target: Target, split: Split) -> int:
-    """How many tasks of a split a package offers; none where the environment has none."""
+    """Count the tasks of a split that a package offers; none where the environment has none."""
     size = target.size(split)
     try:
         target.tasks(split, 1)

@@ -28,8 +28,8 @@ HEAD += "# captrain's own, unless stages/NAME.py is here; its code is known by t
 
 
 class Versions(Record):
-    """What captrain.yaml holds: which captrain a project's results are made by, and the digests of the dvc.yaml that it
-    wrote and of each stage's code."""
+    """Content of captrain.yaml: the captrain that a project's results are made by, and the digests of the dvc.yaml that
+    it wrote and of each stage's code."""
 
     captrain: str
     pipeline: str = ""
@@ -100,7 +100,7 @@ def versions_text(version: str, pipeline: str, stages: Mapping[str, str]) -> str
 
 
 def recorded_versions(root: Path) -> Versions | None:
-    """What captrain.yaml says; None in captrain's own repository, which has the code itself.
+    """Read captrain.yaml; None in captrain's own repository, which has the code itself.
 
     Raises:
         UserError: it is not what captrain wrote.

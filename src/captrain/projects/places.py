@@ -32,7 +32,7 @@ def place_at(path: str | Path, line: int) -> str:
 
 
 def is_own(path: str, source: Path | None) -> bool:
-    """Whether a file is the user's.
+    """Return whether a file is the user's.
 
     Args:
         path: as a frame has it.
@@ -51,7 +51,7 @@ def _is_installed(place: Path) -> bool:
 
 
 def _has_siblings(source: Path) -> bool:
-    """Whether what lies beside a file is of the same hand: not where packages of all kinds lie."""
+    """Return whether the neighbours of a file are of the same hand: not where packages of all kinds lie."""
     return source.parent.name not in INSTALLED
 
 

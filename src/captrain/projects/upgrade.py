@@ -23,11 +23,11 @@ class Upgrade:
     added: list[str]
     removed: list[str]
     pipeline: bool
-    """Whether dvc.yaml changes."""
+    """True if dvc.yaml changes."""
 
     @property
     def is_needed(self) -> bool:
-        """Whether anything differs."""
+        """True if anything differs."""
         return self.pipeline or self.before != self.after or bool(self.changed or self.added or self.removed)
 
 
@@ -72,8 +72,8 @@ def upgrade_project(root: Path, *, dry: bool = False) -> Upgrade:
 
 
 def pending_upgrade(root: Path) -> Upgrade | None:
-    """What `captrain upgrade` would change of a project; None where nothing is to be taken over, and in captrain's own
-    repository.
+    """List what `captrain upgrade` would change of a project; None where nothing is to be taken over, and in captrain's
+    own repository.
 
     Raises:
         UserError: captrain.yaml is not what captrain wrote.

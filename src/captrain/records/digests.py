@@ -1,4 +1,4 @@
-"""What names content: hashes of values and of files, the same wherever the content is."""
+"""Digests that name content: hashes of values and of files, the same wherever the content is."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ def digest(*parts: object) -> str:
 
 
 def json_value(value: object) -> object:
-    """What stands for a record in JSON.
+    """Convert a record to JSON values.
 
     Raises:
         TypeError: it is no record.
@@ -38,5 +38,5 @@ def file_digest(*paths: Path) -> str:
 
 
 def bytes_digest(content: bytes) -> str:
-    """What `file_digest` gives of a file with this content."""
+    """Hash bytes to what `file_digest` gives of a file with this content."""
     return hashlib.sha256(content).hexdigest()[:16]

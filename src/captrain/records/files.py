@@ -1,4 +1,4 @@
-"""How files are read: the one way in, to which a test holds all code.
+"""Reading of files: the one way in, to which a test holds all code.
 
 Whatever is read, a user or another program may have written. What is no whole record of its kind is a `UserError` that
 names the file, the place and the remedy.
@@ -127,7 +127,7 @@ def _not_whole(place: str, kind: type[object], error: ValidationError, remedy: s
 
 
 def read_index(path: Path, remedy: str = REPRO) -> dict[str, IndexEntry]:
-    """What a stage has left to act with, by name.
+    """Read the index of a stage: the adapters and prompts that it has left to act with, by name.
 
     Raises:
         UserError: as `read_json`.
@@ -232,8 +232,8 @@ def scan(path: Path, kind: type[M], remedy: str = "") -> Iterator[tuple[int, M]]
 
 
 def remains(path: Path, kind: type[T]) -> list[T | None]:
-    """What is left of JSON lines whose writer may be at work, or was killed: a value of this type for each line, None
-    where it is not whole; nothing where there is no file.
+    """Read JSON lines whose writer may be at work, or was killed: a value of this type for each line, None where it is
+    not whole; nothing where there is no file.
 
     Raises:
         UserError: it is no regular file.

@@ -1,4 +1,4 @@
-"""How files are written: aside first and renamed at the end, so that each is whole or not there.
+"""Writing of files: aside first and renamed at the end, so that each is whole or not there.
 
 A file of records has one in a line, as JSON.
 """

@@ -63,7 +63,7 @@ def protection_of(host: str, token_variable: str = "", names: Sequence[str] = ()
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address."""
+    """Return whether only this machine reaches an address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -20,22 +20,22 @@ from captrain.records import JsonObject, Message, Rollout, file_digest
 
 RESULT, SCORE = "result", "score"
 HEADER = {"accuracy", "correct_count", "total_count"}
-"""What the first line of a score file holds."""
+"""Keys in the first line of a score file."""
 BROKEN = "Error during inference"
 FIELDS = ("model_name", "error", "possible_answer")
-"""Of a failure, that are read."""
+"""Fields of a failure that are read."""
 SINGLE = "it holds no dialogue: of single-turn categories bfcl-eval does not keep what was asked"
 Call = tuple[str, JsonObject]
 
 
 def is_bfcl(row: JsonObject) -> bool:
-    """Whether the first row of a file is one of results, or the header of scores."""
+    """Return whether the first row of a file is one of results, or the header of scores."""
     return row.keys() >= HEADER or (row.keys() >= {"id", RESULT} and ("inference_log" in row or "latency" in row))
 
 
 @dataclass(frozen=True)
 class _Scores:
-    """What a score file says: how many results it is of, the failures among them by task, and the names of the
+    """Content of a score file: the number of its results, the failures among them by task, and the names of the
     arguments of each tool, in order, as calls with names show them."""
 
     total: int
@@ -73,7 +73,7 @@ def read_bfcl(path: Path) -> Source:
 
 
 def results_of(path: Path) -> Path | None:
-    """Where the results of a score file lie, which are read with it; None for any other file."""
+    """Return the file with the results of a score file, which are read with it; None for any other file."""
     return _beside(path, SCORE, RESULT) if path.name.endswith(f"_{SCORE}.json") else None
 
 

@@ -74,7 +74,7 @@ LIST = object()
 
 
 def is_array(path: Path) -> bool:
-    """Whether a file begins like a JSON array."""
+    """Return whether a file begins like a JSON array."""
     with _opened(path) as text:
         return text.next() == "["
 

@@ -22,14 +22,14 @@ from captrain.records import MOST, JsonObject, Rollout, file_digest
 ZSTD = 93
 """The compression method of a zip that Python 3.11 does not read."""
 DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, struct.error)
-"""What reading a member of an archive raises that is not whole."""
+"""Exceptions of reading a damaged member of an archive."""
 VALUES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
 ATTACHMENT = re.compile(r"attachment://([0-9a-f]+)")
 CALL = re.compile(r"(\w+)\((\{.*\})\)", re.DOTALL)
 
 
 def is_archive(path: Path) -> bool:
-    """Whether the file is a zip, by its content."""
+    """Return whether the file is a zip, by its content."""
     return zipfile.is_zipfile(path)
 
 

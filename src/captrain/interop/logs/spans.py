@@ -25,7 +25,7 @@ SCORES = "trace_id,reward"
 
 
 def recognizes_spans(row: JsonObject) -> bool:
-    """Whether a row is a span, or a batch of them as OTLP exports it."""
+    """Return whether a row is a span, or a batch of them as OTLP exports it."""
     if "resourceSpans" in row or "resource_spans" in row:
         return True
     return isinstance(row.get("attributes"), dict | list) and bool(_trace_id(row))

@@ -90,7 +90,7 @@ def read_tau2(document: JsonDocument) -> Source:
 
 
 def is_simulation(row: JsonObject) -> bool:
-    """Whether a row is a simulation that stands in a list of its own, without the tasks."""
+    """Return whether a row is a simulation that stands in a list of its own, without the tasks."""
     return "reward_info" in row and isinstance(row.get("messages"), list)
 
 
