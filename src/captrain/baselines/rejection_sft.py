@@ -78,15 +78,15 @@ class Refined:
 
     @property
     def folder(self) -> Path:
-        """Where it lies."""
+        """Folder of the last round's adapter."""
         return self.last.folder
 
     def summary(self) -> JsonObject:
-        """What the index of its stage says of the training."""
+        """Summarize the training for the index of its stage."""
         return {"rollouts": self.cost.rollouts, "discarded": 0, "demonstrations": self.last.demonstrations}
 
     def ledger(self, stage: str, method: str) -> LedgerEntry:
-        """What the rounds have spent."""
+        """Enter the rollouts that all rounds spent."""
         return self.cost.model_copy(update={"stage": stage, "method": method})
 
 

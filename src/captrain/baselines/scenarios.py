@@ -48,7 +48,7 @@ class _Part(BaseModel):
 
 
 class Tasks(_Row):
-    """What is asked for in a scenario."""
+    """Requests of a scenario."""
 
     tasks: list[str]
 
@@ -212,7 +212,7 @@ def _by_scenario(path: Path, kind: type[AnyRow]) -> dict[str, AnyRow]:
 
 
 def _statements(schema: Schema, sample: Rows) -> list[str]:
-    """What makes a database: its tables, then their rows, whose references are checked."""
+    """List the SQL that makes a database: its tables, then their rows, whose references are checked."""
     definitions = [statement for table in schema.tables for statement in (table.ddl, *table.indexes, *table.examples)]
     inserts = [statement for table in sample.tables for statement in table.insert_statements]
     return [*definitions, "PRAGMA foreign_keys = ON", *inserts]

@@ -1,4 +1,4 @@
-"""What a pipeline is doing, how far it is, and whether its results belong to the committed code."""
+"""Monitoring of a pipeline: its running stages, their progress, and whether its results belong to the committed code."""
 
 import lazy_loader
 

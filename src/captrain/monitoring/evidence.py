@@ -1,4 +1,4 @@
-"""What tells the committed results from what is here, collected; `verification` says what it comes to.
+"""Differences between the committed results and those that are here, collected; `verification` draws the conclusion.
 
 Three accounts can disagree: the files here with dvc.lock (somebody edited something after the run), dvc.lock here with
 the committed one (somebody ran the pipeline), and the files here with the commit. A difference is kept with its account
@@ -83,14 +83,14 @@ class Evidence:
 
 @dataclass(frozen=True)
 class _Commit:
-    """What is here against git's HEAD: files that differ, files that git does not hold."""
+    """Comparison with git's HEAD: files that differ, files that git does not hold."""
 
     name: str
     changed: list[str]
     missing: list[str]
 
     def touches(self, output: str) -> bool:
-        """Whether anything of an output is not as committed."""
+        """Return whether anything of an output is not as committed."""
         return any(_is_below(path, output) for path in (*self.changed, *self.missing))
 
 
@@ -124,7 +124,8 @@ def gather(root: Path) -> Evidence:
 
 
 def _tracked(stages: "Mapping[str, Stage]", outputs: "Mapping[str, Output]", root: Path) -> list[str]:
-    """What git is to hold: code, specification, data from outside, results outside of DVC's cache, and the pipeline."""
+    """List the paths that git is to hold: code, specification, data from outside, results outside of DVC's cache, and
+    the pipeline."""
     deps = {path_of(dep, root) for stage in stages.values() for dep in stage.deps}
     paths = {path for path in deps if sort_of(path, outputs) != "result"}
     paths |= {path for path, out in outputs.items() if not out.use_cache}
@@ -153,7 +154,8 @@ def _compare_locks(
 
 
 def _entry_differences(name: str, new: JsonObject, old: JsonObject, outputs: Collection[str]) -> Iterator[Difference]:
-    """What a stage was run on, against what the committed run of it was run on; results of other stages aside."""
+    """Yield differences between the recorded inputs of a stage and those of the committed run; results of other stages
+    aside."""
     if new.get("cmd") != old.get("cmd"):
         yield Difference("code", "lock", f"{name}: run by another command than committed", "dvc.yaml", name)
     for path in _changed_hashes(new, old, "deps"):
@@ -175,7 +177,7 @@ def _changed_hashes(new: JsonObject, old: JsonObject, kind: Literal["deps", "out
 def _compare_files(
     stages: "Mapping[str, Stage]", outputs: "Mapping[str, Output]", root: Path, commit: _Commit, evidence: Evidence
 ) -> dict[str, Topic]:
-    """What is here against dvc.lock.
+    """Compare the files that are here with dvc.lock, and enter what differs as evidence.
 
     Returns:
         Outputs that are not those of the committed run, each with the topic that it belongs to.
@@ -295,7 +297,7 @@ def committed_text(root: Path, path: str) -> str:
 
 
 def _compare_commit(root: Path, paths: list[str]) -> _Commit:
-    """What is here against git's HEAD, for everything that makes results and for the results themselves."""
+    """Compare everything that makes results, and the results themselves, with git's HEAD."""
     head = _git(root, "rev-parse", "--short", "HEAD").strip()
     changed = _lines(_git(root, "diff", "--name-only", "--relative", "-z", "HEAD", "--", *paths))
     untracked = _lines(_git(root, "ls-files", "--others", "--exclude-standard", "-z", "--", *paths))

@@ -1,4 +1,4 @@
-"""Whether the bytes on this disk are still those that were written: DVC's cache, and the outputs that lie here.
+"""Hashes of the bytes on this disk against those that were written: DVC's cache, and the outputs that lie here.
 
 DVC believes a file that has kept its time and size, so that a flipped bit in the cache is restored unseen, and one in
 an output is read by the next stage. Here every file is hashed anew: one of the cache is named by its own hash, and one
@@ -42,7 +42,7 @@ class _Lock(BaseModel):
 
 @dataclass(frozen=True)
 class Integrity:
-    """How many files were hashed, and those whose bytes are others than they were: what to do about each."""
+    """Number of files hashed, and what to do about each one whose bytes have changed."""
 
     files: int
     damages: tuple[str, ...]

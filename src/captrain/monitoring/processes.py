@@ -22,7 +22,7 @@ from captrain.experiments import WORKSPACES
 from captrain.records import JsonObject, read_yaml
 
 UNREADABLE = (UserError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, yaml.YAMLError)
-"""What reading a file may come to that is half-written, gone, or not what it should be."""
+"""Exceptions of reading a file that is half-written, gone, or not what it should be."""
 
 
 @dataclass(frozen=True)

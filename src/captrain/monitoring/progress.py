@@ -1,4 +1,4 @@
-"""How far the running stages of a pipeline are, read from what they leave behind while they run.
+"""Progress of the running stages of a pipeline, read from what they leave behind while they run.
 
 Journals of rollouts, checkpoints of trainings, answers of models, the log of a sweep's point, jobs of a cluster. A file
 that is half-written is passed over until it is whole. Rates are of what grew while it was watched.
@@ -30,7 +30,7 @@ SLACK = 2.0
 
 
 class _HistoryRow(BaseModel):
-    """What is shown of a step of a training."""
+    """Fields of a training step that are shown."""
 
     step: int
     rollouts: int
@@ -41,7 +41,7 @@ class _HistoryRow(BaseModel):
 
 
 class _TrainingResult(BaseModel):
-    """What is shown of a training that is over."""
+    """Fields of a finished training that are shown."""
 
     rollouts: int
     history: list[_HistoryRow]
@@ -89,7 +89,7 @@ class Progress:
         self._samples: dict[str, list[tuple[float, int]]] = {}
 
     def of(self, stage: str, since: float) -> Iterator[tuple[str, float]]:
-        """What the stage has left behind since it began, and when."""
+        """Yield lines on the progress that the stage has made since it began, each with its time."""
         for source in (self._rollouts, self._trainings, self._answers, self._last_log_line):
             with suppress(OSError):  # what is there one moment is replaced or removed in the next
                 yield from source(stage, since)
@@ -234,8 +234,10 @@ class Progress:
 
 
 def _training(workspace: Path, start: float, total: int | None) -> tuple[str, float]:
-    """How far a training is by its checkpoints, of which two are kept. The rate is of what was played since `start`,
-    when it was begun or gone on with."""
+    """Measure a training by its checkpoints, of which two are kept.
+
+    The rate is of what was played since `start`, when it was begun or gone on with.
+    """
     marks, history = list[tuple[float, int]](), list[_HistoryRow]()
     for path in sorted(workspace.glob("checkpoints*/checkpoint-*/history.json"), key=lambda path: path.stat().st_mtime):
         with suppress(*UNREADABLE):
@@ -266,7 +268,7 @@ def _pace(start: tuple[float, int], end: tuple[float, int], total: int | None) -
 
 
 def _name(rows: Sequence[_HistoryRow]) -> str:
-    """What a training is called, which only the places of its groups tell."""
+    """Name a training by the places of its groups, which alone tell it."""
     names = [clean(name, 40) for name in dict.fromkeys(name for row in rows for name in row.places)]
     return " + ".join(names[:3] + [f"{len(names) - 3} more"] * (len(names) > 3)) or "an adapter"
 
@@ -292,7 +294,7 @@ def _product(spec: object, *keys: str) -> int | None:
 
 
 def clean(text: str, most: int = 100) -> str:
-    """What a file says, without what a terminal would act on."""
+    """Shorten the text of a file and drop what a terminal would act on."""
     text = "".join(letter if letter.isprintable() else " " for letter in text).strip()
     return text if len(text) <= most else f"{text[: most - 1]}…"
 

@@ -1,4 +1,4 @@
-"""What was made of what: each stage of the pipeline as dvc.lock records it, against what is here, in plain words.
+"""Provenance of results: each stage of the pipeline as dvc.lock records it, against what is here, in plain words.
 
 `stage_changes` has the differences of one stage, `stage_states` what they come to. What git has committed is the matter
 of `evidence`.
@@ -30,7 +30,7 @@ State = Literal["fresh", "cached", "waiting", "missing", "stale", "never run", "
 STALE = ("changed", "altered", "uncached")
 READ_BY_DVC = ("dvc.yaml", "dvc.lock", "params.yaml", "results/spec.yaml")
 LOOKS = 3
-"""How often the stages are looked at until nothing is recorded meanwhile."""
+"""Times that the stages are looked at until nothing is recorded meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Change:
 
 @dataclass(frozen=True)
 class StageState:
-    """What `dvc repro` would find of one stage, and why, in words."""
+    """State in which `dvc repro` would find a stage, and why, in words."""
 
     name: str
     state: State
@@ -100,7 +100,7 @@ def name_of(stage: "Stage") -> str:
 
 
 def sort_of(path: str, outputs: Collection[str]) -> Sort:
-    """What a file of the pipeline is: code, specification, data from outside, or a `result` of one of its stages."""
+    """Sort a file of the pipeline: code, specification, data from outside, or a `result` of one of its stages."""
     if any(path == out or path.startswith(f"{out}/") for out in outputs):
         return "result"
     if path.endswith(".py") or path.startswith(("src/", "stages/")) or path == "dvc.yaml":

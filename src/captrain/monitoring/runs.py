@@ -41,7 +41,7 @@ class Run:
     name: str
     texts: Mapping[str, str]
     folder: Path | None = None
-    """Where its rollouts lie, too; None for a commit."""
+    """Folder in which its rollouts lie, too; None for a commit."""
 
     def settings(self) -> dict[str, object]:
         """The configuration but for the machine, by dotted keys; with the version of captrain, where it is known.
@@ -68,7 +68,7 @@ class Run:
         return {row["method"]: Rate(row["label"], *(row[name] for name in numbers)) for row in table.to_dict("records")}
 
     def capabilities(self) -> dict[str, str]:
-        """What was selected, with its gap.
+        """Read the selected capabilities, each with its gap.
 
         Raises:
             UserError: the file is not what captrain wrote.

@@ -1,5 +1,5 @@
-"""Whether the committed results are those of the committed code, and if not, why: a verdict in a sentence, and a
-finding for each thing that may be the reason.
+"""Verdict on the committed results: are they those of the committed code, and if not, why? Each thing that may be the
+reason is a finding.
 
 Other code, another specification, edited files, other versions of libraries and another machine are different verdicts.
 Results that were made again are judged by their numbers, not by their bytes: pass rates within the committed intervals
@@ -24,13 +24,13 @@ TABLE = "results/evaluation/main.csv"
 fewer tasks a row, and training again moves these further than intervals over tasks say."""
 PINS = "requirements.lock"
 ENTRIES = 4
-"""How many things a finding names; its details have all."""
+"""Entries that a finding names; its details have all."""
 Status = Literal["ok", "differs", "note"]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found of one topic, in a sentence or two, and every single thing behind it."""
+    """Finding on one topic, in a sentence or two, and every single thing behind it."""
 
     topic: str
     status: Status
@@ -86,7 +86,7 @@ def verify(root: Path) -> Verification:
 
 
 def _refuse_running(root: Path) -> None:
-    """What a stage is about to replace cannot be verified."""
+    """Refuse to verify results that a running stage is about to replace."""
     running, _ = processes.running(root, processes.pipeline(root))
     if running:
         raise UserError(f"{', '.join(running)} runs now: its results are not whole", "wait for the end of `dvc repro`")
@@ -164,7 +164,7 @@ def _results(root: Path, evidence: Evidence, differences: Sequence[Difference], 
 
 
 def _is_kept(root: Path, evidence: Evidence) -> bool:
-    """Whether the table of pass rates is the committed one."""
+    """Return whether the table of pass rates is the committed one."""
     return (root / TABLE).exists() and all(change.path != TABLE for change in evidence.differences)
 
 
@@ -185,7 +185,7 @@ def _libraries(evidence: Evidence, libraries: Libraries) -> Finding:
 
 
 def _machine(root: Path, evidence: Evidence, libraries: Libraries) -> Finding | None:
-    """Of results that were made again: the machine is the reason where no other is left."""
+    """Find the machine to be the reason of results that were made again, where no other reason is left."""
     if not evidence.remade:
         return None
     cpu = processor()
@@ -233,7 +233,7 @@ def _summary(root: Path, evidence: Evidence, libraries: Libraries) -> str:
 
 
 def _rerun(root: Path, evidence: Evidence, libraries: Libraries) -> str:
-    """What a run made here changed and why, "" if there was none."""
+    """Say what a run made here changed and why, "" if there was none."""
     if not evidence.remade:
         return ""
     inputs = {change.topic for change in evidence.differences if change.account == "lock"}
@@ -258,7 +258,7 @@ def _texts(differences: Iterable[Difference]) -> tuple[str, ...]:
 
 
 def _by_stage(differences: Iterable[Difference]) -> list[str]:
-    """What differs, each thing once, with the stages that it concerns."""
+    """List each difference once, with the stages that it concerns."""
     stages: defaultdict[str, list[str]] = defaultdict(list)
     for change in differences:
         names = stages[change.text.removeprefix(f"{change.stage}: ") if change.stage else change.text]

@@ -80,7 +80,7 @@ def _number(cell: str) -> str | float:
 
 
 def _distance(old: object, new: object) -> float | None:
-    """How far two numbers lie apart, None of anything else."""
+    """Return the distance of two numbers, None of anything else."""
     if isinstance(old, bool) or isinstance(new, bool):
         return None
     return abs(old - new) if isinstance(old, int | float) and isinstance(new, int | float) else None

@@ -28,7 +28,7 @@ AHEAD = ("stale", "never run", "missing")
 
 @dataclass
 class View:
-    """What one look has found.
+    """Findings of one look at the pipeline.
 
     Args:
         stages: of dvc.yaml, in the order in which they run.
@@ -83,7 +83,7 @@ class Watch:
         self._progress = Progress(self.root)
 
     def look(self) -> View:
-        """What is to be seen now."""
+        """Look at the pipeline once."""
         view = View()
         pipeline = processes.pipeline(self.root)
         view.running, view.points = processes.running(self.root, pipeline)

@@ -28,7 +28,7 @@ from captrain.planning.estimate import Estimate
 
 
 class BasisRow(NamedTuple):
-    """What an estimate rests on: the quantity in words, its value, and where that comes from."""
+    """Row of an estimate's basis: the quantity in words, its value, and where that comes from."""
 
     quantity: str
     value: str
@@ -81,7 +81,7 @@ def basis(estimate: Estimate) -> list[BasisRow]:
 
 
 def _embedded(estimate: Estimate) -> list[BasisRow]:
-    """Of the embedded base, whose rollouts are played in this process."""
+    """List the basis of the embedded base, whose rollouts are played in this process."""
     rates = estimate.rates
     return [
         BasisRow("rollouts a CPU second", f"{rates.rollouts.value:g}", rates.rollouts.source),
@@ -94,7 +94,7 @@ def _embedded(estimate: Estimate) -> list[BasisRow]:
 
 
 def _serving(estimate: Estimate) -> list[BasisRow]:
-    """Of a served model: its size, its GPUs, and how fast they are."""
+    """List the basis of a served model: its size, its GPUs, and how fast they are."""
     node, size, machine, throughput = estimate.node, estimate.size, estimate.spec.machine, estimate.throughput
     billions = f"{size.parameters / 1e9:.3g}, {size.active / 1e9:.2g} of them active" if size else "not known"
     modules = "q, k, v, o" + (" and feed-forward" if size and size.inner else " and experts" * estimate.experts)
@@ -131,7 +131,7 @@ def _serving(estimate: Estimate) -> list[BasisRow]:
 
 
 def _servers(estimate: Estimate) -> list[BasisRow]:
-    """Of servers that a job starts itself."""
+    """List the basis of servers that a job starts itself."""
     gpus = f"{estimate.servers(True)} of its servers, and {estimate.trainers} to train"
     endpoint = estimate.spec.machine.asking.gpus
     place = f"on {endpoint} further GPUs of the node" if endpoint else "at an endpoint of their own"

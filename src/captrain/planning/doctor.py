@@ -1,4 +1,4 @@
-"""What a configuration needs of this machine, looked at before anything is spent; each lack with its remedy.
+"""Examination of this machine for what a configuration needs, before anything is spent; each lack with its remedy.
 
 Nothing is trained, started or downloaded: an endpoint is asked for the names of its models, and for one short answer
 with a tool; an interpreter for the version of its vLLM. What only a run on GPUs can show is a list of commands.
@@ -40,7 +40,7 @@ GPU_COMMANDS = {
     "\"machine.vllm.python='~/vllm/bin/python'\" hydra.job.name=servers",
     "the paper's setting, its diagnosis": "dvc repro capabilities",
 }
-"""What has not been run here, and the command that would show it."""
+"""Commands that show what has not been run here."""
 
 
 def examine_machine(spec: Spec, root: Path, node: Node) -> list[Finding]:
@@ -70,7 +70,7 @@ def _model(spec: Spec, _: Path) -> Iterator[Finding]:
 
 
 def _gpus(spec: Spec, _: Path) -> Iterator[Finding]:
-    """As many GPUs as training, servers and endpoint hold, none of them in use."""
+    """Check that the machine has as many free GPUs as training, servers and endpoint hold."""
     machine, served = spec.machine, spec.policy.target == VLLM
     serving = machine.vllm.replicas * machine.vllm.gpus if served else 0
     demand = serving + (machine.accelerate.processes if serving else 0) + machine.asking.gpus
@@ -124,7 +124,7 @@ def _endpoints(spec: Spec, _: Path) -> Iterator[Finding]:
 
 
 def _tool_call(endpoint: Endpoint) -> Finding:
-    """Whether the endpoint's own parser makes a call of what the model writes."""
+    """Check that the endpoint's own parser makes a call of what the model writes."""
     subject = "calls of the agent"
     question = {"role": "user", "content": "Find the record called Ada, with the tool."}
     try:

@@ -1,4 +1,4 @@
-"""What difference a comparison can detect, and what it takes to detect a wanted one, before anything is spent.
+"""Power of a comparison: the difference that it can detect, and what a wanted one takes, before anything is spent.
 
 Two methods play the same tasks, each several times, as in the evaluation. A task's chance to be passed is drawn from a
 beta distribution with the method's rate as mean and `icc` as the share of the variance of outcomes that lies between
@@ -40,8 +40,8 @@ STEP = 0.001
 
 @dataclass(frozen=True)
 class Difficulty:
-    """How outcomes vary between tasks: `icc` in [0, 1), the share of their variance between tasks; `shared` in [0, 1],
-    how far two methods find the same tasks hard; `base`, the pass rate to start from; and where they come from."""
+    """Variation of outcomes between tasks: `icc` in [0, 1), the share of their variance between tasks; `shared` in [0,
+    1], how far two methods find the same tasks hard; `base`, the pass rate to start from; and where they come from."""
 
     base: float
     icc: float
@@ -82,7 +82,7 @@ class Design:
 
 @dataclass(frozen=True)
 class PartialDesign:
-    """What is known of a comparison, as in `Design`; None is to be found in an evaluation."""
+    """Design as far as it is given, with the fields of `Design`; None is to be found in an evaluation."""
 
     base: float | None = None
     tasks: int | None = None
@@ -192,7 +192,7 @@ def _joint_shares(shared: float) -> Floats:
 
 
 def read_difficulty(folder: Path) -> Difficulty:
-    """What an evaluation tells of its tasks, from its tables alone.
+    """Estimate the difficulty of an evaluation's tasks from its tables alone.
 
     The interval of a pass rate holds the variance of task rates, which is p (1 - p) (icc + (1 - icc) / trials); the
     interval of the difference between TRACE and the base holds, with those of both, what they share.
@@ -257,7 +257,7 @@ def complete_design(design: PartialDesign, folder: Path, *, level: float, power:
 
 
 def _variance(row: Mapping[Hashable, float], tasks: int, z: float) -> float:
-    """Of what a task contributes to a mean, from the mean's interval."""
+    """Recover the variance of a task's contribution to a mean from the mean's interval."""
     return tasks * ((row["high"] - row["low"]) / (2 * z)) ** 2
 
 

@@ -1,4 +1,4 @@
-"""Where the tool calls of a rollout leave those of its reference, for readers: nothing is scored by it."""
+"""Divergence of a rollout's tool calls from those of its reference, for readers: nothing is scored by it."""
 
 import difflib
 import json
@@ -11,7 +11,7 @@ from captrain.records import JsonObject, Message
 
 
 class CallMark(NamedTuple):
-    """What the comparison says of one tool call: `same`, `differs` (from `expected`) or `extra`."""
+    """Verdict of the comparison on one tool call: `same`, `differs` (from `expected`) or `extra`."""
 
     verdict: str
     expected: str = ""
@@ -19,7 +19,7 @@ class CallMark(NamedTuple):
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where the tool calls of a rollout leave those of its reference.
+    """Divergence of a rollout's tool calls from those of its reference.
 
     marks: one for each call of the rollout. missing: reference calls the rollout lacks, by the index of the rollout's
     call they belong before (its number of calls: at the end). first: index of the first call that is not the

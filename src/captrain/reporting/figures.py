@@ -203,8 +203,8 @@ def _name_points(figure: Figure, points: Sequence[JsonObject]) -> None:
 
 
 def stability(results: Path) -> Figure:
-    """How often each candidate was retained, and its coverage and gap, run by run of the labelling; beside it how often
-    those of the paper were."""
+    """Draw the retention of each candidate, and its coverage and gap, run by run of the labelling; beside it that of
+    the paper's."""
     selection, runs = read_selection(results), read_table(results / "capabilities/stability.csv")
     limits, candidates = selection["thresholds"], selection["candidates"]
     figure = Figure(figsize=(11.2, 1.6 + 0.24 * max(len(candidates), 9)), layout="constrained")
@@ -255,7 +255,7 @@ def _published_selection(axes: Axes) -> None:
 
 
 def thresholds(results: Path) -> Figure:
-    """What would be selected over a grid of thresholds, replayed from the account of the selection."""
+    """Draw the number selected over a grid of thresholds, replayed from the account of the selection."""
     selection = read_selection(results)
     limits, candidates = selection["thresholds"], selection["candidates"]
     deltas, coverages = [step / 10 for step in range(1, 10)], [step / 20 for step in range(1, 9)]

@@ -97,7 +97,8 @@ def load_passports(root: Root = ".") -> dict[str, Passport]:
 
 
 def load_adapters(root: Root = ".") -> pd.DataFrame:
-    """What there is to act with, one row each: stage, name, digest, path, rollouts, discarded.
+    """Load the adapters and prompts that stages have left, one row each: stage, name, digest, path, rollouts,
+    discarded.
 
     >>> captrain.load_adapters()[["stage", "name"]].values.tolist()
     [['adapters', 'wrong_record']]

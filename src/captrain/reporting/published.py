@@ -1,4 +1,4 @@
-"""What the paper published, as data beside its source, and what in it does not agree with itself.
+"""Numbers of the paper, as data beside their source, and the contradictions among them.
 
 The numbers lie in `published.yaml` as they were printed and are never mixed with measured ones: `table` sets ours
 beside them only where the same benchmark was played with the same model. `contradictions` computes, and types no
@@ -47,11 +47,11 @@ class Rates(Record):
         return round(value * self.tasks[column] / 100) if self.unit == "percent" else round(value)
 
     def printed_rate(self, count: int, column: str) -> float:
-        """What a count of tasks prints as."""
+        """Round a count of tasks as the table prints it."""
         return round(100 * count / self.tasks[column], self.decimals) if self.unit == "percent" else count
 
     def formatted(self, value: float) -> str:
-        """As it was printed."""
+        """Format a value with the decimals that the table prints."""
         return f"{value:.{self.decimals}f}"
 
 
@@ -84,7 +84,7 @@ class FurtherResult(Record):
 
 
 class Selection(Record):
-    """How often each candidate was retained in `runs` runs; kept from `needed` on, `kept` of them."""
+    """Retention of each candidate, in how many of `runs` runs; kept from `needed` on, `kept` of them."""
 
     source: str
     runs: int
@@ -138,7 +138,7 @@ class Claim(NamedTuple):
 
 
 class _Setting(BaseModel):
-    """What is read of a spec.yaml of any version."""
+    """Fields that are read of a spec.yaml of any version."""
 
     base: JsonObject = {}
     benchmark: JsonObject = {}
@@ -194,8 +194,8 @@ def table(root: Path) -> pd.DataFrame:
 
 
 def reference(results: Path) -> tuple[str, dict[str, float]]:
-    """What was published of the very thing that was measured in `results`: the title of the table, and method -> share
-    of all tasks passed. "" and {} where another thing was measured, or no table of passed tasks is of it."""
+    """Look up what was published of the very thing that was measured in `results`: the title of the table, and method
+    -> share of all tasks passed. "" and {} where another thing was measured, or no table of passed tasks is of it."""
     for rates in read_published().tables.values():
         if rates.unit != "mean" and _same(results, rates):
             scale = 100 if rates.unit == "percent" else rates.tasks[WHOLE]
@@ -204,7 +204,7 @@ def reference(results: Path) -> tuple[str, dict[str, float]]:
 
 
 def _same(results: Path, rates: Rates) -> bool:
-    """Whether the table's benchmark was played in `results`, with the paper's model."""
+    """Return whether the table's benchmark was played in `results`, with the paper's model."""
     path = results / "spec.yaml"
     spec = read_yaml(path, _Setting) if path.exists() else _Setting()
     model = str(spec.base.get("model") or "").split("@")[0]
@@ -277,7 +277,7 @@ def claims() -> list[Claim]:
 
 
 def contradictions() -> list[Contradiction]:
-    """What cannot be, or does not agree, in the order of the file."""
+    """List the published numbers that cannot be, or do not agree, in the order of the file."""
     publication = read_published()
     return [
         *_uncountable(publication),

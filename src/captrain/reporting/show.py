@@ -313,7 +313,7 @@ def results(root: Path) -> RenderableType:
 
 
 def costs(root: Path) -> RenderableType:
-    """What each method has spent, and what the stages that it rests on took."""
+    """Tabulate what each method has spent, and what the stages that it rests on took."""
     from captrain.evaluation import SUMS, evaluation_table
     from captrain.execution import times
 
@@ -355,7 +355,7 @@ class _KindRates(_Rates):
 
 
 class _Summary(_KindRates):
-    """What is read of results/rollouts/summary.json; `rollouts` stands with the kinds alone."""
+    """Fields that are read of results/rollouts/summary.json; `rollouts` stands with the kinds alone."""
 
     outcomes: dict[str, int]
     kinds: dict[str, _KindRates]
@@ -363,8 +363,8 @@ class _Summary(_KindRates):
 
 
 def _discovery(root: Path) -> RenderableType | None:
-    """What the base did on the discovery split beside an agent that does nothing, and what the benchmark says of
-    itself; None for a benchmark that says nothing."""
+    """Tabulate the base's results on the discovery split beside an agent that does nothing, and the facts that the
+    benchmark gives of itself; None for a benchmark that gives none."""
     path = root / "results/rollouts/summary.json"
     summary = read_json(path, _Summary) if path.exists() else None
     if summary is None or not summary.benchmark:

@@ -272,7 +272,7 @@ def _seeds(points: Sequence[ComparisonRow]) -> int:
 
 
 def _over(points: Sequence[ComparisonRow]) -> str:
-    """What the intervals of a study are over."""
+    """Say which spread the intervals of a study are of."""
     return OVER_SEEDS if _seeds(points) > 1 else "one seed, with its interval over tasks"
 
 
@@ -336,7 +336,7 @@ def thresholds(points: Sequence[ComparisonRow]) -> Figure:
 
 
 def _selected(rows: Sequence[ComparisonRow]) -> str:
-    """How many capabilities were selected, of each seed where they differ."""
+    """Count the selected capabilities, for each seed where they differ."""
     return "/".join(map(str, sorted({len(row["selected"].split()) for row in rows})))
 
 

@@ -25,13 +25,13 @@ CANVASES = {"png": FigureCanvasAgg, "pdf": FigureCanvasPdf}
 Colour = str | tuple[float, float, float]
 HEADLINE = (BASE, "grpo_target", "gepa", TRACE)
 ROUTING = (BASE, "control:placebo", "control:random_router", RANDOM, BEST_SINGLE, TRACE, "router:", ORACLE)
-"""What choosing an adapter is held against, by name or its beginning, in the order of the figure."""
+"""Methods beside which routers are shown, by name or its beginning, in the order of the figure."""
 MERGING = (BASE, "single", "mixed", BEST_SINGLE, TRACE, "merged:")
 SUPERVISED = "Squares: learns from demonstrations; circles: from rewards alone, or nothing."
 PROJECT, PROJECT_PALE = "#0f766e", "#7fb8b2"
 """The project's colour, for its best row, and a paler one for its other rows."""
 GREY = "0.5"
-"""Of published numbers, which are nobody's measurement here."""
+"""Colour of published numbers, which are nobody's measurement here."""
 
 ROW = 0.24
 """Inches between two methods."""
@@ -52,7 +52,7 @@ class Line:
 
     @property
     def supervised(self) -> bool:
-        """Whether it learns from demonstrations and not from rewards alone."""
+        """True if the method learns from demonstrations and not from rewards alone."""
         return is_supervised(self.method)
 
 

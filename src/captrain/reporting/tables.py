@@ -116,7 +116,7 @@ def _number(value: float) -> str:
 
 
 def _caption(main: pd.DataFrame, ledger: pd.DataFrame) -> str:
-    """What was played and what is counted, from the numbers themselves."""
+    """Describe what was played and what is counted, from the numbers themselves."""
     rows = main.to_dict("records")
     methods = [row for row in rows if row["method"] in headline_methods()]
     errors, excluded = sum(row["errors"] for row in methods), max(row["excluded"] for row in methods)

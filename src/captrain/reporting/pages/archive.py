@@ -57,8 +57,8 @@ WHERE adapter.arm = ? AND base.rollouts > 0 AND adapter.rollouts > 0 ORDER BY mi
 
 @dataclass(frozen=True)
 class Lack:
-    """What the labels say of one failed rollout and one capability: in how many of the runs that labelled it it is
-    LACKING, and the evidence that most of those give, with the index of the message it points at."""
+    """Lack of one capability in one failed rollout: the number of labelling runs in which it is LACKING, and the
+    evidence that most of those give, with the index of the message it points at."""
 
     capability: str
     lacking: int
@@ -68,7 +68,7 @@ class Lack:
 
 
 def majority_lacks(labels: Sequence[RolloutLabels]) -> dict[str, list[Lack]]:
-    """What each failed rollout lacks in more than half of the runs that labelled it."""
+    """List what each failed rollout lacks in more than half of the runs that labelled it."""
     lacking: defaultdict[str, list[Lack]] = defaultdict(list)
     for rollout, capabilities in labels_of_rollouts(row for row in labels if row.outcome == "failed").items():
         for name, runs in capabilities.items():
@@ -81,7 +81,7 @@ def majority_lacks(labels: Sequence[RolloutLabels]) -> dict[str, list[Lack]]:
 
 
 class Archive:
-    """What there is of rollouts and labels in a project.
+    """Rollouts and labels of a project, indexed in a temporary database.
 
     Args:
         root: of the project.
@@ -153,7 +153,7 @@ class Archive:
             self._database.executemany("INSERT OR IGNORE INTO composed VALUES (?, ?)", sorted(composed))
 
     def _read_lacks(self) -> None:
-        """What failed rollouts of the diagnosis lack, and which capabilities their tasks demand, by kind of task."""
+        """Enter what failed rollouts of the diagnosis lack, and which capabilities their tasks demand, by kind of task."""
         rollouts = self._database.execute("SELECT number, place FROM rollout WHERE part = 'diagnosis' ORDER BY number")
         for number, place in rollouts:
             rollout = self._rollout("diagnosis", place)
@@ -184,7 +184,7 @@ class Archive:
 
     @property
     def has_rollouts(self) -> bool:
-        """Whether there is any rollout."""
+        """True if there is any rollout."""
         return bool(self._database.execute("SELECT EXISTS (SELECT 1 FROM rollout)").fetchone()[0])
 
     def rollouts(self) -> Iterator[tuple[Rollout, str, list[Lack]]]:
@@ -197,7 +197,7 @@ class Archive:
             yield self._rollout(part, place), arm, self.lacks(number)
 
     def lacks(self, number: int) -> list[Lack]:
-        """What one rollout lacks."""
+        """List what one rollout lacks."""
         query = "SELECT capability, lacking, runs, evidence, message FROM lack WHERE rollout = ? ORDER BY rowid"
         return [Lack(*row) for row in self._database.execute(query, (number,))]
 
@@ -265,7 +265,7 @@ def kind_of(rollout: Rollout) -> str:
 
 
 def indices(root: Path) -> dict[str, JsonObject]:
-    """What each stage that is here has left to act with, by stage and name."""
+    """Read the index of each stage that is here: what it has left to act with, by stage and name."""
     documents = {
         stage: files.document(root, f"results/{stage}/index.json", stage, dict[str, files.AdapterEntry])
         for stage in acting_stages()

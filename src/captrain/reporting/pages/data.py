@@ -1,4 +1,4 @@
-"""What the pages of the report say, of what `files` reads. Numbers that are undefined are None."""
+"""Content of the report's pages, made from what `files` reads. Numbers that are undefined are None."""
 
 from functools import partial
 from pathlib import Path
@@ -124,7 +124,7 @@ def capabilities(root: Path, archive: Archive) -> list[JsonObject] | Missing:
 
 
 def _own_effects(name: str, effects: list[JsonObject]) -> list[JsonObject]:
-    """What the adapter of a capability changes, by stratum of the base's rollouts."""
+    """Select the effects of a capability's own adapter, by stratum of the base's rollouts."""
     return [row for row in effects if row["arm"] == name and row["capability"] in (name, None)]
 
 
@@ -147,7 +147,7 @@ def _evidence(name: str, proposal: Capability | None, archive: Archive) -> list[
 
 
 def gains(name: str, archive: Archive) -> JsonObject | Missing | None:
-    """What the adapter gains over the base on tasks of each kind, on its own kinds together and on the others.
+    """Estimate the adapter's gain over the base on tasks of each kind, on its own kinds together and on the others.
 
     A kind is the capability's own where more than half of its failed discovery rollouts demand it
     (`compounds.demands`). None where no such adapter was played; without labels no kind is known as its own.
@@ -186,7 +186,7 @@ def gains(name: str, archive: Archive) -> JsonObject | Missing | None:
 
 
 class _Stages(BaseModel):
-    """What is read of dvc.yaml and dvc.lock."""
+    """Fields that are read of dvc.yaml and dvc.lock."""
 
     stages: dict[str, JsonObject] = {}
 
@@ -225,6 +225,6 @@ def _is_present(root: Path, name: str) -> bool:
 
 
 def arm_names(root: Path, archive: Archive) -> dict[str, str]:
-    """What arms are called that are known by a digest alone: compositions of adapters."""
+    """Name the arms that are known by a digest alone: compositions of adapters."""
     arms = {"base", *(name for index in indices(root).values() for name in index)}
     return archive.composition_names(arms)

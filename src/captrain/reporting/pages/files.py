@@ -1,4 +1,4 @@
-"""What the report reads, in the shapes that its pages rely on.
+"""Files that the report reads, in the shapes that its pages rely on.
 
 A file that is not there is a `Missing` with its remedy, which a page shows in its place: a fresh clone has results/
 alone, and its report says what else there could be. A file that is there and corrupt (cut off, not what its ending
@@ -29,12 +29,12 @@ Number = float | None
 PART = 2000
 """Rows of a long table that are in memory at once."""
 COMMANDS = {"replicates": "make replicate", "sweeps": "captrain-sweep"}
-"""What makes files that no stage makes."""
+"""Commands that make files which no stage makes."""
 
 
 @dataclass(frozen=True)
 class Missing:
-    """What is not here and how to make it."""
+    """File that is not here, and how to make it."""
 
     problem: str
     remedy: str
@@ -146,7 +146,7 @@ class EffectRow(BaseModel):
 
 
 class SpendingCounts(BaseModel):
-    """What a row of results/evaluation/ledger.csv and spent.csv counts."""
+    """Counts in a row of results/evaluation/ledger.csv and spent.csv."""
 
     rollouts: int
     discarded: int
@@ -189,7 +189,7 @@ class RouteRow(BaseModel):
 
 
 class Metrics(BaseModel):
-    """Of results/evaluation/metrics.json."""
+    """Fields that are read of results/evaluation/metrics.json."""
 
     confidence: float
 
@@ -282,7 +282,7 @@ def _command(stage: str) -> str:
 
 
 def present(root: Path, name: str, stage: str, read: Callable[[], T]) -> T | Missing:
-    """What `read` makes of one file.
+    """Read one file, or name it as missing with its remedy.
 
     Raises:
         UserError: it is corrupt.

@@ -37,7 +37,7 @@ class ShownMessage(TypedDict):
 
 
 Content = str | bytes | Iterable[str]
-"""Of a file: whole, or piece by piece."""
+"""Content of a file: whole, or piece by piece."""
 SHARD = 240
 """Rollouts a shard, at least: it ends with a task."""
 REQUEST = 200
@@ -65,8 +65,8 @@ def escaped(text: str) -> str:
 
 
 def marks(rollout: Rollout, lacking: Sequence[Lack], selected: Collection[str]) -> list[Mark]:
-    """Where a rollout that failed goes wrong: what the labels point at, and where its tool calls leave the
-    reference's. First message first, and what rejected candidates lack last: it does not tell failed from passed."""
+    """Mark where a rollout that failed goes wrong: the messages that labels point at, and the call at which it leaves
+    the reference. First message first, and what rejected candidates lack last: it does not tell failed from passed."""
     if rollout.outcome != "failed":
         return []
     last = len(rollout.messages) - 1
@@ -87,7 +87,7 @@ def marks(rollout: Rollout, lacking: Sequence[Lack], selected: Collection[str]) 
 
 
 def _departure(rollout: Rollout, last: int) -> list[Mark]:
-    """Where the calls of a rollout leave the reference's; nowhere for one without reference or departure."""
+    """Mark the call at which a rollout leaves its reference; nothing for one without reference or departure."""
     path = divergence(rollout.messages, rollout.reference) if rollout.reference else None
     if path is None or path.first is None:
         return []

@@ -46,7 +46,7 @@ STRATA = {
 }
 """Strata of the causal test, with what the pages call them."""
 PREFIX = "figure-"
-"""What names of copied figures begin with."""
+"""Prefix of copied figures' names."""
 
 
 def build(root: Path, out: Path) -> list[Path]:
@@ -164,7 +164,7 @@ def _environment() -> jinja2.Environment:
 
 
 def _least(candidates: Sequence[JsonObject]) -> float:
-    """Where an axis of gaps begins: at 0, or so far below that all gaps and intervals are on it."""
+    """Return the start of an axis of gaps: 0, or so far below that all gaps and intervals are on it."""
     gaps = [run["gap"] for candidate in candidates for run in candidate["per_run"]]
     lowest = min(
         (gap for gap in [*gaps, *(candidate["gap_low"] for candidate in candidates)] if gap is not None), default=0.0
