@@ -41,7 +41,7 @@ RUN = (
     "dvc metrics show",
     "lint-imports",
 )
-"""How the commands begin that are run here."""
+"""Beginnings of the commands that are run here."""
 COVERED = {
     "captrain jobs": "tests/execution/test_slurm.py::test_jobs_are_shown_with_what_they_do_say_and_wait_for",
     "captrain serve": "tests/serving/test_server.py::"
@@ -65,7 +65,7 @@ COVERED = {
     "make test": "tests/test_docs.py::test_every_command_is_run_or_covered_or_said_not_to_be",
     "pytest tests/": "tests/test_docs.py::test_every_command_is_run_or_covered_or_said_not_to_be",
 }
-"""How further commands begin, each with the test that covers what it does; tests are run by themselves."""
+"""Beginnings of further commands, each with the test that covers what it does; tests are run by themselves."""
 COMMANDS = {command.line: command for page in PAGES for command in commands_of(page)}
 SELECTIONS = [
     pytest.param(text, id=f"{page.stem}-{number}")

@@ -59,7 +59,7 @@ READERS = {
     "scripts/score_diagnosis.py": "lines of people's hands and of a diagnosis, of which one that is damaged ends it",
     "scripts/growth_measures.py": "the example that ships, and lines that it has written",
 }
-"""What parses files by itself, and why."""
+"""Files that parse by themselves, and why."""
 
 
 WRITINGS = {"write_text", "write_bytes", "save_pretrained", "save_file", "copytree", "dump", "savefig"}
@@ -77,7 +77,7 @@ WRITERS = {
     "training/processes.py": "as above",
     "training/sampler.py": "as above",
 }
-"""What writes files but not aside first, and why it may."""
+"""Files that write but not aside first, and why they may."""
 
 
 SKIPPING = {"pytest.skip", "pytest.importorskip", "pytest.mark.skip", "pytest.mark.skipif"}
@@ -113,7 +113,7 @@ def test_every_room_is_in_the_layers_and_says_in_one_sentence_what_it_holds() ->
 
 
 def test_rooms_import_from_rooms_and_not_from_their_modules() -> None:
-    """What a room does not export is its own affair; a stage of a row runs that row."""
+    """A name that a room does not export is its own affair; a stage of a row runs that row."""
     for path in (path for path in SOURCES if "workers" not in path.parts and "confinement" not in path.parts):
         room = path.relative_to(ROOT / "src/captrain").parts[0] if "captrain" in path.parts else ""
         for node in ast.walk(ast.parse(path.read_text())):
@@ -160,7 +160,7 @@ def test_whatever_is_read_is_read_in_one_place() -> None:
 
 
 def test_whatever_is_written_is_written_aside_first() -> None:
-    """What a full disk cuts off is removed, and what lay there before stays."""
+    """A file that a full disk cuts off is removed, and what lay there before stays."""
     writers = set[str]()
     for path in SOURCES:
         name = str(path.relative_to(ROOT)).removeprefix("src/captrain/")

@@ -1,4 +1,4 @@
-"""What commands write for their user: beside what is theirs, and never over it."""
+"""Output of commands for their user: beside what is theirs, and never over it."""
 
 import json
 from pathlib import Path

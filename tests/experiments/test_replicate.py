@@ -37,7 +37,7 @@ def replicate() -> ModuleType:
 
 
 def make_results(results: Path, base: int, grpo: int, trace: int, selected: Sequence[str]) -> None:
-    """What the evaluation and capabilities stages write, where so many of ten tasks are passed in both trials."""
+    """Write what the evaluation and capabilities stages write, where so many of ten tasks are passed in both trials."""
     arms = {"idle": 0, "base": base, "grpo_target": grpo, "a": trace}
     stages = {"a": "adapters", "grpo_target": "grpo_target"}
     rows = [
@@ -112,7 +112,7 @@ def test_cpu_seconds_are_those_of_stages_that_all_ran_there(replicate: ModuleTyp
 
 
 def points_of(rates: Mapping[str, Sequence[float]], experiment: str = "single") -> list[dict[str, Any]]:
-    """What three seeds have come to, so many rollouts each."""
+    """Make the points of three seeds, with so many rollouts each."""
     return [
         {"experiment": experiment, "seed": seed, "method": name, "label": name, "pass_rate": rate, "rollouts_spent": 10}
         for name, values in rates.items()

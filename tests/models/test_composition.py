@@ -27,7 +27,7 @@ def members(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
 
 
 def delta(adapter: Adapter) -> dict[str, Any]:
-    """What an adapter adds to each module, in float64."""
+    """Multiply out what an adapter adds to each module, in float64."""
     return {name: up.double() @ down.double() for name, (up, down) in lora_factors(adapter).items()}
 
 

@@ -1,4 +1,4 @@
-"""What acts as another function than W + (alpha / r) B A is refused wherever an adapter is read, and named."""
+"""Adapters that act as another function than W + (alpha / r) B A, refused by name wherever one is read."""
 
 import json
 from collections.abc import Callable

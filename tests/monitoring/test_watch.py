@@ -1,4 +1,4 @@
-"""What is seen of a pipeline while it runs: sleeping processes, files made by hand, and a real training."""
+"""View of a pipeline while it runs: sleeping processes, files made by hand, and a real training."""
 
 import json
 import os

@@ -100,7 +100,7 @@ def test_what_does_not_run_costs_nothing(spec: Compose) -> None:
 
 
 def test_the_tokens_of_the_embedded_default_are_near_those_of_its_ledgers(spec: Compose, committed: Path) -> None:
-    """Of all that TRACE plays: the plan has one mean for a rollout, and trained agents write more than the base."""
+    """The plan has one mean for all rollouts that TRACE plays, and trained agents write more than the base."""
     works = stages(planned(spec()).low)
     ledgers = [committed / f"results/{stage}/ledger.jsonl" for stage in TRACE_STAGES]
     entries = [entry for path in ledgers for entry in load(path, LedgerEntry)]

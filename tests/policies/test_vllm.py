@@ -86,7 +86,7 @@ def adapter(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Adapter:
 
 
 def played(policy: Any, target: Target, folder: Path, adapter: Adapter | None = None, tasks: int = 8) -> list[Any]:
-    """What the rollouts of some tasks come to, usage and policy apart."""
+    """Play some tasks and return their rollouts, usage and policy apart."""
     found = collect(
         policy, target, target.tasks("training", tasks), purpose="training", seed=0, adapter=adapter, retries=1,
         journals=folder, quiet=True,

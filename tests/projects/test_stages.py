@@ -1,4 +1,4 @@
-"""What runs in a project: seen by `captrain watch`, and a tiny base that can act in a benchmark of the user's own."""
+"""Stages in a project: seen by `captrain watch`, and a tiny base that can act in a benchmark of the user's own."""
 
 import subprocess
 import sys

@@ -104,7 +104,7 @@ def test_the_known_contradictions_are_found() -> None:
 
 
 def changed(monkeypatch: pytest.MonkeyPatch, edit: dict) -> list[str]:
-    """Where contradictions are found once a published number is another one."""
+    """Find the places of contradictions once a published number is another one."""
     data = read_published().model_dump()
     for path, value in edit.items():
         place = data

@@ -32,7 +32,7 @@ FEW = ("router:sets", "merged:ties", "bound:oracle", "control:placebo")
 
 
 def points(rates: Mapping[str, float], seeds: Sequence[int], **settings: Any) -> list[dict[str, Any]]:
-    """What a point of each seed has come to; TRACE leads GRPO on the target by the same in every seed."""
+    """Make a point of each seed; TRACE leads GRPO on the target by the same in every seed."""
     return [
         {
             "experiment": "default", "seed": seed, **settings, "point": f"p{seed}", "method": name,

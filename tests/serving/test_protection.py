@@ -61,7 +61,7 @@ def address(server: Server) -> Iterator[tuple[str, int]]:
 
 
 def send(place: tuple[str, int], head: str, body: bytes = b"", pieces: int = 1, pause: float = 0.0) -> bytes:
-    """What comes back for raw lines and a body that is sent in pieces."""
+    """Send raw lines and a body in pieces, and return what comes back."""
     with socket.create_connection(place, timeout=20) as channel:
         channel.sendall(head.encode())
         step = -(-len(body) // pieces) if body else 0

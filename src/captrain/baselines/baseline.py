@@ -111,7 +111,7 @@ class Baseline:
         return 1
 
     def demonstrations(self, spec: Spec) -> tuple[int, int]:
-        """Count the demonstrations that the row is trained on, and the passes over each; (0, 0) where there are none."""
+        """Count the demonstrations that the row is trained on, and the passes over each; (0, 0) where there is none."""
         return 0, 0
 
     def run(self, spec: Spec) -> str:

@@ -82,7 +82,7 @@ gap, pooled coverage."""
 
 
 class Selection(Section):
-    """Thresholds that a candidate capability must reach to be selected, and the order in which the selected are kept."""
+    """Thresholds that a candidate capability must reach to be selected, and the order in which these are kept."""
 
     delta: Share
     coverage: Share

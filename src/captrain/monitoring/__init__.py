@@ -1,4 +1,4 @@
-"""Monitoring of a pipeline: its running stages, their progress, and whether its results belong to the committed code."""
+"""Monitoring of a pipeline: its running stages, their progress, and whether its results are the committed code's."""
 
 import lazy_loader
 

@@ -153,7 +153,7 @@ class Archive:
             self._database.executemany("INSERT OR IGNORE INTO composed VALUES (?, ?)", sorted(composed))
 
     def _read_lacks(self) -> None:
-        """Enter what failed rollouts of the diagnosis lack, and which capabilities their tasks demand, by kind of task."""
+        """Enter what failed rollouts of the diagnosis lack and which capabilities their tasks demand, by kind."""
         rollouts = self._database.execute("SELECT number, place FROM rollout WHERE part = 'diagnosis' ORDER BY number")
         for number, place in rollouts:
             rollout = self._rollout("diagnosis", place)
