@@ -1,6 +1,7 @@
 """The house itself: rooms and their layers, names, types, and how long what a newcomer reads may be."""
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -41,6 +42,12 @@ FOREIGN = {
     ("benchmarks/workers/tau2_worker.py", "done"),  # tau2's own attribute
 }
 """Names that files or other people's code give."""
+
+
+OPENINGS = {"What", "Whether", "Of", "As", "How", "Where"}
+"""First words that say neither what a function does nor what a class is."""
+PENDING = {"benchmarks", "capabilities", "diagnosis", "environments"}
+"""Rooms whose docstrings may still begin so."""
 
 
 PARSERS = {"loads", "load", "safe_load", "read_csv", "model_validate_json", "validate_json", "DictReader"}
@@ -93,6 +100,29 @@ def bound_names(path: Path) -> Iterator[tuple[str, int]]:
             yield node.arg, node.lineno
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
             yield node.attr, node.lineno
+
+
+def docstrings(path: Path) -> Iterator[tuple[str, int]]:
+    """The docstrings of a file with their lines: of module, classes and functions, and those beneath assignments."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        body: list[ast.stmt] = getattr(node, "body", []) if isinstance(getattr(node, "body", []), list) else []
+        heads = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        for before, statement in zip([None, *body], body, strict=False):
+            named = isinstance(before, ast.Assign | ast.AnnAssign) or (before is None and heads)
+            if named and isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+                if isinstance(text := statement.value.value, str):
+                    yield text.strip(), statement.lineno
+
+
+def test_docstrings_open_with_a_verb_or_a_noun() -> None:
+    files = [path for path in SOURCES if not PENDING & {*path.relative_to(ROOT).parts}]
+    files += [path for path in (ROOT / "tests").rglob("*.py") if "answers" not in path.parts]
+    assert not [
+        f"{path.relative_to(ROOT)}:{line} {text[:60]}"
+        for path in files
+        for text, line in docstrings(path)
+        if re.split(r"\W", text)[0] in OPENINGS
+    ]
 
 
 def test_imports_go_down_the_layers_and_in_no_circle() -> None:

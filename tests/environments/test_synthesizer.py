@@ -88,7 +88,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 
 class Vouched(OpenAISynthesizer):
-    """Synthesizer whose recorded files are our own text: they need not be confined where confinement is not the matter."""
+    """Synthesizer whose recorded files are our own text and run unconfined, which is faster."""
 
     trusted = True
 

@@ -156,7 +156,7 @@ def text_of(name: str) -> str:
 
 
 def attacked(target: Target, argument: str) -> str:
-    """Play a step and a score of a hostile program and return what came of it; "= " and its own words if it lives on."""
+    """Play a step and a score of a hostile program and return the verdict; "= " and its words if it lives on."""
     task = target.tasks("training", 1)[0]
     episode = target.open(task)
     try:

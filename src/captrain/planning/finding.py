@@ -18,7 +18,7 @@ class Finding(NamedTuple):
 
 
 def command_output(*command: str, patience: float = PATIENCE) -> str | None:
-    """Run a command and return what it prints; None where it fails, is not there, or takes more than so many seconds."""
+    """Run a command and return what it prints; None where it fails, is not there, or takes too many seconds."""
     try:
         process = subprocess.run(command, capture_output=True, text=True, timeout=patience)
     except (OSError, subprocess.TimeoutExpired):
