@@ -109,9 +109,10 @@ def docstrings(path: Path) -> Iterator[tuple[str, int]]:
         heads = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
         for before, statement in zip([None, *body], body, strict=False):
             named = isinstance(before, ast.Assign | ast.AnnAssign) or (before is None and heads)
-            if named and isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-                if isinstance(text := statement.value.value, str):
-                    yield text.strip(), statement.lineno
+            value = statement.value if isinstance(statement, ast.Expr) else None
+            text = value.value if isinstance(value, ast.Constant) else None
+            if named and isinstance(text, str):
+                yield text.strip(), statement.lineno
 
 
 def test_docstrings_open_with_a_verb_or_a_noun() -> None:

@@ -176,7 +176,7 @@ def test_tables_go_into_a_folder_of_results_and_nowhere_else(
     monkeypatch.setattr(sys, "argv", arguments)
     with pytest.raises(SystemExit):
         replicate.main()
-    assert "is no name of a file" in capsys.readouterr().err
+    assert "is not a name of a file" in capsys.readouterr().err
 
 
 def test_one_seed_has_a_mean_and_no_interval(replicate: ModuleType, tmp_path: Path) -> None:

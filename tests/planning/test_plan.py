@@ -176,7 +176,7 @@ def test_a_node_without_throughput_is_refused() -> None:
         (("adapters.rollouts=1280",), "need 170 tasks of an environment", ("environments.seeds=170",)),
         ((*SMALL, "rollouts.tasks=96"), "rollouts.tasks = 96, and split discovery has 65", ("rollouts.tasks=32",)),
         ((*SMALL, "evaluation.tasks=61"), "evaluation.tasks = 61, and split test has 60", ("evaluation.tasks=60",)),
-        (("+trainer.experts=true",), "is no mixture of experts", ("+trainer.experts=false",)),
+        (("+trainer.experts=true",), "is not a mixture of experts", ("+trainer.experts=false",)),
         (
             (*PAPER, "policy=vllm", "machine=node8", "+trainer.experts=true", "machine.vllm.gpus=0"),
             "need a GPU",

@@ -222,4 +222,4 @@ def test_a_port_that_is_taken_is_one_message(tiny: Path, captrain, tmp_path: Pat
         taken.listen()
         port = taken.getsockname()[1]
         status, _, err = captrain(tmp_path, "serve", str(tiny), "--port", str(port))
-    assert status == 2 and f"nobody can listen on 127.0.0.1, port {port}" in err
+    assert status == 2 and f"captrain serve cannot listen on 127.0.0.1, port {port}" in err

@@ -68,7 +68,7 @@ def diagnose(
 
     require_folder(out)
     if bool(files) == bool(labels):
-        raise UserError("captrain diagnose reads logs or labels, one of the two", "name files, or --labels FILE")
+        raise UserError("captrain diagnose takes either logs or --labels", "name files, or --labels FILE")
     selection = Selection(
         delta=delta,
         coverage=coverage,

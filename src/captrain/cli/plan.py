@@ -50,7 +50,9 @@ def power(
     from captrain.planning import PartialDesign, claim_tables, complete_design, design_tables
 
     if difference is not None and not 1e-6 <= abs(difference) <= 1:
-        raise UserError(f"a difference of {difference:g} is none that can be found", "name one that is not 0")
+        raise UserError(
+            f"--difference must lie in [-1, 1] and not be 0, got {difference:g}", "give, for example, --difference .05"
+        )
     folder = project_root() / "results/evaluation"
     if paper:
         base, tasks, trials = 0.5, 2, 1  # the paper's own are used: only icc and shared are to be known

@@ -159,7 +159,7 @@ def _imported(target: str, section: str = "") -> Callable[..., Any]:
     label = f"{section}._target_ = {target}" if section else f"_target_ = {target}"
     module_name, _, name = target.partition(":") if ":" in target else target.rpartition(".")
     if not all(part.isidentifier() for part in target.replace(":", ".").split(".")):
-        raise UserError(f"{label}: it is no import path", "write package.module.Class, or package.module:Class")
+        raise UserError(f"{label}: it is not an import path", "write package.module.Class, or package.module:Class")
     try:
         module = importlib.import_module(module_name or target)
     except ModuleNotFoundError as error:

@@ -323,7 +323,7 @@ def _json(data: object, source: str, remedy: str) -> str:
         text.encode()
     except (ValueError, TypeError, RecursionError):
         # A YAML anchor that holds itself, a key that is a list, half a character.
-        raise UserError(f"{source}a value in it contains itself, or is none that JSON has", remedy) from None
+        raise UserError(f"{source}a value in it contains itself, or cannot be written as JSON", remedy) from None
     return text
 
 

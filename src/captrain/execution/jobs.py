@@ -106,7 +106,7 @@ def submissions(jobs: Path = JOBS) -> list[Submission]:
     try:
         return [Submission.model_validate(row) for row in rows.values()]
     except ValidationError as error:
-        raise UserError(f"{path} is no list of jobs ({first_fault(error)})", "move it away: jobs run on") from None
+        raise UserError(f"{path} is not a list of jobs ({first_fault(error)})", "move it away: jobs run on") from None
 
 
 def states(jobs: Collection[str]) -> dict[str, State]:

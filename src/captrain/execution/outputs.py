@@ -65,7 +65,7 @@ def require_folder(folder: Path) -> None:
                 "see that the disk is not read-only and that you may write there, or name another folder with --out",
             )
         if path.exists() or path.is_symlink():
-            raise UserError(f"{path} is no folder", "name another folder with --out")
+            raise UserError(f"{path} is not a folder", "name another folder with --out")
 
 
 def _listing(folder: Path) -> dict[str, str]:

@@ -138,7 +138,7 @@ def _check_tools(package: Package, standard: Standard) -> None:
         unspeakable = [word for word in (name, *parameters) if not word.isidentifier() or word.startswith("_")]
         if standard == "trl" and unspeakable:
             raise UserError(
-                f"TRL's tools are Python methods, and {unspeakable[0]} of {name} is no name of one",
+                f"TRL's tools are Python methods, and {unspeakable[0]} of {name} is not a name of one",
                 "choose another standard",
             )
 

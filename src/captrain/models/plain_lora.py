@@ -100,7 +100,7 @@ def read_plain_lora(folder: Path) -> PlainLora:
     pairs = {f"{name}.lora_{side}.weight" for name in modules for side in "AB"}
     if obstacles := special_settings(config) or sorted(set(tensors) ^ pairs)[:1]:
         raise UserError(
-            f"adapter {folder} is no plain LoRA adapter ({', '.join(obstacles)})",
+            f"adapter {folder} is not a plain LoRA adapter ({', '.join(obstacles)})",
             "use adapters of r, lora_alpha and target_modules alone, or merge this one into its base with PEFT",
         )
     ranks = {len(tensors[f"{name}.lora_A.weight"]) for name in modules}

@@ -77,7 +77,7 @@ def _known_experts(base: "nn.Module") -> list[str]:
     tensors = _expert_tensors(base)
     transposed = any(getattr(part, "is_transposed", False) for part in base.modules())
     if tensors != sorted(f"experts.{name}" for name in FUSED) or transposed:
-        tensors_text = f"has those of {', '.join(tensors)}" if tensors else "is no mixture of experts"
+        tensors_text = f"has those of {', '.join(tensors)}" if tensors else "is not a mixture of experts"
         raise UserError(
             f"trainer.experts = true, and the base {tensors_text}",
             f"set trainer.experts=false; experts are known where they are {' and '.join(FUSED)}",

@@ -316,7 +316,7 @@ def _add_commit(
         text = f"{path} differs from commit {commit.name}"
         topic = _topic(path, outputs, topics)
         if not (root / path).is_file():
-            text += ": it is no file" if (root / path).exists() else ": it is missing"
+            text += ": it is not a file" if (root / path).exists() else ": it is missing"
         elif topic in ("results", "edits") and path.endswith(TABLES):
             versions = committed_text(root, path), (root / path).read_text(errors="replace")
             text += f": {difference(*versions, Path(path).suffix)}"

@@ -79,7 +79,7 @@ class Run:
             candidates = self._parsed(CAPABILITIES)["candidates"]
             return {row["id"]: f"gap {row['gap']:.3f}" for row in candidates if row["selected"]}
         except (KeyError, TypeError, ValueError):
-            raise UserError(f"{CAPABILITIES} of {self.name} is no selection", "make it again") from None
+            raise UserError(f"{CAPABILITIES} of {self.name} is not a selection", "make it again") from None
 
     def _parsed(self, path: str) -> JsonObject:
         place, remedy = f"{path} of {self.name}", "make it again, or restore it"

@@ -165,10 +165,10 @@ def _benchmark(spec: Spec, root: Path) -> Iterator[Finding]:
         return
     installation = setting if setting.python else made_installation(name, root)
     if installation is None:
-        problem = f"{name} is not installed, and machine.benchmarks.{name}.python names no interpreter"
+        problem = f"{name} is not installed, and machine.benchmarks.{name}.python does not name an interpreter"
         yield Finding("benchmark", False, problem, "install it as docs/benchmark.md says")
     elif (python := interpreter(installation.python, root)) is None:
-        problem = f"machine.benchmarks.{name}.python = {installation.python!r} is no interpreter"
+        problem = f"machine.benchmarks.{name}.python = {installation.python!r} is not an interpreter"
         yield Finding("benchmark", False, problem, "install it as docs/benchmark.md says")
     else:
         yield Finding("benchmark", True, python)

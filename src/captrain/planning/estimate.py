@@ -83,7 +83,7 @@ class Node:
         for name, values in {**options, "--parameters": [1 if self.parameters is None else self.parameters]}.items():
             if not all(0 < value < math.inf for value in values):
                 raise UserError(
-                    f"{name} = {' '.join(map(str, values))} cannot be planned with", "state what is above 0"
+                    f"{name} must be above 0 and finite, got {' '.join(map(str, values))}", f"give another {name}"
                 )
 
 

@@ -84,7 +84,7 @@ def _experts(estimate: Estimate) -> list[UserError]:
     `captrain doctor` asks the servers themselves."""
     spec = estimate.spec
     if estimate.experts and spec.base.model is None and not spec.base.pretrained:
-        problem = "trainer.experts = true, and the embedded base is no mixture of experts"
+        problem = "trainer.experts = true, and the embedded base is not a mixture of experts"
         return [UserError(problem, "set trainer.experts=false")]
     is_mixture = estimate.experts or bool(estimate.size and estimate.size.experts)
     if not (estimate.vllm and is_mixture) or spec.machine.vllm.gpus:

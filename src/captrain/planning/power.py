@@ -67,16 +67,19 @@ class Design:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse what is no design."""
+        """Refuse values out of range."""
         for name in ("base", "level", "power"):
             if not 0.0 < getattr(self, name) < 1.0:
-                raise UserError(f"{name} is {getattr(self, name)}", f"give a {name} between 0 and 1")
+                raise UserError(f"{name} must lie in (0, 1), got {getattr(self, name)}", f"give another {name}")
         if not 0.0 <= self.icc < 1.0 or not 0.0 <= self.shared <= 1.0:
-            raise UserError(f"icc is {self.icc} and shared {self.shared}", "give an icc in [0, 1), shared in [0, 1]")
+            raise UserError(
+                f"icc must lie in [0, 1) and shared in [0, 1], got {self.icc} and {self.shared}",
+                "give others by --icc and --shared",
+            )
         if not 2 <= self.tasks <= MAX_TASKS or not 1 <= self.trials <= MAX_TRIALS:
             raise UserError(
-                f"{self.tasks} tasks x {self.trials} trials cannot be simulated",
-                f"plan with 2 to {MAX_TASKS} tasks and 1 to {MAX_TRIALS} trials",
+                f"tasks must be 2 to {MAX_TASKS} and trials 1 to {MAX_TRIALS}, got {self.tasks} and {self.trials}",
+                "plan with others by --tasks and --trials",
             )
 
 
@@ -106,7 +109,7 @@ def simulated_power(design: Design, difference: float) -> float:
 
     if not 0.0 < design.base + difference < 1.0:
         raise UserError(
-            f"a difference of {difference:.3g} from {design.base:.3g} is no rate", "ask for a difference that is one"
+            f"base + difference must lie in (0, 1), got {design.base + difference:.3g}", "give a smaller --difference"
         )
     # Tasks are alike before they are drawn, so a world is how many of them come to each difference.
     random = np.random.default_rng(design.seed)

@@ -206,7 +206,9 @@ def vllm_findings(spec: Spec, root: Path) -> Iterator[Finding]:
     python = interpreter(spec.machine.vllm.python, root)
     if python is None:
         remedy = "install vLLM in an environment of its own (docs/model.md) and name its interpreter"
-        yield Finding("vLLM", False, f"machine.vllm.python = {spec.machine.vllm.python!r} is no interpreter", remedy)
+        yield Finding(
+            "vLLM", False, f"machine.vllm.python = {spec.machine.vllm.python!r} is not an interpreter", remedy
+        )
         return
     text = command_output(python, "-c", DISTRIBUTION)
     remedy = f"{python} -m pip install -r requirements-vllm.lock"

@@ -171,7 +171,7 @@ class Replica(Endpoint):
         interpreter = shutil.which(os.path.expanduser(self.machine.python))
         if interpreter is None:
             raise UserError(
-                f"machine.vllm.python = {self.machine.python!r} is no interpreter",
+                f"machine.vllm.python = {self.machine.python!r} is not an interpreter",
                 "install vLLM in an environment of its own (python -m venv, pip install vllm) and name its interpreter",
             )
         self._fruitless += 1

@@ -70,7 +70,7 @@ def _check_name(examined: Examined) -> None:
         examined.note("name", "", f"is {name!r}", "name the benchmark by a text")
     about = getattr(examined.environment, "about", {})
     if not is_json(about) or not isinstance(about, dict):
-        examined.note("about", "", "is no plain JSON object", "keep versions and hashes in it, as text and numbers")
+        examined.note("about", "", "is not a plain JSON object", "keep versions and hashes in it, as text and numbers")
 
 
 def _check_tools(examined: Examined) -> list[JsonObject]:
@@ -85,7 +85,7 @@ def _check_tools(examined: Examined) -> list[JsonObject]:
         function = tool.get("function") if isinstance(tool, dict) else None
         parameters = function.get("parameters") if isinstance(function, dict) else None
         if not (isinstance(parameters, dict) and parameters.get("type") == "object" and is_json(tool)):
-            examined.note("tools", "", f"{str(tool)[:60]!r} is no function schema", f"write {SCHEMA}, plain JSON")
+            examined.note("tools", "", f"{str(tool)[:60]!r} is not a function schema", f"write {SCHEMA}, plain JSON")
         elif isinstance(function, dict):
             names.append(str(function.get("name")))
             sound.append(tool)
@@ -112,7 +112,7 @@ def _check_tasks(examined: Examined, split: str, count: int) -> list[JsonObject]
     sound = [task for task in tasks if _is_task(task)] if isinstance(tasks, list) else []
     if not isinstance(tasks, list) or len(sound) < len(tasks):
         wrong = next((task for task in tasks if not _is_task(task)), None) if isinstance(tasks, list) else tasks
-        examined.note("tasks", f"split {split}", f"{str(wrong)[:60]!r} is no task", remedy)
+        examined.note("tasks", f"split {split}", f"{str(wrong)[:60]!r} is not a task", remedy)
     if isinstance(tasks, list) and len(tasks) != count:
         text = f"gave {len(tasks)} tasks where {count} were asked for"
         examined.note("tasks", f"split {split}", text, "give as many as asked for, or say by size(split) how many")
@@ -223,11 +223,11 @@ def _sound_score(examined: Examined, task: JsonObject, score: object) -> JsonObj
     reward = score.get("reward") if isinstance(score, dict) else None
     numeric = isinstance(reward, int | float) and not isinstance(reward, bool) and 0 <= reward <= 1
     if not isinstance(score, dict) or not numeric or not isinstance(score.get("success"), bool) or not is_json(score):
-        examined.note("score", task["id"], f"{str(score)[:80]!r} is no score", remedy)
+        examined.note("score", task["id"], f"{str(score)[:80]!r} is not a score", remedy)
         raise MethodFailed
     parts = score.get("parts", {})
     if not isinstance(parts, dict) or not all(isinstance(part, int | float) for part in parts.values()):
-        examined.note("score", task["id"], f"parts {str(parts)[:60]!r} are no numbers by name", remedy)
+        examined.note("score", task["id"], f"parts {str(parts)[:60]!r} are not numbers by name", remedy)
         raise MethodFailed
     return score
 

@@ -167,9 +167,9 @@ def message_faults(messages: object, roles: Sequence[str]) -> str:
         return f"is {type(messages).__name__} and no list of messages"
     for message in messages:
         if not isinstance(message, dict) or message.get("role") not in roles:
-            return f"holds {str(message)[:60]!r}, which is no message of {' or '.join(roles)}"
+            return f"holds {str(message)[:60]!r}, which is not a message of {' or '.join(roles)}"
         if not isinstance(message.get("content"), str) and not message.get("tool_calls"):
-            return f"holds a message of {message['role']} whose content is no text"
+            return f"holds a message of {message['role']} whose content is not text"
         if not is_json(message):
-            return f"holds a message of {message['role']} that is no plain JSON"
+            return f"holds a message of {message['role']} that is not plain JSON"
     return ""

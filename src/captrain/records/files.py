@@ -65,7 +65,7 @@ def read_bytes(path: Path, remedy: str = REPRO, most: int = MOST) -> bytes:
     except OSError as error:
         raise UserError(f"{path} cannot be read: {_reason(error)}", remedy) from None
     if len(content) > most:
-        raise UserError(f"{path} has more than {most >> 20} MiB, which nothing of its kind has", remedy)
+        raise UserError(f"{path} has more than {most >> 20} MiB, more than any file of its kind", remedy)
     return content
 
 
@@ -79,7 +79,7 @@ def read_text(path: Path, remedy: str = REPRO) -> str:
     try:
         return content.decode()
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} is no text in UTF-8 (byte {error.start})", remedy) from None
+        raise UserError(f"{path} is not text in UTF-8 (byte {error.start})", remedy) from None
 
 
 def read_json(path: Path, kind: type[T], remedy: str = REPRO) -> T:
@@ -96,7 +96,7 @@ def read_json(path: Path, kind: type[T], remedy: str = REPRO) -> T:
     except ValidationError as error:
         raise _not_whole(str(path), kind, error, remedy) from None
     except ValueError as error:
-        raise UserError(f"{path} is no whole JSON ({plain(str(error))})", remedy) from None
+        raise UserError(f"{path} is not whole JSON ({plain(str(error))})", remedy) from None
 
 
 def read_yaml(path: Path, kind: type[T], remedy: str = REPRO) -> T:

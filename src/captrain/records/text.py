@@ -42,7 +42,7 @@ def require_file_name(text: str, place: str) -> str:
         return _file_name(text)
     except ValueError as error:
         raise UserError(
-            f"{place}: {plain(text[:LONGEST_NAME])!r} is no name of a file ({error})", "rename it"
+            f"{place}: {plain(text[:LONGEST_NAME])!r} is not a name of a file ({error})", "rename it"
         ) from None
 
 

@@ -356,7 +356,7 @@ def _ends(publication: Published) -> Iterator[Contradiction]:
                 yield Contradiction(
                     f"{name}, {label(method)}",
                     ", ".join(rates.formatted(value) for value in points.values()),
-                    f"its row of {curve.table}, {rates.formatted(row)}, is no point of the curve",
+                    f"its row of {curve.table}, {rates.formatted(row)}, is not a point of the curve",
                 )
 
 

@@ -133,7 +133,7 @@ def headline(rates: Sequence[ComparisonRow]) -> Figure:
     axes.barh(places, rate, height=0.68, color=shades, xerr=error, error_kw={"ecolor": "0.25", "elinewidth": 1.1})
     axes.set_yticks(places, [row["label"] for row in rows])
     for place, row in enumerate(rows):
-        bold = {"fontweight": "bold", "color": PROJECT} if row is best else {"color": "0.2"}
+        bold: dict[str, Any] = {"fontweight": "bold", "color": PROJECT} if row is best else {"color": "0.2"}
         spent = f"{row['rollouts_spent']:,.0f}" + (f", {row['learns_from']}" if row["learns_from"] else "")
         axes.text(0.01, place, f"{row['pass_rate']:.2f}", va="center", color="white", fontweight="bold")
         axes.text(1.02, place, spent, va="center", transform=axes.get_yaxis_transform(), **bold)

@@ -183,13 +183,13 @@ def serve(
         folders: below which adapters may lie that requests name; None: anywhere.
 
     Raises:
-        UserError: the model, an adapter or a folder is missing or damaged, or nobody can listen there.
+        UserError: the model, an adapter or a folder is missing or damaged, or the address cannot be listened on.
     """
     import uvicorn
 
     for folder in folders or ():
         if not folder.is_dir():
-            raise UserError(f"--adapters-from: there is no folder {folder}", "name one that adapters lie in")
+            raise UserError(f"--adapters-from: there is not a folder {folder}", "name one that adapters lie in")
     _require_free(host, port)
     require_recorded(model)
     policy = LocalPolicy(model, batch, temperature=1.0, max_turns=1, max_tokens=TOKENS)
@@ -225,7 +225,7 @@ def _require_free(host: str, port: int) -> None:
     except (OSError, OverflowError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UserError(
-            f"nobody can listen on {host}, port {port}: {reason}", "choose others: --host, --port"
+            f"captrain serve cannot listen on {host}, port {port}: {reason}", "choose another --host or --port"
         ) from None
 
 

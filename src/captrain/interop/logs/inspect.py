@@ -43,7 +43,7 @@ def read_archive(path: Path) -> Source:
         names = archive.namelist()
         start = next((name for name in ("header.json", "_journal/start.json") if name in names), None)
         if start is None:
-            raise ValueError("the archive has no header.json: it is no log of Inspect")
+            raise ValueError("the archive has no header.json: it is not a log of Inspect")
         header = json.loads(_member(archive, archive.getinfo(start)))
     return _source(path, header, _samples(path))
 
@@ -101,7 +101,7 @@ def _member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
 
 def _rollout(file: str, number: int, sample: object, evaluation: JsonObject) -> Rollout | str:
     if not isinstance(sample, dict):
-        return "it is no object"
+        return "it is not an object"
     if sample.get("invalidation"):
         return "the sample was invalidated"
     attachments = sample.get("attachments") or {}

@@ -44,7 +44,7 @@ def read_scores(path: Path) -> dict[str, float]:
     except (KeyError, ValueError, TypeError, csv.Error):
         scores = {}
     if not scores or not all(map(math.isfinite, scores.values())):
-        raise UserError(f"{path} is no table of scores", remedy)
+        raise UserError(f"{path} is not a table of scores", remedy)
     return scores
 
 
