@@ -7,5 +7,5 @@ ROUTED = "solutions_routed"
 
 
 def specialist_name(capability: str) -> str:
-    """The arm of a capability's specialist."""
+    """Name the arm of a capability's specialist."""
     return f"{GENERALIST}:{capability}"

@@ -62,7 +62,7 @@ class Diagnosis:
     evidence: Evidence
 
     def row(self, agent: str) -> JsonObject:
-        """The diagnosis in results/solutions/rounds.json."""
+        """Format the diagnosis as its row of results/solutions/rounds.json."""
         passed = sum(rollout.outcome == "passed" for rollout in self.rollouts)
         return {
             "round": self.number,
@@ -208,7 +208,7 @@ def extend_environments(
 
 
 def _new_pairs(spec: Spec, target: Target, evidence: Evidence, synthesizer: Synthesizer) -> PairEnvironments:
-    """Pairs among the most frequent of all labels that have no environment yet."""
+    """Synthesize environments for the most frequent pairs of all labels that have none yet."""
     standard = make_standard(target, spec.evaluation.tasks, spec.environments)
     pairs = synthesize_pairs(
         evidence.labels,

@@ -66,7 +66,7 @@ class Evidence:
         return [environment.name for environment in self.specialised]
 
     def doses(self, demonstrations: int) -> tuple[tuple[TrainingEnvironment, int], ...]:
-        """So many demonstrations, shared among all environments: evenly, but for those of a capability that was found
+        """Share so many demonstrations among all environments: evenly, but for those of a capability that was found
         lacking again, which count once more each time."""
         weights = [
             1 + max(self.lacking.get(name, 0) for name in environment.name.split("+"))

@@ -134,7 +134,7 @@ def _undecided(project: Path, diagnoses: Sequence[Diagnosis]) -> Sequence[str]:
 
 
 def routed(spec: Spec, base: Path, evidence: Evidence) -> pd.DataFrame:
-    """The route of every test task among base, specialists and generalist: columns task and `ROUTED`.
+    """Route every test task among base, specialists and generalist: columns task and `ROUTED`.
 
     The configured router goes by openings of the environments, whose route is their specialist, or for a pair the
     generalist, and by discovery tasks that the base passed.

@@ -26,7 +26,7 @@ COLUMNS = ["capability", "base", "base_rollouts", "last", "last_rollouts", "gain
 def adapter_gains(
     adapters: Sequence[str], calibration: Mapping[str, Sequence[Rollout]], history: pd.DataFrame
 ) -> pd.DataFrame:
-    """The gain of each adapter.
+    """Estimate the gain of each adapter in its own environment.
 
     Args:
         adapters: their names, which are those of their capabilities.
@@ -61,6 +61,6 @@ def _gain(name: str, calibration: Sequence[Rollout], history: pd.DataFrame) -> t
 
 
 def routable(gains: pd.DataFrame, gate: bool) -> list[str]:
-    """The adapters that may be routed to: with a gate, not those that are known to have gained nothing."""
+    """List the adapters that may be routed to: with a gate, not those that are known to have gained nothing."""
     closed = gains["gain"].to_numpy(dtype=float) <= 0 if gate else np.zeros(len(gains), dtype=bool)
     return [str(name) for name in gains["capability"].to_numpy()[~closed]]

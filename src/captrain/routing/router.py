@@ -41,7 +41,7 @@ class AskedModel:
 
     @classmethod
     def of(cls, spec: Spec, folder: Path) -> "AskedModel":
-        """The base of a run."""
+        """Take the base of a run."""
         return cls(folder, spec.policy, spec.machine)
 
     @property
@@ -87,7 +87,7 @@ class Router(Protocol):
     """True if adapters that have gained nothing are left out before this router sees any example."""
 
     def route(self, examples: Sequence[Example], openings: Sequence[str]) -> list[str]:
-        """The name of an arm for each opening: made of capabilities among the examples' routes, or "base"."""
+        """Choose an arm for each opening: made of capabilities among the examples' routes, or "base"."""
         ...
 
 
@@ -108,7 +108,7 @@ def examples(
     rollouts: Sequence[Rollout],
     descriptions: Mapping[str, str] | None = None,
 ) -> list[Example]:
-    """Examples of every route: `count` openings of each environment, and those of passed base rollouts.
+    """Collect examples of every route: `count` openings of each environment, and those of passed base rollouts.
 
     Args:
         targets: capability, or pair "a+b", -> its environment.
@@ -139,7 +139,7 @@ def examples(
 
 
 def trajectory(messages: Sequence[Message]) -> str:
-    """A dialogue from the agent's first turn on as lines of text: what it called, what it said, what came back."""
+    """Tell a dialogue from the agent's first turn on in lines of text: what it called, what it said, what came back."""
     lines: list[str] = []
     for message in messages:
         text, calls = " ".join(message["content"].split()), calls_of(message)
@@ -152,7 +152,7 @@ def trajectory(messages: Sequence[Message]) -> str:
 
 
 def openings(benchmark: Target, tasks: Sequence[Task]) -> list[str]:
-    """The openings of tasks."""
+    """Open tasks and return their openings."""
     texts = []
     for task in tasks:
         episode = benchmark.open(task)

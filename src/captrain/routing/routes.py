@@ -59,7 +59,7 @@ class RoutingEvidence:
     descriptions: Mapping[str, str] = field(default_factory=dict)
 
     def limited_to(self, names: Sequence[str]) -> "RoutingEvidence":
-        """The same where these capabilities alone may be routed to."""
+        """Narrow the evidence to these capabilities."""
         return replace(
             self,
             targets={name: target for name, target in self.targets.items() if name in names},
@@ -99,7 +99,7 @@ class Routes:
 
 
 def route_all(spec: Spec, base: Path, results: Path, artifacts: Path) -> Routes:
-    """Routes of the test split, from what the stages before have left.
+    """Route the test split, from what the stages before have left.
 
     Raises:
         UserError: an input is missing or damaged, or adapters of environments and others lie side by side.
@@ -140,7 +140,7 @@ def route_tasks(
     tasks: Sequence[Task],
     controls: int | None = None,
 ) -> Routes:
-    """The route of every task by each router.
+    """Route every task by each router.
 
     Args:
         component: the configured router, whose choices are the column `chosen`.

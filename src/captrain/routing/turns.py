@@ -94,7 +94,7 @@ class TurnRouter:
         return [BASE, *(route_of(frozenset(names)) for size in sizes for names in combinations(capabilities, size))]
 
     def choose(self, messages: Sequence[Message]) -> str:
-        """The arm that takes the next turn of this dialogue."""
+        """Choose the arm that takes the next turn of this dialogue."""
         return self.model.route(features(messages), self.most)
 
 

@@ -39,8 +39,8 @@ def make_trainer(
     folder: Path,
     kind: type[PolicyTrainer] = PolicyTrainer,
 ) -> PolicyTrainer:
-    """TRL's trainer for one job. A row of its dataset is a group, by number: what is played for it is decided when its
-    step is played.
+    """Build TRL's trainer for one job. A row of its dataset is a group, by number: what is played for it is decided
+    when its step is played.
 
     Args:
         recipe: hyperparameters, and which environment a group is drawn from.

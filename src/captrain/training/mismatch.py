@@ -46,7 +46,7 @@ def moments(differences: Sequence[float]) -> Moments:
 
 
 def summary(parts: Sequence[Moments]) -> JsonObject:
-    """The measures of all processes together; without a token there is no difference."""
+    """Combine the sums of all processes into the measures of a step; without a token there is no difference."""
     count = sum(part.count for part in parts)
     if not count:
         return {"mismatch": 0.0, "mismatch_largest": 0.0, "effective_tokens": 1.0}

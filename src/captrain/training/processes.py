@@ -62,7 +62,7 @@ class SharedTraining(Protocol):
 
 
 def configuration(accelerate: Accelerate) -> JsonObject:
-    """The configuration file of `accelerate launch`.
+    """Write the settings of `accelerate launch`'s configuration file.
 
     Layers are the units of sharding, and frozen weights lie beside trainable ones within them. The first process reads
     the base, and the others get their parts from it. Precision is that in which the base is loaded: no other is mixed
@@ -149,7 +149,7 @@ def _check(training: SharedTraining) -> None:
 
 
 def rows_of_pass(accelerate: Accelerate, share: int) -> int:
-    """Rows in one forward and backward pass of a process.
+    """Return the rows in one forward and backward pass of a process.
 
     Args:
         accelerate: how the training is shared.
@@ -168,7 +168,7 @@ def rows_of_pass(accelerate: Accelerate, share: int) -> int:
 
 
 def _run(config: Path, order: Path, log: Path) -> int:
-    """The status that the processes end with."""
+    """Run the processes and return the status that they end with."""
     command = [
         *(sys.executable, "-I", str(KEEPER), str(GRACE)),
         *(sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config)),

@@ -127,19 +127,19 @@ class GRPO:
         return self.group_size * self.groups_per_step
 
     def identity(self) -> JsonObject:
-        """The settings that decide the result."""
+        """Return the settings that decide the result."""
         return {key: value for key, value in vars(self).items() if key != "checkpoint_every" and key[0] != "_"}
 
 
 def derived_trainer(trainer: Component, **changes: object) -> Component:
-    """GRPO with the settings that it shares with a given trainer, but for the changes."""
+    """Derive GRPO with the settings that it shares with a given trainer, but for the changes."""
     derived = Component.model_validate({"_target_": "captrain.training.recipe.GRPO"})
     shared = {name: value for name, value in trainer.settings().items() if takes(derived, name)}
     return derived.model_copy(update={**shared, **changes})
 
 
 def capability_jobs(spec: Spec, base: Path, environments: Path) -> list[Job]:
-    """One job for each environment that has a passport, in the order of their names."""
+    """Make one job for each environment that has a passport, in the order of their names."""
     return [
         Job(
             name=environment.name,

@@ -102,7 +102,7 @@ class Sampler:
         return self._batch(trainer, rows[start : start + len(prompts)])
 
     def _batch(self, trainer: PolicyTrainer, rows: Sequence[TrainingRow]) -> dict[str, list[Any]]:
-        """Rows as TRL takes them; the trainer gets what it would compute itself."""
+        """Convert rows to the columns that TRL takes; the trainer gets what it would compute itself."""
         plays = [row.play for row in rows]
         opening = [play.mask.index(1) for play in plays]
         completions = [play.logprobs[start:] for play, start in zip(plays, opening, strict=True)]
@@ -131,7 +131,7 @@ class Sampler:
         }
 
     def _save_adapter(self, trainer: PolicyTrainer) -> Path:
-        """The adapter as it is now, in a folder named by its content; the one before is removed."""
+        """Save the adapter as it is now in a folder named by its content, and remove the one before."""
         aside = self.folder / "new"
         collectives.once(lambda: shutil.rmtree(self.folder, ignore_errors=True))
         collectives.save(trainer.model, aside, self.job.base, self.policy.digest)

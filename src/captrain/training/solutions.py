@@ -60,7 +60,7 @@ class SolutionLesson:
     machine: Machine
 
     def identity(self) -> tuple[object, ...]:
-        """Fields that decide the adapter."""
+        """Return the fields that decide the adapter."""
         faults = (self.faults.rate, self.faults.kind, self.faults.filtered)
         return self.name, self.base, self.policy, self.settings, self.counts, self.dose, self.source, faults
 

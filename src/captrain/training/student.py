@@ -40,7 +40,7 @@ class Student(PolicyTrainer):
         self.teachers = len(job.teachers)
 
     def teaches(self, rewards: Sequence[float]) -> bool:
-        """Every rollout does."""
+        """Return True: every rollout of the student teaches."""
         return True
 
     def _generate_and_score_completions(self, inputs: list[JsonObject]) -> JsonObject:
@@ -99,6 +99,6 @@ class Student(PolicyTrainer):
 
 
 def divergence(student: Tensor, teacher: Tensor) -> Tensor:
-    """The sum over tokens of KL(student || teacher), from log-probabilities (tokens, vocabulary), in nats."""
+    """Sum KL(student || teacher) over tokens, in nats, from log-probabilities (tokens, vocabulary)."""
     # torch's first argument is the distribution that the divergence is taken from, in logarithms.
     return kl_div(teacher, student, reduction="sum", log_target=True)

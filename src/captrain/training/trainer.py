@@ -109,7 +109,7 @@ class PolicyTrainer(GRPOTrainer):
         return mismatch.summary(collectives.together(lambda: mismatch.moments(differences.tolist())))
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        """One update; none when every group of the batch was constant (momentum alone must not move weights)."""
+        """Make one update; none when every group of the batch was constant (momentum alone must not move weights)."""
         loss = super().training_step(model, inputs, num_items_in_batch)
         if not self.signal:
             for parameter in model.parameters():
@@ -118,7 +118,7 @@ class PolicyTrainer(GRPOTrainer):
 
 
 def without_discarded(batch: JsonObject) -> JsonObject:
-    """The batch without the rows of discarded groups, which cost time and change nothing; at least one row stays."""
+    """Drop the rows of discarded groups, which cost time and change nothing; at least one row stays."""
     informative = batch["tool_mask"].mul(batch["completion_mask"]).any(1)
     informative[0] |= not informative.any()
     size = len(informative)
@@ -132,7 +132,7 @@ class Synchronised(VLLMGeneration):
     """In the place of TRL's vLLM, whose weights it would keep up to date."""
 
     def __init__(self) -> None:
-        """Starts nothing."""
+        """Start nothing."""
 
     def sync_weights(self) -> None:
-        """Nothing: the sampler has saved the adapter."""
+        """Do nothing: the sampler has saved the adapter."""

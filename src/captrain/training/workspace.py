@@ -43,7 +43,7 @@ class Workspace:
         return self.folder / "adapter"
 
     def result(self, train: Callable[[], JsonObject]) -> JsonObject:
-        """The result of the training, which is done now unless it has been done already.
+        """Return the result of the training, which is done now unless it has been done already.
 
         Args:
             train: leaves the adapter in `adapter` and returns the result, `digest` (of the adapter) among it.
