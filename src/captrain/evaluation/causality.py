@@ -116,7 +116,7 @@ def measure_causality(
 def label_failures(
     analyst: Analyst, failures: Sequence[Rollout], capabilities: Sequence[Capability], tools: list[JsonObject]
 ) -> list[RolloutLabels]:
-    """One label of each failed rollout of the test split with each capability.
+    """Label each failed rollout of the test split once with each capability.
 
     Raises:
         UserError: a rollout of another split.
@@ -135,7 +135,7 @@ def _arranged(
     labels: Sequence[RolloutLabels],
     stages: Mapping[str, str],
 ) -> Outcomes:
-    """The outcomes of the base and of every adapter that was played wherever the base was."""
+    """Arrange the outcomes of the base and of every adapter that was played wherever the base was."""
     base = places[BASE]
     tasks = {task: row for row, task in enumerate(sorted({task for task, _ in base}))}
     trials = {trial: column for column, trial in enumerate(sorted({trial for _, trial in base}))}
@@ -154,7 +154,7 @@ def _arranged(
 
 
 def causal_tables(outcomes: Outcomes, capabilities: Sequence[Capability], intervals: Bootstrap) -> Causality:
-    """The tables, of outcomes and labels alone.
+    """Compute the tables of outcomes and labels alone.
 
     Args:
         outcomes: of the base and of adapters; those of a capability are the arm of its name among TRACE's adapters, and
@@ -193,14 +193,14 @@ class _Contrasts:
                 self.lacking[slug][place] = 1.0
 
     def stratum(self, name: str, slug: str) -> Floats:
-        """Which rollouts of the base are in a stratum of a capability, (tasks, trials)."""
+        """Select the rollouts of the base that are in a stratum of a capability, (tasks, trials)."""
         lacking = self.lacking.get(slug, np.zeros(self.base.shape))
         alone = sum(self.lacking.values(), np.zeros(self.base.shape)) == 1
         strata = {LACKING: lacking, SOLE: lacking * alone, REMAINDER: self.failed * (1 - lacking)}
         return strata[name] if name in strata else (self.base == 1.0).astype(float)
 
     def mean(self, stratum: Floats, arm: str, values: Floats) -> Ratio:
-        """Mean of values of other trials over the rollouts of a stratum, where base and arm were both scored."""
+        """Average values of other trials over the rollouts of a stratum, where base and arm were both scored."""
         valid = ~np.isnan(self.base) & ~np.isnan(self.passes[arm])
         return Ratio(_paired(stratum, np.where(valid, values, 0.0)), _paired(stratum, valid.astype(float)))
 
@@ -209,7 +209,7 @@ class _Contrasts:
         return self.mean(stratum, arm, self.passes[arm] - self.base)
 
     def repair(self, stratum: Floats, whole: Floats, arm: str) -> Ratio:
-        """Passes that an arm adds in a stratum, by the failures of the base in a whole that holds it."""
+        """Count the passes that an arm adds in a stratum, by the failures of the base in a whole that holds it."""
         failures = self.mean(whole, arm, 1.0 - self.base).numerators
         return Ratio(self.change(stratum, arm).numerators, failures)
 

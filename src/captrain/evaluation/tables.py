@@ -138,8 +138,8 @@ def evaluate(
 
 
 def mark_overlap(evaluation: Evaluation, overlapping: int, tasks: int) -> Evaluation:
-    """The evaluation with every row marked as one over tasks that were diagnosed or trained on: by its label, and in
-    the tables of rates and differences by the column `overlapping`, how many there are of these.
+    """Mark every row of the evaluation as one over tasks that were diagnosed or trained on: by its label, and in the
+    tables of rates and differences by the column `overlapping`, how many there are of these.
 
     Args:
         evaluation: over the tasks of all splits.
@@ -159,8 +159,8 @@ def _of(stages: Mapping[str, str], stage: str) -> list[str]:
 
 
 def _by_arm(outcomes: pd.DataFrame, stages: Mapping[str, str], column: str) -> dict[str, pd.DataFrame]:
-    """Per arm a frame tasks x trials of `column`: the reward, or `passed` as 1.0 passed, 0.0 failed; NaN for an error,
-    and where an arm that acts on some tasks alone was not played."""
+    """Pivot outcomes to a frame tasks x trials of `column` per arm: the reward, or `passed` as 1.0 passed, 0.0 failed;
+    NaN for an error, and where an arm that acts on some tasks alone was not played."""
     unknown = sorted(set(outcomes["outcome"]) - set(OUTCOMES))
     if unknown:
         raise UserError(f"outcomes hold {', '.join(map(str, unknown))}", "an outcome is passed, failed or error")
@@ -189,7 +189,7 @@ def _by_arm(outcomes: pd.DataFrame, stages: Mapping[str, str], column: str) -> d
 
 
 def _checked_routes(routes: pd.DataFrame, outcomes: pd.DataFrame, passes: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """Routes indexed by task in the order of the outcomes, columns of routers and controls only."""
+    """Index routes by task in the order of the outcomes, with the columns of routers and controls only."""
     tasks = passes[BASE].index
     absent = set(tasks) - set(routes["task"])
     if absent or routes["task"].duplicated().any():
@@ -312,7 +312,7 @@ def _kind_table(
 
 
 def _ledger_table(ledger: Sequence[LedgerEntry]) -> pd.DataFrame:
-    """Sums by method, stage and purpose, in the order of the pipeline."""
+    """Sum the ledger by method, stage and purpose, in the order of the pipeline."""
     order = get_args(Purpose)
     keys = ("method", "stage", "purpose")
     totals: dict[tuple[str, ...], list[int]] = {}
@@ -346,7 +346,7 @@ def _metrics(
     ledger: Sequence[LedgerEntry],
     confidence: float,
 ) -> JsonObject:
-    """Small and nested; undefined numbers are left out."""
+    """Collect the metrics, small and nested; undefined numbers are left out."""
     rows, compared = main.dropna(subset=["pass_rate"]), differences.dropna(subset=["difference"])
     rollouts = {name: total for name, total in totals.items() if name in (TRACE, *baselines())}
     evaluation = sum(entry.rollouts for entry in ledger if entry.purpose == "evaluation")

@@ -29,7 +29,7 @@ def answer_path(folder: Path, key: str) -> Path:
 
 
 def read_answer(folder: Path, key: str) -> StoredAnswer:
-    """The answer of a key.
+    """Read the answer of a key.
 
     Raises:
         FileNotFoundError: there is none.
@@ -44,5 +44,5 @@ def publish_answer(folder: Path, key: str, answer: StoredAnswer) -> None:
 
 
 def answer_times(folder: Path) -> list[float]:
-    """When each answer in a folder was written, in seconds since the epoch; answers are counted by this alone."""
+    """List when each answer in a folder was written, in seconds since the epoch; answers are counted by this alone."""
     return [path.stat().st_mtime for path in folder.glob("*/*.json")]

@@ -87,7 +87,7 @@ class Accounts:
             )
 
     def exhausted(self) -> str | None:
-        """The setting whose budget is spent."""
+        """Return the setting whose budget is spent, if any is."""
         if self.access is None:
             return None
         if self.access.tokens is not None and self.usage.tokens >= self.access.tokens:
@@ -97,7 +97,7 @@ class Accounts:
         return None
 
     def exhaustion(self, setting: str, progress: str) -> UserError:
-        """The error of a run that ends because a budget is spent."""
+        """Word the error of a run that ends because a budget is spent."""
         return UserError(
             f"{progress} questions are answered, and the budget machine.asking.{setting} = "
             f"{getattr(self.access, setting)} of this run is spent ({self.usage.tokens} tokens{self.usage.cost})",

@@ -183,7 +183,7 @@ class Endpoint:
         self.endpoint, self.key, self.retries, self.timeout = variable(endpoint), variable(key), retries, timeout
 
     def chat(self, answer: type[BaseModel] | None = None, **request: Any) -> tuple[Completion, Mapping[str, str]]:
-        """One request: what was answered, and under which headers.
+        """Send one request; return the answer, and the headers that it came under.
 
         Args:
             answer: the model whose JSON schema the answer must have.
@@ -274,7 +274,7 @@ class Endpoint:
         return self._mistake(status, message)
 
     def _mistake(self, status: int, message: str) -> UserError:
-        """A refusal that stands until the user mends something."""
+        """Word a refusal that stands until the user mends something."""
         if status in (401, 403):
             return UserError(
                 f"the endpoint named by {self.endpoint} refuses the key in {self.key} ({message})",

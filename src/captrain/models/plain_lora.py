@@ -72,7 +72,7 @@ class _Config(BaseModel):
 
 
 def adapter_config(folder: Path) -> JsonObject:
-    """The configuration of an adapter in PEFT format, its `r` and `lora_alpha` among it.
+    """Read the configuration of an adapter in PEFT format, its `r` and `lora_alpha` among it.
 
     Raises:
         UserError: it is missing, or none.
@@ -133,7 +133,7 @@ def _tensor_fault(tensors: "dict[str, torch.Tensor]", modules: Sequence[str], sc
 
 
 def special_settings(config: JsonObject) -> list[str]:
-    """The settings of an adapter's configuration that make it another function than plain LoRA."""
+    """List the settings of an adapter's configuration that make it another function than plain LoRA."""
     special = [name for name, plain in PLAIN.items() if name in config and config[name] not in plain]
     special += [name for name, value in config.items() if value and name not in HARMLESS and name not in PLAIN]
     return sorted(special)

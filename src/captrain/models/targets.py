@@ -37,7 +37,7 @@ class LoraShape:
 
 
 def lora_config(base: "nn.Module", shape: LoraShape) -> "LoraConfig":
-    """PEFT's configuration of a new adapter.
+    """Make PEFT's configuration of a new adapter.
 
     Args:
         base: the model that it is of; it may be without weights.
@@ -68,7 +68,7 @@ def lora_config(base: "nn.Module", shape: LoraShape) -> "LoraConfig":
 
 
 def _expert_tensors(base: "nn.Module") -> list[str]:
-    """The tensors that hold one matrix for each expert, by the ends of their names, sorted."""
+    """List the tensors that hold one matrix for each expert, by the ends of their names, sorted."""
     names = [name for name, weight in base.named_parameters() if ".experts." in name and weight.ndim == 3]
     return sorted({".".join(name.split(".")[-2:]) for name in names})
 
@@ -86,7 +86,7 @@ def _known_experts(base: "nn.Module") -> list[str]:
 
 
 def plain_experts(model: "nn.Module", tensors: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
-    """The tensors of an adapter with its experts one by one, as plain LoRA; others are passed through.
+    """Take the tensors of an adapter apart, with its experts one by one, as plain LoRA; others are passed through.
 
     Args:
         model: PEFT's, that they are the adapter of.
@@ -112,7 +112,7 @@ def plain_experts(model: "nn.Module", tensors: "Mapping[str, Tensor]") -> "dict[
 
 
 def _of_experts(tensor: "Tensor", count: int, side: str) -> "Tensor":
-    """Factors (experts, rank, in) or (experts, out, rank) of what PEFT stacks, as it reads it."""
+    """Split what PEFT stacks into factors (experts, rank, in) or (experts, out, rank), as it reads it."""
     if side.startswith("A"):
         return tensor.reshape(count, -1, tensor.shape[-1])
     return tensor.reshape(tensor.shape[0], -1, count).permute(2, 0, 1)
@@ -146,7 +146,7 @@ def peft_experts(model: "nn.Module", tensors: "Mapping[str, Tensor]") -> "dict[s
 
 
 def plain_targets(config: JsonObject) -> list[str]:
-    """The layers that an adapter changes, sorted: those of its configuration, and those of experts.
+    """List the layers that an adapter changes, sorted: those of its configuration, and those of experts.
 
     Args:
         config: PEFT's, as JSON.

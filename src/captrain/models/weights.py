@@ -26,7 +26,7 @@ class ModelSource:
 
 
 def model_source(folder: Path) -> ModelSource:
-    """The model that the base stage has left in a folder: trained there, or the name of one."""
+    """Return the source of the model that the base stage has left in a folder: trained there, or the name of one."""
     pointer = folder / "model.json"
     if not pointer.exists():
         return ModelSource(str(folder))
@@ -53,7 +53,7 @@ def require_recorded(folder: Path) -> None:
 
 
 def load_module(folder: Path, precision: str) -> "PreTrainedModel":
-    """The model that the base stage has left in a folder, to be trained on.
+    """Load the model that the base stage has left in a folder, to be trained on.
 
     Args:
         folder: of the base.

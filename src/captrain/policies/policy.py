@@ -115,7 +115,7 @@ class Scorer(Protocol):
     """A policy whose model can be asked what it would answer, without any sampling."""
 
     def answer_scores(self, questions: Sequence[ClosedQuestion]) -> list[list[float]]:
-        """For each question the log-probability of each answer, by its first token and among these alone."""
+        """Score each answer of each question by the log-probability of its first token, among these answers alone."""
         ...
 
 

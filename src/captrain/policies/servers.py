@@ -53,7 +53,8 @@ RAISED = re.compile(r"\b[A-Z]\w*(Error|Exception): .*")
 
 
 def served_rank(machine: VLLM) -> int:
-    """The least --max-lora-rank that takes the sum of as many adapters as may act together, or else vLLM's largest.
+    """Return the least --max-lora-rank that takes the sum of as many adapters as may act together, or else vLLM's
+    largest.
 
     Raises:
         UserError: a single adapter is beyond that.
@@ -141,7 +142,7 @@ class Replica(Endpoint):
                 self._start()
 
     def mend(self, starts: int, request: str = "") -> None:
-        """After a fault: start the server again if it is dead or not healthy.
+        """Start the server again after a fault, if it is dead or not healthy.
 
         Args:
             starts: `starts` as it was when the request was sent; a server that was started since is left alone.
@@ -206,7 +207,7 @@ class Replica(Endpoint):
             raise self._useless(f"fails at once ({fault})") from None
 
     def _environment(self) -> dict[str, str]:
-        """Ours without what would lead its interpreter to our packages."""
+        """Copy our environment without what would lead the server's interpreter to our packages."""
         env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV"))}
         return env | {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"} | devices(self.machine, self.number)
 
@@ -239,7 +240,7 @@ class Replica(Endpoint):
         )
 
     def _control(self, path: str, body: Mapping[str, object] | None = None, timeout: float = 600.0) -> str:
-        """A request that is none for completions, GET without a body: the answer's text.
+        """Send a request other than for completions, GET without a body, and return the answer's text.
 
         Raises:
             TransientFault: a fault of the server, or no answer.
@@ -334,7 +335,7 @@ class Replica(Endpoint):
             self._process.stdin.close()
 
     def stop(self) -> None:
-        """Dismiss the server and wait for its end."""
+        """Stop the server and wait for its end."""
         with self._lock:
             self.dismiss()
             if self._process is not None:
@@ -352,7 +353,7 @@ class Replica(Endpoint):
 
 
 def devices(machine: VLLM, number: int) -> dict[str, str]:
-    """The environment that shows a replica its GPUs, counted from the last visible one.
+    """Make the environment that shows a replica its GPUs, counted from the last visible one.
 
     Raises:
         UserError: there are not so many.

@@ -218,7 +218,7 @@ class VLLMPolicy(OpenAIPolicy):
         self.max_length  # noqa: B018
 
     def chat(self, tools: list[JsonObject]) -> Chat:
-        """The dialogue renderer for a set of tools."""
+        """Return the dialogue renderer for a set of tools."""
         key = digest(tools)
         if key not in self._chats:
             self._chats[key] = Chat(self.tokenizer, tools)
@@ -277,7 +277,7 @@ class VLLMPolicy(OpenAIPolicy):
         return self._sent(self._episode_state.replica, model, prompt, {**settings, "extra_body": extra})
 
     def _sent(self, replica: Replica, model: str, prompt: Sequence[int], settings: JsonObject) -> TokenCompletion:
-        """One request, sent again after passing faults.
+        """Send one request, again after passing faults.
 
         Raises:
             TransientFault: as often as it may be sent it was failed.
@@ -306,7 +306,7 @@ class VLLMPolicy(OpenAIPolicy):
 
 
 def _reply_tokens(completion: TokenCompletion) -> tuple[list[int], list[float]]:
-    """The tokens that were written, and their log-probabilities."""
+    """Read the tokens that were written, and their log-probabilities."""
     choice = completion.choices[0]
     tokens, scores = choice.token_ids, choice.logprobs
     if tokens is None or scores is None or len(scores.token_logprobs) != len(tokens):

@@ -51,7 +51,7 @@ class _Tool(BaseModel):
 
 
 def _checked_tool(tool: JsonObject) -> JsonObject:
-    """A tool's schema, as it came: a chat template writes what it is given."""
+    """Check a tool's schema and return it as it came: a chat template writes what it is given."""
     _Tool.model_validate(tool, strict=True)
     return tool
 
@@ -135,7 +135,7 @@ class CompletionRequest(BaseModel):
     return_token_ids: bool = False
 
     def unsupported(self) -> list[str]:
-        """Settings that would change the answer if this server had them."""
+        """List settings that would change the answer if this server had them."""
         extra = self.model_extra or {}
         neutral = {name: value for name, value in NEUTRAL.items() if extra.get(name) in (value, None)}
         return sorted(set(extra) - set(neutral) - set(IGNORED))

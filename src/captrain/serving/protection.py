@@ -40,7 +40,7 @@ class Protection:
 
 
 def protection_of(host: str, token_variable: str = "", names: Sequence[str] = ()) -> Protection:
-    """The protection of a server on an address.
+    """Make the protection of a server on an address.
 
     Args:
         host: that it listens on.
@@ -139,7 +139,7 @@ class Protected:
 
 
 def _name_of(host: str) -> str:
-    """The name in a Host header, without its port."""
+    """Return the name in a Host header, without its port."""
     name = host.strip().lower()
     if name.startswith("["):
         return name[1:].partition("]")[0]

@@ -61,7 +61,7 @@ UNLIMITED = Limits()
 
 
 def streamed(answer: JsonObject, options: StreamOptions) -> Iterator[str]:
-    """An answer as server-sent events: for each choice its role and content, its calls, and how it ended.
+    """Yield an answer as server-sent events: for each choice its role and content, its calls, and how it ended.
 
     The engine samples a batch to its end, so that nothing is sent before all of it is there.
     """
@@ -85,7 +85,7 @@ def streamed(answer: JsonObject, options: StreamOptions) -> Iterator[str]:
 
 
 def _refusing(app: FastAPI) -> None:
-    """Errors in OpenAI's shape."""
+    """Answer errors in OpenAI's shape."""
 
     def refusal_of(status: int, message: str) -> JSONResponse:
         kind = "invalid_request_error" if status < 500 else "server_error"
@@ -106,7 +106,7 @@ def _refusing(app: FastAPI) -> None:
 
 
 def application(server: Server, protection: Protection | None = None) -> Protected:
-    """The HTTP side, behind its protection."""
+    """Build the HTTP application, behind its protection."""
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
@@ -230,7 +230,7 @@ def _require_free(host: str, port: int) -> None:
 
 
 def pair(text: str) -> tuple[str, Path]:
-    """An adapter as it is given on a command line, name=folder.
+    """Parse an adapter as it is given on a command line, name=folder.
 
     Raises:
         ValueError: it is not of this form.
@@ -243,7 +243,7 @@ def pair(text: str) -> tuple[str, Path]:
 
 @partial(entry_point, stage=False)
 def main() -> None:
-    """`python -m captrain.serving.server MODEL ...`, as `vllm serve MODEL ...`."""
+    """Run `python -m captrain.serving.server MODEL ...`, with the arguments of `vllm serve MODEL ...`."""
     parser = argparse.ArgumentParser(
         prog="captrain.serving.server", description="The base of a run behind an endpoint."
     )

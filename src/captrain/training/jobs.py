@@ -185,7 +185,7 @@ class Trained:
 
 
 def training_environments(folder: Path) -> tuple[TrainingEnvironment, ...]:
-    """List the environments in a folder that have a passport, in the order of their names; none if there is no folder."""
+    """List the environments in a folder that have a passport, in the order of their names; none without a folder."""
     return tuple(
         TrainingEnvironment(name, EnvironmentFile(folder, passport), passport.calibration_tasks)
         for name, passport in read_passports(folder).items()
