@@ -55,7 +55,7 @@ class TrajectoryLesson:
     name = "adp"
 
     def identity(self) -> tuple[object, ...]:
-        """Fields that decide the adapter."""
+        """Return the fields that decide the adapter."""
         spec, settings = self.spec, self.spec.baselines.adp
         source = Path(settings.source) if settings.source else None
         return spec.seed, spec.benchmark, spec.policy, spec.trainer, settings, self.base, source
@@ -90,7 +90,7 @@ def write_generic(path: Path, count: int, seed: int) -> None:
 
 
 def demonstrations(path: Path, count: int, policy: Learner, tools: Sequence[JsonObject]) -> Demonstrations:
-    """The first `count` demonstrations of a file that can be told and fit into the model.
+    """Read the first `count` demonstrations of a file that can be told and fit into the model.
 
     Args:
         path: JSONL, in any generation of the schema.
@@ -133,7 +133,7 @@ def demonstrations(path: Path, count: int, policy: Learner, tools: Sequence[Json
 
 
 def trajectory_lessons(spec: Spec, project: Path = Path()) -> list[TrajectoryLesson]:
-    """The one lesson."""
+    """Make the one lesson of the row."""
     return [TrajectoryLesson(spec, project / "artifacts/base")]
 
 

@@ -17,7 +17,7 @@ NAME = "awm_sft"
 
 
 def untargeted_lessons(spec: Spec, project: Path = Path()) -> Sequence[SolutionLesson]:
-    """The one lesson, in environments that are written to the row's results.
+    """Make the one lesson, in environments that are written to the row's results.
 
     Args:
         spec: the whole specification.

@@ -34,7 +34,7 @@ class BaselineSection(Protocol):
 
 
 def nothing_on_target(spec: Spec) -> float:
-    """The share of a row that plays in synthesized environments alone, or does not play."""
+    """Return 0: the row plays in synthesized environments alone, or does not play."""
     return 0.0
 
 
@@ -73,7 +73,7 @@ class Baseline:
         return False
 
     def section(self, spec: Spec) -> BaselineSection:
-        """Its settings."""
+        """Return the row's settings."""
         return getattr(spec.baselines, self.name)
 
     def charged(self, entry: LedgerEntry, ranked: Sequence[str]) -> bool:
@@ -88,7 +88,7 @@ class Baseline:
         return entry.stage in (*self.rests_on, self.name)
 
     def planned_rollouts(self, diagnosis: float, calibration: float, training: float, capabilities: int) -> float:
-        """Rollouts that its own stage plays when TRACE spends as given: what makes their totals equal.
+        """Estimate the rollouts that its own stage plays when TRACE spends as given: what makes their totals equal.
 
         Args:
             diagnosis: of TRACE.
@@ -103,7 +103,8 @@ class Baseline:
         return diagnosis + calibration + training - sum(costs.get(stage, 0) for stage in self.rests_on)
 
     def diagnosing_rollouts(self, spec: Spec, attempts: float) -> float:
-        """Rollouts of further diagnoses that its stage plays, where each environment takes so many attempts."""
+        """Estimate the rollouts of further diagnoses that its stage plays, where each environment takes so many
+        attempts."""
         return 0
 
     def arms(self, capabilities: int) -> int:
@@ -131,6 +132,6 @@ class Baseline:
 
 
 def trace_ledger(results: Path = Path("results")) -> list[LedgerEntry]:
-    """Every ledger entry on TRACE's side: diagnosis and calibration count as much as training."""
+    """Read every ledger entry on TRACE's side: diagnosis and calibration count as much as training."""
     paths = [results / stage / "ledger.jsonl" for stage in TRACE_STAGES]
     return [entry for path in paths for entry in load(path, LedgerEntry)]

@@ -63,7 +63,7 @@ NAMES = ("random", "failures", "lowest")
 
 
 def rankings(report: SelectionAccount, seed: int) -> dict[str, list[str]]:
-    """All candidates in the order in which each control would take them, ties by id; undefined numbers come last.
+    """Rank all candidates in the order in which each control would take them, ties by id; undefined numbers come last.
 
     Args:
         report: of `captrain.capabilities.selection.select`.
@@ -80,7 +80,8 @@ def rankings(report: SelectionAccount, seed: int) -> dict[str, list[str]]:
 
 
 def choices(report: SelectionAccount, candidates: Callable[[str], bool], count: int, seed: int) -> dict[str, list[str]]:
-    """The capabilities of each control, in the order of TRACE's ranking, so that equal choices are routed equally.
+    """Choose the capabilities of each control, in the order of TRACE's ranking, so that equal choices are routed
+    equally.
 
     Args:
         report: of `captrain.capabilities.selection.select`.
@@ -255,7 +256,7 @@ def control_routes(
     benchmark: Target,
     tasks: Sequence[Task],
 ) -> pd.DataFrame:
-    """The route of every task among each control's capabilities, by the configured router as TRACE uses it.
+    """Route every task among each control's capabilities, by the configured router as TRACE uses it.
 
     Args:
         component: the router.

@@ -297,15 +297,15 @@ class Search:
         return {GUIDANCE: "\n".join(lines)}
 
     def on_iteration_start(self, event: "IterationStartEvent") -> None:
-        """A step begins."""
+        """Begin a step."""
         self._step, self._minibatch = event["iteration"], []
 
     def on_candidate_rejected(self, event: "CandidateRejectedEvent") -> None:
-        """A candidate was no better than its parent."""
+        """Note a candidate that was no better than its parent."""
         self._settle(accepted=False)
 
     def on_candidate_accepted(self, event: "CandidateAcceptedEvent") -> None:
-        """A candidate was better than its parent, and has been validated."""
+        """Note a candidate that was better than its parent, and has been validated."""
         self._settle(accepted=True)
 
     def _settle(self, accepted: bool) -> None:

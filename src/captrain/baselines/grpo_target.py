@@ -14,7 +14,7 @@ from captrain.training import Job, TrainingEnvironment
 
 
 def target_jobs(spec: Spec, project: Path, trace: Sequence[LedgerEntry]) -> list[Job]:
-    """The one job. After errors on TRACE's side its last step may be smaller (see `captrain.training`).
+    """Make the one job. After errors on TRACE's side its last step may be smaller (see `captrain.training`).
 
     Args:
         spec: the whole specification.

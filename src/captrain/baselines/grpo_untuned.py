@@ -13,7 +13,7 @@ from captrain.training import Job, TrainingEnvironment
 
 
 def untuned_jobs(spec: Spec, project: Path, trace: Sequence[LedgerEntry]) -> list[Job]:
-    """The one job, with as many rollouts as TRACE spends in all.
+    """Make the one job, with as many rollouts as TRACE spends in all.
 
     Args:
         spec: the whole specification.

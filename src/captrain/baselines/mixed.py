@@ -14,7 +14,7 @@ from captrain.training import Job, training_environments
 
 
 def mixed_jobs(spec: Spec, project: Path, trace: Sequence[LedgerEntry]) -> list[Job]:
-    """One job over all environments, with what is left after diagnosis and all calibration; none without one.
+    """Make one job over all environments, with what is left after diagnosis and all calibration; none without one.
 
     Args:
         spec: the whole specification.

@@ -56,12 +56,12 @@ class Proposer(Protocol):
         ...
 
     def propose(self, reflection: Reflection) -> Lines | None:
-        """All lines of a child; None where there is nothing to propose."""
+        """Propose all lines of a child; None where there is nothing to propose."""
         ...
 
 
 def proposer(spec: Spec, tools: list[JsonObject]) -> Proposer:
-    """The configured proposer."""
+    """Build the configured proposer."""
     name = spec.baselines.gepa.model
     if name is not None:
         return Model(spec.machine.asking, name, tools)
@@ -129,7 +129,7 @@ class Walk:
 
 
 def _words(text: str) -> set[str]:
-    """Words of three letters or more; names such as get_order are several."""
+    """Split a text into words of three letters or more; names such as get_order are several."""
     return set(re.findall("[a-z]{3,}", text.lower()))
 
 
@@ -217,7 +217,7 @@ def requested(rollout: Rollout) -> str:
 
 
 def rendered_rollout(rollout: Rollout, budget: int) -> str:
-    """A rollout with its feedback, as a model reads it."""
+    """Render a rollout with its feedback, as a model reads it."""
     return f"{rendered(compact(rollout.messages, budget))}\n{line_of({'feedback': feedback(rollout)})}"
 
 
@@ -245,7 +245,7 @@ def _head(message: Message) -> str:
 
 
 def divergence(messages: Sequence[Message], reference: Sequence[Message]) -> str:
-    """The first call in which a rollout differs from the reference solution; what is said is not compared."""
+    """Find the first call in which a rollout differs from the reference solution; what is said is not compared."""
     calls, expected = _agent_calls(messages), _agent_calls(reference)
     for number, (call, solution) in enumerate(zip(calls, expected, strict=False), start=1):
         if call != solution:

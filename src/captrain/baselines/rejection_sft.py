@@ -49,7 +49,7 @@ class RejectionLesson:
     name = NAME
 
     def identity(self) -> tuple[object, ...]:
-        """Fields that decide the adapter."""
+        """Return the fields that decide the adapter."""
         spec = self.spec
         return (
             spec.seed,
@@ -132,7 +132,7 @@ def refine(lesson: RejectionLesson) -> Refined:
 def play_round(
     spec: Spec, policy: Learner, target: Target, before: int, count: int, adapter: FineTuned | None
 ) -> list[Rollout]:
-    """Exactly `count` rollouts on training tasks of the target: one each on tasks that no round before has played;
+    """Play exactly `count` rollouts on training tasks of the target: one each on tasks that no round before has played;
     where the target has too few, on each of its tasks as often as any other or once more.
 
     Args:

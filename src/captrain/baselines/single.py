@@ -12,7 +12,7 @@ from captrain.training import Job, training_environments
 
 
 def single_jobs(spec: Spec, project: Path, trace: Sequence[LedgerEntry]) -> list[Job]:
-    """One job in the environment of the first capability that has one; none where no capability has.
+    """Make one job in the environment of the first capability that has one; none where no capability has.
 
     Args:
         spec: the whole specification.

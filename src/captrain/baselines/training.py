@@ -131,7 +131,8 @@ def baseline_job(
     start: Adapter | None = None,
     points: int = 0,
 ) -> Job:
-    """One adapter by GRPO as TRACE trains its own; only where, and how long, differs, and what the row says itself.
+    """Make the job of one adapter by GRPO as TRACE trains its own; only where, and how long, differs, and what the row
+    says itself.
 
     Args:
         name: of the row.
@@ -166,7 +167,7 @@ def baseline_job(
 
 
 def adapter_of(row: str, project: Path) -> Adapter | None:
-    """The adapter that another row has left, by its name; None where that row had nothing to train on.
+    """Find the adapter that another row has left, by its name; None where that row had nothing to train on.
 
     Args:
         row: whose.

@@ -14,7 +14,7 @@ from captrain.training import Job, TrainingEnvironment
 
 
 def warm_jobs(spec: Spec, project: Path, trace: Sequence[LedgerEntry]) -> list[Job]:
-    """The one job; none without an adapter to go on from.
+    """Make the one job; none without an adapter to go on from.
 
     Args:
         spec: the whole specification.

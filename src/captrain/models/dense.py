@@ -151,7 +151,7 @@ def _shape(config: Any, forest: Forest, dtype: torch.dtype) -> _Shape:
 
 
 def _blocks(forest: Forest, queries: Tensor) -> list[_Block]:
-    """Divide queries, which are nodes in ascending order, into blocks of one tree each."""
+    """Divide queries, which are nodes in ascending order, into blocks: that of the trunk, and one for each tree."""
     blocks = list[_Block]()
     for tree in [*([Tree(0, forest.trunk, None)] if forest.trunk else []), *forest.trees]:
         size = tree.stop - tree.start

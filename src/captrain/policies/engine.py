@@ -137,7 +137,7 @@ class DenseDecoder:
         }
 
     def _ready(self, weights: torch.Tensor) -> torch.Tensor:
-        """Convert weights to the layout in which they are multiplied fastest."""
+        """Transpose weights and cast them to the type of products."""
         return weights.t().contiguous().to(self.products)
 
     def _times(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

@@ -182,7 +182,7 @@ class LocalPolicy:
 
 
 def with_hint(opening: list[Message], hint: str) -> list[Message]:
-    """Add a hint at the end of the system prompt of the opening messages, or of the first message where there is none."""
+    """Add a hint at the end of the system prompt, or of the first message where there is none."""
     index = next((index for index, message in enumerate(opening) if message["role"] == "system"), 0)
     hinted = {**opening[index], "content": f"{opening[index]['content']}\n\n{hint}"}
     return [*opening[:index], hinted, *opening[index + 1 :]]
