@@ -56,7 +56,7 @@ class Environment(Protocol):
     """OpenAI function schemas of the tools the agent may call."""
 
     def tasks(self, split: str, count: int) -> list[JsonObject]:
-        """The first `count` tasks of a split; the same call gives the same tasks in any process."""
+        """List the first `count` tasks of a split; the same call gives the same tasks in any process."""
         ...
 
     def open(self, task: JsonObject) -> Episode:
@@ -68,8 +68,10 @@ class Environment(Protocol):
         ...
 
     def reference(self, task: JsonObject) -> list[Message]:
-        """The assistant messages of a reference solution; played in order they score 1.0. Empty where none is
-        known."""
+        """Return the assistant messages of a reference solution; played in order they score 1.0.
+
+        Empty where none is known.
+        """
         ...
 
 
@@ -134,8 +136,10 @@ class Target:
         return digest(self._code, self.about) if self.about else self._code
 
     def call(self, operation: str, task: str, function: Callable[[], T]) -> T:
-        """Attribute what the other side raises, once, here. Only this boundary may catch everything: the code
-        beyond it is not ours."""
+        """Attribute what the other side raises, once, here.
+
+        Only this boundary may catch everything: the code beyond it is not ours.
+        """
         try:
             with time_limit(CALL_LIMIT):
                 return function()
@@ -155,7 +159,7 @@ class Target:
             ) from error
 
     def tasks(self, split: Split, count: int) -> list[Task]:
-        """The first `count` tasks of a split.
+        """List the first `count` tasks of a split.
 
         Raises:
             EnvironmentFault: not that many, a repeated id, or a task that claims another split.
@@ -187,7 +191,7 @@ class Target:
         return None if size is None else self.call("size", f"split {split}", lambda: size(split))
 
     def open(self, task: Task, key: str = "") -> "GuardedEpisode":
-        """A task as an episode, opened when its messages are first asked for; `key` names the randomness of the
+        """Open a task as an episode, when its messages are first asked for; `key` names the randomness of the
         environment's side."""
         return GuardedEpisode(self, task, key)
 
@@ -217,7 +221,7 @@ class Target:
         return score
 
     def reference(self, task: Task) -> list[Message]:
-        """The assistant messages of a reference solution."""
+        """Return the assistant messages of a reference solution."""
         return self.call("reference", task.id, lambda: self.environment.reference(task.model_dump()))
 
     def play(self, task: Task, actions: Sequence[Message]) -> list[Message]:
@@ -233,7 +237,7 @@ class Target:
         return messages
 
     def floor(self, task: Task) -> Score:
-        """The score of an agent that does nothing."""
+        """Score an agent that does nothing."""
         idle: Callable[[JsonObject], list[Message]] | None = getattr(self.environment, "idle", None)
         if idle is None:
             return self.score(task, self.play(task, [IDLE]))
@@ -296,7 +300,7 @@ class GuardedEpisode:
                 self._target.call("close", self._task.id, close)
 
     def reference(self) -> list[Message]:
-        """The assistant messages of the task's reference solution, for scripted policies."""
+        """Return the assistant messages of the task's reference solution, for scripted policies."""
         return self._target.reference(self._task)
 
 
@@ -336,14 +340,14 @@ def _close(episodes: Iterable[GuardedEpisode]) -> list[Exception]:
 
 
 def tool_call(name: str, arguments: JsonObject) -> Message:
-    """An assistant message with one tool call, arguments as an object."""
+    """Make an assistant message with one tool call, arguments as an object."""
     call = {"type": "function", "function": {"name": name, "arguments": arguments}}
     return {"role": "assistant", "content": "", "tool_calls": [call]}
 
 
 def calls_of(message: Message) -> list[tuple[str, JsonObject]]:
-    """The (name, arguments) pairs of an assistant message; arguments given as JSON text are parsed, and text that
-    is not a JSON object comes back as {"": text} so that it matches no schema."""
+    """Return the (name, arguments) pairs of an assistant message; arguments given as JSON text are parsed, and text
+    that is not a JSON object comes back as {"": text} so that it matches no schema."""
     calls: list[tuple[str, JsonObject]] = []
     for call in message.get("tool_calls") or []:
         arguments = call["function"]["arguments"]
@@ -357,7 +361,7 @@ def calls_of(message: Message) -> list[tuple[str, JsonObject]]:
 
 
 def file_fingerprint(name: str, source: bytes) -> str:
-    """Identity of an environment file that says nothing of itself: its name without the suffix, and its bytes."""
+    """Identify an environment file that says nothing of itself by its name without the suffix, and its bytes."""
     return digest(name, bytes_digest(source))
 
 

@@ -21,7 +21,7 @@ class UserError(Exception):
         self.remedy = remedy
 
     def __reduce__(self) -> tuple[type["UserError"], tuple[str, str]]:
-        """Both arguments, so that the error crosses a process boundary whole."""
+        """Keep both arguments, so that the error crosses a process boundary whole."""
         return type(self), (self.problem, self.remedy)
 
 

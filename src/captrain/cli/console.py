@@ -15,7 +15,7 @@ from captrain.records import plain
 
 
 def project_root() -> Path:
-    """The folder of the project: the nearest one upwards that holds dvc.yaml.
+    """Find the folder of the project: the nearest one upwards that holds dvc.yaml.
 
     Raises:
         UserError: there is none.

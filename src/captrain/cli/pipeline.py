@@ -25,7 +25,7 @@ STATUSES = {"ok": "green", "differs": "red", "note": "yellow"}
 
 
 def status() -> None:
-    """Which stages of the pipeline are up to date, stale or missing, and why."""
+    """Say which stages of the pipeline are up to date, stale or missing, and why."""
     from captrain.monitoring import processes, stage_states
 
     root = project_root().resolve()
@@ -42,7 +42,7 @@ def status() -> None:
 
 
 def _other_code(root: Path) -> list[str]:
-    """A line on the captrain that is installed, where it is not the one that the project records."""
+    """Word a line on the captrain that is installed, where it is not the one that the project records."""
     from captrain.projects import pending_upgrade
 
     upgrade = pending_upgrade(root)
@@ -59,7 +59,8 @@ def watch(
     once: Annotated[bool, typer.Option("--once", help="Look once, and do not wait for more.")] = False,
     interval: Annotated[float, typer.Option(min=0.5, help="Seconds between two looks.")] = 5.0,
 ) -> None:
-    """Which stage runs, how far it is, and which are to come, until interrupted; changes nothing and takes no lock."""
+    """Watch which stage runs, how far it is, and which are to come, until interrupted; changes nothing and takes no
+    lock."""
     from captrain.monitoring import Watch, view
 
     if once:
@@ -107,7 +108,7 @@ def verify(
 
 
 def jobs(id: Annotated[str | None, typer.Argument(metavar="ID", help="Print this one's log.")] = None) -> None:
-    """Jobs on the cluster: state, node, elapsed, progress, last line, reason; of one, its log."""
+    """List jobs on the cluster: state, node, elapsed, progress, last line, reason; of one, its log."""
     from captrain.execution import job_log, jobs_table
 
     if id:

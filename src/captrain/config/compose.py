@@ -23,7 +23,7 @@ _HYDRA = threading.Lock()
 
 
 def compose_data(experiment: str, seed: int, overrides: Sequence[str], conf_dir: Path) -> JsonObject:
-    """The composed configuration as plain data, unchecked but for the names of options and keys.
+    """Compose the configuration as plain data, unchecked but for the names of options and keys.
 
     Args:
         experiment: one of conf/experiment/.
@@ -73,7 +73,7 @@ def _check_keys(values: Sequence[tuple[str, str]], data: Mapping[str, object]) -
 
 
 def _groups(conf_dir: Path) -> dict[str, list[str]]:
-    """The options of each config group, `experiment` among them."""
+    """List the options of each config group, `experiment` among them."""
     options: dict[str, set[str]] = {}
     for layer in conf_layers(conf_dir):
         for file in layer.glob("*/*.yaml"):
@@ -82,7 +82,7 @@ def _groups(conf_dir: Path) -> dict[str, list[str]]:
 
 
 def _parsed(override: str, groups: Mapping[str, Sequence[str]]) -> tuple[str, str]:
-    """The override and its key, once its form and its place are known to be right."""
+    """Return the override and its key, once its form and its place are known to be right."""
     form = re.fullmatch(r"(\+{0,2})([A-Za-z_][\w.]*)=(.*)", override.strip(), re.DOTALL)
     if form is None:
         raise UserError(
@@ -130,7 +130,7 @@ def _reason(error: Exception) -> str:
 
 
 def _dotted(data: Mapping[str, object], prefix: str = "") -> list[str]:
-    """All keys of a nested mapping, inner ones too, as a.b.c."""
+    """List all keys of a nested mapping, inner ones too, as a.b.c."""
     keys: list[str] = []
     for key, value in data.items():
         keys.append(prefix + key)

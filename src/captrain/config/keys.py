@@ -25,8 +25,8 @@ SHORTEST = 8
 
 
 def redacted(text: str, *secrets: str) -> str:
-    """Text without what looks like a key, and without secrets: those given, and the values of environment variables
-    that are named as keys are."""
+    """Take out of a text what looks like a key, and secrets: those given, and the values of environment variables that
+    are named as keys are."""
     for secret in secrets:
         text = text.replace(secret, "[redacted]") if secret else text
     values = [value for name, value in os.environ.items() if re.search(r"(?i)key|token|secret|password", name)]
@@ -36,14 +36,14 @@ def redacted(text: str, *secrets: str) -> str:
 
 
 def without(text: str, secret: str) -> str:
-    """Text without a secret, however it is spelt there; one that is too short to be any is left."""
+    """Take a secret out of a text, however it is spelt there; one that is too short to be any is left."""
     for form in _forms(secret) if len(secret) >= SHORTEST else ():
         text = text.replace(form, "[redacted]")
     return text
 
 
 def _forms(value: str) -> Iterator[str]:
-    """A value as it is, and as an answer may echo it: quoted for an address, in JSON, in base64, in hexadecimal."""
+    """Yield a value as it is, and as an answer may echo it: quoted for an address, in JSON, base64, hexadecimal."""
     from base64 import b64encode
     from json import dumps
     from urllib.parse import quote
@@ -74,7 +74,7 @@ def refuse_keys(overrides: Sequence[str]) -> None:
 
 
 def refuse_keys_in(data: Mapping[str, object], prefix: str = "") -> None:
-    """The same for every text in a configuration."""
+    """Refuse keys in every text of a configuration."""
     for name, value in data.items():
         if isinstance(value, Mapping):
             refuse_keys_in(value, f"{prefix}{name}.")

@@ -24,7 +24,7 @@ class GrpoSettings(Section):
     clip_high: Rate | None = None
 
     def differences(self) -> JsonObject:
-        """The settings that are not null."""
+        """Return the settings that are not null."""
         return self.model_dump(exclude={"run"}, exclude_none=True)
 
 

@@ -24,18 +24,18 @@ _searched_first: list[Path] = []
 
 
 def shipped(name: str) -> Path:
-    """The path of a file or folder that captrain brings along: conf, stages/NAME.py, dvc.yaml, .dvc/plots."""
+    """Return the path of a file or folder that captrain brings along: conf, stages/NAME.py, dvc.yaml, .dvc/plots."""
     return (WHEEL if WHEEL.is_dir() else PACKAGE.parents[1]) / name
 
 
 def find_project(folder: Path) -> Path | None:
-    """The project that a folder is in: the nearest one upwards that holds dvc.yaml; None where there is none."""
+    """Find the project that a folder is in: the nearest one upwards that holds dvc.yaml; None where there is none."""
     return next((place for place in (folder, *folder.parents) if (place / PROJECT_FILE).exists()), None)
 
 
 def conf_layers(conf_dir: Path) -> list[Path]:
-    """The folders that a configuration is composed from, what is searched first first: a project's own, and captrain's.
-    One where they are the same."""
+    """List the folders that a configuration is composed from, what is searched first first: a project's own, and
+    captrain's. One where they are the same."""
     layers = [folder.resolve() for folder in (conf_dir, shipped("conf")) if folder.is_dir()]
     return [*dict.fromkeys(layers)]
 

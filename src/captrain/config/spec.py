@@ -190,13 +190,13 @@ class Spec(Section):
     machine: Machine
 
     def exploring(self) -> Component:
-        """The policy as it calibrates and trains."""
+        """Return the policy as it calibrates and trains."""
         if self.environments.temperature is None:
             return self.policy
         return self.policy.model_copy(update={"temperature": self.environments.temperature})
 
     def _groups_per_step(self) -> dict[str, int]:
-        """Groups per step of the trainer, and of each row that runs with another number of its own."""
+        """Return the groups per step of the trainer, and of each row that runs with another number of its own."""
         rows = {name: section for name, section in self.baselines if isinstance(section, GrpoSettings) and section.run}
         counts = {f"baselines.{name}": section.groups_per_step for name, section in rows.items()}
         return {"trainer": self.trainer.groups_per_step, **{name: count for name, count in counts.items() if count}}
@@ -281,7 +281,7 @@ def compose_spec(experiment: str, seed: int, overrides: Sequence[str], conf_dir:
 
 
 def _served_base(spec: Spec) -> Spec:
-    """With the model that a policy asks at an endpoint as the base: nothing reads another, and none is trained."""
+    """Take the model that a policy asks at an endpoint as the base: nothing reads another, and none is trained."""
     settings = spec.policy.settings()
     if spec.base.model is not None or not takes(spec.policy, "endpoint"):
         return spec
@@ -328,7 +328,7 @@ def _json(data: object, source: str, remedy: str) -> str:
 
 
 def _settings_of(kind: type[BaseModel], keys: tuple[int | str, ...]) -> list[str]:
-    """The names of the fields of the section that these keys lead to."""
+    """List the names of the fields of the section that these keys lead to."""
     annotation: Any = kind
     for part in keys:
         of_mapping = get_origin(annotation) is dict

@@ -42,7 +42,7 @@ LINK = "remedy: remove it, or name another place"
 
 
 def ending(error: BaseException) -> tuple[int, str]:
-    """The exit status for an error, and what is printed of it; "" for nothing."""
+    """Choose the exit status for an error, and word what is printed of it; "" for nothing."""
     status, text = _ending(error)
     return status, redacted(plain(text))
 

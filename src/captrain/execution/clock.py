@@ -50,7 +50,7 @@ def _cpu() -> float:
 
 
 def _outputs_digest(results: Path, stage: str) -> str:
-    """Digest of what the stage has left in `results`, "" for nothing."""
+    """Hash what the stage has left in `results`, "" for nothing."""
     alone = results / f"{stage}.json"
     files = sorted(path for path in (results / stage).rglob("*") if path.is_file())
     files += [alone] if alone.is_file() else []

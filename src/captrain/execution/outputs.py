@@ -20,7 +20,7 @@ LISTING = ".captrain-outputs.json"
 
 @contextmanager
 def user_outputs(folder: Path, names: Iterable[str] = ()) -> Iterator[Path]:
-    """A folder to write into, whose files come into `folder` when the block ends well.
+    """Yield a folder to write into, whose files come into `folder` when the block ends well.
 
     Args:
         folder: the user's; made where there is none.

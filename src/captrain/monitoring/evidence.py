@@ -139,7 +139,7 @@ def _compare_locks(
     outputs: Collection[str],
     evidence: Evidence,
 ) -> None:
-    """dvc.lock here against the committed one: what was run again, and which of its inputs were others."""
+    """Compare dvc.lock here with the committed one: what was run again, and which of its inputs were others."""
     for name in evidence.stages:
         if name not in lock or name not in committed:
             continue
@@ -215,7 +215,7 @@ def _is_below(path: str, folder: str) -> bool:
 
 
 def _check_lock(repo: "Repo", recorded: Mapping[str, JsonObject], evidence: Evidence) -> None:
-    """dvc.lock against itself: what one stage made is what a later one read."""
+    """Compare dvc.lock with itself: what one stage made is what a later one read."""
     # What DVC records of a stage stays when the stage goes; nothing that is here came from it.
     entries = {name: entry for name, entry in recorded.items() if name in evidence.stages}
     evidence.differences += [
@@ -246,13 +246,13 @@ def _check_lock(repo: "Repo", recorded: Mapping[str, JsonObject], evidence: Evid
 
 
 def _listing(repo: "Repo", digest: str) -> dict[str, str]:
-    """Hashes of the files of a recorded folder, as far as DVC's cache holds the listing."""
+    """Read the hashes of the files of a recorded folder, as far as DVC's cache holds the listing."""
     path = Path(repo.cache.local.oid_to_path(digest))
     return {file.relpath: file.md5 for file in read_json(path, list[ListedFile])} if path.exists() else {}
 
 
 def _check_spec(root: Path) -> list[Difference]:
-    """results/spec.yaml against params.yaml and conf/, composed again."""
+    """Compare results/spec.yaml with params.yaml and conf/, composed again."""
     try:
         choice = load_choice(root / "params.yaml")
         composed = compose_spec(choice.experiment, choice.seed, choice.overrides, root / "conf")
@@ -273,7 +273,7 @@ def _check_spec(root: Path) -> list[Difference]:
 
 
 def _git(root: Path, *arguments: str) -> str:
-    """Output of a git command.
+    """Run a git command and return its output.
 
     Raises:
         UserError: git refuses, for instance because nothing is committed yet.
@@ -290,7 +290,7 @@ def _lines(text: str) -> list[str]:
 
 
 def committed_text(root: Path, path: str) -> str:
-    """A file as git's HEAD has it, "" where it has none."""
+    """Read a file as git's HEAD has it, "" where it has none."""
     if not _git(root, "ls-tree", "--name-only", "HEAD", "--", path):
         return ""
     return _git(root, "show", f"HEAD:./{path}")
@@ -309,7 +309,7 @@ def _compare_commit(root: Path, paths: list[str]) -> _Commit:
 def _add_commit(
     root: Path, commit: _Commit, outputs: Collection[str], topics: Mapping[str, Topic], evidence: Evidence
 ) -> None:
-    """The files that differ from the commit, those of an output under its topic."""
+    """Enter the files that differ from the commit, those of an output under its topic."""
     for path in commit.changed:
         if path == LOCK and (evidence.remade or any(change.account == "lock" for change in evidence.differences)):
             continue
@@ -340,8 +340,10 @@ def _topic(path: str, outputs: Collection[str], topics: Mapping[str, Topic]) -> 
 
 
 def _changed_code(root: Path, differences: list[Difference]) -> dict[str, list[str]]:
-    """The files of code that changed since dvc.lock was committed, each with the stages that run it. A folder stands
-    for itself where git does not know the state that the run had."""
+    """List the files of code that changed since dvc.lock was committed, each with the stages that run it.
+
+    A folder stands for itself where git does not know the state that the run had.
+    """
     stages: defaultdict[str, list[str]] = defaultdict(list)
     for change in differences:
         if change.topic == "code" and change.stage and change.stage not in stages[change.path]:

@@ -63,7 +63,7 @@ class Processor:
 
 
 def compare_libraries(pins: str) -> Libraries:
-    """The installed versions against those that a requirements file pins, and Python's against the one it is for.
+    """Compare the installed versions with those that a requirements file pins, and Python's with the one it is for.
 
     Args:
         pins: text of the file, `name==version` a line; a comment may say `Python 3.11`. Of a wheel's build (`+cpu`)
@@ -86,12 +86,12 @@ def compare_libraries(pins: str) -> Libraries:
 
 
 def _plain(name: str) -> str:
-    """A name of a distribution, as indexes write it."""
+    """Write the name of a distribution as indexes do."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def processor() -> Processor:
-    """The processor of this machine, and the switches of this environment."""
+    """Read the processor of this machine, and the switches of this environment."""
     text = CPUINFO.read_text() if CPUINFO.exists() else ""
     model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     flags = re.search(r"^flags\s*:\s*(.+)$", text, re.MULTILINE)

@@ -62,7 +62,7 @@ def check_integrity(root: Path) -> Integrity:
 
 
 def _cache(cache: Path) -> Iterator[str]:
-    """For each file of the cache what is wrong with it, "" for nothing."""
+    """Yield for each file of the cache what is wrong with it, "" for nothing."""
     for path in sorted(cache.glob("[0-9a-f][0-9a-f]/*")):
         name = f"{path.parent.name}{path.name}"
         sound = not path.is_file() or len(name.removesuffix(".dir")) != 32 or _md5(path) == name.removesuffix(".dir")
@@ -70,7 +70,7 @@ def _cache(cache: Path) -> Iterator[str]:
 
 
 def _outputs(root: Path, cache: Path) -> Iterator[str]:
-    """The same for each file of an output; one that is not here is not looked at."""
+    """Yield the same for each file of an output; one that is not here is not looked at."""
     for name, stage in _lock(root).stages.items():
         for out in stage.outs:
             path = root / out.path
@@ -85,7 +85,8 @@ def _outputs(root: Path, cache: Path) -> Iterator[str]:
 
 
 def _files(path: Path, md5: str, cache: Path) -> Iterator[tuple[Path, str]]:
-    """The files of an output with their hashes; of a folder as its listing in the cache has them, if that is whole."""
+    """Yield the files of an output with their hashes; of a folder as its listing in the cache has them, if that is
+    whole."""
     if not md5.endswith(".dir"):
         yield path, md5
         return

@@ -49,7 +49,7 @@ def read_played(folder: Path) -> Played | None:
 
 
 def task_rates(folder: Path, record: Played, rates: Mapping[str, float]) -> dict[str, np.ndarray]:
-    """The pass rate of each method on each task, (tasks,) in the order of their ids, where it can be told.
+    """Compute the pass rate of each method on each task, (tasks,) in the order of their ids, where it can be told.
 
     Args:
         folder: of the run.
@@ -80,7 +80,7 @@ def task_rates(folder: Path, record: Played, rates: Mapping[str, float]) -> dict
 
 
 def paired_interval(first: np.ndarray, second: np.ndarray, confidence: float) -> tuple[float, float, float]:
-    """Mean of the second's task rates less the first's, with its interval: a bootstrap over tasks, as in the tables."""
+    """Average the second's task rates less the first's, with an interval: a bootstrap over tasks, as in the tables."""
     gaps = second - first
     low, high = Bootstrap(len(gaps), RESAMPLES, confidence, 0).interval(gaps)
     return float(np.nanmean(gaps)), low, high

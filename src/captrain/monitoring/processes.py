@@ -42,7 +42,7 @@ class RunningPoint(NamedTuple):
 
 
 def pipeline(root: Path) -> dict[str, JsonObject]:
-    """The stages of dvc.yaml as they stand there; none while it cannot be read."""
+    """Read the stages of dvc.yaml as they stand there; none while it cannot be read."""
     try:
         stages = read_yaml(root / "dvc.yaml", JsonObject)["stages"]
         return {str(name): stage for name, stage in stages.items() if isinstance(stage, dict)}
@@ -51,7 +51,7 @@ def pipeline(root: Path) -> dict[str, JsonObject]:
 
 
 def running(root: Path, stages: Mapping[str, JsonObject]) -> tuple[dict[str, Running], list[RunningPoint]]:
-    """Stages that run here, in the order of the pipeline, and those that run in the points beneath.
+    """Find stages that run here, in the order of the pipeline, and those that run in the points beneath.
 
     Args:
         root: the folder that holds dvc.yaml, resolved.
@@ -82,7 +82,7 @@ def running(root: Path, stages: Mapping[str, JsonObject]) -> tuple[dict[str, Run
 
 
 def writers(root: Path, stages: Mapping[str, JsonObject]) -> list[str]:
-    """Whom DVC says to be at work, in words; of use when no stage is seen to run."""
+    """List whom DVC says to be at work, in words; of use when no stage is seen to run."""
     try:
         record = read_yaml(root / ".dvc/tmp/rwlock", JsonObject)
         pids = {str(path): int(writer["pid"]) for path, writer in record.get("write", {}).items()}
@@ -106,7 +106,7 @@ def writers(root: Path, stages: Mapping[str, JsonObject]) -> list[str]:
 
 
 def _script(command: Sequence[str], folder: str) -> Path | None:
-    """The script that a Python process runs, None where it runs none."""
+    """Find the script that a Python process runs, None where it runs none."""
     if not command or not Path(command[0]).name.startswith("python"):
         return None
     path = _script_of(command[1:])
@@ -114,7 +114,7 @@ def _script(command: Sequence[str], folder: str) -> Path | None:
 
 
 def _script_of(words: Sequence[str]) -> str:
-    """The script that the words of a command name, "" for none."""
+    """Find the script that the words of a command name, "" for none."""
     words = [word for word in words if not word.startswith("-") and not Path(word).name.startswith("python")]
     if words and words[0].endswith(".py"):
         return words[0]

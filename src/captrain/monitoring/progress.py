@@ -159,8 +159,11 @@ class Progress:
             yield f"{len(finished)} trained or found whole, {rollouts:,} rollouts: {names}", newest
 
     def _budget(self, stage: str) -> int | None:
-        """Rollouts of each training of a stage, where that is known beforehand. A baseline has what TRACE has spent,
-        without what the baseline is charged for of it: diagnosis and calibration are not for it to play."""
+        """Look up the rollouts of each training of a stage, where they are known beforehand.
+
+        A baseline has what TRACE has spent, without what the baseline is charged for of it: diagnosis and calibration
+        are not for it to play.
+        """
         if stage in trained_baselines():
             paths = [self.root / "results" / name / "ledger.jsonl" for name in TRACE_STAGES]
             entries = [entry for path in paths for entry in ledger(path)]
@@ -170,7 +173,7 @@ class Progress:
         return _product(self._spec(), "adapters.rollouts") if stage in ("adapters", "controls") else None
 
     def _ranked(self) -> list[str]:
-        """Capabilities with an environment, best first; none while that cannot be read."""
+        """List capabilities with an environment, best first; none while that cannot be read."""
         try:
             capabilities = load(self.root / "results/capabilities/capabilities.jsonl", Capability)
             environments = read_passports(self.root / "results/environments")
@@ -185,7 +188,7 @@ class Progress:
             yield ", ".join([f"{len(new):,} new answers of models, {len(times):,} on disk", *pace]), max(new)
 
     def _last_log_line(self, stage: str, since: float) -> Iterator[tuple[str, float]]:
-        """The last line of the log, which the points of a sweep have."""
+        """Yield the last line of the log, which the points of a sweep have."""
         path = self.root / "log.txt"
         if not path.exists() or (newest := path.stat().st_mtime) < since - SLACK:
             return
@@ -196,7 +199,7 @@ class Progress:
             yield f"said: {clean(jobs.without_bar(line))}", newest
 
     def cluster(self) -> list[str]:
-        """Jobs on the cluster that are not over, by their states; asked for now and then."""
+        """List jobs on the cluster that are not over, by their states; asked for now and then."""
         if time.monotonic() - self._last_query < CLUSTER:
             return self._cluster
         self._last_query, self._cluster = time.monotonic(), []
@@ -274,14 +277,14 @@ def _name(rows: Sequence[_HistoryRow]) -> str:
 
 
 def ledger(path: Path) -> list[LedgerEntry]:
-    """Entries of a ledger, those that are whole."""
+    """Read the entries of a ledger, those that are whole."""
     with suppress(*UNREADABLE):
         return [entry for entry in remains(path, LedgerEntry) if entry is not None]
     return []
 
 
 def _product(spec: object, *keys: str) -> int | None:
-    """Product of settings by their dotted names, None where one is no positive number."""
+    """Multiply settings by their dotted names, None where one is no positive number."""
     total = 1
     for key in keys:
         value = spec
@@ -300,6 +303,6 @@ def clean(text: str, most: int = 100) -> str:
 
 
 def clock(moment: float) -> str:
-    """A point in time by the local clock, with the date where it is another day's."""
+    """Format a point in time by the local clock, with the date where it is another day's."""
     date, today = time.localtime(moment), time.localtime()
     return time.strftime("%H:%M:%S" if date[:3] == today[:3] else "%Y-%m-%d %H:%M", date)

@@ -60,7 +60,7 @@ class StageState:
 
 @contextmanager
 def dvc_pipeline(root: Path) -> "Iterator[Repo]":
-    """The DVC repository at `root`, not locked, and DVC silent."""
+    """Open the DVC repository at `root`, not locked, and DVC silent."""
     from dvc.exceptions import DvcException  # a second to import
     from dvc.repo import Repo
 
@@ -82,13 +82,13 @@ def dvc_pipeline(root: Path) -> "Iterator[Repo]":
 
 
 def path_of(entry: "Output", root: Path) -> str:
-    """Path of an input or output relative to the root, with forward slashes."""
+    """Return the path of an input or output relative to the root, with forward slashes."""
     path = Path(entry.fs_path)
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
 
 
 def stages_by_name(repo: "Repo") -> "dict[str, Stage]":
-    """Stages by name, each after those it depends on."""
+    """Collect stages by name, each after those it depends on."""
     import networkx
 
     return {name_of(stage): stage for stage in networkx.dfs_postorder_nodes(repo.index.graph)}
@@ -109,7 +109,7 @@ def sort_of(path: str, outputs: Collection[str]) -> Sort:
 
 
 def stage_changes(stage: "Stage", outputs: set[str], root: Path) -> list[Change]:
-    """All differences of one stage; `outputs` are the outputs of all stages."""
+    """List all differences of one stage; `outputs` are the outputs of all stages."""
     if not any(entry.hash_info for entry in (*stage.deps, *stage.outs)):
         return [Change("never run", "dvc.lock has no record of it")]
     changes: list[Change] = []
@@ -159,17 +159,17 @@ def _output_changes(out: "Output", path: str) -> list[Change]:
 
 
 def parameter_text(key: str, path: str, before: object, now: object) -> str:
-    """A parameter that changed, in words."""
+    """Word a parameter that changed."""
     return f"parameter {key} ({path}): {value_text(before)} -> {value_text(now)}"
 
 
 def value_text(value: object) -> str:
-    """A value of a parameter, in words."""
+    """Word a value of a parameter."""
     return "(none)" if value is MISSING else json.dumps(value, default=str)
 
 
 def stage_states(root: Path, running: Collection[str] = ()) -> list[StageState]:
-    """The state of every stage, in the order of the pipeline.
+    """Find the state of every stage, in the order of the pipeline.
 
     fresh: nothing to do; cached: outputs can be put back; missing: outputs must be made again; stale: something it
     was run on changed; never run; waiting: fresh or cached itself, but a stage before it is not; running; changing:
@@ -195,7 +195,7 @@ def stage_states(root: Path, running: Collection[str] = ()) -> list[StageState]:
 
 
 def lock_bytes(root: Path) -> bytes:
-    """dvc.lock as it stands, by which a run that goes on meanwhile is noticed."""
+    """Read dvc.lock as it stands, by which a run that goes on meanwhile is noticed."""
     path = root / "dvc.lock"
     return path.read_bytes() if path.is_file() else b""
 

@@ -211,7 +211,7 @@ def _is_embedded(root: Path) -> bool:
 
 
 def _summary(root: Path, evidence: Evidence, libraries: Libraries) -> str:
-    """The verdict in one sentence."""
+    """Word the verdict in one sentence."""
     accounts: defaultdict[str, set[str]] = defaultdict(set)
     for change in evidence.differences:
         accounts[change.topic].add(change.account)
@@ -272,6 +272,6 @@ def _count(things: Sequence[str], noun: str) -> str:
 
 
 def _some(entries: Sequence[str], separator: str = ", ", most: int = ENTRIES) -> str:
-    """The first entries, and how many there are more."""
+    """Join the first entries, and say how many there are more."""
     text = separator.join(entries[:most])
     return text if len(entries) <= most else f"{text} and {len(entries) - most} more"

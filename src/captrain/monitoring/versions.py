@@ -23,8 +23,10 @@ class Rates:
 
 
 def value_changes(old: object, new: object) -> dict[str, tuple[object, object]]:
-    """The values at which two JSON documents differ, old and new, by their dotted places in order. Lists are compared
-    by position, and numbers by value."""
+    """List the values at which two JSON documents differ, old and new, by their dotted places in order.
+
+    Lists are compared by position, and numbers by value.
+    """
     from deepdiff import DeepDiff
     from deepdiff.helper import notpresent
 
@@ -45,7 +47,8 @@ def value_changes(old: object, new: object) -> dict[str, tuple[object, object]]:
 
 
 def difference(old: str, new: str, suffix: str) -> str:
-    """The largest absolute numeric difference of two versions of a .csv, .json or .jsonl file, and other changes."""
+    """Describe the largest absolute numeric difference of two versions of a .csv, .json or .jsonl file, and other
+    changes."""
     try:
         changes = value_changes(_parsed(old, suffix), _parsed(new, suffix))
     except (ValueError, RecursionError, csv.Error) as error:
@@ -62,7 +65,7 @@ def difference(old: str, new: str, suffix: str) -> str:
 
 
 def _parsed(text: str, suffix: str) -> object:
-    """A table by its cells, or a document."""
+    """Parse a table to its cells, or a document."""
     if suffix == ".csv":
         rows = enumerate(csv.DictReader(io.StringIO(text)), start=2)
         return {f"line {line}, {name}": _number(cell) for line, row in rows for name, cell in row.items()}
@@ -72,7 +75,7 @@ def _parsed(text: str, suffix: str) -> object:
 
 
 def _number(cell: str) -> str | float:
-    """A cell of a table: a number, or else the word that it is."""
+    """Parse a cell of a table: a number, or else the word that it is."""
     try:
         return float(cell)
     except (TypeError, ValueError):
@@ -87,7 +90,7 @@ def _distance(old: object, new: object) -> float | None:
 
 
 def compare_rates(old: str, new: str) -> Rates | None:
-    """The pass rates of a table (.csv with the columns pass_rate, low and high) against the intervals of its older
+    """Compare the pass rates of a table (.csv with the columns pass_rate, low and high) with the intervals of its older
     version; None of any other table. A row is named by its columns before the rate, and one that a version lacks is
     beyond any interval."""
     before, after = _rates(old), _rates(new)

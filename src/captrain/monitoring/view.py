@@ -15,7 +15,7 @@ from captrain.monitoring.watch import AHEAD, View, Watch
 
 
 def span(seconds: float) -> str:
-    """A length of time in words."""
+    """Word a length of time."""
     minutes, odd = divmod(int(max(0.0, seconds)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {odd} s" if minutes else f"{odd} s"
@@ -39,14 +39,14 @@ def _headlines(view: View) -> list[str]:
 
 
 def lines(view: View) -> list[str]:
-    """The view in lines of which each changes only when what it says does."""
+    """Write the view in lines of which each changes only when what it says does."""
     fresh = [name for name in view.stages if view.states.get(name) in ("fresh", "cached")]
     count = [f"{len(fresh)} of {len(view.stages)} stages are done"] if view.states else []
     return [*_headlines(view), *view.facts, *count]
 
 
 def watch_view(view: View) -> list[RenderableType]:
-    """The view as it is drawn: what runs and how far it is, then all stages."""
+    """Draw the view: what runs and how far it is, then all stages."""
     parts: list[RenderableType] = [Text(line, "bold" if view.running else "") for line in _headlines(view)]
     parts += [Text(f"  {line}") for line in view.facts]
     if view.running:
@@ -69,7 +69,7 @@ def watch_view(view: View) -> list[RenderableType]:
 
 
 def _state_of(view: View, name: str) -> tuple[str, str]:
-    """Colour and words."""
+    """Return colour and words of a stage's state."""
     if name in view.running:
         return "bold green", f"runs, for {span(view.time - view.running[name].since)}"
     if name in view.finished:

@@ -131,7 +131,7 @@ class ModelSize(NamedTuple):
     expert_inner: int = 0
 
     def lora(self, rank: int, experts: bool = False) -> int:
-        """Parameters of one adapter, as it is saved; with `experts` of those, too."""
+        """Count the parameters of one adapter, as it is saved; with `experts` those of the experts, too."""
         attention = 4 * self.hidden + 2 * (self.heads + self.kv_heads) * self.head
         dense = 3 * (self.hidden + self.inner) if self.inner else 0
         mixture = 3 * self.experts * (self.hidden + self.expert_inner) if experts else 0
@@ -156,11 +156,11 @@ class ModelUse(NamedTuple):
     output: float = 0
 
     def times(self, count: float) -> "ModelUse":
-        """So many times as much."""
+        """Multiply by a count."""
         return ModelUse(*(count * amount for amount in self))
 
     def plus(self, more: "ModelUse") -> "ModelUse":
-        """Both together."""
+        """Add another use."""
         return ModelUse(*map(sum, zip(self, more, strict=True)))
 
     def __str__(self) -> str:
@@ -198,7 +198,7 @@ EPISODE_COSTS = {
 
 
 def dense_size(parameters: float) -> ModelSize:
-    """A dense model of the usual proportions: 12 x layers x hidden^2 parameters, hidden = 128 x layers."""
+    """Size a dense model of the usual proportions: 12 x layers x hidden^2 parameters, hidden = 128 x layers."""
     layers = max(1, round((parameters / (12 * 128**2)) ** (1 / 3)))
     return ModelSize(
         parameters=parameters,
@@ -224,7 +224,7 @@ parts."""
 
 
 def split_sizes(benchmark: Component) -> dict[str, int]:
-    """Tasks of each split, at most; {} where tasks are made on demand, or nothing is known."""
+    """Count the tasks of each split, at most; {} where tasks are made on demand, or nothing is known."""
     settings = benchmark.settings()
     if benchmark.target == TAU2:
         domains = [{"airline": (30, 20), "retail": (74, 40), "mock": (7, 3)}[name] for name in settings["domains"]]

@@ -36,7 +36,7 @@ class BasisRow(NamedTuple):
 
 
 def basis(estimate: Estimate) -> list[BasisRow]:
-    """All that the estimate rests on."""
+    """List all that the estimate rests on."""
     spec, episode = estimate.spec, estimate.episode
     agent = (
         ("not known", "nobody has measured it") if episode == EpisodeCost() else (str(episode.agent), episode.source)
@@ -153,7 +153,7 @@ def _jobs_at_once(estimate: Estimate) -> BasisRow:
 
 
 def task_uses(estimate: Estimate) -> dict[str, float]:
-    """Stages that train on the target -> how often each of its training tasks is used; {} where there is no end."""
+    """Estimate how often stages that train on the target use each of its training tasks; {} where there is no end."""
     spec = estimate.spec
     tasks = split_sizes(spec.benchmark).get("training")
     if tasks is None:
@@ -165,6 +165,6 @@ def task_uses(estimate: Estimate) -> dict[str, float]:
 
 
 def group_size(spec: Spec, row: Baseline) -> int:
-    """Rollouts of one task in a row that trains by GRPO: the trainer's, unless the row has its own."""
+    """Return the rollouts of one task in a row that trains by GRPO: the trainer's, unless the row has its own."""
     section = row.section(spec)
     return (section.group_size if isinstance(section, GrpoSettings) else None) or spec.trainer.group_size

@@ -34,7 +34,7 @@ class StageCost:
 
 
 def total(stages: Sequence[StageCost]) -> StageCost:
-    """All stages together."""
+    """Add up all stages."""
     use = ModelUse()
     for stage in stages:
         use = use.plus(stage.use)
@@ -56,7 +56,7 @@ def _sum_if_all_known(values: Sequence[float | None]) -> float | None:
 
 
 def rounded(value: float) -> str:
-    """In two digits: an estimate has no more."""
+    """Round to two digits: an estimate has no more."""
     value = float(f"{value:.2g}")
     for unit, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= max(unit, 1e4):

@@ -44,7 +44,7 @@ GPU_COMMANDS = {
 
 
 def examine_machine(spec: Spec, root: Path, node: Node) -> list[Finding]:
-    """All that the configuration needs of this machine, in the order in which a run meets it."""
+    """Examine all that the configuration needs of this machine, in the order in which a run meets it."""
     checks: list[Callable[[Spec, Path], Iterator[Finding]]] = [
         *(_model, template_findings, vllm_findings, adapter_findings, _gpus, _processor, _endpoints, _benchmark),
         *(_sandbox, _slurm, _disk),
@@ -55,7 +55,7 @@ def examine_machine(spec: Spec, root: Path, node: Node) -> list[Finding]:
 
 
 def _model(spec: Spec, _: Path) -> Iterator[Finding]:
-    """Weights: trained here, in the folder of pretrained ones, in the hub's cache, or to be downloaded."""
+    """Check the weights: trained here, in the folder of pretrained ones, in the hub's cache, or to be downloaded."""
     name = spec.base.model
     if spec.base.pretrained:
         try:
@@ -88,7 +88,8 @@ def _gpus(spec: Spec, _: Path) -> Iterator[Finding]:
 
 
 def _processor(spec: Spec, _: Path) -> Iterator[Finding]:
-    """Instructions for bfloat16 where it is computed here: without them it is some thirty times slower than float32."""
+    """Check for instructions for bfloat16 where it is computed here: without them it is some thirty times slower than
+    float32."""
     precisions = {
         "policy.precision": spec.policy.settings().get("precision"),
         "machine.accelerate.precision": spec.machine.accelerate.precision,
@@ -105,7 +106,7 @@ def _processor(spec: Spec, _: Path) -> Iterator[Finding]:
 
 
 def _endpoints(spec: Spec, _: Path) -> Iterator[Finding]:
-    """Whatever is asked at an endpoint: variables are set, it answers, and it knows the model."""
+    """Check whatever is asked at an endpoint: variables are set, it answers, and it knows the model."""
     user = nested("benchmark.user", spec.benchmark.settings().get("user"))
     defaults = {"endpoint": spec.machine.asking.endpoint, "key": spec.machine.asking.key}
     parties: dict[str, Component | None] = {"agent": spec.policy, "user": user}
@@ -159,7 +160,7 @@ def _answer(subject: str, endpoint: Endpoint, name: str) -> Finding:
 
 
 def _benchmark(spec: Spec, root: Path) -> Iterator[Finding]:
-    """The interpreter of a benchmark that has an environment of its own."""
+    """Check the interpreter of a benchmark that has an environment of its own."""
     name = spec.benchmark.target.split(".")[-2]
     if (setting := spec.machine.benchmarks.get(name)) is None:
         return
@@ -175,7 +176,7 @@ def _benchmark(spec: Spec, root: Path) -> Iterator[Finding]:
 
 
 def _sandbox(spec: Spec, _: Path) -> Iterator[Finding]:
-    """The confinement of code that nobody has vouched for, as a confined process finds it."""
+    """Check the confinement of code that nobody has vouched for, as a confined process finds it."""
     confinement, least = active_confinement(), spec.machine.sandbox
     passed = LEVELS.index(confinement.level) >= LEVELS.index(least)
     remedy = "run on Linux 5.13 or later, outside of a container that forbids Landlock and seccomp; or, where what is "
@@ -184,7 +185,7 @@ def _sandbox(spec: Spec, _: Path) -> Iterator[Finding]:
 
 
 def _slurm(spec: Spec, _: Path) -> Iterator[Finding]:
-    """The cluster's commands, and the partition."""
+    """Check the cluster's commands, and the partition."""
     slurm = spec.machine.slurm
     if spec.machine.launcher != "slurm" or slurm is None:
         return
@@ -200,7 +201,7 @@ def _slurm(spec: Spec, _: Path) -> Iterator[Finding]:
 
 
 def _disk(spec: Spec, root: Path) -> Iterator[Finding]:
-    """Room for what a run leaves, and for weights that are still to be downloaded."""
+    """Check the room for what a run leaves, and for weights that are still to be downloaded."""
     free = shutil.disk_usage(root).free / 2**30
     size = Estimate(spec, Node(), 1).size if spec.base.model and spec.policy.target != SERVED else None
     demand = SPACE + (2 * size.parameters / 2**30 if size else 0)

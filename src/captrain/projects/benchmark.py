@@ -74,7 +74,7 @@ def _check_name(examined: Examined) -> None:
 
 
 def _check_tools(examined: Examined) -> list[JsonObject]:
-    """Tool schemas are those that a chat API takes; returns the sound ones."""
+    """Check that tool schemas are those that a chat API takes, and return the sound ones."""
     try:
         tools: object = examined.call("tools", "", lambda: examined.environment.tools)
     except MethodFailed:
@@ -96,7 +96,8 @@ def _check_tools(examined: Examined) -> list[JsonObject]:
 
 
 def _check_tasks(examined: Examined, split: str, count: int) -> list[JsonObject]:
-    """The tasks of a split that are sound: as many as were asked for, each its own, the same when asked again."""
+    """Check the tasks of a split and return the sound ones: as many as were asked for, each its own, the same when
+    asked again."""
     environment = examined.environment
     try:
         size = getattr(environment, "size", None)
@@ -138,7 +139,7 @@ def _is_task(task: object) -> bool:
 
 
 def _check_splits(examined: Examined, by_split: Mapping[str, Sequence[JsonObject]]) -> None:
-    """No task is in two splits: neither its id, nor, for nearly all, its content."""
+    """Check that no task is in two splits: neither its id, nor, for nearly all, its content."""
     sections = {
         split: {json.dumps(task["data"], sort_keys=True) for task in tasks} for split, tasks in by_split.items()
     }
@@ -155,7 +156,7 @@ def _check_splits(examined: Examined, by_split: Mapping[str, Sequence[JsonObject
 
 
 def _check_play(examined: Examined, tasks: Sequence[JsonObject], tools: Sequence[JsonObject]) -> None:
-    """References score 1, and every task can be played by whoever plays."""
+    """Check that references score 1, and that every task can be played by whoever plays."""
     rewards_of: dict[str, list[float]] = {"reference": [], "nothing": [], "random calls": [], "every call twice": []}
     for task in tasks:
         rng = random.Random(task["id"])
@@ -233,7 +234,7 @@ def _sound_score(examined: Examined, task: JsonObject, score: object) -> JsonObj
 
 
 def _play(examined: Examined, task: JsonObject, agent: str, actions: Sequence[Message]) -> list[Message]:
-    """The record of an episode."""
+    """Play an episode and return its record."""
     name, before = task["id"], _copy(task)
     episode: Episode = examined.call("open", name, lambda: examined.environment.open(task))
     examined.episode = episode
@@ -277,8 +278,8 @@ def _answer(examined: Examined, task: str, agent: str, answer: object) -> tuple[
 
 
 def random_call(rng: random.Random, tools: Sequence[JsonObject], task: JsonObject) -> Message:
-    """A call that no careful agent makes: a known tool with values of the task, or wrong in every way that a language
-    model is."""
+    """Draw a call that no careful agent makes: a known tool with values of the task, or wrong in every way that a
+    language model is."""
     texts = [text for text in json.dumps(task["data"]).split('"') if text.strip(" ,:{}[]")]
     function = rng.choice([*tools])["function"] if tools else {"name": "none", "parameters": {}}
     properties = function["parameters"].get("properties", {})
@@ -300,7 +301,7 @@ def random_call(rng: random.Random, tools: Sequence[JsonObject], task: JsonObjec
 
 
 def task_listing(request: JsonObject) -> str:
-    """The first tasks of every split as JSON, for a comparison between processes."""
+    """List the first tasks of every split as JSON, for a comparison between processes."""
     environment: Environment = load_environment_class(request["target"], request["settings"])
     listing = {}
     for split in SPLITS:
@@ -312,7 +313,7 @@ def task_listing(request: JsonObject) -> str:
 
 
 def _check_other_process(examined: Examined, target: str, settings: Mapping[str, object], tasks: int) -> None:
-    """Another process, with other hashes of texts, has the same tasks."""
+    """Check that another process, with other hashes of texts, has the same tasks."""
     request = {"target": target, "settings": dict(settings), "tasks": tasks}
     try:
         expected = examined.call("tasks", "", lambda: task_listing(request))

@@ -126,7 +126,7 @@ class Examined:
         self.report.add(Problem(method, task, self.place(method, error), text, remedy))
 
     def place(self, method: str, error: BaseException | None = None) -> str:
-        """The line of the user's own code that raised; where none did, the one that defines the method."""
+        """Return the line of the user's own code that raised; where none did, the one that defines the method."""
         owners = [type(owner) for owner in (self.environment, self.episode) if owner is not None]
         places = [raising_place(error, self.source)] if error else []
         places += [definition(owner, method) for owner in owners]

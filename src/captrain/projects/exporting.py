@@ -72,7 +72,7 @@ def _file(name: str, root: Path) -> Path:
 
 
 def _passport(path: Path) -> Passport:
-    """The passport beside a file."""
+    """Read the passport beside a file."""
     beside = path.with_name(f"{path.stem}.passport.json")
     if not beside.is_file():
         raise UserError(f"{path} has no passport", f"`captrain validate {path}` makes one out, and says what it lacks")

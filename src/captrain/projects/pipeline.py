@@ -37,12 +37,12 @@ class Versions(Record):
 
 
 def shipped_pipeline() -> JsonObject:
-    """The pipeline that captrain brings along, as it stands in its own repository."""
+    """Read the pipeline that captrain brings along, as it stands in its own repository."""
     return read_yaml(shipped("dvc.yaml"), JsonObject)
 
 
 def project_pipeline(root: Path) -> str:
-    """The text of a project's dvc.yaml: the same stages and results, code by its digest."""
+    """Write the text of a project's dvc.yaml: the same stages and results, code by its digest."""
     pipeline = shipped_pipeline()
     stages = {name: _project_stage(name, stage, root) for name, stage in pipeline["stages"].items()}
     text = yaml.safe_dump({**pipeline, "stages": stages}, sort_keys=False, width=118, default_flow_style=None)
@@ -62,18 +62,18 @@ def _project_stage(name: str, stage: JsonObject, root: Path) -> JsonObject:
 
 
 def _sections(stage: JsonObject) -> set[str]:
-    """The sections of the configuration that are params of a stage."""
+    """List the sections of the configuration that are params of a stage."""
     keys = [key for entry in stage.get("params", []) if isinstance(entry, dict) for key in entry.get(SPEC, [])]
     return {key.partition(".")[0] for key in keys}
 
 
 def stage_names() -> list[str]:
-    """The stages that captrain brings along, in the order of the pipeline."""
+    """List the stages that captrain brings along, in the order of the pipeline."""
     return [*shipped_pipeline()["stages"]]
 
 
 def stage_digest(name: str) -> str:
-    """Digest of the code that a stage runs; of `compose` with the configuration that captrain brings along."""
+    """Hash the code that a stage runs; of `compose` with the configuration that captrain brings along."""
     script = shipped(f"stages/{name}.py")
     files = [script, *(path for path in code_closure(script) if path != script)]
     if name == "compose":
@@ -82,12 +82,12 @@ def stage_digest(name: str) -> str:
 
 
 def stage_digests() -> dict[str, str]:
-    """The digest of each stage's code as it is installed."""
+    """Hash each stage's code as it is installed."""
     return {name: stage_digest(name) for name in stage_names()}
 
 
 def versions_text(version: str, pipeline: str, stages: Mapping[str, str]) -> str:
-    """The text of captrain.yaml.
+    """Write the text of captrain.yaml.
 
     Args:
         version: of captrain.

@@ -85,7 +85,7 @@ def pending_upgrade(root: Path) -> Upgrade | None:
 
 
 def _behind(stages: dict[str, JsonObject], changed: list[str]) -> list[str]:
-    """The stages that read, directly or not, what these make, without these; in the order of the pipeline."""
+    """List the stages that read, directly or not, what these make, without these; in the order of the pipeline."""
     affected = set(changed)
     outputs = {name: outputs_of(stage) for name, stage in stages.items()}
     for name, stage in stages.items():  # in the order in which they run
@@ -98,6 +98,6 @@ def _behind(stages: dict[str, JsonObject], changed: list[str]) -> list[str]:
 
 
 def outputs_of(stage: JsonObject) -> list[str]:
-    """The paths that a stage of dvc.yaml makes."""
+    """List the paths that a stage of dvc.yaml makes."""
     entries = [entry for kind in ("outs", "plots", "metrics") for entry in stage.get(kind, [])]
     return [path for entry in entries for path in ([entry] if isinstance(entry, str) else entry)]

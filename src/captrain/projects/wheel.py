@@ -31,5 +31,5 @@ class BuildWithPipeline(build_py):
 
 
 def pipeline_files() -> list[Path]:
-    """The files of the pipeline, relative to the root of the repository, in which setuptools builds."""
+    """List the files of the pipeline, relative to the root of the repository, in which setuptools builds."""
     return sorted(path for pattern in PATTERNS for path in Path().glob(pattern))

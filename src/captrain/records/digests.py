@@ -11,7 +11,7 @@ BLOCK = 1 << 20
 
 
 def digest(*parts: object) -> str:
-    """SHA-256 (hex, first 16 digits) of the canonical JSON of the parts."""
+    """Hash the canonical JSON of the parts: SHA-256, hex, first 16 digits."""
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"), default=json_value)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -28,7 +28,7 @@ def json_value(value: object) -> object:
 
 
 def file_digest(*paths: Path) -> str:
-    """SHA-256 (hex, first 16 digits) over the bytes of the files, in the given order."""
+    """Hash the bytes of the files, in the given order: SHA-256, hex, first 16 digits."""
     total = hashlib.sha256()
     for path in paths:
         with path.open("rb") as file:

@@ -141,7 +141,7 @@ class Passport(Record):
     checks: list[Check]
 
     def complaints(self) -> str:
-        """The failed checks in one line."""
+        """List the failed checks in one line."""
         return "; ".join(
             f"{check.name} is {check.measured}, asked is {check.bound}{f' ({check.detail})' if check.detail else ''}"
             for check in self.checks

@@ -43,7 +43,7 @@ class Rates(Record):
     values: dict[str, dict[str, float]]
 
     def count(self, value: float, column: str) -> int:
-        """The number of tasks nearest to a printed value."""
+        """Return the number of tasks nearest to a printed value."""
         return round(value * self.tasks[column] / 100) if self.unit == "percent" else round(value)
 
     def printed_rate(self, count: int, column: str) -> float:
@@ -78,7 +78,7 @@ class FurtherResult(Record):
     gains: dict[str, float]
 
     def rows(self) -> list[tuple[str, str, float]]:
-        """Method, what its number is of, and the number."""
+        """List method, what its number is of, and the number."""
         values = [(method, WHOLE, value) for method, value in self.values.items()]
         return values + [(method, GAIN, value) for method, value in self.gains.items()]
 
@@ -156,12 +156,12 @@ class Contradiction:
 
 @cache
 def read_published() -> Published:
-    """The published numbers."""
+    """Read the published numbers."""
     return read_yaml(Path(__file__).with_suffix(".yaml"), Published)
 
 
 def table(root: Path) -> pd.DataFrame:
-    """Every published number beside ours.
+    """Tabulate every published number beside ours.
 
     Args:
         root: of a project with results.
@@ -213,7 +213,7 @@ def _same(results: Path, rates: Rates) -> bool:
 
 
 def _measured(root: Path, rates: Rates) -> dict[tuple[str, str], tuple[float, int]]:
-    """(method, column) -> our number in the table's unit and its tasks; {} where another thing was measured."""
+    """Read our numbers in the table's unit and their tasks, by (method, column); {} where another thing was measured."""
     if not _same(root / "results", rates):
         return {}
     folder = root / "results/evaluation"
@@ -230,7 +230,7 @@ def _measured(root: Path, rates: Rates) -> dict[tuple[str, str], tuple[float, in
 
 
 def published_tables(root: Path) -> list[Table]:
-    """The tables with ours beside them, and the contradictions, to be printed; curves are left to `table`."""
+    """Print the tables with ours beside them, and the contradictions; curves are left to `table`."""
     publication, rows = read_published(), table(root).to_dict("records")
     tables = []
     for name, rates in publication.tables.items():
@@ -261,7 +261,7 @@ def published_tables(root: Path) -> list[Table]:
 
 
 def claims() -> list[Claim]:
-    """TRACE against every other row of each table that counts tasks, column by column."""
+    """List TRACE against every other row of each table that counts tasks, column by column."""
     return [
         Claim(
             *(name, column, method, rates.tasks[column]),
@@ -290,7 +290,7 @@ def contradictions() -> list[Contradiction]:
 
 
 def _uncountable(publication: Published) -> Iterator[Contradiction]:
-    """Rates that no count of tasks prints as."""
+    """Yield rates that no count of tasks prints as."""
     cells: dict[tuple[str, str, float], list[str]] = {}
     for name, rates in publication.tables.items():
         for method, columns in rates.values.items():
@@ -318,7 +318,7 @@ def _uncountable(publication: Published) -> Iterator[Contradiction]:
 
 
 def _parts(publication: Published) -> Iterator[Contradiction]:
-    """Wholes that the mean of their parts, weighted by tasks, cannot round to."""
+    """Yield wholes that the mean of their parts, weighted by tasks, cannot round to."""
     for name, rates in publication.tables.items():
         parts = [column for column in rates.tasks if column != WHOLE]
         if not parts or rates.unit == "count":
@@ -335,7 +335,7 @@ def _parts(publication: Published) -> Iterator[Contradiction]:
 
 
 def _ends(publication: Published) -> Iterator[Contradiction]:
-    """Curves that do not start at the row that they start from, or do not come to their method's own row."""
+    """Yield curves that do not start at the row that they start from, or do not come to their method's own row."""
     for name, curve in publication.curves.items():
         rates = publication.tables[curve.table]
         starts: dict[float, list[str]] = {}
@@ -361,7 +361,7 @@ def _ends(publication: Published) -> Iterator[Contradiction]:
 
 
 def _differences(publication: Published) -> Iterator[Contradiction]:
-    """Stated differences that are not those of the counts of tasks."""
+    """Yield stated differences that are not those of the counts of tasks."""
     for statement in publication.stated:
         rates = publication.tables[statement.table]
         counts = [rates.count(rates.values[method][WHOLE], WHOLE) for method in (statement.first, statement.second)]
@@ -376,7 +376,7 @@ def _differences(publication: Published) -> Iterator[Contradiction]:
 
 
 def _retained(publication: Published) -> Iterator[Contradiction]:
-    """Candidates retained more often than there were runs, or another number kept than the rule keeps."""
+    """Yield candidates retained more often than there were runs, or another number kept than the rule keeps."""
     selection = publication.selection
     for name, times in selection.times.items():
         if times > selection.runs:
@@ -388,7 +388,7 @@ def _retained(publication: Published) -> Iterator[Contradiction]:
 
 
 def _budget(publication: Published) -> Iterator[Contradiction]:
-    """Training that does not fit into the rollouts that it is said to have used."""
+    """Yield training that does not fit into the rollouts that it is said to have used."""
     training = publication.training
     least = training.adapters * training.group_size * training.groups_per_step[0] * training.steps[0]
     if least > training.rollouts:

@@ -100,7 +100,7 @@ def _read(path: Path) -> Sequence[ComparisonRow]:
 
 
 def _unfit(study: Study, rows: Sequence[ComparisonRow]) -> str:
-    """Why a figure cannot be drawn from a table, "" where it can."""
+    """Say why a figure cannot be drawn from a table, "" where it can."""
     if study.methods and not ordered(grouped(rows, "method"), study.methods):
         return f"{study.tables[0]} has no method {study.methods[0]}..."
     if study.settings:
@@ -112,7 +112,7 @@ def _unfit(study: Study, rows: Sequence[ComparisonRow]) -> str:
 
 
 def replicates(rates: Sequence[ComparisonRow], differences: Sequence[ComparisonRow]) -> Figure:
-    """Every method on every task mix, mean over seeds, and its difference to GRPO on the target."""
+    """Draw every method on every task mix, mean over seeds, and its difference to GRPO on the target."""
     return _over_experiments(rates, differences, headline_methods(), GRPO, "Methods over seeds, by task mix")
 
 
@@ -151,12 +151,12 @@ def headline(rates: Sequence[ComparisonRow]) -> Figure:
 
 
 def routing(rates: Sequence[ComparisonRow], differences: Sequence[ComparisonRow]) -> Figure:
-    """Routers, their bounds and their controls on every task mix, mean over seeds."""
+    """Draw routers, their bounds and their controls on every task mix, mean over seeds."""
     return _over_experiments(rates, differences, ROUTING, TRACE, "Routing over seeds, by task mix")
 
 
 def merging(rates: Sequence[ComparisonRow], differences: Sequence[ComparisonRow]) -> Figure:
-    """Merged adapters against TRACE on every task mix, mean over seeds."""
+    """Draw merged adapters against TRACE on every task mix, mean over seeds."""
     return _over_experiments(rates, differences, MERGING, TRACE, "Merging over seeds, by task mix")
 
 
@@ -206,7 +206,7 @@ def prompts(points: Sequence[ComparisonRow]) -> Figure:
 
 
 def _scaling(points: Sequence[ComparisonRow], setting: str, axis_label: str, curves: Sequence[str]) -> Figure:
-    """Ours above and its differences beneath it, the published curves in a column of their own."""
+    """Draw ours above and its differences beneath it, the published curves in a column of their own."""
     headline = [row for row in points if row["method"] in HEADLINE]
     totals = grouped((row for row in headline if row["method"] == TRACE), setting)
     totals_at = {value: float(np.mean([row["rollouts_spent"] for row in totals[value]])) for value in sorted(totals)}
@@ -238,7 +238,8 @@ def _scaling(points: Sequence[ComparisonRow], setting: str, axis_label: str, cur
 
 
 def _differences_at(points: Sequence[ComparisonRow], setting: str) -> dict[Any, Difference]:
-    """TRACE's difference to GRPO on the target at each value of a setting: over seeds, or of one seed over tasks."""
+    """Collect TRACE's difference to GRPO on the target at each value of a setting: over seeds, or of one seed over
+    tasks."""
     if _seeds(points) > 1:
         differences = grouped(differences_over_seeds(points, setting), setting)
         by_value = {value: versus(differences[value], GRPO).get(TRACE) for value in sorted(differences)}
@@ -277,7 +278,7 @@ def _over(points: Sequence[ComparisonRow]) -> str:
 
 
 def _published(axes: Axes, name: str) -> None:
-    """A published curve, in its own unit: reference marks, nothing of which was measured here."""
+    """Draw a published curve, in its own unit: reference marks, nothing of which was measured here."""
     publication = read_published()
     curve = publication.curves[name]
     marks = {GRPO: "s", "gepa": "^", TRACE: "D"}

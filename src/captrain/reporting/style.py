@@ -77,14 +77,14 @@ def render(figures: Mapping[str, Callable[[], Figure]], out: Path) -> list[Path]
 
 
 def ordered(names: Iterable[str], order: Sequence[str] | None) -> list[str]:
-    """The names that are in `order`, by name or its beginning, in that order; all where it is None."""
+    """Select the names that are in `order`, by name or its beginning, in that order; all where it is None."""
     if order is None:
         return list(names)
     return [name for start in order for name in names if name == start or (start[-1] == ":" and name.startswith(start))]
 
 
 def tint(method: str) -> Colour:
-    """A colour for each of the headline methods, grey for the others."""
+    """Choose a colour for each of the headline methods, grey for the others."""
     return sns.color_palette("deep")[HEADLINE.index(method)] if method in HEADLINE else "0.45"
 
 
@@ -113,7 +113,7 @@ def rule(axes: Axes, labels: Sequence[str]) -> None:
 
 
 def compare(groups: Mapping[str, Sequence[Line]], against: str, title: str, rate: str, note: str = "") -> Figure:
-    """A figure of methods in groups, one above the other: rates, and beside them the differences to one method.
+    """Draw methods in groups, one above the other: rates, and beside them the differences to one method.
 
     Places are set in inches and not found out by a layout engine, which would take a third of the time.
 

@@ -188,8 +188,8 @@ class Archive:
         return bool(self._database.execute("SELECT EXISTS (SELECT 1 FROM rollout)").fetchone()[0])
 
     def rollouts(self) -> Iterator[tuple[Rollout, str, list[Lack]]]:
-        """Every rollout with its arm and what it lacks: tasks in the order in which they were played first; within
-        one, trials and arms side by side. Those of the evaluation where their arms are known."""
+        """Yield every rollout with its arm and what it lacks: tasks in the order in which they were played first;
+        within one, trials and arms side by side. Those of the evaluation where their arms are known."""
         parts = ["diagnosis"] if self.outcomes else ["diagnosis", "evaluation"]
         marks = ", ".join("?" * len(parts))
         query = f"SELECT number, part, place, arm FROM rollout WHERE part IN ({marks}) ORDER BY task, trial, number"
@@ -202,7 +202,7 @@ class Archive:
         return [Lack(*row) for row in self._database.execute(query, (number,))]
 
     def examples(self, capability: str, names: Sequence[str], count: int) -> list[tuple[Rollout, Lack]]:
-        """At most `count` rollouts of the diagnosis that lack the capability: first those of these names, in their
+        """List at most `count` rollouts of the diagnosis that lack the capability: first those of these names, in their
         order, then the others in the order in which they were played."""
         query = """SELECT name, number, place FROM lack JOIN rollout ON rollout.number = lack.rollout
         WHERE capability = ? ORDER BY number"""
@@ -219,16 +219,16 @@ class Archive:
         ]
 
     def own_kinds(self, capability: str) -> set[str]:
-        """The kinds of task of which most failed rollouts of the diagnosis demand the capability."""
+        """Collect the kinds of task of which most failed rollouts of the diagnosis demand the capability."""
         return {kind for kind, total in self._labelled.items() if 2 * self._demanding[capability, kind] > total}
 
     def arms(self) -> list[str]:
-        """All arms of the evaluation, by name."""
+        """List all arms of the evaluation, by name."""
         return [arm for (arm,) in self._database.execute("SELECT DISTINCT arm FROM tally ORDER BY arm")]
 
     def paired_rates(self, adapter: str) -> tuple[list[str], NDArray[np.void]]:
-        """Kinds of task, and of each task that the base and this adapter have played: the index of its kind, and the
-        pass rates of both (`kind`, `base`, `adapter`)."""
+        """Return the kinds of task, and of each task that the base and this adapter have played: the index of its kind,
+        and the pass rates of both (`kind`, `base`, `adapter`)."""
         kinds: dict[str, int] = {}
         rows = (
             (kinds.setdefault(kind, len(kinds)), base, rate)
@@ -238,12 +238,12 @@ class Archive:
         return [*kinds], rates
 
     def route(self, task: str) -> str:
-        """The arm that TRACE's router chooses for a task; "" where it is not known."""
+        """Look up the arm that TRACE's router chooses for a task; "" where it is not known."""
         row = self._database.execute("SELECT arm FROM route WHERE task = ?", (task,)).fetchone()
         return row[0] if row else ""
 
     def composition_names(self, arms: Collection[str]) -> dict[str, str]:
-        """Names of compositions by the digest that stands for them among the arms: a composition is played on the tasks
+        """Name compositions by the digest that stands for them among the arms: a composition is played on the tasks
         that are routed to it and on no other, and is named where that is true of one alone. `arms`: all others."""
         compositions = self._database.execute("SELECT name, count(*) FROM composed GROUP BY name").fetchall()
         names_of = {}
@@ -260,7 +260,7 @@ class Archive:
 
 
 def kind_of(rollout: Rollout) -> str:
-    """The kind of a rollout's task."""
+    """Return the kind of a rollout's task."""
     return str(rollout.task.data.get("kind", ""))
 
 
