@@ -213,7 +213,7 @@ def _same(results: Path, rates: Rates) -> bool:
 
 
 def _measured(root: Path, rates: Rates) -> dict[tuple[str, str], tuple[float, int]]:
-    """Read our numbers in the table's unit and their tasks, by (method, column); {} where another thing was measured."""
+    """Read our numbers in the table's unit and their tasks, by (method, column); {} if another thing was measured."""
     if not _same(root / "results", rates):
         return {}
     folder = root / "results/evaluation"
@@ -230,7 +230,7 @@ def _measured(root: Path, rates: Rates) -> dict[tuple[str, str], tuple[float, in
 
 
 def published_tables(root: Path) -> list[Table]:
-    """Print the tables with ours beside them, and the contradictions; curves are left to `table`."""
+    """Render the tables with ours beside them, and the contradictions; curves are left to `table`."""
     publication, rows = read_published(), table(root).to_dict("records")
     tables = []
     for name, rates in publication.tables.items():

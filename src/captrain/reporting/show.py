@@ -92,7 +92,7 @@ def rollouts(root: Path, outcome: str | None, limit: int) -> Table:
 
 
 def rollout(root: Path, name: str) -> RenderableType:
-    """Print one rollout, its messages with the divergence from the reference marked."""
+    """Render one rollout, its messages with the divergence from the reference marked."""
     by_id = {entry.id: entry for entry in all_rollouts(root)}
     name = _pick("rollout", name, by_id)
     entry = by_id[name]
@@ -122,7 +122,7 @@ def _facts(facts: dict[str, str]) -> Table:
 
 
 def _dialogue(rollout: Rollout) -> list[Text]:
-    """Print messages in order; calls that agree with the reference are marked =, others ≠, + (extra) and - (missing)."""
+    """Render messages in order; calls that agree with the reference have a =, others ≠, + (extra) or - (missing)."""
     divergences = divergence(rollout.messages, rollout.reference)
     lines: list[Text] = []
     index = 0
@@ -173,7 +173,7 @@ def capabilities(root: Path) -> Table:
 
 
 def capability(root: Path, name: str) -> RenderableType:
-    """Print one candidate: description, numbers of its selection and the reason, evidence."""
+    """Render one candidate: description, numbers of its selection and the reason, evidence."""
     selection = read_selection(root / "results")
     by_id = {candidate["id"]: candidate for candidate in selection["candidates"]}
     name = _pick("capability", name, by_id)
@@ -219,7 +219,7 @@ def _verdict(passed: bool) -> Text:
 
 
 def environment(root: Path, name: str) -> RenderableType:
-    """Print one passport, check by check."""
+    """Render one passport, check by check."""
     passports = _passports(root)
     name = _pick("environment", name, passports)
     passport = passports[name]
@@ -247,7 +247,7 @@ def adapters(root: Path) -> Table:
 
 
 def adapter(root: Path, name: str) -> RenderableType:
-    """Print one adapter: its row of the index and its model card."""
+    """Render one adapter: its row of the index and its model card."""
     index = _adapters(root)
     name = _pick("adapter", name, index)
     entry = index[name]
@@ -267,7 +267,7 @@ def adapter(root: Path, name: str) -> RenderableType:
 
 
 def results(root: Path) -> RenderableType:
-    """Print the paired differences, and last the final table; before them of a benchmark that says what it is the rates
+    """Render the paired differences, and last the final table; before them of a benchmark that says what it is the rates
     by kind and what was found on the discovery split, what repaired what, re-discovery, and where the figures lie."""
     from captrain.evaluation import evaluation_metrics, evaluation_table, interpret_difference
     from captrain.reporting.rediscovery import rediscovery_table

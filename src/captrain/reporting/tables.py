@@ -54,7 +54,7 @@ Intervals by bootstrap over tasks, not corrected for their number."""
 
 
 def table(folder: Path) -> Table:
-    """Print the final table, drawn from what `write` wrote: pass rates with intervals, rollouts spent, what is counted.
+    """Render the final table, drawn from what `write` wrote: pass rates with intervals, rollouts spent, what is counted.
 
     Raises:
         UserError: a file is missing.
@@ -87,7 +87,7 @@ def table(folder: Path) -> Table:
 
 
 def causal_table(folder: Path) -> Table | None:
-    """Print the causal test of each capability that has an adapter, drawn from what the stage `causality` wrote; None
+    """Render the causal test of each capability that has an adapter, drawn from what the stage `causality` wrote; None
     where nothing was tested."""
     path = folder / "capabilities.csv"
     numbers = [f"{name}{end}" for name in CAUSAL_HEADINGS for end in ("", "_low", "_high")]

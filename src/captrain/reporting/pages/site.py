@@ -191,7 +191,7 @@ def _p(value: float | None) -> str:
 
 
 def _columns(rows: Sequence[JsonObject]) -> list[tuple[str, bool, list[str]]]:
-    """List columns that are not known beforehand and not empty: heading, whether it holds numbers, a text for each row."""
+    """List columns that are not known beforehand and not empty: heading, whether of numbers, a text for each row."""
     columns = []
     for name in rows[0]:
         values = [row[name] for row in rows if row[name] is not None]
