@@ -175,13 +175,13 @@ def captrain_engine(
 
 
 def count_passed(target: Target, tasks: list[Task], dialogues: list[list[Message]]) -> int:
-    """How many dialogues pass their tasks."""
+    """Count the dialogues that pass their tasks."""
     return sum(target.score(task, dialogue).success for task, dialogue in zip(tasks, dialogues, strict=True))
 
 
 @dataclass(frozen=True)
 class Speed:
-    """What this machine does in one precision: `rate` in operations a second in one large product of matrices, and
+    """Speed of this machine in one precision: `rate` in operations a second in one large product of matrices, and
     `operations` of one position of the model."""
 
     precision: str

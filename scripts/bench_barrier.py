@@ -1,4 +1,4 @@
-"""How much luck the barrier leaves: `python scripts/bench.py --barrier`.
+"""Margin of the barrier, measured: `python scripts/bench.py --barrier`.
 
 The base of the default and its first adapter are trained twice, by kernels of the best instruction set that this
 machine has and without vector code. `captrain.models.barrier` says why both must come out the same: before each
@@ -44,18 +44,18 @@ WITHOUT_VECTORS = {
     "OPENBLAS_CORETYPE": "Nehalem",
     "NPY_DISABLE_CPU_FEATURES": "X86_V3 X86_V4 AVX512_ICL AVX512_SPR",
 }
-"""What keeps torch, MKL, OpenBLAS and numpy from the vector kernels that they would choose."""
+"""Variables that keep torch, MKL, OpenBLAS and numpy from the vector kernels that they would choose."""
 KERNELS = {"vectors": {}, "none": WITHOUT_VECTORS}
 EVERY = {"base": 100, "adapter": 1}
 """One step in so many is written down, the first among them."""
 ROUNDED = ("gradient", "weight")
-"""What a step of the barrier rounds, in this order."""
+"""Quantities that a step of the barrier rounds, in this order."""
 STEPS = "steps.npy"
 
 
 @dataclass(frozen=True)
 class Noise:
-    """How two trainings differ in what is rounded at the recorded steps: `steps` of one training, mean and largest
+    """Noise between two trainings in what is rounded at the recorded steps: `steps` of one training, mean and largest
     difference of an element, how many elements are expected on another side in a whole training, and those seen."""
 
     steps: int

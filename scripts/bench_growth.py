@@ -1,4 +1,4 @@
-"""How time and memory grow with what is given to captrain: `python scripts/bench.py --growth`.
+"""Growth of time and memory with what is given to captrain: `python scripts/bench.py --growth`.
 
 Work that is linear today is what lets a log of a hundred rollouts and one of a hundred thousand be read by the same
 command; a nested scan shows only when the input is large, so it is looked for here. Each measurement is a process of
@@ -28,7 +28,7 @@ STEPS = 8
 
 @dataclass(frozen=True)
 class Cost:
-    """What one process took: CPU seconds, and its peak memory in MiB."""
+    """Cost of one process: CPU seconds, and its peak memory in MiB."""
 
     size: int
     seconds: float

@@ -34,7 +34,7 @@ from rich.table import Table
 WORK = Path(".cache/faults")
 POLL = 0.1
 COMPARED = ("results", "artifacts", "dvc.lock")
-"""What must come out the same."""
+"""Paths that must come out the same."""
 LIMITS: Mapping[str, tuple[int, Sequence[int]]] = {
     "files may not grow (ulimit -f)": (resource.RLIMIT_FSIZE, (1 << 10, 1 << 16, 1 << 20)),
     "few open files (ulimit -n)": (resource.RLIMIT_NOFILE, (24, 48, 96)),
@@ -59,7 +59,7 @@ class Stopped(BaseException):  # noqa: N818  (no error)
 
 @dataclass
 class Outcome:
-    """What came of one kind of fault: how often it was made, how often it came after the end of the pipeline, how often
+    """Outcome of one kind of fault: how often it was made, how often it came after the end of the pipeline, how often
     its stage met no limit, the runs that ended with a traceback in place of a message, and the stages that were at
     work."""
 
@@ -80,7 +80,7 @@ class Moment:
 
 @dataclass
 class Campaign:
-    """What came of all faults till now, by their kind, and of the pipelines that were whole afterwards."""
+    """Outcomes of all faults till now, by their kind, and of the pipelines that were whole afterwards."""
 
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     pipelines: int = 0
@@ -91,7 +91,7 @@ class Campaign:
 
     @property
     def faults(self) -> int:
-        """How many were made."""
+        """Number of faults made."""
         return sum(outcome.faults for outcome in self.outcomes.values())
 
     @property
@@ -295,7 +295,7 @@ def make_faults(campaign: Campaign, options: argparse.Namespace) -> None:
 
 
 def print_table(campaign: Campaign, title: str) -> None:
-    """What was made, what was hit, and what came out that should not have."""
+    """Print the faults made, the stages hit, and what came out that should not have."""
     table = Table(title=title)
     for heading in ("fault", "made", "of these after the end", "limits not met", "tracebacks of ours"):
         table.add_column(heading, justify="left" if heading == "fault" else "right")

@@ -1,4 +1,4 @@
-"""What `bench_growth` measures: the data of each measure, made in a folder, and the work that is done there.
+"""Measures of `bench_growth`: the data of each, made in a folder, and the work that is done there.
 
 Data are made by a scripted policy in the service desk, of rollouts that ship, again under other ids, or by draws; work
 is what a stage does, files read and written included, or the arguments of a command.
@@ -191,11 +191,11 @@ def select_capabilities(size: int, folder: Path) -> None:
 
 
 def prepare_nothing(size: int, folder: Path) -> None:
-    """What is measured makes its own input."""
+    """Prepare nothing: what is measured makes its own input."""
 
 
 def route_tasks(size: int, folder: Path) -> None:
-    """What the stage `routes` asks of its routers, for so many test tasks and four capabilities."""
+    """Ask the routers of the stage `routes` for so many test tasks and four capabilities."""
     route(4, size, folder)
 
 

@@ -73,7 +73,7 @@ def joined(rows: Sequence[TableRow], earlier: Sequence[TableRow]) -> list[TableR
 
 
 def table(rates: Sequence[ComparisonRow], differences: Sequence[ComparisonRow]) -> Table:
-    """Of the base, the baselines and TRACE: mean pass rate, and the difference to GRPO on the target."""
+    """Tabulate the mean pass rate of the base, the baselines and TRACE, and the difference to GRPO on the target."""
     summary = Table(title="Over seeds", title_justify="left")
     interval = f"{CONFIDENCE:.0%} interval"
     for name in (
@@ -112,7 +112,7 @@ def _interval(low: float, high: float, form: str = ".3f") -> str:
 
 
 def selections(rows: Sequence[ComparisonRow]) -> list[str]:
-    """What was selected in how many points of each experiment, the most frequent first."""
+    """Count the points of each experiment by what was selected in them, the most frequent first."""
     lines = []
     for experiment, members in grouped(rows, "experiment").items():
         by_seed = {row["seed"]: row["selected"] for row in members}

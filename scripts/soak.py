@@ -33,7 +33,7 @@ from captrain.errors import InfrastructureError
 TILL = Path(__file__).parents[1] / "tests/workers/contract_worker.py"
 THREADS = 4
 SLACK = {"memory, MB": 8.0, "descriptors": 2 * THREADS, "threads": 2 * THREADS, "processes": THREADS}
-"""What the last third may be above the one before: requests and workers come and go, and allocators keep some."""
+"""Slack of the last third over the one before: requests and workers come and go, and allocators keep some."""
 CHAT = {"model": "base", "max_tokens": 4, "messages": [{"role": "user", "content": "Say 1."}]}
 BODIES: tuple[bytes, ...] = (
     json.dumps(CHAT).encode(),
@@ -49,7 +49,7 @@ BODIES: tuple[bytes, ...] = (
 
 @dataclass
 class Readings:
-    """What was measured, one value a moment, by name; and what came of the requests."""
+    """Readings, one value a moment, by name; and the outcomes of the requests."""
 
     values: dict[str, list[float]] = field(default_factory=dict)
     outcomes: Counter[str] = field(default_factory=Counter)

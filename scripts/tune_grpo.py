@@ -33,7 +33,7 @@ from captrain.rollouts import collect
 from captrain.training import Job, Trained, TrainingEnvironment, train
 
 ROLLOUTS = 3200
-"""Of one training: what TRACE spends in all in the committed run."""
+"""Rollouts of one training: what TRACE spends in all in the committed run."""
 FIRST, TASKS, TRIALS = 20_000, 300, 2
 """The tasks that judge: the number of the first, how many, and how often each is played."""
 RUNGS = {0: 4, 1: 2, 2: 1}

@@ -1,4 +1,4 @@
-"""What several tests share: a tiny model with random weights, an environment that needs no skill to be rewarded, a
+"""Fixtures of several tests: a tiny model with random weights, an environment that needs no skill to be rewarded, a
 pipeline that has run, and the command line."""
 
 import gc

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import typer
 import yaml
+from support.browser import Browser
 from support.finished import Captrain
 from support.pages import PAGES, ROOT, PageCommand, commands_of, run_command
 from typer.core import TyperGroup
@@ -40,7 +41,7 @@ RUN = (
     "dvc metrics show",
     "lint-imports",
 )
-"""How the commands begin that are run here."""
+"""Beginnings of the commands that are run here."""
 COVERED = {
     "captrain jobs": "tests/execution/test_slurm.py::test_jobs_are_shown_with_what_they_do_say_and_wait_for",
     "captrain serve": "tests/serving/test_server.py::"
@@ -63,13 +64,21 @@ COVERED = {
     "make test": "tests/test_docs.py::test_every_command_is_run_or_covered_or_said_not_to_be",
     "pytest tests/": "tests/test_docs.py::test_every_command_is_run_or_covered_or_said_not_to_be",
 }
-"""How further commands begin, each with the test that covers what it does; tests are run by themselves."""
+"""Beginnings of further commands, each with the test that covers what it does; tests are run by themselves."""
 COMMANDS = {command.line: command for page in PAGES for command in commands_of(page)}
 SELECTIONS = [
     pytest.param(text, id=f"{page.stem}-{number}")
     for page in PAGES
     for number, text in enumerate(re.findall(r"^```yaml\n(# params\.yaml\n.*?)^```", page.read_text(), re.M | re.S))
 ]
+FIELD = "document.querySelector('.md-search__input')"
+CUT = """(() => {
+  const edge = document.querySelector('.md-content').getBoundingClientRect().right + 1;
+  const cut = [...document.querySelectorAll('.md-content table, .md-content pre')]
+    .filter(table => table.getBoundingClientRect().right > edge);
+  return cut.map(table => table.textContent.slice(0, 50));
+})()"""
+"""JavaScript: the beginnings of tables and code blocks that reach beyond the column of text."""
 INLINE = re.compile(r"`([^`\n]+)`")
 
 
@@ -214,7 +223,25 @@ def test_the_pages_build_without_a_warning_and_a_reader_fetches_nothing(project:
     assert (site / "results/figures/main.png").read_bytes() == (project / "results/figures/main.png").read_bytes()
 
 
-def test_the_numbers_with_intervals_on_the_page_of_findings_are_those_of_the_tables(committed: Path) -> None:
+@pytest.mark.needs("browser")
+def test_search_works_from_a_disk_and_no_table_is_cut_at_1280_pixels(
+    browser: Browser, project: Path, tmp_path: Path
+) -> None:
+    assert run_command(f"mkdocs build --strict --quiet --site-dir {tmp_path}", project).returncode == 0
+    browser.screen(1280, 1000)
+    for page in sorted(tmp_path.glob("*.html")):
+        browser.open(page.as_uri())
+        assert browser.run(CUT) == [], page.name
+    browser.open((tmp_path / "index.html").as_uri())
+    browser.run(f"document.querySelector('[data-md-toggle=search]').click(); {FIELD}.focus()")
+    browser.wait("document.querySelector('.md-search-result__meta').textContent.includes('Type to start')")
+    browser.run(f"{FIELD}.value = 'passport'; {FIELD}.dispatchEvent(new KeyboardEvent('keyup', {{bubbles: true}}))")
+    browser.wait("document.querySelector('.md-search-result__link[href*=environments]')")
+    assert browser.faults() == []
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
+def test_numbers_with_intervals_are_those_of_the_tables(page: str, committed: Path) -> None:
     tables = {
         "replicates/differences": "difference",
         "replicates/headline/differences": "difference",
@@ -231,7 +258,7 @@ def test_the_numbers_with_intervals_on_the_page_of_findings_are_those_of_the_tab
             rows += [[float(row[name] or "nan") for name in (column, "low", "high")] for row in csv.DictReader(file)]
     recorded = {tuple(f"{value:.3f}" for value in row) for row in rows}
     recorded |= {tuple(f"{-value:.3f}" for value in (difference, high, low)) for difference, low, high in rows}
-    text = " ".join((ROOT / "docs/results.md").read_text().split())
+    text = " ".join((ROOT / page).read_text().split())
     stated = re.findall(r"(\.\d{3})(?: \(|, )(\.\d{3}) to (\.\d{3})", text)
     assert stated
     assert [triple for triple in stated if tuple(f"0{value}" for value in triple) not in recorded] == []

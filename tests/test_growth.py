@@ -1,4 +1,4 @@
-"""How time and memory grow: the benchmark of growth itself, and what keeps memory from growing with the rollouts.
+"""Growth of time and memory: the benchmark of growth itself, and what keeps memory from growing with the rollouts.
 
 No time is measured here. Memory is: what stays in it at once is counted, or traced at two sizes.
 """

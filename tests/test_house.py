@@ -1,6 +1,7 @@
 """The house itself: rooms and their layers, names, types, and how long what a newcomer reads may be."""
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -8,7 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from support.needs import NEEDS
+
+from captrain import __version__
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted(path for top in ("src/captrain", "stages", "scripts") for path in (ROOT / top).rglob("*.py"))
@@ -40,6 +44,12 @@ FOREIGN = {
 """Names that files or other people's code give."""
 
 
+OPENINGS = {"What", "Whether", "Of", "As", "How", "Where"}
+"""First words that say neither what a function does nor what a class is."""
+PENDING = {"benchmarks", "capabilities", "diagnosis", "environments"}
+"""Rooms whose docstrings may still begin so."""
+
+
 PARSERS = {"loads", "load", "safe_load", "read_csv", "model_validate_json", "validate_json", "DictReader"}
 READERS = {
     "records/files.py": "the one way in",
@@ -56,7 +66,7 @@ READERS = {
     "scripts/score_diagnosis.py": "lines of people's hands and of a diagnosis, of which one that is damaged ends it",
     "scripts/growth_measures.py": "the example that ships, and lines that it has written",
 }
-"""What parses files by itself, and why."""
+"""Files that parse by themselves, and why."""
 
 
 WRITINGS = {"write_text", "write_bytes", "save_pretrained", "save_file", "copytree", "dump", "savefig"}
@@ -73,7 +83,7 @@ WRITERS = {
     "training/process.py": "orders and failures in a workspace, which are written anew",
     "training/processes.py": "as above",
 }
-"""What writes files but not aside first, and why it may."""
+"""Files that write but not aside first, and why they may."""
 
 
 SKIPPING = {"pytest.skip", "pytest.importorskip", "pytest.mark.skip", "pytest.mark.skipif"}
@@ -89,6 +99,30 @@ def bound_names(path: Path) -> Iterator[tuple[str, int]]:
             yield node.arg, node.lineno
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
             yield node.attr, node.lineno
+
+
+def docstrings(path: Path) -> Iterator[tuple[str, int]]:
+    """The docstrings of a file with their lines: of module, classes and functions, and those beneath assignments."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        body: list[ast.stmt] = getattr(node, "body", []) if isinstance(getattr(node, "body", []), list) else []
+        heads = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        for before, statement in zip([None, *body], body, strict=False):
+            named = isinstance(before, ast.Assign | ast.AnnAssign) or (before is None and heads)
+            value = statement.value if isinstance(statement, ast.Expr) else None
+            text = value.value if isinstance(value, ast.Constant) else None
+            if named and isinstance(text, str):
+                yield text.strip(), statement.lineno
+
+
+def test_docstrings_open_with_a_verb_or_a_noun() -> None:
+    files = [path for path in SOURCES if not PENDING & {*path.relative_to(ROOT).parts}]
+    files += [path for path in (ROOT / "tests").rglob("*.py") if "answers" not in path.parts]
+    assert not [
+        f"{path.relative_to(ROOT)}:{line} {text[:60]}"
+        for path in files
+        for text, line in docstrings(path)
+        if re.split(r"\W", text)[0] in OPENINGS
+    ]
 
 
 def test_imports_go_down_the_layers_and_in_no_circle() -> None:
@@ -109,7 +143,7 @@ def test_every_room_is_in_the_layers_and_says_in_one_sentence_what_it_holds() ->
 
 
 def test_rooms_import_from_rooms_and_not_from_their_modules() -> None:
-    """What a room does not export is its own affair; a stage of a row runs that row."""
+    """A name that a room does not export is its own affair; a stage of a row runs that row."""
     for path in (path for path in SOURCES if "workers" not in path.parts and "confinement" not in path.parts):
         room = path.relative_to(ROOT / "src/captrain").parts[0] if "captrain" in path.parts else ""
         for node in ast.walk(ast.parse(path.read_text())):
@@ -156,7 +190,7 @@ def test_whatever_is_read_is_read_in_one_place() -> None:
 
 
 def test_whatever_is_written_is_written_aside_first() -> None:
-    """What a full disk cuts off is removed, and what lay there before stays."""
+    """A file that a full disk cuts off is removed, and what lay there before stays."""
     writers = set[str]()
     for path in SOURCES:
         name = str(path.relative_to(ROOT)).removeprefix("src/captrain/")
@@ -175,9 +209,24 @@ def test_whatever_is_written_is_written_aside_first() -> None:
     assert writers == {*WRITERS}
 
 
-@pytest.mark.parametrize(("name", "most"), [("README.md", 150), ("dvc.yaml", 380)])
+@pytest.mark.parametrize(
+    ("name", "most"), [("README.md", 100), ("docs/decisions.md", 250), ("CHANGELOG.md", 120), ("dvc.yaml", 380)]
+)
 def test_what_a_newcomer_reads_first_is_short(name: str, most: int) -> None:
     assert len((ROOT / name).read_text().splitlines()) <= most
+
+
+def test_the_version_is_the_same_wherever_it_stands() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == version == __version__
+    assert f"\n## [{version}] - " in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_workflows_call_what_ci_runs() -> None:
+    jobs = yaml.safe_load((ROOT / ".github/workflows/check.yml").read_text())["jobs"]
+    commands = {step["run"] for job in jobs.values() for step in job["steps"] if "run" in step}
+    ci = (ROOT / ".ci/run").read_text()
+    assert commands == {"make check", "make test", ".ci/run"} and "make check\nmake test-all" in ci
 
 
 def test_a_stage_is_a_short_script() -> None:

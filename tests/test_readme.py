@@ -1,4 +1,4 @@
-"""The README is short, shows what its commands print, and links to what is there."""
+"""README: short, with what its commands print, numbers of the committed tables, and links to what is there."""
 
 import re
 from pathlib import Path
@@ -6,25 +6,42 @@ from pathlib import Path
 import pytest
 from support.pages import ROOT, printed_diagnosis
 
+from captrain.records import read_table
+
 README = (ROOT / "README.md").read_text()
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def test_it_has_at_most_150_lines_and_its_first_screen_has_a_picture_and_the_commands() -> None:
+def test_it_has_at_most_100_lines_and_its_first_screen_has_the_headline_and_the_commands() -> None:
     lines = README.splitlines()
-    assert len(lines) <= 150
-    screen = "\n".join(lines[:40])
-    assert re.search(r"!\[[^]]+\]\(results/figures/\w+\.png\)", screen)
-    assert all(command in screen for command in ("make repro", "make test", "captrain diagnose docs/examples/"))
+    assert len(lines) <= 100
+    screen = "\n".join(lines[:20])
+    assert "](results/studies/headline.png)" in screen
+    assert all(
+        command in screen for command in ("pip install", "captrain diagnose YOUR.jsonl", "make repro", "make test")
+    )
 
 
-def test_it_shows_what_diagnose_prints_for_the_file_that_ships(tmp_path: Path) -> None:
+def test_it_begins_what_diagnose_prints_for_the_file_that_ships_and_the_page_has_all_of_it(tmp_path: Path) -> None:
     printed = printed_diagnosis(tmp_path / "out")
-    assert f"```text\n{printed}\n```" in README
+    [quoted] = re.findall(r"^```text\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    assert printed.startswith(quoted) and "What to fix first" in quoted
     assert f"```text\n{printed}\n```" in (ROOT / "docs/diagnose.md").read_text()
-    quoted = re.findall(r"^(?:- \*\*chat/|  > ).*$", (ROOT / "docs/diagnose.md").read_text(), re.MULTILINE)
+    quotes = re.findall(r"^(?:- \*\*chat/|  > ).*$", (ROOT / "docs/diagnose.md").read_text(), re.MULTILINE)
     report = (tmp_path / "out/report.md").read_text().splitlines()
-    assert quoted and all(line in report for line in quoted)
+    assert quotes and all(line in report for line in quotes)
+
+
+def test_its_counts_of_runs_are_those_of_the_table_of_replications(committed: Path) -> None:
+    points = read_table(committed / "results/replicates/headline/points.csv")
+    rates = points.pivot_table(index=["experiment", "seed"], columns="method", values="pass_rate")
+    spent = points.pivot_table(index=["experiment", "seed"], columns="method", values="rollouts_spent").loc["default"]
+    strongest = rates[["grpo_target", "grpo_untuned", "rejection_sft", "adp", "warm_grpo"]].max(axis=1)
+    ahead, behind = (rates["solutions_routed"] > strongest).sum(), (rates["trace"] < rates["rejection_sft"]).sum()
+    text = " ".join(README.split())
+    assert f"ahead of the strongest baseline in {ahead} of {len(rates)} runs" in text
+    assert f"behind rejection fine-tuning in {behind} of {len(rates)} runs" in text
+    assert spent["solutions_routed"].mean() < spent["rejection_sft"].mean() / 2
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -33,7 +33,7 @@ class Episode(Protocol):
     where it holds something outside of this process."""
 
     messages: list[Message]
-    """What the agent sees before its first turn: system and user messages."""
+    """System and user messages that the agent sees before its first turn."""
 
     def step(self, message: Message) -> tuple[list[Message], bool]:
         """Take an assistant message; return the tool results and user replies that answer it, and whether the
@@ -42,7 +42,7 @@ class Episode(Protocol):
 
 
 class Environment(Protocol):
-    """What a benchmark or a synthesized environment offers.
+    """Members that a benchmark or a synthesized environment offers.
 
     It may also have `about` (JSON: version, data hashes, simulated user, whatever else decides its behaviour beyond
     its own file), and `idle(task)`: the messages of an episode in which the agent does nothing. One whose own side
@@ -56,7 +56,7 @@ class Environment(Protocol):
     """OpenAI function schemas of the tools the agent may call."""
 
     def tasks(self, split: str, count: int) -> list[JsonObject]:
-        """The first `count` tasks of a split; the same call gives the same tasks in any process."""
+        """List the first `count` tasks of a split; the same call gives the same tasks in any process."""
         ...
 
     def open(self, task: JsonObject) -> Episode:
@@ -68,13 +68,15 @@ class Environment(Protocol):
         ...
 
     def reference(self, task: JsonObject) -> list[Message]:
-        """The assistant messages of a reference solution; played in order they score 1.0. Empty where none is
-        known."""
+        """Return the assistant messages of a reference solution; played in order they score 1.0.
+
+        Empty where none is known.
+        """
         ...
 
 
 IDLE: Message = {"role": "assistant", "content": ""}
-"""What an agent that does nothing says."""
+"""Turn of an agent that does nothing."""
 
 
 class Overdue(BaseException):
@@ -125,7 +127,7 @@ class Target:
 
     @property
     def about(self) -> JsonObject:
-        """What the environment says of itself: versions, data hashes, simulated user; {} where it says nothing."""
+        """Facts that the environment gives of itself: versions, data hashes, simulated user; {} where it gives none."""
         return self.call("about", "no task", lambda: getattr(self.environment, "about", {}))
 
     @property
@@ -134,8 +136,10 @@ class Target:
         return digest(self._code, self.about) if self.about else self._code
 
     def call(self, operation: str, task: str, function: Callable[[], T]) -> T:
-        """Attribute what the other side raises, once, here. Only this boundary may catch everything: the code
-        beyond it is not ours."""
+        """Attribute what the other side raises, once, here.
+
+        Only this boundary may catch everything: the code beyond it is not ours.
+        """
         try:
             with time_limit(CALL_LIMIT):
                 return function()
@@ -155,7 +159,7 @@ class Target:
             ) from error
 
     def tasks(self, split: Split, count: int) -> list[Task]:
-        """The first `count` tasks of a split.
+        """List the first `count` tasks of a split.
 
         Raises:
             EnvironmentFault: not that many, a repeated id, or a task that claims another split.
@@ -182,12 +186,12 @@ class Target:
         return tasks
 
     def size(self, split: Split) -> int | None:
-        """How many tasks a split has; None where there are as many as one asks for."""
+        """Count the tasks of a split; None where there are as many as one asks for."""
         size: Callable[[Split], int] | None = getattr(self.environment, "size", None)
         return None if size is None else self.call("size", f"split {split}", lambda: size(split))
 
     def open(self, task: Task, key: str = "") -> "GuardedEpisode":
-        """A task as an episode, opened when its messages are first asked for; `key` names the randomness of the
+        """Open a task as an episode, when its messages are first asked for; `key` names the randomness of the
         environment's side."""
         return GuardedEpisode(self, task, key)
 
@@ -217,7 +221,7 @@ class Target:
         return score
 
     def reference(self, task: Task) -> list[Message]:
-        """The assistant messages of a reference solution."""
+        """Return the assistant messages of a reference solution."""
         return self.call("reference", task.id, lambda: self.environment.reference(task.model_dump()))
 
     def play(self, task: Task, actions: Sequence[Message]) -> list[Message]:
@@ -233,7 +237,7 @@ class Target:
         return messages
 
     def floor(self, task: Task) -> Score:
-        """The score of an agent that does nothing."""
+        """Score an agent that does nothing."""
         idle: Callable[[JsonObject], list[Message]] | None = getattr(self.environment, "idle", None)
         if idle is None:
             return self.score(task, self.play(task, [IDLE]))
@@ -269,7 +273,7 @@ class GuardedEpisode:
 
     @property
     def is_open(self) -> bool:
-        """Whether it was opened and is not closed yet."""
+        """True from its opening until it is closed."""
         return self._opening is not None and not self._closed
 
     def step(self, message: Message) -> tuple[list[Message], bool]:
@@ -296,12 +300,12 @@ class GuardedEpisode:
                 self._target.call("close", self._task.id, close)
 
     def reference(self) -> list[Message]:
-        """The assistant messages of the task's reference solution, for scripted policies."""
+        """Return the assistant messages of the task's reference solution, for scripted policies."""
         return self._target.reference(self._task)
 
 
 def _answers(message: object) -> bool:
-    """Whether something is a message that can answer an agent's."""
+    """Return whether something is a message that can answer an agent's."""
     return isinstance(message, dict) and message.get("role") in ("tool", "user")
 
 
@@ -324,7 +328,7 @@ def closing_episodes(episodes: Iterable[GuardedEpisode]) -> Iterator[None]:
 
 
 def _close(episodes: Iterable[GuardedEpisode]) -> list[Exception]:
-    """What closing episodes raised, each being closed all the same."""
+    """Close all episodes, and return what closing raised."""
     faults: list[Exception] = []
     for episode in episodes:
         try:
@@ -336,14 +340,14 @@ def _close(episodes: Iterable[GuardedEpisode]) -> list[Exception]:
 
 
 def tool_call(name: str, arguments: JsonObject) -> Message:
-    """An assistant message with one tool call, arguments as an object."""
+    """Make an assistant message with one tool call, arguments as an object."""
     call = {"type": "function", "function": {"name": name, "arguments": arguments}}
     return {"role": "assistant", "content": "", "tool_calls": [call]}
 
 
 def calls_of(message: Message) -> list[tuple[str, JsonObject]]:
-    """The (name, arguments) pairs of an assistant message; arguments given as JSON text are parsed, and text that
-    is not a JSON object comes back as {"": text} so that it matches no schema."""
+    """Return the (name, arguments) pairs of an assistant message; arguments given as JSON text are parsed, and text
+    that is not a JSON object comes back as {"": text} so that it matches no schema."""
     calls: list[tuple[str, JsonObject]] = []
     for call in message.get("tool_calls") or []:
         arguments = call["function"]["arguments"]
@@ -357,7 +361,7 @@ def calls_of(message: Message) -> list[tuple[str, JsonObject]]:
 
 
 def file_fingerprint(name: str, source: bytes) -> str:
-    """Identity of an environment file that says nothing of itself: its name without the suffix, and its bytes."""
+    """Identify an environment file that says nothing of itself by its name without the suffix, and its bytes."""
     return digest(name, bytes_digest(source))
 
 

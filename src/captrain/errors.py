@@ -8,7 +8,7 @@ Everything else is a bug and propagates, up to the entry point (`captrain.execut
 
 
 class UserError(Exception):
-    """What is wrong, where, and the remedy.
+    """Error that the user can mend: what is wrong, where, and the remedy.
 
     Args:
         problem: what is wrong, naming the file, key or value.
@@ -21,7 +21,7 @@ class UserError(Exception):
         self.remedy = remedy
 
     def __reduce__(self) -> tuple[type["UserError"], tuple[str, str]]:
-        """Both arguments, so that the error crosses a process boundary whole."""
+        """Keep both arguments, so that the error crosses a process boundary whole."""
         return type(self), (self.problem, self.remedy)
 
 

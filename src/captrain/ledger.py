@@ -39,7 +39,7 @@ class LedgerEntry(Record):
 def ledger_entry(
     rollouts: Sequence[Rollout], *, stage: str, method: str, item: str = "", discarded: int = 0
 ) -> LedgerEntry:
-    """The ledger entry of a set of rollouts of one purpose: every attempt counts."""
+    """Make the ledger entry of a set of rollouts of one purpose: every attempt counts."""
     return LedgerEntry(
         stage=stage,
         purpose=rollouts[0].purpose,
@@ -54,7 +54,8 @@ def ledger_entry(
 
 
 def budget(entries: Sequence[LedgerEntry]) -> int:
-    """Rollouts that TRACE has spent in all: diagnosis and calibration count as much as training, and errors too."""
+    """Sum up the rollouts that TRACE has spent in all: diagnosis and calibration count as much as training, and errors
+    too."""
     return sum(entry.rollouts for entry in entries if entry.method == "trace")
 
 

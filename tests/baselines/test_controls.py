@@ -233,7 +233,7 @@ def test_compositions_of_controls_are_written_with_their_weights(tmp_path: Path)
 
 
 def trace_stood(folder: Path, base: Path, rollouts: list[Rollout]) -> None:
-    """What TRACE's stages have left, two capabilities of it."""
+    """Leave what TRACE's stages leave, two capabilities of it."""
     publish_spec(SPEC, folder / "results/spec.yaml")
     (folder / "artifacts").mkdir()
     (folder / "artifacts/base").symlink_to(base)

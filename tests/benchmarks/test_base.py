@@ -37,7 +37,7 @@ def calls(messages: list[Message]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def flaws_shown(data: dict[str, Any], messages: list[Message]) -> dict[str, bool]:
-    """Of the flaws that the task gives occasion for: whether each shows in the calls. Judged on the first operation."""
+    """Tell for each flaw that the task gives occasion for whether it shows in the calls, by the first operation."""
     made = list(calls(messages))
     writes = [(name, arguments) for name, arguments in made if name in desk.WRITES]
     operations, first = data["operations"], data["operations"][0]

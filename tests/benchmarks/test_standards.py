@@ -36,12 +36,12 @@ from captrain.training.runs import train
 CONF = Path(__file__).parents[2] / "conf"
 FOREIGN = Path(__file__).parent / "standards"
 EPISODES = {"openenv": 100, "verifiers": 24}
-"""Of those recorded; each of verifiers takes its own processes' time twice."""
+"""Episodes of those recorded; each of verifiers takes its own processes' time twice."""
 SETTINGS: dict[str, dict[str, object]] = {
     "openenv": {"source": str(FOREIGN / "numbers")},
     "verifiers": {"taskset": "shop-sums", "folder": str(FOREIGN / "tasksets"), "scale": [0.0, 2.0]},
 }
-"""Of the benchmarks that are none of captrain's."""
+"""Settings of the benchmarks that are none of captrain's."""
 PRICES = {"apple": 3, "bread": 4, "cheese": 7, "dates": 5, "eggs": 2}
 SPLITS = {split: {"split": split} for split in ("discovery", "training", "test")}
 RULE = Selection(delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, resamples=100, ranking="product")
@@ -345,7 +345,7 @@ def test_a_taskset_that_is_not_there_or_takes_no_such_config_is_one_message(requ
 def test_grpo_trains_on_an_environment_that_is_none_of_captrains(
     standard: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Of a model that has learnt two tasks by heart, how to solve them and how to give up."""
+    """The model has learnt two tasks by heart, how to solve them and how to give up."""
     benchmark, machine = settle(standard, **SETTINGS[standard])
     target = request.getfixturevalue({"openenv": "numbers", "verifiers": "shop"}[standard])
     tasks = target.tasks("training", 2)

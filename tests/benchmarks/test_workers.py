@@ -78,7 +78,7 @@ def turns(session: Session) -> Iterator[list[Message]]:
 
 
 def running(pid: int) -> bool:
-    """Whether a process is there and no zombie, whoever has to reap it."""
+    """Return whether a process is there and no zombie, whoever has to reap it."""
     state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout
     return bool(state.strip()) and not state.strip().startswith("Z")
 

@@ -198,7 +198,7 @@ def test_missing_information_is_judged_as_the_benchmark_reads_it(value: str, sai
 
 
 def test_evidence_says_only_what_the_log_holds_at_that_moment() -> None:
-    """What a user names, or a value a user says, only after the write was not named and not said for it."""
+    """A value that a user names or says only after the write was not named and not said for it."""
     wrong = [made("get_booking", booking_id="B8"), made("cancel_booking", booking_id="B8")]
     late = [user("Cancel my last booking."), *wrong, says("B8 is cancelled."), user("No, B7 it was!"), *ENDS]
     assert "wrong_record" not in lacks(rollout(late, ONE))

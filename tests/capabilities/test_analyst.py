@@ -95,7 +95,7 @@ def form_of(body: Body) -> str:
 
 
 def contents(body: Body) -> tuple[str, str]:
-    """What a question says to the model: rules and data."""
+    """Return the two messages of a question: rules and data."""
     system, user = (message["content"] for message in body["messages"])
     return system, user
 

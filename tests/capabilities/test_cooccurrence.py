@@ -1,4 +1,4 @@
-"""What failures demand together, and environments that demand it."""
+"""Demands that failures share, and environments that demand them together."""
 
 import contextlib
 import json
@@ -265,7 +265,7 @@ def test_a_pair_whose_passport_fails_is_left_out_with_its_findings_and_ends_noth
 
 
 def stage(folder: Path, count: int, rollouts: Sequence[Rollout]) -> None:
-    """What the stage reads."""
+    """Write the inputs of the stage."""
     chosen = SMOKE.model_copy(update={"pairs": SMOKE.pairs.model_copy(update={"count": count})})
     publish_spec(chosen, folder / "results/spec.yaml")
     publish(folder / "artifacts/labels/labels.jsonl", lacking(rollouts, PAIRS[0]))

@@ -37,7 +37,7 @@ def test_as_many_runs_must_retain_as_the_runs_with_a_say_demand(
 
 
 def account(seed: int, failed: int, **changes: float) -> SelectionAccount:
-    """Of labels that runs disagree on: resamples of so few failed rollouts that some runs draw none."""
+    """Make an account of labels that runs disagree on: resamples of so few failed rollouts that some runs draw none."""
     draw = np.random.default_rng(seed)
     labels = []
     for run in range(6):

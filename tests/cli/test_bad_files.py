@@ -57,7 +57,7 @@ ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "model": ("serve", "FILE"),
     "adapters": ("serve", "--adapters-from", "FILE"),
 }
-"""What the file is called, and the command that is given it."""
+"""Names of files, and the command that each is given to."""
 
 
 @pytest.fixture(autouse=True)

@@ -46,7 +46,7 @@ WRITING: Mapping[str, tuple[str, ...]] = {
     "validate": ("validate", "results/environments/invalid_call.py", "--out", OUT),
     "report": ("report", "--out", OUT),
 }  # fmt: skip
-"""What writes where the user says."""
+"""Commands that write where the user says."""
 PLACED: Mapping[str, tuple[str, ...]] = {
     "run": ("run", "capabilities"),
     "benchmark install": ("benchmark", "install", "bfcl"),
@@ -54,7 +54,7 @@ PLACED: Mapping[str, tuple[str, ...]] = {
     "plan": ("plan",),
     "results": ("results",),
 }
-"""What has its place in the project, or writes nothing."""
+"""Commands that write to their place in the project, or nothing."""
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def run(
 
 
 def is_message(status: int, text: str, fault: str) -> bool:
-    """Whether a command ended in one message that says what is wrong with the disk."""
+    """Return whether a command ended in one message that says what is wrong with the disk."""
     message = text[text.find("error: ") :]
     is_one = status == 2 and text.count("error: ") == 1 and "\n  remedy: " in message
     return is_one and any(words in message for words in WORDS[fault])

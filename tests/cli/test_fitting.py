@@ -1,4 +1,4 @@
-"""What commands print at 80 columns: nothing is cut, and a difference is one line."""
+"""Output of commands at 80 columns: nothing is cut, and a difference is one line."""
 
 import io
 

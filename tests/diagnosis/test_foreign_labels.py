@@ -102,7 +102,7 @@ def test_labels_that_are_none_are_refused(tmp_path: Path, lines: list[object], p
 def test_logs_and_labels_are_read_one_at_a_time(tmp_path: Path) -> None:
     path = write(tmp_path / "labels.jsonl", LINE)
     for arguments in ((), (path, "--labels", path)):
-        with pytest.raises(UserError, match="reads logs or labels, one of the two"):
+        with pytest.raises(UserError, match="takes either logs or --labels"):
             diagnose(*arguments, "--out", tmp_path / "out")
     with pytest.raises(UserError, match="--agreement 11 of 10"):
         diagnose(path, "--agreement", 11, "--out", tmp_path / "out")

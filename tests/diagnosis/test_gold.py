@@ -1,4 +1,4 @@
-"""How far the causes agree with those that people read out of the shared logs of tau2-bench."""
+"""Agreement of the causes with those that people read out of the shared logs of tau2-bench."""
 
 import json
 from functools import cache

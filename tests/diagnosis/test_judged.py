@@ -66,7 +66,7 @@ def test_endpoint_and_key_are_in_the_environment_variables_that_are_named(
     monkeypatch.delenv("DESK_KEY")
     with pytest.raises(UserError, match="DESK_KEY"):
         diagnose("--out", tmp_path / "b", *judging, "--seed", "1", path=few)
-    with pytest.raises(UserError, match="--key-env names no environment variable"):
+    with pytest.raises(UserError, match="--key-env must be the name of an environment variable"):
         diagnose("--out", tmp_path / "c", *judging[:-1], "sk-1234567890", path=few)
 
 

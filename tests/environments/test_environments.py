@@ -47,7 +47,7 @@ def wanted(name: str) -> Brief:
 
 
 def text_of(name: str, attempt: int | str = 0) -> str:
-    """What the template writes after so many attempts, or after one in which the named step was missing."""
+    """Write the template after so many attempts, or after one in which the named step was missing."""
     missing = isinstance(attempt, str)
     found = Check(name=TRANSFER, passed=not missing, measured=0.0, bound="at least 0.1")
     passport = Passport(

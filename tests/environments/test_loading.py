@@ -1,4 +1,4 @@
-"""What is checked of an environment's file and passport before anything in it runs."""
+"""Checks of an environment's file and passport before anything in it runs."""
 
 import json
 import os

@@ -65,7 +65,7 @@ def family() -> set[int]:
 
 
 def only(pids: set[int], within: float = 5.0) -> bool:
-    """Whether no other process than these of the family is left, soon."""
+    """Return whether no other process than these of the family is left, soon."""
     deadline = time.monotonic() + within
     while family() - pids:
         if time.monotonic() > deadline:
@@ -624,7 +624,7 @@ def running(pid: int) -> bool:
 
 
 def of(ancestor: int, pid: int) -> bool:
-    """Whether a process is below another."""
+    """Return whether a process is below another."""
     while pid > 1 and pid != ancestor:
         try:
             pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
@@ -687,7 +687,7 @@ def filters() -> ModuleType:
 
 
 def decided(code: bytes, architecture: int, number: int, *arguments: int) -> int:
-    """What a filter returns for a system call."""
+    """Run a filter on a system call and return its verdict."""
     data = struct.pack("<IIQ6Q", number, architecture, 0, *arguments, *[0] * (6 - len(arguments)))
     at = held = 0
     while True:

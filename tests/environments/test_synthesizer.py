@@ -88,7 +88,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 
 class Vouched(OpenAISynthesizer):
-    """What is recorded is our own text: it need not be confined where confinement is not the matter, and is faster."""
+    """Synthesizer whose recorded files are our own text and run unconfined, which is faster."""
 
     trusted = True
 

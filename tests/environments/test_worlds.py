@@ -128,7 +128,7 @@ def test_an_environment_of_a_worker_benchmark_earns_its_passport_and_is_trained_
 
 @pytest.mark.needs("bfcl")
 def test_grpo_trains_an_adapter_in_an_environment_of_a_worker_benchmark(derived: Path, tmp_path: Path) -> None:
-    """Of a model that has learnt the first task by heart, with and without the step that the environment trains."""
+    """The model has learnt the first task by heart, with and without the step that the environment trains."""
     target, passport, machine = opened(derived)
     [task] = target.tasks("training", 1)
     reference = target.reference(task)

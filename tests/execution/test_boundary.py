@@ -1,4 +1,4 @@
-"""What anybody sees of an error, whoever caused it."""
+"""Messages of errors, whoever caused them."""
 
 import base64
 import errno

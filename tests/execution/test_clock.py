@@ -1,4 +1,4 @@
-"""What stages took: noted by the results that were made, apart from them."""
+"""Times of stages: noted by the results that were made, apart from them."""
 
 from pathlib import Path
 

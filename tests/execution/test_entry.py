@@ -1,4 +1,4 @@
-"""What a stage leaves on the screen and in its log."""
+"""Output of a stage on the screen and in its log."""
 
 import subprocess
 import sys

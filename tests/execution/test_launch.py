@@ -89,7 +89,7 @@ def test_only_a_job_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: 
 
 
 def alive(process: int) -> bool:
-    """Whether it runs: a dead process that nobody has waited for does not."""
+    """Return whether a process runs: a dead one that nobody has waited for does not."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):

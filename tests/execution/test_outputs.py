@@ -1,4 +1,4 @@
-"""What commands write for their user: beside what is theirs, and never over it."""
+"""Output of commands for their user: beside what is theirs, and never over it."""
 
 import json
 from pathlib import Path
@@ -64,4 +64,4 @@ def test_a_diagnosis_does_not_replace_a_report_that_is_not_captrains(tmp_path: P
     assert status == 2 and "report.md is there already" in err and (tmp_path / "report.md").read_text() == "my notes"
     (tmp_path / "file").write_text("")
     status, _, err = captrain(tmp_path, "diagnose", str(chats(tmp_path)), "--out", "file")
-    assert status == 2 and err.splitlines()[0] == "error: file is no folder"
+    assert status == 2 and err.splitlines()[0] == "error: file is not a folder"

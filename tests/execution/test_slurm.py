@@ -85,7 +85,7 @@ def until(holds: Callable[[], Any], seconds: float = 60) -> Any:
 
 
 def spoke(one: subprocess.Popen[str]) -> bool:
-    """Whether a pipeline has sent its jobs, or found them: it speaks first when it has, or else ends."""
+    """Return whether a pipeline has sent its jobs, or found them: it speaks first when it has, or else ends."""
     assert one.stdout is not None
     return bool(select.select([one.stdout], [], [], 0)[0])
 
@@ -123,7 +123,7 @@ class Background:
 
 
 def shown() -> str:
-    """What `captrain jobs` prints."""
+    """Print `captrain jobs`."""
     console = Console(width=200, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     console.print(jobs.jobs_table(Path()))
     return console.export_text()

@@ -37,7 +37,7 @@ def replicate() -> ModuleType:
 
 
 def make_results(results: Path, base: int, grpo: int, trace: int, selected: Sequence[str]) -> None:
-    """What the evaluation and capabilities stages write, where so many of ten tasks are passed in both trials."""
+    """Write what the evaluation and capabilities stages write, where so many of ten tasks are passed in both trials."""
     arms = {"idle": 0, "base": base, "grpo_target": grpo, "a": trace}
     stages = {"a": "adapters", "grpo_target": "grpo_target"}
     rows = [
@@ -112,7 +112,7 @@ def test_cpu_seconds_are_those_of_stages_that_all_ran_there(replicate: ModuleTyp
 
 
 def points_of(rates: Mapping[str, Sequence[float]], experiment: str = "single") -> list[dict[str, Any]]:
-    """What three seeds have come to, so many rollouts each."""
+    """Make the points of three seeds, with so many rollouts each."""
     return [
         {"experiment": experiment, "seed": seed, "method": name, "label": name, "pass_rate": rate, "rollouts_spent": 10}
         for name, values in rates.items()
@@ -176,7 +176,7 @@ def test_tables_go_into_a_folder_of_results_and_nowhere_else(
     monkeypatch.setattr(sys, "argv", arguments)
     with pytest.raises(SystemExit):
         replicate.main()
-    assert "is no name of a file" in capsys.readouterr().err
+    assert "is not a name of a file" in capsys.readouterr().err
 
 
 def test_one_seed_has_a_mean_and_no_interval(replicate: ModuleType, tmp_path: Path) -> None:

@@ -230,7 +230,7 @@ def test_rows_in_memory_are_read_as_a_file_of_them_is(tmp_path: Path) -> None:
         assert [rollout.messages for rollout in logs.rollouts] == [rollout.messages for rollout in expected]
     for table in (frame, texts):
         assert [str(said(rollout)) for rollout in logs_of_rows(table).rollouts] == [str(said(expected[0]))] * 2
-    with pytest.raises(UserError, match="row 1 is no object but int"):
+    with pytest.raises(UserError, match="row 1 is not an object but int"):
         logs_of_rows([ROW, 3])
 
 

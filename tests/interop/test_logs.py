@@ -249,7 +249,7 @@ def test_chats_are_read_under_the_usual_names_of_their_columns(tmp_path: Path) -
         ("line 5", "it is not JSON"),
         ("line 6", "there is no reward"),
         ("line 7", "there are no messages (a list named messages, conversation, conversations, trajectory, items)"),
-        ("line 8", "it is no object"),
+        ("line 8", "it is not an object"),
     ]
 
 

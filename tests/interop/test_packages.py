@@ -258,7 +258,7 @@ def test_openenvs_own_validation_passes(server: str, project: Path) -> None:
 
 
 def plays(project: Path) -> Mapping[str, str]:
-    """What the commands of verifiers find: the package, uv beside the interpreter, and no account."""
+    """Return the variables with which verifiers finds the package, uv beside the interpreter, and no account."""
     binaries = str(Path(VERIFIERS).parent)
     return {"PYTHONPATH": str(project / "verifiers"), "PATH": f"{binaries}:{os.environ['PATH']}", "NO_KEY": "none"}
 

@@ -27,7 +27,7 @@ def members(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
 
 
 def delta(adapter: Adapter) -> dict[str, Any]:
-    """What an adapter adds to each module, in float64."""
+    """Multiply out what an adapter adds to each module, in float64."""
     return {name: up.double() @ down.double() for name, (up, down) in lora_factors(adapter).items()}
 
 
@@ -164,7 +164,7 @@ def test_what_cannot_be_added_is_refused(tiny: Path, members: dict[str, Adapter]
     with pytest.raises(UserError, match="change different modules"):
         compose({"a": members["a"], "fewer": fewer}, {"a": 1.0, "fewer": 1.0}, tmp_path)
     stabilised = lora(tiny, tmp_path / "stabilised", 5, use_rslora=True)
-    with pytest.raises(UserError, match="no plain LoRA adapter .use_rslora"):
+    with pytest.raises(UserError, match="not a plain LoRA adapter .use_rslora"):
         compose({"a": members["a"], "s": stabilised}, {"a": 1.0, "s": 1.0}, tmp_path)
     with pytest.raises(UserError, match="nowhere/adapter_config.json is missing"):
         compose({"a": members["a"], "n": Adapter("nowhere", "0")}, {"a": 1.0, "n": 1.0}, tmp_path)

@@ -1,4 +1,4 @@
-"""What acts as another function than W + (alpha / r) B A is refused wherever an adapter is read, and named."""
+"""Adapters that act as another function than W + (alpha / r) B A, refused by name wherever one is read."""
 
 import json
 from collections.abc import Callable
@@ -49,7 +49,7 @@ def test_variations_of_lora_are_refused_by_policies_compositions_and_the_server(
         lambda: Server(policy, "base", {"special": Path(special.folder)}),
     ]
     for reader in readers:
-        with pytest.raises(UserError, match=rf"no plain LoRA adapter \({setting}\)") as error:
+        with pytest.raises(UserError, match=rf"not a plain LoRA adapter \({setting}\)") as error:
             reader()
         assert str(tmp_path / "special") in error.value.problem
 

@@ -180,7 +180,7 @@ def test_adapters_that_the_model_or_the_servers_do_not_take_are_named(root: Path
     assert findings(root, *settings)["ranks"].passed
     for setting, subject, detail in (
         ("trainer.targets=[q_proj,wqkv]", "adapters", "wqkv"),
-        ("+trainer.experts=true", "adapters", "no mixture of experts"),
+        ("+trainer.experts=true", "adapters", "not a mixture of experts"),
         ("machine.vllm.max_lora_rank=8", "ranks", "trainer.rank = 16"),
         ("trainer.rank=256", "ranks", "beyond vLLM's 512"),
     ):

@@ -1,4 +1,4 @@
-"""What `captrain run` says before its first stage."""
+"""Forecast of `captrain run` before its first stage."""
 
 import re
 import subprocess
@@ -20,7 +20,7 @@ stages:
 
 
 def minutes(monkeypatch: pytest.MonkeyPatch, pace: float, stages: list[str]) -> float:
-    """Of a forecast on a machine that computes so many times as fast as the one the rates are of."""
+    """Forecast on a machine that computes so many times as fast as the one the rates are of."""
     monkeypatch.setattr(forecast, "measure_products", lambda processes: pace * PRODUCTS.value)
     found = re.search(r"stages? to run, about ([\d.]+) min on this machine", said := forecast_run(ROOT, stages))
     assert found, said

@@ -100,7 +100,7 @@ def test_what_does_not_run_costs_nothing(spec: Compose) -> None:
 
 
 def test_the_tokens_of_the_embedded_default_are_near_those_of_its_ledgers(spec: Compose, committed: Path) -> None:
-    """Of all that TRACE plays: the plan has one mean for a rollout, and trained agents write more than the base."""
+    """The plan has one mean for all rollouts that TRACE plays, and trained agents write more than the base."""
     works = stages(planned(spec()).low)
     ledgers = [committed / f"results/{stage}/ledger.jsonl" for stage in TRACE_STAGES]
     entries = [entry for path in ledgers for entry in load(path, LedgerEntry)]
@@ -176,7 +176,7 @@ def test_a_node_without_throughput_is_refused() -> None:
         (("adapters.rollouts=1280",), "need 170 tasks of an environment", ("environments.seeds=170",)),
         ((*SMALL, "rollouts.tasks=96"), "rollouts.tasks = 96, and split discovery has 65", ("rollouts.tasks=32",)),
         ((*SMALL, "evaluation.tasks=61"), "evaluation.tasks = 61, and split test has 60", ("evaluation.tasks=60",)),
-        (("+trainer.experts=true",), "is no mixture of experts", ("+trainer.experts=false",)),
+        (("+trainer.experts=true",), "is not a mixture of experts", ("+trainer.experts=false",)),
         (
             (*PAPER, "policy=vllm", "machine=node8", "+trainer.experts=true", "machine.vllm.gpus=0"),
             "need a GPU",

@@ -115,7 +115,7 @@ def test_what_is_no_design_is_refused(wrong: dict[str, float]) -> None:
 
 
 def test_a_difference_beyond_one_is_refused() -> None:
-    with pytest.raises(UserError, match="is no rate"):
+    with pytest.raises(UserError, match="must lie in"):
         simulated_power(DESIGN, 0.7)
 
 

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.needs("vllm")
 Letters = Callable[..., Path]
 SAMPLING = {"temperature": 1.0, "max_turns": 3, "max_tokens": 8, "dtype": "float32"}
 TOLERANCE = 1e-4
-"""Of a log-probability in float32 and in another order of the sums; what was measured is below 1e-5."""
+"""Tolerance of a log-probability in float32 and in another order of the sums; what was measured is below 1e-5."""
 
 
 @pytest.fixture(scope="module")

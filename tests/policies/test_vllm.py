@@ -86,7 +86,7 @@ def adapter(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Adapter:
 
 
 def played(policy: Any, target: Target, folder: Path, adapter: Adapter | None = None, tasks: int = 8) -> list[Any]:
-    """What the rollouts of some tasks come to, usage and policy apart."""
+    """Play some tasks and return their rollouts, usage and policy apart."""
     found = collect(
         policy, target, target.tasks("training", tasks), purpose="training", seed=0, adapter=adapter, retries=1,
         journals=folder, quiet=True,
@@ -337,7 +337,7 @@ def test_a_server_that_dies_of_one_request_is_given_up_although_it_answers_other
 
 
 def test_no_interpreter_is_said_before_anything_is_played(tiny: Path, letters: Letters, tmp_path: Path) -> None:
-    for python, says in (("", "machine.vllm.python is not set"), ("/nowhere/python", "is no interpreter")):
+    for python, says in (("", "machine.vllm.python is not set"), ("/nowhere/python", "is not an interpreter")):
         with pytest.raises(UserError, match=says):
             played(policy(tiny, machine(python=python)), single(letters), tmp_path)
     with pytest.raises(UserError, match="lacks config.json"):

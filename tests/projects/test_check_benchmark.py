@@ -31,7 +31,7 @@ FAULTS = {
     "no_score": (
         '"reward": min(parts.values())',
         '"reward": 3 + len(messages)',
-        ["calendar_desk.py:{score}: score on", "is no score", "from 0 to 1"],
+        ["calendar_desk.py:{score}: score on", "is not a score", "from 0 to 1"],
     ),
     "no_list": (
         '        return [*messages, {"role": "assistant", "content": DONE}]',
@@ -87,12 +87,12 @@ FAULTS = {
     "no_json": (
         '"named": rng.random() < 0.8}',
         '"named": {1, 2}}',
-        ["calendar_desk.py:{tasks}: tasks on split", "is no task", "plain JSON"],
+        ["calendar_desk.py:{tasks}: tasks on split", "is not a task", "plain JSON"],
     ),
     "no_schema": (
         '"parameters": schema}}',
         '"parameters": None}}',
-        ["calendar_desk.py:{tools}: tools:", "is no function schema"],
+        ["calendar_desk.py:{tools}: tools:", "is not a function schema"],
     ),
 }
 

@@ -1,4 +1,4 @@
-"""A tiny base that can act in a benchmark of the user's own."""
+"""Train a tiny base that can act in a benchmark of the user's own."""
 
 import sys
 from pathlib import Path

@@ -189,7 +189,8 @@ def report(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Page(HTMLParser):
-    """What a browser would see: tags with attributes, text outside of scripts and styles, and what scripts hold."""
+    """Content of a page as a browser sees it: tags with attributes, text outside of scripts and styles, and what
+    scripts hold."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -291,7 +292,7 @@ def test_rows_name_arm_route_and_failing_message_and_a_task_lies_in_one_shard(re
 
 
 def arguments(path: Path) -> list[Any]:
-    """What the script hands to its function."""
+    """Parse what the script hands to its function."""
     return json.loads("[" + path.read_text().split("(", 1)[1].removesuffix(");\n") + "]")
 
 

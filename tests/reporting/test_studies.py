@@ -12,16 +12,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.colors import to_hex
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 from support.results import make_results
 
 from captrain.evaluation.comparison import differences_over_seeds, rates_over_seeds
-from captrain.evaluation.rows import label
+from captrain.evaluation.rows import GRPO, TRACE, label
 from captrain.experiments.gathering import write_table
 from captrain.reporting.published import read_published
 from captrain.reporting.studies import STUDIES, draw
+from captrain.reporting.style import PROJECT
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "figures.py"
 RATES = {"base": 0.3, "grpo_target": 0.5, "gepa": 0.4, "trace": 0.6}
@@ -29,7 +32,7 @@ FEW = ("router:sets", "merged:ties", "bound:oracle", "control:placebo")
 
 
 def points(rates: Mapping[str, float], seeds: Sequence[int], **settings: Any) -> list[dict[str, Any]]:
-    """What a point of each seed has come to; TRACE leads GRPO on the target by the same in every seed."""
+    """Make a point of each seed; TRACE leads GRPO on the target by the same in every seed."""
     return [
         {
             "experiment": "default", "seed": seed, **settings, "point": f"p{seed}", "method": name,
@@ -113,6 +116,13 @@ def test_the_curve_of_faults_falls_with_their_rate_and_has_grpo_on_the_target_be
     falling = [container.lines[0] for container in axes.containers if isinstance(container, ErrorbarContainer)]
     assert [np.asarray(line.get_ydata()).tolist() for line in falling] == [[0.9, 0.5], [0.9, 0.5]]
     assert [container.get_label() for container in axes.containers] == ["random faults", "systematic faults"]
+
+
+def test_the_headline_puts_the_best_row_of_trace_in_the_projects_colour(tmp_path: Path) -> None:
+    figure = figure_of("headline", make_tables(tmp_path))
+    bars = [to_hex(bar.get_facecolor()) for bar in figure.axes[0].patches if isinstance(bar, Rectangle)]
+    assert {text for text in written(figure) if text in map(label, RATES)} == {label("base"), label(GRPO), label(TRACE)}
+    assert bars.count(PROJECT) == 1 and bars[-1] == PROJECT
 
 
 def test_a_table_that_is_not_there_is_skipped_with_the_command_that_makes_it(

@@ -1,4 +1,4 @@
-"""Whether results belong to the committed code, and if not, why: each verdict of `captrain verify`, brought about."""
+"""Verdicts of `captrain verify`, each brought about: are results those of the committed code, and if not, why?"""
 
 import platform
 import shutil
@@ -28,7 +28,7 @@ def remade(pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
 
 
 def row(out: str, topic: str) -> str:
-    """What is found of one topic: status and text, in one line."""
+    """Return the finding on one topic: status and text, in one line."""
     lines = [" ".join(line.split()) for line in out.splitlines()]
     [text] = [line for line in lines if line.split(" ")[1:2] == [topic]]
     return text

@@ -1,4 +1,4 @@
-"""What is written of rollouts means the same to those who read it: the journal to the watch, ledgers to the totals that
+"""Readers of what is written of rollouts: the journal means the same to the watch, and ledgers to the totals that
 methods are compared at."""
 
 from collections.abc import Sequence

@@ -101,7 +101,7 @@ def desk(mix: str = "mixed") -> Target:
 
 
 def only_easy(play: Play) -> list[Message]:
-    """What a base does that lacks every capability: information and greetings, nothing else."""
+    """Play as a base that lacks every capability: information and greetings, nothing else."""
     reference = by_the_book(play)
     said = play.messages[-1]["content"]
     return reference if "status" in said or "human" in said else [{"role": "assistant", "content": "No."}]
@@ -512,7 +512,7 @@ class TestTopP:
 
 
 class TestGains:
-    """What adapters have gained in their own environments."""
+    """Gains of adapters in their own environments."""
 
     def test_a_gain_is_the_last_steps_pass_rate_less_the_base_s(self, rollouts: list[Rollout]) -> None:
         some = [*[one for one in rollouts if one.outcome == "passed"][:5], *rollouts[:0]]

@@ -143,7 +143,7 @@ def test_every_turn_is_drawn_from_the_arm_that_was_chosen_for_it(
 
 
 def turns_of(mask: Sequence[int]) -> list[tuple[int, int]]:
-    """Where the turns of the model start and stop."""
+    """List the bounds of the model's turns."""
     edges = [at for at in range(len(mask) + 1) if (mask[at - 1] if at else 0) != (mask[at] if at < len(mask) else 0)]
     return list(zip(edges[::2], edges[1::2], strict=True))
 

@@ -61,7 +61,7 @@ def address(server: Server) -> Iterator[tuple[str, int]]:
 
 
 def send(place: tuple[str, int], head: str, body: bytes = b"", pieces: int = 1, pause: float = 0.0) -> bytes:
-    """What comes back for raw lines and a body that is sent in pieces."""
+    """Send raw lines and a body in pieces, and return what comes back."""
     with socket.create_connection(place, timeout=20) as channel:
         channel.sendall(head.encode())
         step = -(-len(body) // pieces) if body else 0
@@ -222,4 +222,4 @@ def test_a_port_that_is_taken_is_one_message(tiny: Path, captrain, tmp_path: Pat
         taken.listen()
         port = taken.getsockname()[1]
         status, _, err = captrain(tmp_path, "serve", str(tiny), "--port", str(port))
-    assert status == 2 and f"nobody can listen on 127.0.0.1, port {port}" in err
+    assert status == 2 and f"captrain serve cannot listen on 127.0.0.1, port {port}" in err

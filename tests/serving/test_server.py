@@ -69,7 +69,7 @@ def ask(client: openai.OpenAI, **more: Any) -> Any:
 
 
 def core(answer: Any) -> list[Any]:
-    """What a request decides of its answer."""
+    """Return what a request decides of its answer."""
     return [(c.index, c.message.content, c.message.tool_calls, c.finish_reason) for c in answer.choices]
 
 

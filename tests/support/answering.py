@@ -34,7 +34,7 @@ from captrain.records import digest
 KINDS = ("limited", "broken", "late", "cut", "wrong")
 """429 with Retry-After, 500, no answer in time, truncated JSON, JSON of another schema."""
 TIMES = 2
-"""How often a request fails at the most."""
+"""Times that a request fails at the most."""
 SECRET = "sk-very-secret-0123456789"
 
 Body = dict[str, Any]
@@ -83,7 +83,7 @@ class Answering:
         self.share, self.kinds, self.late = share, kinds, late
         self.requests: list[Body] = []
         self.headers: list[dict[str, str]] = []
-        """Of each request, with its path."""
+        """Headers of each request, with its path."""
         self.answered: list[Body] = []
         """Requests that were answered, and not with a fault."""
         self.faults: Counter[str] = Counter()

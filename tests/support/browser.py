@@ -108,7 +108,7 @@ class Browser:
             self.ask("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **text)
 
     def faults(self) -> list[str]:
-        """What the console complains of, and every request that left the disk."""
+        """List what the console complains of, and every request that left the disk."""
         found = []
         for event in self.events:
             method, params = event.get("method"), event.get("params", {})

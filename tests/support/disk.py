@@ -84,5 +84,5 @@ def run_hurt(folder: Path, fault: Callable[[], None], act: Callable[[], int]) ->
 
 
 def remains() -> list[str]:
-    """What lies in the full disk, which is gone with the process."""
+    """List the files on the full disk, which is gone with the process."""
     return sorted(path.name for path in Path(FULL).rglob("*") if path.name != "filler")

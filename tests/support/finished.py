@@ -63,7 +63,7 @@ def shell(folder: Path, *command: str) -> None:
 
 
 def initialise(folder: Path) -> None:
-    """What `git init` and `dvc init` leave behind, without starting DVC."""
+    """Leave what `git init` and `dvc init` leave behind, without starting DVC."""
     shell(folder, "git", "init", "--quiet")
     publish_text(folder / ".dvc/config", "[core]\n    analytics = false\n    check_update = false\n")
     publish_text(folder / ".dvc/.gitignore", "/config.local\n/tmp\n/cache\n")

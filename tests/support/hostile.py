@@ -98,7 +98,7 @@ STOPPED = {
     ),
     "messages are one line of plain text": ("unspeakable",),
 }  # fmt: skip
-"""What stops each program."""
+"""Defences, and the programs that each stops."""
 MISSED = {
     "constant_reward": {
         "reward of doing nothing", "reward of random calls", "reward of copying what is shown",
@@ -156,7 +156,7 @@ def text_of(name: str) -> str:
 
 
 def attacked(target: Target, argument: str) -> str:
-    """What comes of a step and a score of a hostile program; "= " and its own words if it lives on."""
+    """Play a step and a score of a hostile program and return the verdict; "= " and its words if it lives on."""
     task = target.tasks("training", 1)[0]
     episode = target.open(task)
     try:
@@ -169,7 +169,7 @@ def attacked(target: Target, argument: str) -> str:
 
 
 def purpose(text: str) -> str:
-    """What a file says that it tries: the first sentence of its docstring, or of its first comment."""
+    """Return what a file says that it tries: the first sentence of its docstring, or of its first comment."""
     words = ast.get_docstring(ast.parse(text)) or ""
     if not words:
         strings = [node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)]

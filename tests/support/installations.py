@@ -1,4 +1,4 @@
-"""Where packages are installed that do not go together with ours: by `make installations`, or elsewhere."""
+"""Installations of packages that do not go together with ours: by `make installations`, or elsewhere."""
 
 import os
 from pathlib import Path

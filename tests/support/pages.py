@@ -55,7 +55,7 @@ def run_command(line: str, folder: Path, columns: int = 120) -> subprocess.Compl
 
 
 def printed_diagnosis(out: Path) -> str:
-    """What `captrain diagnose` prints for the file that ships, without the line on the report."""
+    """Run `captrain diagnose` on the file that ships and return what it prints, without the line on the report."""
     command = f"captrain diagnose docs/examples/servicedesk.jsonl --out {shlex.quote(str(out))}"
     *printed, _ = run_command(command, ROOT, columns=200).stdout.splitlines()
     return "\n".join(line.rstrip().replace(str(out), "diagnosis") for line in printed)

@@ -1,4 +1,4 @@
-"""What a diagnosis makes of rollouts in which a fault was planted."""
+"""Diagnosis of rollouts in which a fault was planted."""
 
 from collections.abc import Collection, Sequence
 

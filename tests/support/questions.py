@@ -23,7 +23,7 @@ class Verdict(BaseModel):
 
 
 def verdict(body: dict[str, Any]) -> dict[str, Any]:
-    """What the server answers: about the question's number."""
+    """Answer as the server does: about the question's number."""
     number = int(body["messages"][-1]["content"].split()[1])
     named = {"verdict": "LACKING" if number % 3 else "PRESENT", "number": number}
     return {**named, "where": [{"message": number, "why": None}]}

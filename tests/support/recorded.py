@@ -64,7 +64,7 @@ def actions(target: Target, task: Task, kind: str, rng: random.Random) -> Sequen
 
 
 def opening(messages: Sequence[Message]) -> str:
-    """What the user says first."""
+    """Return the text of the user's first message."""
     content = next(message["content"] for message in messages if message["role"] == "user")
     return content if isinstance(content, str) else "".join(part["text"] for part in content)
 

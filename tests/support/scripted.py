@@ -1,4 +1,4 @@
-"""What the tests of benchmarks in workers with a scripted user share."""
+"""Checks that tests of benchmarks in workers with a scripted user share."""
 
 import random
 from collections.abc import Sequence
@@ -31,7 +31,8 @@ def every(target: Target, split: Split) -> list[Task]:
 
 
 def play_hostile_calls(target: Target, tasks: Sequence[Task], mark: Path, answered: int) -> int:
-    """How many calls of random form were answered, 25 in each task; what they leave is scored as doing nothing is.
+    """Play calls of random form, 25 in each task, and return how many were answered. What they leave is scored as doing
+    nothing is.
 
     Args:
         target: the benchmark.

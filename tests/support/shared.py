@@ -1,4 +1,4 @@
-"""What is made once a suite, whichever of its processes asks first."""
+"""Files that are made once a suite, whichever of its processes asks first."""
 
 import os
 from collections.abc import Callable

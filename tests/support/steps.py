@@ -1,4 +1,4 @@
-"""What each step of each optimizer leaves: a digest of weights and averages in the type in which they are trained.
+"""Digests of each step of each optimizer: weights and averages in the type in which they are trained.
 
 What is saved is rounded to float32, which hides noise in the last bits of float64 for hundreds of steps.
 

@@ -1,4 +1,4 @@
-"""What a tiny model learns tau2 from: the gold actions of a domain's training tasks, by heart, as played."""
+"""Demonstrations of tau2 for a tiny model: the gold actions of a domain's training tasks, by heart, as played."""
 
 import random
 import re

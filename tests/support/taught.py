@@ -9,7 +9,7 @@ from captrain.contract import Target
 from captrain.records import JsonObject, Message, Task
 
 BETWEEN = re.compile(r"<\|im_start\|>\w+\n|<\|im_end\|>\n?|</?tool_response>\n?")
-"""What the chat template puts between the words of a dialogue."""
+"""Marks that the chat template puts between the words of a dialogue."""
 
 
 def teach(target: Target, solutions: Sequence[tuple[Task, list[Message]]], folder: Path, steps: int) -> Path:

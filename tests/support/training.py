@@ -80,7 +80,7 @@ def weights(folder: Path) -> dict[str, Any]:
 
 
 def moved(folder: Path) -> float:
-    """How far the adapter is from changing nothing."""
+    """Measure how far the adapter is from changing nothing."""
     return max(tensor.abs().max().item() for name, tensor in weights(folder).items() if "lora_B" in name)
 
 
@@ -99,7 +99,7 @@ def project(folder: Path, base: Path, *names: str, rollouts: int = 48, more: Seq
 
 
 def published(folder: Path, name: str = "adapters") -> dict[str, bytes]:
-    """What a stage has left."""
+    """Read the files that a stage has left."""
     paths = [path for top in ("artifacts", "results") for path in (folder / top / name).rglob("*")]
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths if path.is_file()}
 

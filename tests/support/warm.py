@@ -37,7 +37,7 @@ COMMAND = """#!/bin/sh
 if [ "$1" = -I ]; then exec {python} "$@"; fi
 exec {python} -I -S {client} {address} {script} "$@"
 """
-"""What is to be isolated has no libraries."""
+"""Script of a command: one that is to be isolated (-I) gets a plain interpreter, without the warm libraries."""
 ADDRESS = "socket"
 EXECUTABLE = "PYTHON_EXEC"
 """Names what these processes start further ones with, if they are to be such, too; `torch.distributed.run` reads it."""
@@ -58,7 +58,7 @@ class Process:
         self.pid = int.from_bytes(connection.recv(8, socket.MSG_WAITALL), "big")
 
     def alive(self) -> bool:
-        """Whether it has not ended yet."""
+        """True until the process has ended."""
         return not select.select([self.connection], [], [], 0)[0]
 
     def wait(self) -> int:
@@ -151,7 +151,7 @@ def answer(running: dict[int, socket.socket]) -> None:
 
 
 def receive(connection: socket.socket) -> tuple[list[str], str, dict[str, str], list[int]]:
-    """What to run, where, in which environment and with which streams."""
+    """Receive an order: what to run, where, in which environment and with which streams."""
     length, descriptors, _, _ = socket.recv_fds(connection, 8, len(STREAMS))
     with connection.makefile("rb") as text:
         words, folder, environment = json.loads(text.read(int.from_bytes(length, "big")))

@@ -103,7 +103,7 @@ def counts(one: Trained) -> list[Any]:
 
 
 def adaptation(folder: Path) -> dict[str, Any]:
-    """What the adapter adds to each weight, B A."""
+    """Multiply out what the adapter adds to each weight, B A."""
     kept = weights(folder)
     return {
         name: kept[name.replace("lora_A", "lora_B")] @ down
@@ -319,7 +319,7 @@ def test_a_mixture_of_experts_is_adapted_at_its_attention(mixture: Path, environ
 def test_a_dense_base_in_float32_learns_the_same_with_beginnings_computed_once(
     tiny: Path, environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As with the heads of TRL, which compute every row by itself."""
+    """The heads of TRL, which compute every row by itself, are the measure."""
     import torch
 
     from captrain.models import trainers

@@ -104,5 +104,5 @@ def test_grpo_trains_experts_and_samples_with_them(mixture: Path, tmp_path: Path
 
 
 def test_a_base_without_experts_is_refused_them(tiny: Path) -> None:
-    with pytest.raises(UserError, match="trainer.experts = true, and the base is no mixture of experts"):
+    with pytest.raises(UserError, match="trainer.experts = true, and the base is not a mixture of experts"):
         lora_config(load_module(tiny, "float32"), SHAPE)

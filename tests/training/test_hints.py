@@ -56,7 +56,7 @@ def batch_of(trainer: Any, count: int) -> dict[str, Any]:
 
 
 def now(trainer: Any, batch: dict[str, Any]) -> torch.Tensor:
-    """What the model gives the batch's completions now, as the loss computes it."""
+    """Score the batch's completions by the model as it is now, as the loss computes it."""
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
     seen = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
     width = batch["completion_ids"].shape[1]

@@ -66,7 +66,7 @@ def adapter(folder: Path, matrix: Any, scale: float = 1.0) -> Adapter:
 
 
 def made(method: str, *members: Adapter, density: float = 1.0, seed: int = 0) -> Any:
-    """What a method's adapter adds to the one module."""
+    """Merge by a method and return what its adapter adds to the one module."""
     named = {f"member_{at}": member for at, member in enumerate(members)}
     up, down = lora_factors(added(merge(method, named, density=density, seed=seed)))[MODULE]
     return up.double() @ down.double()

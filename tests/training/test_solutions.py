@@ -62,7 +62,7 @@ def taught(folder: Path, base: Path, *overrides: str) -> FineTuned:
 
 
 def lesson_of(spec: Spec) -> SolutionLesson:
-    """What the adapter over all environments of the working folder is taught."""
+    """Plan the lesson of the adapter over all environments of the working folder."""
     folders = (Path("results/environments"), Path("results/pairs"))
     environments = tuple(item for folder in folders for item in training_environments(folder))
     return generalist_lesson(spec, Path("artifacts/base"), Evidence([], [], {}, [], environments))

@@ -134,7 +134,7 @@ def step(episode, role, message):
 
 
 def evaluate(task_id, messages):
-    """Whether the sum of what was rung up is right when the user leaves; from the record alone."""
+    """Score the record alone: is the sum of what was rung up right when the user leaves?"""
     totals = [int(message["content"]) for message in messages if message["role"] == "tool"]
     right = bool(totals) and totals[-1] == sum(TASKS[task_id]) and messages[-1]["content"] == "STOP"
     return {"reward": float(right), "success": right, "parts": {"sum": float(right)}}

@@ -1,4 +1,4 @@
-"""What TRACE is compared with: one module, one stage and one row of the table each."""
+"""Baselines that TRACE is compared with: one module, one stage and one row of the table each."""
 
 import lazy_loader
 

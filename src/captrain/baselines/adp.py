@@ -1,4 +1,4 @@
-"""What TRACE is compared with: supervised fine-tuning on generic agent trajectories, which costs no rollout.
+"""Baseline: supervised fine-tuning on generic agent trajectories, which costs no rollout.
 
 Trajectories are read in the schemas of the Agent Data Protocol (`captrain.interop`), told as tool-native messages,
 and trained on as `captrain.training` does. The first `demonstrations` of the file that can be told and fit into the
@@ -48,14 +48,14 @@ ELIGIBLE = 0.3
 
 @dataclass(frozen=True)
 class TrajectoryLesson:
-    """What is to be trained: the specification, and the folder of the base model."""
+    """Job of the row: the specification, and the folder of the base model."""
 
     spec: Spec
     base: Path
     name = "adp"
 
     def identity(self) -> tuple[object, ...]:
-        """What decides the adapter."""
+        """Return the fields that decide the adapter."""
         spec, settings = self.spec, self.spec.baselines.adp
         source = Path(settings.source) if settings.source else None
         return spec.seed, spec.benchmark, spec.policy, spec.trainer, settings, self.base, source
@@ -63,7 +63,7 @@ class TrajectoryLesson:
 
 @dataclass(frozen=True)
 class Demonstrations:
-    """What a file gives: demonstrations, how many trajectories were read, and why others were left out."""
+    """Yield of a file: demonstrations, the number of trajectories read, and why others were left out."""
 
     rows: list[Demonstration]
     trajectories: int
@@ -90,7 +90,7 @@ def write_generic(path: Path, count: int, seed: int) -> None:
 
 
 def demonstrations(path: Path, count: int, policy: Learner, tools: Sequence[JsonObject]) -> Demonstrations:
-    """The first `count` demonstrations of a file that can be told and fit into the model.
+    """Read the first `count` demonstrations of a file that can be told and fit into the model.
 
     Args:
         path: JSONL, in any generation of the schema.
@@ -133,7 +133,7 @@ def demonstrations(path: Path, count: int, policy: Learner, tools: Sequence[Json
 
 
 def trajectory_lessons(spec: Spec, project: Path = Path()) -> list[TrajectoryLesson]:
-    """The one lesson."""
+    """Make the one lesson of the row."""
     return [TrajectoryLesson(spec, project / "artifacts/base")]
 
 

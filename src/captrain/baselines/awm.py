@@ -1,4 +1,4 @@
-"""What TRACE is compared with: GRPO in synthetic environments that no diagnosis asked for, at equal rollouts.
+"""Baseline: GRPO in synthetic environments that no diagnosis asked for, at equal rollouts.
 
 Without a source, environments of our own are drawn from the service desk's vocabulary by the seed alone: each is the
 desk narrowed to a few random requests (random operations, on named orders or on the oldest or newest one, one to three
@@ -38,8 +38,8 @@ DRAWS = 4
 
 
 def untargeted_jobs(spec: Spec, project: Path, trace: Sequence[LedgerEntry]) -> list[Job]:
-    """One job over environments that no diagnosis asked for: nothing is diagnosed or calibrated, and all of TRACE's
-    total is training.
+    """Make one job over environments that no diagnosis asked for: nothing is diagnosed or calibrated, and all of
+    TRACE's total is training.
 
     Args:
         spec: the whole specification.
@@ -51,7 +51,7 @@ def untargeted_jobs(spec: Spec, project: Path, trace: Sequence[LedgerEntry]) -> 
 
 
 def untargeted_environments(spec: Spec, settings: Awm, folder: Path) -> tuple[TrainingEnvironment, ...]:
-    """The environments to train in, written to `folder` with their passports and pages.
+    """Write the environments to train in to `folder`, with their passports and pages.
 
     Args:
         spec: the whole specification; of it only seed, benchmark, the bounds of passports, the test tasks that must
@@ -72,7 +72,7 @@ def untargeted_environments(spec: Spec, settings: Awm, folder: Path) -> tuple[Tr
 
 
 def drawn_environments(spec: Spec, count: int, folder: Path) -> list[Passport]:
-    """Environments of our own: the first `count` of the draws that earn a passport.
+    """Draw environments of our own: the first `count` of the draws that earn a passport.
 
     Raises:
         UserError: the benchmark is not the service desk, or too few of the draws earn one.
@@ -115,7 +115,7 @@ def publish_passport(folder: Path, passport: Passport, text: str) -> None:
 
 
 def narrowed_desk(name: str, seed: int, number: int) -> str:
-    """The text of an environment: the desk, narrowed to requests that seed and number alone decide."""
+    """Write the text of an environment: the desk, narrowed to requests that seed and number alone decide."""
     rng = random.Random(f"untargeted-{seed}-{number}")
     requests = [_request(rng) for _ in range(rng.randint(*REQUESTS))]
     package = files("captrain")
@@ -129,7 +129,7 @@ def narrowed_desk(name: str, seed: int, number: int) -> str:
 
 
 def _request(rng: random.Random) -> list[tuple[str, str]]:
-    """Operations, as `servicedesk.make_data` takes them."""
+    """Draw operations, as `servicedesk.make_data` takes them."""
     count = rng.randint(*OPERATIONS)
     selectors = [rng.choice(["id", "extreme"]) for _ in range(count)]
     for index in [index for index, selector in enumerate(selectors) if selector == "extreme"][EXTREMES:]:

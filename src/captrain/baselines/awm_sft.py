@@ -1,4 +1,4 @@
-"""What TRACE is compared with: fine-tuning on the solutions of environments that no diagnosis asked for.
+"""Baseline: fine-tuning on the solutions of environments that no diagnosis asked for.
 
 The environments are those of the row `awm`, drawn without regard to the diagnosis or published; what is taught, how
 and in which dose is as in the row `solutions`. So beside `solutions` it shows what the targeting is worth: the
@@ -17,7 +17,7 @@ NAME = "awm_sft"
 
 
 def untargeted_lessons(spec: Spec, project: Path = Path()) -> Sequence[SolutionLesson]:
-    """The one lesson, in environments that are written to the row's results.
+    """Make the one lesson, in environments that are written to the row's results.
 
     Args:
         spec: the whole specification.

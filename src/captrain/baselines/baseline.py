@@ -1,4 +1,4 @@
-"""What a row of the main table is: the one entry that each baseline declares in its own module.
+"""Entry of a row of the main table, which each baseline declares in its own module.
 
 All that is asked about a row anywhere is in this entry: how it is called and where it stands, which rollouts it is
 charged for, with what it is compared, how it trains and what its stage does. `captrain.baselines.registry` collects the
@@ -21,7 +21,7 @@ TRACE_STAGES = (DIAGNOSIS, CALIBRATION, "adapters")
 
 
 Supervision = Literal["rewards", "reflection", "demonstrations", "demonstrations and rewards"]
-"""What a row learns from. Demonstrations are a supervision that rows of rewards alone have not."""
+"""Supervision that a row learns from. Rows of rewards alone do not have demonstrations."""
 
 
 class BaselineSection(Protocol):
@@ -29,12 +29,12 @@ class BaselineSection(Protocol):
 
     @property
     def run(self) -> bool:
-        """Whether the row is part of the experiment."""
+        """True if the row is part of the experiment."""
         ...
 
 
 def nothing_on_target(spec: Spec) -> float:
-    """The share of a row that plays in synthesized environments alone, or does not play."""
+    """Return 0: the row plays in synthesized environments alone, or does not play."""
     return 0.0
 
 
@@ -64,20 +64,20 @@ class Baseline:
 
     @property
     def learns_from(self) -> Supervision:
-        """What it learns from; with demonstrations alone it spends no rollout."""
+        """Supervision that the row learns from; with demonstrations alone it spends no rollout."""
         raise NotImplementedError
 
     @property
     def trains_by_grpo(self) -> bool:
-        """Whether its history is one of GRPO."""
+        """True if its history is one of GRPO."""
         return False
 
     def section(self, spec: Spec) -> BaselineSection:
-        """Its settings."""
+        """Return the row's settings."""
         return getattr(spec.baselines, self.name)
 
     def charged(self, entry: LedgerEntry, ranked: Sequence[str]) -> bool:
-        """Whether a ledger entry is on this row's account.
+        """Return whether a ledger entry is on this row's account.
 
         Args:
             entry: of any stage.
@@ -88,7 +88,7 @@ class Baseline:
         return entry.stage in (*self.rests_on, self.name)
 
     def planned_rollouts(self, diagnosis: float, calibration: float, training: float, capabilities: int) -> float:
-        """Rollouts that its own stage plays when TRACE spends as given: what makes their totals equal.
+        """Estimate the rollouts that its own stage plays when TRACE spends as given: what makes their totals equal.
 
         Args:
             diagnosis: of TRACE.
@@ -103,15 +103,16 @@ class Baseline:
         return diagnosis + calibration + training - sum(costs.get(stage, 0) for stage in self.rests_on)
 
     def diagnosing_rollouts(self, spec: Spec, attempts: float) -> float:
-        """Rollouts of further diagnoses that its stage plays, where each environment takes so many attempts."""
+        """Estimate the rollouts of further diagnoses that its stage plays, where each environment takes so many
+        attempts."""
         return 0
 
     def arms(self, capabilities: int) -> int:
-        """How many arms it leaves to be evaluated, where TRACE trains so many capabilities."""
+        """Count the arms that the row leaves to be evaluated, where TRACE trains so many capabilities."""
         return 1
 
     def demonstrations(self, spec: Spec) -> tuple[int, int]:
-        """How many demonstrations it is trained on, and how often on each; (0, 0) where it is trained on none."""
+        """Count the demonstrations that the row is trained on, and the passes over each; (0, 0) where there is none."""
         return 0, 0
 
     def run(self, spec: Spec) -> str:
@@ -131,6 +132,6 @@ class Baseline:
 
 
 def trace_ledger(results: Path = Path("results")) -> list[LedgerEntry]:
-    """Every ledger entry on TRACE's side: diagnosis and calibration count as much as training."""
+    """Read every ledger entry on TRACE's side: diagnosis and calibration count as much as training."""
     paths = [results / stage / "ledger.jsonl" for stage in TRACE_STAGES]
     return [entry for path in paths for entry in load(path, LedgerEntry)]

@@ -63,7 +63,7 @@ NAMES = ("random", "failures", "lowest")
 
 
 def rankings(report: SelectionAccount, seed: int) -> dict[str, list[str]]:
-    """All candidates in the order in which each control would take them, ties by id; undefined numbers come last.
+    """Rank all candidates in the order in which each control would take them, ties by id; undefined numbers come last.
 
     Args:
         report: of `captrain.capabilities.selection.select`.
@@ -80,7 +80,8 @@ def rankings(report: SelectionAccount, seed: int) -> dict[str, list[str]]:
 
 
 def choices(report: SelectionAccount, candidates: Callable[[str], bool], count: int, seed: int) -> dict[str, list[str]]:
-    """The capabilities of each control, in the order of TRACE's ranking, so that equal choices are routed equally.
+    """Choose the capabilities of each control, in the order of TRACE's ranking, so that equal choices are routed
+    equally.
 
     Args:
         report: of `captrain.capabilities.selection.select`.
@@ -131,7 +132,7 @@ class Workshop:
         """Capabilities without an environment, and why."""
 
     def has(self, name: str) -> bool:
-        """Whether there is an environment to train the capability in.
+        """Return whether there is an environment to train the capability in, synthesizing it if it has not been tried.
 
         Raises:
             UserError: the synthesizer cannot be asked, or the sandbox is weaker than asked for.
@@ -149,7 +150,7 @@ class Workshop:
 
     @property
     def ledger(self) -> list[LedgerEntry]:
-        """What calibration has cost, on the controls' account."""
+        """Enter the calibration rollouts on the controls' account."""
         entries = [entry for name in sorted(self.syntheses) for entry in self.syntheses[name].ledger]
         return [entry.model_copy(update={"stage": STAGE, "method": STAGE}) for entry in entries]
 
@@ -216,7 +217,7 @@ def _routing_evidence(
     rollouts: Sequence[Rollout],
     machine: Machine,
 ) -> RoutingEvidence:
-    """What routers may know of all adapters there are, TRACE's and the controls', in the order of TRACE's ranking."""
+    """Gather the evidence for routers over all adapters, TRACE's and the controls', in the order of TRACE's ranking."""
     ranked = [row["id"] for row in report["candidates"] if row["id"] in places]
     targets = {name: load_environment(*places[name], machine) for name in ranked}
     pairs = read_passports(results / "pairs")
@@ -255,7 +256,7 @@ def control_routes(
     benchmark: Target,
     tasks: Sequence[Task],
 ) -> pd.DataFrame:
-    """The route of every task among each control's capabilities, by the configured router as TRACE uses it.
+    """Route every task among each control's capabilities, by the configured router as TRACE uses it.
 
     Args:
         component: the router.

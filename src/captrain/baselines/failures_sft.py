@@ -37,7 +37,7 @@ UNSOLVED = "no whole solution is known"
 
 @dataclass(frozen=True)
 class FailureLesson:
-    """What is to be trained: the specification, the folder of the base model, and that of the diagnostic rollouts."""
+    """Job of the row: the specification, the folder of the base model, and that of the diagnostic rollouts."""
 
     spec: Spec
     base: Path
@@ -45,13 +45,13 @@ class FailureLesson:
     name = NAME
 
     def identity(self) -> tuple[object, ...]:
-        """What decides the adapter."""
+        """Return the fields that decide the adapter."""
         spec, settings = self.spec, self.spec.baselines.failures_sft
         return spec.seed, spec.policy, spec.benchmark, spec.trainer, settings, self.base, self.rollouts
 
 
 def failure_lessons(spec: Spec, project: Path = Path()) -> list[FailureLesson]:
-    """The one lesson of a project."""
+    """Make the one lesson of a project."""
     return [FailureLesson(spec, project / "artifacts/base", project / "artifacts/rollouts/discovery.jsonl")]
 
 

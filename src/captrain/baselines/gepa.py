@@ -1,4 +1,4 @@
-"""What TRACE is compared with: GEPA, which evolves the system prompt by reflection on rollouts (Agrawal et al., 2025).
+"""Baseline: GEPA, which evolves the system prompt by reflection on rollouts (Agrawal et al., 2025).
 
 The `gepa` library searches; rollouts, feedback, proposals and the count of what is spent are ours. A candidate is one
 text, "guidance": lines at the end of the system prompt, after those that the policy has anyway; at first there is none.
@@ -88,7 +88,7 @@ class Candidate:
         return sum(rollouts) / len(rollouts)
 
     def row(self, selected: bool) -> JsonObject:
-        """What a reader of the search wants to know."""
+        """Format a candidate as a row of the table of the search."""
         return {
             "candidate": self.number,
             "parent": self.parent,
@@ -208,8 +208,8 @@ class Search:
 
     @property
     def over(self) -> bool:
-        """Whether another step of the search could exceed what it may spend, there are as many prompts as may be, or
-        the proposer has failed."""
+        """True if another step of the search could exceed its budget, the pool has as many prompts as it may, or the
+        proposer has failed."""
         step = (2 * self.spec.baselines.gepa.minibatch + len(self.validation)) * (1 + self.spec.rollouts.retries)
         prompts = self.spec.baselines.gepa.prompts
         if prompts is not None and len(self._pool) > prompts:
@@ -297,15 +297,15 @@ class Search:
         return {GUIDANCE: "\n".join(lines)}
 
     def on_iteration_start(self, event: "IterationStartEvent") -> None:
-        """A step begins."""
+        """Begin a step."""
         self._step, self._minibatch = event["iteration"], []
 
     def on_candidate_rejected(self, event: "CandidateRejectedEvent") -> None:
-        """A candidate was no better than its parent."""
+        """Note a candidate that was no better than its parent."""
         self._settle(accepted=False)
 
     def on_candidate_accepted(self, event: "CandidateAcceptedEvent") -> None:
-        """A candidate was better than its parent, and has been validated."""
+        """Note a candidate that was better than its parent, and has been validated."""
         self._settle(accepted=True)
 
     def _settle(self, accepted: bool) -> None:
@@ -329,7 +329,7 @@ class Search:
         return min(finalists, key=lambda candidate: (-candidate.pass_rate, len(candidate.lines), candidate.number))
 
     def ledger(self) -> list[LedgerEntry]:
-        """What was spent, one entry a purpose."""
+        """Sum up the rollouts spent, one entry a purpose."""
         counts = ("rollouts", "discarded", "errors", "prompt_tokens", "completion_tokens")
         entries = {entry.purpose: entry for entry in self._entries}
         return [

@@ -1,4 +1,4 @@
-"""What TRACE is compared with: GRPO on the target itself, with as many rollouts as TRACE spends in all.
+"""Baseline: GRPO on the target itself, with as many rollouts as TRACE spends in all.
 
 A baseline is as strong as its settings, so these are its own and not the adapters': `scripts/tune_grpo.py` has searched
 them. What the trainer's settings give is the row `grpo_untuned`.
@@ -14,7 +14,7 @@ from captrain.training import Job, TrainingEnvironment
 
 
 def target_jobs(spec: Spec, project: Path, trace: Sequence[LedgerEntry]) -> list[Job]:
-    """The one job. After errors on TRACE's side its last step may be smaller (see `captrain.training`).
+    """Make the one job. After errors on TRACE's side its last step may be smaller (see `captrain.training`).
 
     Args:
         spec: the whole specification.

@@ -1,4 +1,4 @@
-"""What TRACE is compared with: GRPO on the target with the trainer's settings, as nobody has tuned it.
+"""Baseline: GRPO on the target with the trainer's settings, untuned.
 
 Beside `grpo_target` it shows what the search for that row's settings was worth.
 """
@@ -13,7 +13,7 @@ from captrain.training import Job, TrainingEnvironment
 
 
 def untuned_jobs(spec: Spec, project: Path, trace: Sequence[LedgerEntry]) -> list[Job]:
-    """The one job, with as many rollouts as TRACE spends in all.
+    """Make the one job, with as many rollouts as TRACE spends in all.
 
     Args:
         spec: the whole specification.

@@ -1,4 +1,4 @@
-"""What TRACE is compared with: one adapter over all of its environments.
+"""Baseline: one adapter over all of TRACE's environments.
 
 It shows what an adapter for each capability adds to the environments.
 """
@@ -14,7 +14,7 @@ from captrain.training import Job, training_environments
 
 
 def mixed_jobs(spec: Spec, project: Path, trace: Sequence[LedgerEntry]) -> list[Job]:
-    """One job over all environments, with what is left after diagnosis and all calibration; none without one.
+    """Make one job over all environments, with what is left after diagnosis and all calibration; none without one.
 
     Args:
         spec: the whole specification.

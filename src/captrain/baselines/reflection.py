@@ -27,7 +27,7 @@ TEMPERATURE = 1.0
 MAX_TOKENS = 4096
 """In one answer of a reflecting model."""
 CHARACTERS = 48000
-"""Of all rollouts in one question, beyond which long texts are shortened."""
+"""Characters of all rollouts in one question, beyond which long texts are shortened."""
 MOST = 12
 """Lines that a model may write."""
 LONGEST = 400
@@ -38,8 +38,8 @@ QUOTED = 400
 
 @dataclass(frozen=True)
 class Reflection:
-    """What a proposal is made from: the parent's lines, its rollouts (no errors among them), the lines that are in the
-    pool already, and the step of the search, which names the randomness."""
+    """Material of a proposal: the parent's lines, its rollouts (no errors among them), the lines that are in the pool
+    already, and the step of the search, which names the randomness."""
 
     lines: Lines
     rollouts: Sequence[Rollout]
@@ -56,12 +56,12 @@ class Proposer(Protocol):
         ...
 
     def propose(self, reflection: Reflection) -> Lines | None:
-        """All lines of a child; None where there is nothing to propose."""
+        """Propose all lines of a child; None where there is nothing to propose."""
         ...
 
 
 def proposer(spec: Spec, tools: list[JsonObject]) -> Proposer:
-    """The configured proposer."""
+    """Build the configured proposer."""
     name = spec.baselines.gepa.model
     if name is not None:
         return Model(spec.machine.asking, name, tools)
@@ -129,7 +129,7 @@ class Walk:
 
 
 def _words(text: str) -> set[str]:
-    """Words of three letters or more; names such as get_order are several."""
+    """Split a text into words of three letters or more; names such as get_order are several."""
     return set(re.findall("[a-z]{3,}", text.lower()))
 
 
@@ -195,7 +195,7 @@ def _bare(lines: Sequence[str]) -> Lines:
 
 
 def complaint(lines: Sequence[str], now: Lines) -> str | None:
-    """What is wrong with a model's lines; None when nothing is."""
+    """Say what is wrong with a model's lines; None when nothing is."""
     bare = _bare(lines)
     if len(bare) > MOST:
         return f"lines holds {len(bare)} lines, at most {MOST} are allowed"
@@ -212,18 +212,18 @@ def complaint(lines: Sequence[str], now: Lines) -> str | None:
 
 
 def requested(rollout: Rollout) -> str:
-    """What the user said before the agent's first turn."""
+    """Return the user's first message, "" where there is none."""
     return next((str(message["content"]) for message in rollout.messages if message["role"] == "user"), "")
 
 
 def rendered_rollout(rollout: Rollout, budget: int) -> str:
-    """A rollout with its feedback, as a model reads it."""
+    """Render a rollout with its feedback, as a model reads it."""
     return f"{rendered(compact(rollout.messages, budget))}\n{line_of({'feedback': feedback(rollout)})}"
 
 
 def feedback(rollout: Rollout) -> str:
-    """What came of a rollout: its outcome, the named parts of its score, what tools called an error, and where it left
-    the path of the reference solution, if there is one."""
+    """Describe the outcome of a rollout: passed or failed, the named parts of its score, what tools called an error,
+    and where it left the path of the reference solution, if there is one."""
     score = rollout.score
     remarks = [rollout.outcome + (f" with reward {score.reward:g}" if score else "")]
     if score and score.parts:
@@ -245,7 +245,7 @@ def _head(message: Message) -> str:
 
 
 def divergence(messages: Sequence[Message], reference: Sequence[Message]) -> str:
-    """The first call in which a rollout differs from the reference solution; what is said is not compared."""
+    """Find the first call in which a rollout differs from the reference solution; what is said is not compared."""
     calls, expected = _agent_calls(messages), _agent_calls(reference)
     for number, (call, solution) in enumerate(zip(calls, expected, strict=False), start=1):
         if call != solution:

@@ -14,7 +14,7 @@ from captrain.baselines.baseline import CALIBRATION, DIAGNOSIS, Baseline
 
 @cache
 def baselines() -> dict[str, Baseline]:
-    """All rows by name, in the order of the table.
+    """Collect all rows by name, in the order of the table.
 
     Raises:
         ValueError: two modules declare a row of one name.
@@ -29,15 +29,15 @@ def baselines() -> dict[str, Baseline]:
 
 
 def trained_baselines() -> list[str]:
-    """Names of the rows that train an adapter by GRPO, in the order of the table."""
+    """List the rows that train an adapter by GRPO, in the order of the table."""
     return [row.name for row in baselines().values() if row.trains_by_grpo]
 
 
 def acting_stages() -> tuple[str, ...]:
-    """Stages that leave something to act with, by an index of their own."""
+    """List the stages that leave something to act with, by an index of their own."""
     return ("adapters", *baselines(), "merging", "controls")
 
 
 def spending_stages() -> tuple[str, ...]:
-    """Stages that keep a ledger of what they spent before the evaluation."""
+    """List the stages that keep a ledger of what they spent before the evaluation."""
     return (DIAGNOSIS, CALIBRATION, *acting_stages())

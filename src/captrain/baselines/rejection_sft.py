@@ -1,4 +1,4 @@
-"""What TRACE is compared with: rejection fine-tuning on the target alone, from rewards, with TRACE's total.
+"""Baseline: rejection fine-tuning on the target alone, from rewards, with TRACE's total.
 
 In rounds, each of an even share of the total: play fresh training tasks of the target with the adapter so far (at first
 the base), keep the rollouts that passed, token by token as they were sampled, beside those of the rounds before, and
@@ -36,12 +36,12 @@ from captrain.training import (
 
 NAME = "rejection_sft"
 COLUMNS = ("adapter", "round", "rollouts", "success", "demonstrations", "epochs", "first_loss", "last_loss")
-"""Of history.csv: rollouts and demonstrations are those of all rounds so far."""
+"""Columns of history.csv: rollouts and demonstrations are those of all rounds so far."""
 
 
 @dataclass(frozen=True)
 class RejectionLesson:
-    """What is to be trained: the specification, the folder of the base model, and the exact number of rollouts."""
+    """Job of the row: the specification, the folder of the base model, and the exact number of rollouts."""
 
     spec: Spec
     base: Path
@@ -49,7 +49,7 @@ class RejectionLesson:
     name = NAME
 
     def identity(self) -> tuple[object, ...]:
-        """What decides the adapter."""
+        """Return the fields that decide the adapter."""
         spec = self.spec
         return (
             spec.seed,
@@ -78,15 +78,15 @@ class Refined:
 
     @property
     def folder(self) -> Path:
-        """Where it lies."""
+        """Folder of the last round's adapter."""
         return self.last.folder
 
     def summary(self) -> JsonObject:
-        """What the index of its stage says of the training."""
+        """Summarize the training for the index of its stage."""
         return {"rollouts": self.cost.rollouts, "discarded": 0, "demonstrations": self.last.demonstrations}
 
     def ledger(self, stage: str, method: str) -> LedgerEntry:
-        """What the rounds have spent."""
+        """Enter the rollouts that all rounds spent."""
         return self.cost.model_copy(update={"stage": stage, "method": method})
 
 
@@ -132,7 +132,7 @@ def refine(lesson: RejectionLesson) -> Refined:
 def play_round(
     spec: Spec, policy: Learner, target: Target, before: int, count: int, adapter: FineTuned | None
 ) -> list[Rollout]:
-    """Exactly `count` rollouts on training tasks of the target: one each on tasks that no round before has played;
+    """Play exactly `count` rollouts on training tasks of the target: one each on tasks that no round before has played;
     where the target has too few, on each of its tasks as often as any other or once more.
 
     Args:

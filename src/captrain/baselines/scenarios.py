@@ -48,7 +48,7 @@ class _Part(BaseModel):
 
 
 class Tasks(_Row):
-    """What is asked for in a scenario."""
+    """Requests of a scenario."""
 
     tasks: list[str]
 
@@ -165,12 +165,13 @@ class Scenario:
 
 
 def slug(name: str) -> str:
-    """A scenario's name as the files are joined on it: lower case, one underscore for what is no letter or digit."""
+    """Reduce a scenario's name to that on which files are joined: lower case, one underscore for what is no letter or
+    digit."""
     return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
 
 
 def scenarios(folder: Path) -> list[Scenario]:
-    """All scenarios that every file of a folder knows, in the order of their tasks' file.
+    """Read all scenarios that every file of a folder knows, in the order of their tasks' file.
 
     Raises:
         UserError: a file is missing, a line is not a row of it, or no scenario is in all files.
@@ -212,14 +213,14 @@ def _by_scenario(path: Path, kind: type[AnyRow]) -> dict[str, AnyRow]:
 
 
 def _statements(schema: Schema, sample: Rows) -> list[str]:
-    """What makes a database: its tables, then their rows, whose references are checked."""
+    """List the SQL that makes a database: its tables, then their rows, whose references are checked."""
     definitions = [statement for table in schema.tables for statement in (table.ddl, *table.indexes, *table.examples)]
     inserts = [statement for table in sample.tables for statement in table.insert_statements]
     return [*definitions, "PRAGMA foreign_keys = ON", *inserts]
 
 
 def _route(endpoint: Endpoint) -> JsonObject:
-    """An operation as the driver takes it, from its specification."""
+    """Convert an operation's specification to what the driver takes."""
     parameters = endpoint.request_params
 
     def names(place: str) -> list[str]:
@@ -241,7 +242,7 @@ def _route(endpoint: Endpoint) -> JsonObject:
 
 
 def text_of(scenario: Scenario) -> str:
-    """The self-contained environment file of a scenario."""
+    """Write the self-contained environment file of a scenario."""
     driver = files("captrain").joinpath("baselines/templates/scenario.py.txt").read_text()
     header = f'"""The scenario {scenario.name} of the Agent World Model, with a driver of ours.\n\nDo not edit.\n"""\n'
     packages = f"PACKAGES = {imported(scenario.code)!r}\n"
@@ -249,7 +250,7 @@ def text_of(scenario: Scenario) -> str:
 
 
 def imported(code: str) -> list[str]:
-    """The packages that a source imports beyond the modules that the sandbox has."""
+    """List the packages that a source imports beyond the modules that the sandbox has."""
     try:
         nodes = [*ast.walk(ast.parse(code))]
     except (SyntaxError, ValueError, RecursionError):
@@ -263,8 +264,8 @@ def imported(code: str) -> list[str]:
 
 
 def published_scenarios(source: Path, spec: Spec, folder: Path) -> list[Passport]:
-    """The first scenarios of a folder, as many as are asked for, that can be played; written to `folder` with their
-    passports, the findings of others said.
+    """Take the first scenarios of a folder, as many as are asked for, that can be played; write them to `folder` with
+    their passports, and say the findings on others.
 
     Raises:
         UserError: the folder is not of the layout, the sandbox is weaker than asked for, or fewer scenarios than asked
@@ -334,7 +335,7 @@ def examined_scenario(scenario: Scenario, folder: Path, spec: Spec, tests: HeldO
 
 
 def sound(scenario: Scenario, target: Target) -> list[dict[str, str]]:
-    """The tasks that are not done before anything is done, and whose verifier does not raise there."""
+    """Select the tasks that are not done before anything is done, and whose verifier does not raise there."""
     sound_tasks = []
     tasks = target.tasks("training", len(scenario.tasks)) if scenario.tasks else []
     for task, source in zip(tasks, scenario.tasks, strict=True):
@@ -345,7 +346,7 @@ def sound(scenario: Scenario, target: Target) -> list[dict[str, str]]:
 
 
 def inspected(target: Target, path: Path, against: Standard, count: int) -> list[Check]:
-    """Checks of a playable scenario: the same calls meet the same observations, and no test task is in it."""
+    """Check a playable scenario: the same calls meet the same observations, and no test task is in it."""
     subject = Subject(target, path, against, ())
     tasks = target.tasks("training", count)
 

@@ -1,4 +1,4 @@
-"""What TRACE is compared with: all of its budget on the first capability, which shows what that alone is worth."""
+"""Baseline: all of TRACE's budget on the first capability, which shows what that alone is worth."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ from captrain.training import Job, training_environments
 
 
 def single_jobs(spec: Spec, project: Path, trace: Sequence[LedgerEntry]) -> list[Job]:
-    """One job in the environment of the first capability that has one; none where no capability has.
+    """Make one job in the environment of the first capability that has one; none where no capability has.
 
     Args:
         spec: the whole specification.

@@ -18,7 +18,7 @@ LEDGER = "results/solutions/ledger.jsonl"
 
 
 def continued_jobs(spec: Spec, project: Path, trace: Sequence[LedgerEntry]) -> list[Job]:
-    """The one job; none without an adapter to go on from.
+    """Make the one job; none without an adapter to go on from.
 
     Args:
         spec: the whole specification.

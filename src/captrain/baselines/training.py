@@ -65,12 +65,12 @@ class SFTSection(Protocol):
 
     @property
     def run(self) -> bool:
-        """Whether the row is part of the experiment."""
+        """True if the row is part of the experiment."""
         ...
 
     @property
     def demonstrations(self) -> int:
-        """How many, at most."""
+        """Number of demonstrations at most."""
         ...
 
     @property
@@ -80,11 +80,11 @@ class SFTSection(Protocol):
 
 
 class Lesson(Protocol):
-    """What a row is taught: a task of `captrain.execution.launch`."""
+    """Job of training a row: a task of `captrain.execution.launch`."""
 
     @property
     def name(self) -> str:
-        """What `captrain jobs` calls it."""
+        """Name in `captrain jobs`."""
         ...
 
 
@@ -131,7 +131,8 @@ def baseline_job(
     start: Adapter | None = None,
     points: int = 0,
 ) -> Job:
-    """One adapter by GRPO as TRACE trains its own; only where, and how long, differs, and what the row says itself.
+    """Make the job of one adapter by GRPO as TRACE trains its own; only where, and how long, differs, and what the row
+    says itself.
 
     Args:
         name: of the row.
@@ -166,7 +167,7 @@ def baseline_job(
 
 
 def adapter_of(row: str, project: Path) -> Adapter | None:
-    """The adapter that another row has left, by its name; None where that row had nothing to train on.
+    """Find the adapter that another row has left, by its name; None where that row had nothing to train on.
 
     Args:
         row: whose.
@@ -181,5 +182,5 @@ def adapter_of(row: str, project: Path) -> Adapter | None:
 
 
 def training_budget(trace: Sequence[LedgerEntry]) -> int:
-    """What TRACE has spent on neither diagnosis nor calibration."""
+    """Return TRACE's rollouts less those of diagnosis and calibration."""
     return budget(trace) - budget([entry for entry in trace if entry.stage in (DIAGNOSIS, CALIBRATION)])

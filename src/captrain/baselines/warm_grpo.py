@@ -1,4 +1,4 @@
-"""What TRACE is compared with: a generic warm start, then GRPO on the target.
+"""Baseline: a generic warm start, then GRPO on the target.
 
 The adapter of the row `adp`, fine-tuned on demonstrations that no diagnosis asked for, is trained on by GRPO with as
 many rollouts as TRACE spends in all. It shows what demonstrations are worth before rewards when they are not targeted.
@@ -14,7 +14,7 @@ from captrain.training import Job, TrainingEnvironment
 
 
 def warm_jobs(spec: Spec, project: Path, trace: Sequence[LedgerEntry]) -> list[Job]:
-    """The one job; none without an adapter to go on from.
+    """Make the one job; none without an adapter to go on from.
 
     Args:
         spec: the whole specification.

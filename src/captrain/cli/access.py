@@ -30,7 +30,7 @@ class ModelOptions:
     dry_run: bool
 
     def access(self) -> "ModelAccess":
-        """How the model is asked.
+        """Build the settings by which the model is asked.
 
         Raises:
             UserError: an option names no environment variable, or a price is none.
@@ -52,6 +52,8 @@ class ModelOptions:
             field = error.errors()[0]["loc"][0]
             if option := {"endpoint": "--endpoint-env", "key": "--key-env"}.get(str(field)):
                 raise UserError(
-                    f"{option} names no environment variable", "give a name, such as OPENAI_API_KEY"
+                    f"{option} must be the name of an environment variable", "give a name, such as OPENAI_API_KEY"
                 ) from None
-            raise UserError("--prices are no prices", "give two numbers, neither below 0") from None
+            raise UserError(
+                "--prices must be two numbers of 0 or more", "give, for example, --prices 0.4 1.6"
+            ) from None

@@ -60,7 +60,7 @@ app.add_typer(benchmark, name="benchmark")
 
 @partial(entry_point, stage=False)
 def main() -> None:
-    """Entry point of the `captrain` command."""
+    """Run the `captrain` command."""
     app()
 
 

@@ -11,7 +11,7 @@ benchmark = typer.Typer(help="Benchmarks of others: install.", no_args_is_help=T
 
 @benchmark.callback()
 def group() -> None:
-    """Benchmarks of others, each in an environment of its own."""
+    """Install benchmarks of others, each in an environment of its own."""
 
 
 @benchmark.command()

@@ -1,4 +1,4 @@
-"""What all commands share: the project that they are about, and the terminal."""
+"""Project and terminal, which all commands share."""
 
 import os
 import sys
@@ -15,7 +15,7 @@ from captrain.records import plain
 
 
 def project_root() -> Path:
-    """The folder of the project: the nearest one upwards that holds dvc.yaml.
+    """Find the folder of the project: the nearest one upwards that holds dvc.yaml.
 
     Raises:
         UserError: there is none.

@@ -13,7 +13,7 @@ def export_environment(
     to: Annotated[Literal["openenv", "verifiers", "trl"], typer.Option(help="Whose package.")],
     out: Annotated[Path, typer.Option(help="Folder of the package; new or empty.")],
 ) -> None:
-    """An environment as a package that trains elsewhere: OpenEnv, verifiers or TRL."""
+    """Export an environment as a package that trains elsewhere: OpenEnv, verifiers or TRL."""
     from captrain.execution import require_folder
     from captrain.projects import export_environment
 

@@ -22,14 +22,14 @@ TALLEST = 4
 
 @dataclass(frozen=True)
 class Widths:
-    """Of a column: of its longest word, and of its longest line."""
+    """Width of a column's longest word, and of its longest line."""
 
     word: int
     line: int
 
 
 def fitted(part: RenderableType, console: Console) -> RenderableType:
-    """The same for the width of the console, tables within groups too."""
+    """Fit a renderable to the width of the console, tables within groups too."""
     if isinstance(part, Group):
         return Group(*(fitted(inner, console) for inner in part.renderables))
     if not isinstance(part, Table) or part.box is None or not part.show_header:
@@ -54,7 +54,8 @@ def _widths(column: Column, console: Console) -> Widths:
 
 
 def _shared(widths: list[Widths], room: int) -> list[int]:
-    """A width for each column: its longest word at least, what is left over to the narrowest wishes first."""
+    """Share the room among columns: each has its longest word at least, what is left over goes to the narrowest wishes
+    first."""
     shares, free = [column.word for column in widths], room - sum(column.word for column in widths)
     for index in sorted(range(len(widths)), key=lambda index: widths[index].line - widths[index].word):
         more = min(free, widths[index].line - widths[index].word)
@@ -72,7 +73,7 @@ def _without_borders(table: Table, shares: list[int]) -> RenderableType:
 
 
 def _with_folded_notes(table: Table) -> RenderableType:
-    """Title and caption beside the table, as wide as the console instead of as the table."""
+    """Fold title and caption to the width of the console instead of that of the table."""
     title, caption = table.title, table.caption
     table.title = table.caption = None
     notes = [_text(note, style) for note, style in ((title, "italic"), (caption, "dim italic")) if note]
@@ -81,7 +82,7 @@ def _with_folded_notes(table: Table) -> RenderableType:
 
 
 def _blocks(table: Table) -> RenderableType:
-    """Each row by its headings."""
+    """Lay out each row as a block of its headings and cells."""
     lines: list[RenderableType] = [_text(table.title, "italic")] if table.title else []
     headings = [_text(column.header, "").plain.replace("\n", " ") for column in table.columns]
     for row in zip(*(column.cells for column in table.columns), strict=True):

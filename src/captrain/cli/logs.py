@@ -49,7 +49,7 @@ def diagnose(
     prices: Prices = None,
     dry_run: Annotated[bool, typer.Option(help="Say what the model would cost, and ask nothing.")] = False,
 ) -> None:
-    """Why the rollouts in these logs failed, and what the agent lacks: causes, a ranking, report.md, figures."""
+    """Diagnose an agent's logs: why its rollouts failed, and what it lacks; causes, a ranking, report.md, figures."""
     from captrain.benchmarks import open_worlds
     from captrain.config import Selection
     from captrain.diagnosis import (
@@ -68,7 +68,7 @@ def diagnose(
 
     require_folder(out)
     if bool(files) == bool(labels):
-        raise UserError("captrain diagnose reads logs or labels, one of the two", "name files, or --labels FILE")
+        raise UserError("captrain diagnose takes either logs or --labels", "name files, or --labels FILE")
     selection = Selection(
         delta=delta,
         coverage=coverage,

@@ -14,7 +14,7 @@ STATUSES = {"ok": "green", "differs": "red", "note": "yellow"}
 
 
 def _other_code(root: Path) -> list[str]:
-    """A line on the captrain that is installed, where it is not the one that the project records."""
+    """Word a line on the captrain that is installed, where it is not the one that the project records."""
     from captrain.projects import pending_upgrade
 
     upgrade = pending_upgrade(root)
@@ -66,7 +66,7 @@ def verify(
 
 
 def jobs(id: Annotated[str | None, typer.Argument(metavar="ID", help="Print this one's log.")] = None) -> None:
-    """Jobs on the cluster: state, node, elapsed, progress, last line, reason; of one, its log."""
+    """List jobs on the cluster: state, node, elapsed, progress, last line, reason; of one, its log."""
     from captrain.execution import job_log, jobs_table
 
     if id:

@@ -19,7 +19,7 @@ def plan(
     ] = None,
     parameters: Annotated[float | None, typer.Option(help="Of a model whose size is not known, in billions.")] = None,
 ) -> None:
-    """What a run would take, stage by stage, and whether it can run at all (exit status 2 if not). Runs nothing."""
+    """Say what a run would take, stage by stage, and whether it can run at all (exit status 2 if not). Runs nothing."""
     from captrain.planning import Node, compose_configuration, make_plan, plan_tables
 
     spec, title = compose_configuration(settings or [], project_root())
@@ -45,12 +45,14 @@ def power(
     level: Annotated[float, typer.Option(min=0.0001, max=0.5, help="Chance to find what is not there.")] = 0.05,
     paper: Annotated[bool, typer.Option("--paper", help="The paper's claims instead.")] = False,
 ) -> None:
-    """What difference a comparison can detect, and what a wanted one takes; what is not given is as it was in
+    """Say which difference a comparison can detect, and what a wanted one takes; what is not given is as it was in
     results/evaluation. Runs nothing."""
     from captrain.planning import PartialDesign, claim_tables, complete_design, design_tables
 
     if difference is not None and not 1e-6 <= abs(difference) <= 1:
-        raise UserError(f"a difference of {difference:g} is none that can be found", "name one that is not 0")
+        raise UserError(
+            f"--difference must lie in [-1, 1] and not be 0, got {difference:g}", "give, for example, --difference .05"
+        )
     folder = project_root() / "results/evaluation"
     if paper:
         base, tasks, trials = 0.5, 2, 1  # the paper's own are used: only icc and shared are to be known
@@ -66,8 +68,10 @@ def doctor(
     settings: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="On top of params.yaml.")] = None,
     gpu: Annotated[bool, typer.Option("--gpu", help="Run what only GPUs can show, where there is one.")] = False,
 ) -> None:
-    """Whether this machine has what a run needs, each lack with its remedy (exit status 1 if any). Starts and downloads
-    nothing; of an endpoint one short answer is asked."""
+    """Say whether this machine has what a run needs, each lack with its remedy (exit status 1 if any).
+
+    Starts and downloads nothing; of an endpoint one short answer is asked.
+    """
     from captrain.planning import GPU_COMMANDS, Node, compose_configuration, examine_machine, run_on_gpus
 
     root = project_root()

@@ -24,7 +24,7 @@ def compare(
     first: Annotated[str, typer.Argument(metavar="RUN", help="Folder of a project, point of a sweep, or commit.")],
     second: Annotated[str, typer.Argument(metavar="RUN", help="Another.")],
 ) -> None:
-    """Two runs side by side: settings that differ, capabilities, pass rates with the interval of their difference."""
+    """Compare two runs: settings that differ, capabilities, pass rates with the interval of their difference."""
     from captrain.reporting import compare_runs, find_run
 
     root = find_project(Path.cwd()) or Path.cwd()
@@ -32,7 +32,7 @@ def compare(
 
 
 def published() -> None:
-    """The paper's numbers beside ours where the same thing was run, and what in them does not agree."""
+    """Print the paper's numbers beside ours where the same thing was run, and what in them does not agree."""
     from captrain.reporting import published_tables
 
     print_all(*published_tables(project_root()))
@@ -43,7 +43,7 @@ def export(
     to: Annotated[Literal["inspect", "openai"], typer.Option(help="Inspect logs, or chats in OpenAI's format.")],
     out: Annotated[Path, typer.Option(help="Folder of the logs, or file of the chats.")],
 ) -> None:
-    """Rollouts for other tools: Inspect evaluation logs, or chat JSONL in OpenAI's format."""
+    """Export rollouts for other tools: Inspect evaluation logs, or chat JSONL in OpenAI's format."""
     from captrain.execution import require_folder
     from captrain.interop import export_rollouts
 
@@ -54,7 +54,7 @@ def export(
 def report(
     out: Annotated[Path, typer.Option(help="Folder of the pages; replaced if it holds a report.")] = Path("report"),
 ) -> None:
-    """The results as pages that open from a disk: tables, capabilities, rollouts, thresholds, ledger, provenance."""
+    """Write pages that open from a disk: tables, capabilities, rollouts, thresholds, ledger, provenance."""
     from captrain.execution import require_folder
     from captrain.reporting.pages import build
 

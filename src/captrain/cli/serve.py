@@ -24,7 +24,7 @@ def serve(
         list[Path] | None, typer.Option("--adapters-from", help="Folder that requests may load from, repeatable.")
     ] = None,
 ) -> None:
-    """The base and its adapters behind an OpenAI-compatible endpoint."""
+    """Serve the base and its adapters behind an OpenAI-compatible endpoint."""
     from captrain.serving import protection as protecting
     from captrain.serving import server
 

@@ -16,7 +16,7 @@ def rollouts(
     outcome: Annotated[Literal["passed", "failed", "error"] | None, typer.Option(help="List these only.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="List at most so many.")] = 20,
 ) -> None:
-    """Rollouts of diagnosis and evaluation; one in full, with the point where it leaves its reference marked."""
+    """List rollouts of diagnosis and evaluation; one in full, with the point where it leaves its reference marked."""
     from captrain.reporting import show as views
 
     print_all(views.rollout(project_root(), id) if id else views.rollouts(project_root(), outcome, limit))
@@ -24,7 +24,7 @@ def rollouts(
 
 @show.command()
 def capabilities(id: Id = None) -> None:
-    """Candidate capabilities with gap, coverage and the reason why each was selected or rejected."""
+    """List candidate capabilities with gap, coverage and the reason why each was selected or rejected."""
     from captrain.reporting import show as views
 
     print_all(views.capability(project_root(), id) if id else views.capabilities(project_root()))
@@ -32,7 +32,7 @@ def capabilities(id: Id = None) -> None:
 
 @show.command()
 def environments(id: Id = None) -> None:
-    """Synthesized environments; one with every check of its passport."""
+    """List synthesized environments; one with every check of its passport."""
     from captrain.reporting import show as views
 
     print_all(views.environment(project_root(), id) if id else views.environments(project_root()))
@@ -40,7 +40,7 @@ def environments(id: Id = None) -> None:
 
 @show.command()
 def adapters(id: Id = None) -> None:
-    """Trained adapters by content hash; one with its model card."""
+    """List trained adapters by content hash; one with its model card."""
     from captrain.reporting import show as views
 
     print_all(views.adapter(project_root(), id) if id else views.adapters(project_root()))

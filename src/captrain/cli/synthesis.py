@@ -31,8 +31,8 @@ def synthesize(
     ] = None,
     calibrate: Annotated[bool, typer.Option("--calibrate", help="Play the project's base in it, too.")] = False,
 ) -> None:
-    """An environment that trains a capability which a diagnosis found, with its passport (exit status 1 if it earns
-    none)."""
+    """Write an environment that trains a capability which a diagnosis found, with its passport (exit status 1 if it
+    earns none)."""
     from captrain.diagnosis import (
         order_synthesis,
         publish_synthesis,
@@ -67,7 +67,7 @@ def synthesize(
 
 
 def _base(calibrate: bool, project: Path | None, out: Path) -> Path | None:
-    """The project's base, where it is to be played.
+    """Locate the project's base, where it is to be played.
 
     Raises:
         UserError: there is none, or the folder belongs to the pipeline.

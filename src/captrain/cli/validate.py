@@ -17,7 +17,7 @@ def validate(
     ] = None,
     calibrate: Annotated[bool, typer.Option("--calibrate", help="Play the base in it, too.")] = False,
 ) -> None:
-    """The passport of any environment file, held against the target (exit status 1 when a check fails)."""
+    """Make out the passport of any environment file, held against the target (exit status 1 when a check fails)."""
     from captrain.environments import publish_validation, validate_file, validation_report
     from captrain.execution import require_folder
 

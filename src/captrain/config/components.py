@@ -40,7 +40,7 @@ def _ordered(interval: tuple[float, float]) -> tuple[float, float]:
 
 
 def variable(name: str) -> str:
-    """The name of an environment variable, which is all that a configuration may hold of a secret.
+    """Check the name of an environment variable, which is all that a configuration may hold of a secret.
 
     Raises:
         PydanticCustomError: a ValueError that does not show what stands there: it may be the secret itself.
@@ -71,7 +71,7 @@ class Component(Section):
     target: str = Field(alias="_target_")
 
     def settings(self) -> JsonObject:
-        """Everything but the target, as plain JSON values."""
+        """Return everything but the target, as plain JSON values."""
         return self.model_dump(mode="json", exclude={"target"})
 
 
@@ -97,7 +97,7 @@ def build(component: Component, kind: type[Kind], /, **runtime: object) -> Kind:
 
 
 def fulfils(value: object, kind: type[Kind]) -> TypeGuard[Kind]:
-    """Whether a value is of a class, or has all members of a protocol. Their types are not checked.
+    """Return whether a value is of a class, or has all members of a protocol. Their types are not checked.
 
     Members are looked up and not evaluated, as `isinstance` would in Python 3.11: a property may start a server.
     """
@@ -106,7 +106,7 @@ def fulfils(value: object, kind: type[Kind]) -> TypeGuard[Kind]:
 
 
 def members(kind: type) -> list[str]:
-    """The public members of a protocol and of those that it extends, sorted; none for any other class."""
+    """List the public members of a protocol and of those that it extends, sorted; none for any other class."""
     if Protocol not in kind.__bases__:
         return []
     bases = [base for base in kind.__mro__ if Protocol in base.__bases__]
@@ -123,7 +123,7 @@ def _has(value: object, name: str) -> bool:
 
 
 def nested(key: str, value: object) -> Component | None:
-    """The component that a setting is, or None where it is a plain value.
+    """Return the component that a setting is, or None where it is a plain value.
 
     Raises:
         UserError: its `_target_` is no import path.
@@ -138,7 +138,7 @@ def nested(key: str, value: object) -> Component | None:
 
 
 def takes(component: Component, name: str) -> bool:
-    """Whether the constructor of a component has a parameter of this name.
+    """Return whether the constructor of a component has a parameter of this name.
 
     Raises:
         UserError: the import path does not exist or is nothing to call.
@@ -147,7 +147,7 @@ def takes(component: Component, name: str) -> bool:
 
 
 def component_class(component: Component) -> object:
-    """The class or function of a component, which is not built.
+    """Import the class or function of a component, without building it.
 
     Raises:
         UserError: the import path does not exist.
@@ -159,7 +159,7 @@ def _imported(target: str, section: str = "") -> Callable[..., Any]:
     label = f"{section}._target_ = {target}" if section else f"_target_ = {target}"
     module_name, _, name = target.partition(":") if ":" in target else target.rpartition(".")
     if not all(part.isidentifier() for part in target.replace(":", ".").split(".")):
-        raise UserError(f"{label}: it is no import path", "write package.module.Class, or package.module:Class")
+        raise UserError(f"{label}: it is not an import path", "write package.module.Class, or package.module:Class")
     try:
         module = importlib.import_module(module_name or target)
     except ModuleNotFoundError as error:
@@ -212,7 +212,7 @@ def _check_nested(key: str, component: Component) -> None:
 
 
 def _check_value(key: str, value: object, annotation: Any) -> None:
-    """Type and range of one setting; an annotation that is absent or only a string promises nothing to check."""
+    """Check type and range of one setting; an annotation that is absent or only a string promises nothing to check."""
     inner = nested(key, value)
     if annotation is not inspect.Parameter.empty and not isinstance(annotation, str):
         try:
@@ -233,7 +233,7 @@ def _check_value(key: str, value: object, annotation: Any) -> None:
 
 
 def alternatives(name: str, names: Iterable[str]) -> str:
-    """The nearest to a misspelt name, and the others of its kind: of its section, if it names one that exists."""
+    """List the nearest to a misspelt name, and the others of its kind: of its section, if it names one that exists."""
     names = list(names)
     section = name.partition(".")[0] + "."
     within = [candidate for candidate in names if candidate.startswith(section)]
@@ -247,7 +247,7 @@ def alternatives(name: str, names: Iterable[str]) -> str:
 
 
 def problem_text(problem: ErrorDetails) -> str:
-    """A validation problem in one sentence that begins with the key."""
+    """Word a validation problem in one sentence that begins with the key."""
     key = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
         return f"there is no setting {key}"
@@ -260,5 +260,5 @@ def problem_text(problem: ErrorDetails) -> str:
 
 
 def excerpt(text: str) -> str:
-    """What a user wrote, fit for a message: of a long text its beginning."""
+    """Shorten text that a user wrote to fit into a message."""
     return plain(text if len(text) <= LONGEST else f"{text[:LONGEST]}...")

@@ -23,7 +23,7 @@ _HYDRA = threading.Lock()
 
 
 def compose_data(experiment: str, seed: int, overrides: Sequence[str], conf_dir: Path) -> JsonObject:
-    """The composed configuration as plain data, unchecked but for the names of options and keys.
+    """Compose the configuration as plain data, unchecked but for the names of options and keys.
 
     Args:
         experiment: one of conf/experiment/.
@@ -52,8 +52,10 @@ def compose_data(experiment: str, seed: int, overrides: Sequence[str], conf_dir:
 
 
 def _drop_settings_of_others(data: JsonObject, values: Sequence[tuple[str, str]]) -> None:
-    """Where an override names another class for a part (benchmark._target_=desks.mine:Desk), the settings that conf/
-    gives to the class it replaces are none of its own: only those stay that are overridden, too."""
+    """Drop the settings that conf/ gives to a class which an override replaces.
+
+    Where benchmark._target_=desks.mine:Desk names another class, only settings that are overridden, too, stay.
+    """
     keys = {key for _, key in values}
     for group in [key.removesuffix("._target_") for key in keys if key.count(".") == 1 and key.endswith("._target_")]:
         section = data[group]
@@ -71,7 +73,7 @@ def _check_keys(values: Sequence[tuple[str, str]], data: Mapping[str, object]) -
 
 
 def _groups(conf_dir: Path) -> dict[str, list[str]]:
-    """The options of each config group, `experiment` among them."""
+    """List the options of each config group, `experiment` among them."""
     options: dict[str, set[str]] = {}
     for layer in conf_layers(conf_dir):
         for file in layer.glob("*/*.yaml"):
@@ -80,7 +82,7 @@ def _groups(conf_dir: Path) -> dict[str, list[str]]:
 
 
 def _parsed(override: str, groups: Mapping[str, Sequence[str]]) -> tuple[str, str]:
-    """The override and its key, once its form and its place are known to be right."""
+    """Return the override and its key, once its form and its place are known to be right."""
     form = re.fullmatch(r"(\+{0,2})([A-Za-z_][\w.]*)=(.*)", override.strip(), re.DOTALL)
     if form is None:
         raise UserError(
@@ -115,12 +117,12 @@ def _merged(conf_dir: Path, overrides: list[str]) -> JsonObject:
 
 
 def not_composed(conf_dir: Path, error: Exception) -> UserError:
-    """What is said where Hydra, or a library behind it, does not compose a configuration."""
+    """Word the error of Hydra, or a library behind it, that does not compose a configuration."""
     return UserError(f"the configuration in {conf_dir}/ does not compose: {_reason(error)}", REMEDY)
 
 
 def _reason(error: Exception) -> str:
-    """What a library says of a configuration, in one line that is not too long, without the names of its errors."""
+    """Reduce a library's error to one line of some length, without the names of its exceptions."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     message = re.sub(r"\b\w+(?:Exception|Error)\b(?: raised while)?:? ?", "", " ".join(str(error).split()))
@@ -128,7 +130,7 @@ def _reason(error: Exception) -> str:
 
 
 def _dotted(data: Mapping[str, object], prefix: str = "") -> list[str]:
-    """All keys of a nested mapping, inner ones too, as a.b.c."""
+    """List all keys of a nested mapping, inner ones too, as a.b.c."""
     keys: list[str] = []
     for key, value in data.items():
         keys.append(prefix + key)

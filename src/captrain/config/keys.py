@@ -17,16 +17,16 @@ NAME = r"(?<![A-Za-z])[\w.]*(?:api_?key|token|secret|password|passwd|credential)
 KEY = re.compile(rf"(?i){TOKEN}|(?<=bearer )[\w.~+/=-]{{8,}}|{PASSWORD}|({NAME}\s*[=:]\s*)(?![\d.]+\b)[^\s,;'\"]{{4,}}")
 """Keys by their usual shapes, or by the name that they stand behind."""
 SETTING = re.compile(rf"(?i){TOKEN}|(?<=://)[^\s/@]*:[^\s/@]+(?=@)")
-"""What no setting may hold, whatever its name: a key by its shape, a password in an address."""
+"""Pattern of a key by its shape or a password in an address, which no setting may hold, whatever its name."""
 SECRET = re.compile(r"(?![A-Z_][A-Z0-9_]*$)(?=.*[A-Za-z])(?=.*\d)[\w.~+/=-]{12,}")
-"""What a setting may not hold that is named as a secret: neither a number nor the name of a variable."""
+"""Pattern of a secret, which no setting may hold that is named as one: neither a number nor the name of a variable."""
 SHORTEST = 8
 """Characters of a value that is looked for in its other spellings: shorter ones stand in any text."""
 
 
 def redacted(text: str, *secrets: str) -> str:
-    """Text without what looks like a key, and without secrets: those given, and the values of environment variables
-    that are named as keys are."""
+    """Take out of a text what looks like a key, and secrets: those given, and the values of environment variables that
+    are named as keys are."""
     for secret in secrets:
         text = text.replace(secret, "[redacted]") if secret else text
     values = [value for name, value in os.environ.items() if re.search(r"(?i)key|token|secret|password", name)]
@@ -36,14 +36,14 @@ def redacted(text: str, *secrets: str) -> str:
 
 
 def without(text: str, secret: str) -> str:
-    """Text without a secret, however it is spelt there; one that is too short to be any is left."""
+    """Take a secret out of a text, however it is spelt there; one that is too short to be any is left."""
     for form in _forms(secret) if len(secret) >= SHORTEST else ():
         text = text.replace(form, "[redacted]")
     return text
 
 
 def _forms(value: str) -> Iterator[str]:
-    """A value as it is, and as an answer may echo it: quoted for an address, in JSON, in base64, in hexadecimal."""
+    """Yield a value as it is, and as an answer may echo it: quoted for an address, in JSON, base64, hexadecimal."""
     from base64 import b64encode
     from json import dumps
     from urllib.parse import quote
@@ -74,7 +74,7 @@ def refuse_keys(overrides: Sequence[str]) -> None:
 
 
 def refuse_keys_in(data: Mapping[str, object], prefix: str = "") -> None:
-    """The same for every text in a configuration."""
+    """Refuse keys in every text of a configuration."""
     for name, value in data.items():
         if isinstance(value, Mapping):
             refuse_keys_in(value, f"{prefix}{name}.")

@@ -11,11 +11,11 @@ from pydantic import Field, model_validator
 from captrain.config.components import Count, Rate, Section, Variable
 
 PRETRAINED = "~/.cache/captrain"
-"""Where models lie that base.pretrained names, unless the configuration says otherwise."""
+"""Default folder of the models that base.pretrained names."""
 
 
 class Installation(Section):
-    """Where a benchmark is installed that has an environment of its own."""
+    """Installation of a benchmark that has an environment of its own."""
 
     python: str
     """Interpreter of that environment, "" where there is none."""
@@ -27,8 +27,11 @@ class Installation(Section):
 
 
 class ModelAccess(Section):
-    """How a language model is asked by analysts and synthesizers, and what it may cost. Prices are money for a million
-    tokens; the budgets are those of one run of one stage, answers found on disk not counted. null: no limit."""
+    """Access of analysts and synthesizers to a language model, and its budget.
+
+    Prices are money for a million tokens; the budgets are those of one run of one stage, answers found on disk not
+    counted. null: no limit.
+    """
 
     endpoint: Variable = "OPENAI_BASE_URL"
     """Name of the environment variable that holds the base URL."""
@@ -46,14 +49,14 @@ class ModelAccess(Section):
     tokens: Count | None = None
     """Budget in tokens, read and written."""
     gpus: Annotated[int, Field(ge=0)] = 0
-    """Of this node, that the endpoint holds; 0: it is somewhere else."""
+    """GPUs of this node that the endpoint holds; 0: it is somewhere else."""
 
 
 class Slurm(Section):
-    """What one Slurm job gets, and how often it is helped up (see `captrain.execution.slurm`)."""
+    """Resources of one Slurm job, and how often it is started again (see `captrain.execution.slurm`)."""
 
     partition: str = ""
-    """Of the cluster; "" is its default."""
+    """Partition of the cluster; "" is its default."""
     gpus: Annotated[int, Field(ge=0)] = 0
     cpus: Count = 1
     memory: Annotated[str, Field(pattern=r"^[1-9]\d*(MB|GB)$")] = "8GB"
@@ -102,12 +105,12 @@ class VLLM(Section):
     python: str = ""
     """Interpreter of vLLM's environment, "" where there is none."""
     command: list[str] = ["-m", "vllm.entrypoints.cli.main", "serve"]
-    """What the interpreter runs: a server that takes `vllm serve`'s arguments."""
+    """Arguments of the interpreter: a server that takes `vllm serve`'s arguments."""
     arguments: list[str] = []
     """Further arguments that decide no result, such as --gpu-memory-utilization=0.5."""
     replicas: Count = 1
     gpus: Annotated[int, Field(ge=0)] = 1
-    """Of each replica; 0 leaves the choice to the server."""
+    """GPUs of each replica; 0 leaves the choice to the server."""
     max_lora_rank: Count = 16
     """Rank of an adapter; conf/ gives that of the trainer."""
     max_loras: Count = 1
@@ -126,20 +129,22 @@ class VLLM(Section):
 
 
 class Accelerate(Section):
-    """How one adapter is trained: in the process that asks for it, or in several that `accelerate launch`
-    starts (see `captrain.training`). Adapters differ between these settings in their last digits, as they do between
-    CPU and GPU."""
+    """Layout of the training of one adapter.
+
+    It trains in the process that asks for it, or in several that `accelerate launch` starts (see `captrain.training`).
+    Adapters differ between these settings in their last digits, as they do between CPU and GPU.
+    """
 
     processes: Count = 1
     """On one machine; on GPUs one for each. The groups of a step, or the demonstrations of an update, divide among
     them."""
     strategy: Literal["none", "ddp", "fsdp"] = "none"
-    """How several share the work: each holds the whole model (ddp), or its part of each layer (fsdp)."""
+    """Sharing of the work: each process holds the whole model (ddp), or its part of each layer (fsdp)."""
     precision: Literal["float64", "float32", "bfloat16"] = "float64"
-    """Of the base's weights. float64 is for the embedded default: an adapter has the same bytes on every CPU (see
+    """Type of the base's weights. float64 is for the embedded default: an adapter has the same bytes on every CPU (see
     `captrain.models.barrier`). The weights of the adapter are float64 then, else float32."""
     gradient_checkpointing: bool = False
-    """Whether activations are computed again in the backward pass, which saves memory."""
+    """True to compute activations again in the backward pass, which saves memory."""
     rows: Count | None = None
     """Rollouts or demonstrations in one forward and backward pass of a process; null: all that it has of a step."""
 
@@ -154,9 +159,12 @@ class Accelerate(Section):
 
 
 class Machine(Section):
-    """Where and how fast. `pretrained`: the folder that holds models of `base.pretrained`. `sandbox`: the least level
-    of confinement that code which nobody has vouched for may run at (see `captrain.environments.sandbox`). `launcher`:
-    whether independent items of work run in processes of this machine or as jobs of a Slurm cluster."""
+    """Machine that the work runs on; no param of any stage.
+
+    `pretrained`: the folder that holds models of `base.pretrained`. `sandbox`: the least level of confinement that code
+    which nobody has vouched for may run at (see `captrain.environments.sandbox`). `launcher`: whether independent items
+    of work run in processes of this machine or as jobs of a Slurm cluster.
+    """
 
     launcher: Literal["local", "slurm"] = "local"
     slurm: Slurm | None = None
@@ -170,7 +178,7 @@ class Machine(Section):
     sandbox: Literal["strong", "strong, one layer", "basic"] = "strong"
 
     gpus: Annotated[int, Field(ge=0)] = 0
-    """Of this node, which training, servers and endpoint share; 0: they are not counted before a run."""
+    """GPUs of this node, which training, servers and endpoint share; 0: they are not counted before a run."""
 
     @model_validator(mode="after")
     def _gpus_are_apart(self) -> "Machine":

@@ -24,7 +24,7 @@ class GrpoSettings(Section):
     clip_high: Rate | None = None
 
     def differences(self) -> JsonObject:
-        """The settings that are not null."""
+        """Return the settings that are not null."""
         return self.model_dump(exclude={"run"}, exclude_none=True)
 
 
@@ -75,13 +75,13 @@ class AwmSft(Awm):
     """Supervised fine-tuning on the solutions that such environments know of their own tasks."""
 
     demonstrations: Count
-    """Of all environments together."""
+    """Demonstrations of all environments together."""
     epochs: Count
     learning_rate: Rate
 
 
 class Switch(Section):
-    """What has no setting but whether it runs."""
+    """Row without a setting but whether it runs."""
 
     run: bool
 
@@ -106,7 +106,7 @@ class Rounds(Section):
     condition: Literal["always", "undecided"]
 
     def tasks_before(self, number: int) -> int:
-        """How many tasks are those of earlier rounds; `number` counts from 1 on."""
+        """Count the tasks of earlier rounds; `number` counts from 1 on."""
         return self.tasks * (number - 1) // self.count
 
 
@@ -116,7 +116,7 @@ class Solutions(Section):
 
     run: bool
     demonstrations: Count
-    """Of the adapter over all environments."""
+    """Demonstrations of the adapter over all environments."""
     specialist: Count
     """Demonstrations of the adapter of one environment."""
     epochs: Count
@@ -143,7 +143,7 @@ CONTINUED = {"warm_grpo": "adp", "solutions_grpo": "solutions"}
 
 
 class Baselines(Section):
-    """What TRACE is compared with, one stage and one row each."""
+    """Rows that TRACE is compared with, one stage each."""
 
     grpo_target: GrpoSettings
     grpo_untuned: GrpoSettings

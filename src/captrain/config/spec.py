@@ -82,7 +82,7 @@ gap, pooled coverage."""
 
 
 class Selection(Section):
-    """What a candidate capability must show to be selected, and the order in which those that do are kept."""
+    """Thresholds that a candidate capability must reach to be selected, and the order in which these are kept."""
 
     delta: Share
     coverage: Share
@@ -94,7 +94,7 @@ class Selection(Section):
 
 
 class Capabilities(Section):
-    """How many selected capabilities are kept."""
+    """Number of selected capabilities that are kept."""
 
     count: Count
 
@@ -141,9 +141,9 @@ class Merging(Section):
     density: Annotated[float, Field(gt=0, le=1)]
     """Share of the weights that TIES and DARE keep."""
     rollouts: Count
-    """Of the student, in on-policy distillation; beyond what the adapters have cost."""
+    """Rollouts of the student in on-policy distillation, beyond those that the adapters have cost."""
     learning_rate: Rate
-    """Of on-policy distillation."""
+    """Learning rate of on-policy distillation."""
 
 
 class Curve(Section):
@@ -190,13 +190,13 @@ class Spec(Section):
     machine: Machine
 
     def exploring(self) -> Component:
-        """The policy as it calibrates and trains."""
+        """Return the policy as it calibrates and trains."""
         if self.environments.temperature is None:
             return self.policy
         return self.policy.model_copy(update={"temperature": self.environments.temperature})
 
     def _groups_per_step(self) -> dict[str, int]:
-        """Of the trainer, and of each row that runs with another number of its own."""
+        """Return the groups per step of the trainer, and of each row that runs with another number of its own."""
         rows = {name: section for name, section in self.baselines if isinstance(section, GrpoSettings) and section.run}
         counts = {f"baselines.{name}": section.groups_per_step for name, section in rows.items()}
         return {"trainer": self.trainer.groups_per_step, **{name: count for name, count in counts.items() if count}}
@@ -233,7 +233,7 @@ class Spec(Section):
 
 
 class Choice(Section):
-    """What params.yaml selects."""
+    """Selection of params.yaml."""
 
     experiment: str
     seed: int
@@ -281,7 +281,7 @@ def compose_spec(experiment: str, seed: int, overrides: Sequence[str], conf_dir:
 
 
 def _served_base(spec: Spec) -> Spec:
-    """With the model that a policy asks at an endpoint as the base: nothing reads another, and none is trained."""
+    """Take the model that a policy asks at an endpoint as the base: nothing reads another, and none is trained."""
     settings = spec.policy.settings()
     if spec.base.model is not None or not takes(spec.policy, "endpoint"):
         return spec
@@ -323,12 +323,12 @@ def _json(data: object, source: str, remedy: str) -> str:
         text.encode()
     except (ValueError, TypeError, RecursionError):
         # A YAML anchor that holds itself, a key that is a list, half a character.
-        raise UserError(f"{source}a value in it contains itself, or is none that JSON has", remedy) from None
+        raise UserError(f"{source}a value in it contains itself, or cannot be written as JSON", remedy) from None
     return text
 
 
 def _settings_of(kind: type[BaseModel], keys: tuple[int | str, ...]) -> list[str]:
-    """The names of the fields of the section that these keys lead to."""
+    """List the names of the fields of the section that these keys lead to."""
     annotation: Any = kind
     for part in keys:
         of_mapping = get_origin(annotation) is dict

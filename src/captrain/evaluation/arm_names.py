@@ -15,7 +15,7 @@ ADAPTERS = "adapters"
 
 
 def arm_indices(root: Path) -> dict[str, list[tuple[str, IndexEntry]]]:
-    """Stage -> what it has left to act with, by name, in the order of the stages.
+    """Read the indices of the stages: stage -> what it has left to act with, by name, in the order of the stages.
 
     Raises:
         UserError: TRACE's adapters have no index, or an index is not whole.
@@ -47,7 +47,7 @@ class Arms:
         self._policies: dict[str, str] = {}
 
     def of(self, rollout: Rollout) -> str:
-        """The arm of the next rollout."""
+        """Return the arm of the next rollout."""
         policies = self._policies
         if rollout.policy not in policies:
             more = len(policies) < len(self._guided)

@@ -33,27 +33,28 @@ COMPOSITION_BATCHES = 4
 
 @dataclass(frozen=True)
 class Turns:
-    """What a policy that changes its adapter from turn to turn is made of: the file of its router, and the arms that
-    the router can name with their adapters (None: the base)."""
+    """Turn-by-turn switching of a policy's adapter: the file of its router, and the arms that the router can name with
+    their adapters (None: the base)."""
 
     router: Path
     arms: tuple[tuple[str, Adapter | None], ...]
 
     def identity(self) -> tuple[object, ...]:
-        """What decides what it does, beside the policy."""
+        """Return the fields that decide its behaviour, beside the policy."""
         digests = [(name, adapter.digest if adapter else "") for name, adapter in self.arms]
         return TurnRouter.read(self.router).digest, digests
 
     def policy(self, policy: Policy) -> TurnPolicy:
-        """The policy over one that plays whole episodes."""
+        """Wrap a policy that plays whole episodes."""
         folders = {name: adapter.folder if adapter else "" for name, adapter in self.arms}
         return TurnPolicy(policy, TurnRouter.read(self.router), folders)
 
 
 @dataclass(frozen=True)
 class Arm:
-    """What is played: its name, the stage that it comes from ("" for the base), its adapter (None for none), its lines
-    of guidance, the ids of its tasks (None for all), and how it changes from turn to turn (None: it does not)."""
+    """Player of an evaluation: its name, the stage that it comes from ("" for the base), its adapter (None for none),
+    its lines of guidance, the ids of its tasks (None for all), and its switching from turn to turn (None: it does not).
+    """
 
     name: str
     stage: str = ""
@@ -63,7 +64,7 @@ class Arm:
     turns: Turns | None = None
 
     def identity(self) -> tuple[object, ...]:
-        """What decides what it does, beside the policy."""
+        """Return the fields that decide its behaviour, beside the policy."""
         digest = self.adapter.digest if self.adapter else ""
         return digest, self.guidance, sorted(self.tasks or ()), self.turns.identity() if self.turns else ""
 
@@ -78,11 +79,11 @@ class ArmBatch:
 
     @property
     def name(self) -> str:
-        """What `captrain jobs` calls it."""
+        """Name in `captrain jobs`."""
         return self.arms[0].name if len(self.arms) == 1 else f"{len(self.arms)} compositions"
 
     def identity(self) -> tuple[object, ...]:
-        """What decides its rollouts."""
+        """Return the fields that decide its rollouts."""
         arms = [arm.identity() for arm in self.arms]
         spec, settings = self.spec, self.spec.evaluation
         return (
@@ -141,8 +142,8 @@ def play_arms(spec: Spec, base: Path, results: Path) -> tuple[list[Rollout], pd.
 
 
 def all_routes(results: Path) -> pd.DataFrame:
-    """Columns task, kind, and one for each router, each control and the adapters of solutions, with the arm that it
-    chooses for the task."""
+    """Join all routes: columns task, kind, and one for each router, each control and the adapters of solutions, with
+    the arm that it chooses for the task."""
     routes = _routes(results / "routes/routes.csv")
     for stage in ("solutions", "controls"):
         path = results / stage / "routes.csv"
@@ -158,7 +159,7 @@ def _routes(path: Path) -> pd.DataFrame:
 
 
 def _stage_arms(results: Path, stage: str) -> Iterator[Arm]:
-    """What a stage has left to act with."""
+    """Yield the arms that a stage has left: its adapters, and its lines of guidance."""
     path = results / stage / "index.json"
     for name, row in read_index(path).items() if path.exists() else ():
         guidance = tuple(row.guidance)
@@ -169,19 +170,19 @@ def _stage_arms(results: Path, stage: str) -> Iterator[Arm]:
 
 
 def _limited_to_routes(arm: Arm, routes: pd.DataFrame) -> Arm:
-    """The arm of a control acts on those tasks alone that a control routes to it."""
+    """Limit the arm of a control to those tasks that a control routes to it."""
     return replace(arm, tasks=routed_tasks(arm.name, routes)) if arm.stage == "controls" else arm
 
 
 def routed_tasks(name: str, routes: pd.DataFrame) -> frozenset[str]:
-    """The tasks that any of the routers gives to an arm."""
+    """Collect the tasks that any of the routers gives to an arm."""
     is_routed = routes.drop(columns=["task", "kind"]).eq(name).any(axis=1)
     return frozenset(routes["task"][is_routed])
 
 
 def _turn_arms(spec: Spec, results: Path, arms_by_name: dict[str, Arm]) -> Iterator[Arm]:
-    """The arm that asks its router before each turn: where there are pair environments, which is where a task may need
-    different adapters in turn, and a policy that can do it."""
+    """Yield the arm that asks its router before each turn: where there are pair environments, which is where a task may
+    need different adapters in turn, and a policy that can do it."""
     path = results / "routes/turns.json"
     if not path.exists() or not read_passports(results / "pairs") or spec.policy.target != LOCAL:
         return
@@ -198,7 +199,7 @@ def _adapter(weights: Mapping[str, float], arms_by_name: dict[str, Arm]) -> Adap
 
 
 def composition_arms(results: Path, arms_by_name: dict[str, Arm], routes: pd.DataFrame) -> Iterator[Arm]:
-    """Every composition that some task is routed to, as one adapter."""
+    """Yield every composition that some task is routed to, as one adapter."""
     paths = [results / stage / "compositions.json" for stage in ("routes", "controls")]
     compositions = {
         name: weights
@@ -215,7 +216,7 @@ def _place(rollout: Rollout) -> tuple[str, str]:
 
 
 def _floor(rollouts: Sequence[Rollout], target: Target) -> list[tuple[object, ...]]:
-    """Outcomes of doing nothing on the tasks and trials of these rollouts."""
+    """Tabulate outcomes of doing nothing on the tasks and trials of these rollouts."""
     scores = floor_scores(target, [*{r.task.id: r.task for r in rollouts}.values()])
     rows = []
     for rollout in rollouts:
@@ -226,7 +227,7 @@ def _floor(rollouts: Sequence[Rollout], target: Target) -> list[tuple[object, ..
 
 
 def play_batch(batch: ArmBatch) -> list[tuple[Arm, list[Rollout]]]:
-    """All trials of each arm on its tasks of the test split; an arm without tasks is left out."""
+    """Play all trials of each arm on its tasks of the test split; an arm without tasks is left out."""
     spec = batch.spec
     target = load_benchmark(spec.benchmark, spec.machine)
     tasks = evaluation_tasks(target, spec.evaluation)
@@ -254,7 +255,7 @@ def play_batch(batch: ArmBatch) -> list[tuple[Arm, list[Rollout]]]:
 
 
 def guided(policy: Component, lines: Sequence[str]) -> Component:
-    """The policy with further lines of guidance."""
+    """Add further lines of guidance to a policy."""
     if not lines:
         return policy
     return policy.model_copy(update={"guidance": [*policy.settings().get("guidance", []), *lines]})

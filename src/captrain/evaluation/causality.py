@@ -68,8 +68,8 @@ class Causality:
 
 
 class Outcomes(NamedTuple):
-    """What is known of the test split: `passes` by arm, (tasks, trials), 1.0 passed, 0.0 failed, NaN error; `lacks`,
-    by task and trial of the base's labelled failures, the capabilities that each lacks; `stages` by arm."""
+    """Outcomes on the test split: `passes` by arm, (tasks, trials), 1.0 passed, 0.0 failed, NaN error; `lacks`, by task
+    and trial of the base's labelled failures, the capabilities that each lacks; `stages` by arm."""
 
     passes: Mapping[str, Floats]
     lacks: Mapping[tuple[int, int], frozenset[str]]
@@ -116,7 +116,7 @@ def measure_causality(
 def label_failures(
     analyst: Analyst, failures: Sequence[Rollout], capabilities: Sequence[Capability], tools: list[JsonObject]
 ) -> list[RolloutLabels]:
-    """One label of each failed rollout of the test split with each capability.
+    """Label each failed rollout of the test split once with each capability.
 
     Raises:
         UserError: a rollout of another split.
@@ -135,7 +135,7 @@ def _arranged(
     labels: Sequence[RolloutLabels],
     stages: Mapping[str, str],
 ) -> Outcomes:
-    """The outcomes of the base and of every adapter that was played wherever the base was."""
+    """Arrange the outcomes of the base and of every adapter that was played wherever the base was."""
     base = places[BASE]
     tasks = {task: row for row, task in enumerate(sorted({task for task, _ in base}))}
     trials = {trial: column for column, trial in enumerate(sorted({trial for _, trial in base}))}
@@ -154,7 +154,7 @@ def _arranged(
 
 
 def causal_tables(outcomes: Outcomes, capabilities: Sequence[Capability], intervals: Bootstrap) -> Causality:
-    """The tables, of outcomes and labels alone.
+    """Compute the tables of outcomes and labels alone.
 
     Args:
         outcomes: of the base and of adapters; those of a capability are the arm of its name among TRACE's adapters, and
@@ -193,29 +193,29 @@ class _Contrasts:
                 self.lacking[slug][place] = 1.0
 
     def stratum(self, name: str, slug: str) -> Floats:
-        """Which rollouts of the base are in a stratum of a capability, (tasks, trials)."""
+        """Select the rollouts of the base that are in a stratum of a capability, (tasks, trials)."""
         lacking = self.lacking.get(slug, np.zeros(self.base.shape))
         alone = sum(self.lacking.values(), np.zeros(self.base.shape)) == 1
         strata = {LACKING: lacking, SOLE: lacking * alone, REMAINDER: self.failed * (1 - lacking)}
         return strata[name] if name in strata else (self.base == 1.0).astype(float)
 
     def mean(self, stratum: Floats, arm: str, values: Floats) -> Ratio:
-        """Mean of values of other trials over the rollouts of a stratum, where base and arm were both scored."""
+        """Average values of other trials over the rollouts of a stratum, where base and arm were both scored."""
         valid = ~np.isnan(self.base) & ~np.isnan(self.passes[arm])
         return Ratio(_paired(stratum, np.where(valid, values, 0.0)), _paired(stratum, valid.astype(float)))
 
     def change(self, stratum: Floats, arm: str) -> Ratio:
-        """What an arm changes in the pass rate of a stratum."""
+        """Estimate how an arm changes the pass rate of a stratum."""
         return self.mean(stratum, arm, self.passes[arm] - self.base)
 
     def repair(self, stratum: Floats, whole: Floats, arm: str) -> Ratio:
-        """Passes that an arm adds in a stratum, by the failures of the base in a whole that holds it."""
+        """Count the passes that an arm adds in a stratum, by the failures of the base in a whole that holds it."""
         failures = self.mean(whole, arm, 1.0 - self.base).numerators
         return Ratio(self.change(stratum, arm).numerators, failures)
 
     def placebo(self, slug: str, arms: Mapping[str, str]) -> tuple[Ratio, Ratio]:
-        """What other capabilities' adapters change on failures that lack this one and not theirs, and this one's own
-        change on the same failures, as often. `arms`: capability -> its adapter."""
+        """Estimate the change by other capabilities' adapters on failures that lack this one and not theirs, and this
+        one's own change on the same failures, as often. `arms`: capability -> its adapter."""
         strata = {arm: self.lacking[slug] * (1 - self.lacking[name]) for name, arm in arms.items() if name != slug}
         return (
             _pooled([self.change(stratum, arm) for arm, stratum in strata.items()], len(self.base)),

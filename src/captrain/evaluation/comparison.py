@@ -1,4 +1,4 @@
-"""How methods compare: each with one of them, in one run and over the seeds of several.
+"""Comparison of methods with one of them, in one run and over the seeds of several.
 
 A seed is one draw of everything, the base model included: over seeds the unit is the seed, and differences are paired
 by it. How a difference reads is said in the words of the table (`interpret_difference`), here as there. Tables are
@@ -16,14 +16,14 @@ from captrain.evaluation.statistics import holm
 from captrain.evaluation.tables import interpret_difference
 
 CONFIDENCE = 0.95
-"""Of intervals over seeds."""
+"""Level of intervals over seeds."""
 ComparisonRow = Mapping[Any, Any]
-"""As pandas gives the rows of a table, which types neither keys nor cells."""
+"""Row of a table as pandas gives it, which types neither keys nor cells."""
 
 
 class Difference(NamedTuple):
-    """Of a method to the one that it is compared with: mean, interval, and how that reads; without an interval it
-    reads ""."""
+    """Difference of a method to the one that it is compared with: mean, interval, and how that reads; without an
+    interval it reads ""."""
 
     mean: float
     low: float
@@ -32,7 +32,7 @@ class Difference(NamedTuple):
 
 
 def versus(differences: Iterable[ComparisonRow], against: str) -> dict[str, Difference]:
-    """The difference of each method to `against`, whichever way round the pair was compared.
+    """Return the difference of each method to `against`, whichever way round the pair was compared.
 
     Args:
         differences: rows of first, second, difference, low, high, distinguishable and p_holm, as the evaluation and
@@ -53,14 +53,14 @@ def versus(differences: Iterable[ComparisonRow], against: str) -> dict[str, Diff
 
 
 def compared(names: Sequence[str]) -> list[tuple[str, str]]:
-    """The pairs that are compared over seeds: those of the table, and every baseline with GRPO on the target."""
+    """List the pairs that are compared over seeds: those of the table, and every baseline with GRPO on the target."""
     table = [pair for pair in compared_pairs(names) if {*pair} <= {*names}]
     further = [(name, GRPO) for name in baselines() if name != GRPO and {name, GRPO} <= {*names}]
     return [*table, *(pair for pair in further if pair not in table)]
 
 
 def grouped(rows: Iterable[ComparisonRow], by: str) -> dict[Any, list[ComparisonRow]]:
-    """The rows of each value of a column, in the order of their first ones."""
+    """Group rows by the value of a column, in the order of their first ones."""
     groups: dict[Any, list[ComparisonRow]] = {}
     for row in rows:
         groups.setdefault(row[by], []).append(row)
@@ -68,7 +68,7 @@ def grouped(rows: Iterable[ComparisonRow], by: str) -> dict[Any, list[Comparison
 
 
 def rates_over_seeds(points: Iterable[ComparisonRow], by: str = "experiment") -> list[ComparisonRow]:
-    """Mean pass rate of each method over seeds with a t interval, for each group of points.
+    """Average the pass rate of each method over seeds, with a t interval, for each group of points.
 
     Args:
         points: rows of seed, method, label, pass_rate, rollouts_spent and `by`, one for each group, seed and method.
@@ -93,7 +93,7 @@ def rates_over_seeds(points: Iterable[ComparisonRow], by: str = "experiment") ->
 
 
 def differences_over_seeds(points: Iterable[ComparisonRow], by: str = "experiment") -> list[ComparisonRow]:
-    """Mean difference over seeds of every compared pair, paired by seed, for each group of points.
+    """Average the difference of every compared pair over seeds, paired by seed, for each group of points.
 
     Args:
         points: as for `rates_over_seeds`.
@@ -127,7 +127,7 @@ def differences_over_seeds(points: Iterable[ComparisonRow], by: str = "experimen
 
 
 def _interval(values: Sequence[float]) -> tuple[float, float, float, float]:
-    """Mean, t interval, and p of the t test that the mean is zero."""
+    """Compute mean, t interval, and p of the t test that the mean is zero."""
     from scipy.stats import ttest_1samp  # most readers of a table need no interval over seeds
 
     mean = float(np.mean(values))

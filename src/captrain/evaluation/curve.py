@@ -70,7 +70,7 @@ def play_curve(spec: Spec, project: Path = Path()) -> tuple[pd.DataFrame, list[L
 
 
 def whole_curve(table: pd.DataFrame, main: pd.DataFrame, points: int) -> pd.DataFrame:
-    """The rows of `play_curve`, and after those of each method the evaluation's own, which is the end of its training.
+    """Append to the rows of `play_curve` of each method the evaluation's own, which is the end of its training.
 
     Args:
         table: of the points before the end.
@@ -83,7 +83,7 @@ def whole_curve(table: pd.DataFrame, main: pd.DataFrame, points: int) -> pd.Data
 
 
 def _points(spec: Spec, project: Path) -> Iterator[Point]:
-    """The points before the end, of each method that has an adapter."""
+    """Yield the points before the end, of each method that has an adapter."""
     results = project / "results"
     routes = all_routes(results).filter(["task", "kind", ROUTE])
     paths = [results / stage / "ledger.jsonl" for stage in (DIAGNOSIS, CALIBRATION)]
@@ -105,7 +105,7 @@ def _points(spec: Spec, project: Path) -> Iterator[Point]:
 
 
 def _checkpoint(row: IndexEntry, stage: str, number: int, points: int, project: Path) -> tuple[int, Adapter]:
-    """What an adapter was at a point of its training, and how many rollouts it had then."""
+    """Return the adapter as it was at a point of its training, after the rollouts that it had then."""
     mark = checkpoint_marks(row.rollouts, points)[number - 1]
     counts = [int(count) for count in row.checkpoints if int(count) >= mark]
     if not counts:  # within the last step

@@ -33,14 +33,14 @@ def publish_evaluation(evaluation: Evaluation, folder: Path) -> None:
 
 
 class Metrics(BaseModel):
-    """What is read of metrics.json: the level of the intervals, and the pass rates, by method."""
+    """Fields that are read of metrics.json: the level of the intervals, and the pass rates, by method."""
 
     confidence: Annotated[float, Field(gt=0, lt=1)]
     pass_rate: dict[str, float | None] = {}
 
 
 def evaluation_metrics(folder: Path) -> Metrics:
-    """The metrics.json that `publish_evaluation` wrote.
+    """Read the metrics.json that `publish_evaluation` wrote.
 
     Raises:
         UserError: it is missing, or not whole.
@@ -49,7 +49,7 @@ def evaluation_metrics(folder: Path) -> Metrics:
 
 
 def evaluation_table(folder: Path, name: str, columns: Sequence[str] = ()) -> pd.DataFrame:
-    """One table that `publish_evaluation` wrote, by its name without `.csv`, and the columns that it must have.
+    """Read one table that `publish_evaluation` wrote, by its name without `.csv`, and the columns that it must have.
 
     Raises:
         UserError: it is missing, or not whole: it lacks a column, or a number is none.

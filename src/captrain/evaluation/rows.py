@@ -46,7 +46,7 @@ LABELS = {
     RANDOM: "bound: random router",
     BEST_SINGLE: "bound: best single adapter",
 }
-"""Of methods that are no baselines."""
+"""Labels of methods that are no baselines."""
 ROUTED_TURNS = ("router:sets", "router:turns")
 """Routers that claim to repair two lacks, and are compared with GRPO on the target."""
 
@@ -61,20 +61,20 @@ class Method:
 
     @property
     def label(self) -> str:
-        """How it is called in tables and figures."""
+        """Label in tables and figures."""
         return label(self.name)
 
 
 def label(name: str) -> str:
-    """How a method is called in tables and figures."""
+    """Return the label of a method in tables and figures."""
     if baseline := baselines().get(name):
         return baseline.label
     return LABELS.get(name, name.replace(":", ": ").replace("_", " "))
 
 
 def supervision(name: str) -> Supervision | None:
-    """What a method learns from: a baseline as it declares it, all that rests on TRACE's adapters from rewards; None
-    for what learns nothing."""
+    """Return the supervision that a method learns from: a baseline as it declares it, all that rests on TRACE's
+    adapters from rewards; None for what learns nothing."""
     if name in (IDLE, BASE):
         return None
     baseline = baselines().get(_supervised(name))
@@ -82,23 +82,23 @@ def supervision(name: str) -> Supervision | None:
 
 
 def is_supervised(name: str) -> bool:
-    """Whether a method learns from demonstrations, in whatever part, and not from rewards alone."""
+    """Return whether a method learns from demonstrations, in whatever part, and not from rewards alone."""
     return "demonstrations" in (supervision(name) or "")
 
 
 def headline_methods() -> tuple[str, ...]:
-    """The base, all baselines, and TRACE as this project and as the paper have it."""
+    """Return the base, all baselines, and TRACE as this project and as the paper have it."""
     return (BASE, *baselines(), ROUTED, TRACE)
 
 
 def controls_of(folder: Path) -> dict[str, list[str]]:
-    """The capabilities of each control that has adapters of its own, as the controls stage left them."""
+    """Read the capabilities of each control that has adapters of its own, as the controls stage left them."""
     path = folder / "choices.json"
     return read_json(path, dict[str, list[str]]) if path.exists() else {}
 
 
 def methods(arms: Mapping[str, str], routes: Sequence[str], ranked: Sequence[str]) -> list[Method]:
-    """All rows that were played, in the order of the table; bounds are no methods.
+    """List all rows that were played, in the order of the table; bounds are no methods.
 
     Args:
         arms: name -> stage that it comes from; "" for the base and for doing nothing.
@@ -123,7 +123,7 @@ def methods(arms: Mapping[str, str], routes: Sequence[str], ranked: Sequence[str
 
 
 def charges(name: str, ranked: Sequence[str], controls: Mapping[str, Sequence[str]]) -> Callable[[LedgerEntry], bool]:
-    """Which ledger entries a method is charged for.
+    """Return the test of a ledger entry: is a method charged for it?
 
     Args:
         name: of the method; routers, merged adapters, bounds and controls of routing use TRACE's adapters.
@@ -149,14 +149,14 @@ def charges(name: str, ranked: Sequence[str], controls: Mapping[str, Sequence[st
 
 
 def _supervised(name: str) -> str:
-    """The row whose adapters a method routes among; else the method itself."""
+    """Return the row whose adapters a method routes among; else the method itself."""
     return GENERALIST if name == ROUTED else name
 
 
 def spending(
     names: Sequence[str], ledger: Sequence[LedgerEntry], ranked: Sequence[str], controls: Mapping[str, Sequence[str]]
 ) -> dict[str, int]:
-    """Rollouts that each method has spent; evaluation rollouts are nobody's.
+    """Sum up the rollouts that each method has spent; evaluation rollouts are nobody's.
 
     Raises:
         UserError: a method has spent another total than TRACE, and is none of those that the table says so of.
@@ -177,16 +177,16 @@ def spending(
 
 
 def unequal_total(name: str) -> str:
-    """Why a method may spend another total than TRACE; "" where it may not."""
+    """Say why a method may spend another total than TRACE; "" where it may not."""
     if baseline := baselines().get(_supervised(name)):
         return baseline.unequal
     return next((reason for beginning, reason in UNEQUAL.items() if name.startswith(beginning)), "")
 
 
 def compared_pairs(names: Sequence[str]) -> list[tuple[str, str]]:
-    """The comparisons of the table: TRACE and each baseline with the base and with each other, other ways of routing
-    and merging with TRACE, TRACE with its controls, what claims to repair two lacks with GRPO on the target, and what
-    else a baseline says that it is compared with."""
+    """List the comparisons of the table: TRACE and each baseline with the base and with each other, other ways of
+    routing and merging with TRACE, TRACE with its controls, what claims to repair two lacks with GRPO on the target,
+    and what else a baseline says that it is compared with."""
     rows = [row for name, row in baselines().items() if name in names]
     pairs = [(TRACE, BASE), *((row.name, BASE) for row in rows), *((TRACE, row.name) for row in rows)]
     pairs += [(ORACLE, TRACE), (TRACE, RANDOM)]

@@ -48,8 +48,10 @@ def summarise(passes: Floats) -> MethodOutcomes:
 
 
 def task_means(values: Floats) -> Floats:
-    """Mean of each task's defined values, (tasks, trials) -> (tasks,); NaN where there is none. Of rewards or
-    similarities, what `Bootstrap.interval` takes to give the interval of their mean over tasks."""
+    """Average each task's defined values, (tasks, trials) -> (tasks,); NaN where there is none.
+
+    Of rewards or similarities, what `Bootstrap.interval` takes to give the interval of their mean over tasks.
+    """
     count = (~np.isnan(values)).sum(axis=1)
     means = np.full(len(values), np.nan)
     np.divide(np.nansum(values, axis=1), count, out=means, where=count > 0)
@@ -57,13 +59,12 @@ def task_means(values: Floats) -> Floats:
 
 
 def followed(arms: Mapping[str, Floats], choices: Sequence[str]) -> Floats:
-    """Outcomes (tasks, trials) of the arm chosen for each task."""
+    """Select the outcomes (tasks, trials) of the arm chosen for each task."""
     return np.stack([arms[arm][row] for row, arm in enumerate(choices)])
 
 
 def oracle(arms: Sequence[Floats]) -> MethodOutcomes:
-    """The best arm a task, chosen on all trials but one and scored on that one, each in turn; the first arm wins
-    ties.
+    """Choose the best arm a task on all trials but one and score it on that one, each in turn; the first arm wins ties.
 
     Choosing and scoring on the same trials would reward luck. The price is that the choice rests on few trials: in
     expectation this is never above what a perfect router reaches, and it may be below. With one trial it is
@@ -87,8 +88,11 @@ def oracle(arms: Sequence[Floats]) -> MethodOutcomes:
 
 
 def random_choice(arms: Sequence[Floats]) -> MethodOutcomes:
-    """The exact expectation of a uniformly random arm a task: the mean over arms, nothing is sampled. Undefined for
-    a task where one arm is: leaving that arm out would favour the others. Trials and errors are those of all arms."""
+    """Compute the exact expectation of a uniformly random arm a task: the mean over arms, nothing is sampled.
+
+    Undefined for a task where one arm is: leaving that arm out would favour the others. Trials and errors are those of
+    all arms.
+    """
     summaries = [summarise(array) for array in arms]
     return MethodOutcomes(
         rates=np.stack([arm.rates for arm in summaries]).mean(axis=0),
@@ -100,9 +104,9 @@ def random_choice(arms: Sequence[Floats]) -> MethodOutcomes:
 
 
 def best_single(adapters: Mapping[str, Floats], tasks: Sequence[str]) -> MethodOutcomes:
-    """The one adapter that is best on average, for every task; chosen on half of the tasks and scored on the other
-    half, and swapped. Halves alternate in the order of the task ids' hashes, so that they do not follow task kinds.
-    Undefined without adapters or with one task."""
+    """Choose the one adapter that is best on average, for every task, on half of the tasks; score it on the other half,
+    and swap. Halves alternate in the order of the task ids' hashes, so that they do not follow task kinds. Undefined
+    without adapters or with one task."""
     if not adapters or len(tasks) < 2:
         undefined = np.full(len(tasks), np.nan)
         return MethodOutcomes(undefined, undefined, 0, 0)
@@ -117,7 +121,7 @@ def best_single(adapters: Mapping[str, Floats], tasks: Sequence[str]) -> MethodO
 
 
 def mean(values: Floats, undefined: float = np.nan) -> float:
-    """Mean of the defined values, or `undefined` where there is none."""
+    """Average the defined values, or return `undefined` where there is none."""
     defined = values[~np.isnan(values)]
     return float(defined.mean()) if len(defined) else undefined
 
@@ -156,7 +160,7 @@ class Bootstrap:
         self._whole = [*self._draws()] if resamples * tasks <= CHUNK else []
 
     def _draws(self) -> Iterator[Floats]:
-        """How often each task is drawn, (some resamples, tasks), until all resamples are there."""
+        """Yield counts of each task's draws, (some resamples, tasks), until all resamples are there."""
         generator, size = np.random.default_rng(self.seed), max(1, CHUNK // self.tasks)
         for start in range(0, self.resamples, size):
             rows = min(size, self.resamples - start)
@@ -165,18 +169,20 @@ class Bootstrap:
             yield np.bincount(flat, minlength=rows * self.tasks).reshape(rows, self.tasks).astype(float)
 
     def interval(self, values: Floats) -> tuple[float, float]:
-        """Interval of the mean of `values` (tasks,) over the tasks where it is defined."""
+        """Bootstrap the interval of the mean of `values` (tasks,) over the tasks where it is defined."""
         return self.intervals([values])[0]
 
     def intervals(self, rows: Sequence[Floats]) -> list[tuple[float, float]]:
-        """The intervals of several means at the price of one series of resamples."""
+        """Bootstrap the intervals of several means at the price of one series of resamples."""
         defined = [(~np.isnan(values)).astype(float) for values in rows]
         ratios = [Ratio(np.where(weights, values, 0.0), weights) for values, weights in zip(rows, defined, strict=True)]
         return [self.percentiles(values) for values in self.resampled(ratios)]
 
     def resampled(self, ratios: Sequence["Ratio"]) -> list[Floats]:
-        """Each ratio in each resample of the tasks, (resamples,), NaN where its denominator is 0. All have the same
-        resamples, so that what is computed of several, as a difference, is paired."""
+        """Compute each ratio in each resample of the tasks, (resamples,), NaN where its denominator is 0.
+
+        All have the same resamples, so that what is computed of several, as a difference, is paired.
+        """
         chunks: list[list[Floats]] = [[] for _ in ratios]
         for counts in self._whole or self._draws():
             for ratio, values in zip(ratios, chunks, strict=True):
@@ -185,7 +191,7 @@ class Bootstrap:
         return [np.concatenate(values) for values in chunks]
 
     def percentiles(self, values: Floats) -> tuple[float, float]:
-        """The interval of what has these values over the resamples where it is defined."""
+        """Take the interval of values over the resamples where they are defined."""
         defined = values[~np.isnan(values)]
         if not len(defined):
             return np.nan, np.nan
@@ -194,7 +200,7 @@ class Bootstrap:
 
 
 def sign_test(better: int, worse: int) -> float:
-    """Exact two-sided sign test; 1.0 where nothing is discordant.
+    """Compute the exact two-sided sign test; 1.0 where nothing is discordant.
 
     Args:
         better: tasks on which the first is ahead.
@@ -206,7 +212,7 @@ def sign_test(better: int, worse: int) -> float:
 
 
 def mcnemar(first: Floats, second: Floats) -> float:
-    """McNemar's exact test of two methods that played each task once: the sign test on the tasks that one alone
+    """Compute McNemar's exact test of two methods that played each task once: the sign test on the tasks that one alone
     passes.
 
     Args:
@@ -224,7 +230,8 @@ def mcnemar(first: Floats, second: Floats) -> float:
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Holm's adjusted p-values of one family, in the order given; NaN stays NaN and is no member of the family."""
+    """Adjust the p-values of one family by Holm's method, in the order given; NaN stays NaN and is no member of the
+    family."""
     values = np.array(p, dtype=float)
     order = np.argsort(values)[: np.count_nonzero(~np.isnan(values))]
     values[order] = np.minimum(1, np.maximum.accumulate(values[order] * np.arange(len(order), 0, -1)))
@@ -232,7 +239,7 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def fisher(first: tuple[int, int], second: tuple[int, int]) -> tuple[float, float]:
-    """Fisher's exact test of two shares, two-sided, as `scipy.stats.fisher_exact` has it, without scipy.
+    """Compute Fisher's exact test of two shares, two-sided, as `scipy.stats.fisher_exact` has it, without scipy.
 
     Args:
         first: how many of a sample show something, and how many there are.
@@ -264,7 +271,7 @@ def _log_factorials(bits: int) -> Floats:
 
 
 def wilson(count: int, total: int) -> tuple[float, float]:
-    """Wilson's 95% interval of a share of so many; 0 to 1 of none."""
+    """Compute Wilson's 95% interval of a share of so many; 0 to 1 of none."""
     z = NormalDist().inv_cdf(0.975)
     if not total:
         return 0.0, 1.0
@@ -274,14 +281,14 @@ def wilson(count: int, total: int) -> tuple[float, float]:
 
 
 def cohens_h(first: float, second: float) -> float:
-    """Cohen's h of two rates, arcsine-transformed so that one size means the same near 0 or 1 as at a half: .2 is
-    small, .5 medium, .8 large. Positive where the first is higher; NaN where a rate is."""
+    """Compute Cohen's h of two rates, arcsine-transformed so that one size means the same near 0 or 1 as at a half: .2
+    is small, .5 medium, .8 large. Positive where the first is higher; NaN where a rate is."""
     return float(2 * asin(sqrt(first)) - 2 * asin(sqrt(second)))
 
 
 def paired_effect(differences: Floats) -> float:
-    """Mean of the defined paired differences over their standard deviation (Cohen's d of pairs); NaN where fewer
-    than two are defined, or all are equal."""
+    """Divide the mean of the defined paired differences by their standard deviation (Cohen's d of pairs); NaN where
+    fewer than two are defined, or all are equal."""
     defined = differences[~np.isnan(differences)]
     spread = defined.std(ddof=1) if len(defined) > 1 else 0.0
     return float(defined.mean() / spread) if spread > 0 else float("nan")

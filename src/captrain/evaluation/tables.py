@@ -1,4 +1,4 @@
-"""What the methods are worth on the test split: pass rates, intervals, paired differences, router bounds.
+"""Tables of the methods on the test split: pass rates, intervals, paired differences, router bounds.
 
 Every arm (the base, each adapter, each baseline) has been played on the same tasks and trials, so every router and
 every bound is read off the same outcomes and costs no further rollouts. An outcome `error` is counted, left out of
@@ -138,8 +138,8 @@ def evaluate(
 
 
 def mark_overlap(evaluation: Evaluation, overlapping: int, tasks: int) -> Evaluation:
-    """The evaluation with every row marked as one over tasks that were diagnosed or trained on: by its label, and in
-    the tables of rates and differences by the column `overlapping`, how many there are of these.
+    """Mark every row of the evaluation as one over tasks that were diagnosed or trained on: by its label, and in the
+    tables of rates and differences by the column `overlapping`, how many there are of these.
 
     Args:
         evaluation: over the tasks of all splits.
@@ -159,8 +159,8 @@ def _of(stages: Mapping[str, str], stage: str) -> list[str]:
 
 
 def _by_arm(outcomes: pd.DataFrame, stages: Mapping[str, str], column: str) -> dict[str, pd.DataFrame]:
-    """Per arm a frame tasks x trials of `column`: the reward, or `passed` as 1.0 passed, 0.0 failed; NaN for an error,
-    and where an arm that acts on some tasks alone was not played."""
+    """Pivot outcomes to a frame tasks x trials of `column` per arm: the reward, or `passed` as 1.0 passed, 0.0 failed;
+    NaN for an error, and where an arm that acts on some tasks alone was not played."""
     unknown = sorted(set(outcomes["outcome"]) - set(OUTCOMES))
     if unknown:
         raise UserError(f"outcomes hold {', '.join(map(str, unknown))}", "an outcome is passed, failed or error")
@@ -189,7 +189,7 @@ def _by_arm(outcomes: pd.DataFrame, stages: Mapping[str, str], column: str) -> d
 
 
 def _checked_routes(routes: pd.DataFrame, outcomes: pd.DataFrame, passes: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """Routes indexed by task in the order of the outcomes, columns of routers and controls only."""
+    """Index routes by task in the order of the outcomes, with the columns of routers and controls only."""
     tasks = passes[BASE].index
     absent = set(tasks) - set(routes["task"])
     if absent or routes["task"].duplicated().any():
@@ -209,13 +209,13 @@ def _checked_routes(routes: pd.DataFrame, outcomes: pd.DataFrame, passes: Mappin
 def _method_outcomes(
     rows: Sequence[Method], frames: Mapping[str, pd.DataFrame], routes: pd.DataFrame
 ) -> dict[str, NDArray[np.float64]]:
-    """What each method's arms came to, (tasks, trials)."""
+    """Collect each method's outcomes from those of its arms, (tasks, trials)."""
     arms = {arm: frame.to_numpy(dtype=float) for arm, frame in frames.items()}
     return {row.name: arms[row.arm] if row.arm else followed(arms, routes[row.route].tolist()) for row in rows}
 
 
 def _bounds(choices: dict[str, NDArray[np.float64]], routes: pd.DataFrame) -> dict[str, MethodOutcomes]:
-    """What routers among the base, which is first, and TRACE's adapters can come to."""
+    """Bound what routers among the base, which is first, and TRACE's adapters can reach."""
     adapters = {arm: array for arm, array in choices.items() if arm != BASE}
     every = list(choices.values())
     single = best_single(adapters, [str(task) for task in routes.index])
@@ -312,7 +312,7 @@ def _kind_table(
 
 
 def _ledger_table(ledger: Sequence[LedgerEntry]) -> pd.DataFrame:
-    """Sums by method, stage and purpose, in the order of the pipeline."""
+    """Sum the ledger by method, stage and purpose, in the order of the pipeline."""
     order = get_args(Purpose)
     keys = ("method", "stage", "purpose")
     totals: dict[tuple[str, ...], list[int]] = {}
@@ -346,7 +346,7 @@ def _metrics(
     ledger: Sequence[LedgerEntry],
     confidence: float,
 ) -> JsonObject:
-    """Small and nested; undefined numbers are left out."""
+    """Collect the metrics, small and nested; undefined numbers are left out."""
     rows, compared = main.dropna(subset=["pass_rate"]), differences.dropna(subset=["difference"])
     rollouts = {name: total for name, total in totals.items() if name in (TRACE, *baselines())}
     evaluation = sum(entry.rollouts for entry in ledger if entry.purpose == "evaluation")
@@ -372,8 +372,8 @@ def _rounded(row: dict[Any, Any], *names: str) -> dict[str, float]:
 
 
 def interpret_difference(row: Mapping[str, Any], level: float = 0.05) -> str:
-    """What to read in a row of `Evaluation.differences`: an interval that excludes 0 is not enough where the test,
-    corrected for all comparisons of the table, does not agree. The interval alone decides where nothing was tested.
+    """Word a row of `Evaluation.differences`. An interval that excludes 0 is not enough where the test, corrected for
+    all comparisons of the table, does not agree. The interval alone decides where nothing was tested.
 
     Args:
         row: at least `distinguishable`, and `p_holm` where there is one; None and NaN are none.

@@ -1,4 +1,4 @@
-"""Where work runs and what names it: processes, Slurm jobs, fingerprints of code, entry points."""
+"""Execution of work and its identity: processes, Slurm jobs, fingerprints of code, entry points."""
 
 import lazy_loader
 

@@ -1,5 +1,5 @@
-"""What anybody sees of an error at the end of a stage or a command: one message, no traceback for what a user can
-cause; for the rest one block that says it is a bug, what to send, and where.
+"""Messages for errors at the end of a stage or a command. A user who can mend the cause sees one message without a
+traceback; anything else is one block that says it is a bug, what to send, and where.
 
 Text of others may stand in any message: it is shown plain, and what looks like a key is taken out.
 """
@@ -32,7 +32,7 @@ DISK_WORDS = {
     "No usable temporary directory": "no folder takes temporary files: the disk is full or read-only, or a file would "
     "be larger than a limit allows (ulimit -f)",
 }
-"""What libraries say of the same, Python's `tempfile` and SQLite among them, without its number."""
+"""Words of libraries for faults of the disk without an error number, Python's `tempfile` and SQLite among them."""
 FREE = (
     "free space or lift the limit, and run again: what is whole is kept, and nothing half-written stays. What may go "
     "first: .cache/ but for answers and jobs (`make clean`), old versions in DVC's cache (`dvc gc --workspace`)"
@@ -42,7 +42,7 @@ LINK = "remedy: remove it, or name another place"
 
 
 def ending(error: BaseException) -> tuple[int, str]:
-    """The exit status for an error, and what is printed of it; "" for nothing."""
+    """Choose the exit status for an error, and word what is printed of it; "" for nothing."""
     status, text = _ending(error)
     return status, redacted(plain(text))
 
@@ -69,7 +69,7 @@ def _ending(error: BaseException) -> tuple[int, str]:
 
 
 def disk_fault(error: BaseException) -> str:
-    """What is wrong with the disk where that is why an error was raised, whoever wrapped it; "" where it is not."""
+    """Say what is wrong with the disk where that raised an error, whoever wrapped it; "" where it did not."""
     link: BaseException | None = error
     while link is not None:
         number = link.errno if isinstance(link, OSError) else None

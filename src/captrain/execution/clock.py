@@ -1,4 +1,4 @@
-"""What each stage took: wall-clock and CPU seconds of the run that made the results which lie here.
+"""Wall-clock and CPU seconds of each stage, in the run that made the results which lie here.
 
 Times differ from run to run, so they are no part of any result and no output of any stage: they lie in the cache of
 this checkout, each named by the digest of the results that it belongs to. A stage that was restored from the cache
@@ -38,7 +38,7 @@ def timed(stage: str, results: Path = Path("results"), folder: Path = TIMES) -> 
 
 
 def times(root: Path) -> dict[str, Time]:
-    """What each stage took, of those whose results here were made here."""
+    """Read the time of each stage whose results here were made here."""
     stages = [folder.name for folder in sorted((root / TIMES).glob("*"))]
     paths = {stage: root / TIMES / stage / f"{_outputs_digest(root / 'results', stage)}.json" for stage in stages}
     return {stage: read_json(path, Time, f"remove {path}") for stage, path in paths.items() if path.exists()}
@@ -50,7 +50,7 @@ def _cpu() -> float:
 
 
 def _outputs_digest(results: Path, stage: str) -> str:
-    """Digest of what the stage has left in `results`, "" for nothing."""
+    """Hash what the stage has left in `results`, "" for nothing."""
     alone = results / f"{stage}.json"
     files = sorted(path for path in (results / stage).rglob("*") if path.is_file())
     files += [alone] if alone.is_file() else []

@@ -62,8 +62,10 @@ def entry_point(main: Callable[[], str | None], *, stage: bool = True, name: str
 
 
 def _names_model(path: Path) -> bool:
-    """Whether a specification names a model of the hub, which may be downloaded; not where it does not read, which the
-    stage itself will say."""
+    """Return whether a specification names a model of the hub, which may be downloaded.
+
+    False where it cannot be read, which the stage itself will say.
+    """
     with suppress(UserError):
         return load_spec(path).base.model is not None
     return False

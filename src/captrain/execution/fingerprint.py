@@ -41,20 +41,20 @@ room's modules declare, and runs nothing else of them, so that their files count
 
 @runtime_checkable
 class HasIdentity(Protocol):
-    """What says itself what decides its behaviour."""
+    """Object that names the values which decide its behaviour."""
 
     def identity(self) -> object:
-        """Values that `identity_of` takes."""
+        """Return values that `identity_of` takes."""
         ...
 
 
 def fingerprint(function: Callable[..., object], item: object) -> str:
-    """The fingerprint of applying a module-level function to an item."""
+    """Fingerprint the application of a module-level function to an item."""
     return digest(function.__qualname__, code_digest(function), identity_of(item))
 
 
 def code_digest(function: Callable[..., object]) -> str:
-    """Digest of the code that a function or class runs, as `code_closure` has it."""
+    """Hash the code that a function or class runs, as `code_closure` has it."""
     return _closure_digest(Path(inspect.getfile(function)))
 
 
@@ -64,9 +64,9 @@ def _closure_digest(start: Path) -> str:
 
 
 def code_closure(start: Path) -> list[Path]:
-    """The files of captrain that a script or module runs: what it imports at its top or within functions, and the data
-    of the package that it names; rooms of components as a whole (see `PROTOCOLS`), and the modules that registries read
-    (see `REGISTRIES`).
+    """List the files of captrain that a script or module runs: what it imports at its top or within functions, and the
+    data of the package that it names; rooms of components as a whole (see `PROTOCOLS`), and the modules that registries
+    read (see `REGISTRIES`).
 
     Args:
         start: a Python file. It is in the closure itself if it is part of the package.
@@ -97,12 +97,12 @@ def _is_plain(path: Path) -> bool:
 
 @cache
 def _references(path: Path, text: bytes) -> list[Path]:
-    """The files of this package that a module of this text imports, and those that it names in its strings."""
+    """List the files of this package that a module of this text imports, and those that it names in its strings."""
     return [reference for node in ast.walk(ast.parse(text, str(path))) for reference in _named(node)]
 
 
 def _named(node: ast.AST) -> Iterator[Path]:
-    """The files that a part of a module names."""
+    """Yield the files that a part of a module names."""
     if isinstance(node, ast.Import):
         for alias in node.names:
             yield from _imported(alias.name, "")
@@ -114,7 +114,7 @@ def _named(node: ast.AST) -> Iterator[Path]:
 
 
 def _imported(module: str, name: str) -> Iterator[Path]:
-    """The file that `from module import name` runs; of a room, the one that it exports the name from."""
+    """Yield the file that `from module import name` runs; of a room, the one that it exports the name from."""
     package, *parts = module.split(".")
     if package != PACKAGE.name:
         return
@@ -129,7 +129,7 @@ def _imported(module: str, name: str) -> Iterator[Path]:
 
 @cache
 def _exports(room: Path) -> dict[str, str]:
-    """The names that a room exports, each with the module below the room that defines it."""
+    """Read the names that a room exports, each with the module below the room that defines it."""
     listing = room / "__init__.pyi"
     tree = ast.parse(listing.read_bytes()) if listing.exists() else ast.Module([], [])
     imports = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module]
@@ -137,21 +137,21 @@ def _exports(room: Path) -> dict[str, str]:
 
 
 def _data(text: str) -> Iterator[Path]:
-    """The files of the package, not its code, that a string names as path or as beginning of one."""
+    """Yield the files of the package, not its code, that a string names as path or as beginning of one."""
     place = PACKAGE / text
     if len(text) < 200 and "\n" not in text and not text.startswith("/") and place.exists() and place != PACKAGE:
         yield from (path for path in (files_below(place) if place.is_dir() else [place]) if path.suffix != ".py")
 
 
 def files_below(folder: Path) -> list[Path]:
-    """All files below a folder that are somebody's work, in order."""
+    """List all files below a folder that are somebody's work, in order."""
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     return [path for path in paths if not any(part == "__pycache__" or part[0] == "." for part in path.parts[-3:])]
 
 
 def identity_of(value: object) -> object:
-    """What decides a result in a value, as JSON: of a path the content of the file or folder, of a machine nothing, of
-    an object with `identity()` what this returns, of any other all its fields."""
+    """Reduce a value to what decides a result, as JSON: of a path the content of the file or folder, of a machine
+    nothing, of an object with `identity()` what this returns, of any other all its fields."""
     if isinstance(value, str | int | float | None):
         return value
     if isinstance(value, Machine):

@@ -42,7 +42,7 @@ class Submission(Record):
     job: str | None = None
 
     def attempts(self, folder: Path = JOBS) -> list["Attempt"]:
-        """One for each key; none before the job id is known."""
+        """List one attempt for each key; none before the job id is known."""
         jobs = [] if self.job is None else [self.job] * len(self.keys)
         if len(jobs) > 1:
             jobs = [f"{job}_{index}" for index, job in enumerate(jobs)]
@@ -58,7 +58,7 @@ class Attempt(NamedTuple):
 
     @property
     def log(self) -> Path:
-        """What it prints, over all its restarts."""
+        """File that the job prints to, over all its restarts."""
         return self.folder / f"{self.job}_0_log.out"
 
     @property
@@ -67,12 +67,12 @@ class Attempt(NamedTuple):
         return self.folder / f"{self.job}_submitted.pkl"
 
     def failure(self) -> Exception | None:
-        """What its function raised, if it did."""
+        """Read the exception that the job's function raised, if it did."""
         path = self.folder / f"{self.key}.failure"
         return pickle.loads(path.read_bytes()) if path.exists() else None
 
     def tail(self) -> list[str]:
-        """The last lines that its function printed; a progress bar's states are lines, too."""
+        """Read the last lines that its function printed; a progress bar's states are lines, too."""
         if not self.log.exists():
             return []
         with self.log.open("rb") as file:
@@ -81,12 +81,12 @@ class Attempt(NamedTuple):
         return [line.strip() for line in lines if line.strip() and not line.startswith(("submitit ", "srun: "))]
 
     def last_line(self) -> str:
-        """The last thing its function said."""
+        """Read the last line that its function printed."""
         return next(reversed(self.tail()), "")
 
 
 class State(NamedTuple):
-    """What Slurm says of a job."""
+    """State of a job as Slurm reports it."""
 
     name: str
     node: str = ""
@@ -95,7 +95,7 @@ class State(NamedTuple):
 
 
 def submissions(jobs: Path = JOBS) -> list[Submission]:
-    """All submissions in the ledger, oldest first.
+    """Read all submissions in the ledger, oldest first.
 
     A line that was cut off is passed over: it was the last thing its process did, and nothing had followed from it.
     """
@@ -106,11 +106,11 @@ def submissions(jobs: Path = JOBS) -> list[Submission]:
     try:
         return [Submission.model_validate(row) for row in rows.values()]
     except ValidationError as error:
-        raise UserError(f"{path} is no list of jobs ({first_fault(error)})", "move it away: jobs run on") from None
+        raise UserError(f"{path} is not a list of jobs ({first_fault(error)})", "move it away: jobs run on") from None
 
 
 def states(jobs: Collection[str]) -> dict[str, State]:
-    """What Slurm says of each of these jobs; the name is "GONE" of one that it has forgotten.
+    """Ask Slurm for the state of each of these jobs; the name is "GONE" of one that it has forgotten.
 
     Raises:
         InfrastructureError: the controller does not answer.
@@ -129,7 +129,7 @@ def states(jobs: Collection[str]) -> dict[str, State]:
 
 
 def job_named(name: str, since: str) -> str | None:
-    """The id of the job or array of this name, if Slurm has heard of one; `since` is when it was submitted, at the
+    """Find the id of the job or array of this name, if Slurm has heard of one; `since` is when it was submitted, at the
     earliest and by this machine's clock."""
     try:
         listing = _slurm("squeue", "--me", "--noheader", "--states=all", "--format=%F", f"--name={name}")
@@ -172,7 +172,8 @@ def _rows(text: str, width: int) -> Iterator[list[str]]:
 
 
 def jobs_table(root: Path, limit: int = 40) -> Table:
-    """The last attempt at each item, oldest first: job, item, state, node, elapsed, progress, last line, reason."""
+    """Tabulate the last attempt at each item, oldest first: job, item, state, node, elapsed, progress, last line,
+    reason."""
     attempts: dict[str, list[tuple[Submission, int, Attempt]]] = {}
     for submission in submissions(root / JOBS):
         for index, attempt in enumerate(submission.attempts(root / JOBS)):
@@ -207,7 +208,7 @@ def jobs_table(root: Path, limit: int = 40) -> Table:
 
 
 def job_log(root: Path, job: str) -> str:
-    """All that a job has printed, over its restarts.
+    """Read all that a job has printed, over its restarts.
 
     Raises:
         UserError: there is no such job, or it has printed nothing yet.
@@ -223,7 +224,7 @@ def job_log(root: Path, job: str) -> str:
 
 
 def job_outcome(attempt: Attempt, state: State, jobs: Path) -> tuple[str, str]:
-    """The state of a job in one word, and the reason for it: why it waits, what it failed with, how it died."""
+    """Describe the state of a job in one word, and the reason: why it waits, what it failed with, how it died."""
     if (jobs / "results" / f"{attempt.key}.pkl").exists():
         return "finished", ""
     failure = attempt.failure()
@@ -234,7 +235,7 @@ def job_outcome(attempt: Attempt, state: State, jobs: Path) -> tuple[str, str]:
 
 
 def progress_of(lines: Sequence[str]) -> str:
-    """How far a job is by the last lines of its log: "3 of 10", or a progress bar's "3/10"."""
+    """Read the progress of a job from the last lines of its log: "3 of 10", or a progress bar's "3/10"."""
     for line in reversed(lines):
         if match := re.search(r"\b(\d+)(?: of |/)(\d+)\b", line):
             return f"{match[1]} of {match[2]}"
@@ -242,7 +243,7 @@ def progress_of(lines: Sequence[str]) -> str:
 
 
 def without_bar(line: str) -> str:
-    """A line of a log, cut to what a table has room for, and of a progress bar what it says without what it draws."""
+    """Cut a line of a log to what a table has room for, and of a progress bar to what it says without what it draws."""
     line = re.sub(r"\d+%\|[^|]*\| ", "", line)
     return line if len(line) <= 100 else f"{line[:99]}…"
 

@@ -1,4 +1,4 @@
-"""Where work runs: independent items over worker processes on this machine, or as jobs of a cluster.
+"""Launch of independent items of work over worker processes on this machine, or as jobs of a cluster.
 
 Each worker is a process with one thread (two threads with a busy neighbour are many times slower than one), and ends
 when its parent does, so that a killed pipeline leaves nothing behind; a job goes on, and the next pipeline finds it
@@ -71,7 +71,7 @@ def cores(machine: Machine) -> int:
 
 
 def dispatched() -> bool:
-    """Whether this process is a job of a cluster, whose log is its own."""
+    """Return whether this process is a job of a cluster, whose log is its own."""
     return os.environ.get("SUBMITIT_EXECUTOR") == "slurm"
 
 

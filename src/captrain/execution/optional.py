@@ -26,12 +26,12 @@ COMPUTING = "scipy"
 
 
 def has_package(module: str) -> bool:
-    """Whether a package is installed; it is not imported."""
+    """Return whether a package is installed, without importing it."""
     return find_spec(module) is not None
 
 
 def light_installation(error: ModuleNotFoundError) -> UserError | None:
-    """What to say of a package that the light installation lacks; None of any other module, which is a bug."""
+    """Name the extra of a package that the light installation lacks; None of any other module, which is a bug."""
     package = str(error.name).partition(".")[0]
     if package not in EXTRAS:
         return None

@@ -1,4 +1,4 @@
-"""What a command writes for its user, into a folder of theirs: never over a file that captrain did not write there.
+"""Output of a command into a user's folder: never over a file that captrain did not write there.
 
 Files are written aside, within the folder, and put in place together when all are whole; a list beside them says which
 are captrain's, with their digests. A file of that name that is not on the list, or was changed since, is the user's,
@@ -20,7 +20,7 @@ LISTING = ".captrain-outputs.json"
 
 @contextmanager
 def user_outputs(folder: Path, names: Iterable[str] = ()) -> Iterator[Path]:
-    """A folder to write into, whose files come into `folder` when the block ends well.
+    """Yield a folder to write into, whose files come into `folder` when the block ends well.
 
     Args:
         folder: the user's; made where there is none.
@@ -65,7 +65,7 @@ def require_folder(folder: Path) -> None:
                 "see that the disk is not read-only and that you may write there, or name another folder with --out",
             )
         if path.exists() or path.is_symlink():
-            raise UserError(f"{path} is no folder", "name another folder with --out")
+            raise UserError(f"{path} is not a folder", "name another folder with --out")
 
 
 def _listing(folder: Path) -> dict[str, str]:

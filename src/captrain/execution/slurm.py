@@ -67,7 +67,7 @@ THREADS = "export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1"
 
 @dataclass(frozen=True)
 class Work:
-    """What a job does; submitit calls it, and `checkpoint` when the job is preempted or its time is nearly up."""
+    """Callable of a job; submitit calls it, and `checkpoint` when the job is preempted or its time is nearly up."""
 
     function: Callable[[Any], object]
     item: object
@@ -94,7 +94,7 @@ class Work:
             _write(JOBS / "results" / f"{self.key}.pkl", pickle.dumps((digest(identity_of(result)), result)))
 
     def checkpoint(self) -> "DelayedSubmission":
-        """The same work again, in the same job."""
+        """Submit the same work again, in the same job."""
         from submitit.helpers import DelayedSubmission
 
         if int(os.environ.get("SLURM_RESTART_COUNT", "0")) >= self.requeues:
@@ -162,7 +162,7 @@ class Dispatch:
         return [self.results[key] for key in self.order]
 
     def _pending(self) -> list[str]:
-        """Items of which neither a result nor a failure is known."""
+        """List items of which neither a result nor a failure is known."""
         return [key for key in self.items if key not in self.results and key not in self.failures]
 
     def _collect(self) -> None:
@@ -207,7 +207,7 @@ class Dispatch:
         )
 
     def _send(self) -> None:
-        """For every item that is not out: attach to the job it has, or submit it."""
+        """Attach to the job of every item that is not out, or submit it."""
         with exclusive(JOBS / "lock"):
             self._collect()
             unsent = [key for key in self._pending() if key not in self.out]
@@ -276,7 +276,7 @@ class Dispatch:
         return Work(self.function, self.items[key], key, JOBS / submission.name, self.slurm.requeues)
 
     def _recovered(self, submission: Submission) -> Submission:
-        """A submission whose process ended before it had noted the id: with the id, if Slurm had heard of it."""
+        """Recover the id of a submission whose process ended before it had noted it, if Slurm had heard of it."""
         from submitit.helpers import DelayedSubmission
 
         job = job_named(submission.name, submission.at)
@@ -302,7 +302,7 @@ class StoredResult(NamedTuple):
 
 
 def stored_result(key: str) -> StoredResult | None:
-    """The result of an item, if it is there, and the files that it names are what they were."""
+    """Read the result of an item, if it is there, and the files that it names are what they were."""
     path = JOBS / "results" / f"{key}.pkl"
     if not path.exists():
         return None
@@ -314,7 +314,7 @@ def stored_result(key: str) -> StoredResult | None:
 
 
 def name_of(item: object) -> str:
-    """What a reader calls an item: its name, or else itself."""
+    """Return the name of an item for readers, or else the item itself as text."""
     return str(getattr(item, "name", item))[:60]
 
 
@@ -328,7 +328,8 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _portable(error: Exception, account: str) -> bytes:
-    """An exception that another process can read; with its traceback, where it is not for the reader to mend."""
+    """Pickle an exception so that another process can read it; with its traceback, where it is not for the reader to
+    mend."""
     if not isinstance(error, UserError | InfrastructureError):
         error.add_note(account)
     try:

@@ -1,4 +1,4 @@
-"""What a whole point has come to, as a table: a row for each method, small enough for git.
+"""Table of a finished point: a row for each method, small enough for git.
 
 Sweeps and replicates write such tables, and figures of several runs are drawn from them alone (`captrain.reporting`). A
 table is read off each point's own results, so that gathering again costs seconds and changes nothing.
@@ -20,7 +20,7 @@ TableRow = dict[str, object]
 
 
 def point_rows(point: Point, root: Path) -> list[TableRow]:
-    """The rows of a whole point (see `rows_of`), read while nobody changes its workspace.
+    """Read the rows of a whole point (see `rows_of`) while nobody changes its workspace.
 
     Raises:
         UserError: the evaluation's tables are missing.
@@ -30,7 +30,7 @@ def point_rows(point: Point, root: Path) -> list[TableRow]:
 
 
 def rows_of(choice: Choice, results: Path) -> list[TableRow]:
-    """What a whole point has come to, one row for each method of its evaluation.
+    """Tabulate a finished point, one row for each method of its evaluation.
 
     Args:
         choice: of the point.
@@ -77,7 +77,7 @@ def _over_grpo(difference: Difference | None) -> TableRow:
 
 
 def _seconds(results: Path) -> dict[str, float]:
-    """CPU seconds of the methods whose stages all ran beside these results."""
+    """Sum up CPU seconds of the methods whose stages all ran beside these results."""
     durations = times(results.parent)
     stages = {
         row["method"]: row["stages"].split()
@@ -97,7 +97,7 @@ def write_table(rows: Sequence[Mapping[str, object]], path: Path) -> None:
 
 
 def read_rows(path: Path) -> list[TableRow]:
-    """The rows of points that `write_table` wrote; an empty cell is None.
+    """Read the rows of points that `write_table` wrote; an empty cell is None.
 
     Raises:
         UserError: the table is missing, or not whole.

@@ -32,7 +32,7 @@ LOG = "log.txt"
 
 
 def is_execution(override: str) -> bool:
-    """Whether an override says only where and how fast: such a one names no other point."""
+    """Return whether an override says only where and how fast, so that it names no other point."""
     return override.lstrip("+").startswith(("machine=", "machine."))
 
 
@@ -49,11 +49,12 @@ class Point:
         return "-".join([self.choice.experiment, str(self.choice.seed), *([digest(settings)[:8]] if settings else [])])
 
     def workspace(self, root: Path) -> Path:
-        """Where it runs."""
+        """Return the folder in which the point runs."""
         return root / WORKSPACES / self.name
 
     def lock(self, root: Path) -> Path:
-        """Held by whoever changes or reads the workspace, so that no two selections compose into it at once."""
+        """Return the lock held by whoever changes or reads the workspace, so that no two selections compose into it at
+        once."""
         return root / LOCKS / f"point-{self.name}"
 
 
@@ -116,7 +117,7 @@ def _run(point: Point, root: Path, lock: int) -> Path:
 
 
 def reason(log: Path) -> str:
-    """Why a run failed: its error message, or else its last line."""
+    """Find why a run failed: its error message, or else its last line."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("error: ")]
     return (errors or lines or ["it said nothing"])[-1]
@@ -139,7 +140,7 @@ def reproduce(locks: Path) -> None:
 
 
 def needs(stage: "PipelineStage") -> str:
-    """Digest of all that decides a stage's outputs: its command, its params, and the content of what it reads."""
+    """Hash all that decides a stage's outputs: its command, its params, and the content of what it reads."""
     stage.save_deps()
     contents = [[str(dep.def_path), digest(dep.hash_info.value if dep.hash_info else None)] for dep in stage.deps]
     return digest(stage.cmd, sorted(contents))

@@ -58,15 +58,15 @@ Points are made once, share what did not change, and go on where they were cut o
 
 
 def settings_of(overrides: Sequence[str]) -> dict[str, str]:
-    """The settings of a Hydra job, without the study that asks for them: a point is named by its settings alone, so
-    that studies share their points."""
+    """Return the settings of a Hydra job, without the study that asks for them: a point is named by its settings alone,
+    so that studies share their points."""
     settings = dict(override.split("=", 1) for override in overrides)
     settings.pop(STUDY, None)
     return settings
 
 
 def point_of(base: Choice, overrides: Sequence[str]) -> Point:
-    """The point that a Hydra job stands for: its settings win over those of params.yaml."""
+    """Make the point that a Hydra job stands for: its settings win over those of params.yaml."""
     settings = settings_of(overrides)
     experiment, seed = settings.pop("experiment", base.experiment), int(settings.pop("seed", base.seed))
     keys = {key.lstrip("+") for key in settings}
@@ -76,7 +76,7 @@ def point_of(base: Choice, overrides: Sequence[str]) -> Point:
 
 
 def job(config: Mapping[str, object]) -> None:
-    """One job of the sweep, wherever the launcher runs it: bring its point up to date, and note how that ended.
+    """Run one job of the sweep, wherever the launcher runs it: bring its point up to date, and note how that ended.
 
     A point that fails is noted and not raised, so that the others go on under every launcher.
     """
@@ -96,8 +96,8 @@ def job(config: Mapping[str, object]) -> None:
 
 
 def gather(jobs: Path, root: Path) -> tuple[list[TableRow], list[str]]:
-    """One row for each method of each job whose point is whole (see `gathering.rows_of`), the point's settings first;
-    and what befell the other jobs."""
+    """Gather one row for each method of each job whose point is whole (see `gathering.rows_of`), the point's settings
+    first; and what befell the other jobs."""
     base, rows, failures = load_choice(root / "params.yaml"), list[TableRow](), list[str]()
     folders = sorted((path for path in jobs.glob("*") if path.name.isdigit()), key=lambda path: int(path.name))
     for folder in folders:
@@ -116,7 +116,7 @@ def gather(jobs: Path, root: Path) -> tuple[list[TableRow], list[str]]:
 
 
 def sweep_name(arguments: Sequence[str], root: Path) -> str:
-    """What the sweep is called: `hydra.job.name`, or else its study.
+    """Name the sweep: `hydra.job.name`, or else its study.
 
     Raises:
         UserError: there is no such study.
@@ -130,7 +130,7 @@ def sweep_name(arguments: Sequence[str], root: Path) -> str:
 
 @partial(entry_point, stage=False)
 def main() -> None:
-    """Entry point of the `captrain-sweep` command; exit status 1 if a point failed.
+    """Run the `captrain-sweep` command; exit status 1 if a point failed.
 
     Raises:
         UserError: it was not started in the root of a repository, or without -m, or there is no such study, or a

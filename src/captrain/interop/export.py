@@ -183,7 +183,7 @@ def _json(value: object) -> str:
 
 
 def _eval(rollouts: Sequence[Rollout], model: str) -> JsonObject:
-    """What was run; ids are digests of the rollouts."""
+    """Describe the run for the header of an Inspect log; ids are digests of the rollouts."""
     first = rollouts[0]
     tasks = list(dict.fromkeys(rollout.task.id for rollout in rollouts))
     run = digest([rollout.id for rollout in rollouts])

@@ -64,7 +64,7 @@ FLOOR = "reward of doing nothing"
 
 @dataclass(frozen=True)
 class Package:
-    """What goes into a package.
+    """Content of a package.
 
     `text` is the environment file, `tasks` how many tasks of each split it offers, `solution` the assistant messages
     of a reference, played in the first training task.
@@ -82,7 +82,7 @@ class Package:
         return "captrain_" + self.passport.capability.replace("+", "_and_")
 
     def names(self) -> dict[str, str]:
-        """What the templates ask for."""
+        """Values that the templates ask for, by name."""
         title = "".join(part.capitalize() for part in self.module.split("_")[1:])
         splits = f"One of {', '.join(self.tasks)}."
         return {
@@ -138,7 +138,7 @@ def _check_tools(package: Package, standard: Standard) -> None:
         unspeakable = [word for word in (name, *parameters) if not word.isidentifier() or word.startswith("_")]
         if standard == "trl" and unspeakable:
             raise UserError(
-                f"TRL's tools are Python methods, and {unspeakable[0]} of {name} is no name of one",
+                f"TRL's tools are Python methods, and {unspeakable[0]} of {name} is not a name of one",
                 "choose another standard",
             )
 

@@ -59,7 +59,7 @@ class CodeAction(_Part):
 
 
 class MessageAction(_Part):
-    """What the agent says."""
+    """Words of the agent."""
 
     class_: Literal["message_action"]
     content: str
@@ -126,14 +126,14 @@ class ToolCall(_Part):
 
 
 class Result(_Part):
-    """What answers a call in ATIF, or comes unasked."""
+    """Answer to a call in ATIF, or one that comes unasked."""
 
     source_call_id: str | None = None
     content: str | list[ContentPart] | None = None
 
 
 class Results(_Part):
-    """What answers a step in ATIF."""
+    """Answers to a step in ATIF."""
 
     results: list[Result] = []
 
@@ -298,7 +298,7 @@ class _Teller:
                 self._tool_of_call[name] = call[0]
 
     def _read(self, text: str, name: str | None, *, answers_call: bool) -> None:
-        """What answers the call of that id, or without an id, if it `answers_call`, the oldest call that is not
+        """Add an answer to the call of that id, or without an id, if it `answers_call`, to the oldest call that is not
         answered; anything else is the user's."""
         tool = self._tool_of_call.pop(name, None) if name is not None else None
         if tool is None and answers_call and name is None and self._open:

@@ -24,12 +24,12 @@ class StoredAnswer(Record):
 
 
 def answer_path(folder: Path, key: str) -> Path:
-    """Where the answer of this key lies."""
+    """Return the path of the answer with this key."""
     return folder / key[:2] / f"{key}.json"
 
 
 def read_answer(folder: Path, key: str) -> StoredAnswer:
-    """The answer of a key.
+    """Read the answer of a key.
 
     Raises:
         FileNotFoundError: there is none.

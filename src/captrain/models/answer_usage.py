@@ -1,4 +1,4 @@
-"""What structured answers took, and the budget of a run (`machine.asking.tokens`, `machine.asking.money`)."""
+"""Usage of structured answers, and the budget of a run (`machine.asking.tokens`, `machine.asking.money`)."""
 
 import threading
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from captrain.models.endpoint import Completion
 
 @dataclass
 class AnswerUsage:
-    """What the answers took.
+    """Counts of answers, tokens and money.
 
     `answers` and their tokens are over all that were used, read from disk or received, each once; they are the same
     when a run is replayed. The others are of this run alone: answers `received`, those `rejected` among them, what all
@@ -87,7 +87,7 @@ class Accounts:
             )
 
     def exhausted(self) -> str | None:
-        """The setting whose budget is spent."""
+        """Return the setting whose budget is spent, if any is."""
         if self.access is None:
             return None
         if self.access.tokens is not None and self.usage.tokens >= self.access.tokens:
@@ -97,7 +97,7 @@ class Accounts:
         return None
 
     def exhaustion(self, setting: str, progress: str) -> UserError:
-        """The error of a run that ends because a budget is spent."""
+        """Word the error of a run that ends because a budget is spent."""
         return UserError(
             f"{progress} questions are answered, and the budget machine.asking.{setting} = "
             f"{getattr(self.access, setting)} of this run is spent ({self.usage.tokens} tokens{self.usage.cost})",

@@ -70,7 +70,7 @@ class Question(Generic[A]):
 
 
 class RejectedAnswer(Exception):
-    """What is wrong with an answer."""
+    """Answer that does not satisfy the question; its text says why."""
 
 
 class StructuredAnswers:
@@ -105,7 +105,7 @@ class StructuredAnswers:
 
     @property
     def usage(self) -> AnswerUsage:
-        """What the answers took so far."""
+        """Usage of all answers so far."""
         return self._accounts.usage
 
     def ask(self, questions: Sequence[Question[A]], label: str) -> list[A]:
@@ -151,7 +151,7 @@ class StructuredAnswers:
         return digest(*sampling, question.draw, question.system, question.user, _schema_digest(question.schema))
 
     def _replayed(self, key: str, question: Question[A]) -> A:
-        """The answer on disk.
+        """Read the answer from disk.
 
         Raises:
             FileNotFoundError: there is none.
@@ -238,7 +238,7 @@ class StructuredAnswers:
     def _answer(
         self, key: str, question: Question[A], label: str, access: ModelAccess, stop: threading.Event
     ) -> A | None:
-        """The answer to one question; None when it may not be asked any more."""
+        """Ask one question until it is answered; None when it may not be asked any more."""
         rejection = ""
         problem = f"{label}: question {key} is not answered after {access.retries + 1} attempts, the last of which"
         try:
@@ -266,7 +266,7 @@ class StructuredAnswers:
     def _request(
         self, key: str, question: Question[A], rejection: str, access: ModelAccess, stop: threading.Event
     ) -> A | None:
-        """One attempt; None when nothing may be sent any more.
+        """Make one attempt; None when nothing may be sent any more.
 
         Raises:
             RejectedAnswer: what came is no answer to the question; it is charged all the same.
@@ -303,7 +303,7 @@ class StructuredAnswers:
 
 
 def _attempts(count: int, stop: threading.Event) -> "Retrying":
-    """Attempts at one question. Faults are followed by growing pauses, rejected answers by none."""
+    """Yield the attempts at one question. Faults are followed by growing pauses, rejected answers by none."""
     from tenacity import (
         RetryCallState,
         Retrying,
@@ -360,7 +360,7 @@ def _parsed(question: Question[A], text: str) -> A:
 
 
 def _problems(error: ValidationError) -> str:
-    """The first problems in one line, without what was answered."""
+    """Word the first problems in one line, without what was answered."""
     details = error.errors(include_url=False)[:3]
     problems = [(".".join(str(part) for part in detail["loc"]), detail["msg"]) for detail in details]
     return "; ".join(f"{field}: {message}" if field else message for field, message in problems)[:EXCERPT]

@@ -49,7 +49,7 @@ class _Exact(torch.optim.Optimizer, ABC):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """One update of all parameters that have a gradient.
+        """Update all parameters that have a gradient.
 
         Raises:
             ValueError: a parameter is not in float64.
@@ -143,7 +143,7 @@ class Muon(_Exact):
         parameter.sub_(self._orthogonal(ahead, group["iterations"]).mul_(scale))
 
     def _orthogonal(self, matrix: Tensor, iterations: int) -> Tensor:
-        """The nearest matrix whose rows or columns are orthonormal, roughly."""
+        """Approximate the nearest matrix whose rows or columns are orthonormal."""
         a, b, c = self.COEFFICIENTS
         tall = matrix.shape[0] > matrix.shape[1]
         x = matrix.T if tall else matrix
@@ -155,7 +155,7 @@ class Muon(_Exact):
 
 
 def _power(base: float, exponent: int) -> float:
-    """As products, because the C library's `pow` is not rounded alike everywhere."""
+    """Raise to a power by products, because the C library's `pow` is not rounded alike everywhere."""
     return math.prod(repeat(base, exponent))
 
 

@@ -17,7 +17,7 @@ from captrain.records import JsonObject, Message
 CALL = re.compile(r"<tool_call>\n?(.*?)\n?</tool_call>", re.DOTALL)
 USER: Message = {"role": "user", "content": "?"}
 THOUGHT = re.compile(r"\A.*?</think>\s*", re.DOTALL)
-"""What a model thinks before it answers: it stays among the tokens, and is no part of the message."""
+"""Thinking of a model before it answers: it stays among the tokens, and is no part of the message."""
 MARK = "\x01"
 
 
@@ -64,7 +64,7 @@ class Chat:
         return end + len(self.tokenizer.eos_token)
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of text, without added special tokens.
+        """Tokenize text, without added special tokens.
 
         The end token is special: no token crosses it, so the parts between two of them are encoded, and remembered,
         one by one.
@@ -79,24 +79,26 @@ class Chat:
         return ids
 
     def prompt(self, messages: list[Message]) -> list[int]:
-        """Ids of the opening messages with the tools and the header of the assistant's first turn."""
+        """Render the opening messages with the tools and the header of the assistant's first turn, as token ids."""
         return self.encode(
             self._filled(True, messages, lambda replies: self._render(replies, tools=True, generate=True))
         )
 
     def dialogue(self, messages: list[Message]) -> list[int]:
-        """Ids of a whole dialogue, assistant turns and calls among it, with the header of the next assistant turn."""
+        """Render a whole dialogue, assistant turns and calls among it, with the header of the next assistant turn, as
+        token ids."""
         return self.encode(self._render(messages, tools=True, generate=True))
 
     def turn(self, message: Message) -> list[int]:
-        """Ids of an assistant message as the model would have written it, its end token included."""
+        """Render an assistant message as the model would have written it, its end token included, as token ids."""
         key = json.dumps(message, sort_keys=True)
         if key not in self._turns:
             self._turns[key] = self.encode(self._up_to_end([USER, message])[len(self._header) :])
         return self._turns[key]
 
     def suffix(self, messages: list[Message]) -> list[int]:
-        """Ids between the end token of an assistant turn and the first token of the next one."""
+        """Render what stands between the end token of an assistant turn and the first token of the next one, as token
+        ids."""
         before = [USER, {"role": "assistant", "content": MARK}]
 
         def render(replies: list[Message]) -> str:
@@ -121,7 +123,7 @@ class Chat:
         return render(messages) if pieces is None else _fill(pieces, messages)
 
     def parse(self, ids: list[int]) -> Message:
-        """The assistant message that a turn's ids (with or without the end token) spell, thoughts left out."""
+        """Parse a turn's ids (with or without the end token) to an assistant message, thoughts left out."""
         key = tuple(ids)
         message = self._parsed.get(key)
         if message is None:
@@ -157,13 +159,13 @@ def parse_text(text: str) -> Message:
 
 
 def guide(opening: list[Message], lines: list[str]) -> list[Message]:
-    """The opening messages with guidance lines at the end of the system prompt."""
+    """Add guidance lines at the end of the system prompt of the opening messages."""
     extra = "".join(f"\n- {line}" for line in lines)
     return [{**m, "content": m["content"] + extra} if m["role"] == "system" else m for m in opening]
 
 
 def dialogue_tokens(chat: "Chat", opening: list[Message], messages: list[Message]) -> tuple[list[int], list[int]]:
-    """Ids and mask (1 = written by the agent) of a dialogue."""
+    """Tokenize a dialogue: ids, and a mask of the same length (1 = written by the agent)."""
     ids = chat.prompt(opening)
     mask = [0] * len(ids)
     pending: list[Message] = []

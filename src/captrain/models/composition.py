@@ -25,12 +25,13 @@ if TYPE_CHECKING:
     import torch
 
 Factors: TypeAlias = "dict[str, tuple[torch.Tensor, torch.Tensor]]"
-"""Of each changed module, by its PEFT name: up (out, rank) with all scales multiplied in, and down (rank, in)."""
+"""Factors of each changed module, by its PEFT name: up (out, rank) with all scales multiplied in, and down (rank, in).
+"""
 TENTHS = 10
 
 
 def normalised_weights(weights: Mapping[str, float]) -> dict[str, float]:
-    """Weights as shares in tenths that sum to 1, by largest remainders (of equal ones the first name gets more);
+    """Round weights to shares in tenths that sum to 1, by largest remainders (of equal ones the first name gets more);
     what gets no tenth is left out. For scores such as probabilities; a plain sum has weights of 1 and needs none.
 
     Raises:
@@ -48,7 +49,7 @@ def normalised_weights(weights: Mapping[str, float]) -> dict[str, float]:
 
 
 def composition_name(weights: Mapping[str, float]) -> str:
-    """The name of a vector of weights, members in the order of their names; a member alone at 1 has its own.
+    """Name a vector of weights, members in the order of their names; a member alone at 1 has its own.
 
     Raises:
         ValueError: a weight is not a positive number of tenths: two vectors would have one name.
@@ -61,13 +62,13 @@ def composition_name(weights: Mapping[str, float]) -> str:
 
 
 def parse_composition(name: str) -> dict[str, float]:
-    """The vector of weights that has this name."""
+    """Parse the vector of weights that has this name."""
     terms = (term.rpartition("*") for term in name.split("+"))
     return {member: float(weight or 1) for weight, _, member in terms}
 
 
 def compose(members: Mapping[str, Adapter], weights: Mapping[str, float], folder: Path) -> Adapter:
-    """The weighted sum of adapters as one adapter; a member alone at weight 1 is returned itself.
+    """Add up weighted adapters to one adapter; a member alone at weight 1 is returned itself.
 
     Args:
         members: adapters by name, of one base.
@@ -99,7 +100,7 @@ def compose(members: Mapping[str, Adapter], weights: Mapping[str, float], folder
 
 
 def _existing(folder: Path) -> Adapter | None:
-    """The composition in a folder, unless there is none or it was altered."""
+    """Return the composition in a folder, unless there is none or it was altered."""
     for path in folder.glob("*"):
         try:
             return Adapter(str(path), path.name) if adapter_digest(path) == path.name else None
@@ -109,7 +110,7 @@ def _existing(folder: Path) -> Adapter | None:
 
 
 def lora_factors(member: Adapter) -> Factors:
-    """The factors of a plain LoRA adapter, in float32.
+    """Read the factors of a plain LoRA adapter, in float32.
 
     Raises:
         UserError: it is missing, damaged, or scales its modules in another way than by alpha / r.
@@ -125,7 +126,7 @@ def lora_factors(member: Adapter) -> Factors:
 
 
 def concatenated(members: Sequence[Factors], weights: Sequence[float]) -> Factors:
-    """The factors of the weighted sum: up (out, sum of ranks), down (sum of ranks, in).
+    """Concatenate the factors of a weighted sum: up (out, sum of ranks), down (sum of ranks, in).
 
     Raises:
         UserError: members change different modules, or are of different bases.

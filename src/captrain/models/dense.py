@@ -32,8 +32,11 @@ UNSEEN = float("-inf")
 
 
 class Scores(NamedTuple):
-    """Of scored tokens, (scored,) each: log-probabilities, which have gradients; the entropy of the distribution that
-    each is from, and whether it is its likeliest token, which have none."""
+    """Scores of the scored tokens, (scored,) each.
+
+    Log-probabilities have gradients. Entropies of the distributions that tokens are from, and whether a token is the
+    likeliest, have none.
+    """
 
     log_probs: Tensor
     entropies: Tensor
@@ -148,7 +151,7 @@ def _shape(config: Any, forest: Forest, dtype: torch.dtype) -> _Shape:
 
 
 def _blocks(forest: Forest, queries: Tensor) -> list[_Block]:
-    """The blocks of queries, which are nodes in ascending order."""
+    """Divide queries, which are nodes in ascending order, into blocks: that of the trunk, and one for each tree."""
     blocks = list[_Block]()
     for tree in [*([Tree(0, forest.trunk, None)] if forest.trunk else []), *forest.trees]:
         size = tree.stop - tree.start
@@ -174,7 +177,7 @@ def _layer_weights(layer: Any, normed: bool) -> tuple[Tensor | None, ...]:
 
 
 def _weight(module: Any) -> Tensor:
-    """The weight of a linear layer, (outputs, inputs), with the active adapter of PEFT added."""
+    """Return the weight of a linear layer, (outputs, inputs), with the active adapter of PEFT added."""
     if not hasattr(module, "base_layer"):
         return module.weight
     weight = module.base_layer.weight
@@ -185,18 +188,19 @@ def _weight(module: Any) -> Tensor:
 
 
 def _times(weight: Tensor, x: Tensor) -> Tensor:
-    """Their product in the type of the weight, returned in that of x."""
+    """Multiply in the type of the weight, and return the product in that of x."""
     return weight @ x if weight.dtype == x.dtype else (weight @ x.to(weight.dtype)).to(x.dtype)
 
 
 def _normed(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """x (..., features, nodes) with a mean square of 1 over its features, and the factors (..., 1, nodes)."""
+    """Scale x (..., features, nodes) to a mean square of 1 over its features; return it and the factors (..., 1,
+    nodes)."""
     factor = torch.linalg.vecdot(x, x, dim=-2).div_(x.shape[-2]).add_(eps).rsqrt_().unsqueeze(-2)
     return x * factor, factor
 
 
 def _norm_back(gradient: Tensor, normed: Tensor, factor: Tensor) -> Tensor:
-    """The gradient before `_normed`, in the place of that behind it."""
+    """Backpropagate through `_normed`; the gradient keeps its shape."""
     along = torch.linalg.vecdot(gradient, normed, dim=-2).div_(normed.shape[-2]).unsqueeze(-2)
     return gradient.addcmul_(normed, along, value=-1).mul_(factor)
 
@@ -308,20 +312,20 @@ class _Layer(torch.autograd.Function):
 
 
 def _outer(gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    """The gradient of a weight, in its type."""
+    """Compute the gradient of a weight, in its type."""
     return (gradient.to(weight.dtype) @ x.to(weight.dtype).t()) if weight.dtype != x.dtype else gradient @ x.t()
 
 
 def _asking(x: Tensor, shape: _Shape) -> Tensor:
-    """The columns of x (..., nodes) that ask, (..., queries)."""
+    """Select the columns of x (..., nodes) that ask, (..., queries)."""
     return x if shape.sources is None else x[..., shape.sources]
 
 
 def _placed(
     heads: Tensor, scales: Tensor | None, kind: int, shape: _Shape
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Queries (kind 0) or keys (1), (heads, width, nodes), normed where the model norms them, and at their positions;
-    and what the way back needs of the norm."""
+    """Place queries (kind 0) or keys (1), (heads, width, nodes), at their positions, normed where the model norms them;
+    return what the way back needs of the norm, too."""
     normed, factor = None, None
     if scales is not None:
         normed, factor = _normed(heads, shape.eps)
@@ -332,7 +336,7 @@ def _placed(
 def _placed_back(
     gradient: Tensor, scales: Tensor | None, kind: int, shape: _Shape, normed: Tensor | None, factor: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """The gradients of what `_placed` takes: of heads, and of their scale (width,)."""
+    """Backpropagate through `_placed`: to heads, and to their scale (width,)."""
     cosine, sine = _angles(kind, shape)
     gradient = _rotate(gradient, cosine, -sine)
     if scales is None or normed is None or factor is None:
@@ -342,12 +346,12 @@ def _placed_back(
 
 
 def _angles(kind: int, shape: _Shape) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of the positions of queries or keys."""
+    """Compute cosine and sine of the positions of queries or keys."""
     return (shape.cosine, shape.sine) if kind else (_asking(shape.cosine, shape), _asking(shape.sine, shape))
 
 
 def _rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Rotary positions of heads (heads, width, nodes)."""
+    """Rotate heads (heads, width, nodes) by their positions."""
     first, second = x.chunk(2, 1)
     rotated = torch.empty_like(x)
     upper, lower = rotated.chunk(2, 1)
@@ -357,13 +361,14 @@ def _rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 
 
 def _seen(x: Tensor, block: _Block, trunk: int) -> Tensor:
-    """Positions that the queries of a block may attend to, of x (..., nodes): the trunk and the tree."""
+    """Select the positions of x (..., nodes) that the queries of a block may attend to: the trunk and the tree."""
     nodes = x[..., block.start : block.stop]
     return torch.cat([x[..., :trunk], nodes], -1) if block.start and trunk else nodes
 
 
 def _rows(x: Tensor, block: _Block, groups: int) -> Tensor:
-    """The queries of a block, of x (heads, width, queries), as rows (groups, heads of a group x queries, width)."""
+    """Reshape the queries of a block, of x (heads, width, queries), to rows (groups, heads of a group x queries,
+    width)."""
     return x[..., block.first : block.last].unflatten(0, (groups, -1)).transpose(2, 3).flatten(1, 2)
 
 
@@ -393,7 +398,7 @@ def _attend(queries: Tensor, keys: Tensor, values: Tensor, shape: _Shape) -> tup
 def _attend_back(
     gradient: Tensor, shares: Sequence[Tensor], queries: Tensor, keys: Tensor, values: Tensor, shape: _Shape
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of queries, keys and values, from that of what `_attend` mixes."""
+    """Backpropagate through `_attend` to queries, keys and values."""
     gradient = gradient.unflatten(0, (shape.heads, shape.width))
     to_queries, to_keys, to_values = torch.empty_like(queries), torch.zeros_like(keys), torch.zeros_like(values)
     for block, share in zip(shape.blocks, shares, strict=True):

@@ -25,13 +25,15 @@ CONTEXT_EXCEEDED = re.compile(
     r"context[ _](length|size|window)|maximum model length|exceeds? the model|prompt is too long|longer than the model",
     re.IGNORECASE,
 )
-"""How servers say that a dialogue has outgrown the model; they share no code for it."""
+"""Phrases by which servers say that a dialogue has outgrown the model; they share no code for it."""
 NO_CREDIT = re.compile(
     r"insufficient[ _](quota|balance|credit|funds)|billing_(hard_limit|not_active)|credit balance is too low",
     re.IGNORECASE,
 )
-"""How they say that nothing is left to spend, under the status of a passing fault. "Billing" alone is not among it:
-messages about limits that do pass point to the page where to pay for more."""
+"""Phrases by which servers say that nothing is left to spend, under the status of a passing fault.
+
+"Billing" alone is not among them: messages about limits that do pass point to the page where to pay for more.
+"""
 TRANSIENT = (408, 409, 425, 429)
 """Refusals that mean "not now"; so does every status from 500 on."""
 EXCERPT = 500
@@ -108,7 +110,7 @@ class CompletionUsage(BaseModel):
 
 
 class Completion(BaseModel):
-    """What is read of a server's answer. The library itself takes anything for one."""
+    """Fields that are read of a server's answer, checked here because the library accepts any."""
 
     choices: Annotated[list[CompletionChoice], Field(min_length=1)]
     usage: CompletionUsage | None = None
@@ -129,14 +131,14 @@ class TokenScores(BaseModel):
 
 
 class TokenChoice(BaseModel):
-    """What was written after a prompt of token ids."""
+    """Continuation of a prompt of token ids."""
 
     token_ids: list[int] | None = None
     logprobs: TokenScores | None = None
 
 
 class TokenCompletion(BaseModel):
-    """What is read of an answer to a prompt of token ids."""
+    """Fields that are read of an answer to a prompt of token ids."""
 
     choices: Annotated[list[TokenChoice], Field(min_length=1)]
     model: str | None = None
@@ -146,11 +148,11 @@ Answer = TypeVar("Answer", bound=BaseModel)
 
 
 class RawAnswer(Protocol):
-    """What is read of the library's answer before it is made into one of its types."""
+    """Answer of the library before it is parsed into one of its types."""
 
     @property
     def content(self) -> bytes:
-        """As it came."""
+        """Bytes of the body."""
         ...
 
     @property
@@ -160,7 +162,7 @@ class RawAnswer(Protocol):
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """Of the answer."""
+        """Headers of the answer."""
         ...
 
 
@@ -181,7 +183,7 @@ class Endpoint:
         self.endpoint, self.key, self.retries, self.timeout = variable(endpoint), variable(key), retries, timeout
 
     def chat(self, answer: type[BaseModel] | None = None, **request: Any) -> tuple[Completion, Mapping[str, str]]:
-        """One request: what was answered, and under which headers.
+        """Send one request; return the answer, and the headers that it came under.
 
         Args:
             answer: the model whose JSON schema the answer must have.
@@ -199,7 +201,7 @@ class Endpoint:
         return self._answered(Completion, chat.parse, {"response_format": answer, **request})
 
     def complete(self, prompt: Sequence[int], **request: object) -> TokenCompletion:
-        """What the model writes after token ids, with the ids; raises as `chat` does. It asks for what vLLM has beyond
+        """Continue a prompt of token ids, and return the ids; raises as `chat` does. It asks for what vLLM has beyond
         OpenAI's interface.
 
         Args:
@@ -272,7 +274,7 @@ class Endpoint:
         return self._mistake(status, message)
 
     def _mistake(self, status: int, message: str) -> UserError:
-        """A refusal that stands until the user mends something."""
+        """Word a refusal that stands until the user mends something."""
         if status in (401, 403):
             return UserError(
                 f"the endpoint named by {self.endpoint} refuses the key in {self.key} ({message})",
@@ -290,7 +292,7 @@ class Endpoint:
         )
 
     def _excerpt(self, text: str) -> str:
-        """What may be passed on of a server's message: one line, not too long, without a key."""
+        """Shorten a server's message to one line without a key, fit to be passed on."""
         line = redacted(plain(" ".join(text.split())), self._secret)
         return f"model server: {line if len(line) <= EXCERPT else line[:EXCERPT] + '...'}"
 

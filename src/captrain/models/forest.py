@@ -51,8 +51,10 @@ class Forest:
 
 
 def make_forest(rows: Sequence[Row]) -> Forest:
-    """Trees of rows; what stands before the first scored token of a row is its prompt. A row's first token is never
-    scored: nothing predicts it."""
+    """Merge rows into trees; what stands before the first scored token of a row is its prompt.
+
+    A row's first token is never scored: nothing predicts it.
+    """
     prompts = [tuple(ids[: next((i for i, flag in enumerate(scored) if flag), len(ids))]) for ids, scored in rows]
     trunk = _common(list(dict.fromkeys(prompts)))
     groups: dict[tuple[int, ...], list[int]] = {}
@@ -99,7 +101,7 @@ def make_forest(rows: Sequence[Row]) -> Forest:
 
 
 def _common(prompts: Sequence[Sequence[int]]) -> int:
-    """The number of tokens that all prompts begin with; 0 where there is one prompt, which is a tree by itself."""
+    """Count the tokens that all prompts begin with; 0 where there is one prompt, which is a tree by itself."""
     if len(prompts) == 1:
         return 0
     return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, zip(*prompts, strict=False)))

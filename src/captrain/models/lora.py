@@ -32,7 +32,7 @@ class Adapter:
 
 
 def adapter_digest(folder: Path, stage: str = "adapters") -> str:
-    """Content hash of an adapter in plain PEFT format: of its configuration and its weights, and of no other file.
+    """Hash the content of an adapter in plain PEFT format: its configuration and its weights, and no other file.
 
     Args:
         folder: of the adapter.
@@ -48,7 +48,7 @@ def adapter_digest(folder: Path, stage: str = "adapters") -> str:
 
 
 def require_trained(adapter: Adapter, stage: str = "adapters") -> Adapter:
-    """The adapter, if what lies in its folder is what was trained.
+    """Return the adapter, if what lies in its folder is what was trained.
 
     Args:
         adapter: as an index names it.
@@ -66,8 +66,8 @@ def require_trained(adapter: Adapter, stage: str = "adapters") -> Adapter:
 
 
 def checkpoint_marks(rollouts: int, points: int) -> list[int]:
-    """Rollouts at which a training is at its points before the end, evenly: an adapter is kept as it is after the first
-    step that has played so many.
+    """List the rollouts at which a training is at its points before the end, evenly: an adapter is kept as it is after
+    the first step that has played so many.
 
     Args:
         rollouts: of the whole training.

@@ -25,7 +25,7 @@ from captrain.models.dense import Context, Scores, token_scores
 from captrain.models.forest import Row, make_forest, split_forest
 
 PARTS = 2
-"""Of the rows of a pass."""
+"""Parts that the rows of a pass are divided into."""
 
 
 class SharedPasses:
@@ -71,7 +71,7 @@ class SharedPasses:
         self.close()
 
     def helpers(self) -> "list[_Helper]":
-        """The processes beside this one, which are started if they are not there yet."""
+        """Return the processes beside this one, which are started if they are not there yet."""
         while len(self._helpers) < self.processes - 1:
             self._helpers.append(_Helper(self.model, self.parameters))
         return self._helpers
@@ -85,11 +85,12 @@ class _Part:
             self.scores = token_scores(model, make_forest(rows), temperature) if rows else None
 
     def values(self) -> list[Tensor]:
-        """Scores without their history; nothing for no rows."""
+        """Detach the scores from their history; nothing for no rows."""
         return [values.detach() for values in self.scores] if self.scores is not None else []
 
     def gradients(self, gradient: Tensor, parameters: Sequence[Tensor]) -> list[Tensor | None]:
-        """Of the parameters, from that of the log-probabilities."""
+        """Backpropagate the gradient of the log-probabilities, (scored,), to the parameters; None for those without
+        one."""
         if self.scores is None or not len(gradient):
             return [None] * len(parameters)
         return [*torch.autograd.grad(self.scores.log_probs, parameters, gradient, allow_unused=True)]
@@ -140,7 +141,7 @@ class _Helper:
         self.process.join()
 
     def answer(self) -> Any:
-        """What it has found.
+        """Receive the result of the other process.
 
         Raises:
             UserError: it died.
@@ -156,7 +157,7 @@ class _Helper:
 
 
 def _shared(like: Tensor) -> Tensor:
-    """A tensor of a shape and type in memory that a forked process has, too."""
+    """Allocate a tensor of a shape and type in memory that a forked process has, too."""
     memory = mmap.mmap(-1, like.numel() * like.element_size())
     return torch.frombuffer(memory, dtype=like.dtype).view(like.shape)
 
@@ -219,6 +220,6 @@ class _Pass(torch.autograd.Function):
 
 
 def _sum(gradients: Sequence[Tensor | None]) -> Tensor | None:
-    """In the order of the parts."""
+    """Sum gradients in the order of the parts, so that the bytes do not depend on who is done first."""
     present = [gradient for gradient in gradients if gradient is not None]
     return sum(present[1:], present[0]) if present else None

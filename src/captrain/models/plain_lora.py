@@ -72,7 +72,7 @@ class _Config(BaseModel):
 
 
 def adapter_config(folder: Path) -> JsonObject:
-    """The configuration of an adapter in PEFT format, its `r` and `lora_alpha` among it.
+    """Read the configuration of an adapter in PEFT format, its `r` and `lora_alpha` among it.
 
     Raises:
         UserError: it is missing, or none.
@@ -100,7 +100,7 @@ def read_plain_lora(folder: Path) -> PlainLora:
     pairs = {f"{name}.lora_{side}.weight" for name in modules for side in "AB"}
     if obstacles := special_settings(config) or sorted(set(tensors) ^ pairs)[:1]:
         raise UserError(
-            f"adapter {folder} is no plain LoRA adapter ({', '.join(obstacles)})",
+            f"adapter {folder} is not a plain LoRA adapter ({', '.join(obstacles)})",
             "use adapters of r, lora_alpha and target_modules alone, or merge this one into its base with PEFT",
         )
     ranks = {len(tensors[f"{name}.lora_A.weight"]) for name in modules}
@@ -115,7 +115,7 @@ def read_plain_lora(folder: Path) -> PlainLora:
 
 
 def _tensor_fault(tensors: "dict[str, torch.Tensor]", modules: Sequence[str], scale: float) -> str:
-    """What keeps tensors from being added to weights, "" for nothing."""
+    """Say why tensors cannot be added to weights; "" if they can."""
     if not modules:
         return "has no weights"
     if not math.isfinite(scale):
@@ -133,7 +133,7 @@ def _tensor_fault(tensors: "dict[str, torch.Tensor]", modules: Sequence[str], sc
 
 
 def special_settings(config: JsonObject) -> list[str]:
-    """The settings of an adapter's configuration that make it another function than plain LoRA."""
+    """List the settings of an adapter's configuration that make it another function than plain LoRA."""
     special = [name for name, plain in PLAIN.items() if name in config and config[name] not in plain]
     special += [name for name, value in config.items() if value and name not in HARMLESS and name not in PLAIN]
     return sorted(special)

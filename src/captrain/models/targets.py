@@ -1,4 +1,4 @@
-"""What of a base gets low-rank weights: linear layers by their names, and the experts of a mixture.
+"""Layers of a base that get low-rank weights: linear layers by their names, and the experts of a mixture.
 
 The experts of a mixture are no layers of their own in transformers: all up projections of a layer are one tensor,
 (experts, 2 x inner, hidden), with the gates above them, and all down projections another, (experts, hidden, inner).
@@ -27,7 +27,7 @@ EXPERT = re.compile(r"(?P<tensors>.+\.experts)\.(?P<number>\d+)\.(?P<layer>gate_
 
 @dataclass(frozen=True)
 class LoraShape:
-    """What an adapter is: its rank, the alpha that its updates are scaled by (alpha / rank), the linear layers that it
+    """Shape of an adapter: its rank, the alpha that its updates are scaled by (alpha / rank), the linear layers that it
     changes, by the ends of their names, and whether it changes the experts of a mixture."""
 
     rank: int
@@ -37,7 +37,7 @@ class LoraShape:
 
 
 def lora_config(base: "nn.Module", shape: LoraShape) -> "LoraConfig":
-    """PEFT's configuration of a new adapter.
+    """Make PEFT's configuration of a new adapter.
 
     Args:
         base: the model that it is of; it may be without weights.
@@ -68,7 +68,7 @@ def lora_config(base: "nn.Module", shape: LoraShape) -> "LoraConfig":
 
 
 def _expert_tensors(base: "nn.Module") -> list[str]:
-    """The tensors that hold one matrix for each expert, by the ends of their names, sorted."""
+    """List the tensors that hold one matrix for each expert, by the ends of their names, sorted."""
     names = [name for name, weight in base.named_parameters() if ".experts." in name and weight.ndim == 3]
     return sorted({".".join(name.split(".")[-2:]) for name in names})
 
@@ -77,7 +77,7 @@ def _known_experts(base: "nn.Module") -> list[str]:
     tensors = _expert_tensors(base)
     transposed = any(getattr(part, "is_transposed", False) for part in base.modules())
     if tensors != sorted(f"experts.{name}" for name in FUSED) or transposed:
-        tensors_text = f"has those of {', '.join(tensors)}" if tensors else "is no mixture of experts"
+        tensors_text = f"has those of {', '.join(tensors)}" if tensors else "is not a mixture of experts"
         raise UserError(
             f"trainer.experts = true, and the base {tensors_text}",
             f"set trainer.experts=false; experts are known where they are {' and '.join(FUSED)}",
@@ -86,7 +86,7 @@ def _known_experts(base: "nn.Module") -> list[str]:
 
 
 def plain_experts(model: "nn.Module", tensors: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
-    """The tensors of an adapter with its experts one by one, as plain LoRA; others are passed through.
+    """Take the tensors of an adapter apart, with its experts one by one, as plain LoRA; others are passed through.
 
     Args:
         model: PEFT's, that they are the adapter of.
@@ -112,14 +112,14 @@ def plain_experts(model: "nn.Module", tensors: "Mapping[str, Tensor]") -> "dict[
 
 
 def _of_experts(tensor: "Tensor", count: int, side: str) -> "Tensor":
-    """Factors (experts, rank, in) or (experts, out, rank) of what PEFT stacks, as it reads it."""
+    """Split what PEFT stacks into factors (experts, rank, in) or (experts, out, rank), as it reads it."""
     if side.startswith("A"):
         return tensor.reshape(count, -1, tensor.shape[-1])
     return tensor.reshape(tensor.shape[0], -1, count).permute(2, 0, 1)
 
 
 def peft_experts(model: "nn.Module", tensors: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
-    """What `plain_experts` has made of an adapter, as PEFT has it.
+    """Stack an adapter that `plain_experts` has taken apart, as PEFT has it.
 
     Raises:
         UserError: gates and up projections of an expert read different directions, as those of merged adapters may.
@@ -146,7 +146,7 @@ def peft_experts(model: "nn.Module", tensors: "Mapping[str, Tensor]") -> "dict[s
 
 
 def plain_targets(config: JsonObject) -> list[str]:
-    """The layers that an adapter changes, sorted: those of its configuration, and those of experts.
+    """List the layers that an adapter changes, sorted: those of its configuration, and those of experts.
 
     Args:
         config: PEFT's, as JSON.
@@ -156,8 +156,8 @@ def plain_targets(config: JsonObject) -> list[str]:
 
 
 def expert_place(module: str, state: "Mapping[str, Tensor]") -> "tuple[str, tuple[int, slice]] | None":
-    """Where the weight of an expert's layer lies in a model's state: the tensor, and the part of it; None for a module
-    that is no expert's, or of another model."""
+    """Locate the weight of an expert's layer in a model's state: the tensor, and the part of it; None for a module that
+    is no expert's, or of another model."""
     match = EXPERT.fullmatch(module)
     if match is None:
         return None

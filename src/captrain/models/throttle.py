@@ -1,4 +1,4 @@
-"""How long a server asks to be left alone, and the one gate at which all threads of a process wait for that.
+"""Pauses that servers ask for, and the one gate at which all threads of a process wait for them.
 
 The `openai` library and `tenacity` know pauses of single requests (the library none above a minute). Limits are
 those of a key, though: what one thread is told holds all of them back, or each would spend its attempts on finding
@@ -32,7 +32,7 @@ class Throttle:
             self._not_before = max(self._not_before, time.monotonic() + seconds)
 
     def remaining(self) -> float:
-        """Seconds until the server may be asked again."""
+        """Return the seconds until the server may be asked again."""
         return max(0.0, self._not_before - time.monotonic())
 
     def wait(self, stop: threading.Event) -> None:
@@ -49,8 +49,8 @@ class Throttle:
 
 
 def requested_pause(headers: Mapping[str, str]) -> float:
-    """Seconds for which a server asks to be left alone: by Retry-After, or because nothing remains of its limits
-    until they are reset. 0 where it does not, or not in a form that is known."""
+    """Read the seconds for which a server asks to be left alone: by Retry-After, or because nothing remains of its
+    limits until they are reset. 0 where it does not, or not in a form that is known."""
     pauses = [_seconds(headers.get("retry-after", ""))]
     for kind in ("requests", "tokens"):
         if headers.get(f"x-ratelimit-remaining-{kind}", "").strip() == "0":
@@ -59,7 +59,7 @@ def requested_pause(headers: Mapping[str, str]) -> float:
 
 
 def _seconds(text: str) -> float:
-    """Seconds in "20", "6m0s" or "120ms", or until an HTTP date."""
+    """Parse seconds in "20", "6m0s" or "120ms", or until an HTTP date."""
     if re.fullmatch(r"\d+(\.\d+)?", text.strip()):
         return float(text)
     if re.fullmatch(r"(\d+(\.\d+)?(ms|[smhd]))+", text.strip()):

@@ -1,4 +1,4 @@
-"""What TRL's trainers leave to captrain: the scores of tokens, and steps that give the same bytes on every CPU."""
+"""Parts that TRL's trainers leave to captrain: scores of tokens, and steps that give the same bytes on every CPU."""
 
 import types
 from itertools import compress

@@ -1,4 +1,4 @@
-"""Where the weights of a base model come from: a folder that the base stage has trained, or a name in a model hub."""
+"""Weights of a base model, from a folder that the base stage has trained or by a name in a model hub."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ compute the beginnings of rows once."""
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Where weights come from: a folder, or a name in a model hub with its revision."""
+    """Source of weights: a folder, or a name in a model hub with its revision."""
 
     source: str
     revision: str | None = None
@@ -26,7 +26,7 @@ class ModelSource:
 
 
 def model_source(folder: Path) -> ModelSource:
-    """The model that the base stage has left in a folder: trained there, or the name of one."""
+    """Return the source of the model that the base stage has left in a folder: trained there, or the name of one."""
     pointer = folder / "model.json"
     if not pointer.exists():
         return ModelSource(str(folder))
@@ -53,7 +53,7 @@ def require_recorded(folder: Path) -> None:
 
 
 def load_module(folder: Path, precision: str) -> "PreTrainedModel":
-    """The model that the base stage has left in a folder, to be trained on.
+    """Load the model that the base stage has left in a folder, to be trained on.
 
     Args:
         folder: of the base.

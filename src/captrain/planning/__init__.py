@@ -1,4 +1,4 @@
-"""What a configuration will cost and what a comparison can detect, before anything is spent."""
+"""Plans: the cost of a configuration, its feasibility, and the power of a comparison, before anything is spent."""
 
 import lazy_loader
 

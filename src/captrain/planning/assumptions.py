@@ -41,8 +41,8 @@ class Throughput(NamedTuple):
 
 
 class QuestionSizes(NamedTuple):
-    """Of questions to an analyst or a synthesizer: candidates in one question; tokens of a label, of an environment's
-    file, of instructions and schemas."""
+    """Sizes of questions to an analyst or a synthesizer: candidates in one question; tokens of a label, of an
+    environment's file, of instructions and schemas."""
 
     candidates: int
     label: int
@@ -70,7 +70,8 @@ PRODUCTS = Assumption(3_100.0, "measured here: products of two matrices of 192 x
 
 
 class Rates(NamedTuple):
-    """Of a base in this process: rollouts a CPU second, the same in training, updates included, and demonstrations."""
+    """Rates of a base in this process: rollouts a CPU second, the same in training, updates included, and
+    demonstrations."""
 
     rollouts: Assumption
     training: Assumption
@@ -78,7 +79,7 @@ class Rates(NamedTuple):
 
 
 def local_rates(spec: Spec) -> Rates:
-    """Of the embedded base, or of a pretrained one."""
+    """Look up the rates of the embedded base, or of a pretrained one."""
     if spec.base.pretrained:
         source = "measured here: experiment=smollm"
         return Rates(Assumption(0.6, source), Assumption(0.9, source), Assumption(0.35, source))
@@ -93,7 +94,7 @@ VLLM_THROUGHPUT = Throughput(
     active=3.3e9,
     source=("published: 811 written at 16 requests, one GPU, Qwen3-Coder-30B-A3B with a LoRA in vLLM; reading assumed"),
 )
-"""Of servers of our own. 811 / 16 is a request's share, `REQUEST_RATE`."""
+"""Throughput of servers of our own. 811 / 16 is a request's share, `REQUEST_RATE`."""
 ENDPOINT_THROUGHPUT = VLLM_THROUGHPUT._replace(source="assumed for 3.3 active, in proportion; --throughput")
 REQUEST_RATE = Assumption(50.0, "assumed")
 """Tokens a second of one request among many."""
@@ -130,7 +131,7 @@ class ModelSize(NamedTuple):
     expert_inner: int = 0
 
     def lora(self, rank: int, experts: bool = False) -> int:
-        """Parameters of one adapter, as it is saved; with `experts` of those, too."""
+        """Count the parameters of one adapter, as it is saved; with `experts` those of the experts, too."""
         attention = 4 * self.hidden + 2 * (self.heads + self.kv_heads) * self.head
         dense = 3 * (self.hidden + self.inner) if self.inner else 0
         mixture = 3 * self.experts * (self.hidden + self.expert_inner) if experts else 0
@@ -155,11 +156,11 @@ class ModelUse(NamedTuple):
     output: float = 0
 
     def times(self, count: float) -> "ModelUse":
-        """So many times as much."""
+        """Multiply by a count."""
         return ModelUse(*(count * amount for amount in self))
 
     def plus(self, more: "ModelUse") -> "ModelUse":
-        """Both together."""
+        """Add another use."""
         return ModelUse(*map(sum, zip(self, more, strict=True)))
 
     def __str__(self) -> str:
@@ -167,8 +168,8 @@ class ModelUse(NamedTuple):
 
 
 class EpisodeCost(NamedTuple):
-    """What one rollout takes: of the agent, of a simulated user, seconds of the benchmark's worker; tokens of the
-    longest dialogue; and where that comes from."""
+    """Cost of one rollout: tokens of the agent and of a simulated user, seconds of the benchmark's worker, tokens of
+    the longest dialogue, and where that comes from."""
 
     agent: ModelUse = ModelUse()
     user: ModelUse = ModelUse()
@@ -197,7 +198,7 @@ EPISODE_COSTS = {
 
 
 def dense_size(parameters: float) -> ModelSize:
-    """A dense model of the usual proportions: 12 x layers x hidden^2 parameters, hidden = 128 x layers."""
+    """Size a dense model of the usual proportions: 12 x layers x hidden^2 parameters, hidden = 128 x layers."""
     layers = max(1, round((parameters / (12 * 128**2)) ** (1 / 3)))
     return ModelSize(
         parameters=parameters,
@@ -223,7 +224,7 @@ parts."""
 
 
 def split_sizes(benchmark: Component) -> dict[str, int]:
-    """Tasks of each split, at most; {} where tasks are made on demand, or nothing is known."""
+    """Count the tasks of each split, at most; {} where tasks are made on demand, or nothing is known."""
     settings = benchmark.settings()
     if benchmark.target == TAU2:
         domains = [{"airline": (30, 20), "retail": (74, 40), "mock": (7, 3)}[name] for name in settings["domains"]]

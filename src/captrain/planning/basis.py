@@ -28,7 +28,7 @@ from captrain.planning.estimate import Estimate
 
 
 class BasisRow(NamedTuple):
-    """What an estimate rests on: the quantity in words, its value, and where that comes from."""
+    """Row of an estimate's basis: the quantity in words, its value, and where that comes from."""
 
     quantity: str
     value: str
@@ -36,7 +36,7 @@ class BasisRow(NamedTuple):
 
 
 def basis(estimate: Estimate) -> list[BasisRow]:
-    """All that the estimate rests on."""
+    """List all that the estimate rests on."""
     spec, episode = estimate.spec, estimate.episode
     agent = (
         ("not known", "nobody has measured it") if episode == EpisodeCost() else (str(episode.agent), episode.source)
@@ -81,7 +81,7 @@ def basis(estimate: Estimate) -> list[BasisRow]:
 
 
 def _embedded(estimate: Estimate) -> list[BasisRow]:
-    """Of the embedded base, whose rollouts are played in this process."""
+    """List the basis of the embedded base, whose rollouts are played in this process."""
     rates = estimate.rates
     return [
         BasisRow("rollouts a CPU second", f"{rates.rollouts.value:g}", rates.rollouts.source),
@@ -94,7 +94,7 @@ def _embedded(estimate: Estimate) -> list[BasisRow]:
 
 
 def _serving(estimate: Estimate) -> list[BasisRow]:
-    """Of a served model: its size, its GPUs, and how fast they are."""
+    """List the basis of a served model: its size, its GPUs, and how fast they are."""
     node, size, machine, throughput = estimate.node, estimate.size, estimate.spec.machine, estimate.throughput
     billions = f"{size.parameters / 1e9:.3g}, {size.active / 1e9:.2g} of them active" if size else "not known"
     modules = "q, k, v, o" + (" and feed-forward" if size and size.inner else " and experts" * estimate.experts)
@@ -131,7 +131,7 @@ def _serving(estimate: Estimate) -> list[BasisRow]:
 
 
 def _servers(estimate: Estimate) -> list[BasisRow]:
-    """Of servers that a job starts itself."""
+    """List the basis of servers that a job starts itself."""
     gpus = f"{estimate.servers(True)} of its servers, and {estimate.trainers} to train"
     endpoint = estimate.spec.machine.asking.gpus
     place = f"on {endpoint} further GPUs of the node" if endpoint else "at an endpoint of their own"
@@ -153,7 +153,7 @@ def _jobs_at_once(estimate: Estimate) -> BasisRow:
 
 
 def task_uses(estimate: Estimate) -> dict[str, float]:
-    """Stages that train on the target -> how often each of its training tasks is used; {} where there is no end."""
+    """Estimate how often stages that train on the target use each of its training tasks; {} where there is no end."""
     spec = estimate.spec
     tasks = split_sizes(spec.benchmark).get("training")
     if tasks is None:
@@ -165,6 +165,6 @@ def task_uses(estimate: Estimate) -> dict[str, float]:
 
 
 def group_size(spec: Spec, row: Baseline) -> int:
-    """Rollouts of one task in a row that trains by GRPO: the trainer's, unless the row has its own."""
+    """Return the rollouts of one task in a row that trains by GRPO: the trainer's, unless the row has its own."""
     section = row.section(spec)
     return (section.group_size if isinstance(section, GrpoSettings) else None) or spec.trainer.group_size

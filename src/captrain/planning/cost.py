@@ -1,4 +1,4 @@
-"""What a stage costs, and what several cost together, with `None` for what is not known.
+"""Cost of one stage or of several together, with `None` for what is not known.
 
 Apart from the arithmetic (`captrain.planning.estimate`), because the tables of a plan and what is feasible read costs
 and work none out.
@@ -23,18 +23,18 @@ class StageCost:
     seconds: float | None = 0
     money: float | None = 0
     parts: tuple["StageCost", ...] = ()
-    """Of a total."""
+    """Costs that a total is the sum of."""
 
     @property
     def gpu_hours(self) -> float | None:
-        """Of the GPUs that are held."""
+        """Hours of the GPUs that are held; None if not known."""
         if self.parts:
             return _sum_if_all_known([part.gpu_hours for part in self.parts])
         return None if self.seconds is None else self.gpus * self.seconds / 3600
 
 
 def total(stages: Sequence[StageCost]) -> StageCost:
-    """All stages together."""
+    """Add up all stages."""
     use = ModelUse()
     for stage in stages:
         use = use.plus(stage.use)
@@ -56,7 +56,7 @@ def _sum_if_all_known(values: Sequence[float | None]) -> float | None:
 
 
 def rounded(value: float) -> str:
-    """In two digits: an estimate has no more."""
+    """Round to two digits: an estimate has no more."""
     value = float(f"{value:.2g}")
     for unit, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= max(unit, 1e4):

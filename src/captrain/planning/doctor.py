@@ -1,4 +1,4 @@
-"""What a configuration needs of this machine, looked at before anything is spent; each lack with its remedy.
+"""Examination of this machine for what a configuration needs, before anything is spent; each lack with its remedy.
 
 Nothing is trained, started or downloaded: an endpoint is asked for the names of its models, and for one short answer
 with a tool; an interpreter for the version of its vLLM. What only a run on GPUs can show is a list of commands.
@@ -40,11 +40,11 @@ GPU_COMMANDS = {
     "\"machine.vllm.python='~/vllm/bin/python'\" hydra.job.name=servers",
     "the paper's setting, its diagnosis": "dvc repro capabilities",
 }
-"""What has not been run here, and the command that would show it."""
+"""Commands that show what has not been run here."""
 
 
 def examine_machine(spec: Spec, root: Path, node: Node) -> list[Finding]:
-    """All that the configuration needs of this machine, in the order in which a run meets it."""
+    """Examine all that the configuration needs of this machine, in the order in which a run meets it."""
     checks: list[Callable[[Spec, Path], Iterator[Finding]]] = [
         *(_model, template_findings, vllm_findings, adapter_findings, _gpus, _processor, _endpoints, _benchmark),
         *(_sandbox, _slurm, _disk),
@@ -55,7 +55,7 @@ def examine_machine(spec: Spec, root: Path, node: Node) -> list[Finding]:
 
 
 def _model(spec: Spec, _: Path) -> Iterator[Finding]:
-    """Weights: trained here, in the folder of pretrained ones, in the hub's cache, or to be downloaded."""
+    """Check the weights: trained here, in the folder of pretrained ones, in the hub's cache, or to be downloaded."""
     name = spec.base.model
     if spec.base.pretrained:
         try:
@@ -70,7 +70,7 @@ def _model(spec: Spec, _: Path) -> Iterator[Finding]:
 
 
 def _gpus(spec: Spec, _: Path) -> Iterator[Finding]:
-    """As many GPUs as training, servers and endpoint hold, none of them in use."""
+    """Check that the machine has as many free GPUs as training, servers and endpoint hold."""
     machine, served = spec.machine, spec.policy.target == VLLM
     serving = machine.vllm.replicas * machine.vllm.gpus if served else 0
     demand = serving + (machine.accelerate.processes if serving else 0) + machine.asking.gpus
@@ -88,7 +88,8 @@ def _gpus(spec: Spec, _: Path) -> Iterator[Finding]:
 
 
 def _processor(spec: Spec, _: Path) -> Iterator[Finding]:
-    """Instructions for bfloat16 where it is computed here: without them it is some thirty times slower than float32."""
+    """Check for instructions for bfloat16 where it is computed here: without them it is some thirty times slower than
+    float32."""
     precisions = {
         "policy.precision": spec.policy.settings().get("precision"),
         "machine.accelerate.precision": spec.machine.accelerate.precision,
@@ -105,7 +106,7 @@ def _processor(spec: Spec, _: Path) -> Iterator[Finding]:
 
 
 def _endpoints(spec: Spec, _: Path) -> Iterator[Finding]:
-    """Whatever is asked at an endpoint: variables are set, it answers, and it knows the model."""
+    """Check whatever is asked at an endpoint: variables are set, it answers, and it knows the model."""
     user = nested("benchmark.user", spec.benchmark.settings().get("user"))
     defaults = {"endpoint": spec.machine.asking.endpoint, "key": spec.machine.asking.key}
     parties: dict[str, Component | None] = {"agent": spec.policy, "user": user}
@@ -124,7 +125,7 @@ def _endpoints(spec: Spec, _: Path) -> Iterator[Finding]:
 
 
 def _tool_call(endpoint: Endpoint) -> Finding:
-    """Whether the endpoint's own parser makes a call of what the model writes."""
+    """Check that the endpoint's own parser makes a call of what the model writes."""
     subject = "calls of the agent"
     question = {"role": "user", "content": "Find the record called Ada, with the tool."}
     try:
@@ -159,23 +160,23 @@ def _answer(subject: str, endpoint: Endpoint, name: str) -> Finding:
 
 
 def _benchmark(spec: Spec, root: Path) -> Iterator[Finding]:
-    """The interpreter of a benchmark that has an environment of its own."""
+    """Check the interpreter of a benchmark that has an environment of its own."""
     name = spec.benchmark.target.split(".")[-2]
     if (setting := spec.machine.benchmarks.get(name)) is None:
         return
     installation = setting if setting.python else made_installation(name, root)
     if installation is None:
-        problem = f"{name} is not installed, and machine.benchmarks.{name}.python names no interpreter"
+        problem = f"{name} is not installed, and machine.benchmarks.{name}.python does not name an interpreter"
         yield Finding("benchmark", False, problem, "install it as docs/benchmark.md says")
     elif (python := interpreter(installation.python, root)) is None:
-        problem = f"machine.benchmarks.{name}.python = {installation.python!r} is no interpreter"
+        problem = f"machine.benchmarks.{name}.python = {installation.python!r} is not an interpreter"
         yield Finding("benchmark", False, problem, "install it as docs/benchmark.md says")
     else:
         yield Finding("benchmark", True, python)
 
 
 def _sandbox(spec: Spec, _: Path) -> Iterator[Finding]:
-    """The confinement of code that nobody has vouched for, as a confined process finds it."""
+    """Check the confinement of code that nobody has vouched for, as a confined process finds it."""
     confinement, least = active_confinement(), spec.machine.sandbox
     passed = LEVELS.index(confinement.level) >= LEVELS.index(least)
     remedy = "run on Linux 5.13 or later, outside of a container that forbids Landlock and seccomp; or, where what is "
@@ -184,7 +185,7 @@ def _sandbox(spec: Spec, _: Path) -> Iterator[Finding]:
 
 
 def _slurm(spec: Spec, _: Path) -> Iterator[Finding]:
-    """The cluster's commands, and the partition."""
+    """Check the cluster's commands, and the partition."""
     slurm = spec.machine.slurm
     if spec.machine.launcher != "slurm" or slurm is None:
         return
@@ -200,7 +201,7 @@ def _slurm(spec: Spec, _: Path) -> Iterator[Finding]:
 
 
 def _disk(spec: Spec, root: Path) -> Iterator[Finding]:
-    """Room for what a run leaves, and for weights that are still to be downloaded."""
+    """Check the room for what a run leaves, and for weights that are still to be downloaded."""
     free = shutil.disk_usage(root).free / 2**30
     size = Estimate(spec, Node(), 1).size if spec.base.model and spec.policy.target != SERVED else None
     demand = SPACE + (2 * size.parameters / 2**30 if size else 0)

@@ -83,7 +83,7 @@ class Node:
         for name, values in {**options, "--parameters": [1 if self.parameters is None else self.parameters]}.items():
             if not all(0 < value < math.inf for value in values):
                 raise UserError(
-                    f"{name} = {' '.join(map(str, values))} cannot be planned with", "state what is above 0"
+                    f"{name} must be above 0 and finite, got {' '.join(map(str, values))}", f"give another {name}"
                 )
 
 
@@ -119,7 +119,8 @@ class Estimate:
         self.composed = share * COMPOSED_COLUMNS.value if self.count > 1 else 0
 
     def _throughput(self) -> Throughput:
-        """Of one GPU with the agent's model: as it was stated, or in inverse proportion to its active parameters."""
+        """Throughput of one GPU with the agent's model: as it was stated, or in inverse proportion to its active
+        parameters."""
         assumed = VLLM_THROUGHPUT if self.vllm else ENDPOINT_THROUGHPUT
         if self.node.throughput:
             prefill, decode = self.node.throughput
@@ -164,7 +165,7 @@ class Estimate:
         return self._rollout_stage("evaluation", rollouts, math.ceil(arms), spec.machine.workers, user=True)
 
     def _arm_rollouts(self) -> int:
-        """Of an arm that acts on every task."""
+        """Rollouts of an arm that acts on every task."""
         spec = self.spec
         further = split_sizes(spec.benchmark) if spec.evaluation.splits == "all" else {}
         overlapping = further.get("discovery", 0) + further.get("training", 0)
@@ -336,7 +337,7 @@ class Estimate:
         return ModelUse(calls, tokens, tokens, calls * QUESTIONS.file)
 
     def _is_other_model(self, settings: Mapping[str, object]) -> bool:
-        """Whether a model is another one than the agent's, or behind another endpoint."""
+        """Return whether a model is another one than the agent's, or behind another endpoint."""
         endpoint = settings.get("endpoint", self.spec.machine.asking.endpoint)
         return (settings.get("name"), endpoint) != (self.policy.get("name"), self.policy.get("endpoint"))
 

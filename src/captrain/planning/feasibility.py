@@ -1,4 +1,4 @@
-"""What makes a configuration impossible, each with its remedy, and what is to be known of one that is possible."""
+"""Refusals of impossible configurations, each with its remedy, and warnings on possible ones."""
 
 import math
 
@@ -51,8 +51,10 @@ def _synthesis(spec: Spec) -> list[UserError]:
 
 
 def _standard(spec: Spec) -> list[UserError]:
-    """What is wrong with an environment of another standard, which only looking at it tells: its worker is started, and
-    nothing is played."""
+    """Look for faults of an environment of another standard, which only looking at it tells.
+
+    Its worker is started, and nothing is played.
+    """
     if not _is_standard(spec):
         return []
     demands: dict[Split, tuple[str, int]] = {
@@ -82,7 +84,7 @@ def _experts(estimate: Estimate) -> list[UserError]:
     `captrain doctor` asks the servers themselves."""
     spec = estimate.spec
     if estimate.experts and spec.base.model is None and not spec.base.pretrained:
-        problem = "trainer.experts = true, and the embedded base is no mixture of experts"
+        problem = "trainer.experts = true, and the embedded base is not a mixture of experts"
         return [UserError(problem, "set trainer.experts=false")]
     is_mixture = estimate.experts or bool(estimate.size and estimate.size.experts)
     if not (estimate.vllm and is_mixture) or spec.machine.vllm.gpus:
@@ -151,7 +153,8 @@ def _memory(estimate: Estimate) -> list[UserError]:
 
 
 def warnings(estimate: Estimate, money: float | None) -> list[str]:
-    """What to know that does not make the settings impossible; `money` is that of the whole run, None if not known."""
+    """List what to know that does not make the settings impossible; `money` is that of the whole run, None if not
+    known."""
     spec, texts = estimate.spec, list[str]()
     if estimate.episode == EpisodeCost():
         texts.append(f"nothing is known of rollouts by {spec.policy.target} in {spec.benchmark.target}: counts only")

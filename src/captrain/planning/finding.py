@@ -1,4 +1,4 @@
-"""What is seen of one thing that a run needs, and how it is asked."""
+"""Finding on one thing that a run needs, and the commands that ask for it."""
 
 import subprocess
 from typing import NamedTuple
@@ -18,7 +18,7 @@ class Finding(NamedTuple):
 
 
 def command_output(*command: str, patience: float = PATIENCE) -> str | None:
-    """What a command prints; None where it fails, is not there, or takes longer than so many seconds."""
+    """Run a command and return what it prints; None where it fails, is not there, or takes too many seconds."""
     try:
         process = subprocess.run(command, capture_output=True, text=True, timeout=patience)
     except (OSError, subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""What a configuration will cost, and whether it can run at all, before anything is spent.
+"""Plan of a configuration: its cost, and whether it can run at all, before anything is spent.
 
 Counts follow from the settings, but for what nobody knows beforehand: how many attempts each environment needs to earn
 its passport, which capabilities only a control takes, and which tasks are routed to several adapters at once. So

@@ -1,4 +1,4 @@
-"""What difference a comparison can detect, and what it takes to detect a wanted one, before anything is spent.
+"""Power of a comparison: the difference that it can detect, and what a wanted one takes, before anything is spent.
 
 Two methods play the same tasks, each several times, as in the evaluation. A task's chance to be passed is drawn from a
 beta distribution with the method's rate as mean and `icc` as the share of the variance of outcomes that lies between
@@ -40,8 +40,8 @@ STEP = 0.001
 
 @dataclass(frozen=True)
 class Difficulty:
-    """How outcomes vary between tasks: `icc` in [0, 1), the share of their variance between tasks; `shared` in [0, 1],
-    how far two methods find the same tasks hard; `base`, the pass rate to start from; and where they come from."""
+    """Variation of outcomes between tasks: `icc` in [0, 1), the share of their variance between tasks; `shared` in [0,
+    1], how far two methods find the same tasks hard; `base`, the pass rate to start from; and where they come from."""
 
     base: float
     icc: float
@@ -67,22 +67,25 @@ class Design:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse what is no design."""
+        """Refuse values out of range."""
         for name in ("base", "level", "power"):
             if not 0.0 < getattr(self, name) < 1.0:
-                raise UserError(f"{name} is {getattr(self, name)}", f"give a {name} between 0 and 1")
+                raise UserError(f"{name} must lie in (0, 1), got {getattr(self, name)}", f"give another {name}")
         if not 0.0 <= self.icc < 1.0 or not 0.0 <= self.shared <= 1.0:
-            raise UserError(f"icc is {self.icc} and shared {self.shared}", "give an icc in [0, 1), shared in [0, 1]")
+            raise UserError(
+                f"icc must lie in [0, 1) and shared in [0, 1], got {self.icc} and {self.shared}",
+                "give others by --icc and --shared",
+            )
         if not 2 <= self.tasks <= MAX_TASKS or not 1 <= self.trials <= MAX_TRIALS:
             raise UserError(
-                f"{self.tasks} tasks x {self.trials} trials cannot be simulated",
-                f"plan with 2 to {MAX_TASKS} tasks and 1 to {MAX_TRIALS} trials",
+                f"tasks must be 2 to {MAX_TASKS} and trials 1 to {MAX_TRIALS}, got {self.tasks} and {self.trials}",
+                "plan with others by --tasks and --trials",
             )
 
 
 @dataclass(frozen=True)
 class PartialDesign:
-    """What is known of a comparison, as in `Design`; None is to be found in an evaluation."""
+    """Design as far as it is given, with the fields of `Design`; None is to be found in an evaluation."""
 
     base: float | None = None
     tasks: int | None = None
@@ -106,7 +109,7 @@ def simulated_power(design: Design, difference: float) -> float:
 
     if not 0.0 < design.base + difference < 1.0:
         raise UserError(
-            f"a difference of {difference:.3g} from {design.base:.3g} is no rate", "ask for a difference that is one"
+            f"base + difference must lie in (0, 1), got {design.base + difference:.3g}", "give a smaller --difference"
         )
     # Tasks are alike before they are drawn, so a world is how many of them come to each difference.
     random = np.random.default_rng(design.seed)
@@ -192,7 +195,7 @@ def _joint_shares(shared: float) -> Floats:
 
 
 def read_difficulty(folder: Path) -> Difficulty:
-    """What an evaluation tells of its tasks, from its tables alone.
+    """Estimate the difficulty of an evaluation's tasks from its tables alone.
 
     The interval of a pass rate holds the variance of task rates, which is p (1 - p) (icc + (1 - icc) / trials); the
     interval of the difference between TRACE and the base holds, with those of both, what they share.
@@ -257,7 +260,7 @@ def complete_design(design: PartialDesign, folder: Path, *, level: float, power:
 
 
 def _variance(row: Mapping[Hashable, float], tasks: int, z: float) -> float:
-    """Of what a task contributes to a mean, from the mean's interval."""
+    """Recover the variance of a task's contribution to a mean from the mean's interval."""
     return tasks * ((row["high"] - row["low"]) / (2 * z)) ** 2
 
 

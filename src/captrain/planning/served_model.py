@@ -1,5 +1,7 @@
-"""What of a model can be seen before a run: its template against the parser of calls, its layers against the adapters
-that are to be trained, and whether servers would take these. The model is looked at without weights.
+"""Checks of a model before a run.
+
+Its template is held against the parser of calls, its layers against the adapters that are to be trained, and both
+against what servers take; the model is looked at without weights.
 """
 
 import json
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 LEAST_VERSION = (0, 10, 2)
-"""Of vLLM: the first that shows the token ids which it read and wrote."""
+"""First version of vLLM that shows the token ids which it read and wrote."""
 IMPORT = 120.0
 """Seconds that vLLM may take to be imported."""
 TOOL: JsonObject = {
@@ -39,7 +41,7 @@ TOOL: JsonObject = {
     },
 }
 ARGUMENTS = {"name": 'Zoë "Z" O\'Neil\n<b>', "limit": 10, "share": 0.5, "fields": ["id", None, True], "by": {}}
-"""Of each kind of JSON, with what a template might escape."""
+"""Arguments of each kind of JSON, with what a template might escape."""
 DISTRIBUTION = (
     "import importlib.metadata as m; print(*(f'{n} {m.version(n)}' for n in m.packages_distributions()['vllm']))"
 )
@@ -51,11 +53,11 @@ model = ModelRegistry._try_load_model_cls(sys.argv[1])
 print(json.dumps({"known": model is not None, "lora": model is not None and supports_lora(model),
                   "gpu": torch.cuda.is_available()}))
 """
-"""What an interpreter with vLLM prints of an architecture."""
+"""Program by which an interpreter with vLLM tells what it knows of an architecture."""
 
 
 def named_model(name: str) -> Finding:
-    """Whether a model of the hub is in its cache, or may be downloaded."""
+    """Check that a model of the hub is in its cache, or may be downloaded."""
     if cached_file(name) is not None:
         return Finding("model", True, f"{name} is in the cache of the hub")
     if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
@@ -74,7 +76,7 @@ def cached_file(name: str) -> Path | None:
 
 
 def template_findings(spec: Spec, _: Path) -> Iterator[Finding]:
-    """Whether what the template makes of tool calls is what the parser of the rollouts reads."""
+    """Check that the parser of the rollouts reads what the template makes of tool calls."""
     folder = _folder(spec)
     if folder is False:
         yield Finding("template", None, "is looked at when the model is there")
@@ -86,7 +88,7 @@ def template_findings(spec: Spec, _: Path) -> Iterator[Finding]:
 
 
 def _folder(spec: Spec) -> Path | Literal[False] | None:
-    """Of the model's files; None for the embedded base, False where they are not here."""
+    """Locate the model's files; None for the embedded base, False where they are not here."""
     if spec.base.pretrained:
         try:
             return pretrained_folder(spec.base.pretrained, Path(spec.machine.pretrained))
@@ -126,7 +128,7 @@ def _round_trip(tokenizer: "PreTrainedTokenizerBase") -> Finding:
 
 
 def adapter_findings(spec: Spec, root: Path) -> Iterator[Finding]:
-    """Whether the model has the layers that are to be adapted, and servers take adapters of them."""
+    """Check that the model has the layers that are to be adapted, and that servers take adapters of them."""
     folder, recipe = _folder(spec), build(spec.trainer, GRPO)
     if folder is False:
         yield Finding("adapters", None, "are looked at when the model is there")
@@ -182,7 +184,7 @@ def interpreter(name: str, root: Path) -> str | None:
 
 
 def _architecture(name: str, experts: bool, python: str) -> Finding:
-    """What the servers' vLLM says of an architecture."""
+    """Ask the servers' vLLM about an architecture."""
     text = command_output(python, "-c", ADAPTABLE, name, patience=IMPORT)
     try:
         answer = json.loads((text or "").splitlines()[-1])
@@ -204,7 +206,9 @@ def vllm_findings(spec: Spec, root: Path) -> Iterator[Finding]:
     python = interpreter(spec.machine.vllm.python, root)
     if python is None:
         remedy = "install vLLM in an environment of its own (docs/model.md) and name its interpreter"
-        yield Finding("vLLM", False, f"machine.vllm.python = {spec.machine.vllm.python!r} is no interpreter", remedy)
+        yield Finding(
+            "vLLM", False, f"machine.vllm.python = {spec.machine.vllm.python!r} is not an interpreter", remedy
+        )
         return
     text = command_output(python, "-c", DISTRIBUTION)
     remedy = f"{python} -m pip install -r requirements-vllm.lock"

@@ -32,7 +32,7 @@ class Decoder(Protocol):
     """A causal LM with a KV cache over a batch of rows at equal positions."""
 
     def reset(self) -> None:
-        """Forget everything: the cache has one row and no position."""
+        """Reset the cache to one row and no position."""
         ...
 
     def forward(self, ids: torch.Tensor, due: Sequence[int]) -> torch.Tensor:
@@ -41,7 +41,7 @@ class Decoder(Protocol):
         ...
 
     def keep(self, rows: Sequence[int]) -> None:
-        """The cache's rows become these of its rows, in order; an index may repeat."""
+        """Keep these of the cache's rows, in order; an index may repeat."""
         ...
 
 
@@ -68,7 +68,7 @@ class HuggingFaceDecoder:
 
 
 class DenseShape(Protocol):
-    """What the decoder reads of a Qwen3Config or a LlamaConfig."""
+    """Fields of a Qwen3Config or a LlamaConfig that the decoder reads."""
 
     model_type: str
     num_hidden_layers: int
@@ -108,7 +108,7 @@ class DenseDecoder:
 
     @staticmethod
     def names(config: DenseShape) -> list[str]:
-        """The weights it needs."""
+        """List the names of the weights that the decoder needs."""
         norms = ("q_norm", "k_norm") if config.model_type == "qwen3" else ()
         attention = (f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj", *norms))
         feedforward = (f"mlp.{name}" for name in ("gate_proj", "up_proj", "down_proj"))
@@ -118,7 +118,7 @@ class DenseDecoder:
         return [*(f"model.{name}.weight" for name in ("embed_tokens", "norm", *layers)), *head]
 
     def _fuse(self, weights: State, prefix: str) -> State:
-        """A layer's weights, with each norm's scale folded into the projection behind it."""
+        """Fold each norm's scale of a layer into the projection behind it."""
 
         def columns(scale: str, *names: str) -> torch.Tensor:
             rows = torch.cat([weights[f"{prefix}{name}.weight"] for name in names])
@@ -137,7 +137,7 @@ class DenseDecoder:
         }
 
     def _ready(self, weights: torch.Tensor) -> torch.Tensor:
-        """To be multiplied by."""
+        """Transpose weights and cast them to the type of products."""
         return weights.t().contiguous().to(self.products)
 
     def _times(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -216,13 +216,13 @@ class EngineRow:
         self.turn: list[int] = []
         self.over = False
         self.truncated = False
-        """Whether it is over because it has no room for more."""
+        """True if the row is over because it has no room for more tokens."""
         seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:16], "little")
         self._generator = np.random.Generator(np.random.Philox(key=seed))
         self._uniforms: list[float] = []
 
     def uniform(self) -> float:
-        """The next number of the row's stream."""
+        """Draw the next number of the row's stream."""
         if not self._uniforms:
             self._uniforms = self._generator.random(64)[::-1].tolist()
         return self._uniforms.pop()
@@ -287,8 +287,8 @@ def sample_rows(
 
 
 def _forked(decoder: Decoder, branches: list[list[EngineRow]], position: int, reach: int) -> list[list[EngineRow]]:
-    """The branches, each forked where its rows differ between two positions; new ones take the places of those that
-    are over, or follow the others."""
+    """Fork each branch where its rows differ between two positions; new ones take the places of those that are over, or
+    follow the others."""
     forked: list[list[EngineRow]] = [[] for _ in branches]
     places = iter([index for index, branch in enumerate(branches) if not branch])
     origins = list(range(len(branches)))

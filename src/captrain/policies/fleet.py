@@ -55,7 +55,8 @@ class Fleet:
 
     @contextmanager
     def serving(self, adapters: Mapping[str, Path]) -> Iterator[None]:
-        """Servers that are up, and serve these adapters under these digests; others that nobody acts with are let go.
+        """Start servers that are down, and let them serve these adapters under these digests; others that nobody acts
+        with are let go.
 
         Raises:
             UserError: a server does not start, or does not take an adapter.
@@ -77,7 +78,7 @@ class Fleet:
 
     @contextmanager
     def replica(self) -> Iterator[Replica]:
-        """The replica with the fewest episodes, for one more."""
+        """Choose the replica with the fewest episodes, for one more."""
         with self._lock:
             replica = min(self.replicas, key=lambda candidate: candidate.episodes)
             replica.episodes += 1

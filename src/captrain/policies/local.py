@@ -79,14 +79,14 @@ class LocalPolicy:
         self._adapter, self._decoder = "", None
 
     def chat(self, tools: list[JsonObject]) -> Chat:
-        """The dialogue renderer for a set of tools."""
+        """Return the dialogue renderer for a set of tools."""
         key = digest(tools)
         if key not in self._chats:
             self._chats[key] = Chat(self.tokenizer, tools)
         return self._chats[key]
 
     def scores(self, prompt: Sequence[int], tokens: Sequence[int], adapter: str = "") -> list[float]:
-        """The log-probability of each of some tokens to come next, among these, at temperature 1."""
+        """Score each of some tokens to come next, among these, at temperature 1: log-probabilities."""
         import torch
 
         decoder = self.decoder(adapter)
@@ -103,14 +103,14 @@ class LocalPolicy:
         ]
 
     def decoder(self, adapter: str) -> "Decoder":
-        """The engine's decoder with this adapter merged in ("" for the base)."""
+        """Return the engine's decoder with this adapter merged in ("" for the base)."""
         if self._decoder is None or adapter != self._adapter:
             self._decoder = self.decoder_of(with_adapter(self.state, adapter))
             self._adapter = adapter
         return self._decoder
 
     def decoder_of(self, state: "State") -> "Decoder":
-        """The fastest decoder there is for this architecture, over the given weights."""
+        """Build the fastest decoder there is for this architecture, over the given weights."""
         import torch
 
         from captrain.policies.engine import DenseDecoder, HuggingFaceDecoder
@@ -153,17 +153,17 @@ class LocalPolicy:
         return list(plays)
 
     def truncation(self, row: "EngineRow") -> str:
-        """Why a dialogue ended before its time, "" where it did not."""
+        """Say why a dialogue ended before its time, "" where it did not."""
         return outgrown(self.max_length) if row.truncated else ""
 
     def fits(self, play: Play, prompt: Sequence[int]) -> bool:
-        """Whether the model has room for a prompt; one that it has none for is said in the play, which is over."""
+        """Return whether the model has room for a prompt; if not, the play says so and is over."""
         if len(prompt) > self.max_length:
             play.truncated = outgrown(self.max_length, len(prompt))
         return not play.truncated
 
     def _row(self, play: Play) -> "EngineRow | None":
-        """The play in the engine; None where its prompt does not fit."""
+        """Enter the play into the engine; None where its prompt does not fit."""
         from captrain.policies.engine import EngineRow
 
         chat = self.chat(play.tools)
@@ -182,7 +182,7 @@ class LocalPolicy:
 
 
 def with_hint(opening: list[Message], hint: str) -> list[Message]:
-    """The opening messages with a hint at the end of the system prompt, or of the first message where there is none."""
+    """Add a hint at the end of the system prompt, or of the first message where there is none."""
     index = next((index for index, message in enumerate(opening) if message["role"] == "system"), 0)
     hinted = {**opening[index], "content": f"{opening[index]['content']}\n\n{hint}"}
     return [*opening[:index], hinted, *opening[index + 1 :]]
@@ -233,7 +233,7 @@ def check_complete(weights: set[str], required: Iterable[str]) -> None:
 
 
 def unreadable(files: Sequence[Path]) -> list[str]:
-    """The names of those JSON and safetensors files that do not read by themselves."""
+    """List the names of those JSON and safetensors files that do not read by themselves."""
     from safetensors import SafetensorError, safe_open
 
     broken = []
@@ -250,7 +250,7 @@ def unreadable(files: Sequence[Path]) -> list[str]:
 
 
 def with_adapter(state: "State", adapter: str) -> "State":
-    """The weights with a saved PEFT LoRA adapter added: W + (alpha / r) B A; "" adds none.
+    """Add a saved PEFT LoRA adapter to the weights: W + (alpha / r) B A; "" adds none.
 
     Raises:
         UserError: the adapter is missing, damaged, or not a plain LoRA adapter of this model.

@@ -139,8 +139,8 @@ class OpenAIPolicy:
         return play
 
     def _answer(self, play: Play) -> Message | None:
-        """The model's next message; None where none came: by a fault, which is then the play's error, or because the
-        dialogue has outgrown the model, which is the agent's failure."""
+        """Ask for the model's next message; None where none came: by a fault, which is then the play's error, or
+        because the dialogue has outgrown the model, which is the agent's failure."""
         tools: JsonObject = {"tools": play.tools} if play.tools else {}
         try:
             completion = self._completed(
@@ -163,12 +163,12 @@ class OpenAIPolicy:
         return reply_message(completion.choices[0].message)
 
     def _completed(self, play: Play, **request: Any) -> Completion:
-        """The server's answer to one request of a play; raises as `Endpoint.chat` does."""
+        """Send one request of a play; raises as `Endpoint.chat` does."""
         return self._served.chat(**request)[0]
 
 
 def request_messages(messages: Sequence[Message]) -> list[Message]:
-    """Messages as an endpoint takes them: known fields alone, arguments as JSON text, ids by position.
+    """Convert messages to what an endpoint takes: known fields alone, arguments as JSON text, ids by position.
 
     Raises:
         EnvironmentFault: a tool message answers no call.
@@ -201,8 +201,8 @@ def _call(name: str, function: JsonObject) -> JsonObject:
 
 
 def reply_message(message: ReplyMessage) -> Message:
-    """A message of the model in the shape of `captrain.contract`: arguments as objects, no ids (a server draws them at
-    random), no reasoning."""
+    """Convert a message of the model to the shape of `captrain.contract`: arguments as objects, no ids (a server draws
+    them at random), no reasoning."""
     calls = [
         {
             "type": "function",
@@ -215,7 +215,7 @@ def reply_message(message: ReplyMessage) -> Message:
 
 
 def parsed_arguments(arguments: str | JsonObject | None) -> JsonObject | str:
-    """Arguments as an object; the text itself where it is none (see `captrain.contract.calls_of`)."""
+    """Parse arguments to an object; the text itself where it is none (see `captrain.contract.calls_of`)."""
     text = arguments if isinstance(arguments, str) else json.dumps(arguments or {})
     if not text.strip():
         return {}

@@ -14,11 +14,11 @@ LIBRARIES = ("torch", "transformers")
 
 
 class Playable(Protocol):
-    """What a play needs of an episode: `captrain.contract.GuardedEpisode`, or one turn of a simulated user."""
+    """Members of an episode that a play needs: `captrain.contract.GuardedEpisode`, or one turn of a simulated user."""
 
     @property
     def messages(self) -> Sequence[Message]:
-        """What the policy sees before its first turn."""
+        """Messages that the policy sees before its first turn."""
         ...
 
     @property
@@ -115,7 +115,7 @@ class Scorer(Protocol):
     """A policy whose model can be asked what it would answer, without any sampling."""
 
     def answer_scores(self, questions: Sequence[ClosedQuestion]) -> list[list[float]]:
-        """For each question the log-probability of each answer, by its first token and among these alone."""
+        """Score each answer of each question by the log-probability of its first token, among these answers alone."""
         ...
 
 
@@ -144,7 +144,7 @@ def load_policy(
 
 
 def outgrown(limit: int, prompt: int = 0) -> str:
-    """What a play says that ended because the model has no room for more.
+    """Word the end of a play for which the model has no room.
 
     Args:
         limit: tokens that the model takes.

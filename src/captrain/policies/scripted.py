@@ -60,6 +60,6 @@ class ScriptedPolicy:
 
 
 def by_the_book(play: Play) -> list[Message]:
-    """The script of the reference solution; the episode must be one of an environment."""
+    """Play the reference solution; the episode must be one of an environment."""
     episode: Any = play.episode
     return episode.reference()

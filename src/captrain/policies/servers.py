@@ -44,7 +44,7 @@ FRUITLESS = 3
 FATAL = 3
 """Deaths of servers during the same request, after which it is sent no more: others are answered between them."""
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM takes for --max-lora-rank."""
+"""Values that vLLM accepts for --max-lora-rank."""
 TAIL = 20
 """Last lines of a server's log that are shown."""
 ERRORS = 3
@@ -53,7 +53,8 @@ RAISED = re.compile(r"\b[A-Z]\w*(Error|Exception): .*")
 
 
 def served_rank(machine: VLLM) -> int:
-    """The least --max-lora-rank that takes the sum of as many adapters as may act together, or else vLLM's largest.
+    """Return the least --max-lora-rank that takes the sum of as many adapters as may act together, or else vLLM's
+    largest.
 
     Raises:
         UserError: a single adapter is beyond that.
@@ -89,7 +90,7 @@ class Replica(Endpoint):
         self.episodes = 0
         self.starts = self._fruitless = 0
         self._deaths = Counter[str]()
-        """Of this server, by the requests that were under way."""
+        """Deaths of this server, by the requests that were under way."""
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.RLock()
         self._port = 0
@@ -123,7 +124,7 @@ class Replica(Endpoint):
 
     @property
     def log(self) -> Path:
-        """Where the server's words go."""
+        """File that the server's output goes to."""
         return LOGS / f"{os.getpid()}-{self.number}.log"
 
     def mark_useful(self) -> None:
@@ -141,7 +142,7 @@ class Replica(Endpoint):
                 self._start()
 
     def mend(self, starts: int, request: str = "") -> None:
-        """After a fault: start the server again if it is dead or not healthy.
+        """Start the server again after a fault, if it is dead or not healthy.
 
         Args:
             starts: `starts` as it was when the request was sent; a server that was started since is left alone.
@@ -171,7 +172,7 @@ class Replica(Endpoint):
         interpreter = shutil.which(os.path.expanduser(self.machine.python))
         if interpreter is None:
             raise UserError(
-                f"machine.vllm.python = {self.machine.python!r} is no interpreter",
+                f"machine.vllm.python = {self.machine.python!r} is not an interpreter",
                 "install vLLM in an environment of its own (python -m venv, pip install vllm) and name its interpreter",
             )
         self._fruitless += 1
@@ -206,12 +207,12 @@ class Replica(Endpoint):
             raise self._useless(f"fails at once ({fault})") from None
 
     def _environment(self) -> dict[str, str]:
-        """Ours without what would lead its interpreter to our packages."""
+        """Copy our environment without what would lead the server's interpreter to our packages."""
         env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV"))}
         return env | {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"} | devices(self.machine, self.number)
 
     def _healthy(self, seconds: float) -> bool:
-        """Whether the server says so, at the latest after so many seconds; False as soon as it has ended."""
+        """Wait until the server reports that it is healthy, at most so many seconds; False as soon as it has ended."""
         assert self._process is not None
         deadline = time.monotonic() + seconds
         while self._process.poll() is None and time.monotonic() < deadline:
@@ -239,7 +240,7 @@ class Replica(Endpoint):
         )
 
     def _control(self, path: str, body: Mapping[str, object] | None = None, timeout: float = 600.0) -> str:
-        """A request that is none for completions, GET without a body: the answer's text.
+        """Send a request other than for completions, GET without a body, and return the answer's text.
 
         Raises:
             TransientFault: a fault of the server, or no answer.
@@ -259,7 +260,7 @@ class Replica(Endpoint):
             raise TransientFault(self._excerpt(f"{type(error).__name__}: {error}")) from None
 
     def _check(self, name: str, root: str) -> bool:
-        """Whether the server has a model of this name.
+        """Return whether the server has a model of this name.
 
         Raises:
             UserError: it has, and it is another one.
@@ -334,7 +335,7 @@ class Replica(Endpoint):
             self._process.stdin.close()
 
     def stop(self) -> None:
-        """Dismiss the server and wait for its end."""
+        """Stop the server and wait for its end."""
         with self._lock:
             self.dismiss()
             if self._process is not None:
@@ -352,7 +353,7 @@ class Replica(Endpoint):
 
 
 def devices(machine: VLLM, number: int) -> dict[str, str]:
-    """The environment that shows a replica its GPUs, counted from the last visible one.
+    """Make the environment that shows a replica its GPUs, counted from the last visible one.
 
     Raises:
         UserError: there are not so many.

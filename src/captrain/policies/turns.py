@@ -27,7 +27,7 @@ class Chooser(Protocol):
         ...
 
     def choose(self, messages: Sequence[Message]) -> str:
-        """The arm that takes the next turn of this dialogue; a function of the messages alone."""
+        """Choose the arm that takes the next turn of this dialogue; a function of the messages alone."""
         ...
 
 
@@ -95,7 +95,7 @@ class TurnPolicy:
         return plays
 
     def _row(self, play: Play) -> TurnRow | None:
-        """The play in the engine; None where its prompt does not fit."""
+        """Enter the play into the engine; None where its prompt does not fit."""
         chat = self.policy.chat(play.tools)
         play.messages = guide(play.messages, self.policy.guidance)
         prompt = chat.prompt(play.messages)

@@ -118,9 +118,9 @@ class VLLMPolicy(OpenAIPolicy):
         self._machine = machine
         self._chats: dict[str, Chat] = {}
         self._names: dict[str, str] = {}
-        """Of adapters, by their folders."""
+        """Names of adapters, by their folders."""
         self._episode_state = threading.local()
-        """Of the episode that a thread plays: its replica, and what the model has read and written."""
+        """State of the episode that a thread plays: its replica, and the tokens that the model has read and written."""
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -218,7 +218,7 @@ class VLLMPolicy(OpenAIPolicy):
         self.max_length  # noqa: B018
 
     def chat(self, tools: list[JsonObject]) -> Chat:
-        """The dialogue renderer for a set of tools."""
+        """Return the dialogue renderer for a set of tools."""
         key = digest(tools)
         if key not in self._chats:
             self._chats[key] = Chat(self.tokenizer, tools)
@@ -265,7 +265,7 @@ class VLLMPolicy(OpenAIPolicy):
         return chat.parse(reply)
 
     def _continuation(self, play: Play, prompt: Sequence[int], tokens: int) -> TokenCompletion:
-        """What the play's model writes next, at most so many tokens."""
+        """Ask the play's model for its next tokens, at most so many."""
         settings: JsonObject = {
             "temperature": self.temperature,
             "max_tokens": tokens,
@@ -277,7 +277,7 @@ class VLLMPolicy(OpenAIPolicy):
         return self._sent(self._episode_state.replica, model, prompt, {**settings, "extra_body": extra})
 
     def _sent(self, replica: Replica, model: str, prompt: Sequence[int], settings: JsonObject) -> TokenCompletion:
-        """One request, sent again after passing faults.
+        """Send one request, again after passing faults.
 
         Raises:
             TransientFault: as often as it may be sent it was failed.
@@ -306,7 +306,7 @@ class VLLMPolicy(OpenAIPolicy):
 
 
 def _reply_tokens(completion: TokenCompletion) -> tuple[list[int], list[float]]:
-    """The tokens that were written, and their log-probabilities."""
+    """Read the tokens that were written, and their log-probabilities."""
     choice = completion.choices[0]
     tokens, scores = choice.token_ids, choice.logprobs
     if tokens is None or scores is None or len(scores.token_logprobs) != len(tokens):
@@ -318,6 +318,6 @@ def _reply_tokens(completion: TokenCompletion) -> tuple[list[int], list[float]]:
 
 
 def _replies(messages: Sequence[Message]) -> list[Message]:
-    """What has been answered to the last turn of the assistant."""
+    """Return the messages after the last turn of the assistant."""
     last = max(index for index, message in enumerate(messages) if message["role"] == "assistant")
     return list(messages[last + 1 :])

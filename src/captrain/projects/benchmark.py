@@ -33,7 +33,7 @@ import json, sys
 from captrain.projects.benchmark import task_listing
 print(task_listing(json.loads(sys.argv[1])))
 """
-"""What another process runs, to see whether it has the same tasks."""
+"""Program of another process, which shows whether it has the same tasks."""
 
 
 def check_benchmark(
@@ -70,11 +70,11 @@ def _check_name(examined: Examined) -> None:
         examined.note("name", "", f"is {name!r}", "name the benchmark by a text")
     about = getattr(examined.environment, "about", {})
     if not is_json(about) or not isinstance(about, dict):
-        examined.note("about", "", "is no plain JSON object", "keep versions and hashes in it, as text and numbers")
+        examined.note("about", "", "is not a plain JSON object", "keep versions and hashes in it, as text and numbers")
 
 
 def _check_tools(examined: Examined) -> list[JsonObject]:
-    """Tool schemas are those that a chat API takes; returns the sound ones."""
+    """Check that tool schemas are those that a chat API takes, and return the sound ones."""
     try:
         tools: object = examined.call("tools", "", lambda: examined.environment.tools)
     except MethodFailed:
@@ -85,7 +85,7 @@ def _check_tools(examined: Examined) -> list[JsonObject]:
         function = tool.get("function") if isinstance(tool, dict) else None
         parameters = function.get("parameters") if isinstance(function, dict) else None
         if not (isinstance(parameters, dict) and parameters.get("type") == "object" and is_json(tool)):
-            examined.note("tools", "", f"{str(tool)[:60]!r} is no function schema", f"write {SCHEMA}, plain JSON")
+            examined.note("tools", "", f"{str(tool)[:60]!r} is not a function schema", f"write {SCHEMA}, plain JSON")
         elif isinstance(function, dict):
             names.append(str(function.get("name")))
             sound.append(tool)
@@ -96,7 +96,8 @@ def _check_tools(examined: Examined) -> list[JsonObject]:
 
 
 def _check_tasks(examined: Examined, split: str, count: int) -> list[JsonObject]:
-    """The tasks of a split that are sound: as many as were asked for, each its own, the same when asked again."""
+    """Check the tasks of a split and return the sound ones: as many as were asked for, each its own, the same when
+    asked again."""
     environment = examined.environment
     try:
         size = getattr(environment, "size", None)
@@ -112,7 +113,7 @@ def _check_tasks(examined: Examined, split: str, count: int) -> list[JsonObject]
     sound = [task for task in tasks if _is_task(task)] if isinstance(tasks, list) else []
     if not isinstance(tasks, list) or len(sound) < len(tasks):
         wrong = next((task for task in tasks if not _is_task(task)), None) if isinstance(tasks, list) else tasks
-        examined.note("tasks", f"split {split}", f"{str(wrong)[:60]!r} is no task", remedy)
+        examined.note("tasks", f"split {split}", f"{str(wrong)[:60]!r} is not a task", remedy)
     if isinstance(tasks, list) and len(tasks) != count:
         text = f"gave {len(tasks)} tasks where {count} were asked for"
         examined.note("tasks", f"split {split}", text, "give as many as asked for, or say by size(split) how many")
@@ -138,7 +139,7 @@ def _is_task(task: object) -> bool:
 
 
 def _check_splits(examined: Examined, by_split: Mapping[str, Sequence[JsonObject]]) -> None:
-    """No task is in two splits: neither its id, nor, for nearly all, its content."""
+    """Check that no task is in two splits: neither its id, nor, for nearly all, its content."""
     sections = {
         split: {json.dumps(task["data"], sort_keys=True) for task in tasks} for split, tasks in by_split.items()
     }
@@ -155,7 +156,7 @@ def _check_splits(examined: Examined, by_split: Mapping[str, Sequence[JsonObject
 
 
 def _check_play(examined: Examined, tasks: Sequence[JsonObject], tools: Sequence[JsonObject]) -> None:
-    """References score 1, and every task can be played by whoever plays."""
+    """Check that references score 1, and that every task can be played by whoever plays."""
     rewards_of: dict[str, list[float]] = {"reference": [], "nothing": [], "random calls": [], "every call twice": []}
     for task in tasks:
         rng = random.Random(task["id"])
@@ -223,17 +224,17 @@ def _sound_score(examined: Examined, task: JsonObject, score: object) -> JsonObj
     reward = score.get("reward") if isinstance(score, dict) else None
     numeric = isinstance(reward, int | float) and not isinstance(reward, bool) and 0 <= reward <= 1
     if not isinstance(score, dict) or not numeric or not isinstance(score.get("success"), bool) or not is_json(score):
-        examined.note("score", task["id"], f"{str(score)[:80]!r} is no score", remedy)
+        examined.note("score", task["id"], f"{str(score)[:80]!r} is not a score", remedy)
         raise MethodFailed
     parts = score.get("parts", {})
     if not isinstance(parts, dict) or not all(isinstance(part, int | float) for part in parts.values()):
-        examined.note("score", task["id"], f"parts {str(parts)[:60]!r} are no numbers by name", remedy)
+        examined.note("score", task["id"], f"parts {str(parts)[:60]!r} are not numbers by name", remedy)
         raise MethodFailed
     return score
 
 
 def _play(examined: Examined, task: JsonObject, agent: str, actions: Sequence[Message]) -> list[Message]:
-    """The record of an episode."""
+    """Play an episode and return its record."""
     name, before = task["id"], _copy(task)
     episode: Episode = examined.call("open", name, lambda: examined.environment.open(task))
     examined.episode = episode
@@ -277,8 +278,8 @@ def _answer(examined: Examined, task: str, agent: str, answer: object) -> tuple[
 
 
 def random_call(rng: random.Random, tools: Sequence[JsonObject], task: JsonObject) -> Message:
-    """A call that no careful agent makes: a known tool with values of the task, or wrong in every way that a language
-    model is."""
+    """Draw a call that no careful agent makes: a known tool with values of the task, or wrong in every way that a
+    language model is."""
     texts = [text for text in json.dumps(task["data"]).split('"') if text.strip(" ,:{}[]")]
     function = rng.choice([*tools])["function"] if tools else {"name": "none", "parameters": {}}
     properties = function["parameters"].get("properties", {})
@@ -300,7 +301,7 @@ def random_call(rng: random.Random, tools: Sequence[JsonObject], task: JsonObjec
 
 
 def task_listing(request: JsonObject) -> str:
-    """The first tasks of every split as JSON, for a comparison between processes."""
+    """List the first tasks of every split as JSON, for a comparison between processes."""
     environment: Environment = load_environment_class(request["target"], request["settings"])
     listing = {}
     for split in SPLITS:
@@ -312,7 +313,7 @@ def task_listing(request: JsonObject) -> str:
 
 
 def _check_other_process(examined: Examined, target: str, settings: Mapping[str, object], tasks: int) -> None:
-    """Another process, with other hashes of texts, has the same tasks."""
+    """Check that another process, with other hashes of texts, has the same tasks."""
     request = {"target": target, "settings": dict(settings), "tasks": tasks}
     try:
         expected = examined.call("tasks", "", lambda: task_listing(request))

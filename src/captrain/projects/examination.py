@@ -44,7 +44,7 @@ class Problem:
 
 @dataclass
 class BenchmarkReport:
-    """What was measured of a benchmark, and what does not hold."""
+    """Measurements of a benchmark, and the demands of the contract that it does not meet."""
 
     name: str
     facts: dict[str, str] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class MethodFailed(Exception):
 
 
 class Output(io.StringIO):
-    """What a method prints, and the line that printed first."""
+    """Capture of a method's prints, with the line that printed first."""
 
     def __init__(self, source: Path | None) -> None:
         super().__init__()
@@ -90,11 +90,11 @@ class Examined:
         self.environment, self.report, self.limit = environment, report, limit
         self.source = source_file(type(environment))
         self.episode: object = None
-        """What was opened last: it has methods, too."""
+        """Episode that was opened last: it has methods, too."""
         self.overdue: set[str] = set()
 
     def call(self, method: str, task: str, function: Callable[[], T]) -> T:
-        """What a method returns.
+        """Call a method and return its result.
 
         Raises:
             MethodFailed: it raised, or took too long; after that it is not called again.
@@ -126,7 +126,7 @@ class Examined:
         self.report.add(Problem(method, task, self.place(method, error), text, remedy))
 
     def place(self, method: str, error: BaseException | None = None) -> str:
-        """The line of the user's own code that raised; where none did, the one that defines the method."""
+        """Return the line of the user's own code that raised; where none did, the one that defines the method."""
         owners = [type(owner) for owner in (self.environment, self.episode) if owner is not None]
         places = [raising_place(error, self.source)] if error else []
         places += [definition(owner, method) for owner in owners]
@@ -154,7 +154,7 @@ def load_environment_class(target: str, settings: Mapping[str, object]) -> Envir
 
 
 def is_json(value: object) -> bool:
-    """Whether a value is plain JSON: it comes back as it went, keys and tuples included."""
+    """Return whether a value is plain JSON: it comes back as it went, keys and tuples included."""
     try:
         return json.loads(json.dumps(value, allow_nan=False)) == value
     except (TypeError, ValueError, RecursionError):
@@ -162,14 +162,14 @@ def is_json(value: object) -> bool:
 
 
 def message_faults(messages: object, roles: Sequence[str]) -> str:
-    """What is wrong with a list of messages, "" where nothing is."""
+    """Say what is wrong with a list of messages, "" where nothing is."""
     if not isinstance(messages, list):
         return f"is {type(messages).__name__} and no list of messages"
     for message in messages:
         if not isinstance(message, dict) or message.get("role") not in roles:
-            return f"holds {str(message)[:60]!r}, which is no message of {' or '.join(roles)}"
+            return f"holds {str(message)[:60]!r}, which is not a message of {' or '.join(roles)}"
         if not isinstance(message.get("content"), str) and not message.get("tool_calls"):
-            return f"holds a message of {message['role']} whose content is no text"
+            return f"holds a message of {message['role']} whose content is not text"
         if not is_json(message):
-            return f"holds a message of {message['role']} that is no plain JSON"
+            return f"holds a message of {message['role']} that is not plain JSON"
     return ""

@@ -72,7 +72,7 @@ def _file(name: str, root: Path) -> Path:
 
 
 def _passport(path: Path) -> Passport:
-    """The passport beside a file."""
+    """Read the passport beside a file."""
     beside = path.with_name(f"{path.stem}.passport.json")
     if not beside.is_file():
         raise UserError(f"{path} has no passport", f"`captrain validate {path}` makes one out, and says what it lacks")
@@ -85,7 +85,7 @@ def _passport(path: Path) -> Passport:
 
 
 def _count(target: Target, split: Split) -> int:
-    """How many tasks of a split a package offers; none where the environment has none."""
+    """Count the tasks of a split that a package offers; none where the environment has none."""
     size = target.size(split)
     try:
         target.tasks(split, 1)

@@ -71,7 +71,7 @@ def _take_back(root: Path, names: Iterable[str], *, is_new: bool) -> None:
 
 
 def project_files(root: Path, example: Example | None) -> Mapping[str, str]:
-    """The files of a new project: paths relative to it, and their texts."""
+    """Write the files of a new project: paths relative to it, and their texts."""
     pipeline = project_pipeline(root)
     choice = yaml.safe_dump({"experiment": example or "project", "seed": 0, "overrides": []}, sort_keys=False)
     texts = {
@@ -100,7 +100,7 @@ def project_files(root: Path, example: Example | None) -> Mapping[str, str]:
 
 
 def template(name: str) -> str:
-    """The text of a template of this room."""
+    """Read the text of a template of this room."""
     return files("captrain").joinpath("projects/templates", name).read_text()
 
 

@@ -30,8 +30,8 @@ HEAD += "# captrain's own, unless stages/NAME.py is here; its code is known by t
 
 
 class Versions(Record):
-    """What captrain.yaml holds: which captrain a project's results are made by, and the digests of the dvc.yaml that it
-    wrote and of each stage's code."""
+    """Content of captrain.yaml: the captrain that a project's results are made by, and the digests of the dvc.yaml that
+    it wrote and of each stage's code."""
 
     captrain: str
     pipeline: str = ""
@@ -39,12 +39,12 @@ class Versions(Record):
 
 
 def shipped_pipeline() -> JsonObject:
-    """The pipeline that captrain brings along, as it stands in its own repository."""
+    """Read the pipeline that captrain brings along, as it stands in its own repository."""
     return read_yaml(shipped("dvc.yaml"), JsonObject)
 
 
 def project_pipeline(root: Path) -> str:
-    """The text of a project's dvc.yaml: the same stages and results, code by its digest."""
+    """Write the text of a project's dvc.yaml: the same stages and results, code by its digest."""
     pipeline = shipped_pipeline()
     stages = {name: _project_stage(name, stage, root) for name, stage in pipeline["stages"].items()}
     text = yaml.safe_dump({**pipeline, "stages": stages}, sort_keys=False, width=118, default_flow_style=None)
@@ -64,18 +64,18 @@ def _project_stage(name: str, stage: JsonObject, root: Path) -> JsonObject:
 
 
 def _sections(stage: JsonObject) -> set[str]:
-    """The sections of the configuration that are params of a stage."""
+    """List the sections of the configuration that are params of a stage."""
     keys = [key for entry in stage.get("params", []) if isinstance(entry, dict) for key in entry.get(SPEC, [])]
     return {key.partition(".")[0] for key in keys}
 
 
 def stage_names() -> list[str]:
-    """The stages that captrain brings along, in the order of the pipeline."""
+    """List the stages that captrain brings along, in the order of the pipeline."""
     return [*shipped_pipeline()["stages"]]
 
 
 def stage_code(name: str) -> list[Path]:
-    """The files of code that a stage runs, first its script: its own, or that of all rows with the row's entry."""
+    """List the files of code that a stage runs, first its script: its own, or that of all rows with the row's entry."""
     script = shipped(f"stages/{name}.py")
     starts = [script] if script.is_file() else [shipped("stages/row.py"), BASELINES / f"{name}.py"]
     code = sorted({path for start in starts for path in code_closure(start)})
@@ -83,7 +83,7 @@ def stage_code(name: str) -> list[Path]:
 
 
 def stage_digest(name: str) -> str:
-    """Digest of the code that a stage runs; of `compose` with the configuration that captrain brings along."""
+    """Hash the code that a stage runs; of `compose` with the configuration that captrain brings along."""
     files = stage_code(name)
     if name == "compose":
         files += [*files_below(Path(__file__).parents[1] / "config"), *files_below(shipped("conf"))]
@@ -91,12 +91,12 @@ def stage_digest(name: str) -> str:
 
 
 def stage_digests() -> dict[str, str]:
-    """The digest of each stage's code as it is installed."""
+    """Hash each stage's code as it is installed."""
     return {name: stage_digest(name) for name in stage_names()}
 
 
 def versions_text(version: str, pipeline: str, stages: Mapping[str, str]) -> str:
-    """The text of captrain.yaml.
+    """Write the text of captrain.yaml.
 
     Args:
         version: of captrain.
@@ -109,7 +109,7 @@ def versions_text(version: str, pipeline: str, stages: Mapping[str, str]) -> str
 
 
 def recorded_versions(root: Path) -> Versions | None:
-    """What captrain.yaml says; None in captrain's own repository, which has the code itself.
+    """Read captrain.yaml; None in captrain's own repository, which has the code itself.
 
     Raises:
         UserError: it is not what captrain wrote.

@@ -19,7 +19,7 @@ INSTALLED = {"site-packages", "dist-packages"}
 
 
 def source_file(owner: type) -> Path | None:
-    """The file that has a class; None where it is of none."""
+    """Find the file that has a class; None where it is of none."""
     try:
         return Path(inspect.getfile(owner)).resolve()
     except (TypeError, OSError):
@@ -27,12 +27,12 @@ def source_file(owner: type) -> Path | None:
 
 
 def place_at(path: str | Path, line: int) -> str:
-    """A line, as messages name it."""
+    """Format a line as messages name it."""
     return f"{os.path.relpath(path)}:{line}"
 
 
 def is_own(path: str, source: Path | None) -> bool:
-    """Whether a file is the user's.
+    """Return whether a file is the user's.
 
     Args:
         path: as a frame has it.
@@ -51,12 +51,12 @@ def _is_installed(place: Path) -> bool:
 
 
 def _has_siblings(source: Path) -> bool:
-    """Whether what lies beside a file is of the same hand: not where packages of all kinds lie."""
+    """Return whether the neighbours of a file are of the same hand: not where packages of all kinds lie."""
     return source.parent.name not in INSTALLED
 
 
 def raising_place(error: BaseException, source: Path | None) -> str:
-    """The innermost line of the user's own code that an error came through, "" where it came through none."""
+    """Find the innermost line of the user's own code that an error came through, "" where it came through none."""
     if isinstance(error, SyntaxError) and error.filename and is_own(error.filename, source):
         return place_at(error.filename, error.lineno or 1)
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
@@ -66,7 +66,7 @@ def raising_place(error: BaseException, source: Path | None) -> str:
 
 
 def calling_place(source: Path | None) -> str:
-    """The innermost line of the user's own code that is being run, "" where none is."""
+    """Find the innermost line of the user's own code that is being run, "" where none is."""
     frame = sys._getframe(1)
     while frame is not None:
         if is_own(frame.f_code.co_filename, source):
@@ -76,7 +76,7 @@ def calling_place(source: Path | None) -> str:
 
 
 def definition(owner: type, name: str) -> str:
-    """The line that defines a member of a class: a method, a property, or a value; "" where the class has none."""
+    """Find the line that defines a member of a class: a method, a property, or a value; "" where the class has none."""
     for base in owner.__mro__:
         if name in vars(base):
             return _function_place(vars(base)[name]) or _value_place(base, name)
@@ -90,7 +90,7 @@ def _function_place(member: object) -> str:
 
 
 def _value_place(owner: type, name: str) -> str:
-    """The line that gives a member of a class its value, or else that of the class."""
+    """Find the line that gives a member of a class its value, or else that of the class."""
     try:
         lines, start = inspect.getsourcelines(owner)
         [body] = ast.parse(textwrap.dedent("".join(lines))).body

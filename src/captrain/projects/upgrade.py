@@ -23,11 +23,11 @@ class Upgrade:
     added: list[str]
     removed: list[str]
     pipeline: bool
-    """Whether dvc.yaml changes."""
+    """True if dvc.yaml changes."""
 
     @property
     def is_needed(self) -> bool:
-        """Whether anything differs."""
+        """True if anything differs."""
         return self.pipeline or self.before != self.after or bool(self.changed or self.added or self.removed)
 
 
@@ -72,8 +72,8 @@ def upgrade_project(root: Path, *, dry: bool = False) -> Upgrade:
 
 
 def pending_upgrade(root: Path) -> Upgrade | None:
-    """What `captrain upgrade` would change of a project; None where nothing is to be taken over, and in captrain's own
-    repository.
+    """List what `captrain upgrade` would change of a project; None where nothing is to be taken over, and in captrain's
+    own repository.
 
     Raises:
         UserError: captrain.yaml is not what captrain wrote.
@@ -85,7 +85,7 @@ def pending_upgrade(root: Path) -> Upgrade | None:
 
 
 def _behind(stages: dict[str, JsonObject], changed: list[str]) -> list[str]:
-    """The stages that read, directly or not, what these make, without these; in the order of the pipeline."""
+    """List the stages that read, directly or not, what these make, without these; in the order of the pipeline."""
     affected = set(changed)
     outputs = {name: outputs_of(stage) for name, stage in stages.items()}
     for name, stage in stages.items():  # in the order in which they run
@@ -98,6 +98,6 @@ def _behind(stages: dict[str, JsonObject], changed: list[str]) -> list[str]:
 
 
 def outputs_of(stage: JsonObject) -> list[str]:
-    """The paths that a stage of dvc.yaml makes."""
+    """List the paths that a stage of dvc.yaml makes."""
     entries = [entry for kind in ("outs", "plots", "metrics") for entry in stage.get(kind, [])]
     return [path for entry in entries for path in ([entry] if isinstance(entry, str) else entry)]

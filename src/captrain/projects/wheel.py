@@ -1,4 +1,4 @@
-"""How a wheel comes to hold what projects need: conf/, stages/, dvc.yaml and its plots, copied into the package.
+"""Build step that copies into a wheel what projects need: conf/, stages/, dvc.yaml and its plots.
 
 They lie at the top of the repository, where readers look for them, and outside of every package; setuptools runs this
 class when it builds (`[tool.setuptools.cmdclass]`), before anything of captrain can be imported. An editable
@@ -26,10 +26,10 @@ class BuildWithPipeline(build_py):
                 self.copy_file(str(source), str(target), preserve_mode=False)
 
     def get_source_files(self) -> list[str]:
-        """What a source distribution needs, too."""
+        """List the files that a source distribution needs, too."""
         return [*super().get_source_files(), *map(str, pipeline_files())]
 
 
 def pipeline_files() -> list[Path]:
-    """The files of the pipeline, relative to the root of the repository, in which setuptools builds."""
+    """List the files of the pipeline, relative to the root of the repository, in which setuptools builds."""
     return sorted(path for pattern in PATTERNS for path in Path().glob(pattern))

@@ -1,4 +1,4 @@
-"""What names content: hashes of values and of files, the same wherever the content is."""
+"""Digests that name content: hashes of values and of files, the same wherever the content is."""
 
 import hashlib
 import json
@@ -11,13 +11,13 @@ BLOCK = 1 << 20
 
 
 def digest(*parts: object) -> str:
-    """SHA-256 (hex, first 16 digits) of the canonical JSON of the parts."""
+    """Hash the canonical JSON of the parts: SHA-256, hex, first 16 digits."""
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"), default=json_value)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def json_value(value: object) -> object:
-    """What stands for a record in JSON.
+    """Convert a record to JSON values.
 
     Raises:
         TypeError: it is no record.
@@ -28,7 +28,7 @@ def json_value(value: object) -> object:
 
 
 def file_digest(*paths: Path) -> str:
-    """SHA-256 (hex, first 16 digits) over the bytes of the files, in the given order."""
+    """Hash the bytes of the files, in the given order: SHA-256, hex, first 16 digits."""
     total = hashlib.sha256()
     for path in paths:
         with path.open("rb") as file:
@@ -38,5 +38,5 @@ def file_digest(*paths: Path) -> str:
 
 
 def bytes_digest(content: bytes) -> str:
-    """What `file_digest` gives of a file with this content."""
+    """Hash bytes to what `file_digest` gives of a file with this content."""
     return hashlib.sha256(content).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""How files are read: the one way in, to which a test holds all code.
+"""Reading of files: the one way in, to which a test holds all code.
 
 Whatever is read, a user or another program may have written. What is no whole record of its kind is a `UserError` that
 names the file, the place and the remedy.
@@ -48,7 +48,7 @@ def require_regular(path: Path, remedy: str = REPRO) -> None:
 
 
 def read_bytes(path: Path, remedy: str = REPRO, most: int = MOST) -> bytes:
-    """The content of a file.
+    """Read the content of a file.
 
     Args:
         path: of the file.
@@ -65,12 +65,12 @@ def read_bytes(path: Path, remedy: str = REPRO, most: int = MOST) -> bytes:
     except OSError as error:
         raise UserError(f"{path} cannot be read: {_reason(error)}", remedy) from None
     if len(content) > most:
-        raise UserError(f"{path} has more than {most >> 20} MiB, which nothing of its kind has", remedy)
+        raise UserError(f"{path} has more than {most >> 20} MiB, more than any file of its kind", remedy)
     return content
 
 
 def read_text(path: Path, remedy: str = REPRO) -> str:
-    """The content of a file as text.
+    """Read the content of a file as text.
 
     Raises:
         UserError: as `read_bytes`, or it is not UTF-8.
@@ -79,11 +79,11 @@ def read_text(path: Path, remedy: str = REPRO) -> str:
     try:
         return content.decode()
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} is no text in UTF-8 (byte {error.start})", remedy) from None
+        raise UserError(f"{path} is not text in UTF-8 (byte {error.start})", remedy) from None
 
 
 def read_json(path: Path, kind: type[T], remedy: str = REPRO) -> T:
-    """The one JSON document in a file, as a value of this type: a record, or a type of plain values.
+    """Read the one JSON document in a file, as a value of this type: a record, or a type of plain values.
 
     Raises:
         UserError: as `read_bytes`, or it is damaged or no such value, or has numbers that are not finite; the first
@@ -96,11 +96,11 @@ def read_json(path: Path, kind: type[T], remedy: str = REPRO) -> T:
     except ValidationError as error:
         raise _not_whole(str(path), kind, error, remedy) from None
     except ValueError as error:
-        raise UserError(f"{path} is no whole JSON ({plain(str(error))})", remedy) from None
+        raise UserError(f"{path} is not whole JSON ({plain(str(error))})", remedy) from None
 
 
 def read_yaml(path: Path, kind: type[T], remedy: str = REPRO) -> T:
-    """The one YAML document in a file, as `read_json` gives JSON.
+    """Read the one YAML document in a file, as `read_json` reads JSON.
 
     Raises:
         UserError: as `read_text`, or it is damaged or no such value; the first place where it is not is named.
@@ -109,7 +109,7 @@ def read_yaml(path: Path, kind: type[T], remedy: str = REPRO) -> T:
 
 
 def parse_yaml(text: str, kind: type[T], place: str, remedy: str = REPRO) -> T:
-    """The YAML document that a text is; `place` says whose, and otherwise as `read_yaml`."""
+    """Parse a YAML document; `place` says whose it is, and otherwise as `read_yaml`."""
     import yaml
 
     try:
@@ -127,7 +127,7 @@ def _not_whole(place: str, kind: type[object], error: ValidationError, remedy: s
 
 
 def read_index(path: Path, remedy: str = REPRO) -> dict[str, IndexEntry]:
-    """What a stage has left to act with, by name.
+    """Read the index of a stage: the adapters and prompts that it has left to act with, by name.
 
     Raises:
         UserError: as `read_json`.
@@ -144,7 +144,7 @@ def read_table(
     words: bool = False,
     kinds: "Mapping[str, type] | type[str] | None" = None,
 ) -> "pd.DataFrame":
-    """The CSV table in a file, as `parse_table` reads it.
+    """Read the CSV table in a file, as `parse_table` reads it.
 
     Raises:
         UserError: as `read_text`, or it is no whole table.
@@ -164,9 +164,9 @@ def parse_table(
     words: bool = False,
     kinds: "Mapping[str, type] | type[str] | None" = None,
 ) -> "pd.DataFrame":
-    """The CSV table that a text is; `place` says whose. "" is NaN, and with `words` everything else that pandas would
-    take for it stays a word. `columns` it must have, and `numbers`, columns of numbers; `kinds` names the type of all,
-    or of some; the rest are what their cells look like.
+    """Parse a CSV table; `place` says whose it is. "" is NaN, and with `words` everything else that pandas would take
+    for it stays a word. `columns` it must have, and `numbers`, columns of numbers; `kinds` names the type of all, or of
+    some; the rest are what their cells look like.
 
     Raises:
         UserError: it is no whole table: it has no heading or lacks a column, its last line has no end, a line has
@@ -232,8 +232,8 @@ def scan(path: Path, kind: type[M], remedy: str = "") -> Iterator[tuple[int, M]]
 
 
 def remains(path: Path, kind: type[T]) -> list[T | None]:
-    """What is left of JSON lines whose writer may be at work, or was killed: a value of this type for each line, None
-    where it is not whole; nothing where there is no file.
+    """Read JSON lines whose writer may be at work, or was killed: a value of this type for each line, None where it is
+    not whole; nothing where there is no file.
 
     Raises:
         UserError: it is no regular file.
@@ -257,7 +257,7 @@ def _adapter(kind: type[T]) -> TypeAdapter[T]:
 
 
 def first_fault(error: ValidationError) -> str:
-    """The first of the faults that a validation found: what, and at which place."""
+    """Word the first of the faults that a validation found: what, and at which place."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     location = ".".join(str(part) for part in first["loc"])
     return plain(f"{first['msg']}{f' at {location}' if location else ''}")

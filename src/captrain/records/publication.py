@@ -1,4 +1,4 @@
-"""How files are written: aside first and renamed at the end, so that each is whole or not there.
+"""Writing of files: aside first and renamed at the end, so that each is whole or not there.
 
 A file of records has one in a line, as JSON.
 """
@@ -16,8 +16,8 @@ from captrain.records.record import Record
 
 @contextmanager
 def place_aside(path: Path, mark: str = "") -> Iterator[Path]:
-    """A place beside a file or folder where it is written first. What lies there is removed, before the block and after
-    it, however that ends: on a full disk nothing half-written stays.
+    """Yield a place beside a file or folder where it is written first. What lies there is removed, before the block and
+    after it, however that ends: on a full disk nothing half-written stays.
 
     Args:
         path: where it is to be renamed to.
@@ -76,5 +76,5 @@ def publish(path: Path, records: Iterable[Record]) -> None:
 
 
 def line_of(record: Record) -> str:
-    """A record as it stands in a file, with the end of its line."""
+    """Format a record as it stands in a file, with the end of its line."""
     return record.model_dump_json(exclude_defaults=True) + "\n"

@@ -33,7 +33,7 @@ class Task(Record):
 
 
 class Score(Record):
-    """What an environment says of a finished episode: reward in [0, 1], success, and named parts."""
+    """Score of a finished episode: reward in [0, 1], success, and named parts."""
 
     reward: float
     success: bool
@@ -141,7 +141,7 @@ class Passport(Record):
     checks: list[Check]
 
     def complaints(self) -> str:
-        """The failed checks in one line."""
+        """List the failed checks in one line."""
         return "; ".join(
             f"{check.name} is {check.measured}, asked is {check.bound}{f' ({check.detail})' if check.detail else ''}"
             for check in self.checks
@@ -150,10 +150,12 @@ class Passport(Record):
 
 
 class IndexEntry(Record):
-    """What a stage has left to act with, as its `index.json` has it by name: an adapter with the digest of its content
-    and its folder, "" where there is none and `guidance`, lines of the system prompt, is all. Of its making there stand
-    the rollouts it has spent, those discarded among them, what it was at `checkpoints` (digests, by the rollouts spent
-    till then), and what else its stage says."""
+    """Entry of a stage's `index.json`: something to act with.
+
+    An adapter has the digest of its content and its folder; "" where there is none and `guidance`, lines of the system
+    prompt, is all. Of its making there stand the rollouts it has spent, those discarded among them, what it was at
+    `checkpoints` (digests, by the rollouts spent till then), and what else its stage says.
+    """
 
     model_config = ConfigDict(extra="allow")
 

@@ -12,7 +12,7 @@ LONGEST_NAME = 120
 
 
 def _file_name(text: str) -> str:
-    """The text, if it can be a file's name anywhere and leads nowhere else.
+    """Return the text, if it can be a file's name anywhere and leads nowhere else.
 
     Raises:
         ValueError: it cannot.
@@ -29,7 +29,7 @@ FileName = Annotated[str, AfterValidator(_file_name)]
 
 
 def require_file_name(text: str, place: str) -> str:
-    """The text, if it can be a `FileName`.
+    """Return the text, if it can be a `FileName`.
 
     Args:
         text: the name.
@@ -42,13 +42,13 @@ def require_file_name(text: str, place: str) -> str:
         return _file_name(text)
     except ValueError as error:
         raise UserError(
-            f"{place}: {plain(text[:LONGEST_NAME])!r} is no name of a file ({error})", "rename it"
+            f"{place}: {plain(text[:LONGEST_NAME])!r} is not a name of a file ({error})", "rename it"
         ) from None
 
 
 def plain(text: str) -> str:
-    """Text of anyone's, fit for a terminal and for any file: what is no printable sign, space or line break is shown as
-    one that stands for it, so that nobody moves a cursor, changes a colour or turns a line around."""
+    """Show text of anyone's fit for a terminal and for any file: what is no printable sign, space or line break is
+    shown as one that stands for it, so that nobody moves a cursor, changes a colour or turns a line around."""
     return (
         text
         if text.isprintable()
@@ -57,5 +57,5 @@ def plain(text: str) -> str:
 
 
 def as_markdown(text: str) -> str:
-    """Text of anyone's in a page of Markdown, where it neither breaks a table nor counts as markup."""
+    """Escape text of anyone's for a page of Markdown, where it neither breaks a table nor counts as markup."""
     return html.escape(plain(text), quote=False).translate({ord(sign): f"\\{sign}" for sign in "|`*_[]"})

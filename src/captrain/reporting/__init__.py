@@ -1,4 +1,4 @@
-"""What readers see of results: figures, tables, the static report, and loaders for notebooks."""
+"""Reports on results: figures, tables, the static report, and loaders for notebooks."""
 
 import lazy_loader
 

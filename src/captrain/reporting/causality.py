@@ -36,14 +36,14 @@ SPACING = 0.15
 
 
 def has_causality(results: Path) -> bool:
-    """Whether a capability was tested."""
+    """Return whether a capability was tested."""
     path = results / "causality/capabilities.csv"
     return path.exists() and not read_table(path, columns=WORDS).empty
 
 
 def causality(results: Path) -> Figure:
-    """What each capability claims of the failures and what its adapter repairs of them; what it changes elsewhere; and
-    what every adapter changes on the failures of each lack."""
+    """Draw what each capability claims of the failures and what its adapter repairs of them, what it changes elsewhere,
+    and what every adapter changes on the failures of each lack."""
     table = read_table(results / "causality/capabilities.csv", columns=WORDS, numbers=NUMBERS)
     effects = read_table(results / "causality/effects.csv", columns=EFFECT_WORDS, numbers=EFFECT_NUMBERS)
     effects = effects.assign(capability=effects["capability"].fillna(""))

@@ -16,7 +16,7 @@ WORDS, NUMBERS = ("method", "label"), ("rollouts_spent", "pass_rate", "low", "hi
 
 
 def curve_rows(results: Path) -> list[ComparisonRow]:
-    """Rows of results/evaluation/curve.csv; none where training was evaluated at its end alone."""
+    """Read the rows of results/evaluation/curve.csv; none where training was evaluated at its end alone."""
     path = results / "evaluation/curve.csv"
     return [*read_table(path, columns=WORDS, numbers=NUMBERS).to_dict("records")] if path.exists() else []
 

@@ -1,4 +1,4 @@
-"""Where the tool calls of a rollout leave those of its reference, for readers: nothing is scored by it."""
+"""Divergence of a rollout's tool calls from those of its reference, for readers: nothing is scored by it."""
 
 import difflib
 import json
@@ -11,7 +11,7 @@ from captrain.records import JsonObject, Message
 
 
 class CallMark(NamedTuple):
-    """What the comparison says of one tool call: `same`, `differs` (from `expected`) or `extra`."""
+    """Verdict of the comparison on one tool call: `same`, `differs` (from `expected`) or `extra`."""
 
     verdict: str
     expected: str = ""
@@ -19,7 +19,7 @@ class CallMark(NamedTuple):
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where the tool calls of a rollout leave those of its reference.
+    """Divergence of a rollout's tool calls from those of its reference.
 
     marks: one for each call of the rollout. missing: reference calls the rollout lacks, by the index of the rollout's
     call they belong before (its number of calls: at the end). first: index of the first call that is not the
@@ -35,19 +35,19 @@ READABLE = json.JSONEncoder(ensure_ascii=False)
 
 
 def call_text(name: str, arguments: JsonObject) -> str:
-    """A tool call as one line; equal calls give equal lines."""
+    """Format a tool call as one line; equal calls give equal lines."""
     inner = ", ".join(f"{key}={READABLE.encode(arguments[key])}" for key in sorted(arguments))
     return f"{name}({inner})"
 
 
 def calls(messages: Iterable[Message]) -> list[str]:
-    """All tool calls of the assistant messages, in order, one line each."""
+    """List all tool calls of the assistant messages, in order, one line each."""
     turns = [message for message in messages if message["role"] == "assistant"]
     return [call_text(name, arguments) for message in turns for name, arguments in calls_of(message)]
 
 
 def divergence(messages: Sequence[Message], reference: Sequence[Message]) -> Divergence:
-    """Align the tool calls (name and arguments) of a rollout with its reference's: longest matching blocks."""
+    """Align the tool calls (name and arguments) of a rollout with its reference's, by longest matching blocks."""
     actual, expected = calls(messages), calls(reference)
     marks: list[CallMark] = []
     missing: dict[int, list[str]] = {}

@@ -93,18 +93,20 @@ def draw(results: Path, out: Path) -> list[Path]:
 
 
 def main(results: Path) -> Figure:
-    """Every method: pass rate with its interval, rollouts spent beside it, and the difference to TRACE. Published
-    rates are marked where they are of the same thing."""
+    """Draw every method: pass rate with its interval, rollouts spent beside it, and the difference to TRACE.
+
+    Published rates are marked where they are of the same thing.
+    """
     return _compared(results, "Pass rate by method (rollouts spent)", None)
 
 
 def routing(results: Path) -> Figure:
-    """Ways of choosing an adapter for a task between what chance and the best possible choice come to."""
+    """Draw ways of choosing an adapter for a task between what chance and the best possible choice come to."""
     return _compared(results, "Routing, its bounds and its controls", ROUTING)
 
 
 def merging(results: Path) -> Figure:
-    """One adapter made of TRACE's, in several ways, against TRACE, which routes to them."""
+    """Draw one adapter made of TRACE's, in several ways, against TRACE, which routes to them."""
     return _compared(results, "Merged adapters and TRACE, which routes (rollouts spent)", MERGING)
 
 
@@ -120,8 +122,8 @@ def _compared(results: Path, title: str, order: Sequence[str] | None) -> Figure:
 
 
 def _rows(results: Path, against: str, order: Sequence[str] | None) -> list[Line]:
-    """The methods of the evaluation whose rate is defined, in the order of `wanted` (names or their beginnings), or
-    all in the order of the table."""
+    """List the methods of the evaluation whose rate is defined, in the order of `wanted` (names or their beginnings),
+    or all in the order of the table."""
     main = evaluation_table(results / "evaluation", "main").dropna(subset=["pass_rate"])
     differences = versus(evaluation_table(results / "evaluation", "differences").to_dict("records"), against)
     _, publication = reference(results)
@@ -139,7 +141,7 @@ def _rows(results: Path, against: str, order: Sequence[str] | None) -> list[Line
 
 
 def capabilities(selection: Mapping[str, Any]) -> Figure:
-    """Gap against coverage of every candidate, with interval bars and the thresholds of the selection."""
+    """Draw the gap against the coverage of every candidate, with interval bars and the thresholds of the selection."""
     thresholds, candidates = selection["thresholds"], selection["candidates"]
     defined = [
         candidate for candidate in candidates if candidate["gap"] is not None and candidate["coverage"] is not None
@@ -203,8 +205,8 @@ def _name_points(figure: Figure, points: Sequence[JsonObject]) -> None:
 
 
 def stability(results: Path) -> Figure:
-    """How often each candidate was retained, and its coverage and gap, run by run of the labelling; beside it how often
-    those of the paper were."""
+    """Draw the retention of each candidate, and its coverage and gap, run by run of the labelling; beside it that of
+    the paper's."""
     selection, runs = read_selection(results), read_table(results / "capabilities/stability.csv")
     limits, candidates = selection["thresholds"], selection["candidates"]
     figure = Figure(figsize=(11.2, 1.6 + 0.24 * max(len(candidates), 9)), layout="constrained")
@@ -255,7 +257,7 @@ def _published_selection(axes: Axes) -> None:
 
 
 def thresholds(results: Path) -> Figure:
-    """What would be selected over a grid of thresholds, replayed from the account of the selection."""
+    """Draw the number selected over a grid of thresholds, replayed from the account of the selection."""
     selection = read_selection(results)
     limits, candidates = selection["thresholds"], selection["candidates"]
     deltas, coverages = [step / 10 for step in range(1, 10)], [step / 20 for step in range(1, 9)]
@@ -288,8 +290,8 @@ def thresholds(results: Path) -> Figure:
 
 
 def training(results: Path) -> Figure:
-    """Reward, success and the share of informative groups over rollouts spent, one line an adapter: TRACE's beside GRPO
-    on the target, and beneath them the adapters of the other baselines that were trained."""
+    """Draw reward, success and the share of informative groups over rollouts spent, one line an adapter: TRACE's beside
+    GRPO on the target, and beneath them the adapters of the other baselines that were trained."""
     histories = {stage: results / stage / "history.csv" for stage in ("adapters", *trained_baselines())}
     lines = {
         stage: list(read_table(path).groupby("adapter", sort=False))

@@ -1,4 +1,4 @@
-"""What computes here: the versions of libraries against those that results were made with, and the processor.
+"""Versions of the libraries that compute, against those that results were made with, and the processor.
 
 requirements.lock pins the environment that the committed results were made in. Of libraries only those count that
 compute; another version of a progress bar is no reason for another number. Nothing here imports any of them.
@@ -23,7 +23,7 @@ AVX512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma"}
 AVX2 = {"avx2", "fma"}
 """The flags by which torch chooses its vector kernels."""
 SWITCHES = ("ATEN_CPU_CAPABILITY", "BLIS_", "DNNL_", "MKL_", "NPY_", "OMP_", "ONEDNN_", "OPENBLAS_")
-"""How the variables begin that choose kernels of torch, numpy and BLAS, or how many threads share a sum."""
+"""Prefixes of the variables that choose kernels of torch, numpy and BLAS, or how many threads share a sum."""
 PROMISE = "every trained weight and every result of the embedded default has the same bytes on any x86-64 CPU with AVX2"
 
 
@@ -63,7 +63,7 @@ class Processor:
 
 
 def compare_libraries(pins: str) -> Libraries:
-    """The installed versions against those that a requirements file pins, and Python's against the one it is for.
+    """Compare the installed versions with those that a requirements file pins, and Python's with the one it is for.
 
     Args:
         pins: text of the file, `name==version` a line; a comment may say `Python 3.11`. Of a wheel's build (`+cpu`)
@@ -86,12 +86,12 @@ def compare_libraries(pins: str) -> Libraries:
 
 
 def _plain(name: str) -> str:
-    """A name of a distribution, as indexes write it."""
+    """Write the name of a distribution as indexes do."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def processor() -> Processor:
-    """The processor of this machine, and the switches of this environment."""
+    """Read the processor of this machine, and the switches of this environment."""
     text = CPUINFO.read_text() if CPUINFO.exists() else ""
     model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     flags = re.search(r"^flags\s*:\s*(.+)$", text, re.MULTILINE)

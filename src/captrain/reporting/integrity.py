@@ -1,4 +1,4 @@
-"""Whether the bytes on this disk are still those that were written: DVC's cache, and the outputs that lie here.
+"""Hashes of the bytes on this disk against those that were written: DVC's cache, and the outputs that lie here.
 
 DVC believes a file that has kept its time and size, so that a flipped bit in the cache is restored unseen, and one in
 an output is read by the next stage. Here every file is hashed anew: one of the cache is named by its own hash, and one
@@ -42,7 +42,7 @@ class _Lock(BaseModel):
 
 @dataclass(frozen=True)
 class Integrity:
-    """How many files were hashed, and those whose bytes are others than they were: what to do about each."""
+    """Number of files hashed, and what to do about each one whose bytes have changed."""
 
     files: int
     damages: tuple[str, ...]
@@ -62,7 +62,7 @@ def check_integrity(root: Path) -> Integrity:
 
 
 def _cache(cache: Path) -> Iterator[str]:
-    """For each file of the cache what is wrong with it, "" for nothing."""
+    """Yield for each file of the cache what is wrong with it, "" for nothing."""
     for path in sorted(cache.glob("[0-9a-f][0-9a-f]/*")):
         name = f"{path.parent.name}{path.name}"
         sound = not path.is_file() or len(name.removesuffix(".dir")) != 32 or _md5(path) == name.removesuffix(".dir")
@@ -70,7 +70,7 @@ def _cache(cache: Path) -> Iterator[str]:
 
 
 def _outputs(root: Path, cache: Path) -> Iterator[str]:
-    """The same for each file of an output; one that is not here is not looked at."""
+    """Yield the same for each file of an output; one that is not here is not looked at."""
     for name, stage in _lock(root).stages.items():
         for out in stage.outs:
             path = root / out.path
@@ -85,7 +85,8 @@ def _outputs(root: Path, cache: Path) -> Iterator[str]:
 
 
 def _files(path: Path, md5: str, cache: Path) -> Iterator[tuple[Path, str]]:
-    """The files of an output with their hashes; of a folder as its listing in the cache has them, if that is whole."""
+    """Yield the files of an output with their hashes; of a folder as its listing in the cache has them, if that is
+    whole."""
     if not md5.endswith(".dir"):
         yield path, md5
         return

@@ -30,7 +30,7 @@ ROLLOUTS = {
 
 
 def load_spec(root: Root = ".") -> Spec:
-    """The specification that the results were made by.
+    """Load the specification that the results were made by.
 
     >>> captrain.load_spec().evaluation.trials
     2
@@ -41,7 +41,7 @@ def load_spec(root: Root = ".") -> Spec:
 def load_rollouts(
     root: Root = ".", purpose: Literal["diagnosis", "calibration", "evaluation"] = "diagnosis"
 ) -> list[Rollout]:
-    """The rollouts of one purpose, whole: messages, tokens, score.
+    """Load the rollouts of one purpose, whole: messages, tokens, score.
 
     >>> rollout = captrain.load_rollouts()[0]
     >>> rollout.outcome, len(rollout.messages)
@@ -51,8 +51,8 @@ def load_rollouts(
 
 
 def load_labels(root: Root = ".") -> pd.DataFrame:
-    """One row a verdict: run, rollout, outcome, count (how often the run's resample drew the rollout), capability,
-    verdict, evidence, message.
+    """Load the labels, one row a verdict: run, rollout, outcome, count (how often the run's resample drew the rollout),
+    capability, verdict, evidence, message.
 
     >>> captrain.load_labels().groupby("verdict").size().to_dict()
     {'LACKING': 1, 'NA': 1}
@@ -67,8 +67,8 @@ def load_labels(root: Root = ".") -> pd.DataFrame:
 
 
 def load_selection(root: Root = ".") -> pd.DataFrame:
-    """One row a candidate, in the order of the selection: id, name, gap with its interval, coverage, error rates, runs
-    that retain it, and why it was selected or rejected.
+    """Load the candidates, one row each, in the order of the selection: id, name, gap with its interval, coverage,
+    error rates, runs that retain it, and why it was selected or rejected.
 
     >>> captrain.load_selection()[["id", "gap"]].values.tolist()
     [['wrong_record', 0.5]]
@@ -77,7 +77,7 @@ def load_selection(root: Root = ".") -> pd.DataFrame:
 
 
 def load_capabilities(root: Root = ".") -> list[Capability]:
-    """The capabilities that were selected, best first.
+    """Load the capabilities that were selected, best first.
 
     >>> [one.id for one in captrain.load_capabilities()]
     ['wrong_record']
@@ -86,7 +86,7 @@ def load_capabilities(root: Root = ".") -> list[Capability]:
 
 
 def load_passports(root: Root = ".") -> dict[str, Passport]:
-    """The passport of every environment by its capability, passed or not.
+    """Load the passport of every environment by its capability, passed or not.
 
     >>> {name: passport.passed for name, passport in captrain.load_passports().items()}
     {'wrong_record': True}
@@ -97,7 +97,8 @@ def load_passports(root: Root = ".") -> dict[str, Passport]:
 
 
 def load_adapters(root: Root = ".") -> pd.DataFrame:
-    """What there is to act with, one row each: stage, name, digest, path, rollouts, discarded.
+    """Load the adapters and prompts that stages have left, one row each: stage, name, digest, path, rollouts,
+    discarded.
 
     >>> captrain.load_adapters()[["stage", "name"]].values.tolist()
     [['adapters', 'wrong_record']]
@@ -111,7 +112,8 @@ def load_adapters(root: Root = ".") -> pd.DataFrame:
 
 
 def load_history(root: Root = ".") -> pd.DataFrame:
-    """One row a training step: stage, adapter, step, rollouts so far, reward, success, share of informative groups.
+    """Load the history of training, one row a step: stage, adapter, step, rollouts so far, reward, success, share of
+    informative groups.
 
     >>> captrain.load_history()["reward"].round(2).tolist()
     [0.4, 0.6]
@@ -129,7 +131,8 @@ def load_history(root: Root = ".") -> pd.DataFrame:
 
 
 def load_routes(root: Root = ".") -> pd.DataFrame:
-    """One row a task: task, kind, the arm that each router chooses, and the configured one's (`chosen`).
+    """Load the routes, one row a task: task, kind, the arm that each router chooses, and the configured one's
+    (`chosen`).
 
     >>> captrain.load_routes()["chosen"].tolist()
     ['wrong_record']
@@ -138,9 +141,9 @@ def load_routes(root: Root = ".") -> pd.DataFrame:
 
 
 def load_outcomes(root: Root = ".", rollouts: Sequence[Rollout] | None = None) -> pd.DataFrame:
-    """One row a rollout of the evaluation: rollout, task, kind, arm, trial, outcome, reward, prompt and completion
-    tokens. An arm is "base", or the name by which its stage knows its adapter or its prompt; a composition of adapters
-    is named by its digest. `rollouts` are those of the evaluation where they were read already.
+    """Load the outcomes of the evaluation, one row a rollout: rollout, task, kind, arm, trial, outcome, reward, prompt
+    and completion tokens. An arm is "base", or the name by which its stage knows its adapter or its prompt; a
+    composition of adapters is named by its digest. `rollouts` are those of the evaluation where they were read already.
 
     >>> captrain.load_outcomes().pivot(index="task", columns="arm", values="reward").to_dict("records")
     [{'base': 0.0, 'wrong_record': 1.0}]
@@ -165,7 +168,7 @@ def load_outcomes(root: Root = ".", rollouts: Sequence[Rollout] | None = None) -
 
 
 def load_main(root: Root = ".") -> pd.DataFrame:
-    """The final table: one row a method with pass rate, interval, pass^k, mean reward, tasks, errors, rollouts spent.
+    """Load the final table, one row a method: pass rate, interval, pass^k, mean reward, tasks, errors, rollouts spent.
 
     >>> captrain.load_main().set_index("method")["pass_rate"].to_dict()
     {'base': 0.25, 'trace': 0.5}
@@ -174,7 +177,7 @@ def load_main(root: Root = ".") -> pd.DataFrame:
 
 
 def load_differences(root: Root = ".") -> pd.DataFrame:
-    """One row a comparison: first, second, paired difference with its interval, and the test of it.
+    """Load the comparisons, one row each: first, second, paired difference with its interval, and the test of it.
 
     >>> captrain.load_differences()[["first", "second", "difference"]].values.tolist()
     [['trace', 'base', 0.25]]
@@ -183,7 +186,7 @@ def load_differences(root: Root = ".") -> pd.DataFrame:
 
 
 def load_kinds(root: Root = ".") -> pd.DataFrame:
-    """The final table by kind of task.
+    """Load the final table by kind of task.
 
     >>> captrain.load_kinds()["kind"].unique().tolist()
     ['pick']
@@ -192,8 +195,8 @@ def load_kinds(root: Root = ".") -> pd.DataFrame:
 
 
 def load_ledger(root: Root = ".") -> pd.DataFrame:
-    """Every rollout that training, calibration and diagnosis spent: stage, purpose, method, item, rollouts, discarded,
-    errors, tokens. Evaluation spends on all methods alike and is in results/evaluation/ledger.csv.
+    """Load every rollout that training, calibration and diagnosis spent: stage, purpose, method, item, rollouts,
+    discarded, errors, tokens. Evaluation spends on all methods alike and is in results/evaluation/ledger.csv.
 
     >>> int(captrain.load_ledger()["rollouts"].sum())
     320
@@ -205,7 +208,7 @@ def load_ledger(root: Root = ".") -> pd.DataFrame:
 
 
 def load_published(root: Root = ".") -> pd.DataFrame:
-    """Every number that the paper published, beside ours where the same thing was run.
+    """Load every number that the paper published, beside ours where the same thing was run.
 
     >>> frame = captrain.load_published()
     >>> frame.query("what == 'tau2' and method == 'trace' and at == 'all'")["published"].tolist()

@@ -13,7 +13,7 @@ from matplotlib.transforms import Bbox
 from captrain.reporting.style import DPI
 
 Place = tuple[float, float, Literal["left", "right"]]
-"""Where a name stands, and from which of its ends on."""
+"""Place of a name, and which of its ends stands there."""
 PADDING = 1.5
 """Pixels around the words of a name that no other name may reach."""
 ROUNDS = 5
@@ -21,9 +21,9 @@ ROUNDS = 5
 
 
 def part_names(figure: Figure, names: Sequence[Annotation], step: float, marker: float) -> None:
-    """Where names overlap, move each to the nearest place that no earlier name takes: up or down by steps, on either
-    side of its point, and if there is such a place, inside the axes and on no point. A name that moves may give the
-    axes another size, so it is looked at again as it is laid out.
+    """Part names that overlap: move each to the nearest place that no earlier name takes, up or down by steps, on
+    either side of its point, and if there is such a place, inside the axes and on no point. A name that moves may give
+    the axes another size, so it is looked at again as it is laid out.
 
     Args:
         figure: made with `DPI`; its first axes have the points.
@@ -58,7 +58,7 @@ def _move(name: Annotation, place: Place) -> None:
 
 
 def _places(name: Annotation, step: float, count: int) -> Iterator[Place]:
-    """Where the words of an annotation may stand, and to which side of that they reach, from where they are on."""
+    """Yield places for the words of an annotation, and the side to which they reach, from its own place outward."""
     (x, y), (point, _) = name.xyann, name.xy
     side, opposite = ("left", "right") if name.get_horizontalalignment() == "left" else ("right", "left")
     for distance in range(count):
@@ -68,17 +68,17 @@ def _places(name: Annotation, step: float, count: int) -> Iterator[Place]:
 
 
 def _box_of_words(name: Annotation) -> Bbox:
-    """Where the words of an annotation stand, in pixels, with a little around them."""
+    """Return the box of an annotation's words, in pixels, with a little around them."""
     return Text.get_window_extent(name).padded(PADDING)
 
 
 def _box_of_point(name: Annotation, marker: float) -> Bbox:
-    """Where the marker of an annotation's point stands, in pixels."""
+    """Return the box of the marker of an annotation's point, in pixels."""
     assert name.axes is not None
     centre = name.axes.transData.transform(name.xy)
     return Bbox([centre, centre]).padded(marker**0.5 / 2 * DPI / 72)
 
 
 def _is_hidden(box: Bbox, obstacles: Sequence[Bbox]) -> bool:
-    """Whether a box shares a place with one of others."""
+    """Return whether a box overlaps one of others."""
     return any(box.overlaps(obstacle) for obstacle in obstacles)

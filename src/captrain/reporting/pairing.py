@@ -22,20 +22,19 @@ SAME = 1e-6
 
 @dataclass
 class Played:
-    """What the evaluation of a run played: digests of its tasks by id, their trials, and the outcomes of each arm by
-    task."""
+    """Evaluation of a run: digests of its tasks by id, their trials, and the outcomes of each arm by task."""
 
     tasks: dict[str, str] = field(default_factory=dict)
     trials: set[int] = field(default_factory=set)
     outcomes: dict[str, dict[str, list[float]]] = field(default_factory=dict)
 
     def matches(self, second: "Played") -> bool:
-        """Whether both have played the same tasks, as often."""
+        """Return whether both have played the same tasks, as often."""
         return bool(self.tasks) and self.tasks == second.tasks and self.trials == second.trials
 
 
 def read_played(folder: Path) -> Played | None:
-    """What the evaluation of the run in a folder played; None where its rollouts are not there."""
+    """Read the evaluation of the run in a folder; None where its rollouts are not there."""
     path = folder / ROLLOUTS
     if not path.exists():
         return None
@@ -50,7 +49,7 @@ def read_played(folder: Path) -> Played | None:
 
 
 def task_rates(folder: Path, record: Played, rates: Mapping[str, float]) -> dict[str, np.ndarray]:
-    """The pass rate of each method on each task, (tasks,) in the order of their ids, where it can be told.
+    """Compute the pass rate of each method on each task, (tasks,) in the order of their ids, where it can be told.
 
     Args:
         folder: of the run.
@@ -81,7 +80,7 @@ def task_rates(folder: Path, record: Played, rates: Mapping[str, float]) -> dict
 
 
 def paired_interval(first: np.ndarray, second: np.ndarray, confidence: float) -> tuple[float, float, float]:
-    """Mean of the second's task rates less the first's, with its interval: a bootstrap over tasks, as in the tables."""
+    """Average the second's task rates less the first's, with an interval: a bootstrap over tasks, as in the tables."""
     gaps = second - first
     low, high = Bootstrap(len(gaps), RESAMPLES, confidence, 0).interval(gaps)
     return float(np.nanmean(gaps)), low, high

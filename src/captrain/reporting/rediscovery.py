@@ -25,7 +25,8 @@ TITLE = "Re-discovery: the agent on fresh discovery tasks, before and after it w
 
 
 def rediscovered(results: Path) -> list[ComparisonRow]:
-    """Rows of the capabilities that a diagnosis has selected, by round; none where the agent was not diagnosed again.
+    """Read the rows of the capabilities that a diagnosis has selected, by round; none where the agent was not diagnosed
+    again.
 
     Returns:
         Rows of results/solutions/rediscovery.csv.
@@ -39,7 +40,7 @@ def rediscovered(results: Path) -> list[ComparisonRow]:
 
 
 def rediscovery(results: Path) -> "Figure":
-    """Share of all rollouts that lack each capability, and its gap with its interval, in each diagnosis."""
+    """Draw the share of all rollouts that lack each capability, and its gap with its interval, in each diagnosis."""
     import seaborn as sns  # whoever prints the table draws nothing
     from matplotlib.figure import Figure
 
@@ -69,7 +70,7 @@ def rediscovery(results: Path) -> "Figure":
 
 
 def rediscovery_table(results: Path) -> Table | None:
-    """The same as a table, a row a capability and diagnosis; None where the agent was not diagnosed again."""
+    """Tabulate the same, a row a capability and diagnosis; None where the agent was not diagnosed again."""
     rows = rediscovered(results)
     if not rows:
         return None

@@ -42,10 +42,10 @@ class Run:
     name: str
     texts: Mapping[str, str]
     folder: Path | None = None
-    """Where its rollouts lie, too; None for a commit."""
+    """Folder in which its rollouts lie, too; None for a commit."""
 
     def settings(self) -> dict[str, object]:
-        """The configuration but for the machine, by dotted keys; with the version of captrain, where it is known.
+        """Read the configuration but for the machine, by dotted keys; with the version of captrain, where it is known.
 
         Raises:
             UserError: the file is not what captrain wrote.
@@ -69,7 +69,7 @@ class Run:
         return {row["method"]: Rate(row["label"], *(row[name] for name in numbers)) for row in table.to_dict("records")}
 
     def capabilities(self) -> dict[str, str]:
-        """What was selected, with its gap.
+        """Read the selected capabilities, each with its gap.
 
         Raises:
             UserError: the file is not what captrain wrote.
@@ -80,7 +80,7 @@ class Run:
             candidates = self._parsed(CAPABILITIES)["candidates"]
             return {row["id"]: f"gap {row['gap']:.3f}" for row in candidates if row["selected"]}
         except (KeyError, TypeError, ValueError):
-            raise UserError(f"{CAPABILITIES} of {self.name} is no selection", "make it again") from None
+            raise UserError(f"{CAPABILITIES} of {self.name} is not a selection", "make it again") from None
 
     def _parsed(self, path: str) -> JsonObject:
         place, remedy = f"{path} of {self.name}", "make it again, or restore it"
@@ -98,7 +98,7 @@ class Rate:
 
 
 def find_run(name: str, root: Path) -> Run:
-    """The run of that name.
+    """Find the run of that name.
 
     Args:
         name: a folder, a point of a sweep, or a commit.
@@ -128,7 +128,7 @@ def _text(path: Path) -> str:
 
 
 def _committed(root: Path, revision: str, path: str) -> str | None:
-    """A file of a commit, None where there is none."""
+    """Read a file of a commit, None where there is none."""
     if revision.startswith("-"):
         return None
     command = ["git", "-C", str(root), "show", f"{revision}:./{path}"]
@@ -137,7 +137,7 @@ def _committed(root: Path, revision: str, path: str) -> str | None:
 
 
 def difference(first: Rate, second: Rate) -> tuple[float, float, float]:
-    """The first rate less the second, with its interval."""
+    """Subtract the second rate from the first, with the interval of the difference."""
     gap = first.value - second.value
     low = gap - math.hypot(first.value - first.low, second.high - second.value)
     high = gap + math.hypot(first.high - first.value, second.value - second.low)
@@ -145,7 +145,7 @@ def difference(first: Rate, second: Rate) -> tuple[float, float, float]:
 
 
 def compare_runs(first: Run, second: Run) -> list[RenderableType]:
-    """The tables of a comparison: settings that differ, capabilities, pass rates.
+    """Tabulate a comparison: settings that differ, capabilities, pass rates.
 
     Raises:
         UserError: a file of a run is not what captrain wrote.
@@ -208,7 +208,7 @@ def _rates_table(first: Run, second: Run) -> RenderableType:
 
 
 def _pairs(first: Run, second: Run) -> tuple[dict[str, tuple[float, float, float]], str]:
-    """Differences paired by task, with their intervals, of the methods that both have; and why there are none."""
+    """Pair the methods that both have by task: differences with their intervals; and say why there are none."""
     records = []
     for run in (first, second):
         record = None if run.folder is None else read_played(run.folder)

@@ -29,7 +29,7 @@ COLOURS = {"passed": "green", "failed": "red", "error": "yellow"}
 
 
 def all_rollouts(root: Path) -> list[Rollout]:
-    """The rollouts of diagnosis and evaluation that are here.
+    """Read the rollouts of diagnosis and evaluation that are here.
 
     Raises:
         UserError: neither file is here, or a line is corrupt.
@@ -52,7 +52,7 @@ DISTINCT = {
 
 
 def _pick(noun: str, name: str, candidates: Collection[str]) -> str:
-    """The candidate of that name, or the only one that begins so; or a refusal that names those close to it."""
+    """Pick the candidate of that name, or the only one that begins so; or refuse with those close to it."""
     if name in candidates:
         return name
     longer = sorted(candidate for candidate in candidates if name and candidate.startswith(name))
@@ -76,7 +76,7 @@ def _number(value: float | None) -> str:
 
 
 def rollouts(root: Path, outcome: str | None, limit: int) -> Table:
-    """The first `limit` rollouts, of one outcome if given."""
+    """Tabulate the first `limit` rollouts, of one outcome if given."""
     matches = [match for match in all_rollouts(root) if outcome is None or match.outcome == outcome]
     table = _columns("rollouts", "id", "purpose", "task", "trial", "adapter", "outcome", "reward", "leaves reference")
     for match in matches[:limit]:
@@ -92,7 +92,7 @@ def rollouts(root: Path, outcome: str | None, limit: int) -> Table:
 
 
 def rollout(root: Path, name: str) -> RenderableType:
-    """One rollout, its messages with the divergence from the reference marked."""
+    """Render one rollout, its messages with the divergence from the reference marked."""
     by_id = {entry.id: entry for entry in all_rollouts(root)}
     name = _pick("rollout", name, by_id)
     entry = by_id[name]
@@ -122,7 +122,7 @@ def _facts(facts: dict[str, str]) -> Table:
 
 
 def _dialogue(rollout: Rollout) -> list[Text]:
-    """Messages in order; calls that agree with the reference are marked =, others ≠, + (extra) and - (missing)."""
+    """Render messages in order; calls that agree with the reference have a =, others ≠, + (extra) or - (missing)."""
     divergences = divergence(rollout.messages, rollout.reference)
     lines: list[Text] = []
     index = 0
@@ -154,7 +154,7 @@ def _marked(index: int, call: str, divergences: Divergence) -> list[Text]:
 
 
 def capabilities(root: Path) -> Table:
-    """Every candidate with the numbers of its selection."""
+    """Tabulate every candidate with the numbers of its selection."""
     selection = read_selection(root / "results")
     names = ("id", "selected", "gap", "interval", "coverage", "runs", "reason")
     table = _columns("candidate capabilities", *names)
@@ -173,7 +173,7 @@ def capabilities(root: Path) -> Table:
 
 
 def capability(root: Path, name: str) -> RenderableType:
-    """One candidate: description, numbers of its selection and the reason, evidence."""
+    """Render one candidate: description, numbers of its selection and the reason, evidence."""
     selection = read_selection(root / "results")
     by_id = {candidate["id"]: candidate for candidate in selection["candidates"]}
     name = _pick("capability", name, by_id)
@@ -203,7 +203,7 @@ def _passports(root: Path) -> dict[str, Passport]:
 
 
 def environments(root: Path) -> Table:
-    """Every synthesized environment and whether its passport holds."""
+    """Tabulate every synthesized environment and whether its passport holds."""
     table = _columns("environments", "capability", "passport", "checks", "failed checks")
     for name, passport in _passports(root).items():
         failed = [check.name for check in passport.checks if not check.passed]
@@ -219,7 +219,7 @@ def _verdict(passed: bool) -> Text:
 
 
 def environment(root: Path, name: str) -> RenderableType:
-    """One passport, check by check."""
+    """Render one passport, check by check."""
     passports = _passports(root)
     name = _pick("environment", name, passports)
     passport = passports[name]
@@ -232,13 +232,13 @@ def environment(root: Path, name: str) -> RenderableType:
 
 
 def _adapters(root: Path) -> dict[str, IndexEntry]:
-    """The indices of adapters and, as far as they were trained, of all others."""
+    """Read the indices of adapters and, as far as they were trained, of all others."""
     indices = arm_indices(root).values()
     return {name: entry for index in indices for name, entry in index if entry.path}
 
 
 def adapters(root: Path) -> Table:
-    """Every adapter by its content hash."""
+    """Tabulate every adapter by its content hash."""
     table = _columns("adapters", "name", "content hash", "rollouts", "folder", "here")
     for name, entry in _adapters(root).items():
         presence = "yes" if (root / entry.path).exists() else "no"
@@ -247,7 +247,7 @@ def adapters(root: Path) -> Table:
 
 
 def adapter(root: Path, name: str) -> RenderableType:
-    """One adapter: its row of the index and its model card."""
+    """Render one adapter: its row of the index and its model card."""
     index = _adapters(root)
     name = _pick("adapter", name, index)
     entry = index[name]
@@ -267,8 +267,8 @@ def adapter(root: Path, name: str) -> RenderableType:
 
 
 def results(root: Path) -> RenderableType:
-    """The paired differences, and last the final table; before them of a benchmark that says what it is the rates by
-    kind and what was found on the discovery split, what repaired what, re-discovery, and where the figures lie."""
+    """Render the paired differences, and last the final table; before them of a benchmark that says what it is the rates
+    by kind and what was found on the discovery split, what repaired what, re-discovery, and where the figures lie."""
     from captrain.evaluation import evaluation_metrics, evaluation_table, interpret_difference
     from captrain.reporting.rediscovery import rediscovery_table
     from captrain.reporting.tables import causal_table, table
@@ -313,7 +313,7 @@ def results(root: Path) -> RenderableType:
 
 
 def costs(root: Path) -> RenderableType:
-    """What each method has spent, and what the stages that it rests on took."""
+    """Tabulate what each method has spent, and what the stages that it rests on took."""
     from captrain.evaluation import SUMS, evaluation_table
     from captrain.execution import times
 
@@ -334,7 +334,7 @@ def costs(root: Path) -> RenderableType:
 
 
 def _kinds(rows: Sequence[ComparisonRow]) -> Table:
-    """Rates by kind of what was played: no bounds."""
+    """Tabulate rates by kind of what was played: no bounds."""
     table = _columns("test split by kind", "kind", "method", "tasks", "pass rate", "interval", "pass^k", "mean reward")
     for row in rows:
         if row["mean_reward"] == row["mean_reward"] and not row["method"].startswith("router:"):
@@ -355,7 +355,7 @@ class _KindRates(_Rates):
 
 
 class _Summary(_KindRates):
-    """What is read of results/rollouts/summary.json; `rollouts` stands with the kinds alone."""
+    """Fields that are read of results/rollouts/summary.json; `rollouts` stands with the kinds alone."""
 
     outcomes: dict[str, int]
     kinds: dict[str, _KindRates]
@@ -363,8 +363,8 @@ class _Summary(_KindRates):
 
 
 def _discovery(root: Path) -> RenderableType | None:
-    """What the base did on the discovery split beside an agent that does nothing, and what the benchmark says of
-    itself; None for a benchmark that says nothing."""
+    """Tabulate the base's results on the discovery split beside an agent that does nothing, and the facts that the
+    benchmark gives of itself; None for a benchmark that gives none."""
     path = root / "results/rollouts/summary.json"
     summary = read_json(path, _Summary) if path.exists() else None
     if summary is None or not summary.benchmark:

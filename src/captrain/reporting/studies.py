@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from captrain.evaluation import (
+    BASE,
     CONFIDENCE,
     GRPO,
     TRACE,
@@ -36,6 +37,8 @@ from captrain.reporting.style import (
     GREY,
     HEADLINE,
     MERGING,
+    PROJECT,
+    PROJECT_PALE,
     ROUTING,
     Line,
     compare,
@@ -49,6 +52,9 @@ from captrain.reporting.style import (
 REPLICATES = ("replicates/summary.csv", "replicates/differences.csv")
 REPLICATE = 'make replicate OVERRIDES="methods=all"'
 HEADLINE_REPLICATES = ("replicates/headline/summary.csv", "replicates/headline/differences.csv")
+FRONT = (BASE, GRPO, "rejection_sft", TRACE, "solutions_routed", "solutions_grpo")
+"""Rows of the headline figure, top to bottom."""
+OURS = (TRACE, "solutions_routed", "solutions_grpo")
 OVER_SEEDS = f"mean over seeds, with {CONFIDENCE:.0%} t interval"
 
 
@@ -90,11 +96,11 @@ def draw(results: Path, out: Path, names: Collection[str] = ()) -> list[Path]:
 
 def _read(path: Path) -> Sequence[ComparisonRow]:
     # Nothing selected is an empty cell, and no number.
-    return read_table(path).fillna({"selected": "", "reading": ""}).to_dict("records")
+    return read_table(path).fillna({"selected": "", "reading": "", "learns_from": ""}).to_dict("records")
 
 
 def _unfit(study: Study, rows: Sequence[ComparisonRow]) -> str:
-    """Why a figure cannot be drawn from a table, "" where it can."""
+    """Say why a figure cannot be drawn from a table, "" where it can."""
     if study.methods and not ordered(grouped(rows, "method"), study.methods):
         return f"{study.tables[0]} has no method {study.methods[0]}..."
     if study.settings:
@@ -106,17 +112,51 @@ def _unfit(study: Study, rows: Sequence[ComparisonRow]) -> str:
 
 
 def replicates(rates: Sequence[ComparisonRow], differences: Sequence[ComparisonRow]) -> Figure:
-    """Every method on every task mix, mean over seeds, and its difference to GRPO on the target."""
+    """Draw every method on every task mix, mean over seeds, and its difference to GRPO on the target."""
     return _over_experiments(rates, differences, headline_methods(), GRPO, "Methods over seeds, by task mix")
 
 
+def headline(rates: Sequence[ComparisonRow]) -> Figure:
+    """Draw the few rows that answer "is it worth it?" on the first task mix, best of TRACE in the project's colour.
+
+    Each bar is the mean pass rate over seeds with its t interval; the rollouts that it took stand beside it.
+    """
+    experiment, group = next(iter(grouped(rates, "experiment").items()))
+    by_method = {row["method"]: row for row in group}
+    rows = [by_method[name] for name in FRONT if name in by_method]
+    best = max((row for row in rows if row["method"] in OURS), key=lambda row: row["pass_rate"])
+    shades = [PROJECT if row is best else PROJECT_PALE if row["method"] in OURS else "0.72" for row in rows]
+    rate, places = [row["pass_rate"] for row in rows], range(len(rows))
+    error = [[row["pass_rate"] - row["low"] for row in rows], [row["high"] - row["pass_rate"] for row in rows]]
+    figure = Figure(figsize=(8.8, 0.9 + 0.34 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    axes.barh(places, rate, height=0.68, color=shades, xerr=error, error_kw={"ecolor": "0.25", "elinewidth": 1.1})
+    axes.set_yticks(places, [row["label"] for row in rows])
+    for place, row in enumerate(rows):
+        bold: dict[str, Any] = {"fontweight": "bold", "color": PROJECT} if row is best else {"color": "0.2"}
+        spent = f"{row['rollouts_spent']:,.0f}" + (f", {row['learns_from']}" if row["learns_from"] else "")
+        axes.text(0.01, place, f"{row['pass_rate']:.2f}", va="center", color="white", fontweight="bold")
+        axes.text(1.02, place, spent, va="center", transform=axes.get_yaxis_transform(), **bold)
+        if row is best:
+            axes.get_yticklabels()[place].set(**bold)
+    axes.set_xlim(0, 1)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.grid(visible=False, axis="y")
+    seeds = max(row["seeds"] for row in rows)
+    axes.set_title(f"Pass rate on the test split ({experiment}, {seeds} seeds)", loc="left", fontsize=10)
+    axes.set_title("rollouts spent, learns from", loc="right", x=1.38, fontsize=8, color="0.35")
+    axes.set_xlabel(OVER_SEEDS, fontsize=8)
+    sns.despine(figure, left=True)
+    return figure
+
+
 def routing(rates: Sequence[ComparisonRow], differences: Sequence[ComparisonRow]) -> Figure:
-    """Routers, their bounds and their controls on every task mix, mean over seeds."""
+    """Draw routers, their bounds and their controls on every task mix, mean over seeds."""
     return _over_experiments(rates, differences, ROUTING, TRACE, "Routing over seeds, by task mix")
 
 
 def merging(rates: Sequence[ComparisonRow], differences: Sequence[ComparisonRow]) -> Figure:
-    """Merged adapters against TRACE on every task mix, mean over seeds."""
+    """Draw merged adapters against TRACE on every task mix, mean over seeds."""
     return _over_experiments(rates, differences, MERGING, TRACE, "Merging over seeds, by task mix")
 
 
@@ -166,7 +206,7 @@ def prompts(points: Sequence[ComparisonRow]) -> Figure:
 
 
 def _scaling(points: Sequence[ComparisonRow], setting: str, axis_label: str, curves: Sequence[str]) -> Figure:
-    """Ours above and its differences beneath it, the published curves in a column of their own."""
+    """Draw ours above and its differences beneath it, the published curves in a column of their own."""
     headline = [row for row in points if row["method"] in HEADLINE]
     totals = grouped((row for row in headline if row["method"] == TRACE), setting)
     totals_at = {value: float(np.mean([row["rollouts_spent"] for row in totals[value]])) for value in sorted(totals)}
@@ -198,7 +238,8 @@ def _scaling(points: Sequence[ComparisonRow], setting: str, axis_label: str, cur
 
 
 def _differences_at(points: Sequence[ComparisonRow], setting: str) -> dict[Any, Difference]:
-    """TRACE's difference to GRPO on the target at each value of a setting: over seeds, or of one seed over tasks."""
+    """Collect TRACE's difference to GRPO on the target at each value of a setting: over seeds, or of one seed over
+    tasks."""
     if _seeds(points) > 1:
         differences = grouped(differences_over_seeds(points, setting), setting)
         by_value = {value: versus(differences[value], GRPO).get(TRACE) for value in sorted(differences)}
@@ -232,12 +273,12 @@ def _seeds(points: Sequence[ComparisonRow]) -> int:
 
 
 def _over(points: Sequence[ComparisonRow]) -> str:
-    """What the intervals of a study are over."""
+    """Say which spread the intervals of a study are of."""
     return OVER_SEEDS if _seeds(points) > 1 else "one seed, with its interval over tasks"
 
 
 def _published(axes: Axes, name: str) -> None:
-    """A published curve, in its own unit: reference marks, nothing of which was measured here."""
+    """Draw a published curve, in its own unit: reference marks, nothing of which was measured here."""
     publication = read_published()
     curve = publication.curves[name]
     marks = {GRPO: "s", "gepa": "^", TRACE: "D"}
@@ -296,7 +337,7 @@ def thresholds(points: Sequence[ComparisonRow]) -> Figure:
 
 
 def _selected(rows: Sequence[ComparisonRow]) -> str:
-    """How many capabilities were selected, of each seed where they differ."""
+    """Count the selected capabilities, for each seed where they differ."""
     return "/".join(map(str, sorted({len(row["selected"].split()) for row in rows})))
 
 
@@ -330,6 +371,7 @@ def faults(points: Sequence[ComparisonRow]) -> Figure:
 
 
 STUDIES: Mapping[str, Study] = {
+    "headline": Study(HEADLINE_REPLICATES[:1], "make replicate NAME=headline", headline),
     "replicates": Study(REPLICATES, REPLICATE, replicates),
     "replicates_headline": Study(HEADLINE_REPLICATES, "make replicate NAME=headline", replicates),
     "routing": Study(REPLICATES, REPLICATE, routing, methods=("router:",)),

@@ -25,11 +25,13 @@ CANVASES = {"png": FigureCanvasAgg, "pdf": FigureCanvasPdf}
 Colour = str | tuple[float, float, float]
 HEADLINE = (BASE, "grpo_target", "gepa", TRACE)
 ROUTING = (BASE, "control:placebo", "control:random_router", RANDOM, BEST_SINGLE, TRACE, "router:", ORACLE)
-"""What choosing an adapter is held against, by name or its beginning, in the order of the figure."""
+"""Methods beside which routers are shown, by name or its beginning, in the order of the figure."""
 MERGING = (BASE, "single", "mixed", BEST_SINGLE, TRACE, "merged:")
 SUPERVISED = "Squares: learns from demonstrations; circles: from rewards alone, or nothing."
+PROJECT, PROJECT_PALE = "#0f766e", "#7fb8b2"
+"""The project's colour, for its best row, and a paler one for its other rows."""
 GREY = "0.5"
-"""Of published numbers, which are nobody's measurement here."""
+"""Colour of published numbers, which are nobody's measurement here."""
 
 ROW = 0.24
 """Inches between two methods."""
@@ -50,7 +52,7 @@ class Line:
 
     @property
     def supervised(self) -> bool:
-        """Whether it learns from demonstrations and not from rewards alone."""
+        """True if the method learns from demonstrations and not from rewards alone."""
         return is_supervised(self.method)
 
 
@@ -75,14 +77,14 @@ def render(figures: Mapping[str, Callable[[], Figure]], out: Path) -> list[Path]
 
 
 def ordered(names: Iterable[str], order: Sequence[str] | None) -> list[str]:
-    """The names that are in `order`, by name or its beginning, in that order; all where it is None."""
+    """Select the names that are in `order`, by name or its beginning, in that order; all where it is None."""
     if order is None:
         return list(names)
     return [name for start in order for name in names if name == start or (start[-1] == ":" and name.startswith(start))]
 
 
 def tint(method: str) -> Colour:
-    """A colour for each of the headline methods, grey for the others."""
+    """Choose a colour for each of the headline methods, grey for the others."""
     return sns.color_palette("deep")[HEADLINE.index(method)] if method in HEADLINE else "0.45"
 
 
@@ -111,7 +113,7 @@ def rule(axes: Axes, labels: Sequence[str]) -> None:
 
 
 def compare(groups: Mapping[str, Sequence[Line]], against: str, title: str, rate: str, note: str = "") -> Figure:
-    """A figure of methods in groups, one above the other: rates, and beside them the differences to one method.
+    """Draw methods in groups, one above the other: rates, and beside them the differences to one method.
 
     Places are set in inches and not found out by a layout engine, which would take a third of the time.
 

@@ -54,7 +54,7 @@ Intervals by bootstrap over tasks, not corrected for their number."""
 
 
 def table(folder: Path) -> Table:
-    """The final table, drawn from what `write` wrote: pass rates with intervals, rollouts spent, what is counted.
+    """Render the final table, drawn from what `write` wrote: pass rates with intervals, rollouts spent, what is counted.
 
     Raises:
         UserError: a file is missing.
@@ -87,8 +87,8 @@ def table(folder: Path) -> Table:
 
 
 def causal_table(folder: Path) -> Table | None:
-    """The causal test of each capability that has an adapter, drawn from what the stage `causality` wrote; None where
-    nothing was tested."""
+    """Render the causal test of each capability that has an adapter, drawn from what the stage `causality` wrote; None
+    where nothing was tested."""
     path = folder / "capabilities.csv"
     numbers = [f"{name}{end}" for name in CAUSAL_HEADINGS for end in ("", "_low", "_high")]
     rows = read_table(path, columns=["name"], numbers=numbers).to_dict("records") if path.exists() else []
@@ -116,7 +116,7 @@ def _number(value: float) -> str:
 
 
 def _caption(main: pd.DataFrame, ledger: pd.DataFrame) -> str:
-    """What was played and what is counted, from the numbers themselves."""
+    """Describe what was played and what is counted, from the numbers themselves."""
     rows = main.to_dict("records")
     methods = [row for row in rows if row["method"] in headline_methods()]
     errors, excluded = sum(row["errors"] for row in methods), max(row["excluded"] for row in methods)

@@ -25,14 +25,14 @@ SHARDS = 4
 
 
 class TargetSource(Protocol):
-    """Where a target comes from, when it is not a benchmark's component; `identity()` says what decides it."""
+    """Loader of a target that is no benchmark component; `identity()` gives the fields that decide its behaviour."""
 
     def load(self) -> Target:
-        """The target, wherever this is called."""
+        """Load the target, wherever this is called."""
         ...
 
     def identity(self) -> object:
-        """What decides its behaviour (see `captrain.execution.fingerprint.identity_of`)."""
+        """Return the fields that decide its behaviour (see `captrain.execution.fingerprint.identity_of`)."""
         ...
 
 
@@ -56,7 +56,7 @@ class PolicySource:
         return load_policy(self.component, self.base, self.machine, batch=self.machine.batch)
 
     def identity(self) -> tuple[object, ...]:
-        """What decides what it does."""
+        """Return the fields that decide its behaviour."""
         return self.component, self.base
 
     def __reduce__(self) -> tuple[type["PolicySource"], tuple[object, ...]]:
@@ -91,7 +91,7 @@ class RolloutBatch:
     retries: int = 2
 
     def identity(self) -> tuple[object, ...]:
-        """What decides its rollouts."""
+        """Return the fields that decide the rollouts."""
         adapter = self.adapter.digest if self.adapter else ""
         return self.policy, self.source, self.tasks, self.purpose, self.seed, self.trials, adapter, self.retries
 
@@ -111,7 +111,7 @@ class RolloutBatch:
         )
 
     def shards(self, count: int) -> list["RolloutBatch"]:
-        """At most `count` batches, with the tasks in their order."""
+        """Split into at most `count` batches, with the tasks in their order."""
         size = max(1, -(-len(self.tasks) // count))
         slices = [self.tasks[start : start + size] for start in range(0, len(self.tasks), size)]
         return [

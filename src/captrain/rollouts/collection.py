@@ -99,7 +99,7 @@ def collect(
 
 @dataclass(frozen=True)
 class _Collection:
-    """What rollouts are made of, tasks and trials apart (see `collect`)."""
+    """Settings that all rollouts of a collection share; tasks and trials vary (see `collect`)."""
 
     policy: Policy
     target: Target
@@ -110,13 +110,13 @@ class _Collection:
 
     @property
     def identity(self) -> tuple[str, str, str, Purpose, int]:
-        """What decides every rollout, and its name."""
+        """Digests and settings that decide every rollout, and with them its name."""
         adapter = self.adapter.digest if self.adapter else ""
         return self.policy.digest, self.target.fingerprint, adapter, self.purpose, self.seed
 
     def attempts(self, samples: Sequence[Sample], progress: "ProgressBar") -> Iterator[Rollout]:
-        """Rollouts as they end, in any order; what an infrastructure error ended is attempted again, as often as may
-        be."""
+        """Yield rollouts as they end, in any order; what an infrastructure error ended is attempted again, as often as
+        may be."""
         identity = self.identity
         for attempt in range(self.retries + 1):
             retried: list[Sample] = []
@@ -157,7 +157,7 @@ class _Collection:
 
 
 def _score(target: Target, task: Task, play: Play) -> Score | None:
-    """The score of a play; None when infrastructure failed it, or now its grader, which is then its error."""
+    """Score a play; None when infrastructure failed it, or now its grader, which is then its error."""
     if play.error:
         return None
     try:
@@ -179,7 +179,7 @@ def rollout_record(
     attempt: int,
     name: str,
 ) -> Rollout:
-    """The record of a finished play; `score` None means an infrastructure error."""
+    """Make the record of a finished play; `score` None means an infrastructure error."""
     return Rollout(
         id=name,
         environment=target.name,
@@ -204,8 +204,11 @@ def rollout_record(
 
 
 def outcome_of(play: Play, score: Score | None) -> Literal["passed", "failed", "error"]:
-    """The outcome of a finished play. A model that has no room for the prompt has failed, even where an environment
-    rewards an agent that does nothing: it was never asked."""
+    """Decide the outcome of a finished play.
+
+    A model that has no room for the prompt has failed, even where an environment rewards an agent that does nothing: it
+    was never asked.
+    """
     if score is None:
         return "error"
     return "passed" if score.success and not (play.truncated and not play.turns) else "failed"
@@ -258,14 +261,14 @@ class ProgressBar:
 
 
 def pass_rate(rollouts: Sequence[Rollout]) -> float | None:
-    """Passed / (passed + failed); None when there is neither. Errors count on no side."""
+    """Compute passed / (passed + failed); None when there is neither. Errors count on no side."""
     scored = [rollout.outcome == "passed" for rollout in rollouts if rollout.outcome != "error"]
     return sum(scored) / len(scored) if scored else None
 
 
 def summarise_rollouts(rollouts: Sequence[Rollout], target: Target) -> JsonObject:
-    """Counts by outcome, pass rate and mean reward, over all and by task kind; what the target says of itself; and
-    the floor: the score of an agent that does nothing on the same tasks."""
+    """Summarise rollouts: counts by outcome, pass rate and mean reward, over all and by task kind; what the target says
+    of itself; and the floor: the score of an agent that does nothing on the same tasks."""
     tasks = {rollout.task.id: rollout.task for rollout in rollouts}
     idle = floor_scores(target, [*tasks.values()])
     kinds = sorted({_kind(task) for task in tasks.values()})
@@ -298,8 +301,10 @@ def _rates(rollouts: Sequence[Rollout]) -> JsonObject:
 
 
 def floor_scores(target: Target, tasks: Sequence[Task]) -> dict[str, Score | None]:
-    """What an agent that does nothing scores on each task, by its id; None where infrastructure failed. It costs no
-    rollout, and no pass rate means anything without it."""
+    """Score an agent that does nothing on each task, by the task's id; None where infrastructure failed.
+
+    The floor costs no rollout, and a pass rate means little without it.
+    """
     scores: dict[str, Score | None] = {}
     for task in tasks:
         try:

@@ -1,4 +1,4 @@
-"""What the adapters that are taught in rounds are called, wherever rows, routes and tables speak of them."""
+"""Names of the adapters that are taught in rounds, as rows, routes and tables use them."""
 
 GENERALIST = "solutions"
 """The arm of the adapter over all environments, which is the row's, and the stage that leaves all of them."""
@@ -7,5 +7,5 @@ ROUTED = "solutions_routed"
 
 
 def specialist_name(capability: str) -> str:
-    """The arm of a capability's specialist."""
+    """Name the arm of a capability's specialist."""
     return f"{GENERALIST}:{capability}"

@@ -40,7 +40,7 @@ from captrain.training import training_environments
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What one diagnosis of the trained agent found.
+    """Findings of one diagnosis of the trained agent.
 
     Args:
         number: of the round, from 1 on; 0 is the base's.
@@ -62,7 +62,7 @@ class Diagnosis:
     evidence: Evidence
 
     def row(self, agent: str) -> JsonObject:
-        """The diagnosis in results/solutions/rounds.json."""
+        """Format the diagnosis as its row of results/solutions/rounds.json."""
         passed = sum(rollout.outcome == "passed" for rollout in self.rollouts)
         return {
             "round": self.number,
@@ -76,7 +76,7 @@ class Diagnosis:
 
     @property
     def ledger(self) -> LedgerEntry:
-        """What it has cost."""
+        """Enter the rollouts that the diagnosis spent."""
         return ledger_entry(self.rollouts, stage=GENERALIST, method=GENERALIST, item=f"diagnosis {self.number}")
 
 
@@ -120,7 +120,7 @@ def contrast(
     labels: Sequence[RolloutLabels],
     evidence: Evidence,
 ) -> Diagnosis:
-    """What fresh rollouts and labels say, alone and together with those before."""
+    """Contrast fresh rollouts by their labels, alone and pooled with those of the diagnoses before."""
     pool = pooled([candidates, [*evidence.candidates.values()]])
     labels_of_all = [*evidence.labels, *labels]
     alone = select(labels, candidates, spec.selection, len(pool), spec.seed)
@@ -142,7 +142,7 @@ def contrast(
 
 
 def _covers(account: SelectionAccount, name: str, spec: Spec, evidence: Evidence) -> bool:
-    """Whether as large a share of all rollouts lacks a capability as the threshold asks of the base's."""
+    """Return whether a capability is lacking in as large a share of rollouts as the threshold asks of the base's."""
     [coverage] = [row["coverage"] or 0.0 for row in account["candidates"] if row["id"] == name]
     passed, failed = account["rollouts"]["passed"], account["rollouts"]["failed"]
     return coverage * failed / (passed + failed) >= spec.selection.coverage * evidence.failing
@@ -208,7 +208,7 @@ def extend_environments(
 
 
 def _new_pairs(spec: Spec, target: Target, evidence: Evidence, synthesizer: Synthesizer) -> PairEnvironments:
-    """Pairs among the most frequent of all labels that have no environment yet."""
+    """Synthesize environments for the most frequent pairs of all labels that have none yet."""
     standard = make_standard(target, spec.evaluation.tasks, spec.environments)
     pairs = synthesize_pairs(
         evidence.labels,

@@ -1,4 +1,4 @@
-"""What is known of the agent so far: rollouts, labels, candidates, capabilities and their environments.
+"""Evidence on the agent so far: rollouts, labels, candidates, capabilities and their environments.
 
 It begins with what the stages before have left of the base, and grows by a round at a time. Nothing in it is of the
 test split.
@@ -15,7 +15,7 @@ from captrain.training import TrainingEnvironment, training_environments
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the diagnoses so far have found.
+    """Findings of all diagnoses so far.
 
     Args:
         rollouts: of the discovery split, by every agent that was diagnosed.
@@ -37,7 +37,7 @@ class Evidence:
 
     @classmethod
     def of_project(cls, project: Path) -> "Evidence":
-        """What the stages from `rollouts` to `pairs` have left.
+        """Load what the stages from `rollouts` to `pairs` left of the base.
 
         Raises:
             UserError: a file is missing or corrupt.
@@ -66,7 +66,7 @@ class Evidence:
         return [environment.name for environment in self.specialised]
 
     def doses(self, demonstrations: int) -> tuple[tuple[TrainingEnvironment, int], ...]:
-        """So many demonstrations, shared among all environments: evenly, but for those of a capability that was found
+        """Share so many demonstrations among all environments: evenly, but for those of a capability that was found
         lacking again, which count once more each time."""
         weights = [
             1 + max(self.lacking.get(name, 0) for name in environment.name.split("+"))

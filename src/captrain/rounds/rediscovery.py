@@ -28,7 +28,7 @@ REDISCOVERY_COLUMNS = [
 
 
 def rediscovery_table(base: SelectionAccount, diagnoses: Sequence[Diagnosis]) -> pd.DataFrame:
-    """The table.
+    """Tabulate gap and coverage of every capability before and after teaching.
 
     Returns:
         Columns round (0: the base), capability, selected, gap, gap_low, gap_high, coverage (of the failed rollouts),

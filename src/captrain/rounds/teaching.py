@@ -41,8 +41,8 @@ from captrain.training import (
 
 @dataclass(frozen=True)
 class Teaching:
-    """What came of all rounds: the generalist and the specialists, each diagnosis with its row of the account, and what
-    diagnoses and calibrations have cost."""
+    """Outcome of all rounds: the generalist and the specialists, each diagnosis with its row of the account, and the
+    rollouts that diagnoses and calibrations spent."""
 
     generalist: FineTuned
     specialists: Sequence[FineTuned]
@@ -53,14 +53,14 @@ class Teaching:
 
 
 def generalist_lesson(spec: Spec, base: Path, evidence: Evidence) -> SolutionLesson:
-    """What the adapter over all environments is taught."""
+    """Plan the demonstrations of the adapter over all environments."""
     settings = spec.baselines.solutions
     tasks = settings.rollouts if settings.source == "rollouts" else settings.demonstrations
     return _lesson(spec, base, GENERALIST, evidence.doses(tasks), settings.demonstrations)
 
 
 def specialist_lessons(spec: Spec, base: Path, evidence: Evidence) -> list[SolutionLesson]:
-    """What each adapter of one environment is taught."""
+    """Plan the demonstrations of each adapter of one environment."""
     settings = spec.baselines.solutions
     shares = {environment.name: count for environment, count in evidence.doses(settings.rollouts)}
     return [
@@ -134,7 +134,7 @@ def _undecided(project: Path, diagnoses: Sequence[Diagnosis]) -> Sequence[str]:
 
 
 def routed(spec: Spec, base: Path, evidence: Evidence) -> pd.DataFrame:
-    """The route of every test task among base, specialists and generalist: columns task and `ROUTED`.
+    """Route every test task among base, specialists and generalist: columns task and `ROUTED`.
 
     The configured router goes by openings of the environments, whose route is their specialist, or for a pair the
     generalist, and by discovery tasks that the base passed.

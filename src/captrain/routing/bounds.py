@@ -14,13 +14,13 @@ from captrain.routing.router import Example, Router
 
 
 def random_routes(tasks: Sequence[Task], routes: Sequence[str], seed: int) -> list[str]:
-    """One of the routes for each task, each as likely as any other, drawn by (seed, task id)."""
+    """Draw one of the routes for each task, each as likely as any other, by (seed, task id)."""
     return [random.Random(f"{seed}/{task.id}/random_router").choice(list(routes)) for task in tasks]
 
 
 def without_base(router: Router, solved: Sequence[Example], texts: Sequence[str]) -> list[str]:
-    """The routes of a router that never leaves a task to the base: it knows no example of the base, and where it
-    chooses the base all the same, the adapter of the nearest example acts.
+    """Route by a router that never leaves a task to the base: it knows no example of the base, and where it chooses the
+    base all the same, the adapter of the nearest example acts.
 
     Args:
         router: the configured one.
@@ -37,8 +37,8 @@ def without_base(router: Router, solved: Sequence[Example], texts: Sequence[str]
 
 
 def placebo(routes: Sequence[str], capabilities: Sequence[str]) -> list[str]:
-    """The same routes with each adapter exchanged for that of the next capability by rank, the last for the first;
-    tasks of the base keep the base.
+    """Exchange each adapter of the routes for that of the next capability by rank, the last for the first; tasks of the
+    base keep the base.
 
     A composition exchanges each member and keeps the weights; so it may share members with the one that was chosen.
 

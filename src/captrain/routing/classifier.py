@@ -46,17 +46,17 @@ class ClassifierRouter(ShareRouter):
 
     @property
     def detailed(self) -> bool:
-        """Whether examples must tell what their routes are for and how they were solved."""
+        """True if examples must tell what their routes are for and how they were solved."""
         return self.prompt == "trajectories"
 
     def shares_among(self, index: Neighbours, openings: Sequence[str]) -> list[dict[str, float]]:
-        """For each opening the probability of each route that is offered."""
+        """Compute for each opening the probability of each route that is offered."""
         offers = [self._offer(index, text) for text in openings]
         scores = self.model.scorer.answer_scores([question for _, question in offers])
         return [_shares(routes, row) for (routes, _), row in zip(offers, scores, strict=True)]
 
     def _offer(self, index: Neighbours, text: str) -> tuple[list[str], ClosedQuestion]:
-        """The routes that are offered for an opening, and the question about them."""
+        """Choose the routes that are offered for an opening, and put the question about them."""
         nearest = [example for _, example in index.of(text)]
         routes = sorted({example.route for example in nearest} - {BASE}) + [BASE]
         letters = {route: chr(ord("A") + number) for number, route in enumerate(routes)}
@@ -69,14 +69,15 @@ class ClassifierRouter(ShareRouter):
 
 
 def _shares(routes: Sequence[str], scores: Sequence[float]) -> dict[str, float]:
-    """The probability of each route; the base's alone where the model would answer with none of them."""
+    """Normalise scores to the probability of each route; the base's alone where the model would answer with none of
+    them."""
     chances = [math.exp(score) for score in scores]
     total = math.fsum(chances)
     return {route: chance / total for route, chance in zip(routes, chances, strict=True)} if total else {BASE: 1.0}
 
 
 def classifier_prompt(nearest: Sequence[Example], letters: dict[str, str], text: str) -> str:
-    """The question put to the classifier: the routes as letters, the nearest examples solved, and the new task.
+    """Word the question put to the classifier: the routes as letters, the nearest examples solved, and the new task.
 
     Args:
         nearest: examples, nearest first; the nearest stands last, beside the task.
@@ -89,8 +90,8 @@ def classifier_prompt(nearest: Sequence[Example], letters: dict[str, str], text:
 
 
 def detailed_prompt(nearest: Sequence[Example], letters: dict[str, str], text: str, characters: int) -> str:
-    """The same with what each skill is, and how each example was solved. The choices stand after the examples: where
-    the model has no room for all, the farthest examples are cut off.
+    """Word the same question with what each skill is, and how each example was solved. The choices stand after the
+    examples: where the model has no room for all, the farthest examples are cut off.
 
     Args:
         nearest: see `classifier_prompt`.

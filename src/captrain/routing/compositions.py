@@ -13,17 +13,18 @@ BASE = "base"
 
 
 def members(route: str) -> frozenset[str]:
-    """The capabilities whose adapters act on a route; none for the base."""
+    """Return the capabilities whose adapters act on a route; none for the base."""
     return frozenset() if route == BASE else frozenset(parse_composition(route))
 
 
 def route_of(capabilities: frozenset[str]) -> str:
-    """The route on which the adapters of these capabilities act, each at weight 1."""
+    """Name the route on which the adapters of these capabilities act, each at weight 1."""
     return composition_name(dict.fromkeys(sorted(capabilities), 1.0)) if capabilities else BASE
 
 
 def route_of_shares(shares: Mapping[str, float], p: float | None) -> str:
-    """The route of an opening, by the share of each route: the largest or, with `p`, the composition that reaches it.
+    """Choose the route of an opening by the share of each route: the largest or, with `p`, the composition that reaches
+    it.
 
     The base's own share has no part in a composition: the others' are what they are among themselves, in tenths.
     """
@@ -39,7 +40,7 @@ def route_of_shares(shares: Mapping[str, float], p: float | None) -> str:
 
 
 def exchanged(route: str, exchange: Mapping[str, str]) -> str:
-    """The same route with each capability exchanged for another, at its weight; the base stays the base."""
+    """Exchange each capability of a route for another, at its weight; the base stays the base."""
     if route == BASE:
         return BASE
     return composition_name({exchange[name]: weight for name, weight in parse_composition(route).items()})

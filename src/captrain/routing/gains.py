@@ -1,4 +1,4 @@
-"""What each adapter has gained in its own environment, held out from its past and without a further rollout.
+"""Gain of each adapter in its own environment, held out from its past and without a further rollout.
 
 The base's pass rate there is known from its calibration rollouts. GRPO plays every training task once, and a rollout
 is played before it is learnt from: so the pass rate over the last steps is that of an adapter on tasks that it has not
@@ -26,7 +26,7 @@ COLUMNS = ["capability", "base", "base_rollouts", "last", "last_rollouts", "gain
 def adapter_gains(
     adapters: Sequence[str], calibration: Mapping[str, Sequence[Rollout]], history: pd.DataFrame
 ) -> pd.DataFrame:
-    """The gain of each adapter.
+    """Estimate the gain of each adapter in its own environment.
 
     Args:
         adapters: their names, which are those of their capabilities.
@@ -61,6 +61,6 @@ def _gain(name: str, calibration: Sequence[Rollout], history: pd.DataFrame) -> t
 
 
 def routable(gains: pd.DataFrame, gate: bool) -> list[str]:
-    """The adapters that may be routed to: with a gate, not those that are known to have gained nothing."""
+    """List the adapters that may be routed to: with a gate, not those that are known to have gained nothing."""
     closed = gains["gain"].to_numpy(dtype=float) <= 0 if gate else np.zeros(len(gains), dtype=bool)
     return [str(name) for name in gains["capability"].to_numpy()[~closed]]

@@ -57,8 +57,8 @@ class GateRouter:
         return [self.composed(weights) for weights in self.weights(examples, openings)]
 
     def weights(self, examples: Sequence[Example], openings: Sequence[str]) -> list[dict[str, float]]:
-        """For each opening the weight of each adapter and of the base; they sum to 1, as nearly as rounding lets
-        them."""
+        """Compute for each opening the weight of each adapter and of the base; they sum to 1, as nearly as rounding
+        lets them."""
         from sklearn.linear_model import LogisticRegression
 
         # An example of several adapters is one of each, with its weight shared out.
@@ -79,14 +79,15 @@ class GateRouter:
         return [dict(zip(columns, [round(float(chance), DIGITS) for chance in row], strict=True)) for row in chances]
 
     def composed(self, weights: Mapping[str, float]) -> str:
-        """The route of a mixture: what is too light is left out, the rest in tenths, and the base's weight dropped."""
+        """Compose the route of a mixture: weights that are too light are left out, the rest in tenths, and the base's
+        dropped."""
         heavy = {name: weight for name, weight in weights.items() if weight >= self.floor}
         tenths = normalised_weights(heavy or {max(weights, key=lambda name: weights[name]): 1.0})
         adapters = {name: weight for name, weight in tenths.items() if name != BASE}
         return composition_name(adapters) if adapters else BASE
 
     def _embedded(self, texts: Sequence[str], fitted: int) -> Any:
-        """The embedding of texts, one row each, scaled by the first `fitted` of them alone."""
+        """Embed texts, one row each, scaled by the first `fitted` of them alone."""
         from sklearn.feature_extraction.text import TfidfVectorizer
         from sklearn.preprocessing import StandardScaler
 
@@ -105,8 +106,8 @@ class GateRouter:
 
 
 def mean_states(model: Path, texts: Sequence[str]) -> NDArray[np.float64]:
-    """The base's hidden states after its last layer, as it reads each text as a user's first message: means over its
-    tokens, (texts, hidden), float64.
+    """Average the base's hidden states after its last layer over the tokens of each text, read as a user's first
+    message: (texts, hidden), float64.
 
     Args:
         model: folder of the base model.

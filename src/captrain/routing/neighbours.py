@@ -1,4 +1,4 @@
-"""What the routers that go by the nearest examples share: the nearest examples, and a route from the share of each.
+"""Nearest examples, and a route from the share of each route among them, for the routers that go by these.
 
 Such a router finds a share of each route for each opening. With `p` unset the largest share is the route. Otherwise the
 route is the smallest set of capabilities whose shares reach `p`, the adapters weighted by them; where the base has the
@@ -31,7 +31,7 @@ class Neighbours:
         self.matrix: Any = self.vectorizer.fit_transform([example.text for example in self.examples])
 
     def of(self, text: str) -> list[tuple[float, Example]]:
-        """(cosine similarity, example), nearest first; ties in the order of the examples."""
+        """Return (cosine similarity, example), nearest first; ties in the order of the examples."""
         vector: Any = self.vectorizer.transform([text])
         similarity = (self.matrix @ vector.T).toarray()[:, 0]
         nearest = np.argsort(-similarity.round(9), kind="stable")[: self.count]
@@ -50,7 +50,7 @@ class ShareRouter(ABC):
         return [route_of_shares(shares, self.p) for shares in self.shares(examples, openings)]
 
     def shares(self, examples: Sequence[Example], openings: Sequence[str]) -> list[dict[str, float]]:
-        """For each opening the share of each route, not normalised; the base's alone where nothing is known."""
+        """Compute for each opening the share of each route, not normalised; the base's alone where nothing is known."""
         single = [example for example in examples if len(members(example.route)) < 2]
         if not single:
             return [{BASE: 1.0}] * len(openings)

@@ -22,7 +22,7 @@ class RetrievalRouter(ShareRouter):
         self.neighbours, self.p, self.gate = neighbours, p, gate
 
     def shares_among(self, index: Neighbours, openings: Sequence[str]) -> list[dict[str, float]]:
-        """For each opening what speaks for each route."""
+        """Sum up for each opening the similarities that speak for each route."""
         rows = []
         for text in openings:
             votes: dict[str, float] = {}

@@ -41,12 +41,12 @@ class AskedModel:
 
     @classmethod
     def of(cls, spec: Spec, folder: Path) -> "AskedModel":
-        """The base of a run."""
+        """Take the base of a run."""
         return cls(folder, spec.policy, spec.machine)
 
     @property
     def answers(self) -> bool:
-        """Whether its policy can be asked at all."""
+        """True if its policy can be asked for log-probabilities of label tokens."""
         return fulfils(self._policy, Scorer)
 
     @property
@@ -84,15 +84,15 @@ class Router(Protocol):
     """Chooses a route for each opening."""
 
     gate: bool
-    """Whether adapters that have gained nothing are left out before this router sees any example."""
+    """True if adapters that have gained nothing are left out before this router sees any example."""
 
     def route(self, examples: Sequence[Example], openings: Sequence[str]) -> list[str]:
-        """The name of an arm for each opening: made of capabilities among the examples' routes, or "base"."""
+        """Choose an arm for each opening: made of capabilities among the examples' routes, or "base"."""
         ...
 
 
 def opening(messages: Sequence[Message]) -> str:
-    """What the user says before the agent's first turn; an assistant's greeting before that is no turn."""
+    """Join what the user says before the agent's first turn; an assistant's greeting before that is no turn."""
     texts = []
     for message in messages:
         if message["role"] == "assistant" and texts:
@@ -108,7 +108,7 @@ def examples(
     rollouts: Sequence[Rollout],
     descriptions: Mapping[str, str] | None = None,
 ) -> list[Example]:
-    """Examples of every route: `count` openings of each environment, and those of passed base rollouts.
+    """Collect examples of every route: `count` openings of each environment, and those of passed base rollouts.
 
     Args:
         targets: capability, or pair "a+b", -> its environment.
@@ -139,7 +139,7 @@ def examples(
 
 
 def trajectory(messages: Sequence[Message]) -> str:
-    """A dialogue from the agent's first turn on as lines of text: what it called, what it said, what came back."""
+    """Tell a dialogue from the agent's first turn on in lines of text: what it called, what it said, what came back."""
     lines: list[str] = []
     for message in messages:
         text, calls = " ".join(message["content"].split()), calls_of(message)
@@ -152,7 +152,7 @@ def trajectory(messages: Sequence[Message]) -> str:
 
 
 def openings(benchmark: Target, tasks: Sequence[Task]) -> list[str]:
-    """The openings of tasks."""
+    """Open tasks and return their openings."""
     texts = []
     for task in tasks:
         episode = benchmark.open(task)

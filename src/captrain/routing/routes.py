@@ -29,7 +29,7 @@ from captrain.routing.sets import SetRouter
 from captrain.routing.turns import TurnRouter
 
 NEIGHBOURS = 5
-"""Of routers that are there for comparison, where the configured one has no such setting."""
+"""Neighbours of routers that run for comparison, where the configured one has no such setting."""
 TOP_P, WIDE = 0.9, 20
 """Share that compositions reach which are there for comparison, where the configured router composes none, and the
 least number of neighbours that they go by: the nearest few are of one capability as a rule."""
@@ -42,7 +42,7 @@ NAMES: dict[type[ShareRouter], str] = {RetrievalRouter: "retrieval", ClassifierR
 
 @dataclass(frozen=True)
 class RoutingEvidence:
-    """What routers may know of the run so far.
+    """Evidence of the run so far that routers may use.
 
     Args:
         targets: capability -> its environment, in the order of their ranks; those alone that have an adapter.
@@ -59,7 +59,7 @@ class RoutingEvidence:
     descriptions: Mapping[str, str] = field(default_factory=dict)
 
     def limited_to(self, names: Sequence[str]) -> "RoutingEvidence":
-        """The same where these capabilities alone may be routed to."""
+        """Narrow the evidence to these capabilities."""
         return replace(
             self,
             targets={name: target for name, target in self.targets.items() if name in names},
@@ -73,7 +73,7 @@ class RoutingEvidence:
         return {**self.targets, **self.pairs}
 
     def examples(self, router: Router) -> list[Example]:
-        """What a router learns from, in the detail that it goes by."""
+        """List the examples that a router learns from, with descriptions and solutions where it shows them."""
         detailed = isinstance(router, ClassifierRouter) and router.detailed
         return examples(self.environments, OPENINGS, self.rollouts, self.descriptions if detailed else None)
 
@@ -99,7 +99,7 @@ class Routes:
 
 
 def route_all(spec: Spec, base: Path, results: Path, artifacts: Path) -> Routes:
-    """Routes of the test split, from what the stages before have left.
+    """Route the test split, from what the stages before have left.
 
     Raises:
         UserError: an input is missing or damaged, or adapters of environments and others lie side by side.
@@ -140,7 +140,7 @@ def route_tasks(
     tasks: Sequence[Task],
     controls: int | None = None,
 ) -> Routes:
-    """The route of every task by each router.
+    """Route every task by each router.
 
     Args:
         component: the configured router, whose choices are the column `chosen`.
@@ -183,8 +183,10 @@ def route_tasks(
 def _columns(
     router: Router, model: AskedModel, solved: Sequence[Example], texts: Sequence[str], adapters: int
 ) -> dict[str, list[str]]:
-    """What each router would choose, with the configured one's settings; that one's own choices are `chosen`. Without a
-    model that could be asked there is no column of the classifier."""
+    """Route all texts by each router, with the configured one's settings; that one's choices are the column `chosen`.
+
+    Without a model that could be asked there is no column of the classifier.
+    """
     neighbours = getattr(router, "neighbours", NEIGHBOURS)
     p: float | None = getattr(router, "p", None)
     # Asking the base takes far longer than all else here, so that its shares are found once for all columns.

@@ -27,7 +27,8 @@ DIGITS = 6
 
 
 def words(text: str) -> list[str]:
-    """Words and pairs of neighbouring words, in lower case; numbers are left out: they name, they do not ask."""
+    """Split a text into words and pairs of neighbouring words, in lower case; numbers are left out: they name, they do
+    not ask."""
     single = [word.lower() for word in WORD.findall(text)]
     return single + [f"{first} {second}" for first, second in zip(single, single[1:], strict=False)]
 
@@ -67,14 +68,16 @@ class SetModel:
         return cls(bias, dict(zip(features, zip(*columns, strict=True), strict=True)))
 
     def probabilities(self, features: Sequence[str]) -> dict[str, float]:
-        """The probability that each capability is needed, and that none is."""
+        """Estimate the probability that each capability is needed, and that none is."""
         rows = [self.weights[feature] for feature in sorted(set(features)) if feature in self.weights]
         odds = [math.fsum([bias, *(row[index] for row in rows)]) for index, bias in enumerate(self.bias.values())]
         return {name: 1 / (1 + math.exp(-odd)) for name, odd in zip(self.bias, odds, strict=True)}
 
     def route(self, features: Sequence[str], most: int) -> str:
-        """The route of the capabilities that are needed more likely than not, the `most` likeliest of them. Where there
-        is none, and it is not likely either that none is needed, the likeliest."""
+        """Choose the route of the capabilities that are needed more likely than not, the `most` likeliest of them.
+
+        Where there is none, and it is not likely either that none is needed, the likeliest.
+        """
         chances = {name: round(value, 9) for name, value in self.probabilities(features).items()}
         chance_of_base = chances.pop(BASE)
         ranking = sorted(chances, key=lambda name: (-chances[name], name))

@@ -94,12 +94,12 @@ class TurnRouter:
         return [BASE, *(route_of(frozenset(names)) for size in sizes for names in combinations(capabilities, size))]
 
     def choose(self, messages: Sequence[Message]) -> str:
-        """The arm that takes the next turn of this dialogue."""
+        """Choose the arm that takes the next turn of this dialogue."""
         return self.model.route(features(messages), self.most)
 
 
 def features(messages: Sequence[Message]) -> list[str]:
-    """What is known before a turn: the words of the opening, the tools called so far, the last action."""
+    """Describe the state before a turn: the words of the opening, the tools called so far, the last action."""
     turns = [message for message in messages if message["role"] == "assistant"]
     calls = [[name for name, _ in calls_of(message)] for message in turns]
     last = "+".join(calls[-1]) or "words" if calls else "nothing"
@@ -108,7 +108,7 @@ def features(messages: Sequence[Message]) -> list[str]:
 
 
 def before_turns(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
-    """What each turn of the assistant was an answer to."""
+    """Yield the messages that precede each turn of the assistant."""
     for index, message in enumerate(messages):
         if message["role"] == "assistant":
             yield messages[:index]

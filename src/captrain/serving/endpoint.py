@@ -74,7 +74,7 @@ class Server:
         self.adapters[name] = (folder, content)
 
     def models(self) -> list[JsonObject]:
-        """The base, then its adapters; `digest` is what they are, whatever they are called."""
+        """List the base, then its adapters; `digest` is what they are, whatever they are called."""
         models: list[JsonObject] = [{"id": self.name, "root": self.root, "parent": None, "digest": self.policy.digest}]
         models += [
             {"id": name, "root": str(folder), "parent": self.name, "digest": content}
@@ -158,7 +158,7 @@ class Server:
         return str(self.adapters[model][0])
 
     def prompt(self, messages: Sequence[RequestMessage], tools: list[JsonObject]) -> list[int]:
-        """The tokens that the model reads of a dialogue; raises as `complete` does."""
+        """Render a dialogue to the tokens that the model reads; raises as `complete` does."""
         try:
             prompt = self.policy.chat(tools).dialogue([message.message() for message in messages])
         except (TemplateError, TypeError, LookupError, AttributeError, ValueError, RecursionError) as error:
@@ -198,5 +198,5 @@ class Server:
 
 
 def usage(prompt: int, reply: int) -> dict[str, int]:
-    """Tokens of one request."""
+    """Count the tokens of one request."""
     return {"prompt_tokens": prompt, "completion_tokens": reply, "total_tokens": prompt + reply}

@@ -51,7 +51,7 @@ class _Tool(BaseModel):
 
 
 def _checked_tool(tool: JsonObject) -> JsonObject:
-    """A tool's schema, as it came: a chat template writes what it is given."""
+    """Check a tool's schema and return it as it came: a chat template writes what it is given."""
     _Tool.model_validate(tool, strict=True)
     return tool
 
@@ -93,7 +93,7 @@ class RequestMessage(BaseModel):
     tool_call_id: str | None = None
 
     def message(self) -> Message:
-        """As chat templates take it: text content, arguments as objects."""
+        """Convert to the form that chat templates take: text content, arguments as objects."""
         content = "".join(part.text for part in self.content) if isinstance(self.content, list) else self.content
         role = "system" if self.role == "developer" else self.role
         message: Message = {"role": role, "content": content or ""}
@@ -109,7 +109,7 @@ class RequestMessage(BaseModel):
 
 
 class StreamOptions(BaseModel):
-    """What a stream ends with."""
+    """Options of a stream's last chunk."""
 
     include_usage: bool = False
 
@@ -135,7 +135,7 @@ class CompletionRequest(BaseModel):
     return_token_ids: bool = False
 
     def unsupported(self) -> list[str]:
-        """Settings that would change the answer if this server had them."""
+        """List settings that would change the answer if this server had them."""
         extra = self.model_extra or {}
         neutral = {name: value for name, value in NEUTRAL.items() if extra.get(name) in (value, None)}
         return sorted(set(extra) - set(neutral) - set(IGNORED))

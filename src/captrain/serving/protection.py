@@ -1,4 +1,4 @@
-"""What a request must be before anything reads it: from somebody who may ask, to this server, whole, small, and soon.
+"""Checks of a request before anything reads it: from somebody who may ask, to this server, whole, small, and soon.
 
 A server on a loopback address is reached by every page that a browser on this machine shows, so the name that it is
 asked for by is checked; on any other address it asks for a token. A body is taken in whole before it is looked at, up
@@ -22,7 +22,7 @@ from captrain.errors import UserError
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 WILDCARDS = ("", "0.0.0.0", "::")
 OPEN_PATHS = ("/health",)
-"""What needs no token."""
+"""Paths that need no token."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Protection:
 
 
 def protection_of(host: str, token_variable: str = "", names: Sequence[str] = ()) -> Protection:
-    """The protection of a server on an address.
+    """Make the protection of a server on an address.
 
     Args:
         host: that it listens on.
@@ -63,7 +63,7 @@ def protection_of(host: str, token_variable: str = "", names: Sequence[str] = ()
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address."""
+    """Return whether only this machine reaches an address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -118,7 +118,7 @@ class Protected:
         return None
 
     def _is_own_address(self, host: str) -> bool:
-        """Whether it is a number, and whoever asks has shown a token: names alone can be made to lead elsewhere."""
+        """Return whether the host is a number and requests need a token: names alone can be made to lead elsewhere."""
         try:
             ipaddress.ip_address(host)
         except ValueError:
@@ -139,7 +139,7 @@ class Protected:
 
 
 def _name_of(host: str) -> str:
-    """The name in a Host header, without its port."""
+    """Return the name in a Host header, without its port."""
     name = host.strip().lower()
     if name.startswith("["):
         return name[1:].partition("]")[0]

@@ -102,7 +102,8 @@ class Sampler:
 
 @contextmanager
 def _telling(futures: Sequence[Future[Any]]) -> Iterator[None]:
-    """Nobody waits for the thread itself: it goes on whatever fails, and whoever waits for an answer is told."""
+    """Pass errors of the thread to those who wait for an answer: nobody waits for the thread itself, which goes on
+    whatever fails."""
     try:
         yield
     except Exception as error:

@@ -43,13 +43,15 @@ from captrain.serving.protection import Protected, Protection, PunctualProtocol,
 CONNECTIONS = 512
 """At a time; more are refused."""
 TOKENS = 512
-"""Of an answer, where a request does not say how many at most."""
+"""Tokens of an answer where the request does not limit them."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a server takes: tokens of the longest dialogue, and the largest rank of an adapter. None: all that the model
-    takes, and any."""
+    """Limits of a server: tokens of the longest dialogue, and the largest rank of an adapter.
+
+    None: all that the model takes, and any.
+    """
 
     length: int | None = None
     rank: int | None = None
@@ -59,7 +61,7 @@ UNLIMITED = Limits()
 
 
 def streamed(answer: JsonObject, options: StreamOptions) -> Iterator[str]:
-    """An answer as server-sent events: for each choice its role and content, its calls, and how it ended.
+    """Yield an answer as server-sent events: for each choice its role and content, its calls, and how it ended.
 
     The engine samples a batch to its end, so that nothing is sent before all of it is there.
     """
@@ -83,7 +85,7 @@ def streamed(answer: JsonObject, options: StreamOptions) -> Iterator[str]:
 
 
 def _refusing(app: FastAPI) -> None:
-    """Errors in OpenAI's shape."""
+    """Answer errors in OpenAI's shape."""
 
     def refusal_of(status: int, message: str) -> JSONResponse:
         kind = "invalid_request_error" if status < 500 else "server_error"
@@ -104,7 +106,7 @@ def _refusing(app: FastAPI) -> None:
 
 
 def application(server: Server, protection: Protection | None = None) -> Protected:
-    """The HTTP side, behind its protection."""
+    """Build the HTTP application, behind its protection."""
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
@@ -181,13 +183,13 @@ def serve(
         folders: below which adapters may lie that requests name; None: anywhere.
 
     Raises:
-        UserError: the model, an adapter or a folder is missing or damaged, or nobody can listen there.
+        UserError: the model, an adapter or a folder is missing or damaged, or the address cannot be listened on.
     """
     import uvicorn
 
     for folder in folders or ():
         if not folder.is_dir():
-            raise UserError(f"--adapters-from: there is no folder {folder}", "name one that adapters lie in")
+            raise UserError(f"--adapters-from: there is not a folder {folder}", "name one that adapters lie in")
     _require_free(host, port)
     require_recorded(model)
     policy = LocalPolicy(model, batch, temperature=1.0, max_turns=1, max_tokens=TOKENS)
@@ -223,12 +225,12 @@ def _require_free(host: str, port: int) -> None:
     except (OSError, OverflowError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UserError(
-            f"nobody can listen on {host}, port {port}: {reason}", "choose others: --host, --port"
+            f"captrain serve cannot listen on {host}, port {port}: {reason}", "choose another --host or --port"
         ) from None
 
 
 def pair(text: str) -> tuple[str, Path]:
-    """An adapter as it is given on a command line, name=folder.
+    """Parse an adapter as it is given on a command line, name=folder.
 
     Raises:
         ValueError: it is not of this form.
@@ -241,7 +243,7 @@ def pair(text: str) -> tuple[str, Path]:
 
 @partial(entry_point, stage=False)
 def main() -> None:
-    """`python -m captrain.serving.server MODEL ...`, as `vllm serve MODEL ...`."""
+    """Run `python -m captrain.serving.server MODEL ...`, with the arguments of `vllm serve MODEL ...`."""
     parser = argparse.ArgumentParser(
         prog="captrain.serving.server", description="The base of a run behind an endpoint."
     )

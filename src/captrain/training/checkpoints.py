@@ -33,7 +33,7 @@ class Checkpoints(TrainerCallback):
 
 
 def last_checkpoint(folder: Path) -> Path | None:
-    """The last checkpoint that was written whole; later ones, cut off while they were written, are removed."""
+    """Find the last checkpoint that was written whole, and remove later ones, cut off while they were written."""
     if not folder.exists():
         return None
     for path in sorted(folder.glob("checkpoint-*"), key=lambda path: -int(path.name.split("-")[1])):

@@ -1,4 +1,4 @@
-"""What the processes of one training do together, and what the first of them does for all."""
+"""Collective operations over the processes of one training, and work that rank 0 does for all."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +15,7 @@ Value = TypeVar("Value")
 
 
 def checkpoints(accelerate: Accelerate) -> str:
-    """The folder of a training's checkpoints, by the settings that those must agree in which go on from them."""
+    """Name the folder of a training's checkpoints by the settings that those must agree in which go on from them."""
     if accelerate == Accelerate():
         return "checkpoints"
     rows = "all" if accelerate.rows is None else accelerate.rows
@@ -23,14 +23,14 @@ def checkpoints(accelerate: Accelerate) -> str:
 
 
 def size() -> int:
-    """Processes of this training."""
+    """Return the number of processes in this training."""
     from torch import distributed
 
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
 def rank() -> int:
-    """The number of this process among them."""
+    """Return the number of this process among them."""
     from torch import distributed
 
     return distributed.get_rank() if size() > 1 else 0

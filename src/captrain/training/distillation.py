@@ -44,7 +44,7 @@ class _StudentTraining(Training):
 
 
 def distillation(spec: Spec, base: Path, environments: Path, teachers: Mapping[str, Adapter]) -> Distillation:
-    """The student of all adapters, by the names of their environments.
+    """Plan the student of all adapters, by the names of their environments.
 
     Raises:
         UserError: an adapter's environment has no passport.

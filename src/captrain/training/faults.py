@@ -36,7 +36,7 @@ class Faults:
     filtered: bool = True
 
     def solution(self, target: Target, task: Task) -> list[Message]:
-        """The assistant messages of a task's solution, altered or not."""
+        """Return the assistant messages of a task's solution, altered or not."""
         actions, rng = target.reference(task), random.Random(f"fault-{task.id}")
         if rng.random() >= self.rate:
             return actions
@@ -52,7 +52,8 @@ def _broken(target: Target, task: Task, actions: Sequence[Message]) -> list[Mess
 
 
 def _altered(actions: Sequence[Message], rng: random.Random) -> list[Message]:
-    """The same with one call dropped or, as often, one digit of one argument changed; as it is where it has no call."""
+    """Drop one call of a solution or, as often, change one digit of one argument; a solution without a call stays as it
+    is."""
     calling = [index for index, action in enumerate(actions) if calls_of(action)]
     if not calling:
         return [*actions]

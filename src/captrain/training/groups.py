@@ -60,7 +60,7 @@ class Groups:
             self._task(index, min(share, self._size(index)) - 1)
 
     def plan(self, groups: Sequence[int], history: Sequence[Step]) -> list[PlannedRollout]:
-        """The rollouts of a step, in order."""
+        """Plan the rollouts of a step, in order."""
         counts = Counter[str]()
         for step in history:
             counts.update(step["places"])
@@ -116,13 +116,13 @@ class Groups:
         return ScoredPlay(index, self.targets[index], rollout.task, rollout.trial, play, score)
 
     def unhinted(self, plan: Sequence[PlannedRollout], scores: Sequence[Score]) -> dict[str, int]:
-        """How many rollouts of a step had no hint, and how many of these passed; nothing where hints are not given."""
+        """Count the rollouts of a step that saw no hint and those of them that passed; {} where no target is hinted."""
         passed = [score.success for rollout, score in zip(plan, scores, strict=True) if not rollout.hint]
         hinting = any(self._hinting(target) for target in self.targets)
         return {"unhinted": len(passed), "unhinted_passed": sum(passed)} if hinting else {}
 
     def _size(self, index: int) -> int:
-        """Training tasks of an environment, after which they are used again; no end where it names none."""
+        """Count the training tasks of an environment, after which they are used again; no end where it names none."""
         target, skip = self.targets[index], self.job.environments[index].skip
         size = target.size("training")
         if size is not None and size <= skip:
@@ -133,7 +133,7 @@ class Groups:
         return sys.maxsize if size is None else size - skip
 
     def _task(self, index: int, number: int) -> Task:
-        """A training task of an environment, by its number among those that are for training."""
+        """Look up a training task of an environment, by its number among those that are for training."""
         if number >= len(self.tasks[index]):
             environment, before = self.job.environments[index], self.tasks[index]
             self.tasks[index] = self.targets[index].tasks("training", environment.skip + number + 1)[environment.skip :]
@@ -151,7 +151,7 @@ class Groups:
         return self.recipe.hints > 0 and hasattr(target.environment, "hint")
 
     def _hint(self, target: Target, task: Task, key: str) -> str:
-        """The hint that a rollout reads, "" for none: drawn by its key, so that it does not depend on the batch."""
+        """Draw the hint that a rollout reads, "" for none, by its key, so that it does not depend on the batch."""
         if not self._hinting(target) or int(digest("hint", key), 16) / 16**16 >= self.recipe.hints:
             return ""
         environment: Any = target.environment
@@ -207,7 +207,8 @@ class Groups:
 
 
 def advantages(rewards: Sequence[float]) -> list[float]:
-    """The advantages of one group's rollouts, (r - mean) / (std + 1e-4) (paper, section 3.3; std as TRL's, over n - 1).
+    """Compute the advantages of one group's rollouts, (r - mean) / (std + 1e-4) (paper, section 3.3; std as TRL's, over
+    n - 1).
 
     Sums are exact and all else is rounded as IEEE 754 says: they are the same on every CPU.
     """

@@ -26,13 +26,13 @@ class EnvironmentFile:
     passport: Passport
 
     def identity(self) -> str:
-        """What decides what is trained in it."""
+        """Return the fingerprint of the environment, which decides what is trained in it."""
         return self.passport.environment
 
 
 @dataclass(frozen=True)
 class TrainingEnvironment:
-    """Where groups are drawn from.
+    """Environment that groups are drawn from.
 
     Args:
         name: of the environment; no two of a job have the same.
@@ -45,7 +45,7 @@ class TrainingEnvironment:
     skip: int = 0
 
     def target(self, machine: Machine) -> Target:
-        """The environment to train in.
+        """Load the environment to train in.
 
         Raises:
             UserError: its file is missing, or is another one than its passport was made out for.
@@ -90,8 +90,8 @@ class Job:
         return checkpoint_marks(self.rollouts, self.points)
 
     def plan_identity(self) -> list[object]:
-        """What decides the result besides policy, trainer and environments, which have identities of their own; as
-        JSON. (A job that is sent away is known by all of its fields: `captrain.execution.fingerprint`.)"""
+        """Return the JSON fields that decide the result beside policy, trainer and environments, which have identities
+        of their own. A job that is sent away is known by all of its fields (`captrain.execution.fingerprint`)."""
         skipped = [[environment.name, environment.skip] for environment in self.environments]
         start = [self.start.digest] if self.start else []
         return [self.name, self.rollouts, self.seed, skipped, *start, *self.marks]
@@ -119,7 +119,7 @@ class Learner(Policy, Protocol):
 
 
 def learner(component: Component, base: Path, machine: Machine, purpose: str, way_out: str = "") -> Learner:
-    """The policy that an adapter is trained through.
+    """Build the policy that an adapter is trained through.
 
     Args:
         component: the `policy` section.
@@ -165,12 +165,12 @@ class Trained:
     checkpoints: JsonObject = field(default_factory=dict)
 
     def summary(self) -> JsonObject:
-        """What the index of its stage says of the training."""
+        """Summarize the training for the index of its stage."""
         counts: JsonObject = {"rollouts": self.rollouts, "discarded": self.discarded}
         return counts | ({CHECKPOINTS: self.checkpoints} if self.checkpoints else {})
 
     def ledger(self, stage: str, method: str) -> LedgerEntry:
-        """What the training spent."""
+        """Enter the rollouts that the training spent, those that ended in an error included."""
         return LedgerEntry(
             stage=stage,
             purpose="training",
@@ -185,7 +185,7 @@ class Trained:
 
 
 def training_environments(folder: Path) -> tuple[TrainingEnvironment, ...]:
-    """The environments in a folder that have a passport, in the order of their names; none if there is no folder."""
+    """List the environments in a folder that have a passport, in the order of their names; none without a folder."""
     return tuple(
         TrainingEnvironment(name, EnvironmentFile(folder, passport), passport.calibration_tasks)
         for name, passport in read_passports(folder).items()

@@ -43,11 +43,11 @@ WORKSPACES = Path(".cache/merging")
 NEGLIGIBLE = 1e-6
 """Singular values below this share of the largest are rounding errors of float32."""
 MERGING_COLUMNS = ("adapter", "step", "rollouts", "reward", "success", "divergence")
-"""Of history.csv (see `captrain.training.workspace.publish_adapters`)."""
+"""Columns of history.csv (see `captrain.training.workspace.publish_adapters`)."""
 
 
 def merge_all(spec: Spec, base: Path, results: Path) -> list[Trained]:
-    """TRACE's adapters merged by every method of the configuration, in its order; none where there are no adapters.
+    """Merge TRACE's adapters by every method of the configuration, in its order; none where there are no adapters.
 
     Raises:
         UserError: an adapter or an environment is missing, or not the one that its index or passport names.
@@ -130,7 +130,7 @@ class _Merging:
         return content
 
     def _card(self, content: str, rank: int, share: float) -> str:
-        """A model card in Markdown, from results only."""
+        """Write a model card in Markdown, from results only."""
         rows: dict[str, object] = {"content hash": content}
         rows |= {f"member `{name}`": member.digest for name, member in self.members.items()}
         rows |= {"rank": rank}
@@ -157,7 +157,7 @@ Use it with the base of its members only: W' = W + (alpha / rank) B A.
 
 
 def _merged(method: str, parts: Sequence["LowRank"], density: float, key: str) -> "LowRank":
-    """Factors (out, k) and (k, in) of what a method makes of one module; see the top of this module."""
+    """Merge one module into factors (out, k) and (k, in) by a method; see the top of this module."""
     import torch
     from peft.utils import merge_utils
 
@@ -182,7 +182,7 @@ def _merged(method: str, parts: Sequence["LowRank"], density: float, key: str) -
 
 
 def _basis(stacked: "Tensor") -> "Tensor":
-    """An orthonormal basis (size, rank) of the columns, in the order of their singular values."""
+    """Compute an orthonormal basis (size, rank) of the columns, in the order of their singular values."""
     import torch
 
     vectors, values, _ = torch.linalg.svd(stacked, full_matrices=False)
@@ -190,8 +190,8 @@ def _basis(stacked: "Tensor") -> "Tensor":
 
 
 def _reduced(up: "Tensor", down: "Tensor", rank: int) -> tuple["LowRank", float, float]:
-    """The product of two factors in factors of the least rank, at most `rank`, by QR and SVD, on the grid of trained
-    weights; and the squared norm of the product and of these factors' product."""
+    """Reduce the product of two factors to factors of the least rank, at most `rank`, by QR and SVD, on the grid of
+    trained weights; and return the squared norm of the product and of these factors' product."""
     import torch
 
     from captrain.models import to_grid

@@ -1,4 +1,4 @@
-"""How far the log-probabilities of a server are from the trainer's, of the same tokens at the same weights.
+"""Difference between a server's log-probabilities and the trainer's, of the same tokens at the same weights.
 
 A server computes with other kernels, and often in another precision, than the process that trains. What it sampled is
 then not quite what the trained policy would have sampled, and ratios are not quite 1 where they should be. The measures
@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from captrain.records import JsonObject
 
 COLUMNS = ("mismatch", "mismatch_largest", "effective_tokens", "rerendered")
-"""Of history.csv, where a server samples; the last is counted by the policy."""
+"""Columns of history.csv where a server samples; the last is counted by the policy."""
 DIGITS = 9
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Of the tokens of one process: their number, sums of |d|, w and w^2, and the largest |d|."""
+    """Sums over the tokens of one process: their number, |d|, w and w^2, and the largest |d|."""
 
     count: int
     total: float
@@ -30,7 +30,7 @@ class Moments:
 
 
 def moments(differences: Sequence[float]) -> Moments:
-    """What is known of a process's tokens.
+    """Sum up the importance weights w = exp(d) of a process's tokens.
 
     Args:
         differences: of log-probabilities, trainer's less sampler's.
@@ -46,7 +46,7 @@ def moments(differences: Sequence[float]) -> Moments:
 
 
 def summary(parts: Sequence[Moments]) -> JsonObject:
-    """The measures of all processes together; without a token there is no difference."""
+    """Combine the sums of all processes into the measures of a step; without a token there is no difference."""
     count = sum(part.count for part in parts)
     if not count:
         return {"mismatch": 0.0, "mismatch_largest": 0.0, "effective_tokens": 1.0}

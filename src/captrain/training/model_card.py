@@ -10,7 +10,7 @@ from captrain.training.recipe import GRPO
 
 
 def grpo_model_card(job: Job, trainer: GRPO, targets: Sequence[Target], result: JsonObject) -> str:
-    """A model card in Markdown, from results only."""
+    """Write the model card of an adapter in Markdown, from results only."""
     first, last = result["history"][0], result["history"][-1]
     # A hinted rollout says little of what the adapter can do by itself.
     hinted = (
@@ -54,7 +54,7 @@ Use it with the base it was trained on only: W' = W + (alpha / rank) B A.
 
 
 def student_model_card(job: Distillation, trainer: GRPO, targets: Sequence[Target], result: JsonObject) -> str:
-    """A model card in Markdown, from results only."""
+    """Write the model card of a distilled adapter in Markdown, from results only."""
     first, last = result["history"][0], result["history"][-1]
     far, near = first["divergence"], last["divergence"]
     pairs = zip(targets, job.teachers, strict=True)

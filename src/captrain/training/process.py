@@ -17,7 +17,7 @@ from captrain.training.collectives import rank
 
 
 def train(order: Path) -> None:
-    """Be one process of a training.
+    """Run as one process of a training.
 
     Args:
         order: the pickled training, in its workspace.
@@ -53,7 +53,7 @@ def _shard_on_cpu() -> None:
 
 
 def main() -> None:
-    """Entry point of a process: leave what it cannot mend in the workspace."""
+    """Run a process, and leave the error that it cannot mend in the workspace."""
     from captrain.execution import launch
 
     launch.become_worker(os.getppid())

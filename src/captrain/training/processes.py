@@ -31,11 +31,11 @@ GRACE = 20.0
 TAIL = 20
 """Last lines of the processes' log that are shown."""
 ORDER = "job.pkl"
-"""What they are to train."""
+"""Pickled job that the processes are to train."""
 SCRATCH = ("checkpoints*", "points", "trained.json")
-"""What a workspace need not keep beside its result."""
+"""Patterns of files that a workspace need not keep once its result is published."""
 RESULT = "trained.json"
-"""What the first of the processes leaves in the workspace at the end."""
+"""File that rank 0 leaves in the workspace at the end."""
 
 
 class SharedTraining(Protocol):
@@ -43,16 +43,16 @@ class SharedTraining(Protocol):
 
     @property
     def name(self) -> str:
-        """Of what is trained, for messages."""
+        """Name of the adapter, for messages."""
         ...
 
     @property
     def accelerate(self) -> Accelerate:
-        """How it is shared."""
+        """Layout over processes and GPUs."""
         ...
 
     def portions(self) -> tuple[int, str]:
-        """Of how many portions one step is, which are divided among the processes, and what they are called."""
+        """Number of portions in one step, which are divided among the processes, and the word for them in messages."""
         ...
 
     def fit(self, workspace: Path) -> JsonObject:
@@ -62,7 +62,7 @@ class SharedTraining(Protocol):
 
 
 def configuration(accelerate: Accelerate) -> JsonObject:
-    """The configuration file of `accelerate launch`.
+    """Write the settings of `accelerate launch`'s configuration file.
 
     Layers are the units of sharding, and frozen weights lie beside trainable ones within them. The first process reads
     the base, and the others get their parts from it. Precision is that in which the base is loaded: no other is mixed
@@ -149,7 +149,7 @@ def _check(training: SharedTraining) -> None:
 
 
 def rows_of_pass(accelerate: Accelerate, share: int) -> int:
-    """Rows in one forward and backward pass of a process.
+    """Return the rows in one forward and backward pass of a process.
 
     Args:
         accelerate: how the training is shared.
@@ -168,7 +168,7 @@ def rows_of_pass(accelerate: Accelerate, share: int) -> int:
 
 
 def _run(config: Path, order: Path, log: Path) -> int:
-    """The status that the processes end with."""
+    """Run the processes and return the status that they end with."""
     command = [
         *(sys.executable, "-I", str(KEEPER), str(GRACE)),
         *(sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config)),

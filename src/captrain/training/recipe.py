@@ -49,7 +49,7 @@ Loss = Literal["dapo", "grpo"]
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 Step = JsonObject
-"""What is known of a step that is over: a row of `Trained.history`."""
+"""Record of a finished step: a row of `Trained.history`."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class GRPO:
 
     @property
     def shape(self) -> LoraShape:
-        """What an adapter is."""
+        """Rank, alpha and adapted layers of an adapter."""
         return LoraShape(self.rank, self.alpha, self.targets, self.experts)
 
     @property
@@ -127,19 +127,19 @@ class GRPO:
         return self.group_size * self.groups_per_step
 
     def identity(self) -> JsonObject:
-        """The settings that decide the result."""
+        """Return the settings that decide the result."""
         return {key: value for key, value in vars(self).items() if key != "checkpoint_every" and key[0] != "_"}
 
 
 def derived_trainer(trainer: Component, **changes: object) -> Component:
-    """GRPO with the settings that it shares with a given trainer, but for the changes."""
+    """Derive GRPO with the settings that it shares with a given trainer, but for the changes."""
     derived = Component.model_validate({"_target_": "captrain.training.recipe.GRPO"})
     shared = {name: value for name, value in trainer.settings().items() if takes(derived, name)}
     return derived.model_copy(update={**shared, **changes})
 
 
 def capability_jobs(spec: Spec, base: Path, environments: Path) -> list[Job]:
-    """One job for each environment that has a passport, in the order of their names."""
+    """Make one job for each environment that has a passport, in the order of their names."""
     return [
         Job(
             name=environment.name,

@@ -28,12 +28,12 @@ class Training:
 
     @property
     def name(self) -> str:
-        """Of the adapter."""
+        """Name of the adapter."""
         return self.job.name
 
     @property
     def accelerate(self) -> Accelerate:
-        """How it is shared."""
+        """Layout over processes and GPUs."""
         return self.job.machine.accelerate
 
     @cached_property
@@ -52,13 +52,13 @@ class Training:
         return build(self.job.trainer, GRPO)
 
     def identity(self) -> list[object]:
-        """All that decides the result beside the code, as JSON."""
+        """Return all that decides the result beside the code, as JSON."""
         fingerprints = [target.fingerprint for target in self.targets]
         recipe = [self.job.trainer.target, self.recipe.identity()]
         return [self.policy.digest, fingerprints, recipe, self.job.plan_identity()]
 
     def portions(self) -> tuple[int, str]:
-        """Groups of a step."""
+        """Return the groups of a step, and their name in messages."""
         return self.recipe.groups_per_step, "trainer.groups_per_step groups of a step"
 
     def fit(self, workspace: Path) -> JsonObject:
@@ -68,7 +68,7 @@ class Training:
         return grpo.fit(self.recipe, self.job, self.policy, self.targets, workspace)
 
     def trained(self, workspace: Path) -> Trained:
-        """The adapter, from its workspace where it is there already.
+        """Load the adapter from its workspace, training it first if it is not there.
 
         Args:
             workspace: named by what decides the adapter.

@@ -31,7 +31,7 @@ CHECKPOINT = 200
 """Updates between checkpoints; no influence on the result."""
 TOO_LONG = "longer than the model reads"
 SFT_COLUMNS = ("adapter", "step", "loss")
-"""Of history.csv (see `captrain.training.workspace.publish_adapters`)."""
+"""Columns of history.csv (see `captrain.training.workspace.publish_adapters`)."""
 
 
 @dataclass(frozen=True)
@@ -74,23 +74,23 @@ class FineTuned:
         return [{"step": step, "loss": loss} for step, loss in enumerate(self.losses, start=1)]
 
     def summary(self) -> JsonObject:
-        """What the index of its stage says of the training."""
+        """Summarize the training for the index of its stage."""
         counts = {"demonstrations": self.demonstrations, "left_out": self.left_out}
         return {"rollouts": sum(entry.rollouts for entry in self.costs), "discarded": 0, **counts}
 
     def ledger(self, stage: str, method: str) -> None:
-        """Nothing of its own: fine-tuning costs no rollout, and what demonstrations have cost is in `costs`."""
+        """Return None: fine-tuning costs no rollout, and what demonstrations have cost is in `costs`."""
 
 
 def demonstration_of(chat: Chat, messages: Sequence[Message], max_length: int) -> Demonstration | None:
-    """A dialogue in tokens; None if it is longer than the `max_length` tokens that the model reads."""
+    """Tokenize a dialogue; None if it is longer than the `max_length` tokens that the model reads."""
     opening = next(index for index, message in enumerate(messages) if message["role"] == "assistant")
     ids, mask = dialogue_tokens(chat, [*messages[:opening]], [*messages[opening:]])
     return Demonstration(ids, mask) if len(ids) <= max_length else None
 
 
 def fine_tuning_settings(spec: Spec, epochs: int, learning_rate: float) -> Settings:
-    """The settings of a baseline that is fine-tuned: rank and alpha are the trainer's, the rest its own."""
+    """Make the settings of a baseline that is fine-tuned: rank and alpha are the trainer's, the rest its own."""
     shape = build(spec.trainer, GRPO).shape
     return {
         "rank": shape.rank,
@@ -172,8 +172,10 @@ class _Training:
         return self.job.settings["batch"], "demonstrations of an update"
 
     def fit(self, workspace: Path) -> JsonObject:
-        """The digest of the adapter, and the mean loss over written tokens of each update. The learning rate falls
-        linearly to zero."""
+        """Fine-tune; return the digest of the adapter, and the mean loss over written tokens of each update.
+
+        The learning rate falls linearly to zero.
+        """
         from captrain.training.checkpoints import last_checkpoint
 
         checkpoints = workspace / collectives.checkpoints(self.accelerate)
@@ -193,7 +195,7 @@ class _Training:
         return {"digest": collectives.once(publish), "losses": losses}
 
     def _trainer(self, folder: Path) -> Any:
-        """TRL's trainer, with its checkpoints in a folder."""
+        """Build TRL's trainer, with its checkpoints in a folder."""
         os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
         from datasets import Dataset
         from transformers import PrinterCallback, set_seed
@@ -271,13 +273,13 @@ def _configuration(settings: Settings, accelerate: Accelerate, folder: Path) -> 
 
 
 def _example(demonstration: Demonstration) -> dict[str, list[int]]:
-    """A demonstration as TRL takes it: what the agent did not write has no label."""
+    """Convert a demonstration to TRL's columns: tokens that the agent did not write have no label."""
     pairs = zip(demonstration.ids, demonstration.mask, strict=True)
     return {"input_ids": demonstration.ids, "labels": [token if flag else -100 for token, flag in pairs]}
 
 
 def _card(job: FineTuning, content: str, losses: Sequence[float]) -> str:
-    """A model card in Markdown, from results only."""
+    """Write a model card in Markdown, from results only."""
     settings, demonstrations = job.settings, job.demonstrations
     left_out = "".join(f"| left out: {reason} | {count} |\n" for reason, count in job.left_out.items())
     return f"""---

@@ -33,7 +33,7 @@ FAILED = "failed rollouts"
 
 @dataclass(frozen=True)
 class SolutionLesson:
-    """What one adapter is taught.
+    """Job of teaching one adapter by solutions.
 
     Args:
         name: of the adapter.
@@ -60,14 +60,14 @@ class SolutionLesson:
     machine: Machine
 
     def identity(self) -> tuple[object, ...]:
-        """What decides the adapter."""
+        """Return the fields that decide the adapter."""
         faults = (self.faults.rate, self.faults.kind, self.faults.filtered)
         return self.name, self.base, self.policy, self.settings, self.counts, self.dose, self.source, faults
 
 
 @dataclass(frozen=True)
 class _Demonstrations:
-    """What an environment gave: rows, why others were left out, the lines of the card, what it cost."""
+    """Yield of one environment: rows, why others were left out, the lines of the card, what it cost."""
 
     rows: list[Demonstration]
     left_out: Counter[str]

@@ -40,7 +40,7 @@ class Student(PolicyTrainer):
         self.teachers = len(job.teachers)
 
     def teaches(self, rewards: Sequence[float]) -> bool:
-        """Every rollout does."""
+        """Return True: every rollout of the student teaches."""
         return True
 
     def _generate_and_score_completions(self, inputs: list[JsonObject]) -> JsonObject:
@@ -64,7 +64,7 @@ class Student(PolicyTrainer):
     def _teacher_scores(
         self, model: nn.Module, ids: Tensor, attention: Tensor, mask: Tensor, sources: Tensor
     ) -> Tensor:
-        """What the teacher of each row's environment says of it, as `_scores`."""
+        """Score each row's tokens by the teacher of its environment, in the shapes of `_scores`."""
         adapted = self.accelerator.unwrap_model(model)
         assert isinstance(adapted, PeftModel)
         rows = [(sources == index).nonzero().flatten() for index in range(self.teachers)]
@@ -99,6 +99,6 @@ class Student(PolicyTrainer):
 
 
 def divergence(student: Tensor, teacher: Tensor) -> Tensor:
-    """The sum over tokens of KL(student || teacher), from log-probabilities (tokens, vocabulary), in nats."""
+    """Sum KL(student || teacher) over tokens, in nats, from log-probabilities (tokens, vocabulary)."""
     # torch's first argument is the distribution that the divergence is taken from, in logarithms.
     return kl_div(teacher, student, reduction="sum", log_target=True)

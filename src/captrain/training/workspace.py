@@ -1,4 +1,4 @@
-"""Where one adapter is trained, and how trained adapters are published.
+"""Workspaces in which one adapter each is trained, and the publishing of trained adapters.
 
 A workspace is a folder named by the identity of all that decides its result. Training in it may be cut off at any time:
 the result is published before anything that training could go on from is removed, so that the next run either goes on
@@ -43,7 +43,7 @@ class Workspace:
         return self.folder / "adapter"
 
     def result(self, train: Callable[[], JsonObject]) -> JsonObject:
-        """The result of the training, which is done now unless it has been done already.
+        """Return the result of the training, which is done now unless it has been done already.
 
         Args:
             train: leaves the adapter in `adapter` and returns the result, `digest` (of the adapter) among it.
@@ -108,7 +108,7 @@ class Publishable(Protocol):
 
     @property
     def folder(self) -> Path:
-        """Where it lies."""
+        """Folder of the published adapter."""
         ...
 
     @property
@@ -117,11 +117,11 @@ class Publishable(Protocol):
         ...
 
     def summary(self) -> JsonObject:
-        """What its row of the index says of its training."""
+        """Summarize the training for its row of the index."""
         ...
 
     def ledger(self, stage: str, method: str) -> LedgerEntry | None:
-        """What its training has spent; None for nothing."""
+        """Enter the rollouts that the training spent; None for none."""
         ...
 
 

@@ -99,7 +99,7 @@ class Scripted(BaseHandler):
 
 
 def spoilt(turns, number):
-    """What an agent does instead of the gold: nothing wrong, a call left out, or a value with a slip in it."""
+    """Spoil the gold in one of three ways: not at all, a call left out, or a value with a slip in it."""
     if number % 3 == 1:
         return [*turns[:-1], turns[-1][:-1]]
     if number % 3 == 2:

@@ -140,7 +140,7 @@ class Cluster:
             os.environ["SLURM_CONF"] = self.before
 
     def say(self, *command: str) -> str:
-        """What a command of Slurm prints."""
+        """Run a command of Slurm and return what it prints."""
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
 
     def clear(self) -> None:

@@ -1,4 +1,4 @@
-"""What the tests' jobs do: each call is noted in the file `runs`, and may wait for a file before it goes on."""
+"""Work of the tests' jobs: each call is noted in the file `runs`, and may wait for a file before it goes on."""
 
 import os
 import time

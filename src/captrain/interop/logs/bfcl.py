@@ -20,22 +20,22 @@ from captrain.records import JsonObject, Message, Rollout, file_digest
 
 RESULT, SCORE = "result", "score"
 HEADER = {"accuracy", "correct_count", "total_count"}
-"""What the first line of a score file holds."""
+"""Keys in the first line of a score file."""
 BROKEN = "Error during inference"
 FIELDS = ("model_name", "error", "possible_answer")
-"""Of a failure, that are read."""
+"""Fields of a failure that are read."""
 SINGLE = "it holds no dialogue: of single-turn categories bfcl-eval does not keep what was asked"
 Call = tuple[str, JsonObject]
 
 
 def is_bfcl(row: JsonObject) -> bool:
-    """Whether the first row of a file is one of results, or the header of scores."""
+    """Return whether the first row of a file is one of results, or the header of scores."""
     return row.keys() >= HEADER or (row.keys() >= {"id", RESULT} and ("inference_log" in row or "latency" in row))
 
 
 @dataclass(frozen=True)
 class _Scores:
-    """What a score file says: how many results it is of, the failures among them by task, and the names of the
+    """Content of a score file: the number of its results, the failures among them by task, and the names of the
     arguments of each tool, in order, as calls with names show them."""
 
     total: int
@@ -73,7 +73,7 @@ def read_bfcl(path: Path) -> Source:
 
 
 def results_of(path: Path) -> Path | None:
-    """Where the results of a score file lie, which are read with it; None for any other file."""
+    """Return the file with the results of a score file, which are read with it; None for any other file."""
     return _beside(path, SCORE, RESULT) if path.name.endswith(f"_{SCORE}.json") else None
 
 
@@ -99,7 +99,7 @@ def _read_scores(path: Path) -> _Scores:
     arguments: dict[str, list[str]] = {}
     for place, row in rows:
         if not isinstance(row, dict):
-            raise ValueError(f"{path.name}, {place}: {row if isinstance(row, str) else 'it is no object'}")
+            raise ValueError(f"{path.name}, {place}: {row if isinstance(row, str) else 'it is not an object'}")
         failures[str(row["id"])] = {name: row[name] for name in FIELDS if name in row}
         for text in (text for turn in row.get("possible_answer") or [] for text in turn):
             node = _parsed_call(text)
@@ -113,14 +113,14 @@ def _read_scores(path: Path) -> _Scores:
 
 def _rollout(file: str, number: int, row: object, results: Path | None, scores: _Scores | None) -> Rollout | str:
     if not isinstance(row, dict):
-        return row if isinstance(row, str) else "it is no object"
+        return row if isinstance(row, str) else "it is not an object"
     name, log = str(row["id"]), row.get("inference_log")
     if isinstance(row.get(RESULT), str) and row[RESULT].startswith(BROKEN):
         return f"inference failed, and nothing was played ({row[RESULT].removeprefix(BROKEN).strip(': ')[:200]})"
     if not isinstance(log, list) or not log:
         return SINGLE
     if scores is None:
-        return "there is no score file to it: run `bfcl evaluate`, or put it beside the results"
+        return "there is not a score file to it: run `bfcl evaluate`, or put it beside the results"
     arguments = scores.arguments
     messages = [message for turn in log for message in _turn_messages(turn, arguments)]
     failure = scores.failures.get(name)
@@ -177,7 +177,7 @@ def _calling(calls: list[Call]) -> Message:
 
 
 def _call_of(text: object, names: Mapping[str, list[str]]) -> Call:
-    """A call in Python's words as tool and arguments; what is none is the name of no tool, and has no arguments. One
+    """Parse a call in Python's words to tool and arguments; text that is no call gives a name without arguments. One
     without a name is named as another call of the tool has it, else by its place."""
     node = _parsed_call(text)
     if node is None:

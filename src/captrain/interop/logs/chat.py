@@ -72,7 +72,7 @@ def _entries(
 ) -> Iterator[tuple[str, Rollout | str]]:
     for number, (place, row) in enumerate(rows_of(path), start=1):
         if not isinstance(row, dict):
-            yield place, row if isinstance(row, str) else "it is no object"
+            yield place, row if isinstance(row, str) else "it is not an object"
             continue
         yield place, entry_of(partial(_read_row, path, file, number, row, tools, row_format))
 
@@ -112,7 +112,7 @@ def chat_rollout(file: str, number: int, row: JsonObject) -> Rollout | str:
     reward = next((row[name] for name in REWARD if row.get(name) is not None), None)
     reference, script, injections = row.get("reference"), row.get("script"), row.get("injections")
     if reference is not None and not isinstance(reference, list):
-        return "its reference is no list of messages"
+        return "its reference is not a list of messages"
     try:
         dialogue = dialogue_of(messages)
     except ValueError as error:
@@ -217,7 +217,7 @@ def chat_message(item: object) -> Message:
         message |= {"error": True} if item.get("error") is True else {}
     if calls := item.get("tool_calls"):
         if not isinstance(calls, list):
-            raise ValueError("its tool_calls are no list")
+            raise ValueError("its tool_calls are not a list")
         if not all(isinstance(call, Mapping) and isinstance(call.get("function"), Mapping) for call in calls):
             raise ValueError("a tool call has no function")
         message["tool_calls"] = [

@@ -59,7 +59,7 @@ class JsonDocument:
                 return
             for name in text.items("{", "}"):
                 if not isinstance(name, str):
-                    raise ValueError("a name of a member is no string")
+                    raise ValueError("a name of a member is not a string")
                 text.take(":")
                 if name in self._lists and text.next() == "[":
                     yield name, False, LIST
@@ -74,7 +74,7 @@ LIST = object()
 
 
 def is_array(path: Path) -> bool:
-    """Whether a file begins like a JSON array."""
+    """Return whether a file begins like a JSON array."""
     with _opened(path) as text:
         return text.next() == "["
 

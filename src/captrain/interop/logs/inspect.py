@@ -22,14 +22,14 @@ from captrain.records import MOST, JsonObject, Rollout, file_digest
 ZSTD = 93
 """The compression method of a zip that Python 3.11 does not read."""
 DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, struct.error)
-"""What reading a member of an archive raises that is not whole."""
+"""Exceptions of reading a damaged member of an archive."""
 VALUES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
 ATTACHMENT = re.compile(r"attachment://([0-9a-f]+)")
 CALL = re.compile(r"(\w+)\((\{.*\})\)", re.DOTALL)
 
 
 def is_archive(path: Path) -> bool:
-    """Whether the file is a zip, by its content."""
+    """Return whether the file is a zip, by its content."""
     return zipfile.is_zipfile(path)
 
 
@@ -43,7 +43,7 @@ def read_archive(path: Path) -> Source:
         names = archive.namelist()
         start = next((name for name in ("header.json", "_journal/start.json") if name in names), None)
         if start is None:
-            raise ValueError("the archive has no header.json: it is no log of Inspect")
+            raise ValueError("the archive has no header.json: it is not a log of Inspect")
         header = json.loads(_member(archive, archive.getinfo(start)))
     return _source(path, header, _samples(path))
 
@@ -101,7 +101,7 @@ def _member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
 
 def _rollout(file: str, number: int, sample: object, evaluation: JsonObject) -> Rollout | str:
     if not isinstance(sample, dict):
-        return "it is no object"
+        return "it is not an object"
     if sample.get("invalidation"):
         return "the sample was invalidated"
     attachments = sample.get("attachments") or {}

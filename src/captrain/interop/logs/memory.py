@@ -35,7 +35,7 @@ def logs_of_rows(rows: "Iterable[object] | pd.DataFrame", scores: Path | None = 
             for number, row in enumerate(_records(rows)):
                 content = _plain(row)
                 if not isinstance(content, Mapping):
-                    raise UserError(f"row {number} is no object but {type(row).__name__}", REMEDY)
+                    raise UserError(f"row {number} is not an object but {type(row).__name__}", REMEDY)
                 try:
                     file.write(json.dumps({**content}, default=_plain) + "\n")
                 except (TypeError, ValueError, RecursionError):

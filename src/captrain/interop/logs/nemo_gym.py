@@ -6,7 +6,7 @@ from captrain.interop.logs.records import RowFormat
 from captrain.records import JsonObject
 
 TASK = ("_ng_task_index", "task_id", "id", "task_index", "task_idx")
-"""What names the task of a rollout, the framework's own name first."""
+"""Fields that name the task of a rollout, the framework's own name first."""
 
 
 def _recognizes(row: JsonObject) -> bool:

@@ -32,7 +32,7 @@ LIST_LENGTH = 200
 
 @dataclass(frozen=True)
 class Skipped:
-    """What could not be read: the file, the place in it, and the reason."""
+    """Entry that could not be read: the file, the place in it, and the reason."""
 
     source: str
     place: str
@@ -64,7 +64,7 @@ class Logs:
 
     @property
     def unread(self) -> int:
-        """How many entries were not read, listed or not."""
+        """Number of entries that were not read, listed or not."""
         return sum(source["skipped"] for source in self.sources)
 
 

@@ -31,7 +31,7 @@ class RowFormat:
 
 
 def is_lines(path: Path) -> bool:
-    """Whether the first line is a JSON object of its own, and not all of the file: then so is every line."""
+    """Return whether the first line is a JSON object of its own, and not all of the file: then so is every line."""
     if path.suffix == ".jsonl":
         return True
     start = length = 0

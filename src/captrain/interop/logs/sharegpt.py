@@ -41,8 +41,8 @@ def _calls(value: object) -> Iterable[JsonObject]:
     """The calls of a JSON value: one, or a list of them."""
     for entry in value if isinstance(value, list) else [value]:
         if not isinstance(entry, Mapping):
-            raise ValueError("a call in it is no object")
+            raise ValueError("a call in it is not an object")
         function = entry.get("function", entry)
         if not isinstance(function, Mapping):
-            raise ValueError("a call in it is no object")
+            raise ValueError("a call in it is not an object")
         yield {"function": {"name": function.get("name"), "arguments": function.get("arguments")}}

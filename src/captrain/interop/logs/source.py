@@ -17,7 +17,7 @@ from captrain.errors import UserError
 from captrain.records import JsonObject, Message, Rollout, Score, Task, digest, first_fault, plain, read_bytes
 
 MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""What reading a value raises that is of another form than it should be."""
+"""Exceptions of reading a value that has another form than it should."""
 
 CREDENTIAL = re.compile(
     r"(api|access|secret|private|auth|bearer|session|refresh)[-_ ]?(key|token)|^(key|token|secret|bearer|auth)$"
@@ -79,7 +79,7 @@ def json_of(path: Path) -> Any:
 
 
 def entry_of(read: Callable[[], Rollout | str]) -> Rollout | str:
-    """What an entry reads as: its record, or the reason why there is none."""
+    """Read an entry into its record, or the reason why there is none."""
     try:
         return read()
     except MALFORMED as error:

@@ -25,7 +25,7 @@ SCORES = "trace_id,reward"
 
 
 def recognizes_spans(row: JsonObject) -> bool:
-    """Whether a row is a span, or a batch of them as OTLP exports it."""
+    """Return whether a row is a span, or a batch of them as OTLP exports it."""
     if "resourceSpans" in row or "resource_spans" in row:
         return True
     return isinstance(row.get("attributes"), dict | list) and bool(_trace_id(row))
@@ -44,7 +44,7 @@ def read_scores(path: Path) -> dict[str, float]:
     except (KeyError, ValueError, TypeError, csv.Error):
         scores = {}
     if not scores or not all(map(math.isfinite, scores.values())):
-        raise UserError(f"{path} is no table of scores", remedy)
+        raise UserError(f"{path} is not a table of scores", remedy)
     return scores
 
 

@@ -44,7 +44,7 @@ def table_rows(path: Path) -> Iterator[tuple[str, object]]:
             for number, row in enumerate(rows, start=2):
                 yield f"row {number}", {name: _value(cell) for name, cell in row.items() if isinstance(name, str)}
         except csv.Error as error:
-            yield "the remainder", f"it is no table: {reason_of(ValueError(str(error)))}"
+            yield "the remainder", f"it is not a table: {reason_of(ValueError(str(error)))}"
 
 
 def _value(cell: object) -> object:

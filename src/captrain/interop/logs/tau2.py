@@ -90,7 +90,7 @@ def read_tau2(document: JsonDocument) -> Source:
 
 
 def is_simulation(row: JsonObject) -> bool:
-    """Whether a row is a simulation that stands in a list of its own, without the tasks."""
+    """Return whether a row is a simulation that stands in a list of its own, without the tasks."""
     return "reward_info" in row and isinstance(row.get("messages"), list)
 
 
@@ -142,7 +142,7 @@ def _domain(tasks: JsonObject) -> str | None:
 
 def _rollout(file: str, index: int, simulation: object, tasks: Tasks, domain: str, policy: str) -> Rollout | str:
     if not isinstance(simulation, Mapping):
-        return simulation if isinstance(simulation, str) else "it is no object"
+        return simulation if isinstance(simulation, str) else "it is not an object"
     reward_info = simulation.get("reward_info")
     reward_info = reward_info if isinstance(reward_info, dict) else {}
     name = simulation.get("task_id")

@@ -77,13 +77,14 @@ def _message(turn: JsonObject) -> Message:
 
 
 def _raised(content: str) -> bool:
-    """Whether a tool answered with an exception: its last line is then `SomeError: ...`."""
+    """Return whether a tool answered with an exception: its last line is then `SomeError: ...`."""
     name, colon, _ = content.strip().rpartition("\n")[2].partition(":")
     return bool(colon) and name.isidentifier() and name.endswith(("Error", "Exception"))
 
 
 def _milestones(turns: list[JsonObject], result: JsonObject) -> tuple[list[JsonObject], dict[str, float]]:
-    """What each milestone and minefield checks, and how far it was met: 1 is met, or for a minefield not entered.
+    """Collect the checks of each milestone and minefield, and how far each was met: 1 is met, or for a minefield not
+    entered.
 
     Scores are in the summary; descriptions stand in the conversation at the message that matched best, and are empty
     where none did.
@@ -109,7 +110,7 @@ def _matches(turns: list[JsonObject]) -> Iterator[tuple[str, int, JsonObject]]:
 
 
 def milestone_checks(milestone: JsonObject, minefield: bool) -> JsonObject:
-    """What a milestone checks, in plain values: a call, words to the user, or a state of the records."""
+    """Read the checks of a milestone in plain values: a call, words to the user, or a state of the records."""
     checks: list[JsonObject] = []
     for constraint in milestone.get("snapshot_constraints") or []:
         namespace = str(constraint.get("database_namespace"))

@@ -40,7 +40,7 @@ def _chat_row(row: JsonObject, path: Path) -> JsonObject | str:
 
 
 def _task_id(task: object) -> object:
-    """What names the task of an episode: its data hold the name, where its type stands beside them."""
+    """Find the name of an episode's task: its data hold the name, where its type stands beside them."""
     entry = task.get("data", task) if isinstance(task, dict) else task
     if not isinstance(entry, dict):
         return entry

@@ -57,8 +57,8 @@ WHERE adapter.arm = ? AND base.rollouts > 0 AND adapter.rollouts > 0 ORDER BY mi
 
 @dataclass(frozen=True)
 class Lack:
-    """What the labels say of one failed rollout and one capability: in how many of the runs that labelled it it is
-    LACKING, and the evidence that most of those give, with the index of the message it points at."""
+    """Lack of one capability in one failed rollout: the number of labelling runs in which it is LACKING, and the
+    evidence that most of those give, with the index of the message it points at."""
 
     capability: str
     lacking: int
@@ -68,7 +68,7 @@ class Lack:
 
 
 def majority_lacks(labels: Sequence[RolloutLabels]) -> dict[str, list[Lack]]:
-    """What each failed rollout lacks in more than half of the runs that labelled it."""
+    """List what each failed rollout lacks in more than half of the runs that labelled it."""
     lacking: defaultdict[str, list[Lack]] = defaultdict(list)
     for rollout, capabilities in labels_of_rollouts(row for row in labels if row.outcome == "failed").items():
         for name, runs in capabilities.items():
@@ -81,7 +81,7 @@ def majority_lacks(labels: Sequence[RolloutLabels]) -> dict[str, list[Lack]]:
 
 
 class Archive:
-    """What there is of rollouts and labels in a project.
+    """Rollouts and labels of a project, indexed in a temporary database.
 
     Args:
         root: of the project.
@@ -153,7 +153,7 @@ class Archive:
             self._database.executemany("INSERT OR IGNORE INTO composed VALUES (?, ?)", sorted(composed))
 
     def _read_lacks(self) -> None:
-        """What failed rollouts of the diagnosis lack, and which capabilities their tasks demand, by kind of task."""
+        """Enter what failed rollouts of the diagnosis lack and which capabilities their tasks demand, by kind."""
         rollouts = self._database.execute("SELECT number, place FROM rollout WHERE part = 'diagnosis' ORDER BY number")
         for number, place in rollouts:
             rollout = self._rollout("diagnosis", place)
@@ -184,12 +184,12 @@ class Archive:
 
     @property
     def has_rollouts(self) -> bool:
-        """Whether there is any rollout."""
+        """True if there is any rollout."""
         return bool(self._database.execute("SELECT EXISTS (SELECT 1 FROM rollout)").fetchone()[0])
 
     def rollouts(self) -> Iterator[tuple[Rollout, str, list[Lack]]]:
-        """Every rollout with its arm and what it lacks: tasks in the order in which they were played first; within
-        one, trials and arms side by side. Those of the evaluation where their arms are known."""
+        """Yield every rollout with its arm and what it lacks: tasks in the order in which they were played first;
+        within one, trials and arms side by side. Those of the evaluation where their arms are known."""
         parts = ["diagnosis"] if self.outcomes else ["diagnosis", "evaluation"]
         marks = ", ".join("?" * len(parts))
         query = f"SELECT number, part, place, arm FROM rollout WHERE part IN ({marks}) ORDER BY task, trial, number"
@@ -197,12 +197,12 @@ class Archive:
             yield self._rollout(part, place), arm, self.lacks(number)
 
     def lacks(self, number: int) -> list[Lack]:
-        """What one rollout lacks."""
+        """List what one rollout lacks."""
         query = "SELECT capability, lacking, runs, evidence, message FROM lack WHERE rollout = ? ORDER BY rowid"
         return [Lack(*row) for row in self._database.execute(query, (number,))]
 
     def examples(self, capability: str, names: Sequence[str], count: int) -> list[tuple[Rollout, Lack]]:
-        """At most `count` rollouts of the diagnosis that lack the capability: first those of these names, in their
+        """List at most `count` rollouts of the diagnosis that lack the capability: first those of these names, in their
         order, then the others in the order in which they were played."""
         query = """SELECT name, number, place FROM lack JOIN rollout ON rollout.number = lack.rollout
         WHERE capability = ? ORDER BY number"""
@@ -219,16 +219,16 @@ class Archive:
         ]
 
     def own_kinds(self, capability: str) -> set[str]:
-        """The kinds of task of which most failed rollouts of the diagnosis demand the capability."""
+        """Collect the kinds of task of which most failed rollouts of the diagnosis demand the capability."""
         return {kind for kind, total in self._labelled.items() if 2 * self._demanding[capability, kind] > total}
 
     def arms(self) -> list[str]:
-        """All arms of the evaluation, by name."""
+        """List all arms of the evaluation, by name."""
         return [arm for (arm,) in self._database.execute("SELECT DISTINCT arm FROM tally ORDER BY arm")]
 
     def paired_rates(self, adapter: str) -> tuple[list[str], NDArray[np.void]]:
-        """Kinds of task, and of each task that the base and this adapter have played: the index of its kind, and the
-        pass rates of both (`kind`, `base`, `adapter`)."""
+        """Return the kinds of task, and of each task that the base and this adapter have played: the index of its kind,
+        and the pass rates of both (`kind`, `base`, `adapter`)."""
         kinds: dict[str, int] = {}
         rows = (
             (kinds.setdefault(kind, len(kinds)), base, rate)
@@ -238,12 +238,12 @@ class Archive:
         return [*kinds], rates
 
     def route(self, task: str) -> str:
-        """The arm that TRACE's router chooses for a task; "" where it is not known."""
+        """Look up the arm that TRACE's router chooses for a task; "" where it is not known."""
         row = self._database.execute("SELECT arm FROM route WHERE task = ?", (task,)).fetchone()
         return row[0] if row else ""
 
     def composition_names(self, arms: Collection[str]) -> dict[str, str]:
-        """Names of compositions by the digest that stands for them among the arms: a composition is played on the tasks
+        """Name compositions by the digest that stands for them among the arms: a composition is played on the tasks
         that are routed to it and on no other, and is named where that is true of one alone. `arms`: all others."""
         compositions = self._database.execute("SELECT name, count(*) FROM composed GROUP BY name").fetchall()
         names_of = {}
@@ -260,12 +260,12 @@ class Archive:
 
 
 def kind_of(rollout: Rollout) -> str:
-    """The kind of a rollout's task."""
+    """Return the kind of a rollout's task."""
     return str(rollout.task.data.get("kind", ""))
 
 
 def indices(root: Path) -> dict[str, JsonObject]:
-    """What each stage that is here has left to act with, by stage and name."""
+    """Read the index of each stage that is here: what it has left to act with, by stage and name."""
     documents = {
         stage: files.document(root, f"results/{stage}/index.json", stage, dict[str, files.AdapterEntry])
         for stage in acting_stages()

@@ -1,4 +1,4 @@
-"""What the pages of the report say, of what `files` reads. Numbers that are undefined are None."""
+"""Content of the report's pages, made from what `files` reads. Numbers that are undefined are None."""
 
 from functools import partial
 from pathlib import Path
@@ -22,12 +22,12 @@ OWN_KINDS, OTHER_KINDS = "its own kinds", "all other kinds"
 
 
 def selection(root: Path) -> Any:
-    """The account of the selection, or what is missing."""
+    """Read the account of the selection, or what is missing."""
     return files.document(root, SELECTION, "capabilities", files.Selection)
 
 
 def overview(root: Path) -> JsonObject:
-    """Main table, differences with their reading, candidates."""
+    """Collect the main table, differences with their reading, and candidates."""
     metrics = files.document(root, "results/evaluation/metrics.json", "evaluation", files.Metrics)
     confidence = 0.95 if isinstance(metrics, Missing) else metrics["confidence"]
     differences = files.table_of(root, "results/evaluation/differences.csv", "evaluation", files.DifferenceRow)
@@ -45,7 +45,7 @@ def overview(root: Path) -> JsonObject:
 
 
 def _rediscovery(root: Path) -> list[JsonObject] | Missing:
-    """Diagnoses of the taught agent beside the base's, of the capabilities that one of them has selected."""
+    """Read the diagnoses of the taught agent beside the base's, of the capabilities that one of them has selected."""
     rows = files.table_of(root, "results/solutions/rediscovery.csv", "solutions", files.RediscoveryRow)
     if isinstance(rows, Missing) or not any(row["round"] for row in rows):
         return rows if isinstance(rows, Missing) else []
@@ -56,7 +56,7 @@ def _rediscovery(root: Path) -> list[JsonObject] | Missing:
 
 
 def ledger(root: Path) -> JsonObject:
-    """Rollouts counted by purpose, and what each method is charged for."""
+    """Collect rollouts counted by purpose, and what each method is charged for."""
     return {
         "ledger": files.table_of(root, "results/evaluation/ledger.csv", "evaluation", files.LedgerRow),
         "spent": files.table_of(root, "results/evaluation/spent.csv", "evaluation", files.SpendingRow),
@@ -64,7 +64,7 @@ def ledger(root: Path) -> JsonObject:
 
 
 def tables_of_runs(root: Path) -> JsonObject:
-    """Tables over several runs, by the file that they are of, and the figures that are drawn of them.
+    """Collect tables over several runs, by the file that they are of, and the figures that are drawn of them.
 
     Their columns are those of the file: a sweep has one for each of its settings.
     """
@@ -77,7 +77,7 @@ def tables_of_runs(root: Path) -> JsonObject:
 
 
 def literature(root: Path) -> JsonObject:
-    """The tables of the paper as printed, our number where the same thing was run, and what does not agree."""
+    """Collect the tables of the paper as printed, our number where the same thing was run, and what does not agree."""
     publication, run = published.read_published(), dict[tuple[str, str, str], JsonObject]()
     if all((root / "results" / name).exists() for name in ("evaluation/main.csv", "evaluation/kinds.csv", "spec.yaml")):
         with files.corruption_named(root, "results/spec.yaml", "compose"):
@@ -88,7 +88,7 @@ def literature(root: Path) -> JsonObject:
 
 
 def capabilities(root: Path, archive: Archive) -> list[JsonObject] | Missing:
-    """One row a candidate, best first, with all that its page shows."""
+    """List the candidates, best first, each with all that its page shows."""
     account = selection(root)
     if isinstance(account, Missing):
         return account
@@ -124,12 +124,12 @@ def capabilities(root: Path, archive: Archive) -> list[JsonObject] | Missing:
 
 
 def _own_effects(name: str, effects: list[JsonObject]) -> list[JsonObject]:
-    """What the adapter of a capability changes, by stratum of the base's rollouts."""
+    """Select the effects of a capability's own adapter, by stratum of the base's rollouts."""
     return [row for row in effects if row["arm"] == name and row["capability"] in (name, None)]
 
 
 def _proposals(root: Path) -> dict[str, Capability]:
-    """Every candidate as it was proposed; what is missing is said elsewhere."""
+    """Read every candidate as it was proposed; what is missing is said elsewhere."""
     stages = {"results/labels/candidates.jsonl": "labels", "results/capabilities/capabilities.jsonl": "capabilities"}
     proposals: dict[str, Capability] = {}
     for name, stage in stages.items():
@@ -141,13 +141,13 @@ def _proposals(root: Path) -> dict[str, Capability]:
 
 
 def _evidence(name: str, proposal: Capability | None, archive: Archive) -> list[tuple[Rollout, Lack]] | Missing:
-    """Rollouts that lack the capability, those first that it was proposed from."""
+    """Find rollouts that lack the capability, those first that it was proposed from."""
     missing = archive.discovery or archive.labels
     return missing or archive.examples(name, proposal.examples if proposal else (), EXAMPLES)
 
 
 def gains(name: str, archive: Archive) -> JsonObject | Missing | None:
-    """What the adapter gains over the base on tasks of each kind, on its own kinds together and on the others.
+    """Estimate the adapter's gain over the base on tasks of each kind, on its own kinds together and on the others.
 
     A kind is the capability's own where more than half of its failed discovery rollouts demand it
     (`compounds.demands`). None where no such adapter was played; without labels no kind is known as its own.
@@ -186,14 +186,14 @@ def gains(name: str, archive: Archive) -> JsonObject | Missing | None:
 
 
 class _Stages(BaseModel):
-    """What is read of dvc.yaml and dvc.lock."""
+    """Fields that are read of dvc.yaml and dvc.lock."""
 
     stages: dict[str, JsonObject] = {}
 
 
 def provenance(root: Path) -> list[JsonObject] | Missing:
-    """One row a stage of dvc.yaml: what it is, its command, its outputs with their hashes as dvc.lock records them, and
-    whether they are here."""
+    """List the stages of dvc.yaml: what each is, its command, its outputs with their hashes as dvc.lock records them,
+    and whether they are here."""
     path, lock = root / "dvc.yaml", root / "dvc.lock"
     if not path.exists() or not lock.exists():
         absent = lock if path.exists() else path
@@ -225,6 +225,6 @@ def _is_present(root: Path, name: str) -> bool:
 
 
 def arm_names(root: Path, archive: Archive) -> dict[str, str]:
-    """What arms are called that are known by a digest alone: compositions of adapters."""
+    """Name the arms that are known by a digest alone: compositions of adapters."""
     arms = {"base", *(name for index in indices(root).values() for name in index)}
     return archive.composition_names(arms)

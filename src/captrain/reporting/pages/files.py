@@ -1,4 +1,4 @@
-"""What the report reads, in the shapes that its pages rely on.
+"""Files that the report reads, in the shapes that its pages rely on.
 
 A file that is not there is a `Missing` with its remedy, which a page shows in its place: a fresh clone has results/
 alone, and its report says what else there could be. A file that is there and corrupt (cut off, not what its ending
@@ -29,12 +29,12 @@ Number = float | None
 PART = 2000
 """Rows of a long table that are in memory at once."""
 COMMANDS = {"replicates": "make replicate", "sweeps": "captrain-sweep"}
-"""What makes files that no stage makes."""
+"""Commands that make files which no stage makes."""
 
 
 @dataclass(frozen=True)
 class Missing:
-    """What is not here and how to make it."""
+    """File that is not here, and how to make it."""
 
     problem: str
     remedy: str
@@ -146,7 +146,7 @@ class EffectRow(BaseModel):
 
 
 class SpendingCounts(BaseModel):
-    """What a row of results/evaluation/ledger.csv and spent.csv counts."""
+    """Counts in a row of results/evaluation/ledger.csv and spent.csv."""
 
     rollouts: int
     discarded: int
@@ -189,7 +189,7 @@ class RouteRow(BaseModel):
 
 
 class Metrics(BaseModel):
-    """Of results/evaluation/metrics.json."""
+    """Fields that are read of results/evaluation/metrics.json."""
 
     confidence: float
 
@@ -257,7 +257,7 @@ class Selection(BaseModel):
 
 @contextmanager
 def corruption_named(root: Path, name: str, stage: str) -> Iterator[None]:
-    """Reading of one file: what shows that it is corrupt becomes a `UserError`."""
+    """Turn errors that show a file to be corrupt into a `UserError`, while it is read."""
     try:
         yield
     except ValidationError as error:
@@ -282,7 +282,7 @@ def _command(stage: str) -> str:
 
 
 def present(root: Path, name: str, stage: str, read: Callable[[], T]) -> T | Missing:
-    """What `read` makes of one file.
+    """Read one file, or name it as missing with its remedy.
 
     Raises:
         UserError: it is corrupt.
@@ -295,7 +295,7 @@ def present(root: Path, name: str, stage: str, read: Callable[[], T]) -> T | Mis
 
 
 def document(root: Path, name: str, stage: str, shape: Any = Any) -> Any:
-    """A JSON document as it is, once it is seen to hold what `shape` asks for; a `Missing` where there is none."""
+    """Read a JSON document as it is, once it is seen to hold what `shape` asks for; a `Missing` where there is none."""
 
     def read() -> Any:
         value = read_json(root / name, object)
@@ -306,12 +306,13 @@ def document(root: Path, name: str, stage: str, shape: Any = Any) -> Any:
 
 
 def model(root: Path, name: str, stage: str, kind: type[M]) -> M | Missing:
-    """A JSON document as a record."""
+    """Read a JSON document as a record."""
     return present(root, name, stage, lambda: read_json(root / name, kind))
 
 
 def table_of(root: Path, name: str, stage: str, shape: type[BaseModel] | None = None) -> list[JsonObject] | Missing:
-    """A CSV table as rows of plain values, None where it is empty, once each is seen to hold what `shape` asks for."""
+    """Read a CSV table as rows of plain values, None where it is empty, once each is seen to hold what `shape` asks
+    for."""
     fields = shape.model_fields if shape else {}
     words = {column: str for column, field in fields.items() if field.annotation is str}
 
@@ -327,8 +328,8 @@ def table_of(root: Path, name: str, stage: str, shape: type[BaseModel] | None = 
 
 
 def table_parts(path: Path, shape: type[BaseModel]) -> Iterator[list[JsonObject]]:
-    """The rows of a CSV table that may be long, as of `table_of`, a part at a time; to be read by what `present` is
-    told to read by, which names what is corrupt."""
+    """Yield the rows of a CSV table that may be long, as of `table_of`, a part at a time; to be read by what `present`
+    is told to read by, which names what is corrupt."""
     words = {column: str for column, field in shape.model_fields.items() if field.annotation is str}
     with path.open("rb") as file:
         file.seek(-1, os.SEEK_END)
@@ -343,11 +344,11 @@ def table_parts(path: Path, shape: type[BaseModel]) -> Iterator[list[JsonObject]
 
 
 def rows(frame: pd.DataFrame) -> list[JsonObject]:
-    """A table as rows of plain values: NaN is None."""
+    """Convert a table to rows of plain values: NaN is None."""
     return [{str(key): plain(value) for key, value in row.items()} for row in frame.to_dict("records")]
 
 
 def plain(value: Any) -> Any:
-    """A numpy scalar as Python's own; NaN as None."""
+    """Convert a numpy scalar to Python's own; NaN to None."""
     value = value.item() if isinstance(value, np.generic) else value
     return None if isinstance(value, float) and math.isnan(value) else value

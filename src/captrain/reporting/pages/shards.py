@@ -37,7 +37,7 @@ class ShownMessage(TypedDict):
 
 
 Content = str | bytes | Iterable[str]
-"""Of a file: whole, or piece by piece."""
+"""Content of a file: whole, or piece by piece."""
 SHARD = 240
 """Rollouts a shard, at least: it ends with a task."""
 REQUEST = 200
@@ -50,23 +50,23 @@ SORTED = json.JSONEncoder(sort_keys=True)
 
 
 def script(function: str, *arguments: object) -> str:
-    """A script file that calls a function with JSON, safe inside of HTML, too."""
+    """Write a script file that calls a function with JSON, safe inside of HTML, too."""
     return f"{function}({','.join(map(compact, arguments))});\n"
 
 
 def compact(value: object) -> str:
-    """JSON without spaces, in which no markup can begin."""
+    """Encode JSON without spaces, in which no markup can begin."""
     return escaped(COMPACT.encode(value))
 
 
 def escaped(text: str) -> str:
-    """JSON in which no markup can begin."""
+    """Escape JSON so that no markup can begin in it."""
     return text.replace("<", "\\u003c")
 
 
 def marks(rollout: Rollout, lacking: Sequence[Lack], selected: Collection[str]) -> list[Mark]:
-    """Where a rollout that failed goes wrong: what the labels point at, and where its tool calls leave the
-    reference's. First message first, and what rejected candidates lack last: it does not tell failed from passed."""
+    """Mark where a rollout that failed goes wrong: the messages that labels point at, and the call at which it leaves
+    the reference. First message first, and what rejected candidates lack last: it does not tell failed from passed."""
     if rollout.outcome != "failed":
         return []
     last = len(rollout.messages) - 1
@@ -87,7 +87,7 @@ def marks(rollout: Rollout, lacking: Sequence[Lack], selected: Collection[str]) 
 
 
 def _departure(rollout: Rollout, last: int) -> list[Mark]:
-    """Where the calls of a rollout leave the reference's; nowhere for one without reference or departure."""
+    """Mark the call at which a rollout leaves its reference; nothing for one without reference or departure."""
     path = divergence(rollout.messages, rollout.reference) if rollout.reference else None
     if path is None or path.first is None:
         return []
@@ -106,7 +106,7 @@ def _departure(rollout: Rollout, last: int) -> list[Mark]:
 
 
 def message_on_page(message: Message) -> ShownMessage:
-    """One message as pages show it: who speaks, the text, tool calls one line each."""
+    """Convert a message to what pages show: who speaks, the text, tool calls one line each."""
     content = message.get("content") or ""
     return {
         "role": message["role"],
@@ -117,13 +117,13 @@ def message_on_page(message: Message) -> ShownMessage:
 
 
 def request(rollout: Rollout) -> str:
-    """The beginning of what the user asks for first."""
+    """Return the beginning of what the user asks for first."""
     first = next((message for message in rollout.messages if message["role"] == "user"), None)
     return message_on_page(first)["text"][:REQUEST] if first else ""
 
 
 def shard_files(archive: Archive, selected: Collection[str], names: Mapping[str, str]) -> Iterator[tuple[str, Content]]:
-    """The files of data, name and content.
+    """Yield the files of data, name and content.
 
     Args:
         archive: what there is of rollouts.
@@ -168,13 +168,13 @@ class _Rows:
             part.close()
 
     def begin(self, rollout: Rollout, route: str) -> None:
-        """The rollouts that follow are of this one's task."""
+        """Begin a task: the rollouts that follow are of this one's."""
         task = rollout.task
         self.task, self._tasks = task.id, self._tasks + 1
         self._write("tasks", [task.id, kind_of(rollout), task.split, request(rollout), route])
 
     def add(self, rollout: Rollout, arm: str, failing: int, shard: int) -> None:
-        """One row: `failing` is the message that is marked, -1 for none, `shard` where its messages are."""
+        """Add one row: `failing` is the message that is marked, -1 for none, `shard` where its messages are."""
         values = (
             rollout.id,
             self._tasks - 1,
@@ -192,7 +192,7 @@ class _Rows:
         self._parts[name].write(("," if self._parts[name].tell() else "") + compact(value))
 
     def script(self) -> Iterator[str]:
-        """The file that hands the table to its page, piece by piece."""
+        """Yield the file that hands the table to its page, piece by piece."""
         yield f'captrainRows({{"arms":{compact(self._arms.names)},"tasks":['
         yield from self._pieces("tasks")
         yield '],"columns":{'

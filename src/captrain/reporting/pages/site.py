@@ -46,7 +46,7 @@ STRATA = {
 }
 """Strata of the causal test, with what the pages call them."""
 PREFIX = "figure-"
-"""What names of copied figures begin with."""
+"""Prefix of copied figures' names."""
 
 
 def build(root: Path, out: Path) -> list[Path]:
@@ -92,7 +92,7 @@ def _files(root: Path) -> Iterator[tuple[str, shards.Content]]:
 
 
 def _files_of(root: Path, archive: Archive) -> Iterator[tuple[str, shards.Content]]:
-    """Every file of the report, name and content; pages first."""
+    """Yield every file of the report, name and content; pages first."""
     candidates = data.capabilities(root, archive)
     runs = data.tables_of_runs(root)
     shared = {
@@ -164,7 +164,7 @@ def _environment() -> jinja2.Environment:
 
 
 def _least(candidates: Sequence[JsonObject]) -> float:
-    """Where an axis of gaps begins: at 0, or so far below that all gaps and intervals are on it."""
+    """Return the start of an axis of gaps: 0, or so far below that all gaps and intervals are on it."""
     gaps = [run["gap"] for candidate in candidates for run in candidate["per_run"]]
     lowest = min(
         (gap for gap in [*gaps, *(candidate["gap_low"] for candidate in candidates)] if gap is not None), default=0.0
@@ -191,7 +191,7 @@ def _p(value: float | None) -> str:
 
 
 def _columns(rows: Sequence[JsonObject]) -> list[tuple[str, bool, list[str]]]:
-    """Columns that are not known beforehand and not empty: heading, whether it holds numbers, a text for each row."""
+    """List columns that are not known beforehand and not empty: heading, whether of numbers, a text for each row."""
     columns = []
     for name in rows[0]:
         values = [row[name] for row in rows if row[name] is not None]
@@ -210,5 +210,5 @@ def _size(value: int | None) -> str:
 
 
 def _island(value: object) -> Markup:
-    """JSON inside of a script element of data: nothing in it can end the element."""
+    """Encode JSON for a script element of data: nothing in it can end the element."""
     return Markup(shards.escaped(json.dumps(value, separators=(",", ":"), allow_nan=False)))
