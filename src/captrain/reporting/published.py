@@ -43,7 +43,7 @@ class Rates(Record):
         return round(value * self.tasks[column] / 100) if self.unit == "percent" else round(value)
 
     def formatted(self, value: float) -> str:
-        """As it was printed."""
+        """Format a value as it was printed."""
         return f"{value:.{self.decimals}f}"
 
 
@@ -76,7 +76,7 @@ class FurtherResult(Record):
 
 
 class Selection(Record):
-    """How often each candidate was retained in `runs` runs; kept from `needed` on, `kept` of them."""
+    """Times that each candidate was retained in `runs` runs; kept from `needed` on, `kept` of them."""
 
     source: str
     runs: int
@@ -88,8 +88,8 @@ class Selection(Record):
 class Disagreement(Record):
     """One printed number that cannot be, or does not agree with another: where, what is printed, what it comes to."""
 
-    where: str
-    printed: str
+    place: str
+    value: str
     computed: str
 
 
@@ -225,7 +225,7 @@ def published_tables(root: Path) -> list[Table]:
         tables.append(further_table)
     disagreements = Table("where", "printed", "by computation", title="What does not agree", title_justify="left")
     for disagreement in publication.disagreements:
-        disagreements.add_row(disagreement.where, disagreement.printed, disagreement.computed)
+        disagreements.add_row(disagreement.place, disagreement.value, disagreement.computed)
     return [*tables, disagreements]
 
 

@@ -342,9 +342,14 @@ def _finding(topic: Topic, pipeline: _Pipeline, texts: Mapping[str, list[str]]) 
 
 
 def _results(
-    pipeline: _Pipeline, commit: str, remade: list[str], origins: list[str], rows: int, beyond: list[str] | None,
+    pipeline: _Pipeline,
+    commit: str,
+    remade: list[str],
+    origins: list[str],
+    rows: int,
+    beyond: list[str] | None,
     is_faulty: bool,
-) -> Finding | None:  # fmt: skip
+) -> Finding | None:
     stages = _count(len(pipeline.stages), "stage")
     if not remade:
         text = f"of {stages} are as dvc.lock has them and as committed in {commit}"
@@ -380,9 +385,11 @@ def _machine(root: Path, libraries: Libraries, origins: list[str]) -> Finding:
         return Finding("machine", "note", f"{cpu}. Whether it matters cannot be told while {reason}")
     embedded = not (root / SPEC).exists() or load_spec(root / SPEC).base.model is None
     exclusion = cpu.exclusion or ("" if embedded else "it is of the embedded model alone")
-    verdict = f"The promise does not cover that: {exclusion}" if exclusion else (
-        "That is against the promise: please report it, with what `captrain verify --all` prints"
-    )  # fmt: skip
+    verdict = (
+        f"The promise does not cover that: {exclusion}"
+        if exclusion
+        else ("That is against the promise: please report it, with what `captrain verify --all` prints")
+    )
     text = (
         f"code, specification, inputs and libraries of {_some(origins, ', ')} are the committed ones, and what came "
         f"out is not, which leaves this machine: {cpu}. {verdict} ({PROMISE} or later)"
@@ -391,9 +398,14 @@ def _machine(root: Path, libraries: Libraries, origins: list[str]) -> Finding:
 
 
 def _summary(
-    differences: Mapping[Topic, Mapping[str, list[str]]], remade: list[str], origins: list[str], reasons: set[Topic],
-    libraries: Libraries, rows: int, beyond: list[str] | None,
-) -> str:  # fmt: skip
+    differences: Mapping[Topic, Mapping[str, list[str]]],
+    remade: list[str],
+    origins: list[str],
+    reasons: set[Topic],
+    libraries: Libraries,
+    rows: int,
+    beyond: list[str] | None,
+) -> str:
     """Verdict in one sentence."""
     clauses = list[str]()
     if remade:

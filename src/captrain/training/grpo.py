@@ -166,7 +166,7 @@ class PolicyTrainer(GRPOTrainer):
         self.is_served = takes(job.policy, "machine")
         """True where the sampler is a server, whose log-probabilities are not those of this process."""
         self.batch: StepBatch | None = None
-        """Of the last step."""
+        """The last step's."""
         self.is_sampling = False
         self.has_signal = True
 
