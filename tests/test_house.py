@@ -80,8 +80,7 @@ WRITERS = {
     "policies/servers.py": "logs of servers",
     "rollouts/collection.py": "adds whole lines to a journal, of which one that is cut off is played again",
     "training/grpo.py": "into its workspace, from which training goes on",
-    "training/process.py": "orders and failures in a workspace, which are written anew",
-    "training/processes.py": "as above",
+    "training/processes.py": "orders and failures in a workspace, which are written anew",
 }
 """Files that write but not aside first, and why they may."""
 

@@ -117,7 +117,7 @@ class Claim(NamedTuple):
 
 
 class _Setting(BaseModel):
-    """What is read of a spec.yaml of any version."""
+    """Sections that are read of a spec.yaml of any version."""
 
     base: JsonObject = {}
     benchmark: JsonObject = {}
@@ -163,7 +163,7 @@ def table(root: Path) -> pd.DataFrame:
 
 
 def reference(results: Path) -> tuple[str, dict[str, float]]:
-    """What was published of the very thing that was measured in `results`: the title of the table, and method -> share
+    """Read what was published of the thing that was measured in `results`: the title of the table, and method -> share
     of all tasks passed. "" and {} where another thing was measured, or no table of passed tasks is of it."""
     for rates in read_published().tables.values():
         if rates.unit != "mean" and _same(results, rates):
@@ -173,7 +173,7 @@ def reference(results: Path) -> tuple[str, dict[str, float]]:
 
 
 def _same(results: Path, rates: Rates) -> bool:
-    """Whether the table's benchmark was played in `results`, with the paper's model."""
+    """Tell if the table's benchmark was played in `results`, with the paper's model."""
     path = results / "spec.yaml"
     spec = read_yaml(path, _Setting) if path.exists() else _Setting()
     model = str(spec.base.get("model") or "").split("@")[0]

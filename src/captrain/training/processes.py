@@ -11,19 +11,24 @@ The processes end when whoever waits for them does, however that comes about; ch
 settings are never gone on from. A `UserError` in a process reaches the caller as if it had been raised there.
 """
 
+import os
 import pickle
 import re
 import signal
 import subprocess
 import sys
+import traceback
+from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import yaml
 
 from captrain.config import Accelerate
-from captrain.errors import UserError
-from captrain.records import JsonObject, publish_text, read_json
+from captrain.errors import InfrastructureError, UserError
+from captrain.execution import launch
+from captrain.records import JsonObject, publish_json, publish_text, read_json
+from captrain.training import collectives
 
 KEEPER = Path(__file__).parents[1] / "policies" / "keeper.py"
 GRACE = 20.0
@@ -172,7 +177,7 @@ def _run(config: Path, order: Path, log: Path) -> int:
     command = [
         *(sys.executable, "-I", str(KEEPER), str(GRACE)),
         *(sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config)),
-        *("-m", "captrain.training.process", str(order)),
+        *("-m", "captrain.training.processes", str(order)),
     ]
     with log.open("wb") as output:
         # A job that is told of its time limit tells itself: its processes have nothing to do with that signal.
@@ -189,3 +194,61 @@ def _run(config: Path, order: Path, log: Path) -> int:
     finally:
         running.stdin.close()
         running.wait()
+
+
+# Each of the processes, as `accelerate launch` starts it: python -m captrain.training.processes JOBFILE
+
+
+def share(order: Path) -> None:
+    """Run as one process of a training.
+
+    Args:
+        order: the pickled training, in its workspace.
+    """
+    from torch import distributed
+
+    training: SharedTraining = pickle.loads(order.read_bytes())
+    if training.accelerate.strategy == "fsdp":
+        _shard_on_cpu()
+    result = training.fit(order.parent)
+    if collectives.rank() == 0:
+        publish_json(order.parent / RESULT, result)
+    distributed.destroy_process_group()
+
+
+def _shard_on_cpu() -> None:
+    """Let accelerate take FSDP where there is no GPU: torch shards over gloo as well, but accelerate's state passes
+    the plugin over."""
+    from accelerate.state import AcceleratorState, PartialState
+    from accelerate.utils import DistributedType
+
+    initialise = AcceleratorState.__init__
+
+    def initialise_on_cpu(self: Any, *args: Any, fsdp_plugin: Any = None, **kwargs: Any) -> None:
+        initialise(self, *args, fsdp_plugin=fsdp_plugin, **kwargs)
+        if fsdp_plugin is not None and self.distributed_type == DistributedType.MULTI_CPU:
+            self.distributed_type, self.fsdp_plugin = DistributedType.FSDP, fsdp_plugin
+            PartialState._shared_state["distributed_type"] = self.distributed_type
+
+    AcceleratorState.__init__ = initialise_on_cpu
+
+
+def main() -> None:
+    """Run a process, and leave the error that it cannot mend in the workspace."""
+    launch.become_worker(os.getppid())
+    order = Path(sys.argv[1])
+    try:
+        share(order)
+    except Exception as error:
+        expected = isinstance(error, UserError | InfrastructureError)
+        aside = order.with_name(f"failure-{collectives.rank()}.pkl")
+        aside.write_bytes(pickle.dumps(error if expected else RuntimeError(traceback.format_exc())))
+        # Of several the first: the end of one process makes others fail.
+        with suppress(FileExistsError):
+            os.link(aside, order.with_name("failure.pkl"))
+        # At once: others wait for nothing that is still to come.
+        os._exit(2)
+
+
+if __name__ == "__main__":
+    main()
