@@ -72,7 +72,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Moment:
-    """When a fault is made: so many seconds after a stage has begun, or a later one, where that is whole already."""
+    """Moment of a fault: so many seconds after a stage has begun, or a later one, where that is whole already."""
 
     stages: frozenset[str]
     delay: float

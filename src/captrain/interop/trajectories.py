@@ -31,7 +31,7 @@ UNPROMPTED = "it begins without a prompt"
 
 
 class Inexpressible(Exception):
-    """Why a trajectory cannot be told in chat messages and tool calls."""
+    """Error of a trajectory that cannot be told in chat messages and tool calls."""
 
 
 class _Part(BaseModel):
@@ -149,7 +149,7 @@ class Step(_Part):
 
 
 class Agent(_Part):
-    """Who acted, in ATIF."""
+    """Agent of a step in ATIF."""
 
     name: str
     version: str

@@ -63,7 +63,7 @@ class Difference:
 
 @dataclass
 class Evidence:
-    """Everything that `gather` compared.
+    """Differences and states that `gather` collected.
 
     `code` has the changed files of code with the stages that run them, `remade` the stages whose outputs in dvc.lock
     are not those of the committed one, `origins` those of them for which no recorded input says why, and `rates` the

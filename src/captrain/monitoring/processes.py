@@ -1,4 +1,4 @@
-"""Which stages of a pipeline run here, by the list of processes.
+"""Processes of a pipeline: the stages that run here, by the list of processes.
 
 A stage is the Python process whose script is the one that dvc.yaml names, in this folder, or that runs `captrain run
 STAGE` in it, which counts as the script stages/STAGE.py. No lock says that as well:

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 MISSING = object()
-"""Stands for a value in the version that lacks it."""
+"""Stand-in for a value in the version that lacks it."""
 
 
 @dataclass(frozen=True)

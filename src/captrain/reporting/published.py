@@ -114,7 +114,7 @@ class Training(Record):
 
 
 class Published(Record):
-    """Everything in `published.yaml`."""
+    """Content of `published.yaml`."""
 
     paper: str
     model: str

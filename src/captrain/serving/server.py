@@ -41,7 +41,7 @@ from captrain.serving.openai_schemas import (
 from captrain.serving.protection import Protected, Protection, PunctualProtocol, protection_of
 
 CONNECTIONS = 512
-"""At a time; more are refused."""
+"""Connections at a time; more are refused."""
 TOKENS = 512
 """Tokens of an answer where the request does not limit them."""
 

@@ -28,7 +28,7 @@ from captrain.training.sampler import Sampler
 from captrain.training.trainer import PolicyTrainer, Synchronised
 
 POINTS = "points"
-"""In a workspace: the adapter as it was at the points of its job."""
+"""Folder of a workspace with the adapter as it was at the points of its job."""
 
 
 def make_trainer(

@@ -129,7 +129,7 @@ def without_discarded(batch: JsonObject) -> JsonObject:
 
 
 class Synchronised(VLLMGeneration):
-    """In the place of TRL's vLLM, whose weights it would keep up to date."""
+    """Stand-in for TRL's vLLM, whose weights it would keep up to date."""
 
     def __init__(self) -> None:
         """Start nothing."""

@@ -44,7 +44,7 @@ class _Scores:
 
     @property
     def model(self) -> str:
-        """Whose they are, where a failure says it."""
+        """Model that the scores are of, where a failure says it."""
         return next((str(failure["model_name"]) for failure in self.failures.values() if "model_name" in failure), "")
 
 

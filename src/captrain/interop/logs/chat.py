@@ -31,7 +31,7 @@ MESSAGES = ("messages", "conversation", "conversations", "trajectory", "items")
 REWARD = ("reward", "score", "success")
 BLOCKS = ("tool_use", "tool_result")
 FIRST = 20
-"""So many messages of a row are looked at to tell the format of a file."""
+"""Messages of a row that are looked at to tell the format of a file."""
 ROLES = {"system", "developer", "user", "assistant", "tool", "function"}
 
 

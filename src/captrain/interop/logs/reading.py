@@ -41,7 +41,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Logs:
-    """Everything that was read.
+    """Rollouts of the logs that were read, and what could not be read.
 
     rollouts: of all files, as records of diagnosis. tools: OpenAI schemas, from the files where they hold any, else
     inferred from the calls seen; inferred: the names of the latter. policies: what agents were told, by environment,
