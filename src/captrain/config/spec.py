@@ -147,7 +147,7 @@ class Merging(Section):
 
 
 class Curve(Section):
-    """Number of points of one training at which its adapter is evaluated, the end among them; 0: at none but the end."""
+    """Points of one training at which its adapter is evaluated, the end among them; 0: at none but the end."""
 
     points: Annotated[int, Field(ge=0)]
 
