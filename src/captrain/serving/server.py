@@ -189,7 +189,7 @@ def serve(
 
     for folder in folders or ():
         if not folder.is_dir():
-            raise UserError(f"--adapters-from: there is not a folder {folder}", "name one that adapters lie in")
+            raise UserError(f"--adapters-from: there is no folder {folder}", "name one that adapters lie in")
     _require_free(host, port)
     require_recorded(model)
     policy = LocalPolicy(model, batch, temperature=1.0, max_turns=1, max_tokens=TOKENS)

@@ -120,7 +120,7 @@ def _rollout(file: str, number: int, row: object, results: Path | None, scores: 
     if not isinstance(log, list) or not log:
         return SINGLE
     if scores is None:
-        return "there is not a score file to it: run `bfcl evaluate`, or put it beside the results"
+        return "there is no score file to it: run `bfcl evaluate`, or put it beside the results"
     arguments = scores.arguments
     messages = [message for turn in log for message in _turn_messages(turn, arguments)]
     failure = scores.failures.get(name)

@@ -36,7 +36,7 @@ def _rollout(row: JsonObject, path: Path) -> Rollout | str:
     if not rollout.messages:
         return "there are no messages"
     if rollout.outcome != "error" and rollout.score is None:
-        return "there is not a score"
+        return "there is no score"
     dialogue, reference = dialogue_of(rollout.messages), dialogue_of(rollout.reference)
     return rollout.model_copy(update={"messages": dialogue, "reference": reference})
 
