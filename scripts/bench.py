@@ -112,7 +112,7 @@ class Timed(GRPOTrainer):
 
 
 def make_trainer(policy: LocalPolicy, model: Path, precision: str, folder: str) -> Timed:
-    """Stock TRL with the policy's limits; only generation is ever asked of it."""
+    """Build stock TRL with the policy's limits; only generation is ever asked of it."""
     hf_logging.disable_progress_bar()
     config = GRPOConfig(
         output_dir=folder,
@@ -202,7 +202,7 @@ class Speed:
     def measured(
         self, side: str, group: int, prompts: list[list[int]], tokens: int, passed: int, seconds: float, positions: int
     ) -> Measured:
-        """A row of the table."""
+        """Make a row of the table."""
         lengths = [*map(len, prompts)]
         limit = positions * self.operations / self.rate
         spread = (min(lengths), max(lengths))
@@ -210,7 +210,7 @@ class Speed:
 
 
 def measure(spec: Spec, model: Path) -> list[Measured]:
-    """Stock TRL and ours, in each precision and at each size of groups, each warmed up on other tasks first."""
+    """Measure stock TRL and ours, in each precision and at each size of groups, each warmed up on other tasks first."""
     target = Target(ServiceDesk(mix="mixed"), "servicedesk", "bench")
     plain = [t for t in target.tasks("training", 4 * ROLLOUTS) if not (t.data["anonymous"] or t.data["human"])]
     measurements: list[Measured] = []
@@ -236,7 +236,7 @@ def measure(spec: Spec, model: Path) -> list[Measured]:
 
 
 def table(measurements: list[Measured], title: str) -> Table:
-    """The measurements, with the ratio of each of ours to TRL's in the same precision."""
+    """Tabulate the measurements, with the ratio of each of ours to TRL's in the same precision."""
     comparison = Table(title=title, title_justify="left")
     names = ("rollouts", "passed", "prompt", "model tokens", "CPU s", "limit s", "rollouts / CPU s", "ratio")
     for name in ("of a task", "precision", "side"):

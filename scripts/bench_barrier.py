@@ -67,7 +67,7 @@ class Noise:
 
 
 def compare(pairs: Iterable[tuple[np.ndarray, np.ndarray]], recorded: int, steps: int, grid: float) -> Noise:
-    """The noise of pairs of arrays that two trainings were about to round.
+    """Measure the noise of pairs of arrays that two trainings were about to round.
 
     Args:
         pairs: the arrays of either training, of equal shapes; in float64.
@@ -113,7 +113,7 @@ def recording(folder: Path, every: int) -> Iterator[None]:
 
 
 def noises(folders: Sequence[Path]) -> dict[str, Noise]:
-    """The noise between two trainings that were recorded, of each thing that is rounded."""
+    """Measure the noise between two trainings that were recorded, of each thing that is rounded."""
     result = {}
     for rounded, grid in zip(ROUNDED, (barrier.GRADIENT_GRID, barrier.WEIGHT_GRID), strict=True):
         names = sorted(path.name for path in folders[0].glob(f"{rounded}-*.npy"))

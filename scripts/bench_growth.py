@@ -36,17 +36,17 @@ class Cost:
 
 
 def sizes(largest: int, steps: int = STEPS) -> list[int]:
-    """Sizes that double, up to the largest."""
+    """List sizes that double, up to the largest."""
     return [max(1, largest >> (steps - step - 1)) for step in range(steps)]
 
 
 def larger_half(costs: Sequence[Cost]) -> Sequence[Cost]:
-    """The costs that an exponent is read off: two at least."""
+    """Select the costs that an exponent is read off: two at least."""
     return costs[len(costs) // 2 :] if len(costs) > 2 else costs
 
 
 def exponent(costs: Sequence[Cost], value: Callable[[Cost], float]) -> float:
-    """Slope of the logarithms over the larger half of the sizes."""
+    """Fit the slope of the logarithms over the larger half of the sizes."""
     points = [(math.log(cost.size), math.log(value(cost))) for cost in larger_half(costs)]
     centre = [sum(axis) / len(points) for axis in zip(*points, strict=True)]
     spread = sum((x - centre[0]) ** 2 for x, _ in points)
@@ -78,7 +78,7 @@ def measure_once(measure: Measure, size: int) -> Cost:
 
 
 def growth(names: Sequence[str], largest: int | None, steps: int) -> dict[str, list[Cost]]:
-    """The cost of each measure at each size; every one is printed as it comes, to stderr."""
+    """Measure the cost of each measure at each size; every one is printed as it comes, to stderr."""
     costs: dict[str, list[Cost]] = {}
     for name in names:
         measure = MEASURES[name]
@@ -90,7 +90,8 @@ def growth(names: Sequence[str], largest: int | None, steps: int) -> dict[str, l
 
 
 def table(costs: dict[str, list[Cost]]) -> Table:
-    """One row a measure: CPU seconds and peak memory where the larger half of the sizes begins and at the largest."""
+    """Tabulate CPU seconds and peak memory, one row a measure, where the larger half of the sizes begins and at the
+    largest."""
     grid = Table(title="growth", title_justify="left")
     grid.add_column("what grows")
     for name in ("from", "to", "CPU s", "CPU s", "exponent", "MiB", "MiB", "exponent"):

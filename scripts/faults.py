@@ -72,7 +72,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Moment:
-    """When a fault is made: so many seconds after a stage has begun, or a later one, where that is whole already."""
+    """Moment of a fault: so many seconds after a stage has begun, or a later one, where that is whole already."""
 
     stages: frozenset[str]
     delay: float
@@ -118,7 +118,7 @@ class Campaign:
 
 
 def prepare(folder: Path, overrides: Sequence[str]) -> Path:
-    """A copy of the files that git keeps, without results, that selects the smoke experiment."""
+    """Copy the files that git keeps, without results, and select the smoke experiment."""
     shutil.rmtree(folder, ignore_errors=True)
     listing = subprocess.run(["git", "ls-files", "-z"], capture_output=True, text=True, check=True).stdout
     for name in filter(None, listing.split("\0")):
@@ -133,7 +133,7 @@ def prepare(folder: Path, overrides: Sequence[str]) -> Path:
 
 @contextmanager
 def started(folder: Path, targets: Sequence[str]) -> Iterator["subprocess.Popen[str]"]:
-    """The pipeline, started in a session of its own; what it says goes to log.txt. It goes where the campaign does."""
+    """Start the pipeline in a session of its own; what it says goes to log.txt. It goes where the campaign does."""
     env = {**os.environ, "PYTHONPATH": str((folder / "src").resolve()), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
     # Python 3.11 keeps a .pyc whose end a limit cut off, and cannot read it afterwards: not what is tested here.
@@ -158,7 +158,7 @@ def started(folder: Path, targets: Sequence[str]) -> Iterator["subprocess.Popen[
 
 
 def begun(folder: Path) -> list[str]:
-    """The stages that the pipeline has begun since it was started last, in their order."""
+    """List the stages that the pipeline has begun since it was started last, in their order."""
     return re.findall(r"Running stage '(\w+)'", (folder / "log.txt").read_text(errors="replace"))
 
 
@@ -208,7 +208,7 @@ def disturb(process: "subprocess.Popen[str]", folder: Path, name: str, moment: M
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """The hash of every file that must come out the same."""
+    """Hash every file that must come out the same."""
     roots = [folder / name for name in COMPARED]
     entries = [entry for root in roots for entry in (root, *sorted(root.rglob("*")))]
     files = [entry for entry in entries if entry.is_file()]
@@ -216,7 +216,7 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 def unfinished(folder: Path) -> list[str]:
-    """Half-written files that nobody will finish."""
+    """List half-written files that nobody will finish."""
     return sorted(str(path.relative_to(folder)) for path in folder.rglob(".*.tmp") if ".dvc" not in path.parts)
 
 

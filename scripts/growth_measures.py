@@ -34,12 +34,12 @@ class Measure:
 
 
 def shipped_rows() -> list[dict[str, object]]:
-    """The rollouts that ship, as lines of a chat log."""
+    """Read the rollouts that ship, as lines of a chat log."""
     return [json.loads(line) for line in SHIPPED.read_text().splitlines()]
 
 
 def copies(size: int) -> Iterator[tuple[int, dict[str, object]]]:
-    """Shipped rollouts over and over: the number of each, and its line, with trials of a task side by side."""
+    """Yield shipped rollouts over and over: the number of each, and its line, with trials of a task side by side."""
     rows = shipped_rows()
     for number in range(size):
         row = rows[number % len(rows)]
@@ -48,14 +48,14 @@ def copies(size: int) -> Iterator[tuple[int, dict[str, object]]]:
 
 
 def prepare_chats(size: int, folder: Path) -> None:
-    """A chat log, one rollout a line, as `captrain export` writes them."""
+    """Write a chat log, one rollout a line, as `captrain export` writes them."""
     with (folder / "log.jsonl").open("w") as file:
         for _, row in copies(size):
             file.write(json.dumps(row) + "\n")
 
 
 def prepare_tau2(size: int, folder: Path) -> None:
-    """The same rollouts as one result file of tau2: tasks with their gold actions, and simulations."""
+    """Write the same rollouts as one result file of tau2: tasks with their gold actions, and simulations."""
     rows, names = shipped_rows(), {str(row["task_id"]) for _, row in copies(size)}
     with (folder / "log.json").open("w") as file:
         file.write('{"info": {"environment_info": {"domain_name": "desk"}}, "tasks": [')
@@ -69,7 +69,7 @@ def prepare_tau2(size: int, folder: Path) -> None:
 
 
 def criteria(row: dict[str, object]) -> dict[str, object]:
-    """The gold actions of a shipped rollout as tau2 has them."""
+    """Convert the gold actions of a shipped rollout to tau2's form."""
     calls = [
         call["function"] for message in objects(row["reference"]) for call in objects(message.get("tool_calls", []))
     ]
@@ -78,13 +78,13 @@ def criteria(row: dict[str, object]) -> dict[str, object]:
 
 
 def objects(value: object) -> list[dict]:
-    """A JSON list of objects."""
+    """Check that a value is a JSON list of objects."""
     assert isinstance(value, list)
     return value
 
 
 def simulation(row: dict[str, object]) -> dict[str, object]:
-    """A shipped rollout as a simulation of tau2."""
+    """Convert a shipped rollout to a simulation of tau2."""
     messages = []
     for message in objects(row["messages"]):
         calls = [call["function"] | {"id": call["id"]} for call in message.get("tool_calls", [])]
@@ -95,7 +95,7 @@ def simulation(row: dict[str, object]) -> dict[str, object]:
 
 
 def collect_rollouts(size: int, folder: Path) -> None:
-    """The stage `rollouts`, with a policy that follows the reference on every second task."""
+    """Run the stage `rollouts`, with a policy that follows the reference on every second task."""
     from captrain.benchmarks import ServiceDesk
     from captrain.config import Component, build
     from captrain.contract import Target
@@ -114,7 +114,7 @@ def collect_rollouts(size: int, folder: Path) -> None:
 
 
 def write_rollouts(size: int, path: Path) -> None:
-    """Rollouts of discovery, in the project's own format."""
+    """Write rollouts of discovery, in the project's own format."""
     from captrain.interop import read_logs
     from captrain.records import digest
 
@@ -135,7 +135,7 @@ def prepare_rollouts(size: int, folder: Path) -> None:
 
 
 def label_rollouts(size: int, folder: Path) -> None:
-    """The stage `labels`, with the programmatic analyst."""
+    """Run the stage `labels`, with the programmatic analyst."""
     from captrain.benchmarks import TOOLS
     from captrain.capabilities import ProgrammaticAnalyst, label_runs, measure_agreement
     from captrain.records import Rollout, load, publish, publish_json
@@ -148,7 +148,7 @@ def label_rollouts(size: int, folder: Path) -> None:
 
 
 def write_labels(rollouts: int, capabilities: int, folder: Path) -> None:
-    """Labels of all runs, and the candidates. A rollout shows a few capabilities, however many there are."""
+    """Write labels of all runs, and the candidates. A rollout shows a few capabilities, however many there are."""
     from captrain.records import Capability, Label, RolloutLabels, publish
 
     names = [f"capability_{number:05d}" for number in range(capabilities)]
@@ -177,7 +177,7 @@ def prepare_candidates(size: int, folder: Path) -> None:
 
 
 def select_capabilities(size: int, folder: Path) -> None:
-    """The stage `capabilities`."""
+    """Run the stage `capabilities`."""
     from captrain.capabilities import select, stability_table
     from captrain.config import Selection
     from captrain.records import Capability, RolloutLabels, load, publish, publish_json, publish_text
@@ -200,12 +200,12 @@ def route_tasks(size: int, folder: Path) -> None:
 
 
 def route_to_capabilities(size: int, folder: Path) -> None:
-    """The same for a hundred test tasks and so many capabilities."""
+    """Ask the routers for a hundred test tasks and so many capabilities."""
     route(size, 100, folder)
 
 
 def route(capabilities: int, size: int, folder: Path) -> None:
-    """Routes of openings of the service desk by examples of known route, as many of each as an environment gives."""
+    """Route openings of the service desk by examples of known route, as many of each as an environment gives."""
     from captrain.benchmarks import ServiceDesk
     from captrain.contract import Target
     from captrain.records import publish_json
@@ -220,7 +220,7 @@ def route(capabilities: int, size: int, folder: Path) -> None:
 
 
 def write_outcomes(tasks: int, adapters: int, folder: Path) -> None:
-    """Outcomes of the base, doing nothing, one baseline and the adapters, and routes among them."""
+    """Write outcomes of the base, doing nothing, one baseline and the adapters, and routes among them."""
     import pandas as pd
 
     draw = random.Random(SEED)
@@ -249,7 +249,7 @@ def prepare_arms(size: int, folder: Path) -> None:
 
 
 def compare_methods(size: int, folder: Path) -> None:
-    """The tables of the stage `evaluation`."""
+    """Make the tables of the stage `evaluation`."""
     from captrain.evaluation import evaluate, publish_evaluation
     from captrain.ledger import LedgerEntry
     from captrain.records import read_table
@@ -266,7 +266,7 @@ def compare_methods(size: int, folder: Path) -> None:
 
 
 def prepare_project(size: int, folder: Path) -> None:
-    """A project with the committed results, and rollouts of discovery and of the evaluation in equal parts."""
+    """Prepare a project with the committed results, and rollouts of discovery and of the evaluation in equal parts."""
     from captrain.capabilities import ProgrammaticAnalyst, label_runs
     from captrain.records import Rollout, digest, load, read_index
 

@@ -67,7 +67,7 @@ class Readings:
             self.values.setdefault(name, []).append(value)
 
     def growth(self) -> dict[str, float]:
-        """By how much the last third is above the one before, by the median of each."""
+        """Measure by how much the last third is above the one before, by the median of each."""
         thirds = {name: len(values) // 3 for name, values in self.values.items()}
         return {
             name: statistics.median(values[-third:]) - statistics.median(values[-2 * third : -third])

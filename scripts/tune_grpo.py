@@ -78,7 +78,7 @@ def base_of(spec: Spec, seed: int) -> Path:
 
 
 def passes(trial: Trial, adapter: Trained) -> NDArray[np.float64]:
-    """Which of the tasks that judge an adapter passes, (tasks, trials); an error is NaN."""
+    """Tell which of the tasks that judge an adapter passes, (tasks, trials); an error is NaN."""
     spec = trial.spec
     target = load_benchmark(spec.benchmark, spec.machine)
     policy = load_policy(spec.policy, trial.project / "artifacts/base", spec.machine, batch=spec.machine.batch)

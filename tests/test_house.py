@@ -44,7 +44,7 @@ FOREIGN = {
 """Names that files or other people's code give."""
 
 
-OPENINGS = {"What", "Whether", "Of", "As", "How", "Where"}
+OPENINGS = {"What", "Whether", "Of", "As", "How", "Where", "Which", "Why", "Who", "Whose", "Whom"}
 """First words that say neither what a function does nor what a class is."""
 PENDING = {"benchmarks", "capabilities", "diagnosis", "environments"}
 """Rooms whose docstrings may still begin so."""

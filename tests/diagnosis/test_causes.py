@@ -1,4 +1,4 @@
-"""Why a rollout failed, and which references are suspect: on small dialogues of a desk with a policy."""
+"""Causes of failed rollouts, and suspect references, on small dialogues of a desk with a policy."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -131,7 +131,7 @@ SPANS = {
 
 
 def dialogue(logs: Logs) -> list[tuple[str, object]]:
-    """Who says or calls what, of the one rollout."""
+    """Tell who says or calls what, of the one rollout."""
     [rollout] = logs.rollouts
     return [
         (message["role"], [call["function"] for call in message.get("tool_calls", [])] or message["content"])

@@ -1,4 +1,4 @@
-"""Who may ask the embedded server, for what, and how slowly."""
+"""Protection of the embedded server: who may ask it, for what, and how slowly."""
 
 import json
 import shutil

@@ -105,7 +105,7 @@ class Episode:
 
 
 def hello():
-    """Who is there."""
+    """Answer the first request: say who is there."""
     return {"protocol": PROTOCOL, "benchmark": "till", "version": "1", "python": sys.version.split()[0], "data": {},
             "seconds": time.perf_counter() - STARTED}  # fmt: skip
 

@@ -32,7 +32,7 @@ REQUESTS = (1, 3)
 OPERATIONS = (1, 3)
 """Fewest and most operations in one request."""
 EXTREMES = 2
-"""There is one oldest and one newest order: a request asks for no more."""
+"""Operations by age in one request at most: there is one oldest and one newest order."""
 DRAWS = 4
 """Environments drawn for each that is asked for, before the row is given up."""
 

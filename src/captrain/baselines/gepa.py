@@ -51,7 +51,7 @@ FINALISTS = 4
 """Candidates among which is chosen."""
 
 ReflectiveDataset = Mapping[str, Sequence[Mapping[str, Rollout]]]
-"""By component of a candidate: the rollouts that a proposal is made from, each as the library's record."""
+"""Records of the library by component of a candidate: the rollouts that a proposal is made from."""
 
 
 class Case(NamedTuple):
@@ -78,12 +78,12 @@ class Candidate:
 
     @property
     def validation(self) -> float | None:
-        """Its pass rate in the search."""
+        """Pass rate of the candidate in the search."""
         return sum(self.search) / len(self.search) if self.search else None
 
     @property
     def pass_rate(self) -> float:
-        """Its pass rate over all its validation rollouts."""
+        """Pass rate of the candidate over all its validation rollouts."""
         rollouts = self.search + self.choice
         return sum(rollouts) / len(rollouts)
 

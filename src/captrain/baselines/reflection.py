@@ -1,4 +1,4 @@
-"""Who proposes lines of guidance from rollouts: a language model, or a walk over lines that are known.
+"""Proposers of lines of guidance from rollouts: a language model, or a walk over lines that are known.
 
 Both are shown a parent's lines and what the agent did with them on a minibatch, and answer with all lines of a child.
 The walk needs no model. It knows texts that may stand in the prompt, those that the embedded base has read in its
@@ -25,7 +25,7 @@ Lines = tuple[str, ...]
 
 TEMPERATURE = 1.0
 MAX_TOKENS = 4096
-"""In one answer of a reflecting model."""
+"""Tokens in one answer of a reflecting model."""
 CHARACTERS = 48000
 """Characters of all rollouts in one question, beyond which long texts are shortened."""
 MOST = 12

@@ -136,8 +136,10 @@ class Accelerate(Section):
     """
 
     processes: Count = 1
-    """On one machine; on GPUs one for each. The groups of a step, or the demonstrations of an update, divide among
-    them."""
+    """Processes on one machine; on GPUs one for each.
+
+    The groups of a step, or the demonstrations of an update, divide among them.
+    """
     strategy: Literal["none", "ddp", "fsdp"] = "none"
     """Sharing of the work: each process holds the whole model (ddp), or its part of each layer (fsdp)."""
     precision: Literal["float64", "float32", "bfloat16"] = "float64"

@@ -34,7 +34,7 @@ class RejectionSft(Section):
     run: bool
     rounds: Count
     rows: Count
-    """That a fine-tuning sees, about: passes over what has been kept are as many as come nearest to it."""
+    """Rows that a fine-tuning sees, about: passes over what has been kept are as many as come nearest to it."""
     learning_rate: Rate
 
 
@@ -133,7 +133,7 @@ class FailuresSft(Section):
 
     run: bool
     demonstrations: Count
-    """In all: each solution is repeated."""
+    """Demonstrations in all: each solution is repeated."""
     epochs: Count
     learning_rate: Rate
 

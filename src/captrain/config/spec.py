@@ -118,7 +118,7 @@ class Environments(Section):
     transfer: Share
     temperature: Annotated[float, Field(gt=0)] | None = None
     seconds: Annotated[float, Field(gt=0)] = 60.0
-    """That the examination of a file may take which is not our own text."""
+    """Seconds that the examination of a file may take which is not our own text."""
 
 
 class Adapters(Section):
@@ -147,7 +147,7 @@ class Merging(Section):
 
 
 class Curve(Section):
-    """At how many points of one training its adapter is evaluated, the end among them; 0: at none but the end."""
+    """Points of one training at which its adapter is evaluated, the end among them; 0: at none but the end."""
 
     points: Annotated[int, Field(ge=0)]
 

@@ -1,4 +1,4 @@
-"""Which arm each rollout of the evaluation is of.
+"""Names of arms: which one each rollout of the evaluation is of.
 
 Rollouts record what acted, as digests of policy and adapter; what an arm is called stands in the index of the stage
 that left it. Whoever reads the rollouts of the evaluation again, as a report or the test of a capability, asks here.

@@ -1,4 +1,4 @@
-"""Does repairing a capability alone repair the failures that were labelled with it, and not others?
+"""Causal test of capabilities: does repairing one alone repair the failures labelled with it, and not others?
 
 A diagnosis claims: so many failures lack this capability. The claim is tested where its adapter acts on every test task
 and nothing else is changed. The base's failed rollouts of the test split are labelled by the analyst of the diagnosis;

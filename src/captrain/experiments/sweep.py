@@ -41,7 +41,7 @@ FAILURE = "failed.txt"
 WHOLE = "whole.txt"
 STUDY = "+study"
 LAUNCHERS = ("submitit.", "joblib.")
-"""Whose errors say that a process died."""
+"""Modules whose errors say that a process died."""
 HELP = """\
 captrain-sweep -m [SETTING=VALUE,VALUE,...] [+study=NAME] [hydra/launcher=joblib|submitit_slurm]
 

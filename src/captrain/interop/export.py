@@ -64,8 +64,8 @@ def export_rollouts(files: Sequence[Path], to: Format, out: Path) -> list[Path]:
 
 
 def linked_messages(messages: Sequence[Message], place: str) -> list[Message]:
-    """Messages in OpenAI's format: arguments as JSON text, an id on every call, and on every tool message the id of the
-    call it answers: the one it names, or else the oldest open call of its tool.
+    """Convert messages to OpenAI's format: arguments as JSON text, an id on every call, and on every tool message the
+    id of the call it answers: the one it names, or else the oldest open call of its tool.
 
     Args:
         messages: as a rollout holds them.
@@ -107,7 +107,8 @@ def linked_messages(messages: Sequence[Message], place: str) -> list[Message]:
 
 
 def chat_row(rollout: Rollout) -> JsonObject:
-    """One line of chat JSONL, as `captrain diagnose` reads it, too; the reward is None where infrastructure failed."""
+    """Convert a rollout to one line of chat JSONL, as `captrain diagnose` reads it, too; the reward is None where
+    infrastructure failed."""
     row = {
         "id": rollout.id,
         "task_id": rollout.task.id,
@@ -127,7 +128,7 @@ def _model(rollout: Rollout) -> str:
 
 
 def _publish_log(rollouts: Sequence[Rollout], path: Path) -> Path:
-    """One Inspect log. A sample is a task, an epoch one of its rollouts in the order given."""
+    """Write one Inspect log. A sample is a task, an epoch one of its rollouts in the order given."""
     first, model = rollouts[0], _model(rollouts[0])
     epochs: dict[str, int] = {}
     summaries = []
@@ -157,13 +158,13 @@ class AddDocument(Protocol):
     """Adds one JSON document to an archive."""
 
     def __call__(self, name: str, document: object) -> None:
-        """Under this name."""
+        """Add a document under this name."""
         ...
 
 
 @contextmanager
 def _archive(path: Path) -> Iterator[AddDocument]:
-    """A zip that appears when it is whole."""
+    """Open a zip that appears when it is whole."""
     with place_aside(path, f".{os.getpid()}") as aside:
         with zipfile.ZipFile(aside, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
 
@@ -202,7 +203,7 @@ def _eval(rollouts: Sequence[Rollout], model: str) -> JsonObject:
 
 
 def _sample(rollout: Rollout, epoch: int, model: str) -> JsonObject:
-    """One sample: an error of infrastructure has no scores, as in Inspect."""
+    """Make one sample: an error of infrastructure has no scores, as in Inspect."""
     chat = linked_messages(rollout.messages, f"rollout {rollout.id}")
     messages = [_inspect(message, f"{rollout.id}.{index}") for index, message in enumerate(chat)]
     answers = [message for message in messages if message["role"] == "assistant"]
@@ -241,7 +242,7 @@ def _sample(rollout: Rollout, epoch: int, model: str) -> JsonObject:
 
 
 def _inspect(message: Message, name: str) -> Message:
-    """A linked message in Inspect's format: arguments as an object, text that is none as a parse error."""
+    """Convert a linked message to Inspect's format: arguments as an object, text that is none as a parse error."""
     entry: Message = {"id": name, "role": message["role"], "content": message["content"]}
     if message["role"] == "tool":
         entry |= {"tool_call_id": message["tool_call_id"], "function": message["name"]}
@@ -256,7 +257,7 @@ def _inspect(message: Message, name: str) -> Message:
 
 
 def _summary(sample: JsonObject) -> JsonObject:
-    """A sample's row in Inspect's list, which may hold no more than a message's worth of it."""
+    """Make a sample's row in Inspect's list, which may hold no more than a message's worth of it."""
     fields = ("id", "epoch", "metadata", "scores", "model_usage", "uuid")
     row = {name: sample[name] for name in fields if name in sample}
     row |= {"input": sample["input"][:DETAILS], "target": ", ".join(sample["target"])[:DETAILS]}

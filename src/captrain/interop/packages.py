@@ -82,7 +82,7 @@ class Package:
         return "captrain_" + self.passport.capability.replace("+", "_and_")
 
     def names(self) -> dict[str, str]:
-        """Values that the templates ask for, by name."""
+        """Return the values that the templates ask for, by name."""
         title = "".join(part.capitalize() for part in self.module.split("_")[1:])
         splits = f"One of {', '.join(self.tasks)}."
         return {
@@ -144,7 +144,7 @@ def _check_tools(package: Package, standard: Standard) -> None:
 
 
 def _texts(package: Package, standard: Standard) -> dict[str, str | bytes]:
-    """The files of a package, by their paths in it."""
+    """Write the files of a package, by their paths in it."""
     names = package.names()
     root = files("captrain").joinpath("interop/templates")
     contents: dict[str, str | bytes] = {
@@ -189,7 +189,7 @@ def _measured(passport: Passport, name: str) -> float | None:
 
 
 def _openenv_manifest(package: Package) -> str:
-    """`openenv.yaml`: what OpenEnv's validation reads, and below `passport` what it has no grader for yet."""
+    """Write `openenv.yaml`: what OpenEnv's validation reads, and below `passport` what it has no grader for yet."""
     import yaml
 
     passport = package.passport
@@ -236,7 +236,7 @@ def _openenv_manifest(package: Package) -> str:
 
 
 def _runtime_plan(package: Package) -> JsonObject:
-    """The measured episode of OpenEnv's validation: the reference solution of the first training task."""
+    """Plan the measured episode of OpenEnv's validation: the reference solution of the first training task."""
     actions = [
         {
             "type": "message",

@@ -31,7 +31,7 @@ UNPROMPTED = "it begins without a prompt"
 
 
 class Inexpressible(Exception):
-    """Why a trajectory cannot be told in chat messages and tool calls."""
+    """Error of a trajectory that cannot be told in chat messages and tool calls."""
 
 
 class _Part(BaseModel):
@@ -149,7 +149,7 @@ class Step(_Part):
 
 
 class Agent(_Part):
-    """Who acted, in ATIF."""
+    """Agent of a step in ATIF."""
 
     name: str
     version: str
@@ -167,7 +167,7 @@ class Atif(_Part):
 
 
 def read_trajectories(path: Path) -> Iterator[Trajectory | Atif]:
-    """The trajectories of a JSONL file, in order; blank lines are passed over.
+    """Yield the trajectories of a JSONL file, in order; blank lines are passed over.
 
     Raises:
         UserError: the file is missing, or a line is not a trajectory of any generation.
@@ -190,7 +190,7 @@ def read_trajectories(path: Path) -> Iterator[Trajectory | Atif]:
 
 
 def parse_trajectory(record: object) -> Trajectory | Atif:
-    """One record, by what it says of itself.
+    """Parse one record, by what it says of itself.
 
     Raises:
         ValueError: it is no trajectory; a ValidationError says where.
@@ -201,7 +201,7 @@ def parse_trajectory(record: object) -> Trajectory | Atif:
 
 
 def messages_of(trajectory: Trajectory | Atif, tools: Sequence[JsonObject]) -> list[Message]:
-    """The trajectory as chat messages of ours.
+    """Tell a trajectory as chat messages of ours.
 
     Args:
         trajectory: of any generation.
@@ -226,7 +226,7 @@ def messages_of(trajectory: Trajectory | Atif, tools: Sequence[JsonObject]) -> l
 
 
 def code_tool(tools: Sequence[JsonObject]) -> str:
-    """The first tool that takes code as text, "" for none."""
+    """Find the first tool that takes code as text, "" for none."""
     for tool in tools:
         properties = tool["function"].get("parameters", {}).get("properties", {})
         if properties.get("code", {}).get("type") == "string":
@@ -249,7 +249,7 @@ class _Teller:
         """Tools whose calls are not answered yet, oldest first."""
 
     def entry(self, entry: Entry) -> None:
-        """An action or observation of v1 or 1.x."""
+        """Add an action or observation of v1 or 1.x."""
         match entry:
             case MessageAction():
                 self._act(entry.content)
@@ -268,7 +268,7 @@ class _Teller:
                 raise Inexpressible(IMAGE)
 
     def step(self, step: Step) -> None:
-        """A step in ATIF."""
+        """Add a step in ATIF."""
         text = _text(step.message)
         if step.source == "agent":
             if text or not step.tool_calls:
@@ -322,8 +322,8 @@ def _text(content: str | Sequence[ContentPart] | None) -> str:
 def tools_of(
     trajectory: Trajectory | Atif, messages: Sequence[Message], tools: Sequence[JsonObject]
 ) -> list[JsonObject]:
-    """The tools that the agent of a trajectory had: those that it names; else the target's, if it calls no other; else
-    what its calls show of them.
+    """List the tools that the agent of a trajectory had: those that it names; else the target's, if it calls no other;
+    else what its calls show of them.
 
     Args:
         trajectory: of any generation.
@@ -356,7 +356,7 @@ def atif_document(
     extra: Mapping[str, object],
     tools: Sequence[JsonObject] | None = None,
 ) -> JsonObject:
-    """Messages as a trajectory in ATIF.
+    """Tell messages as a trajectory in ATIF.
 
     Args:
         messages: of one dialogue.
@@ -388,8 +388,8 @@ def atif_document(
 
 
 def rollout_as_atif(rollout: Rollout, tools: Sequence[JsonObject] | None = None) -> JsonObject:
-    """A rollout as a trajectory in ATIF: `messages_of` gives its messages back, without ids of calls and with their
-    arguments as objects. Task, outcome and score are `extra`; token ids stay in the record of ours.
+    """Tell a rollout as a trajectory in ATIF: `messages_of` gives its messages back, without ids of calls and with
+    their arguments as objects. Task, outcome and score are `extra`; token ids stay in the record of ours.
 
     Args:
         rollout: of any purpose.

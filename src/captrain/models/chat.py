@@ -1,4 +1,4 @@
-"""Between chat messages and token ids, for any tokenizer with a chat template.
+"""Chat messages to token ids and back, for any tokenizer with a chat template.
 
 One contract holds everywhere tokens are made (demonstrations, rollouts, training): prompt + assistant turn + suffix +
 assistant turn + ... concatenates to what the chat template renders for the whole dialogue. What the model wrote is

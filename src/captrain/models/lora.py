@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CHECKPOINTS = "checkpoints"
-"""In the folder of an adapter the one of what it was at points of its training, each named by the rollouts played; and
+"""Folder below an adapter of what it was at points of its training, each named by the rollouts played; and
 their hashes in an index."""
 
 

@@ -119,8 +119,8 @@ class Estimate:
         self.composed = share * COMPOSED_COLUMNS.value if self.count > 1 else 0
 
     def _throughput(self) -> Throughput:
-        """Throughput of one GPU with the agent's model: as it was stated, or in inverse proportion to its active
-        parameters."""
+        """Estimate the throughput of one GPU with the agent's model: as it was stated, or in inverse proportion to its
+        active parameters."""
         assumed = VLLM_THROUGHPUT if self.vllm else ENDPOINT_THROUGHPUT
         if self.node.throughput:
             prefill, decode = self.node.throughput
@@ -129,7 +129,7 @@ class Estimate:
         return assumed._replace(prefill=assumed.prefill * scale, decode=assumed.decode * scale)
 
     def costs(self) -> list[StageCost]:
-        """The stages that cost anything, and their total."""
+        """Estimate the stages that cost anything, and their total."""
         spec, merging = self.spec, self.spec.merging.methods
         workers, concurrency = spec.machine.workers, spec.machine.asking.concurrency
         calibration = self._rollout_stage("environments", self.calibration, self.count * self.shards)
@@ -156,7 +156,7 @@ class Estimate:
         return shared * self.rates.demonstrations.value
 
     def _evaluation(self) -> StageCost:
-        """All arms on the test split; a composition on the tasks that are routed to it."""
+        """Estimate all arms on the test split; a composition on the tasks that are routed to it."""
         spec = self.spec
         baseline_arms = sum(row.arms(self.count) for row in baselines().values() if row.section(spec).run)
         arms = 1 + self.count + baseline_arms + len(spec.merging.methods) + self.further
@@ -165,14 +165,14 @@ class Estimate:
         return self._rollout_stage("evaluation", rollouts, math.ceil(arms), spec.machine.workers, user=True)
 
     def _arm_rollouts(self) -> int:
-        """Rollouts of an arm that acts on every task."""
+        """Count the rollouts of an arm that acts on every task."""
         spec = self.spec
         further = split_sizes(spec.benchmark) if spec.evaluation.splits == "all" else {}
         overlapping = further.get("discovery", 0) + further.get("training", 0)
         return (spec.evaluation.tasks + overlapping) * spec.evaluation.trials
 
     def baseline_rollouts(self, row: Baseline) -> float:
-        """Rollouts that the stage of a row plays."""
+        """Estimate the rollouts that the stage of a row plays."""
         if not row.section(self.spec).run:
             return 0
         rollouts = row.planned_rollouts(self.diagnosis, self.calibration, self.training, self.count)
@@ -180,7 +180,7 @@ class Estimate:
         return max(0, rollouts - sum(start.diagnosing_rollouts(self.spec, self.attempts) for start in starts))
 
     def _baseline(self, row: Baseline) -> StageCost:
-        """The stage of a row."""
+        """Estimate the stage of a row."""
         rollouts, on_target = self.baseline_rollouts(row), row.target_share(self.spec) > 0
         if row.learns_from == "demonstrations":
             diagnosing = self._rollout_stage(row.name, row.diagnosing_rollouts(self.spec, self.attempts), user=True)
@@ -209,7 +209,7 @@ class Estimate:
         return replace(cost, gpus=max(gpus, rollouts.gpus), memory=self.memory(True) if gpus else 0, seconds=seconds)
 
     def _with_reflection(self, cost: StageCost) -> StageCost:
-        """A search with its questions added: one for each minibatch of parent and child, at the most."""
+        """Add its questions to a search: one for each minibatch of parent and child, at the most."""
         gepa, agent = self.spec.baselines.gepa, self.episode.agent
         if gepa.model is None or not cost.rollouts:
             return cost
@@ -224,7 +224,7 @@ class Estimate:
         return self.spec.machine.accelerate.processes
 
     def servers(self, training: bool) -> int:
-        """GPUs of the servers that one job samples through; those of training and endpoint are others."""
+        """Count the GPUs of the servers that one job samples through; those of training and endpoint are others."""
         if not self.vllm:
             return self.node.gpus
         machine = self.spec.machine
@@ -243,7 +243,7 @@ class Estimate:
         user: bool = False,
         training: bool = False,
     ) -> StageCost:
-        """A stage of rollouts; `user`: in the benchmark itself, with its worker and its simulated user."""
+        """Estimate a stage of rollouts; `user`: in the benchmark itself, with its worker and its simulated user."""
         episode = self.episode if user else self.episode._replace(user=ModelUse(), host=Assumption(0, "no worker"))
         gpus = self.servers(training) + (self.trainers if training and self.vllm else 0)
         parallel = min(jobs, workers)
@@ -269,7 +269,7 @@ class Estimate:
     def _served_seconds(
         self, cost: StageCost, episode: EpisodeCost, parallel: int, *, separate: bool, training: bool
     ) -> float:
-        """Seconds on the wall of rollouts by a served model; `separate`: another model plays the user."""
+        """Estimate the seconds on the wall of rollouts by a served model; `separate`: another model plays the user."""
         rollouts, throughput, servers = cost.rollouts, self.throughput, self.servers(training)
         use = episode.agent if separate else episode.agent.plus(episode.user)
         trained = episode.agent.new_input * self.trainer.get("epochs", 1) if training else 0
@@ -287,7 +287,7 @@ class Estimate:
         return seconds
 
     def _with_questions(self, cost: StageCost, component: Component, use: ModelUse, concurrency: int = 1) -> StageCost:
-        """A stage with the questions of its analyst or synthesizer added."""
+        """Add the questions of its analyst or synthesizer to a stage."""
         if not use.calls:
             return cost
         endpoint, throughput = self.spec.machine.asking, self.throughput
@@ -305,7 +305,7 @@ class Estimate:
         )
 
     def _labelling(self) -> ModelUse:
-        """All questions of an analyst: what it proposes from, one merging, and every rollout in every run."""
+        """Estimate all questions of an analyst: what it proposes from, one merging, and every rollout in every run."""
         if self.spec.analyst.target != ANALYST:
             return ModelUse()
         settings, runs = self.spec.analyst.settings(), self.spec.labels.runs
@@ -321,7 +321,7 @@ class Estimate:
         )
 
     def _causal_labels(self) -> ModelUse:
-        """A question for each failed rollout of the base on the test split: at the most, for all of them."""
+        """Estimate a question for each failed rollout of the base on the test split: at the most, for all of them."""
         if self.spec.analyst.target != ANALYST or not self.spec.causality.run:
             return ModelUse()
         labels = self.spec.evaluation.tasks * self.spec.evaluation.trials
@@ -329,7 +329,8 @@ class Estimate:
         return ModelUse(labels, tokens, tokens, labels * self.count * QUESTIONS.label)
 
     def _synthesis(self, count: int) -> ModelUse:
-        """All questions of a synthesizer for so many environments; every one but the first shows the file before."""
+        """Estimate all questions of a synthesizer for so many environments; every one but the first shows the file
+        before."""
         if self.spec.synthesizer.target != SYNTHESIZER:
             return ModelUse()
         calls, dialogue = count * self.attempts, self.spec.synthesizer.settings().get("characters", 24_000) / 4
@@ -348,8 +349,8 @@ class Estimate:
         return (use.input * prices.input_price + use.output * prices.output_price) / 1e6
 
     def memory_groups(self, training: bool) -> dict[str, dict[str, float]]:
-        """GiB of one GPU by what holds them, of each group of GPUs: servers, and a trainer of its own; or both on the
-        same. {} where the model's size or its dialogues are not known."""
+        """Estimate GiB of one GPU by what holds them, of each group of GPUs: servers, and a trainer of its own; or both
+        on the same. {} where the model's size or its dialogues are not known."""
         size, longest = self.size, self.episode.longest
         if size is None or not self.served or not longest:
             return {}
@@ -372,7 +373,7 @@ class Estimate:
         return {group: {name: value / 2**30 for name, value in parts.items()} for group, parts in groups.items()}
 
     def _training_memory(self, size: ModelSize, longest: int) -> dict[str, float]:
-        """Bytes of one GPU that trains, as machine.accelerate has it."""
+        """Estimate bytes of one GPU that trains, as machine.accelerate has it."""
         accelerate = self.spec.machine.accelerate
         width = {"float64": 8, "float32": 4, "bfloat16": 2}[accelerate.precision]
         shards = accelerate.processes if accelerate.strategy == "fsdp" else 1
@@ -388,9 +389,9 @@ class Estimate:
         }
 
     def memory_parts(self, training: bool) -> dict[str, float]:
-        """GiB of one GPU of the group that holds more (see `memory_groups`)."""
+        """Return GiB of one GPU of the group that holds more (see `memory_groups`)."""
         return max(self.memory_groups(training).values(), key=lambda parts: sum(parts.values()), default={})
 
     def memory(self, training: bool) -> float | None:
-        """GiB of one GPU."""
+        """Estimate GiB of one GPU."""
         return sum(self.memory_parts(training).values()) or None

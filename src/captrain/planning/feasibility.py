@@ -19,7 +19,7 @@ TEMPLATES = "captrain.environments.templates.TemplateSynthesizer"
 
 
 def problems(estimate: Estimate) -> list[UserError]:
-    """All that makes the settings impossible."""
+    """List all that makes the settings impossible."""
     spec = estimate.spec
     return [
         *_temperature(spec),
@@ -40,7 +40,7 @@ def _temperature(spec: Spec) -> list[UserError]:
 
 
 def _synthesis(spec: Spec) -> list[UserError]:
-    """Environments that nobody could write, which would show after every rollout and label has been paid."""
+    """Refuse environments that nobody could write, which would show after every rollout and label has been paid."""
     if spec.synthesizer.target != TEMPLATES or spec.benchmark.target == EMBEDDED:
         return []
     try:
@@ -80,8 +80,8 @@ def _is_standard(spec: Spec) -> bool:
 
 
 def _experts(estimate: Estimate) -> list[UserError]:
-    """Adapters of experts that the base has not, or that its servers cannot act with; of a model that is not known here
-    `captrain doctor` asks the servers themselves."""
+    """Refuse adapters of experts that the base has not, or that its servers cannot act with; of a model that is not
+    known here `captrain doctor` asks the servers themselves."""
     spec = estimate.spec
     if estimate.experts and spec.base.model is None and not spec.base.pretrained:
         problem = "trainer.experts = true, and the embedded base is not a mixture of experts"
@@ -94,7 +94,7 @@ def _experts(estimate: Estimate) -> list[UserError]:
 
 
 def _gpus(estimate: Estimate) -> list[UserError]:
-    """A job that asks for other GPUs than servers, trainer and endpoint need, or for more than there are."""
+    """Refuse a job that asks for other GPUs than servers, trainer and endpoint need, or for more than there are."""
     machine, node = estimate.spec.machine, estimate.node
     if not estimate.vllm or not machine.vllm.gpus:
         return []
@@ -112,7 +112,7 @@ def _gpus(estimate: Estimate) -> list[UserError]:
 
 
 def _tasks(spec: Spec) -> list[UserError]:
-    """More tasks than there are, of the benchmark's splits or of an environment."""
+    """Refuse more tasks than there are, of the benchmark's splits or of an environment."""
     sizes, group_size, errors = split_sizes(spec.benchmark), spec.trainer.group_size, []
     demands = {
         "rollouts.tasks": ("discovery", spec.rollouts.tasks),

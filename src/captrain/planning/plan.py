@@ -48,7 +48,7 @@ class Plan:
 
 
 def compose_configuration(settings: Sequence[str], root: Path) -> tuple[Spec, str]:
-    """The configuration that params.yaml selects, with settings on top, and what it is called.
+    """Compose the configuration that params.yaml selects, with settings on top, and name it.
 
     Args:
         settings: key=value, as in `overrides` of params.yaml; experiment=NAME and seed=NUMBER choose others.
@@ -77,7 +77,7 @@ def make_plan(spec: Spec, node: Node, title: str = "") -> Plan:
 
 
 def plan_tables(plan: Plan) -> list[RenderableType]:
-    """The plan as something rich can print: counts, cost, what they rest on, what to know."""
+    """Render the plan for rich: counts, cost, what they rest on, what to know."""
     counts = _table(f"plan: {plan.title}", "stage", "jobs", "rollouts", "model calls", "tokens read", "tokens written")
     money_and_time = _table("cost", "stage", "GPUs", "GiB of each", "GPU-hours", "wall", "money")
     least = {cost.stage: cost for cost in plan.low}

@@ -96,7 +96,7 @@ class PartialDesign:
 
 @lru_cache(maxsize=4096)
 def simulated_power(design: Design, difference: float) -> float:
-    """Chance that the test finds the difference.
+    """Simulate the chance that the test finds the difference.
 
     Args:
         design: of the comparison.
@@ -123,14 +123,14 @@ def simulated_power(design: Design, difference: float) -> float:
 
 
 def detectable(design: Design) -> float | None:
-    """The least gain over the base, to .001, that is found with the power wanted; None where none is."""
+    """Find the least gain over the base, to .001, that is found with the power wanted; None where none is."""
     steps = int((1.0 - design.base) / STEP - 1e-9)
     least = _first(steps, lambda step: simulated_power(design, step * STEP) >= design.power)
     return None if least is None else round(least * STEP, 3)
 
 
 def trials_needed(design: Design, difference: float) -> int | None:
-    """The least trials of each task with which the difference is found on the design's tasks; None beyond
+    """Find the least trials of each task with which the difference is found on the design's tasks; None beyond
     `MAX_TRIALS`, where as a rule no number will do: the methods differ too much from task to task."""
     return _first(
         MAX_TRIALS, lambda trials: simulated_power(replace(design, trials=trials), difference) >= design.power
@@ -138,14 +138,14 @@ def trials_needed(design: Design, difference: float) -> int | None:
 
 
 def tasks_needed(design: Design, difference: float) -> int | None:
-    """The least tasks with which the difference is found with the design's trials; None beyond `MAX_TASKS`."""
+    """Find the least tasks with which the difference is found with the design's trials; None beyond `MAX_TASKS`."""
     return _first(
         MAX_TASKS, lambda tasks: tasks > 1 and simulated_power(replace(design, tasks=tasks), difference) >= design.power
     )
 
 
 def _first(most: int, enough: Callable[[int], bool]) -> int | None:
-    """The least of 1..most that is enough, by doubling and halving."""
+    """Find the least of 1..most that is enough, by doubling and halving."""
     low, high = 0, 1
     while not enough(min(high, most)):
         if high >= most:
@@ -159,7 +159,7 @@ def _first(most: int, enough: Callable[[int], bool]) -> int | None:
 
 
 def _differences(design: Design, difference: float) -> Floats:
-    """Distribution of one task's difference in passed trials, at -trials, ..., trials."""
+    """Compute the distribution of one task's difference in passed trials, at -trials, ..., trials."""
     trials = design.trials
     first = _outcomes(design.base + difference, design.icc, trials)
     second = _outcomes(design.base, design.icc, trials)
@@ -171,7 +171,7 @@ def _differences(design: Design, difference: float) -> Floats:
 
 @lru_cache(maxsize=64)
 def _outcomes(rate: float, icc: float, trials: int) -> Floats:
-    """Chance of 0, ..., trials passed on a task in each of GRID equal shares of the tasks, hardest first."""
+    """Compute the chance of 0, ..., trials passed on a task, in each of GRID equal shares of tasks, hardest first."""
     from scipy.special import betaincinv, comb
 
     chance = np.full(GRID, rate)
@@ -185,7 +185,7 @@ def _outcomes(rate: float, icc: float, trials: int) -> Floats:
 
 @lru_cache(maxsize=8)
 def _joint_shares(shared: float) -> Floats:
-    """Chance that a task of each share of the first method's tasks is of each share of the second's."""
+    """Compute the chance that a task of each share of the first method's tasks is of each share of the second's."""
     from scipy.special import ndtr, ndtri
 
     if shared == 1.0:
@@ -242,7 +242,7 @@ def read_difficulty(folder: Path) -> Difficulty:
 
 
 def complete_design(design: PartialDesign, folder: Path, *, level: float, power: float) -> tuple[Design, str]:
-    """A design whose unknown numbers are as they were in an evaluation; and where icc and shared come from.
+    """Complete a design by numbers as they were in an evaluation; and say where icc and shared come from.
 
     Args:
         design: what is known of it.
@@ -265,7 +265,7 @@ def _variance(row: Mapping[Hashable, float], tasks: int, z: float) -> float:
 
 
 def claim_power(icc: float, shared: float, level: float = 0.05, power: float = 0.8, seed: int = 0) -> pd.DataFrame:
-    """Which of the paper's differences are detectable with its tasks and its one trial.
+    """Tell which of the paper's differences are detectable with its tasks and its one trial.
 
     Args:
         icc: see `Difficulty`; the paper reports nothing of it.
@@ -305,7 +305,7 @@ def claim_power(icc: float, shared: float, level: float = 0.05, power: float = 0
 
 
 def design_tables(design: Design, difference: float | None, source: str) -> list[RenderableType]:
-    """A design to print: what is detectable with other numbers of trials and tasks, and what `difference` takes."""
+    """Render a design: what is detectable with other numbers of trials and tasks, and what `difference` takes."""
     table = Table()
     counts = [number for number in (design.tasks // 2, design.tasks, 2 * design.tasks) if 2 <= number <= MAX_TASKS]
     table.add_column("trials")
@@ -329,7 +329,7 @@ def design_tables(design: Design, difference: float | None, source: str) -> list
 
 
 def claim_tables(icc: float, shared: float, level: float, power: float, source: str) -> list[RenderableType]:
-    """The paper's claims to be printed."""
+    """Render the paper's claims."""
     frame = claim_power(icc, shared, level, power)
     names = ("tasks", "gain", "detectable", "power", "trials needed", "p at least", "p unrelated")
     table = Table("tasks of", "TRACE against")

@@ -67,7 +67,7 @@ def named_model(name: str) -> Finding:
 
 
 def cached_file(name: str) -> Path | None:
-    """The configuration of a model of the hub in its cache."""
+    """Find the configuration of a model of the hub in its cache."""
     from huggingface_hub import try_to_load_from_cache
 
     model, _, revision = name.partition("@")
@@ -149,7 +149,7 @@ def adapter_findings(spec: Spec, root: Path) -> Iterator[Finding]:
 
 
 def _skeleton(folder: Path) -> "PreTrainedModel":
-    """The model without weights."""
+    """Build the model without weights."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -178,7 +178,7 @@ def _ranks(spec: Spec, rank: int) -> Finding:
 
 
 def interpreter(name: str, root: Path) -> str | None:
-    """An interpreter that the configuration names, as the stages find it; None where there is none."""
+    """Find an interpreter that the configuration names, as the stages find it; None where there is none."""
     path = os.path.expanduser(name or "-")
     return shutil.which(str(root / path) if os.sep in path else path)
 
@@ -200,7 +200,7 @@ def _architecture(name: str, experts: bool, python: str) -> Finding:
 
 
 def vllm_findings(spec: Spec, root: Path) -> Iterator[Finding]:
-    """The interpreter of the servers, and the version of the vLLM in it."""
+    """Check the interpreter of the servers, and the version of the vLLM in it."""
     if spec.policy.target != VLLM:
         return
     python = interpreter(spec.machine.vllm.python, root)

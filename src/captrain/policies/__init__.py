@@ -1,4 +1,4 @@
-"""Who acts: a model in this process or behind a server, or a script."""
+"""Policies that act: a model in this process or behind a server, or a script."""
 
 import lazy_loader
 

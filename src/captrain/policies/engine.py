@@ -46,7 +46,7 @@ class Decoder(Protocol):
 
 
 class HuggingFaceDecoder:
-    """Any `AutoModelForCausalLM`, through its own forward and cache; float64 unless another type is given."""
+    """Decoder of any `AutoModelForCausalLM` by its own forward and cache; float64 unless another type is given."""
 
     def __init__(self, model: Any, dtype: torch.dtype = torch.float64) -> None:
         self.model = model.to(dtype).eval()

@@ -1,4 +1,5 @@
-"""Keeps a server for as long as whoever wants it lives: run by path in an isolated interpreter, standard library only.
+"""Keeper of a server for as long as whoever wants it lives: run by path in an isolated interpreter, standard library
+only.
 
     python -I keeper.py SECONDS COMMAND...
 

@@ -1,4 +1,5 @@
-"""Any model behind an OpenAI-compatible endpoint (vLLM, or a hosted one), as the agent or as a simulated user.
+"""Policy of any model behind an OpenAI-compatible endpoint (vLLM, or a hosted one), as the agent or as a simulated
+user.
 
 Where the endpoint is (see `captrain.models`) is no part of what the policy is. Episodes are played on threads, one
 request at a time each. The seed of a request follows from the play's key and the turn, and ids of tool calls from

@@ -1,4 +1,7 @@
-"""Who acts. A policy plays episodes; it knows nothing of scoring, splits, files or retries (`captrain.rollouts`)."""
+"""Policy protocol.
+
+A policy plays episodes; it knows nothing of scoring, splits, files or retries (`captrain.rollouts`).
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -46,8 +46,8 @@ from captrain.policies.servers import Replica
 from captrain.records import JsonObject, Message, digest, file_digest
 
 FAITHFUL = ("--generation-config", "vllm", "--logprobs-mode", "processed_logprobs")
-"""So that a server draws from the model's own distribution at the temperature that is asked for, whatever the model's
-files recommend, and gives the log-probabilities of that distribution."""
+"""Arguments by which a server draws from the model's own distribution at the temperature that is asked for, whatever
+the model's files recommend, and gives the log-probabilities of that distribution."""
 
 PAUSE = 0.25
 """Seconds, twice as many after each further fault of a server that says it is healthy."""

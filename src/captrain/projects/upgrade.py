@@ -1,4 +1,4 @@
-"""Another version of captrain in a project: what it makes stale, said before it is taken over."""
+"""Upgrade of a project to another version of captrain: what it makes stale, said before it is taken over."""
 
 from dataclasses import dataclass
 from pathlib import Path

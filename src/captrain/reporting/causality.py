@@ -32,7 +32,7 @@ EFFECT_WORDS, EFFECT_NUMBERS = ("capability", "stratum", "arm"), ("change", "low
 """Columns of both tables."""
 PLACEBO = "failures that lack it, by the others' adapters (placebo)"
 SPACING = 0.15
-"""Between the intervals of one capability, in rows."""
+"""Distance between the intervals of one capability, in rows."""
 
 
 def has_causality(results: Path) -> bool:

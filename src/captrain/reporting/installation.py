@@ -17,7 +17,7 @@ COMPUTING = (
     *("python", "safetensors", "scikit-learn", "scipy", "seaborn", "statsmodels", "tokenizers", "torch"),
     *("transformers", "trl"),
 )
-"""Whose versions decide bytes of results or figures."""
+"""Packages whose versions decide bytes of results or figures."""
 CPUINFO = Path("/proc/cpuinfo")
 AVX512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma"}
 AVX2 = {"avx2", "fma"}
@@ -49,7 +49,7 @@ class Processor:
 
     @property
     def exclusion(self) -> str:
-        """Why the promise does not cover it, "" where it does."""
+        """Reason why the promise does not cover this processor, "" where it does."""
         if self.architecture in ("aarch64", "arm64"):
             return "arm64 is designed for and was not measured"
         if self.architecture not in ("x86_64", "AMD64"):

@@ -94,7 +94,7 @@ class Disagreement(Record):
 
 
 class Published(Record):
-    """Everything in `published.yaml`."""
+    """Content of `published.yaml`."""
 
     paper: str
     model: str

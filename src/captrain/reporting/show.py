@@ -267,8 +267,11 @@ def adapter(root: Path, name: str) -> RenderableType:
 
 
 def results(root: Path) -> RenderableType:
-    """Render the paired differences, and last the final table; before them of a benchmark that says what it is the rates
-    by kind and what was found on the discovery split, what repaired what, re-discovery, and where the figures lie."""
+    """Render the paired differences, and last the final table.
+
+    Before them stand, of a benchmark that describes itself, the rates by kind and the findings on the discovery split,
+    what repaired what, re-discovery, and where the figures lie.
+    """
     from captrain.evaluation import evaluation_metrics, evaluation_table, interpret_difference
     from captrain.reporting.rediscovery import rediscovery_table
     from captrain.reporting.tables import causal_table, table

@@ -54,7 +54,7 @@ REPLICATE = 'make replicate OVERRIDES="methods=all"'
 HEADLINE_REPLICATES = ("replicates/headline/summary.csv", "replicates/headline/differences.csv")
 FRONT = (BASE, GRPO, "rejection_sft", TRACE, "solutions_routed", "solutions_grpo")
 """Rows of the headline figure, top to bottom."""
-OURS = (TRACE, "solutions_routed", "solutions_grpo")
+TRACE_ROWS = (TRACE, "solutions_routed", "solutions_grpo")
 OVER_SEEDS = f"mean over seeds, with {CONFIDENCE:.0%} t interval"
 
 
@@ -124,8 +124,8 @@ def headline(rates: Sequence[ComparisonRow]) -> Figure:
     experiment, group = next(iter(grouped(rates, "experiment").items()))
     by_method = {row["method"]: row for row in group}
     rows = [by_method[name] for name in FRONT if name in by_method]
-    best = max((row for row in rows if row["method"] in OURS), key=lambda row: row["pass_rate"])
-    shades = [PROJECT if row is best else PROJECT_PALE if row["method"] in OURS else "0.72" for row in rows]
+    best = max((row for row in rows if row["method"] in TRACE_ROWS), key=lambda row: row["pass_rate"])
+    shades = [PROJECT if row is best else PROJECT_PALE if row["method"] in TRACE_ROWS else "0.72" for row in rows]
     rate, places = [row["pass_rate"] for row in rows], range(len(rows))
     error = [[row["pass_rate"] - row["low"] for row in rows], [row["high"] - row["pass_rate"] for row in rows]]
     figure = Figure(figsize=(8.8, 0.9 + 0.34 * len(rows)), layout="constrained")
@@ -134,9 +134,9 @@ def headline(rates: Sequence[ComparisonRow]) -> Figure:
     axes.set_yticks(places, [row["label"] for row in rows])
     for place, row in enumerate(rows):
         bold: dict[str, Any] = {"fontweight": "bold", "color": PROJECT} if row is best else {"color": "0.2"}
-        spent = f"{row['rollouts_spent']:,.0f}" + (f", {row['learns_from']}" if row["learns_from"] else "")
+        cost = f"{row['rollouts_spent']:,.0f}" + (f", {row['learns_from']}" if row["learns_from"] else "")
         axes.text(0.01, place, f"{row['pass_rate']:.2f}", va="center", color="white", fontweight="bold")
-        axes.text(1.02, place, spent, va="center", transform=axes.get_yaxis_transform(), **bold)
+        axes.text(1.02, place, cost, va="center", transform=axes.get_yaxis_transform(), **bold)
         if row is best:
             axes.get_yticklabels()[place].set(**bold)
     axes.set_xlim(0, 1)

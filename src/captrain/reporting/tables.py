@@ -54,7 +54,7 @@ Intervals by bootstrap over tasks, not corrected for their number."""
 
 
 def table(folder: Path) -> Table:
-    """Render the final table, drawn from what `write` wrote: pass rates with intervals, rollouts spent, what is counted.
+    """Render the final table, drawn from what `write` wrote: pass rates, intervals, rollouts spent, what is counted.
 
     Raises:
         UserError: a file is missing.

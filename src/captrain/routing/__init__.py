@@ -1,4 +1,4 @@
-"""Which adapters act on which task."""
+"""Routing of tasks to adapters, compositions or the base."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Which adapters act on which task: retrieval, a classifier over label tokens, sets of capabilities, turn by turn.
+"""Routers: retrieval, a classifier over label tokens, sets of capabilities, turn by turn.
 
 A router sees the opening of a test task and examples of known route: openings of each capability's environment and of
 each pair's (training split), and openings of the discovery tasks that the base passed, whose route is the base. It

@@ -1,4 +1,4 @@
-"""Which set of capabilities a task needs: one logistic regression per capability, on words and pairs of words.
+"""Router by sets of capabilities: one logistic regression per capability, on words and pairs of words.
 
 Nearest examples answer with one capability each; a task that needs two is near to neither. Here each capability has a
 probability of its own, learnt from openings of the environments of single capabilities, of pairs where there are any,

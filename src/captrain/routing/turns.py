@@ -1,4 +1,4 @@
-"""Which adapters act next, asked before every turn of the assistant.
+"""Routing turn by turn: the adapters that act next, asked before every turn of the assistant.
 
 The model is that of `captrain.routing.sets`; to the words of the opening come the tools that were called so far and
 the last action. All tools count, because no environment says which of them write. It is fitted on turns of the base's

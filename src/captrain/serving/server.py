@@ -41,7 +41,7 @@ from captrain.serving.openai_schemas import (
 from captrain.serving.protection import Protected, Protection, PunctualProtocol, protection_of
 
 CONNECTIONS = 512
-"""At a time; more are refused."""
+"""Connections at a time; more are refused."""
 TOKENS = 512
 """Tokens of an answer where the request does not limit them."""
 
@@ -189,7 +189,7 @@ def serve(
 
     for folder in folders or ():
         if not folder.is_dir():
-            raise UserError(f"--adapters-from: there is not a folder {folder}", "name one that adapters lie in")
+            raise UserError(f"--adapters-from: there is no folder {folder}", "name one that adapters lie in")
     _require_free(host, port)
     require_recorded(model)
     policy = LocalPolicy(model, batch, temperature=1.0, max_turns=1, max_tokens=TOKENS)

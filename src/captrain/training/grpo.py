@@ -46,7 +46,7 @@ from captrain.training.model_card import grpo_model_card
 from captrain.training.recipe import GRPO
 
 POINTS = "points"
-"""In a workspace: the adapter as it was at the points of its job."""
+"""Folder of a workspace with the adapter as it was at the points of its job."""
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ class Publishable(Protocol):
 
     @property
     def name(self) -> str:
-        """Its key in the index."""
+        """Key in the index."""
         ...
 
     @property

@@ -85,7 +85,7 @@ NODE = "NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CP
 
 
 def lacking() -> str:
-    """Why no cluster can be started here; "" if one can."""
+    """Say why no cluster can be started here; "" if one can."""
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
     if missing:
         return f"needs {', '.join(missing)}: apt-get install --no-install-recommends {PACKAGES}"

@@ -42,7 +42,7 @@ def _chat_row(row: JsonObject, path: Path) -> JsonObject | str:
 
 
 def _result(path: Path) -> JsonObject:
-    """Harbor's account of the trial, beside the trajectory or one folder up."""
+    """Read Harbor's account of the trial, beside the trajectory or one folder up."""
     for folder in (path.parent, path.parent.parent):
         if (folder / RESULT).is_file():
             result = json_of(folder / RESULT)

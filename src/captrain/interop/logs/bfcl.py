@@ -44,12 +44,12 @@ class _Scores:
 
     @property
     def model(self) -> str:
-        """Whose they are, where a failure says it."""
+        """Model that the scores are of, where a failure says it."""
         return next((str(failure["model_name"]) for failure in self.failures.values() if "model_name" in failure), "")
 
 
 def read_bfcl(path: Path) -> Source:
-    """The rollouts of a result file with the verdicts of its score file, whichever of the two is named.
+    """Read the rollouts of a result file with the verdicts of its score file, whichever of the two is named.
 
     Raises:
         ValueError: the score file is damaged, or counts other failures or results than there are: what it does not
@@ -82,7 +82,7 @@ def _is_header(row: object) -> bool:
 
 
 def _beside(path: Path, kind: str, twin: str) -> Path | None:
-    """The file of the other kind to one: in the folder of that name, at the same place, or in the same folder."""
+    """Find the file of the other kind to one: in the folder of that name, at the same place, or in the same folder."""
     name = f"{path.name.removesuffix(f'_{kind}.json')}_{twin}.json"
     parts = path.absolute().parts[:-1]
     folders = [path.parent]
@@ -120,7 +120,7 @@ def _rollout(file: str, number: int, row: object, results: Path | None, scores: 
     if not isinstance(log, list) or not log:
         return SINGLE
     if scores is None:
-        return "there is not a score file to it: run `bfcl evaluate`, or put it beside the results"
+        return "there is no score file to it: run `bfcl evaluate`, or put it beside the results"
     arguments = scores.arguments
     messages = [message for turn in log for message in _turn_messages(turn, arguments)]
     failure = scores.failures.get(name)
@@ -141,13 +141,16 @@ def _rollout(file: str, number: int, row: object, results: Path | None, scores: 
 
 
 def _model(results: Path | None) -> str:
-    """Whose results these are: the folder below `result`."""
+    """Name the model whose results these are: the folder below `result`."""
     parts = results.absolute().parts if results else ()
     return next((parts[place + 1] for place, part in enumerate(parts[:-2]) if part == RESULT), "")
 
 
 def _turn_messages(turn: object, arguments: Mapping[str, list[str]]) -> Iterator[Message]:
-    """The messages of a turn: the user's, then those of each step. What is no turn is a note on the world's state."""
+    """Yield the messages of a turn: the user's, then those of each step.
+
+    What is no turn is a note on the world's state.
+    """
     if not isinstance(turn, dict):
         return
     yield from (chat_message(message) for message in turn.get("begin_of_turn_query") or [])
@@ -156,7 +159,7 @@ def _turn_messages(turn: object, arguments: Mapping[str, list[str]]) -> Iterator
 
 
 def _step_messages(step: list[JsonObject], arguments: Mapping[str, list[str]]) -> Iterator[Message]:
-    """The assistant's message of a step with the calls that were understood in it, and what the tools returned."""
+    """Yield the assistant's message of a step with the calls understood in it, and what the tools returned."""
     spoken = next((entry.get("content") for entry in step if entry.get("role") == "assistant"), "")
     decoded = next((entry["model_response_decoded"] for entry in step if entry.get("model_response_decoded")), [])
     results = [text_of(entry.get("content")) for entry in step if entry.get("role") == "tool"]
@@ -203,7 +206,7 @@ def _parsed_call(text: object) -> ast.Call | None:
 
 
 def _value(node: ast.expr) -> object:
-    """A literal as a JSON value, anything else as its text."""
+    """Convert a literal to a JSON value, anything else to its text."""
     try:
         value = ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):

@@ -31,7 +31,7 @@ MESSAGES = ("messages", "conversation", "conversations", "trajectory", "items")
 REWARD = ("reward", "score", "success")
 BLOCKS = ("tool_use", "tool_result")
 FIRST = 20
-"""So many messages of a row are looked at to tell the format of a file."""
+"""Messages of a row that are looked at to tell the format of a file."""
 ROLES = {"system", "developer", "user", "assistant", "tool", "function"}
 
 
@@ -62,7 +62,7 @@ CHAT = RowFormat("chat JSONL", lambda row: any(isinstance(row.get(name), list) f
 
 
 def read_rows(path: Path, row_format: RowFormat) -> Source:
-    """One entry for each row of a file, read as its format has it."""
+    """Read one entry for each row of a file, as its format has it."""
     file, tools = file_digest(path), dict[str, JsonObject]()
     return Source(file, {"format": row_format.name}, _entries(path, file, tools, row_format), tools)
 
@@ -95,7 +95,7 @@ def _read_row(
 
 
 def chat_rollout(file: str, number: int, row: JsonObject) -> Rollout | str:
-    """The record of a row of a chat, or the reason why there is none.
+    """Make the record of a row of a chat, or say why there is none.
 
     Args:
         file: digest of the file.
@@ -144,7 +144,7 @@ def chat_rollout(file: str, number: int, row: JsonObject) -> Rollout | str:
 
 
 def dialogue_of(items: Iterable[object]) -> list[Message]:
-    """Messages as chat messages: calls that are items of their own belong to the assistant's turn before them.
+    """Convert messages to chat messages: calls that are items of their own belong to the assistant's turn before them.
 
     Raises:
         ValueError: one of them is no message.
@@ -160,7 +160,8 @@ def dialogue_of(items: Iterable[object]) -> list[Message]:
 
 
 def chat_messages(item: object) -> list[Message]:
-    """A message as chat messages: none where it holds only thoughts, several where it holds results beside words.
+    """Convert a message to chat messages: none where it holds only thoughts, several where it holds results beside
+    words.
 
     Raises:
         ValueError: it is no message.
@@ -175,7 +176,7 @@ def chat_messages(item: object) -> list[Message]:
 
 
 def _of_blocks(item: Mapping[str, object]) -> Sequence[Mapping[str, object]]:
-    """A message with Anthropic's blocks: words and calls are one message, each result one of a tool."""
+    """Divide a message with Anthropic's blocks: words and calls are one message, each result one of a tool."""
     content = item.get("content")
     blocks = [block for block in content if isinstance(block, Mapping)] if isinstance(content, list) else []
     if not any(block.get("type") in BLOCKS for block in blocks):
@@ -201,7 +202,7 @@ def _of_blocks(item: Mapping[str, object]) -> Sequence[Mapping[str, object]]:
 
 
 def chat_message(item: object) -> Message:
-    """A chat message with its known fields alone, arguments as objects.
+    """Reduce a chat message to its known fields, arguments as objects.
 
     Raises:
         ValueError: it is no chat message.

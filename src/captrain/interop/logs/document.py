@@ -45,7 +45,7 @@ class JsonDocument:
                 self.members[name] = value
 
     def elements(self, name: str) -> Iterator[object]:
-        """The elements of a list, in order; none where there is no such list."""
+        """Yield the elements of a list, in order; none where there is no such list."""
         if name in self.counts:
             yield from (value for part, is_element, value in self._parts() if part == name and is_element)
 
@@ -80,7 +80,7 @@ def is_array(path: Path) -> bool:
 
 
 def array_elements(path: Path) -> Iterator[object]:
-    """The elements of the JSON array in a file, one in memory at a time.
+    """Yield the elements of the JSON array in a file, one in memory at a time.
 
     Raises:
         ValueError: the file is no JSON array; before the first element is taken from it.
@@ -115,7 +115,7 @@ class _Text:
         return bool(text)
 
     def next(self) -> str:
-        """The next character that is no space, which stays; "" at the end."""
+        """Look at the next character that is no space, which stays; "" at the end."""
         while True:
             space = SPACE.match(self._buffer, self._place)
             self._place = space.end() if space else self._place
@@ -131,7 +131,8 @@ class _Text:
         self._place += 1
 
     def items(self, opening: str, closing: str) -> Iterator[object]:
-        """The values of a list between its brackets; of an object the names, after each of which its value is taken."""
+        """Yield the values of a list between its brackets; of an object the names, after each of which its value is
+        taken."""
         self.take(opening)
         if self.next() == closing:
             self.take(closing)
@@ -144,7 +145,7 @@ class _Text:
             self.take(",")
 
     def value(self) -> object:
-        """The next value, whole."""
+        """Parse the next value, whole."""
         self.next()
         while True:
             try:
@@ -164,7 +165,7 @@ class _Text:
             return value
 
     def end(self) -> None:
-        """Nothing may follow."""
+        """Check that nothing follows."""
         if self.next():
             raise self._error("Extra data", self._place)
 

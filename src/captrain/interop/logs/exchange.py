@@ -18,7 +18,7 @@ INSTRUCTIONS = ("instructions", "system")
 
 
 def exchange(inputs: object, outputs: object, *, words: bool = True) -> list[object]:
-    """The messages of both, once each: a graph's state afterwards holds what it held before.
+    """Join the messages of both, once each: a graph's state afterwards holds what it held before.
 
     Args:
         inputs: what a traced call was given, any JSON value.
@@ -32,7 +32,7 @@ def exchange(inputs: object, outputs: object, *, words: bool = True) -> list[obj
 
 
 def items_of(value: object, role: str) -> list[object]:
-    """The messages in a value; words alone are one of that role, or none where it is ""."""
+    """List the messages in a value; words alone are one of that role, or none where it is ""."""
     value = loaded(value)
     if isinstance(value, str):
         return [{"role": role, "content": value}] if value and role else []
@@ -52,7 +52,7 @@ def items_of(value: object, role: str) -> list[object]:
 
 
 def loaded(value: object) -> object:
-    """The JSON value that a text is, if it is one that holds others."""
+    """Parse the JSON value that a text is, if it is one that holds others."""
     try:
         return json.loads(value) if isinstance(value, str) and value.lstrip()[:1] in ("{", "[") else value
     except (ValueError, RecursionError):
@@ -60,7 +60,7 @@ def loaded(value: object) -> object:
 
 
 def settings_of(inputs: object) -> JsonObject:
-    """The request whose messages `items_of` takes: model and tools stand beside them."""
+    """Find the request whose messages `items_of` takes: model and tools stand beside them."""
     value = loaded(inputs)
     return dict(value) if isinstance(value, Mapping) else {}
 

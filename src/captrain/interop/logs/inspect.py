@@ -34,7 +34,7 @@ def is_archive(path: Path) -> bool:
 
 
 def read_archive(path: Path) -> Source:
-    """The samples of an `.eval` archive.
+    """Read the samples of an `.eval` archive.
 
     Raises:
         ValueError: it is no log of Inspect.
@@ -49,7 +49,7 @@ def read_archive(path: Path) -> Source:
 
 
 def read_document(path: Path, members: JsonObject, samples: Iterator[object]) -> Source:
-    """The samples of a log in JSON."""
+    """Read the samples of a log in JSON."""
     return _source(path, members, ((f"sample {place}", sample) for place, sample in enumerate(samples)))
 
 
@@ -133,7 +133,7 @@ def _message(message: JsonObject, attachments: JsonObject) -> JsonObject:
 
 
 def _reference(target: object) -> list[JsonObject]:
-    """The calls of a target, where it is calls and nothing else."""
+    """List the calls of a target, where it is calls and nothing else."""
     texts = target if isinstance(target, list) else [target]
     matches = [CALL.fullmatch(text) if isinstance(text, str) else None for text in texts]
     if not all(matches):

@@ -9,7 +9,7 @@ ROLES = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool",
 
 
 def _fields(item: object) -> tuple[str, Mapping[str, object]] | None:
-    """The type of a message and its fields, in whichever of the three forms; None for what is none."""
+    """Return the type of a message and its fields, in whichever of the three forms; None for what is none."""
     if not isinstance(item, Mapping) or "role" in item:
         return None
     inner = item.get("kwargs") if item.get("lc") else item.get("data", item)
@@ -29,7 +29,7 @@ def is_langchain(item: object) -> bool:
 
 
 def of_langchain(item: object) -> list[JsonObject]:
-    """A message of LangChain as one of OpenAI's format."""
+    """Convert a message of LangChain to one of OpenAI's format."""
     fields = _fields(item)
     assert fields is not None
     kind, inner = fields

@@ -52,7 +52,7 @@ def langfuse_runs(row: object) -> Iterator[Run]:
 
 
 def _columns(row: Mapping[str, object]) -> dict[str, float]:
-    """The scores of a table's row: a column each, with all its values."""
+    """Read the scores of a table's row: a column each, with all its values."""
     means = {}
     for name, values in {**row, **settings_of(row.get("scores"))}.items():
         numbers = [number_of(value) for value in values] if isinstance(values, list) else []

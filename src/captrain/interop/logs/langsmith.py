@@ -13,7 +13,7 @@ def recognizes_langsmith(row: JsonObject) -> bool:
 
 
 def langsmith_runs(row: object) -> Iterator[Run]:
-    """The run of a row with its children, or what feedback says of one; its task is the example it was played on."""
+    """Yield the run of a row with its children, or what feedback says of one; its task is the example played."""
     if not isinstance(row, Mapping):
         return
     if "run_type" not in row:
@@ -37,6 +37,6 @@ def langsmith_runs(row: object) -> Iterator[Run]:
 
 
 def _scores(stats: object) -> dict[str, float]:
-    """The mean of each kind of feedback that has one."""
+    """Return the mean of each kind of feedback that has one."""
     means = {key: number_of(settings_of(entry).get("avg")) for key, entry in settings_of(stats).items()}
     return {key: mean for key, mean in means.items() if mean is not None}

@@ -44,7 +44,7 @@ def logs_of_rows(rows: "Iterable[object] | pd.DataFrame", scores: Path | None = 
 
 
 def _records(rows: "Iterable[object] | pd.DataFrame") -> Iterable[object]:
-    """The rows of a frame as objects, its JSON texts as what they say, without what is missing."""
+    """Convert the rows of a frame to objects, its JSON texts to what they say, without what is missing."""
     if not hasattr(rows, "columns"):
         return rows
     from captrain.interop.logs.exchange import loaded
@@ -59,8 +59,7 @@ def _records(rows: "Iterable[object] | pd.DataFrame") -> Iterable[object]:
 
 
 def _plain(value: object) -> object:
-    """A value that JSON does not know as one that it does: records of pydantic by their fields, arrays as lists, all
-    else as text."""
+    """Convert a value that JSON does not know: pydantic records by their fields, arrays as lists, all else as text."""
     for name, options in (("model_dump", {"mode": "json"}), ("tolist", {})):
         if method := getattr(value, name, None):
             return method(**options)

@@ -31,7 +31,7 @@ MOST = 8
 
 
 def nearest_shape(members: Collection[str]) -> str:
-    """The known format that has the most of these members, what of it is missing, and what is there instead."""
+    """Name the known format that has the most of these members, what of it is missing, and what is there instead."""
     names = sorted(plain(str(name)[:80]) for name in members)
     if {"role", "content"} <= {*names} or {"from", "value"} <= {*names}:
         return "it looks nearest to chats: a message is a row of its own, where a row holds a list of `messages`"

@@ -30,19 +30,19 @@ def _recognizes(row: JsonObject) -> bool:
 
 
 def _rollout(row: JsonObject, path: Path) -> Rollout | str:
-    """The record without its tokens, which take most of its room and say nothing of why it failed."""
+    """Read the record without its tokens, which take most of its room and say nothing of why it failed."""
     rollout = Rollout.model_validate(well_formed({**row, "token_ids": [], "mask": [], "logprobs": []}))
     _Data.model_validate(rollout.task.data)
     if not rollout.messages:
         return "there are no messages"
     if rollout.outcome != "error" and rollout.score is None:
-        return "there is not a score"
+        return "there is no score"
     dialogue, reference = dialogue_of(rollout.messages), dialogue_of(rollout.reference)
     return rollout.model_copy(update={"messages": dialogue, "reference": reference})
 
 
 def tools_beside(path: Path) -> list[object]:
-    """The schemas in `tools.json` beside a file of rollouts, none where there is no such file or it does not read."""
+    """Read the schemas in `tools.json` beside a file of rollouts, none where it is missing or does not read."""
     file = path.with_name(TOOLS)
     try:
         schemas = json_of(file) if file.is_file() else []

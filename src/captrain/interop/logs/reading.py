@@ -41,7 +41,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Logs:
-    """Everything that was read.
+    """Rollouts of the logs that were read, and what could not be read.
 
     rollouts: of all files, as records of diagnosis. tools: OpenAI schemas, from the files where they hold any, else
     inferred from the calls seen; inferred: the names of the latter. policies: what agents were told, by environment,
@@ -127,7 +127,7 @@ def read_logs(paths: Sequence[Path], scores: Path | None = None) -> Logs:
 
 
 def _entries(source: Source) -> Iterator[tuple[str, Rollout | str]]:
-    """The entries of a file, up to where it can be read on."""
+    """Yield the entries of a file, up to where it can be read on."""
     try:
         yield from source.entries
     except (OSError, *MALFORMED) as error:
@@ -135,7 +135,7 @@ def _entries(source: Source) -> Iterator[tuple[str, Rollout | str]]:
 
 
 def logs_of_rollouts(rollouts: Iterable[Rollout]) -> Logs:
-    """Rollouts that are in memory as logs.
+    """Make logs of rollouts that are in memory.
 
     Raises:
         UserError: there are none.
@@ -168,7 +168,7 @@ class Unreadable(Exception):
 
 
 def _files(paths: Sequence[Path]) -> Iterator[Path]:
-    """The files behind the paths that hold results: those given, and in folders those that look like results."""
+    """Yield the files behind the paths that hold results: those given, and in folders those that look like results."""
     from captrain.interop.logs.atif import RESULT
     from captrain.interop.logs.bfcl import results_of
 
@@ -200,7 +200,7 @@ def _is_of_logs(file: Path) -> bool:
 
 
 def _read(path: Path, scores: Mapping[str, float]) -> Source:
-    """A file by what it holds: an archive, an object with lists of its own, or rows."""
+    """Read a file by what it holds: an archive, an object with lists of its own, or rows."""
     from captrain.interop.logs import bfcl, chat, inspect, own, tau2, toolsandbox
 
     members: Collection[str] = ()
@@ -251,7 +251,7 @@ def _holds(recognizes: Callable[[JsonObject], bool], row: JsonObject) -> bool:
 
 
 def _trace_formats() -> tuple[tuple[str, Callable[[JsonObject], bool], RunsOf], ...]:
-    """The formats of traces: what their rows are called, how one is known, and how it is read."""
+    """List the formats of traces: what their rows are called, how one is known, and how it is read."""
     from captrain.interop.logs import langfuse, langsmith, spans
 
     return (
@@ -262,7 +262,7 @@ def _trace_formats() -> tuple[tuple[str, Callable[[JsonObject], bool], RunsOf], 
 
 
 def _row_formats() -> tuple[RowFormat, ...]:
-    """The formats of rows, the more particular first."""
+    """List the formats of rows, the more particular first."""
     from captrain.interop.logs.agentdojo import AGENTDOJO
     from captrain.interop.logs.atif import ATIF
     from captrain.interop.logs.chat import CHAT, ITEMS, LANGCHAIN, SHAREGPT
@@ -293,7 +293,7 @@ class _CallShapes:
                 self._required.setdefault(name, names).intersection_update(names)
 
     def schemas(self) -> dict[str, JsonObject]:
-        """Schemas by tool name, in the order of the names."""
+        """Return schemas by tool name, in the order of the names."""
         tools: dict[str, JsonObject] = {}
         for name, possible in sorted(self._possible.items()):
             properties = {argument: {} for argument in sorted(possible)}

@@ -54,7 +54,7 @@ def is_lines(path: Path) -> bool:
 
 
 def rows_of(path: Path) -> Iterator[Row]:
-    """The rows of a file.
+    """Yield the rows of a file.
 
     Raises:
         ValueError: it is neither lines nor a JSON document, nor a table.
@@ -76,5 +76,5 @@ def rows_of(path: Path) -> Iterator[Row]:
 
 
 def first_objects(path: Path) -> list[JsonObject]:
-    """The first rows that are objects, by which a file is known."""
+    """Read the first rows that are objects, by which a file is known."""
     return [*islice((row for _, row in rows_of(path) if isinstance(row, dict)), FIRST)]

@@ -14,7 +14,7 @@ def is_item(item: object) -> bool:
 
 
 def of_item(item: Mapping[str, object]) -> list[JsonObject]:
-    """An item as messages of OpenAI's chat format: none, one, or a call and its result."""
+    """Convert an item to messages of OpenAI's chat format: none, one, or a call and its result."""
     kind = str(item["type"])
     name = item.get("call_id") or item.get("id")
     result = {"role": "tool", "tool_call_id": name, "content": _text(item.get("output"))}

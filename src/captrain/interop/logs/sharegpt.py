@@ -22,7 +22,7 @@ def is_sharegpt(item: object) -> bool:
 
 
 def of_sharegpt(item: Mapping[str, object]) -> list[JsonObject]:
-    """A message of ShareGPT as one of OpenAI's format.
+    """Convert a message of ShareGPT to one of OpenAI's format.
 
     Raises:
         ValueError: a call in it is no JSON.
@@ -38,7 +38,7 @@ def of_sharegpt(item: Mapping[str, object]) -> list[JsonObject]:
 
 
 def _calls(value: object) -> Iterable[JsonObject]:
-    """The calls of a JSON value: one, or a list of them."""
+    """Yield the calls of a JSON value: one, or a list of them."""
     for entry in value if isinstance(value, list) else [value]:
         if not isinstance(entry, Mapping):
             raise ValueError("a call in it is not an object")

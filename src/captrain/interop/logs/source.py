@@ -53,7 +53,7 @@ class _Parameters(BaseModel):
 
 
 def reason_of(error: Exception) -> str:
-    """Why a value does not read, in the words of whoever wrote the file."""
+    """Say why a value does not read, in the words of whoever wrote the file."""
     if isinstance(error, ValidationError):
         return first_fault(error)
     if isinstance(error, RecursionError):
@@ -66,7 +66,7 @@ def reason_of(error: Exception) -> str:
 
 
 def json_of(path: Path) -> Any:
-    """The JSON document in a file of somebody else's, where halves of characters may be spelt that no file holds.
+    """Read the JSON document in a file of somebody else's, where halves of characters may be spelt that no file holds.
 
     Raises:
         ValueError: it is missing, cannot be read, or is not JSON.
@@ -87,7 +87,7 @@ def entry_of(read: Callable[[], Rollout | str]) -> Rollout | str:
 
 
 def schema_of(tool: object) -> JsonObject | None:
-    """A tool's schema with its known members alone, None for what is none; OpenAI's, or without its outer object, or
+    """Reduce a tool's schema to its known members, None for what is none; OpenAI's, or without its outer object, or
     Anthropic's."""
     if not isinstance(tool, Mapping):
         return None
@@ -103,7 +103,7 @@ def schema_of(tool: object) -> JsonObject | None:
 
 
 def well_formed(value: object) -> object:
-    """A JSON value whose texts are Unicode: halves of characters, which JSON can spell and no file holds, replaced."""
+    """Replace halves of characters, which JSON can spell and no file holds, in the texts of a JSON value."""
     if isinstance(value, str):
         return value if value.isascii() else value.encode(errors="replace").decode()
     if isinstance(value, dict):
@@ -126,7 +126,7 @@ def record_of_entry(
     reference: list[Message] | None = None,
     fault: str | None = None,
 ) -> Rollout | str:
-    """The record of one entry, or the reason why there is none.
+    """Make the record of one entry, or say why there is none.
 
     Args:
         file: digest of the file; with the entry's index it gives the rollout its id.
@@ -159,7 +159,7 @@ def record_of_entry(
 
 
 def _texts(messages: list[Message]) -> list[Message]:
-    """The messages, well-formed.
+    """Make the messages well-formed.
 
     Raises:
         ValueError: a call has no name.
@@ -179,14 +179,14 @@ def _text(text: str) -> str:
 
 
 def cleaned(value: object) -> object:
-    """A JSON value with everything under a credential-like name replaced, at any depth."""
+    """Replace everything under a credential-like name in a JSON value, at any depth."""
     if isinstance(value, dict):
         return {k: DROPPED if CREDENTIAL.search(str(k)) else cleaned(item) for k, item in value.items()}
     return [cleaned(item) for item in value] if isinstance(value, list) else value
 
 
 def parsed(arguments: object) -> object:
-    """Arguments of a call as an object, where they are one; text that is none stays text."""
+    """Parse arguments of a call to an object, where they are one; text that is none stays text."""
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments or "{}")
@@ -196,14 +196,14 @@ def parsed(arguments: object) -> object:
 
 
 def text_of(content: object) -> str:
-    """The text of a message: None is none, parts are joined."""
+    """Return the text of a message: None is none, parts are joined."""
     if isinstance(content, list):
         return "".join(str(part.get("text", "")) if isinstance(part, dict) else str(part) for part in content)
     return "" if content is None else str(content)
 
 
 def models(source: object) -> JsonObject:
-    """Model, temperature and seed, of settings that may hold keys and hosts."""
+    """Pick model, temperature and seed from settings that may hold keys and hosts."""
     source = source if isinstance(source, Mapping) else {}
     settings = source.get("llm_args")
     sampling = {name: settings.get(name) for name in ("temperature", "seed")} if isinstance(settings, Mapping) else {}

@@ -32,7 +32,7 @@ def recognizes_spans(row: JsonObject) -> bool:
 
 
 def read_scores(path: Path) -> dict[str, float]:
-    """The rewards of a CSV, by trace.
+    """Read the rewards of a CSV, by trace.
 
     Raises:
         UserError: it is empty, has other columns, or a reward that is no number.
@@ -49,7 +49,7 @@ def read_scores(path: Path) -> dict[str, float]:
 
 
 def span_runs(row: object) -> Iterator[Run]:
-    """The spans of a row that hold messages."""
+    """Yield the spans of a row that hold messages."""
     for span in _spans(row):
         attributes = _attributes(span.get("attributes"))
         model = attributes.get("gen_ai.request.model") or attributes.get("llm.model_name")
@@ -74,14 +74,14 @@ def _spans(row: object) -> Iterator[JsonObject]:
 
 
 def _attributes(attributes: object) -> JsonObject:
-    """Attributes by name, also where OTLP lists them as keys and typed values."""
+    """Return attributes by name, also where OTLP lists them as keys and typed values."""
     if isinstance(attributes, list):
         return {entry["key"]: next(iter((entry.get("value") or {}).values()), None) for entry in attributes}
     return attributes if isinstance(attributes, dict) else {}
 
 
 def _definitions(attributes: JsonObject) -> list[JsonObject]:
-    """The tools that a model was offered, by either convention."""
+    """List the tools that a model was offered, by either convention."""
     definitions = loaded(attributes.get("gen_ai.tool.definitions"))
     schemas = [loaded(value) for name, value in attributes.items() if SCHEMA.fullmatch(name)]
     tools = [*(definitions if isinstance(definitions, list) else []), *schemas]
@@ -106,7 +106,7 @@ def _parts_text(parts: object) -> str:
 
 
 def _of_parts(message: JsonObject) -> list[JsonObject]:
-    """A message of typed parts: its words and calls as one message, each response as one of a tool."""
+    """Divide a message of typed parts: its words and calls as one message, each response as one of a tool."""
     parts = message.get("parts") or []
     responses = [part for part in parts if part.get("type") == "tool_call_response"]
     if responses:
@@ -131,7 +131,7 @@ def _of_parts(message: JsonObject) -> list[JsonObject]:
 
 
 def _flat(attributes: JsonObject) -> list[JsonObject]:
-    """Messages that are spread over numbered attributes, by either convention."""
+    """Join messages that are spread over numbered attributes, by either convention."""
     entries: dict[tuple[str, int], JsonObject] = {}
     for name, value in attributes.items():
         match = OLDER.fullmatch(name) or INFERENCE.fullmatch(name)

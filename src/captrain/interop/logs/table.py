@@ -34,7 +34,7 @@ def has_columns(path: Path, names: Collection[str]) -> bool:
 
 
 def table_rows(path: Path) -> Iterator[tuple[str, object]]:
-    """Each row as an object, by the names in the first; text from where on the table does not read."""
+    """Yield each row as an object, by the names in the first; text from where on the table does not read."""
     csv.field_size_limit(LONGEST)
     with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
         header = file.readline(LONGEST)

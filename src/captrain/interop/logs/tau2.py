@@ -54,7 +54,7 @@ class Tasks:
         return names
 
     def name_of(self, reward_info: JsonObject) -> str | None:
-        """The one task whose gold actions are those that were checked."""
+        """Find the one task whose gold actions are those that were checked."""
         checked = [check.get("action") or {} for check in reward_info.get("action_checks") or []]
         expected: Actions = tuple(
             (action.get("name"), json.dumps(action.get("arguments"), sort_keys=True)) for action in checked
@@ -64,7 +64,7 @@ class Tasks:
 
 
 def read_tau2(document: JsonDocument) -> Source:
-    """The simulations of a result file, 0.x or 1.0."""
+    """Read the simulations of a result file, 0.x or 1.0."""
     path, data, file = document.path, document.members, file_digest(document.path)
     info = data.get("info") if isinstance(data.get("info"), Mapping) else {}
     assert isinstance(info, Mapping)
@@ -95,7 +95,7 @@ def is_simulation(row: JsonObject) -> bool:
 
 
 def read_simulations(path: Path) -> Source:
-    """The simulations of a bare list."""
+    """Read the simulations of a bare list."""
     file, tasks = file_digest(path), Tasks(None)
     entries = (
         (place, entry_of(partial(_rollout, file, index, simulation, tasks, "unknown", "unknown")))
@@ -109,7 +109,7 @@ def _folder(path: Path) -> Path:
 
 
 def _simulations(document: JsonDocument) -> Iterator[tuple[str, object]]:
-    """Each simulation with its place: in the file, or in files of their own, in the order of the index."""
+    """Yield each simulation with its place: in the file, or in files of their own, in the order of the index."""
     if document.counts.get(SIMULATIONS):
         for position, simulation in enumerate(document.elements(SIMULATIONS)):
             yield f"simulation {position}", simulation
@@ -201,8 +201,8 @@ def _criteria(task: JsonObject) -> JsonObject:
 
 
 def _reference(task: JsonObject, *, is_solo: bool) -> list[Message]:
-    """The gold actions of the agent, and at the end the values to be told, if any; arguments that alone are compared
-    are named. An agent that works alone has the tools of the user, and makes its calls."""
+    """List the gold actions of the agent, and at the end the values to be told, if any; arguments that alone are
+    compared are named. An agent that works alone has the tools of the user, and makes its calls."""
     messages: list[Message] = []
     for action in _criteria(task).get("actions") or []:
         if is_solo or action.get("requestor", "assistant") == "assistant":
@@ -216,7 +216,7 @@ def _reference(task: JsonObject, *, is_solo: bool) -> list[Message]:
 
 
 def _message(message: JsonObject) -> Message:
-    """One of tau2's messages as a chat message."""
+    """Convert one of tau2's messages to a chat message."""
     role = str(message.get("role"))
     if role not in ROLES:
         raise ValueError(f"a message has no role of {', '.join(sorted(ROLES))}")

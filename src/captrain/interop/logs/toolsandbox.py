@@ -21,7 +21,7 @@ SCENARIOS = "per_scenario_results"
 
 
 def read_toolsandbox(document: JsonDocument) -> Source:
-    """The scenarios of a result folder."""
+    """Read the scenarios of a result folder."""
     file = file_digest(document.path)
     about = {"format": "ToolSandbox", "commit": document.members.get("git_sha")}
     return Source(file, about, _entries(document, file), {})

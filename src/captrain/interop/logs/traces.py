@@ -42,7 +42,7 @@ class _Trace:
 
 
 def read_traces(path: Path, name: str, runs_of: RunsOf, rewards: Mapping[str, float]) -> Source:
-    """One entry for each trace that holds messages, or that was scored and holds none.
+    """Read one entry for each trace that holds messages, or that was scored and holds none.
 
     Args:
         path: of the file.
@@ -86,7 +86,7 @@ def read_traces(path: Path, name: str, runs_of: RunsOf, rewards: Mapping[str, fl
 
 
 def _runs(path: Path, runs_of: RunsOf) -> Iterator[tuple[str, Run | str]]:
-    """Every run of a file with its number as its place; of a row that does not read its own, and the reason."""
+    """Yield every run of a file with its number as its place; of a row that does not read its own, and the reason."""
     number = 0
     for place, row in rows_of(path):
         if isinstance(row, str):
@@ -101,7 +101,7 @@ def _runs(path: Path, runs_of: RunsOf) -> Iterator[tuple[str, Run | str]]:
 
 
 def reward_of(scores: Mapping[str, float]) -> float | str | None:
-    """The one score there is, or the one that is named as a reward; of several others the reason why it is none."""
+    """Choose the one score there is, or the one that is named as a reward; of several others say why it is none."""
     if len(scores) < 2:
         return next(iter(scores.values()), None)
     reward = next((scores[name] for name in REWARD if name in scores), None)
@@ -110,12 +110,12 @@ def reward_of(scores: Mapping[str, float]) -> float | str | None:
 
 
 def number_of(value: object) -> float | None:
-    """A score as a number, None for what is none."""
+    """Convert a score to a number, None for what is none."""
     return float(value) if isinstance(value, int | float) else None
 
 
 def tools_of_request(request: Mapping[str, object], more: object = None) -> object:
-    """The tools of a request, beside its messages or among its parameters."""
+    """Find the tools of a request, beside its messages or among its parameters."""
     parameters = more if isinstance(more, Mapping) else {}
     tools = request.get("tools") or parameters.get("tools")
     return json.loads(tools) if isinstance(tools, str) else tools

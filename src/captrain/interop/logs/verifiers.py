@@ -13,7 +13,7 @@ def _recognizes(row: JsonObject) -> bool:
 
 
 def _chat_row(row: JsonObject, path: Path) -> JsonObject | str:
-    """The first trace of an episode; its reward is the weighted sum of its parts."""
+    """Convert the first trace of an episode; its reward is the weighted sum of its parts."""
     if not row["traces"]:
         return "the episode has no trace"
     trace = row["traces"][0]

@@ -1,4 +1,4 @@
-"""Writes the report: pages from templates, data for them, into one folder that opens from a disk.
+"""Site of the report: pages from templates, data for them, in one folder that opens from a disk.
 
 `files` reads results/, `archive` finds rollouts and labels in artifacts/, `data` gathers what the pages say, `shards`
 cuts the rollouts into files that a page loads when it needs them, and this renders and writes. Nothing is computed anew
