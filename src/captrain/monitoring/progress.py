@@ -75,7 +75,7 @@ class _JournalCount:
 
 
 class Progress:
-    """Remembers what rates are made of, and what is dear to find out.
+    """Memory of what rates are made of, and of what is dear to find out.
 
     Args:
         root: the folder that holds dvc.yaml, resolved.

@@ -66,7 +66,7 @@ class View:
 
 
 class Watch:
-    """Looks at a project again and again, and remembers what is dear to find out.
+    """Watch over a project, which looks again and again and remembers what is dear to find out.
 
     Args:
         root: the folder that holds dvc.yaml.

@@ -1,4 +1,4 @@
-"""Plays each batch of GRPO with the adapter as it then is.
+"""Sampler of GRPO, which plays each batch with the adapter as it then is.
 
 Imported only where training happens: it needs torch and TRL. Before each batch of rollouts the adapter is saved in
 plain PEFT format, in a folder named by its content hash, and the policy acts with it: in this process, or through
