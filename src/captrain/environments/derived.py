@@ -166,13 +166,13 @@ def _shown(step: Step, brief: Brief) -> Step:
     if step.kind == "order" and median < 1:
         return step._replace(kind="look-up")
     if step.kind == "argument" and step.by_user is None:
-        said = [
+        by_user = [
             any(says(text, value) for value in {**act.record, **act.content}.values())
             for rollout, acts in zip(examples, changes, strict=True)
             for text in [" ".join(text_of(m.get("content") or "") for m in rollout.messages if m["role"] == "user")]
             for act in acts
         ]
-        return step._replace(by_user=True if 2 * sum(said) >= len(said) else None)
+        return step._replace(by_user=True if 2 * sum(by_user) >= len(by_user) else None)
     return step
 
 
