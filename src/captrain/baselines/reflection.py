@@ -48,7 +48,7 @@ class Reflection:
 
 
 class Proposer(Protocol):
-    """Proposes lines."""
+    """Proposer of lines."""
 
     @property
     def usage(self) -> JsonObject:
@@ -143,7 +143,7 @@ class WrittenGuidance(BaseModel):
 
 
 class Model:
-    """Asks a language model.
+    """Proposer that asks a language model.
 
     Args:
         access: how, and at what cost.

@@ -181,7 +181,7 @@ def _fine_tuning(
 
 @dataclass(frozen=True, kw_only=True)
 class RejectionBaseline(Baseline):
-    """The row."""
+    """Row of rejection fine-tuning, in rounds of play and fine-tuning."""
 
     @property
     def learns_from(self) -> Literal["rewards"]:

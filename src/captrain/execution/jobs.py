@@ -50,7 +50,7 @@ class Submission(Record):
 
 
 class Attempt(NamedTuple):
-    """One job for one item."""
+    """Slurm job for one item."""
 
     folder: Path
     job: str

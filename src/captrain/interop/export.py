@@ -155,7 +155,7 @@ def _publish_log(rollouts: Sequence[Rollout], path: Path) -> Path:
 
 
 class AddDocument(Protocol):
-    """Adds one JSON document to an archive."""
+    """Callable that adds one JSON document to an archive."""
 
     def __call__(self, name: str, document: object) -> None:
         """Add a document under this name."""

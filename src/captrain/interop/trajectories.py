@@ -235,7 +235,7 @@ def code_tool(tools: Sequence[JsonObject]) -> str:
 
 
 class _Teller:
-    """Puts what the agent does and reads into messages.
+    """Teller of what an agent does and reads, in messages.
 
     Args:
         runs_code: the tool that takes code actions, "" for none.

@@ -22,7 +22,7 @@ MARK = "\x01"
 
 
 class Chat:
-    """Renders and parses one tokenizer's dialogues with one set of tools.
+    """Renderer and parser of one tokenizer's dialogues with one set of tools.
 
     Args:
         tokenizer: a Hugging Face tokenizer with a prefix-preserving chat template.

@@ -221,7 +221,7 @@ class _Norm(torch.autograd.Function):
 
 
 class _LayerContext(Context, Protocol):
-    """The same, with what `_Layer` keeps beside tensors."""
+    """Context of a layer, with what `_Layer` keeps beside tensors."""
 
     shape: _Shape
     shares: list[Tensor]

@@ -19,7 +19,7 @@ UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class Throttle:
-    """Holds threads back until a server may be asked again."""
+    """Gate that holds threads back until a server may be asked again."""
 
     def __init__(self) -> None:
         self._not_before = 0.0

@@ -131,7 +131,7 @@ def prepare_trainer(trainer: "Trainer", temperature: float, machine: Machine, se
     if passes is not None:
 
         class Closing(TrainerCallback):
-            """Ends the processes that share the passes."""
+            """Callback that ends the processes that share the passes."""
 
             def on_train_end(self, *_: object, **__: object) -> None:
                 """Close them."""

@@ -95,7 +95,7 @@ class Play:
 
 
 class Policy(Protocol):
-    """Plays episodes. Results depend on each play's key alone, never on batch size or order."""
+    """Player of episodes. Results depend on each play's key alone, never on batch size or order."""
 
     digest: str
     """Identity of everything that decides what the policy does, adapters apart."""

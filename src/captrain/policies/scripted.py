@@ -18,7 +18,7 @@ Script = Callable[[Play], Sequence[Message]]
 
 
 class ScriptedPolicy:
-    """Plays a script.
+    """Policy that plays a script.
 
     Args:
         model: unused; every policy is built with the folder of the base.

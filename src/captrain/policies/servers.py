@@ -68,7 +68,7 @@ def served_rank(machine: VLLM) -> int:
 
 
 class Replica(Endpoint):
-    """One server.
+    """vLLM server of one replica, a child process that is started, watched and mended here.
 
     Args:
         machine: how it is started.

@@ -19,7 +19,7 @@ from captrain.records import Message, digest
 
 
 class Chooser(Protocol):
-    """Names the arm of the next turn."""
+    """Policy for the arm of the next turn: names it from the messages."""
 
     @property
     def digest(self) -> str:
@@ -44,7 +44,7 @@ class TurnRow(EngineRow):
 
 
 class TurnPolicy:
-    """Plays turn by turn; usable wherever a policy is, but with the chooser's arms alone.
+    """Policy that plays turn by turn; usable wherever a policy is, but with the chooser's arms alone.
 
     Args:
         policy: the model, and how it is sampled from.

@@ -13,8 +13,8 @@ from captrain.records import JsonObject, digest, publish_text, read_text
 
 @dataclass(frozen=True)
 class Upgrade:
-    """From one version to the installed one: stages whose code differs, those behind them, which run again only if what
-    they read comes out different, and stages that came or went."""
+    """Change from one version to the installed one: stages whose code differs, those behind them, which run again only
+    if what they read comes out different, and stages that came or went."""
 
     before: str
     after: str

@@ -18,8 +18,8 @@ Prompt = Literal["openings", "trajectories"]
 
 
 class ClassifierRouter(ShareRouter):
-    """The routes of the nearest examples are offered to the base model as letters; a route's share is the next-token
-    probability of its letter among those offered.
+    """Router that asks the base model. The routes of the nearest examples are offered to it as letters; a route's share
+    is the next-token probability of its letter among those offered.
 
     Args:
         model: the base.

@@ -8,7 +8,8 @@ from captrain.routing.router import BASE, AskedModel
 
 
 class RetrievalRouter(ShareRouter):
-    """A route's share is the summed similarity of its examples among the nearest; the base where nothing is similar.
+    """Router by similarity: a route's share is the summed similarity of its examples among the nearest; the base where
+    nothing is similar.
 
     Args:
         neighbours: how many examples vote.

@@ -81,7 +81,7 @@ class Example:
 
 
 class Router(Protocol):
-    """Chooses a route for each opening."""
+    """Chooser of a route for each opening."""
 
     gate: bool
     """True if adapters that have gained nothing are left out before this router sees any example."""

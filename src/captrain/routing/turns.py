@@ -28,7 +28,7 @@ class _StoredRouter(Record):
 
 
 class TurnRouter:
-    """Chooses an arm for the next turn.
+    """Chooser of an arm for the next turn.
 
     Args:
         model: see `features` for what it goes by.

@@ -23,7 +23,7 @@ from captrain.serving.sampler import Sampler, Sampling, Scoring
 
 
 class Server:
-    """The endpoint.
+    """OpenAI-compatible endpoint over one policy of this process.
 
     Args:
         policy: the model; its temperature and limits are those of requests that name none.
