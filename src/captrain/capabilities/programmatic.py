@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from captrain.capabilities.alignment import Finding, Story, Toolbox, leaves, reports_error, result_of
 from captrain.capabilities.analyst import LabelRequest
+from captrain.capabilities.learning import learn_toolbox
 from captrain.capabilities.registry import KINDS, Kind
 from captrain.capabilities.vocabulary import Vocabulary
 from captrain.config import ModelAccess
@@ -34,11 +35,12 @@ class ProgrammaticAnalyst:
         for run, sample in enumerate(samples):
             for name, rollout in {rollout.id: rollout for rollout in sample}.items():
                 runs_of.setdefault(name, (rollout, []))[1].append(run)
-        return propose_drawn(runs_of.values(), len(samples), Toolbox(tools))
+        toolbox = learn_toolbox([rollout for rollout, _ in runs_of.values()], tools)
+        return propose_drawn(runs_of.values(), len(samples), toolbox)
 
     def label(self, requests: Sequence[LabelRequest], tools: list[JsonObject]) -> list[dict[str, Label]]:
         """LACKING at the first occasion that went wrong, PRESENT when none did, NA without an occasion."""
-        toolbox = Toolbox(tools)
+        toolbox = learn_toolbox([*{request.rollout.id: request.rollout for request in requests}.values()], tools)
         pools = {id(request.capabilities): request.capabilities for request in requests}
         labellers = {key: Labeller(capabilities, toolbox) for key, capabilities in pools.items()}
         return [labellers[id(request.capabilities)].labels(request.rollout) for request in requests]
