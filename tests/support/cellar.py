@@ -9,7 +9,7 @@ POLICY = (
     "brine 1, tan brine 2, red brine 3. Do all that is asked, then say so."
 )
 DONE = "All is done."
-WHEELS = [f"W{number}" for number in range(10, 60)]
+WHEELS = [f"W{number}" for number in range(10, 22)]
 MILKS, TOWNS, OWNERS = ["goat", "ewe", "cow", "buffalo"], ["Brno", "Cork", "Lyon", "Pisa"], ["Ida", "Jan", "Kit", "Lea"]
 DAYS = {"crumbly": "3", "firm": "6", "soft": "9"}
 BRINES = {"pale": "1", "tan": "2", "red": "3"}
@@ -165,7 +165,7 @@ class Demonstrations:
         *('{"error": "not understood"}', '{"error": "unknown"}', "nothing", "core", "rind"),
         *(*PHRASES.values(), *WHEELS, *MILKS, *TOWNS, *OWNERS, *DAYS, *DAYS.values(), *BRINES, *BRINES.values()),
     ]
-    habits = {"guess": 0.55, "first": 0.45, "stop": 0.5}
+    habits = {"guess": 0.45, "first": 0.4, "stop": 0.4}
 
     def demonstration(self, rng: random.Random) -> tuple[list[dict], list[dict]]:
         """One dialogue: its opening messages, and all after them."""

@@ -19,7 +19,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, model_validator
 
 from captrain.capabilities import Act, Toolbox
 from captrain.diagnosis.book import RecordBook
@@ -43,12 +43,17 @@ FUNCTIONS = {
     "time": datetime.fromisoformat,
 }
 """What expressions may call, beside the functions of a write (`Clause.objection`)."""
+SCOPE = ("arguments", "record", "now", "policy", "earlier", "touched", "look", "by_now", "said")
+"""What they know of a write."""
 REMEDY = "docs/diagnose.md has the format of clauses"
 
 
 def _expression(text: str) -> str:
     """Refuse what is no expression, or could reach beyond what it is given."""
-    tree = ast.parse(text, mode="eval")
+    try:
+        tree = ast.parse(text, mode="eval")
+    except SyntaxError as error:
+        raise ValueError(f"{text!r} is no expression") from error
     if any(isinstance(node, REFUSED) for node in ast.walk(tree)):
         raise ValueError(f"{text} reaches beyond its names")
     return text
@@ -116,6 +121,17 @@ class Clauses(Record):
 
     patterns: dict[str, str] = {}
     clauses: list[Clause]
+
+    @model_validator(mode="after")
+    def _with_known_names(self) -> "Clauses":
+        for clause in self.clauses:
+            known = {*FUNCTIONS, *SCOPE, *self.patterns, *clause.names}
+            for expression in (*clause.names.values(), clause.forbidden or "0"):
+                names = [node for node in ast.walk(ast.parse(expression, mode="eval")) if isinstance(node, ast.Name)]
+                bound = {name.id for name in names if isinstance(name.ctx, ast.Store)}
+                if unknown := {name.id for name in names} - known - bound:
+                    raise ValueError(f"expressions know no {min(unknown)}: {expression}")
+        return self
 
 
 @dataclass(frozen=True)

@@ -162,7 +162,8 @@ def _unconfirmed(case: Case) -> Iterator[Cause]:
             results = [text_of(call.result).lower() for call in case.story.acts if call.message < act.message]
             if act.tool in clause.tools and not any(re.search(clause.shown, result) for result in results):
                 evidence = f'{act}, and {clause.reason}; the policy says "{sentence}"'
-                kind = "unverified_claim" if re.search(clause.claimed, case.wishes) else "undue_compliance"
+                is_claimed = bool(clause.claimed) and re.search(clause.claimed, case.wishes)
+                kind = "unverified_claim" if is_claimed else "undue_compliance"
                 yield Cause(kind, case.proposal(act), evidence, tools=(act.tool,))
 
 
