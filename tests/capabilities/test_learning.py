@@ -100,12 +100,14 @@ def test_what_a_search_was_told_is_no_key_beside_what_opened_a_record() -> None:
     assert learn_toolbox([rollout([ASK, *search, *ship])], tools).keys == {"town": "town"}
 
 
-def test_references_say_what_names_a_record_before_rollouts_do() -> None:
+def test_a_key_is_told_in_half_of_the_changes_of_references_or_of_rollouts() -> None:
     reading, tools = made("get_reading", '{"reading": "soft"}', wheel="W7", spot="core"), [READING, cellar.TOOLS[2]]
-    reference = [reading[0], tool_call("turn", {"wheel": "W8", "days": "core"})]
-    one = rollout([ASK, *reading, *made("turn", wheel="W7", days="3")], reference)
-    assert learn_toolbox([one], tools).keys == {"spot": "days", "days": "days"}
-    assert learn_toolbox([one.model_copy(update={"reference": []})], tools).keys == {"wheel": "wheel"}
+    careless = [rollout([ASK, *reading, *made("turn", wheel="W8", days="3")], name=str(at)) for at in range(2)]
+    careful = rollout([ASK, *reading, *made("turn", wheel="W7", days="3")])
+    taught = careless[0].model_copy(update={"reference": [reading[0], tool_call("turn", {"wheel": "W7"})]})
+    for rollouts, keys in (([*careless], set()), ([*careless, careful], set()), ([careless[0], careful], {"wheel"})):
+        assert {*learn_toolbox(rollouts, tools).keys} == keys
+    assert {*learn_toolbox([*careless, taught], tools).keys} == {"wheel"}
 
 
 def test_a_tool_does_what_is_said_then_declared_then_shown_by_replay_then_by_rollouts_then_by_its_name() -> None:

@@ -13,7 +13,7 @@ their order, objects by the entries that the reference gives.
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cache
@@ -81,12 +81,8 @@ class Toolbox:
         self.schemas: dict[str, JsonObject] = {
             tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools
         }
-        if keys is None:
-            names: dict[bool, set[str]] = {True: set(), False: set()}
-            for name, schema in self.schemas.items():
-                names[self.kind(name) == "read"].update(schema.get("properties", {}))
-            keys = {name: name for name in names[True] & names[False]}
-        self.keys, self.fields = {**keys}, {**(fields or {})}
+        self.fields = {**(fields or {})}
+        self.keys = {**(self.shared_names((), (), ()) if keys is None else keys)}
 
     def kind(self, tool: str) -> Kind:
         """Tell what calling a tool does."""
@@ -96,6 +92,23 @@ class Toolbox:
             case None:
                 return kind_of(tool)
         return "read"
+
+    def shared_names(self, keys: Collection[str], called: Collection[str], shown: Collection[str]) -> dict[str, str]:
+        """Names that changes without a key share with look-ups, but for known searches: with those never called, or
+        with any where nothing has shown yet what such a change comes after."""
+        names = {tool: {*schema.get("properties", {})} for tool, schema in self.schemas.items()}
+        pairs = [
+            (change, lookup)
+            for change in names
+            for lookup in names
+            if self.kind(change) == "write" and self.kind(lookup) == "read" and self.fields.get(lookup, True)
+        ]
+        return {
+            name: name
+            for change, lookup in pairs
+            if not names[change] & {*keys} and not (lookup in called and change in shown)
+            for name in names[change] & names[lookup]
+        }
 
     def accepts(self, tool: str, arguments: Mapping[str, object]) -> bool:
         """Whether the tool exists and the argument names are those of its schema."""

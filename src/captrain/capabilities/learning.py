@@ -4,13 +4,13 @@ What a tool does is taken from the first of these that knows: the user, the benc
 replay of references, the rollouts, the tool's name. A hand-over is declared or told by its name: to whatever is looked
 at it is like any other call that ends a dialogue.
 
-A key is an argument of a change whose value a look-up was told before: it names what was looked at, however many
-arguments the look-up takes and whatever it calls them. Where references look up before they change, they say which;
-else rollouts do.
+A key is an argument of a change whose value a look-up was told before, in references or in rollouts: it names what was
+looked at, however many arguments the look-up takes and whatever it calls them.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 
 from captrain.benchmarks import Replay, Worlds
 from captrain.capabilities.alignment import Act, Kind, Toolbox, acts_of, kind_of, leaves
@@ -19,10 +19,12 @@ from captrain.records import JsonObject, Message, Rollout
 
 PASSES = 2
 """Rollouts that pass without a call before it is taken for a look-up: one may be a grader's slip."""
+MOST_PLAYS = 6
+"""References that are played to see what a tool does."""
 VARIED = 3
 """Different answers by which a tool tells something, where a change says that it is done."""
 PLAYS = 3
-"""References in whose replay a tool changes nothing before it is taken for a look-up."""
+"""References in whose replay a tool changes nothing and is not missed before it is taken for a look-up."""
 SHARE = 0.5
 """Share of the calls of a change, of those after a look-up, whose argument the look-up was told, of a key."""
 
@@ -46,32 +48,43 @@ def learn_toolbox(
     """
     world = next((worlds.of(rollout) for rollout in rollouts), None) if worlds is not None else None
     declared = {**(world.kinds if world else {}), **(kinds or {})}
-    known = Toolbox(tools, declared)
-    fields: dict[str, frozenset[str]] = {}
-    shown: dict[str, str] = {**_kinds_in_log(rollouts, known, fields)}
-    if worlds is not None and world is not None:
-        shown |= _kinds_by_replay(rollouts, worlds, known.schemas.keys() - known.declared.keys())
-    shown = {tool: kind for tool, kind in shown.items() if kind_of(tool) != "handover"} | {**known.declared}
-    return Toolbox(tools, shown, _keys(rollouts, Toolbox(tools, shown, {}, fields)) or None, fields)
-
-
-def _kinds_in_log(rollouts: Iterable[Rollout], toolbox: Toolbox, fields: dict[str, frozenset[str]]) -> dict[str, Kind]:
-    """Look-ups that rollouts show: tools that answer with values that they were not told, not the same ones each time,
-    and without which rollouts pass where their reference calls them. Nobody passes without a change. Into `fields` goes
-    what tools have always returned."""
-    passes, answers = Counter[str](), dict[str, set[str]]()
+    known, observed = Toolbox(tools, declared), _Observed()
     for rollout in rollouts:
+        observed.add(rollout, known)
+    # Nobody passes without a change.
+    shown: dict[str, str] = {tool: "read" for tool in observed.telling if observed.spared[tool] >= PASSES}
+    if worlds is not None and world is not None:
+        replayed = _kinds_by_replay(rollouts, worlds, known.schemas.keys() - known.declared.keys())
+        # A look-up may leave a trace that a check asks for, but a change tells little.
+        shown |= {tool: kind for tool, kind in replayed.items() if kind == "read" or tool not in observed.telling}
+    shown = {tool: kind for tool, kind in shown.items() if kind_of(tool) != "handover"} | known.declared
+    return Toolbox(tools, shown, _keys(rollouts, Toolbox(tools, shown, {}, observed.fields)), observed.fields)
+
+
+@dataclass
+class _Observed:
+    """What rollouts show of tools: the fields that each has always returned, its answers (so many as matter) without
+    what it was told, and in how many rollouts that passed it was left out where the reference calls it."""
+
+    fields: dict[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
+    answers: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
+    spared: Counter[str] = field(default_factory=Counter[str])
+
+    def add(self, rollout: Rollout, toolbox: Toolbox) -> None:
+        """Count a rollout in."""
         acts = acts_of(rollout.messages, toolbox)
-        for act in acts:
-            results = answers.setdefault(act.tool, set())
-            if not act.failed:
-                names = frozenset(act.result if isinstance(act.result, dict) else ())
-                fields[act.tool] = fields.get(act.tool, names) & names
-            if not act.failed and len(results) < VARIED:
-                results.add(" ".join(sorted({*leaves(act.result)} - {*leaves(act.arguments)})))
+        for act in [act for act in acts if not act.failed]:
+            names, answers = frozenset(act.result if isinstance(act.result, dict) else ()), self.answers
+            self.fields[act.tool] = self.fields.get(act.tool, names) & names
+            if len(answers.setdefault(act.tool, set())) < VARIED:
+                answers[act.tool].add(" ".join(sorted({*leaves(act.result)} - {*leaves(act.arguments)})))
         if rollout.outcome == "passed" and acts:
-            passes.update(_tools(rollout.reference) - _tools(rollout.messages))
-    return {tool: "read" for tool, count in passes.items() if count >= PASSES and len(answers.get(tool, ())) >= VARIED}
+            self.spared.update(_tools(rollout.reference) - _tools(rollout.messages))
+
+    @property
+    def telling(self) -> set[str]:
+        """Tools that answer with values that they were not told, not the same ones each time."""
+        return {tool for tool, answers in self.answers.items() if len(answers) >= VARIED}
 
 
 def _tools(messages: Iterable[Message]) -> set[str]:
@@ -79,20 +92,26 @@ def _tools(messages: Iterable[Message]) -> set[str]:
 
 
 def _kinds_by_replay(rollouts: Iterable[Rollout], worlds: Worlds, unknown: Set[str]) -> dict[str, Kind]:
-    """Kinds that replays of references show: what never changes anything looks up."""
-    changes: dict[str, list[bool]] = {}
-    played: set[str] = set()
+    """Kinds that replays of references show: without a change the check fails; what leaves the world as it is, and is
+    not missed, looks up. What a world merely keeps a record of, such as pages that were read, shows neither."""
+    idle, tries, played = Counter[str](), Counter[str](), set[str]()
+    kinds: dict[str, Kind] = {}
     for rollout in rollouts:
-        pending = {tool for tool in _tools(rollout.reference) & unknown if len(changes.get(tool, ())) < PLAYS}
+        open_tools = _tools(rollout.reference) & unknown - kinds.keys()
+        pending = sorted(tool for tool in open_tools if tries[tool] < MOST_PLAYS)
         is_new = pending and rollout.task.id not in played and rollout.outcome != "error"
         if not is_new or (world := worlds.of(rollout)) is None:
             continue
         played.add(rollout.task.id)
-        (outcome,) = world.play([Replay(world.reference, world.owed)])
-        for call, changed in zip(world.reference, outcome.changed, strict=True):
-            if outcome.passed and call.tool in pending:
-                changes.setdefault(call.tool, []).append(changed)
-    return {tool: "write" if any(seen) else "read" for tool, seen in changes.items() if any(seen) or len(seen) >= PLAYS}
+        tries.update(pending)
+        partial = [tuple(call for call in world.reference if call.tool != tool) for tool in pending]
+        whole, *others = world.play([Replay(calls, world.owed) for calls in (world.reference, *partial)])
+        changing = {call.tool for call, changed in zip(world.reference, whole.changed, strict=True) if changed}
+        for tool, other in zip(pending, others, strict=True) if whole.passed else ():
+            idle[tool] += tool not in changing
+            if not other.passed or idle[tool] >= PLAYS:
+                kinds[tool] = "read" if other.passed else "write"
+    return kinds
 
 
 Flow = tuple[str, str, str, bool]
@@ -102,21 +121,26 @@ object: such a look-up opens a record, where one that returns a list or a bare v
 
 def _keys(rollouts: Iterable[Rollout], toolbox: Toolbox) -> dict[str, str]:
     """Names of key arguments, of changes and of the look-ups that were told the same values, each with the one that all
-    of its kind of record go by. What a search was told is no key where a change has one that opens a record."""
-    expected, made = Counter[Flow](), Counter[Flow]()
+    of its kind of record go by. What a search was told is no key where a change has one that opens a record; where
+    neither shows anything, names must do."""
+    sources, called = (Counter[Flow](), Counter[Flow]()), set[str]()
     for rollout in rollouts:
-        expected.update(_flows(acts_of(rollout.reference, toolbox), toolbox))
-        made.update(_flows(acts_of(rollout.messages, toolbox), toolbox))
-    shown = {tool for tool, *_ in expected}
-    flows = expected + Counter({flow: count for flow, count in made.items() if flow[0] not in shown})
+        for flows, messages in zip(sources, (rollout.reference, rollout.messages), strict=True):
+            flows.update(_flows(acts_of(messages, toolbox), toolbox))
+            called |= _tools(messages)
+    shown = {tool for flows in sources for tool, *_ in flows}
     keys: dict[str, str] = {}
-    for tool in sorted({tool for tool, *_ in flows}):
-        least = SHARE * flows[tool, "", "", False]
-        steady = sorted(flow for flow, count in flows.items() if flow[0] == tool and flow[1] and count >= least)
+    for tool in sorted(shown):
+        steady = [
+            flow
+            for flows in sources
+            for flow, count in sorted(flows.items())
+            if flow[0] == tool and flow[1] and count >= SHARE * flows[tool, "", "", False]
+        ]
         for _, name, source, _ in [flow for flow in steady if flow[3]] or steady:
             kind = next((keys[peer] for peer in (name, source) if peer in keys), name)
             keys |= {name: kind, source: kind}
-    return keys
+    return keys | toolbox.shared_names(keys, called, shown)
 
 
 def _flows(acts: Sequence[Act], toolbox: Toolbox) -> Iterator[Flow]:
