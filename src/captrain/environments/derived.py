@@ -170,7 +170,7 @@ def _shown(step: Step, brief: Brief, toolbox: Toolbox) -> Step:
             for text in [" ".join(text_of(m.get("content") or "") for m in rollout.messages if m["role"] == "user")]
             for act in acts
         ]
-        return step._replace(by_user=True if 2 * sum(said) >= len(said) else None)
+        return step._replace(by_user=True if said and 2 * sum(said) >= len(said) else None)
     return step
 
 
