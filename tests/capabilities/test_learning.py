@@ -1,4 +1,4 @@
-"""What tools do and which arguments name records is learnt from rollouts, whatever tools are called and look like."""
+"""Kinds of tools and keys of records are learnt from rollouts, whatever tools are called and look like."""
 
 import json
 import random

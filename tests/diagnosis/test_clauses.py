@@ -61,6 +61,16 @@ def test_an_expression_that_reaches_beyond_its_names_or_is_none_is_refused_with_
         read_clauses(path)
 
 
+@pytest.mark.parametrize(("place", "other"), [("\\b(promised", "(promised["), ("{record[waiting]}", "{waiting}")])
+def test_a_pattern_that_is_none_and_a_reason_with_an_unknown_name_are_refused(
+    path: Path, place: str, other: str
+) -> None:
+    assert place in path.read_text()
+    publish_text(path, path.read_text().replace(place, other))
+    with pytest.raises(UserError, match="Clauses"):
+        read_clauses(path)
+
+
 @pytest.mark.parametrize("call", ["open('/etc/passwd')", "__import__('os')", "eval('1')"])
 def test_an_expression_has_no_function_but_its_own(path: Path, call: str) -> None:
     publish_text(path, path.read_text().replace("time(record['due']) < now", call))

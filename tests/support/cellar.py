@@ -68,10 +68,10 @@ class Visit:
             try:
                 arguments = json.loads(arguments)
             except ValueError:
-                arguments = None
+                arguments = {}
         answer: object = {"error": "not understood"}
-        is_call = isinstance(arguments, dict) and name in ARGUMENTS and {*arguments} == {*ARGUMENTS[name]}
-        if is_call and all(isinstance(value, str) for value in arguments.values()):
+        named = {*arguments} if isinstance(arguments, dict) else set()
+        if name in ARGUMENTS and named == {*ARGUMENTS[name]} and all(isinstance(arguments[key], str) for key in named):
             answer = self.run(name, arguments, wheels)
         return {"role": "tool", "name": name, "content": json.dumps(answer)}
 

@@ -84,6 +84,11 @@ class Toolbox:
         self.fields = {**(fields or {})}
         self.keys = {**(self.shared_names((), (), ()) if keys is None else keys)}
 
+    @property
+    def unnamed(self) -> dict[str, Kind]:
+        """Kinds of the tools whose names say something else."""
+        return {name: self.kind(name) for name in self.schemas if self.kind(name) != kind_of(name)}
+
     def kind(self, tool: str) -> Kind:
         """Tell what calling a tool does."""
         match self.declared.get(tool):
@@ -388,8 +393,8 @@ class Story:
         return all(any(self._shows(act, name, write.record[name], lookups) for act in earlier) for name in names)
 
     def _shows(self, act: Act, name: str, value: object, lookups: Sequence[Act]) -> bool:
-        """Whether a call returned the record of this key: it asked for it, and for the same of it where it uses a tool
-        of the look-ups; or the result is or lists such records, with what a look-up returns of them."""
+        """Tell whether a call returned the record of this key: it asked for it, and for the same of it where it uses a
+        tool of the look-ups; or the result is or lists such records, with what a look-up returns of them."""
         if act.kind == "read" and same(act.record.get(name), value):
             peers = [lookup for lookup in lookups if lookup.tool == act.tool]
             return not peers or any(same(lookup.content, act.content) for lookup in peers)
@@ -402,7 +407,7 @@ class Story:
         )
 
     def has_looked(self, pair: Pair) -> bool:
-        """Whether what the reference looks up before a write was looked up before the write that stands for it."""
+        """Tell whether the look-ups of the reference before a write were made before the one that stands for it."""
         names = [name for name in pair.guards if pair.write is not None and name in pair.write.record]
         return pair.write is None or self.read_before(pair.write, names, pair.lookups)
 

@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import numpy as np
 
 from captrain.benchmarks import Worlds
-from captrain.capabilities.alignment import kind_of
 from captrain.capabilities.analyst import Analyst, LabelRequest
 from captrain.capabilities.faults import fault_of
 from captrain.capabilities.learning import learn_toolbox
@@ -58,7 +57,6 @@ def label_runs(
     guard_split([rollout.task for rollout in rollouts], "diagnosis")
     scored = _scored(rollouts)
     toolbox = learn_toolbox(scored, tools, worlds)
-    kinds = {name: toolbox.kind(name) for name in toolbox.schemas if toolbox.kind(name) != kind_of(name)}
     tools = [{**tool, "annotations": {"kind": toolbox.kind(tool["function"]["name"])}} for tool in tools]
     tasks = task_numbers(scored)
     groups: list[list[Rollout]] = [[] for _ in {*tasks.tolist()}]
@@ -66,7 +64,11 @@ def label_runs(
         groups[task].append(rollout)
     draws = [draw_tasks(len(groups), [seed, run], resample) for run in range(runs)]
     proposals = analyst.propose([[rollout for task in draw for rollout in groups[task]] for draw in draws], tools)
-    pool = pooled([[_with_kinds(candidate, kinds) for candidate in proposal] for proposal in proposals])
+    unnamed: JsonObject = {"kinds": toolbox.unnamed} if toolbox.unnamed else {}
+    pool = {
+        slug: candidate.model_copy(update={"details": {**candidate.details, **unnamed}})
+        for slug, candidate in pooled(proposals).items()
+    }
     requests = []
     for run, proposal in enumerate(proposals):
         slugs = {candidate.id for candidate in proposal}
@@ -125,10 +127,6 @@ def _united(first: JsonObject, second: JsonObject) -> JsonObject:
         if isinstance(value, list) and isinstance(second.get(name), list):
             details[name] = sorted({*value, *second[name]})
     return details
-
-
-def _with_kinds(candidate: Capability, kinds: Mapping[str, str]) -> Capability:
-    return candidate.model_copy(update={"details": {**candidate.details, "kinds": kinds}}) if kinds else candidate
 
 
 def _labels(

@@ -11,12 +11,14 @@ against anybody: an expression that cannot be worked out forbids nothing.
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache, cached_property
 from importlib.resources import files
 from pathlib import Path
+from re import Pattern
+from string import Formatter
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, model_validator
@@ -78,13 +80,13 @@ class Clause(Record):
     names: dict[str, Expression] = {}
     forbidden: Expression | Literal[""] = ""
     reason: str
-    shown: str = ""
-    claimed: str = ""
+    shown: Pattern[str] | None = None
+    claimed: Pattern[str] = re.compile("(?!)")
 
     def objection(
-        self, act: Act, earlier: Sequence[Act], wishes: str, setting: "Setting", patterns: dict[str, str]
+        self, act: Act, earlier: Sequence[Act], wishes: str, setting: "Setting", patterns: Mapping[str, Pattern[str]]
     ) -> str | None:
-        """What the clause finds wrong with a write, if anything.
+        """Say what is wrong with a write, None where nothing is.
 
         Args:
             act: the write.
@@ -101,7 +103,7 @@ class Clause(Record):
             values = [peer.arguments[field] for peer in [act, *peers] if field in peer.arguments]
             return values[-1] if values else (record or {})[field]
 
-        def said(pattern: str, negated: str = "(?!)") -> bool:
+        def said(pattern: str | Pattern[str], negated: str | Pattern[str] = "(?!)") -> bool:
             matches = re.finditer(pattern, wishes)
             return any(not re.search(negated, wishes[: match.start()]) for match in matches)
 
@@ -119,14 +121,15 @@ class Clause(Record):
 class Clauses(Record):
     """Clauses of policies, and patterns that their expressions use by name."""
 
-    patterns: dict[str, str] = {}
+    patterns: dict[str, Pattern[str]] = {}
     clauses: list[Clause]
 
     @model_validator(mode="after")
     def _with_known_names(self) -> "Clauses":
         for clause in self.clauses:
             known = {*FUNCTIONS, *SCOPE, *self.patterns, *clause.names}
-            for expression in (*clause.names.values(), clause.forbidden or "0"):
+            fields = [re.split(r"\W", name)[0] for _, name, *_ in Formatter().parse(clause.reason) if name]
+            for expression in (*clause.names.values(), clause.forbidden or "0", *fields):
                 names = [node for node in ast.walk(ast.parse(expression, mode="eval")) if isinstance(node, ast.Name)]
                 bound = {name.id for name in names if isinstance(name.ctx, ast.Store)}
                 if unknown := {name.id for name in names} - known - bound:
@@ -205,7 +208,7 @@ class Setting:
         return datetime.fromisoformat(" ".join(part for part in match.groups() if part)) if match else None
 
     @cached_property
-    def in_force(self) -> list[tuple[Clause, str, dict[str, str]]]:
+    def in_force(self) -> list[tuple[Clause, str, Mapping[str, Pattern[str]]]]:
         """The clauses whose sentence the policy holds, each with that sentence and the patterns of its file."""
         sources = (*shipped_clauses(), *self.own, Clauses(clauses=[*_stated(self.policy, self.toolbox)]))
         return [

@@ -153,7 +153,7 @@ def diagnose(
     shortage, findings = _shortage(account, len(agents)), collection.findings()
     if not account.passed or not account.failed:
         return Diagnosis(logs, explanations, findings, account, agents, None, None, shortage, keep_suspects)
-    labels = label_causes(explanations.rollouts, logs.rollouts, runs, seed, keep=keep_suspects)
+    labels = label_causes(explanations.rollouts, logs.rollouts, runs, seed, explanations.toolbox, keep=keep_suspects)
     report = select_by_verdicts(labels.verdicts, labels.candidates, selection, count, seed).report
     if shortage:
         reason = "several agents" if len(agents) > 1 else "too few rollouts"
