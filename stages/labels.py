@@ -13,12 +13,10 @@ from captrain.records import Rollout, load, publish, publish_json
 def main() -> str:
     spec = load_spec()
     rollouts = load(Path("artifacts/rollouts/discovery.jsonl"), Rollout)
-    target = load_benchmark(spec.benchmark, spec.machine)
-    tools = target.declared_tools
-    analyst = build(spec.analyst, Analyst, access=spec.machine.asking)
-    runs, resample = spec.labels.runs, spec.labels.resample
+    target, runs = load_benchmark(spec.benchmark, spec.machine), spec.labels.runs
+    analyst, tools = build(spec.analyst, Analyst, access=spec.machine.asking), target.declared_tools
     with open_worlds(target=target, machine=spec.machine) as worlds:
-        candidates, labels = label_runs(analyst, rollouts, tools, runs, spec.seed, resample, worlds)
+        candidates, labels = label_runs(analyst, rollouts, tools, runs, spec.seed, spec.labels.resample, worlds)
     publish(Path("artifacts/labels/labels.jsonl"), labels)
     publish(Path("results/labels/candidates.jsonl"), candidates)
     publish_json(Path("results/labels/agreement.json"), measure_agreement(analyst, labels, rollouts, tools))

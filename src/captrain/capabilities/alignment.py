@@ -98,7 +98,7 @@ class Toolbox:
                 return kind_of(tool)
         return "read"
 
-    def shared_names(self, keys: Collection[str], called: Collection[str], shown: Collection[str]) -> dict[str, str]:
+    def shared_names(self, keys: Collection[str], lookups: Collection[str], changes: Collection[str]) -> dict[str, str]:
         """Names that changes without a key share with look-ups, but for known searches: with those never called, or
         with any where nothing has shown yet what such a change comes after."""
         names = {tool: {*schema.get("properties", {})} for tool, schema in self.schemas.items()}
@@ -111,7 +111,7 @@ class Toolbox:
         return {
             name: name
             for change, lookup in pairs
-            if not names[change] & {*keys} and not (lookup in called and change in shown)
+            if not names[change] & {*keys} and not (lookup in lookups and change in changes)
             for name in names[change] & names[lookup]
         }
 

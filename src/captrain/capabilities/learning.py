@@ -48,17 +48,17 @@ def learn_toolbox(
     """
     world = next((worlds.of(rollout) for rollout in rollouts), None) if worlds is not None else None
     declared = {**(world.kinds if world else {}), **(kinds or {})}
-    known, observed = Toolbox(tools, declared), _Observed()
+    toolbox, observed = Toolbox(tools, declared), _Observed()
     for rollout in rollouts:
-        observed.add(rollout, known)
+        observed.add(rollout, toolbox)
     # Nobody passes without a change.
-    shown: dict[str, str] = {tool: "read" for tool in observed.telling if observed.spared[tool] >= PASSES}
+    tool_kinds: dict[str, str] = {tool: "read" for tool in observed.telling if observed.spared[tool] >= PASSES}
     if worlds is not None and world is not None:
-        replayed = _kinds_by_replay(rollouts, worlds, known.schemas.keys() - known.declared.keys())
+        replayed = _kinds_by_replay(rollouts, worlds, toolbox.schemas.keys() - toolbox.declared.keys())
         # A look-up may leave a trace that a check asks for, but a change tells little.
-        shown |= {tool: kind for tool, kind in replayed.items() if kind == "read" or tool not in observed.telling}
-    shown = {tool: kind for tool, kind in shown.items() if kind_of(tool) != "handover"} | known.declared
-    return Toolbox(tools, shown, _keys(rollouts, Toolbox(tools, shown, {}, observed.fields)), observed.fields)
+        tool_kinds |= {tool: kind for tool, kind in replayed.items() if kind == "read" or tool not in observed.telling}
+    tool_kinds = {tool: kind for tool, kind in tool_kinds.items() if kind_of(tool) != "handover"} | toolbox.declared
+    return Toolbox(tools, tool_kinds, _keys(rollouts, Toolbox(tools, tool_kinds, {}, observed.fields)), observed.fields)
 
 
 @dataclass
@@ -94,23 +94,23 @@ def _tools(messages: Iterable[Message]) -> set[str]:
 def _kinds_by_replay(rollouts: Iterable[Rollout], worlds: Worlds, unknown: Set[str]) -> dict[str, Kind]:
     """Kinds that replays of references show: without a change the check fails; what leaves the world as it is, and is
     not missed, looks up. What a world merely keeps a record of, such as pages that were read, shows neither."""
-    idle, tries, played = Counter[str](), Counter[str](), set[str]()
+    idle, tries, tasks = Counter[str](), Counter[str](), set[str]()
     kinds: dict[str, Kind] = {}
     for rollout in rollouts:
         open_tools = _tools(rollout.reference) & unknown - kinds.keys()
         pending = sorted(tool for tool in open_tools if tries[tool] < MOST_PLAYS)
-        is_new = pending and rollout.task.id not in played and rollout.outcome != "error"
+        is_new = pending and rollout.task.id not in tasks and rollout.outcome != "error"
         if not is_new or (world := worlds.of(rollout)) is None:
             continue
-        played.add(rollout.task.id)
+        tasks.add(rollout.task.id)
         tries.update(pending)
         partial = [tuple(call for call in world.reference if call.tool != tool) for tool in pending]
-        whole, *others = world.play([Replay(calls, world.owed) for calls in (world.reference, *partial)])
+        whole, *trials = world.play([Replay(calls, world.owed) for calls in (world.reference, *partial)])
         changing = {call.tool for call, changed in zip(world.reference, whole.changed, strict=True) if changed}
-        for tool, other in zip(pending, others, strict=True) if whole.passed else ():
+        for tool, trial in zip(pending, trials, strict=True) if whole.passed else ():
             idle[tool] += tool not in changing
-            if not other.passed or idle[tool] >= PLAYS:
-                kinds[tool] = "read" if other.passed else "write"
+            if not trial.passed or idle[tool] >= PLAYS:
+                kinds[tool] = "read" if trial.passed else "write"
     return kinds
 
 
@@ -123,14 +123,14 @@ def _keys(rollouts: Iterable[Rollout], toolbox: Toolbox) -> dict[str, str]:
     """Names of key arguments, of changes and of the look-ups that were told the same values, each with the one that all
     of its kind of record go by. What a search was told is no key where a change has one that opens a record; where
     neither shows anything, names must do."""
-    sources, called = (Counter[Flow](), Counter[Flow]()), set[str]()
+    sources, tools = (Counter[Flow](), Counter[Flow]()), set[str]()
     for rollout in rollouts:
         for flows, messages in zip(sources, (rollout.reference, rollout.messages), strict=True):
             flows.update(_flows(acts_of(messages, toolbox), toolbox))
-            called |= _tools(messages)
-    shown = {tool for flows in sources for tool, *_ in flows}
+            tools |= _tools(messages)
+    changes = {tool for flows in sources for tool, *_ in flows}
     keys: dict[str, str] = {}
-    for tool in sorted(shown):
+    for tool in sorted(changes):
         steady = [
             flow
             for flows in sources
@@ -140,21 +140,21 @@ def _keys(rollouts: Iterable[Rollout], toolbox: Toolbox) -> dict[str, str]:
         for _, name, source, _ in [flow for flow in steady if flow[3]] or steady:
             kind = next((keys[peer] for peer in (name, source) if peer in keys), name)
             keys |= {name: kind, source: kind}
-    return keys | toolbox.shared_names(keys, called, shown)
+    return keys | toolbox.shared_names(keys, tools, changes)
 
 
 def _flows(acts: Sequence[Act], toolbox: Toolbox) -> Iterator[Flow]:
     """Flows into each change, and of each change after a look-up its tool alone. Only a text is recognized under
     another name."""
-    told: dict[str, set[tuple[str, bool]]] = {}
+    names_by_value: dict[str, set[tuple[str, bool]]] = {}
     for act in acts:
         values = {name: value for name, value in act.arguments.items() if value and isinstance(value, str | int)}
         if act.kind == "read":
             for name, value in values.items():
-                told.setdefault(str(value), set()).add((name, bool(toolbox.fields.get(act.tool))))
-        elif act.kind == "write" and told:
+                names_by_value.setdefault(str(value), set()).add((name, bool(toolbox.fields.get(act.tool))))
+        elif act.kind == "write" and names_by_value:
             yield act.tool, "", "", False
             for name, value in values.items():
-                for source, opens in told.get(str(value), ()):
+                for source, opens in names_by_value.get(str(value), ()):
                     if source == name or isinstance(value, str):
                         yield act.tool, name, source, opens

@@ -47,8 +47,8 @@ def records(story: Story, values: Vocabulary) -> Iterator[Finding]:
         spoken = story.user_before(write)
         names = [name for name, value in goal.record.items() if name in pair.derived or says(spoken, value)]
         if names:
-            judged = [name for name in names if goal.compared is None or name in goal.compared]
-            wrong = any(not same(goal.record[name], write.record.get(name)) for name in judged)
+            compared = [name for name in names if goal.compared is None or name in goal.compared]
+            wrong = any(not same(goal.record[name], write.record.get(name)) for name in compared)
             judgement = f"where {goal} was meant" if wrong else "on the record that was meant"
             # To repeat a record that the user has named shows nothing of finding out which one is meant.
             if not wrong and not pair.derived:

@@ -31,7 +31,7 @@ NOW = re.compile(r"current (?:date|time)\D{0,40}(\d{4}-\d\d-\d\d)(?:[ T](\d\d:\d
 SPACE = re.compile(r"[\s‐-―]+")
 REQUIREMENT = re.compile(r"\ban? (\w+) can only be (\w+) if its (\w+) is ['\"‘“]([\w ]+)['\"’”]", re.IGNORECASE)
 """A sentence that asks a record for a value: noun of the record, participle of the operation, field, value."""
-REFUSED = (ast.Attribute, ast.Lambda, ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom, ast.JoinedStr)
+BEYOND = (ast.Attribute, ast.Lambda, ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom, ast.JoinedStr)
 """What an expression of a clause may not hold."""
 FUNCTIONS = {
     **{function.__name__: function for function in (len, sum, any, all, min, max, sorted, str, int)},
@@ -56,7 +56,7 @@ def _expression(text: str) -> str:
         tree = ast.parse(text, mode="eval")
     except SyntaxError as error:
         raise ValueError(f"{text!r} is no expression") from error
-    if any(isinstance(node, REFUSED) for node in ast.walk(tree)):
+    if any(isinstance(node, BEYOND) for node in ast.walk(tree)):
         raise ValueError(f"{text} reaches beyond its names")
     return text
 
@@ -69,7 +69,7 @@ class Clause(Record):
 
     forbidden: true of a write that it forbids, "" where it forbids none by itself. names: expressions by the names that
     others use, in order. record: the argument that names the record of a write, and the fields that must be shown of
-    it. reason: what is wrong, with names in braces. breach: what it is to make such a write. shown: a pattern that some
+    it. reason: what is wrong, with names in braces. breach: what it is to make such a write. proof: a pattern that some
     result before an agent's write must show; claimed: a pattern of words by which users claim it.
     """
 
@@ -80,7 +80,7 @@ class Clause(Record):
     names: dict[str, Expression] = {}
     forbidden: Expression | Literal[""] = ""
     reason: str
-    shown: Pattern[str] | None = None
+    proof: Pattern[str] | None = None
     claimed: Pattern[str] = re.compile("(?!)")
 
     def objection(
@@ -127,12 +127,12 @@ class Clauses(Record):
     @model_validator(mode="after")
     def _with_known_names(self) -> "Clauses":
         for clause in self.clauses:
-            known = {*FUNCTIONS, *SCOPE, *self.patterns, *clause.names}
+            allowed = {*FUNCTIONS, *SCOPE, *self.patterns, *clause.names}
             fields = [re.split(r"\W", name)[0] for _, name, *_ in Formatter().parse(clause.reason) if name]
             for expression in (*clause.names.values(), clause.forbidden or "0", *fields):
                 names = [node for node in ast.walk(ast.parse(expression, mode="eval")) if isinstance(node, ast.Name)]
                 bound = {name.id for name in names if isinstance(name.ctx, ast.Store)}
-                if unknown := {name.id for name in names} - known - bound:
+                if unknown := {name.id for name in names} - allowed - bound:
                     raise ValueError(f"expressions know no {min(unknown)}: {expression}")
         return self
 
@@ -187,14 +187,14 @@ class Setting:
     """What the rollouts of an environment have in common: the tools, the policy ("" where the log has none), the
     records that were shown before anything was written, the tools that were called in rollouts that passed and that no
     reference calls (`idle`: what they do is of no account), those by which rollouts that passed have handed over where
-    their own reference does not (`needless`), and clauses beside those of captrain's benchmarks (`own`)."""
+    their own reference does not (`needless`), and clauses beside those of captrain's benchmarks (`additions`)."""
 
     toolbox: Toolbox
     policy: str
     book: RecordBook
     idle: set[str]
     needless: set[str]
-    own: Sequence[Clauses] = ()
+    additions: Sequence[Clauses] = ()
 
     @cached_property
     def rules(self) -> str:
@@ -210,7 +210,7 @@ class Setting:
     @cached_property
     def in_force(self) -> list[tuple[Clause, str, Mapping[str, Pattern[str]]]]:
         """The clauses whose sentence the policy holds, each with that sentence and the patterns of its file."""
-        sources = (*shipped_clauses(), *self.own, Clauses(clauses=[*_stated(self.policy, self.toolbox)]))
+        sources = (*shipped_clauses(), *self.additions, Clauses(clauses=[*_stated(self.policy, self.toolbox)]))
         return [
             (clause, sentence, source.patterns)
             for source in sources

@@ -164,13 +164,13 @@ def _shown(step: Step, brief: Brief, toolbox: Toolbox) -> Step:
     if step.kind == "order" and median < 1:
         return step._replace(kind="look-up")
     if step.kind == "argument" and step.by_user is None:
-        said = [
+        by_word = [
             any(says(text, value) for value in act.arguments.values())
             for rollout, acts in zip(examples, changes, strict=True)
             for text in [" ".join(text_of(m.get("content") or "") for m in rollout.messages if m["role"] == "user")]
             for act in acts
         ]
-        return step._replace(by_user=True if said and 2 * sum(said) >= len(said) else None)
+        return step._replace(by_user=True if by_word and 2 * sum(by_word) >= len(by_word) else None)
     return step
 
 
