@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from captrain.benchmarks import load_benchmark
+from captrain.benchmarks import load_benchmark, open_worlds
 from captrain.capabilities import Analyst, label_runs, measure_agreement
 from captrain.config import build, load_spec
 from captrain.execution import entry_point
@@ -13,10 +13,10 @@ from captrain.records import Rollout, load, publish, publish_json
 def main() -> str:
     spec = load_spec()
     rollouts = load(Path("artifacts/rollouts/discovery.jsonl"), Rollout)
-    tools = load_benchmark(spec.benchmark, spec.machine).tools
-    analyst = build(spec.analyst, Analyst, access=spec.machine.asking)
-    runs, resample = spec.labels.runs, spec.labels.resample
-    candidates, labels = label_runs(analyst, rollouts, tools, runs, spec.seed, resample)
+    target, runs = load_benchmark(spec.benchmark, spec.machine), spec.labels.runs
+    analyst, tools = build(spec.analyst, Analyst, access=spec.machine.asking), target.declared_tools
+    with open_worlds(target=target, machine=spec.machine) as worlds:
+        candidates, labels = label_runs(analyst, rollouts, tools, runs, spec.seed, spec.labels.resample, worlds)
     publish(Path("artifacts/labels/labels.jsonl"), labels)
     publish(Path("results/labels/candidates.jsonl"), candidates)
     publish_json(Path("results/labels/agreement.json"), measure_agreement(analyst, labels, rollouts, tools))

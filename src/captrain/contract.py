@@ -45,10 +45,11 @@ class Environment(Protocol):
     """Members that a benchmark or a synthesized environment offers.
 
     It may also have `about` (JSON: version, data hashes, simulated user, whatever else decides its behaviour beyond
-    its own file), and `idle(task)`: the messages of an episode in which the agent does nothing. One whose own side
-    draws at random opens tasks with `open(task, key)`; equal keys give equal draws. One that has only so many tasks
-    says so by `size(split)`; training then uses them again, in other trials. Its class may say by `absences` ({what:
-    what follows}) what of this it does not have, such as `reference`; plans read that before it is built.
+    its own file), `kinds` ({tool: "read", "write" or "handover"}), and `idle(task)`: the messages of an episode in
+    which the agent does nothing. One whose own side draws at random opens tasks with `open(task, key)`; equal keys give
+    equal draws. One that has only so many tasks says so by `size(split)`; training then uses them again, in other
+    trials. Its class may say by `absences` ({what: what follows}) what of this it does not have, such as `reference`;
+    plans read that before it is built.
     """
 
     name: str
@@ -124,6 +125,17 @@ class Target:
     def tools(self) -> list[JsonObject]:
         """OpenAI function schemas of all tools."""
         return self.call("tools", "no task", lambda: self.environment.tools)
+
+    @property
+    def declared_tools(self) -> list[JsonObject]:
+        """The schemas, annotated with what the environment declares that its tools do: for whoever reads rollouts, and
+        never for the agent."""
+        kinds: dict[str, str] = self.call("kinds", "no task", lambda: getattr(self.environment, "kinds", {}))
+        return [
+            {**tool, "annotations": {**tool.get("annotations", {}), "kind": kinds[name]}} if name in kinds else tool
+            for tool in self.tools
+            for name in [tool["function"]["name"]]
+        ]
 
     @property
     def about(self) -> JsonObject:

@@ -11,6 +11,7 @@ import pytest
 from captrain.capabilities.alignment import Toolbox, kind_of, same
 from captrain.capabilities.analyst import LabelRequest
 from captrain.capabilities.faults import fault_of
+from captrain.capabilities.learning import learn_toolbox
 from captrain.capabilities.programmatic import ProgrammaticAnalyst
 from captrain.capabilities.registry import KINDS
 from captrain.contract import tool_call
@@ -271,10 +272,15 @@ def test_without_a_reference_only_calls_are_judged() -> None:
     assert {slug for slug, label in labels(one).items() if label.verdict != "NA"} == {"invalid_call", "premature_stop"}
 
 
-def test_keys_of_records_are_what_a_look_up_needs_and_other_tools_take() -> None:
+def test_keys_of_records_are_what_look_ups_were_told_before_a_change_of_the_same() -> None:
     # `zip`, `payment_id` or `items` may be shared by any number of tools.
-    assert Toolbox(TOOLS).keys == {"booking_id", "guest_id"}
-    assert Toolbox([*TOOLS, schema("change_zip", "zip booking_id payment_id")]).keys == {"booking_id", "guest_id"}
+    guest = made("get_guest", '{"city": "Rome", "zip": "2"}', guest_id="g1")
+    moved = made("change_address", guest_id="g1", city="Oslo", zip="1")
+    read = [rollout([ASK, READ_7, [CANCEL_7, result()], *guest, *moved, *ENDS])]
+    tools = [*TOOLS, schema("change_zip", "zip booking_id payment_id")]
+    assert {*learn_toolbox(read, tools).keys} == {"booking_id", "guest_id"}
+    # Without a rollout that shows it, names that look-ups and changes share must do.
+    assert {*Toolbox(TOOLS).keys} == {"booking_id", "guest_id", "city"}
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from .servicedesk import TOOLS as TOOLS
 from .servicedesk import DeskEpisode as DeskEpisode
 from .servicedesk import ServiceDesk as ServiceDesk
 from .simulation import divided as divided
+from .spoken import annotated as annotated
 from .standard import StandardEnvironment as StandardEnvironment
 from .worker import Worker as Worker
 from .worlds import Worlds as Worlds

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import get_args
 
 from captrain.benchmarks.dialogue import Dialogue, key_of
 from captrain.benchmarks.pool import Pool
@@ -127,7 +128,7 @@ class ContractWorld(SpokenWorld):
     """
 
     def __init__(self, target: Target, task: Task, logged: Sequence[Message], kinds: Mapping[str, Kind]) -> None:
-        super().__init__(logged, target.reference(task), {**annotated(target.tools), **kinds})
+        super().__init__(logged, target.reference(task), {**annotated(target.declared_tools), **kinds})
         self._target, self._task = target, task
 
     def run(self, dialogues: Sequence[Sequence[Message]]) -> list[Run]:
@@ -194,11 +195,10 @@ def is_refusal(result: Message) -> bool:
 
 
 def annotated(tools: Sequence[JsonObject]) -> dict[str, Kind]:
-    """Kinds of tools by MCP's annotation `readOnlyHint`."""
-    hints = {
-        tool["function"]["name"]: {**tool.get("annotations", {}), **tool["function"].get("annotations", {})}.get(
-            "readOnlyHint"
-        )
-        for tool in tools
-    }
-    return {name: "read" if hint else "write" for name, hint in hints.items() if isinstance(hint, bool)}
+    """Kinds of tools by annotations of their schemas: `kind`, as a benchmark may say it, or MCP's `readOnlyHint`."""
+    kinds: dict[str, Kind] = {}
+    for tool in tools:
+        hints = {**tool.get("annotations", {}), **tool["function"].get("annotations", {})}
+        if hints.get("kind") in get_args(Kind) or isinstance(hints.get("readOnlyHint"), bool):
+            kinds[tool["function"]["name"]] = hints.get("kind") or ("read" if hints["readOnlyHint"] else "write")
+    return kinds

@@ -28,6 +28,7 @@ from .faults import slip_of as slip_of
 from .labelling import EXAMPLES as EXAMPLES
 from .labelling import label_runs as label_runs
 from .labelling import pooled as pooled
+from .learning import learn_toolbox as learn_toolbox
 from .milestones import BY_MILESTONES as BY_MILESTONES
 from .programmatic import ProgrammaticAnalyst as ProgrammaticAnalyst
 from .registry import INFRASTRUCTURE as INFRASTRUCTURE

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from captrain.capabilities.analyst import Analyst, LabelRequest
 from captrain.capabilities.programmatic import ProgrammaticAnalyst
+from captrain.capabilities.selection import number_or_none
 from captrain.capabilities.verdicts import labels_of_rollouts, majority_verdicts
 from captrain.records import JsonObject, Rollout, RolloutLabels, Verdict
 
@@ -92,9 +93,9 @@ def _between_runs(counts: Counts) -> AgreementOfRuns:
     unanimous = float((compared.max(axis=1) == compared.sum(axis=1)).mean()) if len(compared) else math.nan
     return AgreementOfRuns(
         pairs=len(compared),
-        unanimous=_number(unanimous),
-        kappa=_number(fleiss_kappa(counts)),
-        alpha=_number(krippendorff_alpha(counts)),
+        unanimous=number_or_none(unanimous),
+        kappa=number_or_none(fleiss_kappa(counts)),
+        alpha=number_or_none(krippendorff_alpha(counts)),
     )
 
 
@@ -158,9 +159,9 @@ def _nearest(candidate: Sequence[bool], causes: Mapping[str, Sequence[bool]]) ->
     best = max(defined, key=lambda slug: defined[slug], default=None)
     return NearestCause(
         best=best,
-        kappa=None if best is None else _number(defined[best]),
+        kappa=None if best is None else number_or_none(defined[best]),
         counts=None if best is None else _lack_counts(candidate, causes[best]),
-        causes={slug: _number(kappa) for slug, kappa in kappas.items()},
+        causes={slug: number_or_none(kappa) for slug, kappa in kappas.items()},
     )
 
 
@@ -178,7 +179,3 @@ def cohen_kappa(first: Sequence[bool], second: Sequence[bool]) -> float:
     from sklearn.metrics import cohen_kappa_score
 
     return float(cohen_kappa_score(first, second)) if len({*first, *second}) > 1 else math.nan
-
-
-def _number(value: float) -> float | None:
-    return None if math.isnan(value) else round(value, 6)

@@ -1,9 +1,9 @@
 """A rollout beside its reference solution: which call stands for which, read from messages and tool schemas alone.
 
-Nothing here names a domain: tools are read-only or not by the verb in their name, and an argument by which some tool
-looks a record up, and which other tools take too, is taken for the key of the record; the other arguments are content.
-Each write of the rollout is aligned with one write of the reference, so that every mismatch has one home: what stands
-for nothing is extra, what nothing stands for is missing, and a pair that differs differs in record, tool or content.
+Nothing here names a domain: which tools look up, change or hand over, and which arguments are keys of records, is
+learnt from rollouts (`captrain.capabilities.learning`); all other arguments are content. Each write of the rollout is
+aligned with one write of the reference, so that every mismatch has one home: what stands for nothing is extra, what
+nothing stands for is missing, and a pair that differs differs in record, tool or content.
 
 Values are compared as a benchmark does that compares the resulting records: text exactly, a number with its decimal
 text, lists of plain values in any order (but lists that go together item by item stay together), lists of objects in
@@ -13,12 +13,13 @@ their order, objects by the entries that the reference gives.
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cache
 from typing import Literal, NamedTuple
 
+from captrain.benchmarks import annotated
 from captrain.contract import calls_of
 from captrain.records import JsonObject, Message, Rollout
 
@@ -50,7 +51,7 @@ class Finding(NamedTuple):
 
 @cache
 def kind_of(tool: str) -> Kind:
-    """What calling a tool does, told by the words of its name: a look-up, a hand-over to a colleague, or a write."""
+    """Tell by the words of its name what calling a tool does: a look-up, a hand-over to a colleague, or a write."""
     words = re.findall(r"[a-z]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", tool).lower())
     if HANDOVERS & {*words} or ("transfer" in words and COLLEAGUES & {*words}):
         return "handover"
@@ -58,27 +59,61 @@ def kind_of(tool: str) -> Kind:
 
 
 class Toolbox:
-    """What the schemas tell of the tools: `keys` are the argument names that are all some look-up needs to be told,
-    and that other tools take too."""
+    """Tools as rollouts are read with them: what each does, and by which arguments they name records.
 
-    def __init__(self, tools: Iterable[JsonObject], kinds: Mapping[str, str] | None = None) -> None:
-        self._kinds = {**(kinds or {})}
-        functions = [tool["function"] for tool in tools]
+    Args:
+        tools: their schemas.
+        kinds: what tools do, where that is known; of others, annotations of their schemas tell, or their names.
+        keys: the arguments that name records, each with the name that all those of its kind of record go by; None:
+            those that some look-up and some other tool take alike.
+        fields: what each look-up has always returned, where that is known.
+    """
+
+    def __init__(
+        self,
+        tools: Iterable[JsonObject],
+        kinds: Mapping[str, str] | None = None,
+        keys: Mapping[str, str] | None = None,
+        fields: Mapping[str, frozenset[str]] | None = None,
+    ) -> None:
+        tools = [*tools]
+        self.declared: dict[str, str] = {**annotated(tools), **(kinds or {})}
         self.schemas: dict[str, JsonObject] = {
-            function["name"]: function.get("parameters") or {} for function in functions
+            tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools
         }
-        shared = Counter(name for schema in self.schemas.values() for name in schema.get("properties", {}))
-        required = [schema.get("required", []) for name, schema in self.schemas.items() if self.kind(name) == "read"]
-        self.keys = frozenset(names[0] for names in required if len(names) == 1 and shared[names[0]] > 1)
+        self.fields = {**(fields or {})}
+        self.keys = {**(self.shared_names((), (), ()) if keys is None else keys)}
+
+    @property
+    def unnamed(self) -> dict[str, Kind]:
+        """Kinds of the tools whose names say something else."""
+        return {name: self.kind(name) for name in self.schemas if self.kind(name) != kind_of(name)}
 
     def kind(self, tool: str) -> Kind:
         """Tell what calling a tool does."""
-        match self._kinds.get(tool):
+        match self.declared.get(tool):
             case "read" | "write" | "handover" as kind:
                 return kind
             case None:
                 return kind_of(tool)
         return "read"
+
+    def shared_names(self, keys: Collection[str], lookups: Collection[str], changes: Collection[str]) -> dict[str, str]:
+        """Names that changes without a key share with look-ups, but for known searches: with those never called, or
+        with any where nothing has shown yet what such a change comes after."""
+        names = {tool: {*schema.get("properties", {})} for tool, schema in self.schemas.items()}
+        pairs = [
+            (change, lookup)
+            for change in names
+            for lookup in names
+            if self.kind(change) == "write" and self.kind(lookup) == "read" and self.fields.get(lookup, True)
+        ]
+        return {
+            name: name
+            for change, lookup in pairs
+            if not names[change] & {*keys} and not (lookup in lookups and change in changes)
+            for name in names[change] & names[lookup]
+        }
 
     def accepts(self, tool: str, arguments: Mapping[str, object]) -> bool:
         """Whether the tool exists and the argument names are those of its schema."""
@@ -88,23 +123,20 @@ class Toolbox:
 
 @dataclass(frozen=True)
 class Act:
-    """One tool call: `message` is the index of its message, `record` its key arguments, `content` its other arguments;
-    `failed` when its result reports an error, or when it got no result and does not fit the tool's schema; `result` is
-    what it returned. A call of a reference may say which arguments are compared (`compared`, None: all)."""
+    """One tool call: `message` is the index of its message, `arguments` are all by name, `record` the key ones (by the
+    names of their kinds of records, see `Toolbox`), `content` the others; `failed` when its result reports an error, or
+    when it got no result and does not fit the tool's schema; `result` is what it returned. A call of a
+    reference may say which arguments are compared (`compared`, None: all)."""
 
     message: int
     tool: str
     kind: Kind
+    arguments: JsonObject
     record: JsonObject
     content: JsonObject
     failed: bool
     result: object = None
     compared: tuple[str, ...] | None = None
-
-    @property
-    def arguments(self) -> JsonObject:
-        """All arguments by name."""
-        return {**self.record, **self.content}
 
     def __str__(self) -> str:
         text = f"{self.tool}({', '.join(text_of(value) for value in self.arguments.values())})"
@@ -115,15 +147,20 @@ class Act:
 class Pair:
     """One write of the reference and the write of the rollout that stands for it (None: missing).
 
-    `derived` are the reference's key arguments whose value no user message states; `guards` its key arguments whose
-    record the reference reads before, with `guard_tools`.
+    `derived` are the reference's key arguments whose value no user message states; `lookups` what the reference reads
+    of the record since its write before, or else earlier; `guards` its key arguments by which it does.
     """
 
     goal: Act
     derived: tuple[str, ...]
+    lookups: tuple[Act, ...]
     guards: tuple[str, ...]
-    guard_tools: tuple[str, ...]
     write: Act | None = None
+
+    @property
+    def guard_tools(self) -> tuple[str, ...]:
+        """Tools of the look-ups, by name."""
+        return tuple(sorted({lookup.tool for lookup in self.lookups}))
 
 
 def text_of(value: object) -> str:
@@ -234,7 +271,7 @@ def acts_of(messages: Sequence[Message], toolbox: Toolbox) -> list[Act]:
         for tool_index, (tool, arguments) in enumerate(calls_of(message), start=1):
             answer = messages[index + tool_index] if index + tool_index < len(messages) else {"role": ""}
             has_result = answer["role"] == "tool"
-            record = {name: value for name, value in arguments.items() if name in toolbox.keys}
+            keyed = {name: value for name, value in arguments.items() if name in toolbox.keys}
             content = {name: value for name, value in arguments.items() if name not in toolbox.keys}
             # Schemas may have been inferred from a few calls: where the tool itself has answered, its word counts.
             failed = reports_error(answer) if has_result else not toolbox.accepts(tool, arguments)
@@ -244,7 +281,8 @@ def acts_of(messages: Sequence[Message], toolbox: Toolbox) -> list[Act]:
                     index,
                     tool,
                     toolbox.kind(tool),
-                    record,
+                    {**keyed, **content},
+                    {toolbox.keys[name]: value for name, value in keyed.items()},
                     content,
                     failed,
                     result=result_of(answer) if has_result else None,
@@ -254,44 +292,18 @@ def acts_of(messages: Sequence[Message], toolbox: Toolbox) -> list[Act]:
     return acts
 
 
-def _flowing(acts: Sequence[Act]) -> dict[str, set[str]]:
-    """By tool of a write for which schemas tell no key: the arguments whose values flow into it from a look-up before,
-    under one name. They name the record, however many arguments the look-up takes."""
-    flowing: dict[str, set[str]] = {}
-    for act in acts:
-        if act.kind != "write" or act.record:
-            continue
-        for lookup in acts:
-            if lookup.kind == "read" and lookup.message < act.message:
-                names = {name for name, value in act.content.items() if isinstance(value, str) and value}
-                shared = {name for name in names if act.content[name] == lookup.content.get(name)}
-                flowing.setdefault(act.tool, set()).update(shared)
-    return flowing
-
-
-def _keyed(acts: Sequence[Act], flowing: Mapping[str, set[str]]) -> list[Act]:
-    """Calls with their records by the values that flow, too."""
-    names = set().union(*flowing.values())
-    if not names:
-        return [*acts]
-    keyed = []
-    for act in acts:
-        keys = flowing.get(act.tool, set()) if act.kind == "write" else names
-        record = {name: value for name, value in act.content.items() if name in keys}
-        content = {name: value for name, value in act.content.items() if name not in record}
-        keyed.append(replace(act, record={**act.record, **record}, content=content))
-    return keyed
-
-
 def _goal(act: Act, reference: Sequence[Act], user: str) -> Pair:
-    read = [
-        (name, lookup.tool)
-        for lookup in reference
-        for name, value in act.record.items()
-        if lookup.kind == "read" and lookup.message < act.message and same(lookup.record.get(name), value)
-    ]
+    earlier = [peer for peer in reference if peer.message < act.message]
+    reads = [peer for peer in earlier if peer.kind == "read" and _shared_keys(peer, act)]
+    previous = max((peer.message for peer in earlier if peer.kind == "write"), default=-1)
+    lookups = [lookup for lookup in reads if lookup.message > previous] or reads
     derived = tuple(name for name, value in act.record.items() if not says(user, value))
-    return Pair(act, derived, tuple(sorted({name for name, _ in read})), tuple(sorted({tool for _, tool in read})))
+    guards = {name for lookup in lookups for name in _shared_keys(lookup, act)}
+    return Pair(act, derived, tuple(lookups), tuple(sorted(guards)))
+
+
+def _shared_keys(lookup: Act, act: Act) -> list[str]:
+    return [name for name, value in act.record.items() if same(lookup.record.get(name), value)]
 
 
 def align(goals: Sequence[Pair], writes: Sequence[Act]) -> tuple[list[Pair], list[Act]]:
@@ -356,9 +368,7 @@ class Story:
         self.toolbox = toolbox
         self.messages, self.reference = rollout.messages, rollout.reference
         self.has_reference = bool(self.reference)
-        acts, expected = acts_of(self.messages, toolbox), acts_of(self.reference, toolbox)
-        flowing = _flowing(expected or acts)
-        self.acts, self.expected = _keyed(acts, flowing), _keyed(expected, flowing)
+        self.acts, self.expected = acts_of(self.messages, toolbox), acts_of(self.reference, toolbox)
         self.user = "\n".join(text_of(m.get("content") or "") for m in self.messages if m["role"] == "user")
         goals = [_goal(act, self.expected, self.user) for act in self.expected if act.kind == "write"]
         self.writes = [act for act in self.acts if act.kind == "write" and not act.failed]
@@ -376,11 +386,30 @@ class Story:
         messages = self.messages[: act.message]
         return "\n".join(text_of(m.get("content") or "") for m in messages if m["role"] == "user")
 
-    def read_before(self, write: Act, names: Iterable[str]) -> bool:
+    def read_before(self, write: Act, names: Iterable[str], lookups: Sequence[Act] = ()) -> bool:
         """Whether the record under each of these key arguments of the write was read in an earlier message, by its key
-        or in the result of another call."""
+        or in the result of another call; as one of the look-ups of the reference does, where they are given."""
         earlier = [act for act in self.acts if not act.failed and act.message < write.message]
-        return all(any(_shows(act, name, write.record[name]) for act in earlier) for name in names)
+        return all(any(self._shows(act, name, write.record[name], lookups) for act in earlier) for name in names)
+
+    def _shows(self, act: Act, name: str, value: object, lookups: Sequence[Act]) -> bool:
+        """Tell whether a call returned the record of this key: it asked for it, and for the same of it where it uses a
+        tool of the look-ups; or the result is or lists such records, with what a look-up returns of them."""
+        if act.kind == "read" and same(act.record.get(name), value):
+            peers = [lookup for lookup in lookups if lookup.tool == act.tool]
+            return not peers or any(same(lookup.content, act.content) for lookup in peers)
+        # A record is more than its key.
+        results = act.result if isinstance(act.result, list) else [act.result]
+        records = [entry for entry in results if isinstance(entry, Mapping) and len(entry) > 1]
+        needs = [self.toolbox.fields.get(lookup.tool, frozenset[str]()) for lookup in lookups] or [frozenset[str]()]
+        return any(
+            same(record.get(name), value) and any(fields <= record.keys() for fields in needs) for record in records
+        )
+
+    def has_looked(self, pair: Pair) -> bool:
+        """Tell whether the look-ups of the reference before a write were made before the one that stands for it."""
+        names = [name for name in pair.guards if pair.write is not None and name in pair.write.record]
+        return pair.write is None or self.read_before(pair.write, names, pair.lookups)
 
     def overrules(self, act: Act) -> bool:
         """Whether the reference reads the act's record and then decides on other operations there."""
@@ -415,15 +444,6 @@ def handover_of(acts: Iterable[Act]) -> Act | None:
 
 def _reply(message: Message) -> str | None:
     return message["content"] if is_reply(message) else None
-
-
-def _shows(act: Act, name: str, value: object) -> bool:
-    """Whether a call returned the record of this key: it asked for it, or the result is or lists such records."""
-    if act.kind == "read" and same(act.record.get(name), value):
-        return True
-    results = act.result if isinstance(act.result, list) else [act.result]
-    # A record is more than its key.
-    return any(isinstance(record, Mapping) and len(record) > 1 and same(record.get(name), value) for record in results)
 
 
 def _milestones(rollout: Rollout) -> list[tuple[JsonObject, float]]:

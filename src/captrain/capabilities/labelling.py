@@ -11,8 +11,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
+from captrain.benchmarks import Worlds
 from captrain.capabilities.analyst import Analyst, LabelRequest
 from captrain.capabilities.faults import fault_of
+from captrain.capabilities.learning import learn_toolbox
 from captrain.capabilities.selection import Places
 from captrain.errors import UserError
 from captrain.ledger import guard_split
@@ -28,6 +30,7 @@ def label_runs(
     runs: int,
     seed: int,
     resample: bool = True,
+    worlds: Worlds | None = None,
 ) -> tuple[list[Capability], list[RolloutLabels]]:
     """Propose and label in `runs` runs.
 
@@ -40,23 +43,32 @@ def label_runs(
         seed: of the resamples.
         resample: whether each run has its own resample of the tasks, in which a task brings all of its rollouts; or all
             rollouts once.
+        worlds: in which replays of references show what tools do, whatever they are called.
 
     Returns:
-        The candidates of all runs, by id, each with up to five failed rollouts that lack it; and one row for every
-        run and rollout, with how often the run's resample drew the rollout.
+        The candidates of all runs, by id, each with up to five failed rollouts that lack it, and with what tools do
+        (`kinds` in its details) where their names say something else; and one row for every run and rollout, with how
+        often the run's resample drew the rollout.
 
     Raises:
+        InfrastructureError: the worker of a world failed.
         UserError: a rollout of another split than discovery, or no passed or no failed rollout to contrast.
     """
     guard_split([rollout.task for rollout in rollouts], "diagnosis")
     scored = _scored(rollouts)
+    toolbox = learn_toolbox(scored, tools, worlds)
+    tools = [{**tool, "annotations": {"kind": toolbox.kind(tool["function"]["name"])}} for tool in tools]
     tasks = task_numbers(scored)
     groups: list[list[Rollout]] = [[] for _ in {*tasks.tolist()}]
     for rollout, task in zip(scored, tasks, strict=True):
         groups[task].append(rollout)
     draws = [draw_tasks(len(groups), [seed, run], resample) for run in range(runs)]
     proposals = analyst.propose([[rollout for task in draw for rollout in groups[task]] for draw in draws], tools)
-    pool = pooled(proposals)
+    unnamed: JsonObject = {"kinds": toolbox.unnamed} if toolbox.unnamed else {}
+    pool = {
+        slug: candidate.model_copy(update={"details": {**candidate.details, **unnamed}})
+        for slug, candidate in pooled(proposals).items()
+    }
     requests = []
     for run, proposal in enumerate(proposals):
         slugs = {candidate.id for candidate in proposal}

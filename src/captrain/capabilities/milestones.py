@@ -10,6 +10,7 @@ Milestones build on one another: what comes after an unmet one is not judged, so
 """
 
 from collections.abc import Iterator
+from functools import partial
 
 from captrain.capabilities.alignment import Act, Finding, Kind, Story, is_reply, same, text_of
 from captrain.capabilities.vocabulary import Vocabulary
@@ -21,17 +22,8 @@ TOLD_ENOUGH = 0.5
 EXCERPT = 160
 
 
-def milestone_lookups(story: Story, values: Vocabulary) -> Iterator[Finding]:
-    """A milestone asks for a look-up."""
-    return _calls_asked_for(story, "read")
-
-
-def milestone_changes(story: Story, values: Vocabulary) -> Iterator[Finding]:
-    """A milestone asks for a call that changes something."""
-    return _calls_asked_for(story, "write")
-
-
-def _calls_asked_for(story: Story, kind: Kind) -> Iterator[Finding]:
+def milestone_calls(story: Story, values: Vocabulary, kind: Kind) -> Iterator[Finding]:
+    """A milestone asks for a look-up, or for a call that changes something."""
     for milestone, score in _reachable(story):
         if "tool" in milestone and not _is_minefield(milestone) and story.toolbox.kind(milestone["tool"]) == kind:
             calls = _calls(story, milestone)
@@ -111,9 +103,9 @@ def _state(milestone: JsonObject) -> str:
 
 
 BY_MILESTONES = {
-    "missing_lookup": (milestone_lookups,),
+    "missing_lookup": (partial(milestone_calls, kind="read"),),
     "wrong_argument": (milestone_arguments,),
-    "missing_write": (milestone_changes, milestone_states),
+    "missing_write": (partial(milestone_calls, kind="write"), milestone_states),
     "missing_information": (milestone_words,),
     "undue_compliance": (minefields,),
 }

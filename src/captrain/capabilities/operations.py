@@ -16,9 +16,9 @@ def missing_lookups(story: Story, values: Vocabulary) -> Iterator[Finding]:
             continue
         repeats = [extra for extra in story.extras if extra.record == pair.goal.record]
         for act in (pair.write, *repeats):
-            names = [name for name in pair.guards if name in act.arguments]
+            names = [name for name in pair.guards if name in act.record]
             if names:
-                lacking = not story.read_before(act, names)
+                lacking = not story.read_before(act, names, pair.lookups)
                 evidence = f"{act} without reading the record first" if lacking else f"{act} after reading the record"
                 yield Finding(lacking, evidence, act.message, (*pair.guard_tools, pair.goal.tool), pair.guards)
     for act, tools in _unread(story):
@@ -32,7 +32,7 @@ def _unread(story: Story) -> list[tuple[Act, tuple[str, ...]]]:
     for act in story.extras if not story.pairs else []:
         lookups = [lookup for lookup in story.expected if lookup.kind == "read" and lookup.record]
         reads = [lookup for lookup in lookups if same(lookup.record, act.record)]
-        if reads and not story.read_before(act, act.record):
+        if reads and not story.read_before(act, act.record, reads):
             unread.append((act, tuple(sorted({lookup.tool for lookup in reads}))))
     return unread
 
@@ -47,7 +47,8 @@ def records(story: Story, values: Vocabulary) -> Iterator[Finding]:
         spoken = story.user_before(write)
         names = [name for name, value in goal.record.items() if name in pair.derived or says(spoken, value)]
         if names:
-            wrong = bool({*differing(goal, write)} & {*names})
+            compared = [name for name in names if goal.compared is None or name in goal.compared]
+            wrong = any(not same(goal.record[name], write.record.get(name)) for name in compared)
             judgement = f"where {goal} was meant" if wrong else "on the record that was meant"
             # To repeat a record that the user has named shows nothing of finding out which one is meant.
             if not wrong and not pair.derived:
@@ -61,8 +62,7 @@ def operations(story: Story, values: Vocabulary) -> Iterator[Finding]:
         write = pair.write
         if write is None or not same(write.record, pair.goal.record):
             continue
-        names = [name for name in pair.guards if name in write.arguments]
-        if not names or story.read_before(write, names):
+        if story.has_looked(pair):
             wrong = write.tool != pair.goal.tool
             evidence = f"{write}, {'where ' if wrong else ''}{pair.goal} was the right operation"
             yield Finding(wrong, evidence, write.message, (pair.goal.tool,))
@@ -87,9 +87,10 @@ def values_of_writes(story: Story, values: Vocabulary) -> Iterator[Finding]:
     for pair, write, name, wrong in _contents(story):
         value = pair.goal.content[name]
         is_said = says(story.user_before(write), value)
-        # On a wrong record, what follows from records follows from the wrong ones; and so does a value that the user
-        # confirms afterwards.
-        if is_said or (same(write.record, pair.goal.record) and not says(story.user, value)):
+        # On a wrong record, or without a look-up, what follows from records follows from the wrong ones or from none;
+        # and so does a value that the user confirms afterwards.
+        follows = same(write.record, pair.goal.record) and story.has_looked(pair)
+        if is_said or (follows and not says(story.user, value)):
             source = "as the user said" if is_said else "which the user did not say"
             text = text_of(write.content.get(name))
             judgement = f"{text} should be" if wrong else "is"

@@ -5,14 +5,15 @@ never the task's data (but for a benchmark's own milestones) or how the agent wa
 of a cause (see `registry`) when one occasion went wrong, and without an occasion the label is NA.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from captrain.capabilities.alignment import Finding, Story, Toolbox, leaves, reports_error, result_of
+from captrain.capabilities.alignment import Finding, Story, leaves, reports_error, result_of
 from captrain.capabilities.analyst import LabelRequest
+from captrain.capabilities.learning import learn_toolbox
 from captrain.capabilities.registry import KINDS, Kind
 from captrain.capabilities.vocabulary import Vocabulary
 from captrain.config import ModelAccess
-from captrain.records import Capability, JsonObject, Label, Message, Rollout
+from captrain.records import Capability, JsonObject, Label, Rollout
 
 
 class ProgrammaticAnalyst:
@@ -34,60 +35,43 @@ class ProgrammaticAnalyst:
         for run, sample in enumerate(samples):
             for name, rollout in {rollout.id: rollout for rollout in sample}.items():
                 runs_of.setdefault(name, (rollout, []))[1].append(run)
-        return propose_drawn(runs_of.values(), len(samples), Toolbox(tools))
+        toolbox = learn_toolbox([rollout for rollout, _ in runs_of.values()], tools)
+        values: list[set[str]] = [set() for _ in samples]
+        for rollout, places in runs_of.values():
+            story = Story(rollout, toolbox)
+            results = [result_of(m) for m in story.messages if m["role"] == "tool" and not reports_error(m)]
+            informed = story.informed(dict.fromkeys(leaf for result in results for leaf in leaves(result)))
+            for run in places:
+                values[run].update(informed)
+        # Runs that drew the same values have the same findings, and most do.
+        lists = [tuple(sorted(run_values)) for run_values in values]
+        vocabularies = {entries: Vocabulary(entries) for entries in {*lists}}
+        occasions = [_Occasions(vocabularies[entries]) for entries in lists]
+        for rollout, places in runs_of.values():
+            story = Story(rollout, toolbox)
+            for slug, kind in KINDS.items():
+                findings = {}
+                for run in places:
+                    key = id(occasions[run].values) if kind.by_values else 0
+                    if key not in findings:
+                        findings[key] = kind.find(story, occasions[run].values)
+                    if findings[key]:
+                        occasions[run].add(slug, findings[key])
+        return [run_occasions.candidates() for run_occasions in occasions]
 
     def label(self, requests: Sequence[LabelRequest], tools: list[JsonObject]) -> list[dict[str, Label]]:
         """LACKING at the first occasion that went wrong, PRESENT when none did, NA without an occasion."""
-        toolbox = Toolbox(tools)
+        toolbox = learn_toolbox([*{request.rollout.id: request.rollout for request in requests}.values()], tools)
         pools = {id(request.capabilities): request.capabilities for request in requests}
-        labellers = {key: Labeller(capabilities, toolbox) for key, capabilities in pools.items()}
-        return [labellers[id(request.capabilities)].labels(request.rollout) for request in requests]
-
-
-class Labeller:
-    """Labels rollouts, one at a time, with the same capabilities."""
-
-    def __init__(self, capabilities: Sequence[Capability], toolbox: Toolbox) -> None:
-        self._toolbox = toolbox
-        self._values = {capability.id: Vocabulary(capability.details.get("values", [])) for capability in capabilities}
-
-    def labels(self, rollout: Rollout) -> dict[str, Label]:
-        """See `ProgrammaticAnalyst.label`."""
-        story = Story(rollout, self._toolbox)
-        return {slug: _verdict(KINDS[slug], story, values) for slug, values in self._values.items()}
-
-
-def propose_drawn(
-    samples: Iterable[tuple[Rollout, Sequence[int]]], runs: int, toolbox: Toolbox
-) -> list[list[Capability]]:
-    """The candidates of each run (see `ProgrammaticAnalyst.propose`).
-
-    Args:
-        samples: distinct rollouts, each with the runs whose resamples drew it; read twice, and none stays in memory.
-        runs: how many there are.
-        toolbox: of the target.
-    """
-    values: list[set[str]] = [set() for _ in range(runs)]
-    for rollout, places in samples:
-        story = Story(rollout, toolbox)
-        informed = story.informed(_returned(story.messages))
-        for run in places:
-            values[run].update(informed)
-    # Runs that drew the same values have the same findings, and most do.
-    lists = [tuple(sorted(run_values)) for run_values in values]
-    vocabularies = {entries: Vocabulary(entries) for entries in {*lists}}
-    occasions = [_Occasions(vocabularies[entries]) for entries in lists]
-    for rollout, places in samples:
-        story = Story(rollout, toolbox)
-        for slug, kind in KINDS.items():
-            findings = {}
-            for run in places:
-                key = id(occasions[run].values) if kind.by_values else 0
-                if key not in findings:
-                    findings[key] = kind.find(story, occasions[run].values)
-                if findings[key]:
-                    occasions[run].add(slug, findings[key])
-    return [run_occasions.candidates() for run_occasions in occasions]
+        values = {
+            key: {candidate.id: Vocabulary(candidate.details.get("values", [])) for candidate in pool}
+            for key, pool in pools.items()
+        }
+        return [
+            {slug: _verdict(KINDS[slug], story, entries) for slug, entries in values[id(request.capabilities)].items()}
+            for request in requests
+            for story in [Story(request.rollout, toolbox)]
+        ]
 
 
 class _Occasions:
@@ -130,9 +114,3 @@ def _verdict(kind: Kind, story: Story, values: Vocabulary) -> Label:
         return Label(verdict="NA", evidence=kind.absent)
     first = findings[0]
     return Label(verdict="LACKING" if first.lacking else "PRESENT", evidence=first.evidence, message=first.message)
-
-
-def _returned(messages: Sequence[Message]) -> list[str]:
-    """The distinct values in the tool results of a rollout, in order."""
-    results = [result_of(m) for m in messages if m["role"] == "tool" and not reports_error(m)]
-    return [*dict.fromkeys(leaf for result in results for leaf in leaves(result))]

@@ -240,11 +240,11 @@ def _contrast(slug: str, estimate: Estimate) -> Contrast:
     """What the rule sees of a candidate: rounded, so that 0.5 - 0.3 reaches a threshold of 0.2."""
     return Contrast(
         id=slug,
-        gap=_number(estimate.pooled.gap[0]),
-        gap_low=_number(estimate.low),
-        coverage=_number(estimate.pooled.coverage[0]),
+        gap=number_or_none(estimate.pooled.gap[0]),
+        gap_low=number_or_none(estimate.low),
+        coverage=number_or_none(estimate.pooled.coverage[0]),
         per_run=[
-            RunRates(gap=_number(gap), coverage=_number(coverage))
+            RunRates(gap=number_or_none(gap), coverage=number_or_none(coverage))
             for gap, coverage in zip(estimate.runs.gap, estimate.runs.coverage, strict=True)
         ],
     )
@@ -260,11 +260,11 @@ def _account(
         description=candidate.description,
         gap=contrast["gap"],
         gap_low=contrast["gap_low"],
-        gap_high=_number(estimate.high),
+        gap_high=number_or_none(estimate.high),
         resamples_undefined=estimate.undefined,
         coverage=contrast["coverage"],
-        er_failed=_number(estimate.pooled.er_failed[0]),
-        er_passed=_number(estimate.pooled.er_passed[0]),
+        er_failed=number_or_none(estimate.pooled.er_failed[0]),
+        er_passed=number_or_none(estimate.pooled.er_passed[0]),
         runs_retained=decision.retained,
         runs=len(contrast["per_run"]),
         per_run=contrast["per_run"],
@@ -306,7 +306,8 @@ def _shortfalls_of_runs(contrast: Contrast, estimate: Estimate, limits: Limits) 
     return ", ".join(f"{case} in {runs}" for case, runs in cases.items() if runs)
 
 
-def _number(value: float) -> float | None:
+def number_or_none(value: float) -> float | None:
+    """Round a figure; None where it is undefined (NaN)."""
     return None if np.isnan(value) else round(float(value), 6)
 
 

@@ -39,6 +39,7 @@ def diagnose(
     keep_suspects: Annotated[bool, typer.Option(help="Contrast rollouts of suspect references, too.")] = False,
     benchmark: Annotated[str, typer.Option(help="Whose tasks they are: a world's, or the project's.")] = "",
     tools_as: Annotated[Path | None, typer.Option(help="YAML or JSON of tool: read, write or handover.")] = None,
+    clauses: Annotated[Path | None, typer.Option(help="YAML of policy clauses that records can decide.")] = None,
     analyst: Annotated[
         AnalystName, typer.Option(help="programmatic: rules; openai: the language model of --model.")
     ] = "programmatic",
@@ -60,6 +61,7 @@ def diagnose(
         label_summary,
         publish_diagnosis,
         publish_label_diagnosis,
+        read_clauses,
         read_kinds,
         read_labels,
     )
@@ -101,6 +103,7 @@ def diagnose(
             keep_suspects=keep_suspects,
             worlds=worlds,
             kinds=read_kinds(tools_as) if tools_as else None,
+            clauses=[read_clauses(clauses)] if clauses else [],
         )
     advice = advise(diagnosis, out)
     publish_diagnosis(diagnosis, out, advice)

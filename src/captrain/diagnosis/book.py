@@ -27,7 +27,7 @@ class RecordBook:
                 return
             if act.kind == "read" and not act.failed:
                 # A record that does not say its own key is known by the one it was asked for by.
-                result = {**act.record, **act.result} if isinstance(act.result, dict) else act.result
+                result = {**act.arguments, **act.result} if isinstance(act.result, dict) else act.result
                 for record in objects(result):
                     self._keep(record)
 

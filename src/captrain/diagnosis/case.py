@@ -6,16 +6,13 @@ benchmark told the agent), the script of the simulated user, and why the dialogu
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from datetime import datetime
 from functools import cached_property
 
-from captrain.capabilities import Act, Pair, Story, Toolbox, asks_consent, is_reply, leaves, same, says, text_of
+from captrain.capabilities import Act, Pair, Story, asks_consent, is_reply, leaves, same, says, text_of
 from captrain.diagnosis.book import RecordBook, objects
+from captrain.diagnosis.clauses import Setting, plain
 from captrain.records import JsonObject, Message, Rollout
 
-NOW = re.compile(r"current (?:date|time)\D{0,40}(\d{4}-\d\d-\d\d)(?:[ T](\d\d:\d\d(?::\d\d)?))?", re.IGNORECASE)
-SPACE = re.compile(r"[\s‐-―]+")
 REFUSAL = re.compile(
     r"\b(?:can ?not|can[’']t|cannot|unable to|not able to|not allowed|not permitted|not eligible|not possible|"
     r"isn[’']t possible|do(?:es)? not allow|don[’']t allow|can only|only be (?:processed|made|done|modified))\b"
@@ -34,31 +31,6 @@ ABILITY = re.compile(
     re.IGNORECASE,
 )
 """Words with which an assistant says that it has no means to learn something."""
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What the rollouts of an environment have in common: the tools, the policy ("" where the log has none), the
-    records that were shown before anything was written, the tools that were called in rollouts that passed and that no
-    reference calls (`idle`: what they do is of no account), and those by which rollouts that passed have handed over
-    where their own reference does not (`needless`)."""
-
-    toolbox: Toolbox
-    policy: str
-    book: RecordBook
-    idle: set[str]
-    needless: set[str]
-
-    @cached_property
-    def rules(self) -> str:
-        """The policy in lower case, spaces and dashes as one space."""
-        return plain(self.policy)
-
-    @cached_property
-    def now(self) -> datetime | None:
-        """The time that the policy gives as the present one."""
-        match = NOW.search(self.policy)
-        return datetime.fromisoformat(" ".join(part for part in match.groups() if part)) if match else None
 
 
 class Case:
@@ -213,8 +185,3 @@ class Case:
             if act.kind == "handover" and ABILITY.search(plain(text_of(act.arguments)))
         ]
         return sorted({*spoken, *handed})
-
-
-def plain(text: str) -> str:
-    """A text in lower case, with one space for each run of spaces and dashes."""
-    return SPACE.sub(" ", text.lower().replace("**", "").replace("-", " "))

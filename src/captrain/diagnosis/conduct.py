@@ -12,7 +12,7 @@ from itertools import groupby
 from captrain.capabilities import BY_MILESTONES, SIMULATOR, Act, Vocabulary, is_malformed, same, says, text_of
 from captrain.diagnosis.case import ABILITY, Case, plain
 from captrain.diagnosis.cause import Cause, quoted
-from captrain.diagnosis.clauses import COMPENSATION, violations
+from captrain.diagnosis.clauses import violations
 
 REPEATS = 3
 """The same call so often, with no word of the user between, is a loop: twice may be a second try."""
@@ -119,8 +119,7 @@ def unverified_claims(case: Case) -> Iterator[Cause]:
         else:
             evidence = f"{act} on the user's word, the record was never read: {quoted(case.text(claim))}"
             yield Cause("unverified_claim", case.proposal(act), evidence, tools=(act.tool,))
-    if COMPENSATION.sentence(case.setting) is not None:
-        yield from _unconfirmed(case)
+    yield from _unconfirmed(case)
     yield from _repeated_claims(case)
     answers = [place for place in case.replies() if len(case.users(place)) > 0 and place > 2]
     if (
@@ -157,12 +156,14 @@ def _repeated_claims(case: Case) -> Iterator[Cause]:
 
 
 def _unconfirmed(case: Case) -> Iterator[Cause]:
-    for act in case.story.writes:
-        if act.tool in COMPENSATION.tools:
+    """A write for which a clause asks a result to show something, and none before it does."""
+    clauses = [(clause, clause.proof, sentence) for clause, sentence, _ in case.setting.in_force if clause.proof]
+    for clause, proof, sentence in clauses:
+        for act in case.story.writes:
             results = [text_of(call.result).lower() for call in case.story.acts if call.message < act.message]
-            if not any(re.search(r"\b(delayed|cancel+ed)\b", result) for result in results):
-                evidence = f'{act}, and no result shows a reason; the policy says "{COMPENSATION.sentences[0]}"'
-                kind = "unverified_claim" if "delay" in case.wishes else "undue_compliance"
+            if act.tool in clause.tools and not any(proof.search(result) for result in results):
+                evidence = f'{act}, and {clause.reason}; the policy says "{sentence}"'
+                kind = "unverified_claim" if clause.claimed.search(case.wishes) else "undue_compliance"
                 yield Cause(kind, case.proposal(act), evidence, tools=(act.tool,))
 
 

@@ -9,10 +9,10 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from captrain.capabilities import EXAMPLES, KINDS, Verdicts, code_of
+from captrain.capabilities import EXAMPLES, KINDS, Toolbox, Verdicts, code_of
 from captrain.diagnosis.explained import Explained
 from captrain.diagnosis.streaming import DiagnosedLabels, LabelRows, StreamedLabels, resample_counts
-from captrain.records import Capability, Label, Rollout, Spool
+from captrain.records import Capability, JsonObject, Label, Rollout, Spool
 
 AGENTS_KINDS = tuple(kind for kind, entry in KINDS.items() if entry.of_agent)
 
@@ -34,7 +34,7 @@ def label_of(row: Explained, kind: str) -> Label:
 
 
 def label_causes(
-    rows: Spool[Explained], rollouts: Iterable[Rollout], runs: int, seed: int, *, keep: bool
+    rows: Spool[Explained], rollouts: Iterable[Rollout], runs: int, seed: int, toolbox: Toolbox, *, keep: bool
 ) -> StreamedLabels:
     """Label contrasted rollouts with every kind of cause that some failed one shows, in `runs` resamples of the tasks.
 
@@ -43,6 +43,7 @@ def label_causes(
         rollouts: the same, in the same order.
         runs: resamples of the tasks of contrasted rollouts.
         seed: of the resamples.
+        toolbox: of the logs.
         keep: rollouts of suspect references count, too.
     """
     is_counted = np.array([_counts(row, keep) for row in rows], bool)
@@ -88,7 +89,9 @@ def label_causes(
     is_candidate = np.ones((len(kinds), runs), bool)
     verdicts = Verdicts(codes[:, :, is_counted], draws, is_candidate, failed[is_counted], tasks, could[:, is_counted])
     proposals = [kinds for _ in range(runs)]
-    candidates = [_capability(kind, sorted(tools[kind]), examples[kind]) for kind in kinds]
+    unnamed = {"kinds": toolbox.unnamed} if toolbox.unnamed else {}
+    details = {kind: {"tools": sorted(tools[kind]), **unnamed} for kind in kinds}
+    candidates = [_capability(kind, details[kind], examples[kind]) for kind in kinds]
     return StreamedLabels(candidates, LabelRows(spool, counts[:, labelled], proposals), verdicts, examples)
 
 
@@ -96,11 +99,11 @@ def _counts(row: Explained, keep: bool) -> bool:
     return row.standing == "contrasted" or (keep and row.standing == "suspect")
 
 
-def _capability(kind: str, tools: list[str], examples: list[tuple[Rollout, Label]]) -> Capability:
+def _capability(kind: str, details: JsonObject, examples: list[tuple[Rollout, Label]]) -> Capability:
     return Capability(
         id=kind,
         name=KINDS[kind].name,
         description=KINDS[kind].description,
-        details={"tools": tools},
+        details=details,
         examples=[rollout.id for rollout, _ in examples],
     )

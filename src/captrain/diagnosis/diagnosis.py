@@ -10,12 +10,13 @@ Logs may hold more rollouts than memory: they are read one by one, a few times o
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from captrain.benchmarks import Kind, Worlds
 from captrain.capabilities import SUSPECT, SelectionAccount, select_by_verdicts
 from captrain.config import Selection
+from captrain.diagnosis.clauses import Clauses
 from captrain.diagnosis.contrast import has_solution, label_causes
 from captrain.diagnosis.explained import Explained, Explanations, Standing, explain_logs, refer
 from captrain.diagnosis.findings import Collection, Findings
@@ -125,6 +126,7 @@ def diagnose(
     keep_suspects: bool = False,
     worlds: Worlds | None = None,
     kinds: Mapping[str, Kind] | None = None,
+    clauses: Sequence[Clauses] = (),
 ) -> Diagnosis:
     """Explain the failed rollouts of other people's logs, and rank the causes by the contrast with passed ones.
 
@@ -137,9 +139,10 @@ def diagnose(
         keep_suspects: contrast rollouts whose reference is suspect, too.
         worlds: in which rollouts are replayed, so that causes are proven.
         kinds: what tools do, where their names mislead.
+        clauses: of policies, beside those of captrain's benchmarks.
     """
     logs = refer(logs, worlds) if worlds is not None else logs
-    explanations = explain_logs(logs, worlds, kinds)
+    explanations = explain_logs(logs, worlds, kinds, clauses)
     account, agents, collection = Account(), dict[str, Account](), Collection(explanations.toolbox)
     for row, rollout in zip(explanations.rollouts, logs.rollouts, strict=True):
         for tally in (account, agents.setdefault(row.agent, Account())):
@@ -150,7 +153,7 @@ def diagnose(
     shortage, findings = _shortage(account, len(agents)), collection.findings()
     if not account.passed or not account.failed:
         return Diagnosis(logs, explanations, findings, account, agents, None, None, shortage, keep_suspects)
-    labels = label_causes(explanations.rollouts, logs.rollouts, runs, seed, keep=keep_suspects)
+    labels = label_causes(explanations.rollouts, logs.rollouts, runs, seed, explanations.toolbox, keep=keep_suspects)
     report = select_by_verdicts(labels.verdicts, labels.candidates, selection, count, seed).report
     if shortage:
         reason = "several agents" if len(agents) > 1 else "too few rollouts"

@@ -4,18 +4,18 @@ Logs may hold more rollouts than memory. They are read three times: for what too
 rollout needs of the others (records before any write, how often each task was passed, by whom), and to explain each.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
 from captrain.benchmarks import Kind, World, Worlds
-from captrain.capabilities import KINDS, SIMULATOR, Story, Toolbox, acts_of, leaves
+from captrain.capabilities import KINDS, SIMULATOR, Story, Toolbox, acts_of, learn_toolbox
 from captrain.contract import calls_of
 from captrain.diagnosis.book import RecordBook
-from captrain.diagnosis.case import Case, Setting
+from captrain.diagnosis.case import Case
 from captrain.diagnosis.cause import Cause, Confidence
+from captrain.diagnosis.clauses import Clauses, Setting
 from captrain.diagnosis.explanation import Explanation, explain
 from captrain.diagnosis.outcomes import OutcomeTally
 from captrain.diagnosis.repair import Repair, find_repair
@@ -26,10 +26,6 @@ from captrain.records import Message, Record, Rollout, Spool, read_yaml
 Standing = Literal["contrasted", "suspect", "spoilt", "error"]
 """What a rollout is to the contrast: part of it, left out for its reference, for its simulated user, or without a
 verdict."""
-PASSES = 2
-"""Rollouts that pass without a call before it is taken for a look-up: one may be a grader's slip."""
-VARIED = 3
-"""Different answers by which a tool tells something, where a change says that it is done."""
 
 
 class RolloutCause(Record):
@@ -114,23 +110,28 @@ def refer(logs: Logs, worlds: Worlds) -> Logs:
     return replace(logs, rollouts=rollouts)
 
 
-def explain_logs(logs: Logs, worlds: Worlds | None = None, kinds: Mapping[str, Kind] | None = None) -> Explanations:
+def explain_logs(
+    logs: Logs,
+    worlds: Worlds | None = None,
+    kinds: Mapping[str, Kind] | None = None,
+    clauses: Sequence[Clauses] = (),
+) -> Explanations:
     """Explain every rollout of the logs.
 
     Args:
         logs: what was read.
         worlds: in which rollouts are replayed, so that causes are proven; None: none is.
         kinds: what tools do, where their names mislead.
+        clauses: of policies, beside those of captrain's benchmarks.
     """
-    declared = {**_learned(logs), **_declared(logs, worlds), **(kinds or {})}
-    toolbox, outcomes = Toolbox(logs.tools, declared), OutcomeTally()
+    toolbox, outcomes = learn_toolbox(logs.rollouts, logs.tools, worlds, kinds), OutcomeTally()
     settings: dict[str, Setting] = {}
     due: dict[str, set[str]] = {}
     for rollout in logs.rollouts:
         outcomes.add(rollout)
         if rollout.environment not in settings:
             policy = logs.policies.get(rollout.environment) or _instructions(rollout)
-            settings[rollout.environment] = Setting(toolbox, policy, RecordBook(), set(), set())
+            settings[rollout.environment] = Setting(toolbox, policy, RecordBook(), set(), set(), clauses)
         setting = settings[rollout.environment]
         due.setdefault(rollout.environment, set()).update(_tools(rollout.reference))
         if rollout.outcome == "passed":
@@ -159,28 +160,6 @@ def read_kinds(path: Path) -> dict[str, Kind]:
     if not isinstance(kinds, dict) or not all(kind in get_args(Kind) for kind in kinds.values()):
         raise UserError(f"{path} does not map tools to kinds", remedy)
     return kinds
-
-
-def _declared(logs: Logs, worlds: Worlds | None) -> dict[str, Kind]:
-    """Kinds of tools, as the world of the first rollout declares them."""
-    world = next((worlds.of(rollout) for rollout in logs.rollouts), None) if worlds is not None else None
-    return {**world.kinds} if world is not None else {}
-
-
-def _learned(logs: Logs) -> dict[str, Kind]:
-    """Kinds of tools that the log itself shows: a look-up answers with values that it was not given, not the same ones
-    each time, and rollouts pass without the call that their reference makes. Nobody passes without a change."""
-    toolbox, passes = Toolbox(logs.tools), Counter[str]()
-    answers: dict[str, set[str]] = {}
-    for rollout in logs.rollouts:
-        acts = acts_of(rollout.messages, toolbox)
-        for act in acts:
-            results = answers.setdefault(act.tool, set())
-            if not act.failed and len(results) < VARIED:
-                results.add(" ".join(sorted({*leaves(act.result)} - {*leaves(act.arguments)})))
-        if rollout.outcome == "passed" and acts:
-            passes.update(_tools(rollout.reference) - _tools(rollout.messages))
-    return {tool: "read" for tool, count in passes.items() if count >= PASSES and len(answers.get(tool, ())) >= VARIED}
 
 
 def _tools(messages: Iterable[Message]) -> set[str]:

@@ -22,7 +22,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from captrain.benchmarks import declared_absences
-from captrain.capabilities import KINDS, Step, Toolbox, acts_of, kind_of, says, text_of
+from captrain.capabilities import KINDS, Step, Toolbox, acts_of, says, text_of
 from captrain.config import Component
 from captrain.environments.own_text import DERIVED, IMPORTS, IN_WORKERS, MARK
 from captrain.environments.passport import TRANSFER, failed_tool
@@ -96,7 +96,8 @@ def derive(brief: Brief, benchmark: Component, attempts: Sequence[Attempt]) -> s
     if benchmark.target not in IN_WORKERS:
         source, target = _source(benchmark)
         body = _without_docstring(source)
-    step = _shown(kind.step, brief)
+    toolbox = Toolbox(brief.tools, capability.details.get("kinds"))
+    step = _shown(kind.step, brief, toolbox)
     least, most = _lengths(brief, attempts)
     settings = {
         "name": capability.id,
@@ -104,9 +105,7 @@ def derive(brief: Brief, benchmark: Component, attempts: Sequence[Attempt]) -> s
         "SAID": step.by_user,
         "TOOLS": tuple(capability.details.get("tools", ())),
         "ARGUMENTS": tuple(capability.details.get("arguments", ())),
-        "WRITES": tuple(
-            tool["function"]["name"] for tool in brief.tools if kind_of(tool["function"]["name"]) == "write"
-        ),
+        "WRITES": tuple(name for name in toolbox.schemas if toolbox.kind(name) == "write"),
         "SETTINGS": benchmark.settings(),
         "EVIDENCE": tuple(missing_tools(brief, attempts)),
         "LEAST_CALLS": least,
@@ -152,11 +151,10 @@ def _without_docstring(source: str) -> str:
     return source
 
 
-def _shown(step: Step, brief: Brief) -> Step:
+def _shown(step: Step, brief: Brief, toolbox: Toolbox) -> Step:
     """Fit a step to the references of the examples: where most make a single change, that one may be left out as well
     as one of several; where most make none, a look-up comes before no change; and where most changes hold a value that
     the user says, such a value is broken, because a world may take any text for the others."""
-    toolbox = Toolbox(brief.tools)
     examples = [rollout for rollout in brief.examples if rollout.reference]
     changes = [[act for act in acts_of(rollout.reference, toolbox) if act.kind == "write"] for rollout in examples]
     counts = sorted(map(len, changes))
@@ -166,13 +164,13 @@ def _shown(step: Step, brief: Brief) -> Step:
     if step.kind == "order" and median < 1:
         return step._replace(kind="look-up")
     if step.kind == "argument" and step.by_user is None:
-        by_user = [
-            any(says(text, value) for value in {**act.record, **act.content}.values())
+        by_word = [
+            any(says(text, value) for value in act.arguments.values())
             for rollout, acts in zip(examples, changes, strict=True)
             for text in [" ".join(text_of(m.get("content") or "") for m in rollout.messages if m["role"] == "user")]
             for act in acts
         ]
-        return step._replace(by_user=True if 2 * sum(by_user) >= len(by_user) else None)
+        return step._replace(by_user=True if by_word and 2 * sum(by_word) >= len(by_word) else None)
     return step
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from captrain.benchmarks import load_benchmark
+from captrain.benchmarks import load_benchmark, open_worlds
 from captrain.capabilities import Analyst, SelectionAccount, fault_of, label_runs, pooled, select, undecided
 from captrain.config import Spec, build
 from captrain.contract import Target
@@ -108,7 +108,10 @@ def diagnose_agent(spec: Spec, base: Path, agent: Adapter, evidence: Evidence, n
     if len({rollout.outcome for rollout in rollouts if fault_of(rollout) is None}) < 2:
         return Diagnosis(number, rollouts, None, [], [], [], evidence)
     analyst = build(spec.analyst, Analyst, access=spec.machine.asking)
-    candidates, labels = label_runs(analyst, rollouts, target.tools, spec.labels.runs, spec.seed)
+    with open_worlds(target=target, machine=spec.machine) as worlds:
+        candidates, labels = label_runs(
+            analyst, rollouts, target.declared_tools, spec.labels.runs, spec.seed, worlds=worlds
+        )
     return contrast(spec, number, rollouts, candidates, labels, evidence)
 
 

@@ -1,0 +1,153 @@
+"""Kinds of tools and keys of records are learnt from rollouts, whatever tools are called and look like."""
+
+import json
+import random
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import pytest
+from support import cellar
+
+from captrain.benchmarks import open_worlds
+from captrain.capabilities import ProgrammaticAnalyst, Toolbox, label_runs, learn_toolbox, select
+from captrain.capabilities.learning import PASSES, VARIED
+from captrain.config import Component, Selection
+from captrain.contract import Target, tool_call
+from captrain.environments.derived import derive
+from captrain.environments.synthesizer import Brief
+from captrain.records import Capability, JsonObject, Message, Rollout, Score, Task
+
+RULE = Selection(delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, resamples=200, ranking="product")
+HABITS = cellar.Demonstrations.habits
+READING = cellar.tool("get_reading", "A spot of a wheel.", "wheel", "spot")
+CELLAR = Component.model_validate({"_target_": "support.cellar:Cellar"})
+
+
+def target(tools: Sequence[JsonObject] = cellar.TOOLS, **declared: Any) -> Target:
+    environment: Any = type("Cellar", (cellar.Cellar,), {"tools": [*tools], **declared})()
+    return Target(environment, "support.cellar", "cellar")
+
+
+def played(agent: Target, count: int, habits: Collection[str] | None = None) -> list[Rollout]:
+    """Rollouts of an agent that has some habits, or all in the demonstrations' shares."""
+    rollouts = []
+    for task in agent.tasks("discovery", count):
+        draw = random.Random(task.id)
+        lapses = {habit for habit, share in HABITS.items() if draw.random() < share} if habits is None else {*habits}
+        messages = agent.play(task, cellar.solution(task.data, lapses))
+        score = agent.score(task, messages)
+        rollouts.append(
+            Rollout(
+                id=task.id, environment="cellar", task=task, trial=0, purpose="diagnosis", policy="script",
+                messages=messages, reference=agent.reference(task), score=score,
+                outcome="passed" if score.success else "failed",
+            )
+        )  # fmt: skip
+    return rollouts
+
+
+def selected(agent: Target, rollouts: Sequence[Rollout]) -> tuple[set[str], list[Capability]]:
+    with open_worlds(target=agent) as worlds:
+        candidates, labels = label_runs(
+            ProgrammaticAnalyst(), rollouts, agent.declared_tools, 10, seed=0, worlds=worlds
+        )
+    report = select(labels, candidates, RULE, count=10, seed=0).report
+    return {entry["id"] for entry in report["candidates"] if entry["selected"]}, candidates
+
+
+def requiring(*required: str) -> list[JsonObject]:
+    """The cellar's tools, of whose look-up only these arguments are required."""
+    tools = [*cellar.TOOLS]
+    function = tools[1]["function"]
+    tools[1] = {**tools[1], "function": {**function, "parameters": {**function["parameters"], "required": [*required]}}}
+    return tools
+
+
+@pytest.mark.parametrize("required", [(), ("wheel",), ("spot",), ("wheel", "spot")])
+def test_planted_habits_are_selected_and_nothing_else_whatever_a_schema_requires(required: tuple[str, ...]) -> None:
+    agent = target(requiring(*required))
+    slugs, candidates = selected(agent, played(agent, 150))
+    assert slugs == {"missing_lookup", "wrong_record", "missing_write"}
+    assert candidates[0].details["kinds"] == {"roll": "read", "gauge": "read"}
+
+
+ASK: Message = {"role": "user", "content": "Do it."}
+
+
+def made(tool: str, result: str = '{"ok": true}', **arguments: str) -> list[Message]:
+    return [tool_call(tool, arguments), {"role": "tool", "content": result}]
+
+
+def rollout(messages: Sequence[Message], reference: Sequence[Message] = (), name: str = "r") -> Rollout:
+    task = Task(id=f"cellar/{name}", split="discovery", data={})
+    return Rollout(
+        id=name, environment="cellar", task=task, trial=0, purpose="diagnosis", policy="log", messages=[*messages],
+        reference=[*reference], outcome="passed", score=Score(reward=1.0, success=True),
+    )  # fmt: skip
+
+
+def test_a_record_goes_by_one_name_though_its_look_up_and_its_change_call_it_differently() -> None:
+    tools = [cellar.tool("get_reading", "", "id", "spot"), cellar.tool("turn", "", "wheel", "days")]
+    messages = [ASK, *made("get_reading", '{"reading": "soft"}', id="W7", spot="core"), *made("turn", wheel="W7")]
+    assert learn_toolbox([rollout(messages)], tools).keys == {"wheel": "wheel", "id": "wheel"}
+
+
+def test_what_a_search_was_told_is_no_key_beside_what_opened_a_record() -> None:
+    tools = [cellar.tool("find_wheels", "", "town"), READING, cellar.tool("ship", "", "wheel", "town")]
+    search, ship = made("find_wheels", '["W7"]', town="Cork"), made("ship", wheel="W7", town="Cork")
+    opening = made("get_reading", '{"reading": "soft"}', wheel="W7", spot="core")
+    assert learn_toolbox([rollout([ASK, *search, *opening, *ship])], tools).keys == {"wheel": "wheel"}
+    assert learn_toolbox([rollout([ASK, *search, *ship])], tools).keys == {"town": "town"}
+
+
+def test_a_key_is_told_in_half_of_the_changes_of_references_or_of_rollouts() -> None:
+    reading, tools = made("get_reading", '{"reading": "soft"}', wheel="W7", spot="core"), [READING, cellar.TOOLS[2]]
+    careless = [rollout([ASK, *reading, *made("turn", wheel="W8", days="3")], name=str(at)) for at in range(2)]
+    careful = rollout([ASK, *reading, *made("turn", wheel="W7", days="3")])
+    taught = careless[0].model_copy(update={"reference": [reading[0], tool_call("turn", {"wheel": "W7"})]})
+    for rollouts, keys in (([*careless], set()), ([*careless, careful], set()), ([careless[0], careful], {"wheel"})):
+        assert {*learn_toolbox(rollouts, tools).keys} == keys
+    assert {*learn_toolbox([*careless, taught], tools).keys} == {"wheel"}
+
+
+def test_a_tool_does_what_is_said_then_declared_then_shown_by_replay_then_by_rollouts_then_by_its_name() -> None:
+    agent = target()
+    skilled, hasty = played(agent, 40, ()), played(agent, 40, ("guess",))
+    lucky = [one for one in hasty if one.outcome == "passed" and "gauge" in str(one.reference)]
+    assert learn_toolbox(skilled, agent.tools).kind("gauge") == "write"
+    assert len(lucky) >= PASSES and len({str(one.task.data["wheels"]) for one in skilled}) >= VARIED
+    assert learn_toolbox([*skilled, *hasty], agent.tools).kind("gauge") == "read"
+    with open_worlds(target=agent) as worlds:
+        shown = learn_toolbox(skilled, agent.tools, worlds)
+        assert {tool: shown.kind(tool) for tool in shown.schemas} == {
+            "roll": "read", "gauge": "read", "turn": "write", "wash": "write", "label": "write"
+        }  # fmt: skip
+    declaring = target(kinds={"gauge": "write", "roll": "handover"})
+    with open_worlds(target=declaring) as worlds:
+        toolbox = learn_toolbox(skilled, declaring.declared_tools, worlds, {"gauge": "read"})
+    assert (toolbox.kind("gauge"), toolbox.kind("roll"), toolbox.kind("turn")) == ("read", "handover", "write")
+
+
+def test_mcps_hint_is_a_declaration_and_what_a_benchmark_declares_is_never_shown_to_the_agent() -> None:
+    hinted = [{**cellar.TOOLS[1], "annotations": {"readOnlyHint": True}}, *cellar.TOOLS[2:]]
+    assert Toolbox(hinted).kind("gauge") == "read" and Toolbox(cellar.TOOLS).kind("gauge") == "write"
+    declaring = target(kinds={"gauge": "read"})
+    assert Toolbox(declaring.declared_tools).kind("gauge") == "read" and declaring.tools == cellar.TOOLS
+
+
+def test_a_look_up_at_another_spot_is_not_the_one_that_was_due() -> None:
+    agent = target()
+    rollouts = played(agent, 60, ())
+    one = next(one for one in rollouts if one.task.data["kind"] == "turn" and one.task.data["named"])
+    messages = json.loads(json.dumps(one.messages).replace('"core"', '"rind"'))
+    other = one.model_copy(update={"id": "other", "messages": messages, "outcome": "failed"})
+    _, candidates = selected(agent, [*rollouts, other])
+    lacking = {candidate.id: candidate.examples for candidate in candidates}
+    assert lacking["missing_lookup"] == ["other"]
+
+
+def test_an_environment_is_derived_with_the_kinds_that_were_learnt() -> None:
+    kinds = {"roll": "read", "gauge": "read"}
+    lacking = Capability(id="missing_lookup", name="Missing look-up", description="Looks.", details={"kinds": kinds})
+    text = derive(Brief(lacking, cellar.TOOLS, benchmark=CELLAR), CELLAR, [])
+    assert "WRITES = ('turn', 'wash', 'label')" in text
