@@ -2,6 +2,7 @@
 
 import json
 import random
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -198,7 +199,7 @@ def test_repairs_of_the_desk_are_proven_by_replay_and_a_passed_rollout_needs_non
 class World:
     """One that asks for a restart alone; it stands for the worlds of all rollouts, too."""
 
-    reference, owed, kinds = (ReplayCall("restart", {"service": "api"}),), (), {}
+    reference, owed, kinds, trouble = (ReplayCall("restart", {"service": "api"}),), (), {}, ""
 
     def of(self, rollout: Rollout) -> "World":
         return self
@@ -252,3 +253,47 @@ def test_a_project_s_own_benchmark_proves_causes_and_brings_the_references(
     assert failed and all(row["primary"] and any(step["needed"] for step in row["repairs"]) for row in failed)
     assert all(step["proven"] for row in failed for step in row["repairs"])
     assert "without a reference" not in (tmp_path / "found/report.md").read_text()
+
+
+WORKER = '''
+import json, os, sys
+
+task = None
+for line in sys.stdin:
+    request = json.loads(line)
+    number, operation = request["id"], request["op"]
+    task = request.get("task_id") or task
+    reply = {"ok": True, "result": {"messages": []}}
+    if operation == "reference" and task.endswith("_2"):
+        reply = {"ok": False, "error": {"type": "KeyError", "message": "no such scenario", "retryable": True}}
+    if operation == "replay" and task.endswith("_1"):
+        os._exit(3)
+    if operation == "replay":
+        reply = {"ok": False, "error": {"type": "BadRequest", "message": "no argument_1", "retryable": False}}
+    print(json.dumps({"id": number, **reply}), flush=True)
+'''
+"""A benchmark that opens tasks 0 and 1, of which it takes no calls of the one, and dies of the other."""
+
+
+def test_a_world_that_fails_leaves_causes_unproven_and_says_why_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / ".cache/installations/bfcl/bin/python"
+    python.parent.mkdir(parents=True)
+    (tmp_path / "worker.py").write_text(WORKER)
+    python.write_text(f"#!/bin/sh\nexec {sys.executable} {tmp_path / 'worker.py'}\n")
+    python.chmod(0o755)
+    (python.parents[1] / ".made").touch()
+    monkeypatch.chdir(tmp_path)
+    chats = [chat(f"multi_turn_base_{number}", ["metric"], 0, ["metric", "restart"]) for number in range(3)]
+    chats += [chat("another", ["metric"], 0, ["metric", "restart"])]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in chats))
+    rows = printed_rows(tmp_path / "out", tmp_path / "log.jsonl")
+    assert [row["primary"]["cause"] for row in rows] == ["missing_write"] * 4
+    assert not any(step["proven"] for row in rows for step in row["repairs"])
+    refused, dead, unopened = (row["unproven"] for row in rows[:3])
+    assert "no argument_1" in refused and "died" in dead and "no such scenario" in unopened
+    assert "unproven" not in rows[3]
+    report = (tmp_path / "out/report.md").read_text()
+    note = "3 rollouts could not be played again, so that their causes are not proven; of chat/multi\\_turn\\_base\\_0"
+    assert report.count("could not be played again") == 1 and note.replace("\\", "") in report.replace("\\", "")
