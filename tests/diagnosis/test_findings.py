@@ -255,7 +255,7 @@ def test_a_project_s_own_benchmark_proves_causes_and_brings_the_references(
     assert "without a reference" not in (tmp_path / "found/report.md").read_text()
 
 
-WORKER = '''
+WORKER = """
 import json, os, sys
 
 task = None
@@ -271,7 +271,7 @@ for line in sys.stdin:
     if operation == "replay":
         reply = {"ok": False, "error": {"type": "BadRequest", "message": "no argument_1", "retryable": False}}
     print(json.dumps({"id": number, **reply}), flush=True)
-'''
+"""
 """A benchmark that opens tasks 0 and 1, of which it takes no calls of the one, and dies of the other."""
 
 
