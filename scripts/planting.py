@@ -208,12 +208,16 @@ def request_of(step: Step) -> str | None:
 
 
 def added(case: Case) -> Iterator[Planted]:
-    """A change that nobody has asked for is made beside the others, on another record in view."""
+    """A change that nobody has asked for is made beside the others, on another record in view: not on one that is still
+    to be looked up or changed, which would be a decision without its look-up."""
     for place, number, write in case.writes():
+        later = {
+            leaf for step in case.steps[place + 1 :] if isinstance(step, ReplayCall) for leaf in leaves(step.arguments)
+        }
         if write.by == "assistant":
             for name, value in write.arguments.items():
                 if case.tools.names_record(name, value):
-                    for sibling in siblings(value, case.view(number))[:4]:
+                    for sibling in [peer for peer in siblings(value, case.view(number)) if peer not in later][:4]:
                         yield Planted(put(case.steps, place, write, changed(write, name, sibling)), number + 1)
 
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 
 from captrain.capabilities import SIMULATOR, leaves, text_of
 from captrain.diagnosis.book import objects
@@ -24,7 +25,10 @@ SUPERLATIVE = re.compile(
     r"\b(cheapest|lowest|highest|dearest|priciest|longest|shortest|earliest|latest|(?:most|least) \w+)\b"
 )
 """Words with which a user asks for a choice by numbers."""
+NUMBER = re.compile(r"\d.*\d|\d\W*$")
 END = 1_000_000
+ENDS = ("missing_write", "over_escalation", "partial_refusal")
+"""Causes of a step that had all that it needs."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,8 @@ class Namer:
             "insert": self._of_insertion,
         }
         kind, message, evidence = namings[edit.kind](edit)
+        if id(edit) in self._sequels and kind not in ENDS:
+            kind, message, evidence = self._of_insertion(self._sequels[id(edit)])
         calls = [self.repair.calls[place] for place in edit.places] + ([edit.goal] if edit.goal else [])
         tools = tuple(dict.fromkeys(call.tool for call in calls))
         last = max(0, len(self.case.messages) - 1)
@@ -100,14 +106,14 @@ class Namer:
         if not self._in_view(value):
             if unmet := self._unmet([value], END):
                 return unmet[0], last, unmet[1]
-            if self._due_lookups:
+            if NUMBER.search(value) and self._due_lookups:
                 goal = self._due_lookups[0]
                 return self._search_kind(goal), last, f"{value} was not told, and {goal} never made"
-            if len(value) > 2:
+            if NUMBER.search(value):
                 return "wrong_computation", last, f"{value} was not told, and stands in no message: it is worked out"
         if (departure := self._left()) is not None:
             return SIMULATOR, departure, f"the user left before {value} was told"
-        return "missing_information", last, f"{value} was in view and not told"
+        return "missing_information", last, f"{value} was not told"
 
     def _search_kind(self, goal: Call) -> str:
         """A look-up of this kind was made of another record, or none was."""
@@ -169,6 +175,8 @@ class Namer:
         remainder = [step for place, step in enumerate(self.repair.calls) if place not in dropped]
         if any(call.equals(step) and step.changed for step in remainder):
             return "extra_write", call.message, f"{call} was made before, and again"
+        if call.kind == "handover":
+            return "over_escalation", call.message, f"{call} was called where the reference hands nothing over"
         if unread := self._unread(call):
             return "missing_lookup", call.message, f"{call}, and {unread} was never made before"
         inserted = [step.goal for step in self.repair.edits if step.kind == "insert" and step.goal]
@@ -182,8 +190,8 @@ class Namer:
                 return "wrong_record", call.message, f"{call}, where {goal} was meant"
         if breach := next(iter(self._breaches(call)), None):
             return "undue_compliance", self.case.proposal(self._act(call)), breach
-        due = {*map(text_of, (value for goal in self.repair.goals if goal.kind != "read" for value in values_of(goal)))}
-        values = [v for v in values_of(call) if isinstance(v, str) and not is_common(v) and v not in due]
+        named = {text_of(value) for goal in self.repair.goals if goal.kind != "read" for value in values_of(goal)}
+        values = [v for v in values_of(call) if isinstance(v, str) and not is_common(v) and v not in named]
         scripted = [value for value in values if holds(squeezed(self.case.script), value)]
         if any(self._seen(value, call.message, "user") for value in scripted):
             evidence = f"{call}, as the user asked, where the reference leaves this as it is"
@@ -261,6 +269,8 @@ class Namer:
             return SIMULATOR, departure, f"the user left before {call.tool} was corrected"
         record = next((entry for entry in self._records(goal) if entry[0] in names), None)
         if record and not self._in_view(call.arguments.get(record[0]), call.message):
+            if unmet := self._unmet([record[1]], call.message):
+                return unmet[0], call.message, f"{evidence}; {unmet[1]}"
             return "fabricated_fact", call.message, f"{evidence}; it stands in no message before"
         if record:
             opening = self._opened_instead(record[1]).get(text_of(call.arguments.get(record[0])), call.message)
@@ -404,6 +414,16 @@ class Namer:
         if self._handover:
             return "over_escalation", end, f"{self._handover} was called, where {goal} was due"
         return "missing_write", last, f"{goal} was never made"
+
+    @cached_property
+    def _sequels(self) -> dict[int, Edit]:
+        """Steps at the end of the reference that are not made because one before them, which had all it needed, is not:
+        nothing is said of their needs."""
+        inserted = {id(edit.goal): edit for edit in self.repair.edits if edit.kind == "insert"}
+        goals = [goal for goal in self.repair.goals if goal.kind != "read"]
+        tail = [inserted[id(goal)] for goal in takewhile(lambda goal: id(goal) in inserted, goals[::-1])]
+        has_needs = bool(tail) and self._of_insertion(tail[-1])[0] not in ENDS
+        return {} if has_needs else {id(edit): tail[-1] for edit in tail[:-1]}
 
     def _is_twin(self, goal: Call, edit: Edit) -> bool:
         call, record = self.repair.calls[edit.places[0]], self._record(goal)

@@ -7,12 +7,12 @@ an edit, and nothing is proven.
 """
 
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Literal
 
-from captrain.benchmarks import Replay, ReplayCall, World, logged_replay
+from captrain.benchmarks import Replay, ReplayCall, Replayed, World, logged_replay
 from captrain.capabilities import Toolbox, leaves, reports_error, same, says, text_of
 from captrain.contract import calls_of
 from captrain.records import JsonObject, Message, Rollout
@@ -123,7 +123,7 @@ def find_repair(rollout: Rollout, toolbox: Toolbox, world: World | None, idle: C
         # Without a reference nothing is missing and nothing is extra.
         edits = edits if rollout.reference else []
         return Repair((*calls,), (*goals,), (*edits,), (*edits,))
-    return _Search(world, replay, calls).repair()
+    return _Search(world, replay, calls, toolbox).repair()
 
 
 def _counts(edit: Edit, rollout: Rollout, calls: Sequence[Call], idle: Collection[str]) -> bool:
@@ -151,24 +151,27 @@ def is_prose(value: object) -> bool:
     return isinstance(value, str) and len(value.split()) > PROSE
 
 
+def _played(calls: Sequence[Call], replayed: Replayed) -> Iterator[Call]:
+    """Calls with what their replay led to; those of a rollout keep the result that the log has."""
+    for call, result, failed, changed in zip(calls, replayed.results, replayed.failed, replayed.changed, strict=True):
+        yield replace(call, failed=failed, changed=changed, result=call.result or result)
+
+
 class _Search:
     """The search of one rollout's repair in its world."""
 
-    def __init__(self, world: World, replay: Replay, calls: Sequence[Call]) -> None:
+    def __init__(self, world: World, replay: Replay, calls: Sequence[Call], toolbox: Toolbox) -> None:
         self._world, self._replay = world, replay
         gold = Replay(world.reference, world.owed)
         logged, ideal = world.play([replay, gold])
         self._passes, self._is_sound = logged.passed, ideal.passed or not world.reference
-        self._calls = [
-            replace(call, kind=world.kinds.get(call.tool, call.kind), failed=failed, changed=changed)
-            for call, failed, changed in zip(calls, logged.failed, logged.changed, strict=True)
-        ]
-        self._goals = [
-            Call(step.tool, step.arguments, step.by, 0, world.kinds.get(step.tool, "write"), failed, changed, result)
-            for step, failed, changed, result in zip(
-                world.reference, ideal.failed, ideal.changed, ideal.results, strict=True
-            )
-        ]
+        goals = [Call(step.tool, step.arguments, step.by, kind=toolbox.kind(step.tool)) for step in world.reference]
+        steps = [*_played(calls, logged), *_played(goals, ideal)]
+        changing = {step.tool for step in steps if step.changed}
+        silent = {step.tool for step in steps if step.kind == "write" and not step.failed} - changing
+        kinds = {**dict.fromkeys(silent, "read"), **world.kinds}
+        steps = [replace(step, kind=kinds.get(step.tool, step.kind)) for step in steps]
+        self._calls, self._goals = steps[: len(calls)], steps[len(calls) :]
 
     def repair(self) -> Repair:
         """See `find_repair`."""
