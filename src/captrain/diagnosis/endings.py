@@ -5,9 +5,10 @@ import re
 from collections.abc import Collection, Sequence
 
 from captrain.capabilities import slip_of
+from captrain.diagnosis.calls import Call
 from captrain.diagnosis.case import REFUSAL, Case, plain
 from captrain.diagnosis.provenance import is_identifier, shape
-from captrain.diagnosis.repair import Call, Repair
+from captrain.diagnosis.repair import Repair
 
 TOKEN = re.compile(r"###[A-Z-]+###")
 """Words by which a simulated user ends a conversation."""

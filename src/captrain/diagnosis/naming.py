@@ -14,12 +14,13 @@ from itertools import takewhile
 
 from captrain.capabilities import SIMULATOR, leaves, text_of
 from captrain.diagnosis.book import objects
+from captrain.diagnosis.calls import Call
 from captrain.diagnosis.case import Case
 from captrain.diagnosis.cause import Cause, quoted
 from captrain.diagnosis.clauses import violations
 from captrain.diagnosis.endings import cause_of_end, first_refusal, handover_in, user_left
 from captrain.diagnosis.provenance import atoms, holds, is_common, is_identifier, shape, squeezed, values_of
-from captrain.diagnosis.repair import Call, Edit, Repair
+from captrain.diagnosis.repair import Edit, Repair
 
 SUPERLATIVE = re.compile(
     r"\b(cheapest|lowest|highest|dearest|priciest|longest|shortest|earliest|latest|(?:most|least) \w+)\b"
@@ -189,13 +190,13 @@ class Namer:
             if record and goal.tool == call.tool:
                 return "wrong_record", call.message, f"{call}, where {goal} was meant"
         if breach := next(iter(self._breaches(call)), None):
-            return "undue_compliance", self.case.proposal(self._act(call)), breach
+            return "undue_compliance", self._proposal(call), breach
         named = {text_of(value) for goal in self.repair.goals if goal.kind != "read" for value in values_of(goal)}
         values = [v for v in values_of(call) if isinstance(v, str) and not is_common(v) and v not in named]
         scripted = [value for value in values if holds(squeezed(self.case.script), value)]
         if any(self._seen(value, call.message, "user") for value in scripted):
             evidence = f"{call}, as the user asked, where the reference leaves this as it is"
-            return "undue_compliance", self.case.proposal(self._act(call)), evidence
+            return "undue_compliance", self._proposal(call), evidence
         origin = self._users_own(call)
         if origin is not None:
             return (
@@ -236,8 +237,10 @@ class Namer:
             if violation.act in acts:
                 yield str(violation)
 
-    def _act(self, call: Call):
-        return next(act for act in self.case.story.acts if act.message == call.message and act.tool == call.tool)
+    def _proposal(self, call: Call) -> int:
+        """The message in which a change was put to the user first, its own where it is the user's."""
+        acts = [act for act in self.case.story.acts if (act.message, act.tool) == (call.message, call.tool)]
+        return self.case.proposal(acts[0]) if acts else call.message
 
     def _is_known(self, value: object) -> bool:
         """The value names something that some look-up opens."""
@@ -292,9 +295,9 @@ class Namer:
         if breach := next(iter(self._breaches(call)), None):
             return "wrong_argument", call.message, f"{evidence}; {breach}"
         if superlative := self._chosen(missing, strange):
-            return "wrong_computation", self.case.proposal(self._act(call)), f"{evidence}: not the {superlative}"
+            return "wrong_computation", self._proposal(call), f"{evidence}: not the {superlative}"
         if believed := next((name for name in names if self._believed(name, call, goal)), None):
-            return "unverified_claim", self.case.proposal(self._act(call)), f"{evidence}; {believed} as the user said"
+            return "unverified_claim", self._proposal(call), f"{evidence}; {believed} as the user said"
         for value in strange:
             if isinstance(value, str) and re.search(r"\d", value):
                 spoken = self._seen(value, call.message, "user")

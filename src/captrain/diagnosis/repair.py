@@ -13,46 +13,14 @@ from itertools import combinations
 from typing import Literal
 
 from captrain.benchmarks import Replay, ReplayCall, Replayed, World, logged_replay
-from captrain.capabilities import Toolbox, leaves, reports_error, same, says, text_of
-from captrain.contract import calls_of
-from captrain.records import JsonObject, Message, Rollout
+from captrain.capabilities import Toolbox, leaves, says, text_of
+from captrain.diagnosis.calls import Call, calls_in, is_prose
+from captrain.records import JsonObject, Rollout
 
-QUOTED = 160
-PROSE = 4
-"""Words beyond which a value is prose, in which people differ."""
 SMALL = 2
 """Sets of so few edits are tried one by one."""
 MOST = 60
 """So many sets of one size are tried."""
-
-
-@dataclass(frozen=True)
-class Call:
-    """A call of a rollout or of its reference. `message`: of a rollout, its index. `changed`: the world differs after
-    it, as far as that is known. `result`: the text that it returned, "" where none is known."""
-
-    tool: str
-    arguments: JsonObject
-    by: str = "assistant"
-    message: int = 0
-    kind: str = "write"
-    failed: bool = False
-    changed: bool = True
-    result: str = ""
-
-    def __str__(self) -> str:
-        text = f"{self.tool}({', '.join(text_of(value) for value in self.arguments.values())})"
-        return text if len(text) <= QUOTED else text[: QUOTED - 2] + "…)"
-
-    def equals(self, peer: "Call") -> bool:
-        """The same tool is given the same values by the same side."""
-        return (self.by, self.tool) == (peer.by, peer.tool) and not self.differing(peer)
-
-    def differing(self, goal: "Call") -> list[str]:
-        """Names of the arguments that come to something else in a goal."""
-        names = {**goal.arguments, **self.arguments}
-        # An object may say more than the goal's, and a goal need not name what has a default.
-        return [n for n in names if n in goal.arguments and not same(goal.arguments[n], self.arguments.get(n))]
 
 
 @dataclass(frozen=True)
@@ -83,22 +51,6 @@ class Repair:
     proven: bool = False
     passes: bool = False
     is_unsound: bool = False
-
-
-def calls_in(messages: Sequence[Message], toolbox: Toolbox) -> list[Call]:
-    """The calls of assistant and user, each with the answer that the log holds."""
-    calls = []
-    for index, message in enumerate(messages):
-        if message["role"] in ("assistant", "user"):
-            for place, (tool, arguments) in enumerate(calls_of(message), start=index + 1):
-                answer = messages[place] if place < len(messages) else {"role": ""}
-                is_answered = answer["role"] == "tool"
-                failed, kind = is_answered and reports_error(answer), toolbox.kind(tool)
-                result = text_of(answer.get("content") or "") if is_answered else ""
-                calls.append(
-                    Call(tool, arguments, message["role"], index, kind, failed, kind == "write" and not failed, result)
-                )
-    return calls
 
 
 def find_repair(rollout: Rollout, toolbox: Toolbox, world: World | None, idle: Collection[str] = ()) -> Repair:
@@ -144,11 +96,6 @@ def _is_inward(call: Call, rollout: Rollout) -> bool:
     texts = [text_of(m.get("content") or "") for m in rollout.messages if m["role"] != "assistant"]
     values = [*leaves(call.arguments)]
     return 2 * sum(any(says(text, value) for text in texts) for value in values) < len(values)
-
-
-def is_prose(value: object) -> bool:
-    """The value is several words, which nobody copies."""
-    return isinstance(value, str) and len(value.split()) > PROSE
 
 
 def _played(calls: Sequence[Call], replayed: Replayed) -> Iterator[Call]:
