@@ -6,6 +6,7 @@ then return, the world of the task says.
 
 import random
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -54,8 +55,10 @@ class Tools:
                 self.looked_up.add(str(value))
 
     def names_record(self, name: str, value: object) -> bool:
-        """Tell whether an argument says which record is meant."""
-        return is_id(value) and (name in self.keys or value in self.looked_up)
+        """Tell whether an argument says which record is meant: a zip code or the like says something of it."""
+        if not is_id(value) or not re.search(r"[A-Za-z#]|\d{8}", str(value)):
+            return False
+        return name in self.keys or value in self.looked_up
 
     def alike(self, write: ReplayCall) -> list[str]:
         """The other writes that take the same arguments."""
@@ -65,10 +68,12 @@ class Tools:
 
 @dataclass(frozen=True)
 class Planted:
-    """A changed solution: the steps, and of the fault the place of its call, or None where a call is missing."""
+    """A changed solution: the steps, and of the fault the place of its call, or None where a call is missing;
+    `accepted`: causes that are right for it beside those of its class."""
 
     steps: tuple[Step, ...]
     call: int | None
+    accepted: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -138,11 +143,14 @@ def changed(call: ReplayCall, name: str, value: object) -> ReplayCall:
 
 
 def skip_lookup(case: Case) -> Iterator[Planted]:
-    """The look-up that alone shows a value is not made, and the value is guessed."""
+    """The look-up that alone shows a value is not made, and the value is guessed: one that stands nowhere is a
+    fabricated fact, too, and a look-up beside others by its tool leaves the search incomplete."""
     entries = list(case.calls())
+    counts = Counter(call.tool for _, _, call in entries)
     for place, number, lookup in entries:
         if lookup.tool in case.tools.writes | case.tools.handovers:
             continue
+        search = ("incomplete_search",) if counts[lookup.tool] > 1 else ()
         remainder = case.words + "".join(case.performance.results[:number] + case.performance.results[number + 1 :])
         for later, _, write in (entry for entry in case.writes() if entry[0] > place):
             for name, value in write.arguments.items():
@@ -151,12 +159,13 @@ def skip_lookup(case: Case) -> Iterator[Planted]:
                     continue
                 for guess in guesses(case, name, value):
                     steps = put(case.steps, later, changed(write, name, guess))
-                    yield Planted(put(steps, place), number_of(steps, later) - 1)
+                    guessed = () if str(guess) in remainder else ("fabricated_fact",)
+                    yield Planted(put(steps, place), number_of(steps, later) - 1, (*search, *guessed))
             # Or it is what decides which operation is right for its record.
             if set(map(str, lookup.arguments.values())) & set(map(str, write.arguments.values())):
                 for tool in case.tools.alike(write):
                     steps = put(case.steps, later, replace(write, tool=tool))
-                    yield Planted(put(steps, place), number_of(steps, later) - 1)
+                    yield Planted(put(steps, place), number_of(steps, later) - 1, search)
 
 
 def guesses(case: Case, name: str, value: object) -> list[object]:
@@ -229,12 +238,14 @@ def swapped(case: Case) -> Iterator[Planted]:
 
 
 def handed_over(case: Case) -> Iterator[Planted]:
-    """The user is handed over instead of a change and all after it."""
+    """The user is handed over instead of a change and all after it; a step of the user's own is then one that was never
+    asked for."""
     for place, number, write in case.writes():
         for tool in sorted(case.tools.handovers):
             summary = dict.fromkeys(case.tools.arguments[tool], "The user needs help with the rest.")
             start = place - 1 if place and case.steps[place - 1] == request_of(write) else place
-            yield Planted((*case.steps[:start], ReplayCall(tool, summary), "You are being transferred."), number)
+            steps = (*case.steps[:start], ReplayCall(tool, summary), "You are being transferred.")
+            yield Planted(steps, number, ("missing_write",) if write.by == "user" else ())
 
 
 def stopped(case: Case) -> Iterator[Planted]:

@@ -20,7 +20,7 @@ from captrain.diagnosis.explanation import Explanation, explain
 from captrain.diagnosis.outcomes import OutcomeTally
 from captrain.diagnosis.repair import Repair, find_repair
 from captrain.errors import InfrastructureError, UserError
-from captrain.interop import Logs
+from captrain.interop import DROPPED, Logs
 from captrain.records import Message, Record, Rollout, Spool, read_yaml
 
 Standing = Literal["contrasted", "suspect", "spoilt", "error"]
@@ -111,8 +111,23 @@ def refer(logs: Logs, worlds: Worlds) -> Logs:
     for rollout in logs.rollouts:
         # A rollout without a verdict is not explained, and its task may be no whole one.
         reference = rollout.reference or (worlds.reference(rollout) if rollout.outcome != "error" else [])
-        rollouts.add(rollout.model_copy(update={"reference": reference}))
+        messages = [*_restored(rollout.messages, reference)]
+        rollouts.add(rollout.model_copy(update={"reference": reference, "messages": messages}))
     return replace(logs, rollouts=rollouts)
+
+
+def _restored(messages: Iterable[Message], reference: Iterable[Message]) -> Iterator[Message]:
+    """Messages with a reference's values in place of those that reading has dropped, without which no world would take
+    the calls."""
+    pairs = [pair for message in reference for _, arguments in calls_of(message) for pair in arguments.items()]
+    for message in messages:
+        calls = []
+        for call, (_, arguments) in zip(message.get("tool_calls") or [], calls_of(message), strict=True):
+            values = {k: dict(pairs).get(k, v) if v == DROPPED else v for k, v in arguments.items()}
+            calls.append(
+                {**call, "function": {**call["function"], "arguments": values}} if values != arguments else call
+            )
+        yield {**message, "tool_calls": calls} if calls else message
 
 
 def explain_logs(logs: Logs, worlds: Worlds | None = None, kinds: Mapping[str, Kind] | None = None) -> Explanations:

@@ -26,10 +26,14 @@ SUPERLATIVE = re.compile(
     r"\b(cheapest|lowest|highest|dearest|priciest|longest|shortest|earliest|latest|(?:most|least) \w+)\b"
 )
 """Words with which a user asks for a choice by numbers."""
-NUMBER = re.compile(r"\d.*\d|\d\W*$")
+NUMBER = re.compile(r"[\d.,-]*\d[\d.,-]*")
+WORD = re.compile(r"#?\w(?:[\w.,-]*\w)?")
 END = 1_000_000
+SHORT = 6
+"""Figures that say nothing of what they are of."""
 ENDS = ("missing_write", "over_escalation", "partial_refusal")
 """Causes of a step that had all that it needs."""
+LOOKUPS = ("missing_lookup", "incomplete_search")
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,11 @@ class Namer:
         """Look-ups of the reference that the rollout does not make."""
         due = [goal for goal in self.repair.goals if goal.kind == "read"]
         return [goal for goal in due if not any(call.equals(goal) for call in self._lookups)]
+
+    def _needs(self, goal: Call) -> list[Call]:
+        """Look-ups that the reference makes before a step of its, and the rollout does not make."""
+        place = next(place for place, step in enumerate(self.repair.goals) if step is goal)
+        return [lookup for lookup in self._due_lookups if any(lookup is step for step in self.repair.goals[:place])]
 
     @cached_property
     def _handover(self) -> Call | None:
@@ -83,7 +92,7 @@ class Namer:
             "insert": self._of_insertion,
         }
         kind, message, evidence = namings[edit.kind](edit)
-        if id(edit) in self._sequels and kind not in ENDS:
+        if id(edit) in self._sequels and kind in LOOKUPS:
             kind, message, evidence = self._of_insertion(self._sequels[id(edit)])
         calls = [self.repair.calls[place] for place in edit.places] + ([edit.goal] if edit.goal else [])
         tools = tuple(dict.fromkeys(call.tool for call in calls))
@@ -104,31 +113,60 @@ class Namer:
 
     def _of_saying(self, edit: Edit) -> tuple[str, int, str]:
         last, value = self.case.story.last, edit.text
+        told = self._told_instead(value)
         if not self._in_view(value):
+            message = told[0] if told else last
             if unmet := self._unmet([value], END):
-                return unmet[0], last, unmet[1]
-            if NUMBER.search(value) and self._due_lookups:
-                goal = self._due_lookups[0]
-                return self._search_kind(goal), last, f"{value} was not told, and {goal} never made"
-            if NUMBER.search(value):
-                return "wrong_computation", last, f"{value} was not told, and stands in no message: it is worked out"
+                return unmet[0], message, unmet[1]
+            lookups = {call.tool for call in self._lookups}
+            goal = next((goal for goal in self._due_lookups if goal.tool not in lookups), None)
+            if NUMBER.search(value) and goal is not None:
+                return "missing_lookup", message, f"{value} was not told, and {goal} never made"
+        if told:
+            kind = "incomplete_search" if self._in_view(told[1], told[0]) else "wrong_computation"
+            return kind, told[0], f"{told[1]} was told, where {value} was asked for"
         if (departure := self._left()) is not None:
             return SIMULATOR, departure, f"the user left before {value} was told"
+        if self._handover:
+            return "over_escalation", self._handover.message, f"{self._handover} was called, and {value} not told"
         return "missing_information", last, f"{value} was not told"
+
+    def _told_instead(self, value: str) -> tuple[int, str] | None:
+        """The first reply that tells another value than the one of figures that is owed: one that nothing shows, or one
+        of its form that was shown before it; and not the user's."""
+        for place in self.case.replies() if NUMBER.search(value) else ():
+            if self._in_view(value, place):
+                return None
+            for other in WORD.findall(self.case.text(place)):
+                is_shown = self._in_view(other, place)
+                is_alike = (
+                    re.sub(r"\d", "9", other) == re.sub(r"\d", "9", value) if is_shown else NUMBER.fullmatch(other)
+                )
+                if (
+                    is_alike
+                    and other != value
+                    and not self._seen(other, place, "user")
+                    and (len(value) > SHORT or not is_shown)
+                ):
+                    return place, other
+        return None
 
     def _search_kind(self, goal: Call) -> str:
         """A look-up of this kind was made of another record, or none was."""
         return "incomplete_search" if any(call.tool == goal.tool for call in self._lookups) else "missing_lookup"
 
-    def _unmet(self, values: Sequence[object], before: int) -> tuple[str, str] | None:
-        """The first need that was not met: a value in no message before, that a look-up of the reference, or one that
-        another rollout made, would have shown; or one to be worked out."""
+    def _unmet(self, values: Sequence[object], before: int, goal: Call | None = None) -> tuple[str, str] | None:
+        """The first need that was not met: a value in no message before, that a look-up of the reference, before a step
+        of its, would have shown; or one to be worked out."""
         for value in values:
             if is_common(value) or self._in_view(value, before):
                 continue
-            for goal in self._due_lookups:
-                if holds(squeezed(goal.result), value) and value not in [*leaves(goal.arguments)]:
-                    return self._search_kind(goal), f"{text_of(value)} is shown by {goal}, which was never made"
+            for lookup in self._due_lookups if goal is None else self._needs(goal):
+                # A look-up of what was to be chosen is no need of the choice.
+                keys = [*leaves(lookup.arguments)]
+                is_of_it = any(holds(squeezed(text_of(peer)), leaf) for peer in values for leaf in keys)
+                if holds(squeezed(lookup.result), value) and not is_of_it:
+                    return self._search_kind(lookup), f"{text_of(value)} is shown by {lookup}, which was never made"
             if isinstance(value, int | float):
                 return "wrong_computation", f"{value} is worked out, and stands in no message"
         return None
@@ -182,8 +220,8 @@ class Namer:
             return "missing_lookup", call.message, f"{call}, and {unread} was never made before"
         inserted = [step.goal for step in self.repair.edits if step.kind == "insert" and step.goal]
         for goal in inserted:
-            if record and goal.by == call.by and goal.arguments.get(record[0]) == record[1]:
-                unmet = self._unmet([*values_of(goal)], call.message)
+            if self._is_twin(goal, edit):
+                unmet = self._unmet([*values_of(goal)], call.message, goal)
                 evidence = f"{call}, where {goal} was due"
                 return (unmet[0], call.message, unmet[1]) if unmet else ("wrong_operation", call.message, evidence)
         for goal in inserted:
@@ -209,6 +247,7 @@ class Namer:
             and call.arguments.get(record[0])
             and shape(record[1]) in self._shapes
             and self._is_known(record[1])
+            and self._seen(record[1], call.message, "user")
             and not self._opened(record[1], call.message)
         ):
             return "unverified_claim", call.message, f"{call}, and {record[1]} was never looked up"
@@ -272,11 +311,11 @@ class Namer:
             return SIMULATOR, departure, f"the user left before {call.tool} was corrected"
         record = next((entry for entry in self._records(goal) if entry[0] in names), None)
         if record and not self._in_view(call.arguments.get(record[0]), call.message):
-            if unmet := self._unmet([record[1]], call.message):
-                return unmet[0], call.message, f"{evidence}; {unmet[1]}"
             return "fabricated_fact", call.message, f"{evidence}; it stands in no message before"
         if record:
-            opening = self._opened_instead(record[1]).get(text_of(call.arguments.get(record[0])), call.message)
+            wrong = text_of(call.arguments.get(record[0]))
+            is_due = any(wrong in [*leaves(goal.arguments)] for goal in self.repair.goals if goal.kind != "read")
+            opening = call.message if is_due else self._opened_instead(record[1]).get(wrong, call.message)
             return (
                 "wrong_record",
                 call.message if self._opened(record[1], call.message) else min(opening, call.message),
@@ -289,7 +328,11 @@ class Namer:
         missing = [value for value in due if value not in actual]
         strange = [value for value in actual if value not in due]
         words = [value for value in missing if isinstance(value, str)]
-        unmet = self._unmet(words, call.message)
+        is_at_hand = bool(words) and all(self._in_view(word, call.message) for word in words)
+        invented = next((value for value in strange if self._is_invented(value, call.message)), None)
+        if invented is not None and not is_at_hand:
+            return "fabricated_fact", call.message, f"{evidence}; {invented} stands in no message before"
+        unmet = self._unmet(words, call.message, goal)
         if unmet:
             return unmet[0], call.message, f"{evidence}; {unmet[1]}"
         if breach := next(iter(self._breaches(call)), None):
@@ -309,19 +352,17 @@ class Namer:
                     if kind == SIMULATOR and not self.case.is_answered:
                         continue
                     return kind, spoken[0], f"{evidence}; {value} is the user's word"
-                is_at_hand = bool(words) and all(self._in_view(word, call.message) for word in words)
-                if (
-                    not is_at_hand
-                    and not self._in_view(value, call.message)
-                    and not holds(squeezed(self.case.setting.policy), value)
-                ):
-                    return "fabricated_fact", call.message, f"{evidence}; {value} stands in no message before"
         if not any(self._seen(value, call.message, "user") for value in missing) and (unread := self._unread(call)):
             return "missing_lookup", call.message, f"{evidence}; {unread} was never made before"
         numbers = [value for value in missing if isinstance(value, int | float) and not is_common(value)]
-        if not words and numbers and not any(self._in_view(value, call.message) for value in numbers):
-            return "wrong_computation", call.message, f"{evidence}; {numbers[0]} is worked out"
+        if not words and (unmet := self._unmet(numbers, call.message, goal)):
+            return unmet[0], call.message, f"{evidence}; {unmet[1]}"
         return "wrong_argument", call.message, evidence
+
+    def _is_invented(self, value: object, before: int) -> bool:
+        """A word with figures or signs in it, which stands in no message before, and not in the policy."""
+        is_name = isinstance(value, str) and re.search(r"\d|\w[@:/.]\w", value) is not None
+        return is_name and not self._in_view(value, before) and not holds(squeezed(self.case.setting.policy), value)
 
     def _of_part(self, call: Call, goal: Call, names: Sequence[str]) -> tuple[str, int] | None:
         """The cause and message of a list that lacks some of what is due, or holds more."""
@@ -373,6 +414,8 @@ class Namer:
             return "missing_write", last, f"{goal} of the user was never made"
         if goal.kind == "handover":
             return "missing_escalation", last, f"{goal} is missing"
+        if goal.kind == "read":
+            return self._search_kind(goal), last, f"{goal} was never made"
         reads = [call.message for call in self._lookups if call.by == "assistant"]
         if self._handover and self._handover.message <= min(reads, default=END):
             return "over_escalation", end, f"{self._handover} was called before any look-up, where {goal} was due"
@@ -398,14 +441,22 @@ class Namer:
                 max(openings.values()),
                 f"{record[1]} was never looked up, {', '.join(openings)} were",
             )
-        if unmet := self._unmet([value for value in values_of(goal) if isinstance(value, str)], END):
+        if unmet := self._unmet([value for value in values_of(goal) if isinstance(value, str)], END, goal):
             return unmet[0], end, f"{unmet[1]}, and {goal} never made"
         if (departure := self._left()) is not None:
             return SIMULATOR, departure, f"the user agrees to {goal} and leaves"
-        for lookup in self._due_lookups:
+        for lookup in self._needs(goal):
             if not any(call.tool == lookup.tool for call in self._lookups):
                 return "missing_lookup", end, f"{lookup} was never made, nor any like it, and {goal} never made"
-        attempts = [call for call in self.repair.calls if call.failed and call.tool == goal.tool]
+        others = [call for call in self.repair.calls if call.arguments == goal.arguments != {} and call.kind != "read"]
+        others = [call for call in others if call.by == goal.by and not any(map(call.equals, self.repair.goals))]
+        if others:
+            return "wrong_operation", others[0].message, f"{others[0]}, where {goal} was due"
+        peers = [call for call in self.repair.calls if (call.tool, call.by) == (goal.tool, goal.by)]
+        again = [call for place, call in enumerate(peers) if call.failed and any(map(call.equals, peers[:place]))]
+        if again and any(map(again[0].equals, self.repair.goals)):
+            return "wrong_record", peers[0].message, f"{again[0]} was made twice, and {goal} never"
+        attempts = [call for call in self.repair.calls if call.failed and self._is_attempt(call, goal)]
         locks = [call for call in self.repair.calls if call.changed and attempts and call.message < attempts[0].message]
         lock = next((call for call in locks if {*self._records(call)} & {*self._records(goal)}), None)
         if lock is not None and any(call.equals(goal) for call in attempts):
@@ -423,11 +474,24 @@ class Namer:
         """Steps at the end of the reference that are not made because one before them, which had all it needed, is not:
         nothing is said of their needs."""
         inserted = {id(edit.goal): edit for edit in self.repair.edits if edit.kind == "insert"}
-        goals = [goal for goal in self.repair.goals if goal.kind != "read"]
-        tail = [inserted[id(goal)] for goal in takewhile(lambda goal: id(goal) in inserted, goals[::-1])]
-        has_needs = bool(tail) and self._of_insertion(tail[-1])[0] not in ENDS
-        return {} if has_needs else {id(edit): tail[-1] for edit in tail[:-1]}
+        absent = {id(goal) for goal in self._due_lookups} | {*inserted}
+        steps = takewhile(lambda goal: id(goal) in absent, reversed(self.repair.goals))
+        tail = [inserted[id(goal)] for goal in steps if id(goal) in inserted]
+        records = [value for goal in self.repair.goals if goal.kind != "read" for _, value in self._records(goal)]
+        openings = {value for record in records for value in self._opened_instead(record)}
+        is_apart = not tail or bool(openings - {*records}) or self._of_insertion(tail[-1])[0] not in ENDS
+        return {} if is_apart else {id(edit): tail[-1] for edit in tail[:-1]}
+
+    def _is_attempt(self, call: Call, goal: Call) -> bool:
+        """A call does what a goal does, or something else to its record, to which nothing right was done afterwards."""
+        if call.tool == goal.tool or (call.kind, call.by) != ("write", goal.by):
+            return call.tool == goal.tool
+        wrong = {place for edit in self.repair.edits for place in edit.places}
+        right = [peer for place, peer in enumerate(self.repair.calls) if peer.changed and place not in wrong]
+        later = {record for peer in right if peer.message > call.message for record in self._records(peer)}
+        return bool({*self._records(call)} & {*self._records(goal)} - later)
 
     def _is_twin(self, goal: Call, edit: Edit) -> bool:
         call, record = self.repair.calls[edit.places[0]], self._record(goal)
-        return goal.by == call.by == "assistant" and bool(record) and call.arguments.get(record[0]) == record[1]
+        is_on_record = record is not None and call.arguments.get(record[0]) == record[1]
+        return goal.by == call.by == "assistant" and (is_on_record or (goal.arguments == call.arguments != {}))

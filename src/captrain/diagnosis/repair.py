@@ -132,9 +132,10 @@ class _Search:
         return Repair((*self._calls,), (*self._goals,), differences, minimum, proven, self._passes, not self._is_sound)
 
     def _pools(self, edits: list[Edit]) -> Iterable[list[Edit]]:
-        """Sets of edits that may suffice, the least first: each at its place; all that is inserted at the end; with
-        steps made again there; the reference in place of every change."""
+        """Sets of edits that may suffice, the least first: each at its place; with look-ups, which some checks ask for;
+        all that is inserted at the end; with steps made again there; the reference in place of every change."""
         yield edits
+        yield _differences(self._calls, self._goals, self._world.owed, self._replay, reads=True)
         late = [replace(edit, place=None) if edit.kind == "insert" else edit for edit in edits]
         yield late
         goals = [goal for goal in self._goals if goal.kind != "read"]
@@ -180,13 +181,15 @@ class _Search:
         return Replay(steps, (*self._replay.texts, *texts), is_ended)
 
 
-def _differences(calls: Sequence[Call], goals: Sequence[Call], owed: Iterable[str], replay: Replay) -> list[Edit]:
-    """The edits that make a rollout its reference in what is changed, said, and how it ends."""
-    targets = [goal for goal in goals if goal.kind != "read"]
+def _differences(
+    calls: Sequence[Call], goals: Sequence[Call], owed: Iterable[str], replay: Replay, *, reads: bool = False
+) -> list[Edit]:
+    """The edits that make a rollout its reference in what is changed, said, and how it ends, and what it looks up."""
+    targets = [goal for goal in goals if reads or goal.kind != "read"]
     refusals = [
         call for call in calls if call.failed and any(call.equals(goal) and not goal.failed for goal in targets)
     ]
-    attempts = [place for place, call in enumerate(calls) if call.kind != "read" and call not in refusals]
+    attempts = [place for place, call in enumerate(calls) if (reads or call.kind != "read") and call not in refusals]
     pairs = _aligned(targets, attempts, calls)
     edits = []
     for number, goal in enumerate(targets):
