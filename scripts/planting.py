@@ -99,6 +99,11 @@ class Case:
         """The calls that change something."""
         return [entry for entry in self.calls() if entry[2].tool in self.tools.writes]
 
+    def is_grounded(self, number: int, call: ReplayCall) -> bool:
+        """Tell whether the records of a call stand in view before it."""
+        records = [str(value) for name, value in call.arguments.items() if self.tools.names_record(name, value)]
+        return all(record in self.view(number) for record in records)
+
     def view(self, number: int) -> str:
         """Texts in view before a call: the user's words, and earlier results."""
         return "\n".join([self.words, *self.performance.results[:number]])
@@ -204,9 +209,11 @@ def value_off(case: Case) -> Iterator[Planted]:
 
 
 def left_out(case: Case) -> Iterator[Planted]:
-    """One of several changes is not made, and later ones are."""
+    """One of several changes is not made, and later ones are; its record had been in view."""
     writes = case.writes()
-    for place, _, _ in case.rng.sample(writes[:-1], len(writes[:-1])):
+    for place, number, write in case.rng.sample(writes[:-1], len(writes[:-1])):
+        if not case.is_grounded(number, write):
+            continue
         before = place - 1 if place and case.steps[place - 1] == request_of(case.steps[place]) else place
         yield Planted((*case.steps[:before], *case.steps[place + 1 :]), None)
 
@@ -249,9 +256,11 @@ def handed_over(case: Case) -> Iterator[Planted]:
 
 
 def stopped(case: Case) -> Iterator[Planted]:
-    """The agent says goodbye before a change and all after it."""
+    """The agent says goodbye before a change, of whose record it knows, and all after it."""
     turns = [place for place, step in enumerate(case.steps) if isinstance(step, str)]
-    for place, _, write in case.writes():
+    for place, number, write in case.writes():
+        if not case.is_grounded(number, write):
+            continue
         start = place - 1 if place and case.steps[place - 1] == request_of(write) else place
         later = [CLOSING for turn in turns if turn >= place] or [CLOSING]
         yield Planted((*case.steps[:start], *later), None)

@@ -31,8 +31,8 @@ WORD = re.compile(r"#?\w(?:[\w.,-]*\w)?")
 END = 1_000_000
 SHORT = 6
 """Figures that say nothing of what they are of."""
-ENDS = ("missing_write", "over_escalation", "partial_refusal")
-"""Causes of a step that had all that it needs."""
+ENDS = ("missing_write", "over_escalation")
+"""Causes of a step that had all that it needs, and that nobody has refused."""
 LOOKUPS = ("missing_lookup", "incomplete_search")
 
 
@@ -115,16 +115,20 @@ class Namer:
         last, value = self.case.story.last, edit.text
         told = self._told_instead(value)
         if not self._in_view(value):
-            message = told[0] if told else last
             if unmet := self._unmet([value], END):
-                return unmet[0], message, unmet[1]
-            lookups = {call.tool for call in self._lookups}
-            goal = next((goal for goal in self._due_lookups if goal.tool not in lookups), None)
-            if NUMBER.search(value) and goal is not None:
-                return "missing_lookup", message, f"{value} was not told, and {goal} never made"
+                return unmet[0], last, unmet[1]
+            for goal in self._due_lookups if NUMBER.search(value) else ():
+                kind, is_of_record = self._search_kind(goal), any(map(is_identifier, goal.arguments.values()))
+                if kind == "missing_lookup" or is_of_record:
+                    message = told[0] if told and kind == "incomplete_search" else last
+                    return kind, message, f"{value} was not told, and {goal} never made"
         if told:
             kind = "incomplete_search" if self._in_view(told[1], told[0]) else "wrong_computation"
             return kind, told[0], f"{told[1]} was told, where {value} was asked for"
+        for place in self.case.replies()[-1:] if NUMBER.search(value) and not self._in_view(value) else ():
+            words = [word for word in WORD.findall(self.case.text(place)) if len(word) > 1 and NUMBER.fullmatch(word)]
+            if worked_out := [word for word in words if not self._in_view(word, place)]:
+                return "wrong_computation", place, f"{worked_out[0]} was worked out, and {value} not told"
         if (departure := self._left()) is not None:
             return SIMULATOR, departure, f"the user left before {value} was told"
         if self._handover:
@@ -138,18 +142,17 @@ class Namer:
             if self._in_view(value, place):
                 return None
             for other in WORD.findall(self.case.text(place)):
-                is_shown = self._in_view(other, place)
-                is_alike = (
-                    re.sub(r"\d", "9", other) == re.sub(r"\d", "9", value) if is_shown else NUMBER.fullmatch(other)
-                )
-                if (
-                    is_alike
-                    and other != value
-                    and not self._seen(other, place, "user")
-                    and (len(value) > SHORT or not is_shown)
-                ):
+                is_shown, forms = self._in_view(other, place), [re.sub(r"\d", "9", word) for word in (other, value)]
+                is_alike = forms[0] == forms[1] or (bool(NUMBER.fullmatch(other)) and self._is_near(other, value))
+                is_own = is_alike and other != value and not self._seen(other, place, "user")
+                if is_own and (not is_shown or (forms[0] == forms[1] and len(value) > SHORT)):
                     return place, other
         return None
+
+    def _is_near(self, other: str, value: str) -> bool:
+        """Two numbers of more than two figures, both with a fraction or without one, of about one size."""
+        lengths = [len(word) for word in (other, value)]
+        return min(lengths) > 2 and abs(lengths[0] - lengths[1]) < 2 and ("." in other) == ("." in value)
 
     def _search_kind(self, goal: Call) -> str:
         """A look-up of this kind was made of another record, or none was."""
@@ -158,13 +161,14 @@ class Namer:
     def _unmet(self, values: Sequence[object], before: int, goal: Call | None = None) -> tuple[str, str] | None:
         """The first need that was not met: a value in no message before, that a look-up of the reference, before a step
         of its, would have shown; or one to be worked out."""
+        owed = [edit.text for edit in self.repair.edits if edit.text]
         for value in values:
             if is_common(value) or self._in_view(value, before):
                 continue
             for lookup in self._due_lookups if goal is None else self._needs(goal):
                 # A look-up of what was to be chosen is no need of the choice.
                 keys = [*leaves(lookup.arguments)]
-                is_of_it = any(holds(squeezed(text_of(peer)), leaf) for peer in values for leaf in keys)
+                is_of_it = all(any(holds(squeezed(text_of(peer)), leaf) for peer in (*values, *owed)) for leaf in keys)
                 if holds(squeezed(lookup.result), value) and not is_of_it:
                     return self._search_kind(lookup), f"{text_of(value)} is shown by {lookup}, which was never made"
             if isinstance(value, int | float):
@@ -415,7 +419,8 @@ class Namer:
         if goal.kind == "handover":
             return "missing_escalation", last, f"{goal} is missing"
         if goal.kind == "read":
-            return self._search_kind(goal), last, f"{goal} was never made"
+            later = [call.message for call in self.repair.calls[edit.place or 0 :]] if edit.place is not None else []
+            return self._search_kind(goal), next(iter(later), last), f"{goal} was never made"
         reads = [call.message for call in self._lookups if call.by == "assistant"]
         if self._handover and self._handover.message <= min(reads, default=END):
             return "over_escalation", end, f"{self._handover} was called before any look-up, where {goal} was due"
