@@ -100,9 +100,10 @@ class Case:
         return [entry for entry in self.calls() if entry[2].tool in self.tools.writes]
 
     def is_grounded(self, number: int, call: ReplayCall) -> bool:
-        """Tell whether the records of a call stand in view before it."""
-        records = [str(value) for name, value in call.arguments.items() if self.tools.names_record(name, value)]
-        return all(record in self.view(number) for record in records)
+        """Tell whether the records of a call were looked up before it, those that look-ups of solutions open."""
+        records = [value for name, value in call.arguments.items() if self.tools.names_record(name, value)]
+        earlier = {leaf for _, place, step in self.calls() if place < number for leaf in leaves(step.arguments)}
+        return all(record in earlier for record in records)
 
     def view(self, number: int) -> str:
         """Texts in view before a call: the user's words, and earlier results."""
@@ -198,18 +199,20 @@ def other_record(case: Case) -> Iterator[Planted]:
 
 
 def value_off(case: Case) -> Iterator[Planted]:
-    """A value that the user has said is another one in the change."""
+    """A value that the user has said is another one in the change, which stands nowhere: where it names what look-ups
+    open, it is an invented name, too."""
     for place, number, write in case.writes():
         for name, value in write.arguments.items():
             if case.tools.names_record(name, value) or isinstance(value, list | dict | bool) or len(str(value)) < 2:
                 continue
             for wrong in (*off(value), *guesses(case, name, value)) if str(value) in case.words else ():
                 if str(wrong) not in case.view(number):
-                    yield Planted(put(case.steps, place, changed(write, name, wrong)), number)
+                    accepted = ("fabricated_fact",) if name in case.tools.keys else ()
+                    yield Planted(put(case.steps, place, changed(write, name, wrong)), number, accepted)
 
 
 def left_out(case: Case) -> Iterator[Planted]:
-    """One of several changes is not made, and later ones are; its record had been in view."""
+    """One of several changes is not made, and later ones are; its record had been looked up."""
     writes = case.writes()
     for place, number, write in case.rng.sample(writes[:-1], len(writes[:-1])):
         if not case.is_grounded(number, write):
@@ -256,7 +259,7 @@ def handed_over(case: Case) -> Iterator[Planted]:
 
 
 def stopped(case: Case) -> Iterator[Planted]:
-    """The agent says goodbye before a change, of whose record it knows, and all after it."""
+    """The agent says goodbye before a change, whose record it has looked up, and all after it."""
     turns = [place for place, step in enumerate(case.steps) if isinstance(step, str)]
     for place, number, write in case.writes():
         if not case.is_grounded(number, write):

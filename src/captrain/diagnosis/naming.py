@@ -33,7 +33,8 @@ SHORT = 6
 """Figures that say nothing of what they are of."""
 ENDS = ("missing_write", "over_escalation")
 """Causes of a step that had all that it needs, and that nobody has refused."""
-LOOKUPS = ("missing_lookup", "incomplete_search")
+FURTHER = ("missing_lookup", "incomplete_search", "missing_write")
+"""Causes of a step that say nothing where one before it was not made."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +92,9 @@ class Namer:
             "replace": self._of_replacing,
             "insert": self._of_insertion,
         }
-        kind, message, evidence = namings[edit.kind](edit)
-        if id(edit) in self._sequels and kind in LOOKUPS:
+        lead = self._lead(edit)
+        kind, message, evidence = self._of_insertion(lead) if lead else namings[edit.kind](edit)
+        if id(edit) in self._sequels and kind in FURTHER:
             kind, message, evidence = self._of_insertion(self._sequels[id(edit)])
         calls = [self.repair.calls[place] for place in edit.places] + ([edit.goal] if edit.goal else [])
         tools = tuple(dict.fromkeys(call.tool for call in calls))
@@ -101,6 +103,20 @@ class Namer:
         is_due = edit.kind == "insert" and edit.goal is not None and self._is_sound(edit.goal)
         inherent = is_due and kind in ("missing_write", "partial_refusal")
         return Cause(kind, min(message, last), evidence, "high", inherent, tools)
+
+    def _lead(self, edit: Edit) -> Edit | None:
+        """The step left out before a call that was made in vain, or too early: made as the reference has it, and to be
+        made again after that step."""
+        calls = [self.repair.calls[place] for place in edit.places] if edit.kind == "drop" else [edit.goal]
+        if edit.kind not in ("drop", "insert") or calls[0] is None:
+            return None
+        steps = [step for step in self.repair.edits if step.kind == "insert" and step.goal]
+        again = [step.goal for step in steps if step.goal and calls[0].equals(step.goal)]
+        if not again or not any(call.equals(calls[0]) for call in self.repair.calls):
+            return None
+        before = [goal for goal in takewhile(lambda goal: goal is not again[0], self.repair.goals)]
+        missing = [step for step in steps if any(step.goal is goal for goal in before)]
+        return next((s for s in missing if s.goal and not any(map(s.goal.equals, self.repair.calls))), None)
 
     def _is_sound(self, goal: Call) -> bool:
         """A step of the reference names no people, of whom a wrong one says wrong things, and breaks no clause."""
@@ -262,8 +278,9 @@ class Namer:
 
     def _needs_opening(self, record: str) -> bool:
         """A record of a change was not opened, and the reference opens it, if it says what it looks up at all."""
-        openings = {leaf for goal in self.repair.goals if goal.kind == "read" for leaf in leaves(goal.arguments)}
-        return not self._opened(record) and (record in openings or not openings)
+        lookups = [goal for goal in self.repair.goals if goal.kind == "read"]
+        is_due = not lookups or any(record in [*leaves(goal.arguments)] for goal in lookups)
+        return is_due and not self._opened(record)
 
     def _unread(self, call: Call) -> Call | None:
         """The look-up by which the reference opens a record of a change, and that was not made before."""

@@ -13,7 +13,7 @@ from itertools import combinations
 from typing import Literal
 
 from captrain.benchmarks import Replay, ReplayCall, Replayed, World, logged_replay
-from captrain.capabilities import Toolbox, leaves, says, text_of
+from captrain.capabilities import Toolbox, leaves, result_of, says, text_of
 from captrain.diagnosis.calls import Call, calls_in, is_prose
 from captrain.records import JsonObject, Rollout
 
@@ -104,6 +104,11 @@ def _played(calls: Sequence[Call], replayed: Replayed) -> Iterator[Call]:
         yield replace(call, failed=failed, changed=changed, result=call.result or result)
 
 
+def _tells(call: Call) -> bool:
+    """A call returned values that it was not given."""
+    return bool({*leaves(result_of({"role": "tool", "content": call.result}))} - {*leaves(call.arguments)})
+
+
 class _Search:
     """The search of one rollout's repair in its world."""
 
@@ -115,7 +120,7 @@ class _Search:
         goals = [Call(step.tool, step.arguments, step.by, kind=toolbox.kind(step.tool)) for step in world.reference]
         steps = [*_played(calls, logged), *_played(goals, ideal)]
         changing = {step.tool for step in steps if step.changed}
-        silent = {step.tool for step in steps if step.kind == "write" and not step.failed} - changing
+        silent = {step.tool for step in steps if step.kind == "write" and not step.failed and _tells(step)} - changing
         kinds = {**dict.fromkeys(silent, "read"), **world.kinds}
         steps = [replace(step, kind=kinds.get(step.tool, step.kind)) for step in steps]
         self._calls, self._goals = steps[: len(calls)], steps[len(calls) :]
