@@ -5,6 +5,7 @@ import random
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -297,3 +298,32 @@ def test_a_world_that_fails_leaves_causes_unproven_and_says_why_once(
     report = (tmp_path / "out/report.md").read_text()
     note = "3 rollouts could not be played again, so that their causes are not proven; of chat/multi\\_turn\\_base\\_0"
     assert report.count("could not be played again") == 1 and note.replace("\\", "") in report.replace("\\", "")
+
+
+class Guarded(World):
+    """One that takes a restart with its token alone."""
+
+    reference = (ReplayCall("restart", {"service": "api", "access_token": "abc"}),)
+
+    def of(self, rollout: Rollout) -> "Guarded":
+        return self
+
+    def reference_of(self) -> list[Chat]:
+        return [message(self.reference[0].tool, self.reference[0].arguments, 0)]
+
+    def play(self, replays: Sequence[Replay]) -> list[Replayed]:
+        played = [[call.arguments.get("access_token") == "abc" for call in replay.calls] for replay in replays]
+        return [Replayed(("ok",) * len(p), (False,) * len(p), (True,) * len(p), {}, any(p)) for p in played]
+
+
+def test_a_credential_that_reading_drops_is_the_reference_s_where_the_rollout_is_played_again(tmp_path: Path) -> None:
+    log, world = tmp_path / "log.jsonl", Guarded()
+    entry = chat("p", ["restart"], 1)
+    entry["messages"][1] = message("restart", {"service": "api", "access_token": "abc"}, 0)
+    log.write_text(json.dumps(entry) + "\n")
+    logs = read_logs([log])
+    assert "abc" not in next(iter(logs.rollouts)).model_dump_json()
+    worlds: Any = SimpleNamespace(of=world.of, reference=lambda _: world.reference_of(), trouble="")
+    selection = Selection(delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, resamples=200)
+    [row] = explain(logs, selection, runs=2, count=1, seed=0, worlds=worlds).explanations.rollouts
+    assert row.causes == [] and row.repairs == []

@@ -149,7 +149,7 @@ class Namer:
             return SIMULATOR, departure, f"the user left before {value} was told"
         if self._handover:
             return "over_escalation", self._handover.message, f"{self._handover} was called, and {value} not told"
-        return "missing_information", last, f"{value} was not told"
+        return "missing_information", last, f"{value} was {'in view and ' * self._in_view(value)}not told"
 
     def _told_instead(self, value: str) -> tuple[int, str] | None:
         """The first reply that tells another value than the one of figures that is owed: one that nothing shows, or one
