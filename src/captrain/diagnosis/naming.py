@@ -353,8 +353,7 @@ class Namer:
         invented = next((value for value in strange if self._is_invented(value, call.message)), None)
         if invented is not None and not is_at_hand:
             return "fabricated_fact", call.message, f"{evidence}; {invented} stands in no message before"
-        unmet = self._unmet(words, call.message, goal)
-        if unmet:
+        if unmet := self._unmet(words, call.message, goal):
             return unmet[0], call.message, f"{evidence}; {unmet[1]}"
         if breach := next(iter(self._breaches(call)), None):
             return "wrong_argument", call.message, f"{evidence}; {breach}"
