@@ -129,18 +129,18 @@ class Namer:
 
     def _of_saying(self, edit: Edit) -> tuple[str, int, str]:
         last, value = self.case.story.last, edit.text
-        told = self._told_instead(value)
+        alternative = self._told_instead(value)
         if not self._in_view(value):
             if unmet := self._unmet([value], END):
                 return unmet[0], last, unmet[1]
             for goal in self._due_lookups if NUMBER.search(value) else ():
                 kind, is_of_record = self._search_kind(goal), any(map(is_identifier, goal.arguments.values()))
                 if kind == "missing_lookup" or is_of_record:
-                    message = told[0] if told and kind == "incomplete_search" else last
+                    message = alternative[0] if alternative and kind == "incomplete_search" else last
                     return kind, message, f"{value} was not told, and {goal} never made"
-        if told:
-            kind = "incomplete_search" if self._in_view(told[1], told[0]) else "wrong_computation"
-            return kind, told[0], f"{told[1]} was told, where {value} was asked for"
+        if alternative:
+            kind = "incomplete_search" if self._in_view(alternative[1], alternative[0]) else "wrong_computation"
+            return kind, alternative[0], f"{alternative[1]} was told, where {value} was asked for"
         for place in self.case.replies()[-1:] if NUMBER.search(value) and not self._in_view(value) else ():
             words = [word for word in WORD.findall(self.case.text(place)) if len(word) > 1 and NUMBER.fullmatch(word)]
             if worked_out := [word for word in words if not self._in_view(word, place)]:
@@ -157,18 +157,18 @@ class Namer:
         for place in self.case.replies() if NUMBER.search(value) else ():
             if self._in_view(value, place):
                 return None
-            for other in WORD.findall(self.case.text(place)):
-                is_shown, forms = self._in_view(other, place), [re.sub(r"\d", "9", word) for word in (other, value)]
-                is_alike = forms[0] == forms[1] or (bool(NUMBER.fullmatch(other)) and self._is_near(other, value))
-                is_own = is_alike and other != value and not self._seen(other, place, "user")
+            for rival in WORD.findall(self.case.text(place)):
+                is_shown, forms = self._in_view(rival, place), [re.sub(r"\d", "9", word) for word in (rival, value)]
+                is_alike = forms[0] == forms[1] or (bool(NUMBER.fullmatch(rival)) and self._is_near(rival, value))
+                is_own = is_alike and rival != value and not self._seen(rival, place, "user")
                 if is_own and (not is_shown or (forms[0] == forms[1] and len(value) > SHORT)):
-                    return place, other
+                    return place, rival
         return None
 
-    def _is_near(self, other: str, value: str) -> bool:
+    def _is_near(self, rival: str, value: str) -> bool:
         """Two numbers of more than two figures, both with a fraction or without one, of about one size."""
-        lengths = [len(word) for word in (other, value)]
-        return min(lengths) > 2 and abs(lengths[0] - lengths[1]) < 2 and ("." in other) == ("." in value)
+        lengths = [len(word) for word in (rival, value)]
+        return min(lengths) > 2 and abs(lengths[0] - lengths[1]) < 2 and ("." in rival) == ("." in value)
 
     def _search_kind(self, goal: Call) -> str:
         """A look-up of this kind was made of another record, or none was."""
@@ -249,8 +249,8 @@ class Namer:
                 return "wrong_record", call.message, f"{call}, where {goal} was meant"
         if breach := next(iter(self._breaches(call)), None):
             return "undue_compliance", self._proposal(call), breach
-        named = {text_of(value) for goal in self.repair.goals if goal.kind != "read" for value in values_of(goal)}
-        values = [v for v in values_of(call) if isinstance(v, str) and not is_common(v) and v not in named]
+        wanted = {text_of(value) for goal in self.repair.goals if goal.kind != "read" for value in values_of(goal)}
+        values = [v for v in values_of(call) if isinstance(v, str) and not is_common(v) and v not in wanted]
         scripted = [value for value in values if holds(squeezed(self.case.script), value)]
         if any(self._seen(value, call.message, "user") for value in scripted):
             evidence = f"{call}, as the user asked, where the reference leaves this as it is"
@@ -469,10 +469,10 @@ class Namer:
         for lookup in self._needs(goal):
             if not any(call.tool == lookup.tool for call in self._lookups):
                 return "missing_lookup", end, f"{lookup} was never made, nor any like it, and {goal} never made"
-        others = [call for call in self.repair.calls if call.arguments == goal.arguments != {} and call.kind != "read"]
-        others = [call for call in others if call.by == goal.by and not any(map(call.equals, self.repair.goals))]
-        if others:
-            return "wrong_operation", others[0].message, f"{others[0]}, where {goal} was due"
+        swaps = [call for call in self.repair.calls if call.arguments == goal.arguments != {} and call.kind != "read"]
+        swaps = [call for call in swaps if call.by == goal.by and not any(map(call.equals, self.repair.goals))]
+        if swaps:
+            return "wrong_operation", swaps[0].message, f"{swaps[0]}, where {goal} was due"
         peers = [call for call in self.repair.calls if (call.tool, call.by) == (goal.tool, goal.by)]
         again = [call for place, call in enumerate(peers) if call.failed and any(map(call.equals, peers[:place]))]
         if again and any(map(again[0].equals, self.repair.goals)):
