@@ -28,6 +28,7 @@ from captrain.benchmarks import (
     made_installation,
     open_worlds,
 )
+from captrain.capabilities import kind_of
 from captrain.config import compose_spec
 from captrain.contract import Target, calls_of, tool_call
 from captrain.records import JsonObject, Message, Rollout, Task, publish_text, read_json
@@ -38,6 +39,8 @@ BASIS = ["DB", "COMMUNICATE"]
 """Checks by which tau2 judges a task that does not name any."""
 WITH_REFERENCES = ("servicedesk", "calendar")
 """Benchmarks whose logs hold references; those of BFCL and AgentDojo hold none."""
+SUSPECTS = {"airline": {"2", "9", "14", "23", "27", "29", "33", "35", "37", "38", "39", "44"}}
+"""Tasks whose solution the policy or the records contradict, as somebody has read: they are left out."""
 LOOKUPS = {"get_customer_by_phone": "phone_number", "get_details_by_id": "id"}
 """Look-ups of one argument that no solution of telecom makes."""
 
@@ -168,8 +171,9 @@ def words_of(performance: Played) -> str:
 
 def plant(
     stages: Sequence[Stage], per_class: int, rng: random.Random
-) -> Iterator[tuple[Stage, str, Played, int | None]]:
-    """The untouched solutions (class ""), and failures by class, tasks in turn, with the message of each fault."""
+) -> Iterator[tuple[Stage, str, Played, int | None, list[str]]]:
+    """The untouched solutions (class ""), and failures by class, tasks in turn, with the message of each fault and the
+    causes that are right."""
     tools, cases = Tools(), list[tuple[Stage, Case]]()
     for stage in stages:
         calls = tuple(step for step in stage.steps if isinstance(step, ReplayCall))
@@ -180,18 +184,19 @@ def plant(
             tools.handovers.add(tool)
             tools.arguments.setdefault(tool, frozenset() if isinstance(stage, Spoken) else frozenset({"summary"}))
         for call, writes in zip(calls, replayed.changed, strict=True):
-            tools.add(call, writes, stage.world.kinds.get(call.tool))
+            tools.add(call, writes and kind_of(call.tool) != "read", stage.world.kinds.get(call.tool))
         cases.append((stage, Case(stage.steps, performance, words_of(performance), tools, stage.owed, rng)))
     for stage, case in cases[: 2 * per_class]:
-        yield stage, "", case.performance, None
-    for name, (faults, _) in CLASSES.items():
+        yield stage, "", case.performance, None, []
+    for name, (faults, causes) in CLASSES.items():
         number = 0
         for stage, case in rng.sample(cases, len(cases)):
             for planted in faults(case):
                 performance = stage.play(planted.steps)
                 is_refused = planted.call is not None and performance.failed[planted.call] and name not in REFUSABLE
                 if not performance.passed and not is_refused:
-                    yield stage, name, performance, message_of(performance, planted.call)
+                    message = message_of(performance, planted.call)
+                    yield stage, name, performance, message, [*causes, *planted.accepted]
                     number += 1
                     break
             if number == per_class:
@@ -216,6 +221,7 @@ def tau2_stages(worlds: Worlds, domain: str, count: int, rng: random.Random) -> 
         if action["name"].startswith("get_") and len(action["arguments"]) == 1:
             lookups[action["name"]] = next(iter(action["arguments"]))
     candidates = [entry for entry, c in zip(definitions, criteria, strict=True) if len(c.get("actions") or []) >= 1]
+    candidates = [entry for entry in candidates if str(entry["id"]) not in SUSPECTS.get(domain, ())]
     stages: list[Stage] = []
     for entry in rng.sample(candidates, min(count, len(candidates))):
         definition = {name: entry[name] for name in ("initial_state", "evaluation_criteria") if entry.get(name)}
@@ -331,14 +337,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows: list[tuple[Stage, int, Played]] = []
         counts = Counter[str]()
         file = f"planted_{benchmark}.{'json' if benchmark in ('airline', 'retail', 'telecom') else 'jsonl'}"
-        for stage, name, performance, message in plant(
+        for stage, name, performance, message, causes in plant(
             stages_of(benchmark, options.tasks, rng), options.per_class, rng
         ):
             trial = trials[stage.task]
             trials[stage.task] += 1
             rows.append((stage, trial, performance))
             counts[name] += 1
-            causes = list(CLASSES[name][1]) if name else []
             truth.append(
                 {
                     "file": file,

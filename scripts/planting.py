@@ -6,6 +6,7 @@ then return, the world of the task says.
 
 import random
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -54,8 +55,10 @@ class Tools:
                 self.looked_up.add(str(value))
 
     def names_record(self, name: str, value: object) -> bool:
-        """Tell whether an argument says which record is meant."""
-        return is_id(value) and (name in self.keys or value in self.looked_up)
+        """Tell whether an argument says which record is meant: a zip code or the like says something of it."""
+        if not is_id(value) or not re.search(r"[A-Za-z#]|\d{8}", str(value)):
+            return False
+        return name in self.keys or value in self.looked_up
 
     def alike(self, write: ReplayCall) -> list[str]:
         """The other writes that take the same arguments."""
@@ -65,10 +68,12 @@ class Tools:
 
 @dataclass(frozen=True)
 class Planted:
-    """A changed solution: the steps, and of the fault the place of its call, or None where a call is missing."""
+    """A changed solution: the steps, and of the fault the place of its call, or None where a call is missing;
+    `accepted`: causes that are right for it beside those of its class."""
 
     steps: tuple[Step, ...]
     call: int | None
+    accepted: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -93,6 +98,12 @@ class Case:
     def writes(self) -> list[tuple[int, int, ReplayCall]]:
         """The calls that change something."""
         return [entry for entry in self.calls() if entry[2].tool in self.tools.writes]
+
+    def is_grounded(self, number: int, call: ReplayCall) -> bool:
+        """Tell whether the records of a call were looked up before it, those that look-ups of solutions open."""
+        records = [value for name, value in call.arguments.items() if self.tools.names_record(name, value)]
+        earlier = {leaf for _, place, step in self.calls() if place < number for leaf in leaves(step.arguments)}
+        return all(record in earlier for record in records)
 
     def view(self, number: int) -> str:
         """Texts in view before a call: the user's words, and earlier results."""
@@ -138,11 +149,14 @@ def changed(call: ReplayCall, name: str, value: object) -> ReplayCall:
 
 
 def skip_lookup(case: Case) -> Iterator[Planted]:
-    """The look-up that alone shows a value is not made, and the value is guessed."""
+    """The look-up that alone shows a value is not made, and the value is guessed: one that stands nowhere is a
+    fabricated fact, too, and a look-up beside others by its tool leaves the search incomplete."""
     entries = list(case.calls())
+    counts = Counter(call.tool for _, _, call in entries)
     for place, number, lookup in entries:
         if lookup.tool in case.tools.writes | case.tools.handovers:
             continue
+        search = ("incomplete_search",) if counts[lookup.tool] > 1 else ()
         remainder = case.words + "".join(case.performance.results[:number] + case.performance.results[number + 1 :])
         for later, _, write in (entry for entry in case.writes() if entry[0] > place):
             for name, value in write.arguments.items():
@@ -151,12 +165,13 @@ def skip_lookup(case: Case) -> Iterator[Planted]:
                     continue
                 for guess in guesses(case, name, value):
                     steps = put(case.steps, later, changed(write, name, guess))
-                    yield Planted(put(steps, place), number_of(steps, later) - 1)
+                    guessed = () if str(guess) in remainder else ("fabricated_fact",)
+                    yield Planted(put(steps, place), number_of(steps, later) - 1, (*search, *guessed))
             # Or it is what decides which operation is right for its record.
             if set(map(str, lookup.arguments.values())) & set(map(str, write.arguments.values())):
                 for tool in case.tools.alike(write):
                     steps = put(case.steps, later, replace(write, tool=tool))
-                    yield Planted(put(steps, place), number_of(steps, later) - 1)
+                    yield Planted(put(steps, place), number_of(steps, later) - 1, search)
 
 
 def guesses(case: Case, name: str, value: object) -> list[object]:
@@ -184,20 +199,24 @@ def other_record(case: Case) -> Iterator[Planted]:
 
 
 def value_off(case: Case) -> Iterator[Planted]:
-    """A value that the user has said is another one in the change."""
+    """A value that the user has said is another one in the change, which stands nowhere: where it names what look-ups
+    open, it is an invented name, too."""
     for place, number, write in case.writes():
         for name, value in write.arguments.items():
             if case.tools.names_record(name, value) or isinstance(value, list | dict | bool) or len(str(value)) < 2:
                 continue
             for wrong in (*off(value), *guesses(case, name, value)) if str(value) in case.words else ():
                 if str(wrong) not in case.view(number):
-                    yield Planted(put(case.steps, place, changed(write, name, wrong)), number)
+                    accepted = ("fabricated_fact",) if name in case.tools.keys else ()
+                    yield Planted(put(case.steps, place, changed(write, name, wrong)), number, accepted)
 
 
 def left_out(case: Case) -> Iterator[Planted]:
-    """One of several changes is not made, and later ones are."""
+    """One of several changes is not made, and later ones are; its record had been looked up."""
     writes = case.writes()
-    for place, _, _ in case.rng.sample(writes[:-1], len(writes[:-1])):
+    for place, number, write in case.rng.sample(writes[:-1], len(writes[:-1])):
+        if not case.is_grounded(number, write):
+            continue
         before = place - 1 if place and case.steps[place - 1] == request_of(case.steps[place]) else place
         yield Planted((*case.steps[:before], *case.steps[place + 1 :]), None)
 
@@ -208,12 +227,16 @@ def request_of(step: Step) -> str | None:
 
 
 def added(case: Case) -> Iterator[Planted]:
-    """A change that nobody has asked for is made beside the others, on another record in view."""
+    """A change that nobody has asked for is made beside the others, on another record in view: not on one that is still
+    to be looked up or changed, which would be a decision without its look-up."""
     for place, number, write in case.writes():
+        later = {
+            leaf for step in case.steps[place + 1 :] if isinstance(step, ReplayCall) for leaf in leaves(step.arguments)
+        }
         if write.by == "assistant":
             for name, value in write.arguments.items():
                 if case.tools.names_record(name, value):
-                    for sibling in siblings(value, case.view(number))[:4]:
+                    for sibling in [peer for peer in siblings(value, case.view(number)) if peer not in later][:4]:
                         yield Planted(put(case.steps, place, write, changed(write, name, sibling)), number + 1)
 
 
@@ -225,18 +248,22 @@ def swapped(case: Case) -> Iterator[Planted]:
 
 
 def handed_over(case: Case) -> Iterator[Planted]:
-    """The user is handed over instead of a change and all after it."""
+    """The user is handed over instead of a change and all after it; a step of the user's own is then one that was never
+    asked for."""
     for place, number, write in case.writes():
         for tool in sorted(case.tools.handovers):
             summary = dict.fromkeys(case.tools.arguments[tool], "The user needs help with the rest.")
             start = place - 1 if place and case.steps[place - 1] == request_of(write) else place
-            yield Planted((*case.steps[:start], ReplayCall(tool, summary), "You are being transferred."), number)
+            steps = (*case.steps[:start], ReplayCall(tool, summary), "You are being transferred.")
+            yield Planted(steps, number, ("missing_write",) if write.by == "user" else ())
 
 
 def stopped(case: Case) -> Iterator[Planted]:
-    """The agent says goodbye before a change and all after it."""
+    """The agent says goodbye before a change, whose record it has looked up, and all after it."""
     turns = [place for place, step in enumerate(case.steps) if isinstance(step, str)]
-    for place, _, write in case.writes():
+    for place, number, write in case.writes():
+        if not case.is_grounded(number, write):
+            continue
         start = place - 1 if place and case.steps[place - 1] == request_of(write) else place
         later = [CLOSING for turn in turns if turn >= place] or [CLOSING]
         yield Planted((*case.steps[:start], *later), None)

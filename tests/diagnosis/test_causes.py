@@ -531,3 +531,68 @@ def test_what_a_reply_says_of_the_record_that_it_names_refuses_no_other(desk: De
     messages = user("Cancel AAA111.") + record(**RECENT) + says(reply) + user("I see.") + says("Goodbye.")
     [row] = desk.add(messages, READ, CANCEL).explained()
     assert row.cause("partial_refusal") is None and row.cause("missing_write") is not None
+
+
+def test_another_number_told_in_place_of_the_owed_one_is_where_it_went_wrong(desk: Desk) -> None:
+    asked = user("How many trips have I booked?") + profile()
+    told = says("You have booked 17 trips.") + user("I see. Thanks.") + says("Goodbye, and 18 wishes.")
+    silent = says("You have booked some.") + user("I see. Thanks.") + says("Goodbye.")
+    for messages in (told, silent):
+        desk.add(asked + messages, gold("get_user_details", user_id="ann_1"), informs=["12"])
+    first, second = (row.causes[0] for row in desk.explained())
+    assert (first.cause, first.message) == ("wrong_computation", 4) and "17 was told" in first.evidence
+    assert second.cause == "missing_information"
+
+
+def test_a_number_that_a_look_up_never_made_would_have_shown_is_that_look_up_s(desk: Desk) -> None:
+    messages = user("How many trips have I booked?") + says("You have booked 17 trips.")
+    [row] = desk.add(messages, gold("get_user_details", user_id="ann_1"), informs=["12"]).explained()
+    assert row.causes[0].cause == "missing_lookup"
+
+
+def test_a_user_who_leaves_on_a_question_of_its_own_has_stopped_too_soon(desk: Desk) -> None:
+    asks = user("Cancel AAA111.") + record(**RECENT) + says("Shall I cancel AAA111?")
+    for words in (
+        "Do that, but is all else well? ###STOP###",
+        "No, leave all of it just as the record has it now. ###STOP###",
+    ):
+        desk.add(asks + user(words), READ, CANCEL)
+    first, second = (row.causes[0].cause for row in desk.explained())
+    assert first == "user_simulator_fault" and second != first
+
+
+def test_a_refused_call_on_the_record_that_stays_undone_is_not_repaired(desk: Desk) -> None:
+    refused = calls("update_reservation_flights", "Error: flown", error=True, reservation_id="AAA111", flights=[])
+    bags = calls("update_reservation_baggages", {}, reservation_id="AAA111", total_baggages=2)
+    due = [READ, CANCEL, gold("update_reservation_baggages", reservation_id="AAA111", total_baggages=2)]
+    for further in ([], bags):
+        messages = user("Cancel AAA111.") + record(**RECENT) + refused + further + says("That is all.")
+        desk.add(messages, *(due if further else due[:2]))
+    first, second = (row.causes[0] for row in desk.explained())
+    assert (first.cause, first.message) == ("invalid_call", 4)
+    assert second.cause == "missing_write"  # the record took another change afterwards
+
+
+def test_steps_after_one_that_had_all_it_needs_are_left_out_with_it(desk: Desk) -> None:
+    later = [
+        gold("get_reservation_details", reservation_id="BBB222"),
+        gold("cancel_reservation", reservation_id="BBB222"),
+    ]
+    messages = user("Cancel AAA111 and BBB222.") + record(**RECENT) + says("That is everything.")
+    [row] = desk.add(messages, READ, CANCEL, *later).explained()
+    assert [cause.cause for cause in row.causes] == ["missing_write"]
+
+
+def test_a_name_that_stands_nowhere_is_invented_where_the_due_one_was_never_shown(desk: Desk) -> None:
+    mail = calls("update_reservation_contact", {}, reservation_id="AAA111", contact="ann@guess.example")
+    due = gold("update_reservation_contact", reservation_id="AAA111", contact="ann@lee.example")
+    for words in ("Put my mail into AAA111.", "Put my mail ann@lee.example into AAA111."):
+        desk.add(user(words) + record() + mail + says("Done."), READ, due)
+    assert [row.causes[0].cause for row in desk.explained()] == ["fabricated_fact", "wrong_argument"]
+
+
+def test_what_the_reference_says_too_is_no_invention(desk: Desk) -> None:
+    mail = calls("update_reservation_contact", {}, reservation_id="AAA111", contact="ann@lee7.example")
+    due = gold("update_reservation_contact", reservation_id="AAA111", contact="ann@lee7.example")
+    desk.add(user("Put my mail into AAA111.") + record() + mail + says("Done."), READ, due, reward=1.0)
+    assert [row.causes for row in desk.explained()] == [[]]

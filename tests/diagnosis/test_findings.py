@@ -2,8 +2,10 @@
 
 import json
 import random
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -198,7 +200,7 @@ def test_repairs_of_the_desk_are_proven_by_replay_and_a_passed_rollout_needs_non
 class World:
     """One that asks for a restart alone; it stands for the worlds of all rollouts, too."""
 
-    reference, owed, kinds = (ReplayCall("restart", {"service": "api"}),), (), {}
+    reference, owed, kinds, trouble = (ReplayCall("restart", {"service": "api"}),), (), {}, ""
 
     def of(self, rollout: Rollout) -> "World":
         return self
@@ -252,3 +254,76 @@ def test_a_project_s_own_benchmark_proves_causes_and_brings_the_references(
     assert failed and all(row["primary"] and any(step["needed"] for step in row["repairs"]) for row in failed)
     assert all(step["proven"] for row in failed for step in row["repairs"])
     assert "without a reference" not in (tmp_path / "found/report.md").read_text()
+
+
+WORKER = """
+import json, os, sys
+
+task = None
+for line in sys.stdin:
+    request = json.loads(line)
+    number, operation = request["id"], request["op"]
+    task = request.get("task_id") or task
+    reply = {"ok": True, "result": {"messages": []}}
+    if operation == "reference" and task.endswith("_2"):
+        reply = {"ok": False, "error": {"type": "KeyError", "message": "no such scenario", "retryable": True}}
+    if operation == "replay" and task.endswith("_1"):
+        os._exit(3)
+    if operation == "replay":
+        reply = {"ok": False, "error": {"type": "BadRequest", "message": "no argument_1", "retryable": False}}
+    print(json.dumps({"id": number, **reply}), flush=True)
+"""
+"""A benchmark that opens tasks 0 and 1, of which it takes no calls of the one, and dies of the other."""
+
+
+def test_a_world_that_fails_leaves_causes_unproven_and_says_why_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / ".cache/installations/bfcl/bin/python"
+    python.parent.mkdir(parents=True)
+    (tmp_path / "worker.py").write_text(WORKER)
+    python.write_text(f"#!/bin/sh\nexec {sys.executable} {tmp_path / 'worker.py'}\n")
+    python.chmod(0o755)
+    (python.parents[1] / ".made").touch()
+    monkeypatch.chdir(tmp_path)
+    chats = [chat(f"multi_turn_base_{number}", ["metric"], 0, ["metric", "restart"]) for number in range(3)]
+    chats += [chat("another", ["metric"], 0, ["metric", "restart"])]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in chats))
+    rows = printed_rows(tmp_path / "out", tmp_path / "log.jsonl")
+    assert [row["primary"]["cause"] for row in rows] == ["missing_write"] * 4
+    assert not any(step["proven"] for row in rows for step in row["repairs"])
+    refused, dead, unopened = (row["unproven"] for row in rows[:3])
+    assert "no argument_1" in refused and "died" in dead and "no such scenario" in unopened
+    assert "unproven" not in rows[3]
+    report = (tmp_path / "out/report.md").read_text()
+    note = "3 rollouts could not be played again, so that their causes are not proven; of chat/multi\\_turn\\_base\\_0"
+    assert report.count("could not be played again") == 1 and note.replace("\\", "") in report.replace("\\", "")
+
+
+class Guarded(World):
+    """One that takes a restart with its token alone."""
+
+    reference = (ReplayCall("restart", {"service": "api", "access_token": "abc"}),)
+
+    def of(self, rollout: Rollout) -> "Guarded":
+        return self
+
+    def reference_of(self) -> list[Chat]:
+        return [message(self.reference[0].tool, self.reference[0].arguments, 0)]
+
+    def play(self, replays: Sequence[Replay]) -> list[Replayed]:
+        played = [[call.arguments.get("access_token") == "abc" for call in replay.calls] for replay in replays]
+        return [Replayed(("ok",) * len(p), (False,) * len(p), (True,) * len(p), {}, any(p)) for p in played]
+
+
+def test_a_credential_that_reading_drops_is_the_reference_s_where_the_rollout_is_played_again(tmp_path: Path) -> None:
+    log, world = tmp_path / "log.jsonl", Guarded()
+    entry = chat("p", ["restart"], 1)
+    entry["messages"][1] = message("restart", {"service": "api", "access_token": "abc"}, 0)
+    log.write_text(json.dumps(entry) + "\n")
+    logs = read_logs([log])
+    assert "abc" not in next(iter(logs.rollouts)).model_dump_json()
+    worlds: Any = SimpleNamespace(of=world.of, reference=lambda _: world.reference_of(), trouble="")
+    selection = Selection(delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, resamples=200)
+    [row] = explain(logs, selection, runs=2, count=1, seed=0, worlds=worlds).explanations.rollouts
+    assert row.causes == [] and row.repairs == []

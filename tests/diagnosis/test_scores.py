@@ -9,8 +9,11 @@ from types import ModuleType
 
 import pytest
 from support.scripts import SCRIPTS, load_script
+from typer.testing import CliRunner
 
+from captrain.cli.app import app
 from captrain.interop import read_logs
+from captrain.projects import init_project
 from captrain.records import JsonObject
 
 
@@ -106,3 +109,23 @@ def test_a_diagnosis_is_scored_by_primary_family_and_what_is_printed(
 def test_intervals_are_wilsons(scorer: ModuleType) -> None:
     assert [round(bound, 4) for bound in scorer.wilson(0, 10)] == [0.0, 0.2775]
     assert [round(bound, 4) for bound in scorer.wilson(8, 10)] == [0.4902, 0.9433]
+
+
+def test_planted_faults_are_named_and_untouched_solutions_are_not(
+    planted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    init_project(tmp_path, "calendar")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    truth, wrong = rows(planted / "truth.jsonl"), list[str]()
+    for name, flags in (("servicedesk", []), ("calendar", ["--benchmark", "calendar"])):
+        out, log = tmp_path / name, f"planted_{name}.jsonl"
+        done = CliRunner().invoke(app, ["diagnose", str(planted / log), "--out", str(out), *flags])
+        assert done.exit_code == 0, done.output
+        causes = {(row["task"].partition("/")[2], row["trial"]): row for row in rows(out / "causes.jsonl")}
+        for row in (row for row in truth if row["file"] == log):
+            said = causes[row["task_id"], row["trial"]]
+            printed = [cause["cause"] for cause in [said.get("primary"), *said.get("secondary", [])] if cause]
+            is_right = printed[0] in row["accepted"] if printed and row["class"] else not printed and not row["class"]
+            wrong += [] if is_right else [f"{row['class']}: {row['task_id']} {printed}"]
+    assert wrong == []

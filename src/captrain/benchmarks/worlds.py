@@ -13,7 +13,7 @@ from captrain.benchmarks.simulation import installation
 from captrain.benchmarks.spoken import ContractWorld, WorkerDialogues
 from captrain.config import Machine
 from captrain.contract import Target, tool_call
-from captrain.errors import UserError
+from captrain.errors import InfrastructureError, UserError
 from captrain.records import JsonObject, Message, Rollout, Split, Task
 
 SCRIPTS = {"tau2": "tau2_replay.py", "agentdojo": "agentdojo_worker.py", "bfcl": "bfcl_worker.py"}
@@ -40,23 +40,24 @@ class Worlds:
 
     Attributes:
         missing: the command that brings a package without which a world could not be opened; "" where none was.
+        trouble: why the world that was asked for last failed to open; "" where it opened, or there is none.
     """
 
     def __init__(self, benchmark: str, target: Target | None, machine: Machine | None) -> None:
         self.benchmark, self.target, self.machine = benchmark, target, machine
-        self.missing = ""
+        self.missing = self.trouble = ""
         self._pools: dict[str, Pool | None] = {}
         self._last: tuple[str, World | None] = ("", None)
 
     def of(self, rollout: Rollout) -> World | None:
-        """The world of a rollout's task; None where none can be opened.
-
-        Raises:
-            InfrastructureError: the benchmark's worker failed.
-            EnvironmentFault: the environment did.
-        """
+        """The world of a rollout's task; None where none can be opened: one that fails to is no reason to stop."""
         if self._last[0] != rollout.id:
-            self._last = rollout.id, self._open(rollout)
+            self.trouble, world = "", None
+            try:
+                world = self._open(rollout)
+            except (UserError, InfrastructureError) as trouble:
+                self.trouble = str(trouble)
+            self._last = rollout.id, world
         return self._last[1]
 
     def _open(self, rollout: Rollout) -> World | None:

@@ -12,6 +12,7 @@ from .alignment import is_reply as is_reply
 from .alignment import kind_of as kind_of
 from .alignment import leaves as leaves
 from .alignment import reports_error as reports_error
+from .alignment import result_of as result_of
 from .alignment import same as same
 from .alignment import says as says
 from .alignment import text_of as text_of

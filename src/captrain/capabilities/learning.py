@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from captrain.benchmarks import Replay, Worlds
 from captrain.capabilities.alignment import Act, Kind, Toolbox, acts_of, kind_of, leaves
 from captrain.contract import calls_of
+from captrain.errors import InfrastructureError, UserError
 from captrain.records import JsonObject, Message, Rollout
 
 PASSES = 2
@@ -42,9 +43,6 @@ def learn_toolbox(
         tools: their schemas.
         worlds: that their references are replayed in, and that declare what tools do.
         kinds: what a user says that tools do.
-
-    Raises:
-        InfrastructureError: the worker of a world failed.
     """
     world = next((worlds.of(rollout) for rollout in rollouts), None) if worlds is not None else None
     declared = {**(world.kinds if world else {}), **(kinds or {})}
@@ -100,12 +98,17 @@ def _kinds_by_replay(rollouts: Iterable[Rollout], worlds: Worlds, unknown: Set[s
         open_tools = _tools(rollout.reference) & unknown - kinds.keys()
         pending = sorted(tool for tool in open_tools if tries[tool] < MOST_PLAYS)
         is_new = pending and rollout.task.id not in tasks and rollout.outcome != "error"
-        if not is_new or (world := worlds.of(rollout)) is None:
+        if not is_new:
             continue
         tasks.add(rollout.task.id)
         tries.update(pending)
-        partial = [tuple(call for call in world.reference if call.tool != tool) for tool in pending]
-        whole, *trials = world.play([Replay(calls, world.owed) for calls in (world.reference, *partial)])
+        try:
+            if (world := worlds.of(rollout)) is None:
+                continue
+            partial = [tuple(call for call in world.reference if call.tool != tool) for tool in pending]
+            whole, *trials = world.play([Replay(calls, world.owed) for calls in (world.reference, *partial)])
+        except (UserError, InfrastructureError):
+            continue  # a world that takes no such calls shows nothing of tools; its rollouts say why
         changing = {call.tool for call, changed in zip(world.reference, whole.changed, strict=True) if changed}
         for tool, trial in zip(pending, trials, strict=True) if whole.passed else ():
             idle[tool] += tool not in changing

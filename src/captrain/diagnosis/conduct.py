@@ -126,7 +126,7 @@ def unverified_claims(case: Case) -> Iterator[Cause]:
         (case.undone or case.untold)
         and answers
         and not story.acts
-        and any(act.kind == "read" for act in story.expected)
+        and [act.kind for act in story.expected[:1]] == ["read"]
     ):
         reply = answers[0]
         if any(CLAIM.search(plain(case.text(place))) for place in case.users(reply)):
@@ -187,7 +187,8 @@ def fabricated_facts(case: Case) -> Iterator[Cause]:
     """An identifier of the shape of those that tools return, or a value of a write, which no message before has."""
     yield from _invented_values(case)
     shapes = {_shape(code) for m in case.messages if m["role"] == "tool" for code in CODE.findall(_words(m))}
-    context = case.setting.policy + case.script
+    # What the reference names, too, is no invention, whatever the log lacks.
+    context = "".join([case.setting.policy, case.script, *(text_of(act.arguments) for act in case.story.expected)])
     for index, message in enumerate(case.messages):
         words = _words(message)
         # A log may fold several turns of calls into one message: what these calls return counts as known to them.
@@ -216,7 +217,7 @@ def _invented_values(case: Case) -> Iterator[Cause]:
             continue
         context = plain(
             "\n".join(
-                [case.setting.policy, case.script]
+                [case.setting.policy, case.script, *(text_of(act.arguments) for act in case.story.expected)]
                 + [_words(message) for message in case.messages[: act.message] if message["role"] != "assistant"]
             )
         )

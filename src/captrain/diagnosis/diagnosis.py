@@ -56,7 +56,8 @@ class Account:
     standings: rollouts by what they are to the contrast. passed, failed: of the contrasted ones, tasks: the first
     `FEW` that these are of. failures: failed
     rollouts in all, unexplained those without any cause. causes: by kind. unreferenced: rollouts with neither reference
-    nor milestones. left_out: the first that are, by standing.
+    nor milestones. unproven: rollouts whose world failed to play them, and unplayed the first of these. left_out: the
+    first that are, by standing.
     """
 
     standings: Counter[Standing] = field(default_factory=Counter[Standing])
@@ -67,11 +68,25 @@ class Account:
     unexplained: int = 0
     causes: dict[str, CauseTally] = field(default_factory=dict[str, CauseTally])
     unreferenced: int = 0
+    unproven: int = 0
+    unplayed: Explained | None = None
     left_out: dict[Standing, list[Explained]] = field(default_factory=dict[Standing, list[Explained]])
+
+    @property
+    def unproven_note(self) -> str:
+        """A sentence on the rollouts whose world failed; "" where there are none."""
+        if self.unplayed is None:
+            return ""
+        return (
+            f"{self.unproven} rollouts could not be played again, so that their causes are not proven; of "
+            f"{self.unplayed.place}: {self.unplayed.unproven}"
+        )
 
     def add(self, row: Explained, *, keep: bool) -> None:
         """Count a rollout in; `keep`: those of suspect references are contrasted, too."""
         self.standings[row.standing] += 1
+        if row.unproven:
+            self.unproven, self.unplayed = self.unproven + 1, self.unplayed or row
         if row.standing == "contrasted" or (keep and row.standing == "suspect"):
             self.tasks |= {row.task} if len(self.tasks) < FEW else set()
             self.passed += row.outcome == "passed"

@@ -5,9 +5,10 @@ import re
 from collections.abc import Collection, Sequence
 
 from captrain.capabilities import slip_of
+from captrain.diagnosis.calls import Call
 from captrain.diagnosis.case import REFUSAL, Case, plain
 from captrain.diagnosis.provenance import is_identifier, shape
-from captrain.diagnosis.repair import Call, Repair
+from captrain.diagnosis.repair import Repair
 
 TOKEN = re.compile(r"###[A-Z-]+###")
 """Words by which a simulated user ends a conversation."""
@@ -55,8 +56,8 @@ def cause_of_end(case: Case, repair: Repair) -> tuple[str, int, str]:
 
 
 def user_left(case: Case, repair: Repair) -> int | None:
-    """The user's last message, where it leaves on a question of the assistant's without declining; or where it has
-    said nothing else."""
+    """The user's last message, where it leaves on a question of the assistant's without declining, or on one of its
+    own; or where it has said nothing else."""
     users = case.users()
     if not users or handover_in(repair) or not TOKEN.search(case.text(users[-1])):
         return None
@@ -64,7 +65,7 @@ def user_left(case: Case, repair: Repair) -> int | None:
     if len(users) == 1:
         return place
     question = case.text(place - 1) if case.messages[place - 1]["role"] == "assistant" else ""
-    return place if ASKS.search(question[-300:]) and CONSENT.fullmatch(words) else None
+    return place if ASKS.search(question[-300:]) and (CONSENT.fullmatch(words) or "?" in words) else None
 
 
 def first_refusal(case: Case, records: Sequence[str], shapes: Collection[str]) -> int | None:

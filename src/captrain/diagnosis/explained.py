@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
-from captrain.benchmarks import Kind, World, Worlds
+from captrain.benchmarks import Kind, Worlds
 from captrain.capabilities import KINDS, SIMULATOR, Story, Toolbox, acts_of, learn_toolbox
 from captrain.contract import calls_of
 from captrain.diagnosis.book import RecordBook
@@ -19,8 +19,8 @@ from captrain.diagnosis.clauses import Clauses, Setting
 from captrain.diagnosis.explanation import Explanation, explain
 from captrain.diagnosis.outcomes import OutcomeTally
 from captrain.diagnosis.repair import Repair, find_repair
-from captrain.errors import UserError
-from captrain.interop import Logs
+from captrain.errors import InfrastructureError, UserError
+from captrain.interop import DROPPED, Logs
 from captrain.records import Message, Record, Rollout, Spool, read_yaml
 
 Standing = Literal["contrasted", "suspect", "spoilt", "error"]
@@ -55,7 +55,7 @@ class Explained(Record):
     """One rollout with what explains it. `primary` is None where nothing does, and for a rollout that passed;
     `secondary` are all other causes, those of a passed rollout its lapses. `suspicions` speak against its reference.
     `occasions` are the kinds of cause that the rollout could have shown. `ended_by` says how the dialogue ended,
-    `repairs` what would have made it pass."""
+    `repairs` what would have made it pass; `unproven` why it could not be played again, where its world failed."""
 
     rollout: str
     environment: str
@@ -71,6 +71,7 @@ class Explained(Record):
     tools: list[str] = []
     ended_by: str = ""
     repairs: list[RepairStep] = []
+    unproven: str = ""
 
     @property
     def place(self) -> str:
@@ -106,8 +107,23 @@ def refer(logs: Logs, worlds: Worlds) -> Logs:
     for rollout in logs.rollouts:
         # A rollout without a verdict is not explained, and its task may be no whole one.
         reference = rollout.reference or (worlds.reference(rollout) if rollout.outcome != "error" else [])
-        rollouts.add(rollout.model_copy(update={"reference": reference}))
+        messages = [*_restored(rollout.messages, reference)]
+        rollouts.add(rollout.model_copy(update={"reference": reference, "messages": messages}))
     return replace(logs, rollouts=rollouts)
+
+
+def _restored(messages: Iterable[Message], reference: Iterable[Message]) -> Iterator[Message]:
+    """Messages with a reference's values in place of those that reading has dropped, without which no world would take
+    the calls."""
+    pairs = [pair for message in reference for _, arguments in calls_of(message) for pair in arguments.items()]
+    for message in messages:
+        calls = []
+        for call, (_, arguments) in zip(message.get("tool_calls") or [], calls_of(message), strict=True):
+            values = {k: dict(pairs).get(k, v) if v == DROPPED else v for k, v in arguments.items()}
+            calls.append(
+                {**call, "function": {**call["function"], "arguments": values}} if values != arguments else call
+            )
+        yield {**message, "tool_calls": calls} if calls else message
 
 
 def explain_logs(
@@ -144,8 +160,7 @@ def explain_logs(
         settings[environment].idle.difference_update(tools)
     spool = Spool(Explained)
     for rollout in logs.rollouts:
-        world = worlds.of(rollout) if worlds is not None and rollout.outcome != "error" else None
-        spool.add(_explained(Case(rollout, settings[rollout.environment]), outcomes, world))
+        spool.add(_explained(Case(rollout, settings[rollout.environment]), outcomes, worlds))
     return Explanations(spool, settings, outcomes, toolbox)
 
 
@@ -173,7 +188,19 @@ def _instructions(rollout: Rollout) -> str:
     return str(first.get("content") or "") if first["role"] in ("system", "developer") else ""
 
 
-def _explained(case: Case, outcomes: OutcomeTally, world: World | None) -> Explained:
+def _repaired(case: Case, worlds: Worlds | None) -> tuple[Repair, str]:
+    """The repair of a rollout, and why its world could not say whether it is needed: a benchmark may know no such call,
+    and its worker may die."""
+    rollout, toolbox, idle = case.rollout, case.setting.toolbox, case.setting.idle
+    if worlds is None:
+        return find_repair(rollout, toolbox, None, idle), ""
+    try:
+        return find_repair(rollout, toolbox, worlds.of(rollout), idle), worlds.trouble
+    except (UserError, InfrastructureError) as trouble:
+        return find_repair(rollout, toolbox, None, idle), str(trouble)
+
+
+def _explained(case: Case, outcomes: OutcomeTally, worlds: Worlds | None) -> Explained:
     rollout = case.rollout
     row = Explained(
         rollout=rollout.id,
@@ -187,7 +214,7 @@ def _explained(case: Case, outcomes: OutcomeTally, world: World | None) -> Expla
     if rollout.outcome == "error":
         evidence = rollout.error or "infrastructure: no reason is recorded"
         return row.model_copy(update={"primary": _record(Cause("infrastructure", 0, evidence))})
-    repair = find_repair(rollout, case.setting.toolbox, world, case.setting.idle)
+    repair, unproven = _repaired(case, worlds)
     explanation = explain(case, repair)
     suspicions = [*explanation.suspicions]
     if (reason := outcomes.unpassed(rollout.environment, rollout.task.id)) is not None:
@@ -208,6 +235,7 @@ def _explained(case: Case, outcomes: OutcomeTally, world: World | None) -> Expla
             "tools": sorted({tool for cause in explanation.of_agent for tool in cause.tools}),
             "ended_by": explanation.ended_by,
             "repairs": [*_repair_steps(repair, explanation, case.story.last)],
+            "unproven": unproven.partition("\n")[0],
         }
     )
 

@@ -150,6 +150,8 @@ def _is_needed(cause: Cause, repair: Repair) -> bool:
     if cause.kind == "loop" and repair.goals:
         # A loop that came to an end cost nothing but time.
         return any(edit.kind == "end" for edit in repair.edits)
+    if cause.kind == "fabricated_fact" and cause.tools and repair.goals:
+        return False  # a value of a change that is to be replaced has been named already
     if not repair.proven or repair.passes or repair.is_unsound:
         return True
     if cause.kind in ("undue_compliance", "wrong_argument"):

@@ -5,16 +5,14 @@ wordings of one thing are no difference.
 """
 
 import re
+from dataclasses import replace
 
 from captrain.capabilities import Story, Toolbox, acts_of, differing, leaves, same, says, text_of
 from captrain.contract import calls_of
 from captrain.diagnosis.association import EVERY, Traits
-from captrain.diagnosis.repair import is_prose
-from captrain.records import Record, Rollout, digest
+from captrain.diagnosis.calls import OF_USER, Call, calls_in, is_value
+from captrain.records import Record, Rollout
 
-OF_USER = " (the user's)"
-LONGEST = 40
-"""Characters of a value."""
 MANY = 3
 """Changes of a reference that are not told apart from more."""
 NOT_OF_TASK = ("task", "script", "ending", "user_calls", "milestones")
@@ -22,18 +20,6 @@ NOT_OF_TASK = ("task", "script", "ending", "user_calls", "milestones")
 REFERENCED = ("referenced",)
 WORD, STEP = "task id", "its reference has"
 """Names of values of which a task may have several."""
-
-
-class Call(Record):
-    """One call: what is called (`step`), where and in which words; whether it was refused; its values by argument, of a
-    text a digest; the arguments with a value that no earlier message has (`novel`)."""
-
-    step: str
-    message: int
-    text: str
-    failed: bool
-    values: dict[str, str]
-    novel: list[str]
 
 
 class Fault(Record):
@@ -47,31 +33,17 @@ class Fault(Record):
     quote: str = ""
 
 
-def calls_in(rollout: Rollout, toolbox: Toolbox) -> list[Call]:
-    """All calls in order, whoever makes them."""
-    messages = rollout.messages
-    callers = [{**message, "role": "assistant"} if message.get("tool_calls") else message for message in messages]
+def sourced_calls(rollout: Rollout, toolbox: Toolbox) -> list[Call]:
+    """All calls in order, without what they returned, each with the arguments whose values stand in no message
+    before."""
     calls, before, end = list[Call](), "", 0
-    for act in acts_of(callers, toolbox):
-        texts = (text_of(message.get("content") or "") for message in messages[end : act.message])
-        before, end = "\n".join([before, *texts]).lower(), act.message
-        values = {name: value for name, value in act.arguments.items() if _is_value(value) and any(leaves(value))}
-        calls.append(
-            Call(
-                step=act.tool + OF_USER * (messages[act.message]["role"] == "user"),
-                message=act.message,
-                text=str(act),
-                failed=act.failed,
-                values={k: text_of(v) if _is_value(v) else f"~{digest(v)}" for k, v in act.arguments.items()},
-                novel=[name for name, value in values.items() if not says(before, value)],
-            )
-        )
+    for call in calls_in(rollout.messages, toolbox):
+        texts = (text_of(message.get("content") or "") for message in rollout.messages[end : call.message])
+        before, end = "\n".join([before, *texts]).lower(), call.message
+        values = {name: value for name, value in call.arguments.items() if is_value(value) and any(leaves(value))}
+        novel = tuple(name for name, value in values.items() if not says(before, value))
+        calls.append(replace(call, result="", novel=novel))
     return calls
-
-
-def _is_value(value: object) -> bool:
-    text = text_of(value)
-    return len(text) <= LONGEST and not is_prose(text)
 
 
 def order_traits(calls: list[Call]) -> Traits:
@@ -129,7 +101,7 @@ def reference_traits(rollout: Rollout, toolbox: Toolbox) -> tuple[Traits, list[F
     traits.bases |= {REFERENCED, *(("goal", act.tool) for act in story.expected)}
     for pair in story.pairs:
         wrong = (
-            [name for name in differing(pair.goal, pair.write) if _is_value(pair.goal.arguments[name])]
+            [name for name in differing(pair.goal, pair.write) if is_value(pair.goal.arguments[name])]
             if pair.write
             else []
         )
@@ -176,7 +148,7 @@ def task_traits(rollout: Rollout, toolbox: Toolbox) -> Traits:
     """Attributes of the task: environment, its own fields, the words of its id, the calls of its reference."""
     traits, data = Traits(), {"environment": rollout.environment, **rollout.task.data}
     for name, value in data.items():
-        if name not in NOT_OF_TASK and not isinstance(value, dict) and _is_value(value):
+        if name not in NOT_OF_TASK and not isinstance(value, dict) and is_value(value):
             traits.hold(("value", name, text_of(value)), ("field", name))
     for word in re.findall(r"[A-Za-z][A-Za-z_]{2,}", rollout.task.id):
         traits.hold(("value", WORD, word.strip("_")), EVERY)

@@ -14,16 +14,16 @@ from itertools import groupby, takewhile
 from captrain.capabilities import Toolbox, text_of
 from captrain.contract import calls_of
 from captrain.diagnosis.association import EVERY, LEVEL, Association, Key, Tally, line_of, name_of
+from captrain.diagnosis.calls import Call
 from captrain.diagnosis.explained import Explained, RepairStep
 from captrain.diagnosis.features import (
     STEP,
     WORD,
-    Call,
     Fault,
-    calls_in,
     order_traits,
     place_of,
     reference_traits,
+    sourced_calls,
     task_traits,
 )
 from captrain.evaluation import fisher, holm
@@ -109,7 +109,7 @@ class Collection:
     def add(self, row: Explained, rollout: Rollout, *, counts: bool) -> None:
         """Take a rollout in; one of a suspect reference that does not count speaks for that alrepair."""
         calls, tasks, failed = (
-            calls_in(rollout, self._toolbox),
+            sourced_calls(rollout, self._toolbox),
             task_traits(rollout, self._toolbox),
             row.outcome == "failed",
         )
@@ -143,10 +143,10 @@ class Collection:
             traits, faults = order_traits(record.calls), record.faults
             for row in [row for row in reversed(order) if row.p_holm <= LEVEL and traits.shows(row) and record.calls]:
                 call = place_of(row.key, record.calls)
-                examples.setdefault(row.key, f"{record.place}, message {call.message}: {call.text}")
+                examples.setdefault(row.key, f"{record.place}, message {call.message}: {call}")
                 if not record.faults or record.faults[0].key[0] == "cause":
                     key = ("order", row.name, "" if row.holds else line_of(row.key))
-                    faults = [Fault(key=key, message=call.message, evidence=row.name, quote=call.text)]
+                    faults = [Fault(key=key, message=call.message, evidence=row.name, quote=str(call))]
             keys = {fault.key: fault for fault in reversed(faults)}
             for key, fault in keys.items():
                 fix = fixes.setdefault(key, Fix(key, record.place, fault))

@@ -106,7 +106,7 @@ def _failure(row: Explained, messages: list[Message]) -> list[str]:
 def _left_out(diagnosis: Diagnosis) -> str:
     """Rollouts that were read but say nothing of the agent, and what could not be read."""
     account, logs = diagnosis.account, diagnosis.logs
-    parts = []
+    parts = [words(account.unproven_note)] if account.unplayed else []
     faults = account.standings["error"] + account.standings["spoilt"]
     if faults:
         rows = (account.left_out.get("error", []) + account.left_out.get("spoilt", []))[:LIST_LENGTH]

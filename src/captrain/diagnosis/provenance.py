@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import TypeGuard
 
 from captrain.capabilities import text_of
-from captrain.diagnosis.repair import Call
+from captrain.diagnosis.calls import Call
 
 IDENTIFIER = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[#\w-]{2,}|\d{8,}")
 DATE = re.compile(r"\d{4}-\d\d-\d\d")

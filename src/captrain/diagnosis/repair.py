@@ -7,52 +7,20 @@ an edit, and nothing is proven.
 """
 
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Literal
 
-from captrain.benchmarks import Replay, ReplayCall, World, logged_replay
-from captrain.capabilities import Toolbox, leaves, reports_error, same, says, text_of
-from captrain.contract import calls_of
-from captrain.records import JsonObject, Message, Rollout
+from captrain.benchmarks import Replay, ReplayCall, Replayed, World, logged_replay
+from captrain.capabilities import Toolbox, leaves, result_of, says, text_of
+from captrain.diagnosis.calls import Call, calls_in, is_prose
+from captrain.records import JsonObject, Rollout
 
-QUOTED = 160
-PROSE = 4
-"""Words beyond which a value is prose, in which people differ."""
 SMALL = 2
 """Sets of so few edits are tried one by one."""
 MOST = 60
 """So many sets of one size are tried."""
-
-
-@dataclass(frozen=True)
-class Call:
-    """A call of a rollout or of its reference. `message`: of a rollout, its index. `changed`: the world differs after
-    it, as far as that is known. `result`: the text that it returned, "" where none is known."""
-
-    tool: str
-    arguments: JsonObject
-    by: str = "assistant"
-    message: int = 0
-    kind: str = "write"
-    failed: bool = False
-    changed: bool = True
-    result: str = ""
-
-    def __str__(self) -> str:
-        text = f"{self.tool}({', '.join(text_of(value) for value in self.arguments.values())})"
-        return text if len(text) <= QUOTED else text[: QUOTED - 2] + "…)"
-
-    def equals(self, peer: "Call") -> bool:
-        """The same tool is given the same values by the same side."""
-        return (self.by, self.tool) == (peer.by, peer.tool) and not self.differing(peer)
-
-    def differing(self, goal: "Call") -> list[str]:
-        """Names of the arguments that come to something else in a goal."""
-        names = {**goal.arguments, **self.arguments}
-        # An object may say more than the goal's, and a goal need not name what has a default.
-        return [n for n in names if n in goal.arguments and not same(goal.arguments[n], self.arguments.get(n))]
 
 
 @dataclass(frozen=True)
@@ -85,22 +53,6 @@ class Repair:
     is_unsound: bool = False
 
 
-def calls_in(messages: Sequence[Message], toolbox: Toolbox) -> list[Call]:
-    """The calls of assistant and user, each with the answer that the log holds."""
-    calls = []
-    for index, message in enumerate(messages):
-        if message["role"] in ("assistant", "user"):
-            for place, (tool, arguments) in enumerate(calls_of(message), start=index + 1):
-                answer = messages[place] if place < len(messages) else {"role": ""}
-                is_answered = answer["role"] == "tool"
-                failed, kind = is_answered and reports_error(answer), toolbox.kind(tool)
-                result = text_of(answer.get("content") or "") if is_answered else ""
-                calls.append(
-                    Call(tool, arguments, message["role"], index, kind, failed, kind == "write" and not failed, result)
-                )
-    return calls
-
-
 def find_repair(rollout: Rollout, toolbox: Toolbox, world: World | None, idle: Collection[str] = ()) -> Repair:
     """Find the smallest repair of a rollout.
 
@@ -123,7 +75,7 @@ def find_repair(rollout: Rollout, toolbox: Toolbox, world: World | None, idle: C
         # Without a reference nothing is missing and nothing is extra.
         edits = edits if rollout.reference else []
         return Repair((*calls,), (*goals,), (*edits,), (*edits,))
-    return _Search(world, replay, calls).repair()
+    return _Search(world, replay, calls, toolbox).repair()
 
 
 def _counts(edit: Edit, rollout: Rollout, calls: Sequence[Call], idle: Collection[str]) -> bool:
@@ -146,29 +98,32 @@ def _is_inward(call: Call, rollout: Rollout) -> bool:
     return 2 * sum(any(says(text, value) for text in texts) for value in values) < len(values)
 
 
-def is_prose(value: object) -> bool:
-    """The value is several words, which nobody copies."""
-    return isinstance(value, str) and len(value.split()) > PROSE
+def _played(calls: Sequence[Call], replayed: Replayed) -> Iterator[Call]:
+    """Calls with what their replay led to; those of a rollout keep the result that the log has."""
+    for call, result, failed, changed in zip(calls, replayed.results, replayed.failed, replayed.changed, strict=True):
+        yield replace(call, failed=failed, changed=changed, result=call.result or result)
+
+
+def _tells(call: Call) -> bool:
+    """A call returned values that it was not given."""
+    return bool({*leaves(result_of({"role": "tool", "content": call.result}))} - {*leaves(call.arguments)})
 
 
 class _Search:
     """The search of one rollout's repair in its world."""
 
-    def __init__(self, world: World, replay: Replay, calls: Sequence[Call]) -> None:
+    def __init__(self, world: World, replay: Replay, calls: Sequence[Call], toolbox: Toolbox) -> None:
         self._world, self._replay = world, replay
         gold = Replay(world.reference, world.owed)
         logged, ideal = world.play([replay, gold])
         self._passes, self._is_sound = logged.passed, ideal.passed or not world.reference
-        self._calls = [
-            replace(call, kind=world.kinds.get(call.tool, call.kind), failed=failed, changed=changed)
-            for call, failed, changed in zip(calls, logged.failed, logged.changed, strict=True)
-        ]
-        self._goals = [
-            Call(step.tool, step.arguments, step.by, 0, world.kinds.get(step.tool, "write"), failed, changed, result)
-            for step, failed, changed, result in zip(
-                world.reference, ideal.failed, ideal.changed, ideal.results, strict=True
-            )
-        ]
+        goals = [Call(step.tool, step.arguments, step.by, kind=toolbox.kind(step.tool)) for step in world.reference]
+        steps = [*_played(calls, logged), *_played(goals, ideal)]
+        changing = {step.tool for step in steps if step.changed}
+        silent = {step.tool for step in steps if step.kind == "write" and not step.failed and _tells(step)} - changing
+        kinds = {**dict.fromkeys(silent, "read"), **world.kinds}
+        steps = [replace(step, kind=kinds.get(step.tool, step.kind)) for step in steps]
+        self._calls, self._goals = steps[: len(calls)], steps[len(calls) :]
 
     def repair(self) -> Repair:
         """See `find_repair`."""
@@ -182,9 +137,10 @@ class _Search:
         return Repair((*self._calls,), (*self._goals,), differences, minimum, proven, self._passes, not self._is_sound)
 
     def _pools(self, edits: list[Edit]) -> Iterable[list[Edit]]:
-        """Sets of edits that may suffice, the least first: each at its place; all that is inserted at the end; with
-        steps made again there; the reference in place of every change."""
+        """Sets of edits that may suffice, the least first: each at its place; with look-ups, which some checks ask for;
+        all that is inserted at the end; with steps made again there; the reference in place of every change."""
         yield edits
+        yield _differences(self._calls, self._goals, self._world.owed, self._replay, reads=True)
         late = [replace(edit, place=None) if edit.kind == "insert" else edit for edit in edits]
         yield late
         goals = [goal for goal in self._goals if goal.kind != "read"]
@@ -230,13 +186,15 @@ class _Search:
         return Replay(steps, (*self._replay.texts, *texts), is_ended)
 
 
-def _differences(calls: Sequence[Call], goals: Sequence[Call], owed: Iterable[str], replay: Replay) -> list[Edit]:
-    """The edits that make a rollout its reference in what is changed, said, and how it ends."""
-    targets = [goal for goal in goals if goal.kind != "read"]
+def _differences(
+    calls: Sequence[Call], goals: Sequence[Call], owed: Iterable[str], replay: Replay, *, reads: bool = False
+) -> list[Edit]:
+    """The edits that make a rollout its reference in what is changed, said, and how it ends, and what it looks up."""
+    targets = [goal for goal in goals if reads or goal.kind != "read"]
     refusals = [
         call for call in calls if call.failed and any(call.equals(goal) and not goal.failed for goal in targets)
     ]
-    attempts = [place for place, call in enumerate(calls) if call.kind != "read" and call not in refusals]
+    attempts = [place for place, call in enumerate(calls) if (reads or call.kind != "read") and call not in refusals]
     pairs = _aligned(targets, attempts, calls)
     edits = []
     for number, goal in enumerate(targets):

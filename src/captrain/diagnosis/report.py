@@ -45,7 +45,7 @@ def diagnosis_summary(diagnosis: Diagnosis, advice: Sequence[Advice]) -> list[Ta
         lines.append(
             f"{account.unreferenced} rollouts come without a reference: only what a log shows by itself is told of them"
         )
-    return lines
+    return [*lines, account.unproven_note] if account.unplayed else lines
 
 
 def publish_diagnosis(diagnosis: Diagnosis, out: Path, advice: Sequence[Advice] | None = None) -> list[Path]:
