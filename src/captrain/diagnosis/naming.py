@@ -249,8 +249,8 @@ class Namer:
                 return "wrong_record", call.message, f"{call}, where {goal} was meant"
         if breach := next(iter(self._breaches(call)), None):
             return "undue_compliance", self._proposal(call), breach
-        wanted = {text_of(value) for goal in self.repair.goals if goal.kind != "read" for value in values_of(goal)}
-        values = [v for v in values_of(call) if isinstance(v, str) and not is_common(v) and v not in wanted]
+        expected = {text_of(value) for goal in self.repair.goals if goal.kind != "read" for value in values_of(goal)}
+        values = [v for v in values_of(call) if isinstance(v, str) and not is_common(v) and v not in expected]
         scripted = [value for value in values if holds(squeezed(self.case.script), value)]
         if any(self._seen(value, call.message, "user") for value in scripted):
             evidence = f"{call}, as the user asked, where the reference leaves this as it is"
