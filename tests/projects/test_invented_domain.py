@@ -1,4 +1,4 @@
-"""A domain that nobody had in mind, as a benchmark in a project: three bad habits of its base are found, and no other."""
+"""An invented domain as a benchmark in a project: three bad habits of its base are found, and no other."""
 
 import shutil
 from pathlib import Path
