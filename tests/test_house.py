@@ -46,7 +46,7 @@ FOREIGN = {
 
 OPENINGS = {"What", "Whether", "Of", "As", "How", "Where", "Which", "Why", "Who", "Whose", "Whom"}
 """First words that say neither what a function does nor what a class is."""
-PENDING = {"benchmarks", "diagnosis", "environments"}
+PENDING = {"benchmarks", "environments"}
 """Rooms whose docstrings may still begin so."""
 
 
