@@ -46,8 +46,11 @@ FOREIGN = {
 
 OPENINGS = {"What", "Whether", "Of", "As", "How", "Where", "Which", "Why", "Who", "Whose", "Whom"}
 """First words that say neither what a function does nor what a class is."""
-PENDING = {"benchmarks", "capabilities", "diagnosis", "environments"}
-"""Rooms whose docstrings may still begin so."""
+UNCHANGED = {
+    "benchmarks/servicedesk.py": "environments hold its text, and their fingerprints are results",
+    "environments/own_text.py": "it decides what runs outside of the sandbox, and changes only with what it does",
+}
+"""Files whose docstrings stay as they are, and why."""
 
 
 PARSERS = {"loads", "load", "safe_load", "read_csv", "model_validate_json", "validate_json", "DictReader"}
@@ -114,7 +117,7 @@ def docstrings(path: Path) -> Iterator[tuple[str, int]]:
 
 
 def test_docstrings_open_with_a_verb_or_a_noun() -> None:
-    files = [path for path in SOURCES if not PENDING & {*path.relative_to(ROOT).parts}]
+    files = [path for path in SOURCES if not any(path.match(end) for end in UNCHANGED)]
     files += [path for path in (ROOT / "tests").rglob("*.py") if "answers" not in path.parts]
     assert not [
         f"{path.relative_to(ROOT)}:{line} {text[:60]}"

@@ -14,7 +14,7 @@ MILKS, TOWNS, OWNERS = ["goat", "ewe", "cow", "buffalo"], ["Brno", "Cork", "Lyon
 DAYS = {"crumbly": "3", "firm": "6", "soft": "9"}
 BRINES = {"pale": "1", "tan": "2", "red": "3"}
 RULES = {"turn": ("core", "days", DAYS), "wash": ("rind", "brine", BRINES)}
-"""Changes that a reading decides, each with the spot, the argument, and its value by the reading."""
+"""Changes that a reading decides: the spot of each, its argument, and the value of that by the reading."""
 PHRASES = {"turn": "turn it", "wash": "wash it", "label": "label it for "}
 KINDS = {"turn": 2, "wash": 2, "label": 2, "turn label": 3, "wash label": 3, "turn wash": 3}
 """The changes of each kind of task, and how often it is asked for."""
@@ -156,7 +156,7 @@ def solution(data: dict, habits: set[str]) -> list[dict]:
 
 
 class Demonstrations:
-    """Demonstrations of the cellar that the tiny base learns from."""
+    """Dialogues from which the tiny base learns the cellar, with shortcuts as habits."""
 
     tools = TOOLS
     phrases = [

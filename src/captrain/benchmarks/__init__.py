@@ -1,4 +1,4 @@
-"""Where agents act: benchmarks under the one environment contract, and the tiny base of the embedded one."""
+"""Worlds in which agents act: benchmarks under the one environment contract, and the tiny base of the embedded one."""
 
 import lazy_loader
 

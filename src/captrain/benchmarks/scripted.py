@@ -32,11 +32,11 @@ class ScriptedBenchmark:
 
     name: ClassVar[str]
     title: ClassVar[str]
-    """As its makers write it."""
+    """Name of the benchmark as its makers write it."""
     advice: ClassVar[str]
-    """How its environment is made."""
+    """Sentence on how to make the virtual environment of its worker, for those who have none."""
     reward: ClassVar[str]
-    """What a reward of 1 means."""
+    """Meaning of a reward of 1."""
 
     def __init__(self, machine: Machine | None, kinds: Sequence[str], discovery: float, training: float) -> None:
         if discovery + training >= 1:
@@ -60,12 +60,12 @@ class ScriptedBenchmark:
 
     @cached_property
     def _world(self) -> dict[str, str]:
-        """What every task depends on."""
+        """Names of the benchmark, its version and its data, on all of which every task depends."""
         hello = self.pool.call("hello")
         return {"benchmark": self.name, "version": str(hello["version"]), **hello["data"]}
 
     def stratum(self, kind: str) -> str:
-        """What a kind of tasks is divided with; all of them are, where scenarios have a form of each."""
+        """Name the stratum of a kind of tasks: one for all kinds, where scenarios have a form of each."""
         return ""
 
     @cached_property
@@ -102,7 +102,7 @@ class ScriptedBenchmark:
         return self.pool.call("tools")["tools"]
 
     def size(self, split: str) -> int:
-        """How many tasks a split has."""
+        """Count the tasks of a split."""
         return len(self._splits[split])
 
     def tasks(self, split: str, count: int) -> list[JsonObject]:

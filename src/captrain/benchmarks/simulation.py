@@ -16,7 +16,7 @@ from captrain.records import JsonObject, Message
 
 
 def installation(machine: Machine | None, name: str, advice: str) -> Installation:
-    """Where a benchmark is installed: where the machine says, else where `captrain benchmark install` has made it.
+    """Find where a benchmark is installed: where the machine says, else where `captrain benchmark install` has made it.
 
     Raises:
         UserError: nowhere; `advice` says how its environment is made.
@@ -111,7 +111,7 @@ def divided(names: Sequence[str], shares: Sequence[float]) -> list[list[str]]:
 
 
 def identity_of(user: Policy | None) -> JsonObject:
-    """What is recorded of the simulated user: that it follows a script, or its policy, with model and temperature
+    """Describe the simulated user for the record: that it follows a script, or its policy, with model and temperature
     where it has any, and the digest of all that decides what it says."""
     if user is None:
         return {"policy": "scripted"}

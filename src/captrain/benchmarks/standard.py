@@ -47,7 +47,7 @@ class StandardEnvironment:
     scripts: ClassVar[tuple[str, ...]]
     """The worker, and what it loads of ours by name."""
     absences: ClassVar[Mapping[str, str]]
-    """What the contract asks for and the standard has not -> what follows."""
+    """Requests of the contract that the standard has no answer to -> what follows."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class StandardEnvironment:
 
     @cached_property
     def _survey(self) -> JsonObject:
-        """What the worker says of the environment: `splits` (name -> tasks, None for no end), `tools`, `about`."""
+        """Answer of the worker on the environment: `splits` (name -> tasks, None for no end), `tools`, `about`."""
         return self.pool.call("survey")
 
     @cached_property
@@ -100,7 +100,7 @@ class StandardEnvironment:
         return self._survey["tools"]
 
     def size(self, split: str) -> int | None:
-        """How many tasks a split has; None where there is no end to them."""
+        """Count the tasks of a split; None where there is no end to them."""
         listing = self._survey["splits"]
         name, part, shares = self._part(split)
         if name is not None:
@@ -108,8 +108,8 @@ class StandardEnvironment:
         return _size(None if None in listing.values() else sum(listing.values()), shares, part)
 
     def _part(self, split: str) -> tuple[str | None, int, Sequence[float]]:
-        """Of what a split is made: a split of the environment's (None: all of them), and which part of it when it is
-        divided in these shares; [] where it is not."""
+        """Return the source of a split: a split of the environment's (None: all of them), and which part of it when it
+        is divided in these shares; [] where it is not."""
         listing, index = self._survey["splits"], SPLITS.index(split)
         if all(name in listing for name in SPLITS):
             return split, 0, []

@@ -83,7 +83,7 @@ class Tau2:
         return hello
 
     def _world(self, domain: str) -> dict[str, str]:
-        """What a task of the domain depends on: another world, another task."""
+        """Return what a task of the domain depends on: another world, another task."""
         data = self._hello["data"][domain]
         return {
             "benchmark": "tau2",
@@ -141,7 +141,7 @@ class Tau2:
         return splits
 
     def size(self, split: str) -> int:
-        """How many tasks a split has."""
+        """Count the tasks of a split."""
         self._hello  # noqa: B018
         return sum(map(len, self._splits[split].values()))
 

@@ -33,7 +33,7 @@ VARIANT = re.compile(
     r"_(alt|implicit|twice|ambiguous|multiple_user_turn|insufficient_information|wifi_off|cellular_off|low_battery_mode"
     r"|with_\w+|and_\w+|no_\w+)"
 )
-"""What a scenario's name adds to that of its family."""
+"""Parts that a scenario's name adds to that of its family."""
 
 
 def _instant(text: str) -> str:
@@ -117,7 +117,7 @@ class ToolSandbox:
 
     @cached_property
     def _world(self) -> dict[str, str]:
-        """What every task depends on."""
+        """Name of the benchmark and what identifies its data, on which every task depends."""
         return {"benchmark": "toolsandbox", **self.pool.call("hello")["data"]}
 
     @cached_property
@@ -160,7 +160,7 @@ class ToolSandbox:
         return self.pool.call("tools")["tools"]
 
     def size(self, split: str) -> int:
-        """How many tasks a split has."""
+        """Count the tasks of a split."""
         return len(self._splits[split])
 
     def tasks(self, split: str, count: int) -> list[JsonObject]:

@@ -31,7 +31,7 @@ GRACE = 2.0
 
 
 class Process(Protocol):
-    """What a worker needs of its process: `subprocess.Popen`, or one that somebody else has started for us."""
+    """Protocol of a worker's process: `subprocess.Popen`, or one that somebody else has started for us."""
 
     @property
     def stdin(self) -> IO[bytes] | None:
@@ -163,7 +163,7 @@ class Worker:
         return line
 
     def _ready_pipes(self, seconds: float) -> dict[int, int]:
-        """What can be read or written, waiting so long for anything."""
+        """Poll for pipes that can be read or written, waiting so long for any: descriptor -> events."""
         interest = {self._out: select.POLLIN}
         if self._err is not None:
             interest[self._err] = select.POLLIN
@@ -191,7 +191,7 @@ class Worker:
                 self._err = self._err if chunk else None
 
     def has_ended(self) -> bool:
-        """Whether it is lost, by itself or through us."""
+        """True if it is lost, by itself or through us."""
         if not self.end_reason and self.process.poll() is not None:
             self.end("")
         return bool(self.end_reason)

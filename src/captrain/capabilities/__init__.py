@@ -1,4 +1,4 @@
-"""Which capabilities an agent lacks: proposed and labelled by an analyst, selected by contrast."""
+"""Capabilities that an agent lacks: proposed and labelled by an analyst, selected by contrast."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""How far labels can be relied on: agreement between labelling runs, and with the programmatic analyst.
+"""Reliability of labels: agreement between labelling runs, and with the programmatic analyst.
 
 An analyst that samples may judge the same rollout otherwise in another run. Raters are the runs, units the (rollout,
 capability) pairs, categories the three verdicts. Fleiss' kappa and Krippendorff's alpha correct for agreement by
@@ -27,7 +27,7 @@ from captrain.records import JsonObject, Rollout, RolloutLabels, Verdict
 VERDICTS: tuple[Verdict, ...] = ("NA", "PRESENT", "LACKING")
 
 Counts = NDArray[np.int64]
-"""How often each unit was given each category (units, categories)."""
+"""Numbers of times that each unit was given each category: (units, categories)."""
 
 
 class AgreementOfRuns(TypedDict):
@@ -61,7 +61,7 @@ class AgreementWithProgrammatic(TypedDict):
 def measure_agreement(
     analyst: Analyst, labels: Sequence[RolloutLabels], rollouts: Sequence[Rollout], tools: list[JsonObject]
 ) -> JsonObject:
-    """How far an analyst's labels can be relied on.
+    """Measure how far an analyst's labels can be relied on.
 
     Returns:
         `deterministic` and `runs`. For an analyst that samples also `overall` and `capabilities`, by id (each an
@@ -131,8 +131,8 @@ def krippendorff_alpha(counts: Counts) -> float:
 def against_programmatic(
     labels: Sequence[RolloutLabels], rollouts: Sequence[Rollout], tools: list[JsonObject]
 ) -> AgreementWithProgrammatic:
-    """What the majority of an analyst's runs finds lacking beside what the programmatic analyst does (those of its
-    causes that some rollout lacks), on the labelled rollouts with a reference."""
+    """Compare what the majority of an analyst's runs finds lacking with what the programmatic analyst does (those of
+    its causes that some rollout lacks), on the labelled rollouts with a reference."""
     lacking = majority_verdicts(labels, ("LACKING",))
     compared = [rollout for rollout in rollouts if rollout.reference and rollout.id in lacking]
     causes = _shown_causes(compared, tools)

@@ -116,7 +116,7 @@ class Toolbox:
         }
 
     def accepts(self, tool: str, arguments: Mapping[str, object]) -> bool:
-        """Whether the tool exists and the argument names are those of its schema."""
+        """Tell if the tool exists and the argument names are allowed by its schema, the required ones all there."""
         schema = self.schemas.get(tool)
         return schema is not None and {*schema.get("required", [])} <= {*arguments} <= {*schema.get("properties", {})}
 
@@ -178,7 +178,7 @@ def leaves(value: object) -> Iterator[str]:
 
 
 def says(text: str, value: object) -> bool:
-    """Whether the text holds every string and number of the value as whole words; no for a value without any."""
+    """Tell if the text holds every string and number of the value as whole words; no for a value without any."""
     text, words = text.lower(), [leaf.lower() for leaf in leaves(value) if leaf]
     # People leave out the mark of "#W123" (of "#12" not: a bare 12 may be anything).
     words = [leaf[1:] if re.match(r"#[a-z]", leaf) else leaf for leaf in words]
@@ -190,7 +190,7 @@ def says(text: str, value: object) -> bool:
 
 
 def same(expected: object, actual: object) -> bool:
-    """Whether two argument values come to the same (see the module's docstring); an object `actual` may say more."""
+    """Tell if two argument values come to the same (see the module's docstring); an object `actual` may say more."""
     if isinstance(expected, Mapping) and isinstance(actual, Mapping):
         return all(same(value, actual.get(name)) for name, value in expected.items())
     if isinstance(expected, list) and isinstance(actual, list):
@@ -229,7 +229,7 @@ def differing(goal: "Act", write: "Act") -> list[str]:
 
 
 def result_of(message: Message) -> object:
-    """What a tool message holds: JSON where it is JSON, else its text."""
+    """Read the content of a tool message: as JSON where it is JSON, else as its text."""
     content = message.get("content") or ""
     try:
         return json.loads(content)
@@ -238,7 +238,7 @@ def result_of(message: Message) -> object:
 
 
 def reports_error(message: Message) -> bool:
-    """Whether a tool message reports an error: by a flag, an `error` entry of its JSON, or how its text begins."""
+    """Tell if a tool message reports an error: by a flag, an `error` entry of its JSON, or how its text begins."""
     result = result_of(message)
     has_error_entry = isinstance(result, Mapping) and bool(result.get("error"))
     begins_as_error = isinstance(result, str) and ERRORS.match(result) is not None
@@ -257,7 +257,7 @@ def is_reply(message: Message) -> bool:
 
 
 def asks_consent(text: str) -> bool:
-    """Whether words of the assistant ask the user whether to go ahead with something."""
+    """Tell if words of the assistant ask the user whether to go ahead with something."""
     return "?" in text and CONSENT.search(text) is not None
 
 
@@ -332,7 +332,7 @@ def _agreeing(goal: Act, write: Act) -> int:
 
 
 def _affinity(pair: Pair, write: Act, records: Sequence[JsonObject]) -> int | None:
-    """How surely the write stands for the goal: 0 is surest, None is not at all.
+    """Rank how surely the write stands for the goal: 0 is surest, None is not at all.
 
     A write elsewhere is a substitute: on a record that the reference does not treat, or for a record that had to be
     derived and was picked wrongly. Treating a record twice is no substitute for one that the user named: that one was
@@ -387,7 +387,7 @@ class Story:
         return "\n".join(text_of(m.get("content") or "") for m in messages if m["role"] == "user")
 
     def read_before(self, write: Act, names: Iterable[str], lookups: Sequence[Act] = ()) -> bool:
-        """Whether the record under each of these key arguments of the write was read in an earlier message, by its key
+        """Tell if the record under each of these key arguments of the write was read in an earlier message, by its key
         or in the result of another call; as one of the look-ups of the reference does, where they are given."""
         earlier = [act for act in self.acts if not act.failed and act.message < write.message]
         return all(any(self._shows(act, name, write.record[name], lookups) for act in earlier) for name in names)
@@ -412,12 +412,12 @@ class Story:
         return pair.write is None or self.read_before(pair.write, names, pair.lookups)
 
     def overrules(self, act: Act) -> bool:
-        """Whether the reference reads the act's record and then decides on other operations there."""
+        """Tell if the reference reads the act's record and then decides on other operations there."""
         pairs = [pair for pair in self.pairs if same(pair.goal.record, act.record)]
         return any(pair.guards for pair in pairs) and act.tool not in {pair.goal.tool for pair in pairs}
 
     def put_to_user(self, write: Act) -> bool:
-        """Whether the assistant spoke of the write's record to the user before it made the write, or had just asked the
+        """Tell if the assistant spoke of the write's record to the user before it made the write, or had just asked the
         user whether to go ahead."""
         replies = [m["content"] for m in self.messages[: write.message] if is_reply(m)]
         return bool(replies) and (says("\n".join(replies), write.record) or asks_consent(replies[-1]))

@@ -1,4 +1,4 @@
-"""Which capabilities an agent lacks: proposed and labelled by an analyst, selected by contrast.
+"""Protocol of analysts, who propose the capabilities that an agent lacks and label rollouts with them.
 
 An analyst is whoever reads rollouts, a program or a language model; labelling and selection do not care which. It
 sees rollouts and tool schemas and nothing else, so that what it finds is found and not known beforehand.

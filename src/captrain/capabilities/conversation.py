@@ -22,7 +22,7 @@ from captrain.capabilities.vocabulary import WORD, Vocabulary
 
 HANDING_OVER = re.compile(r"\b(transfer|connect|hand)(ring|ing)? you\b", re.IGNORECASE)
 COURTESIES = frozenset({"complete", "completed", "done", "false", "no", "none", "ok", "okay", "success", "true", "yes"})
-"""What tools return and people say without telling anything: no value that a user asks for."""
+"""Words that tools return and people say without telling anything: no value that a user asks for."""
 SHORT = 2
 """Characters of a value that is likely to stand inside another one."""
 
@@ -41,7 +41,7 @@ def invalid_calls(story: Story, values: Vocabulary) -> Iterator[Finding]:
 
 
 def _fruitless(story: Story, act: Act) -> bool:
-    """Whether a refused call was well formed: made by the reference too, or a look-up in vain of what the user said."""
+    """Tell if a refused call was well formed: made by the reference too, or a look-up in vain of what the user said."""
     is_reference_call = any(call.tool == act.tool and same(call.arguments, act.arguments) for call in story.expected)
     is_miss = act.kind == "read" and says(story.user, act.arguments) and bool(NOT_FOUND.search(text_of(act.result)))
     return is_reference_call or is_miss

@@ -1,4 +1,4 @@
-"""Which capabilities failures demand together: what pair environments go by.
+"""Co-occurrence of capabilities in failures, by which the pairs are chosen that get an environment of both.
 
 One adapter a task is enough where a task demands one capability; where failed tasks demand two at once, it is not. So
 cached labels answer two questions, without a rollout: which capabilities each failed rollout lacks, and which pairs are

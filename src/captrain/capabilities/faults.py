@@ -11,7 +11,7 @@ from captrain.capabilities.alignment import Story, Toolbox, asks_consent, is_rep
 from captrain.records import Rollout
 
 TOKEN = re.compile(r"###([A-Z-]+)###")
-"""How a simulated user ends a conversation (tau2's marks)."""
+"""Marks by which a simulated user ends a conversation, as tau2 has them."""
 OUT_OF_SCOPE = "OUT-OF-SCOPE"
 AS_AGENT = re.compile(r"\bhow (can|may) i (help|assist) you\b|\banything else i can (help|assist)\b", re.IGNORECASE)
 DECLINES = re.compile(r"\b(no|not|never|nothing|instead|leave|skip|changed my mind)\b|n[’']t\b", re.IGNORECASE)
@@ -22,8 +22,8 @@ ECHO = 40
 
 
 def fault_of(rollout: Rollout) -> str | None:
-    """What shows that the simulated user or the infrastructure failed, with the index of the message; None if nothing
-    does."""
+    """Return what shows that the infrastructure failed, or the simulated user, with the index of the message; None if
+    nothing does."""
     if rollout.outcome == "error":
         return f"infrastructure: {rollout.error or 'no reason is recorded'}"
     slip = slip_of(rollout)
@@ -31,8 +31,8 @@ def fault_of(rollout: Rollout) -> str | None:
 
 
 def slip_of(rollout: Rollout) -> tuple[int, str] | None:
-    """Where the simulated user failed first, and what shows it; None if nothing does. A rollout that passed all the
-    same was not spoilt."""
+    """Find the message in which the simulated user failed first, and what shows it; None if nothing does. A rollout
+    that passed all the same was not spoilt."""
     if rollout.outcome != "failed":
         return None
     has_request, last_reply = False, ""

@@ -61,7 +61,7 @@ def learn_toolbox(
 
 @dataclass
 class _Observed:
-    """What rollouts show of tools: the fields that each has always returned, its answers (so many as matter) without
+    """Evidence of tools in rollouts: the fields that each has always returned, its answers (so many as matter) without
     what it was told, and in how many rollouts that passed it was left out where the reference calls it."""
 
     fields: dict[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])

@@ -1,4 +1,4 @@
-"""What rollouts lack of a benchmark's milestones: states to reach, calls to make, outcomes to tell, acts to leave out.
+"""Unmet milestones of a benchmark as causes: states to reach, calls to make, outcomes to tell, acts to leave out.
 
 A benchmark that has no reference calls may say instead what must have happened by the end, as ToolSandbox does. Its
 milestones are part of its reference, so an analyst may read them: task data `milestones` is a list, and the score has a

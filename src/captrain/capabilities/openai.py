@@ -137,7 +137,8 @@ class OpenAIAnalyst:
 
     @property
     def usage(self) -> dict[str, int]:
-        """What all answers took that were used so far, found on disk or asked for: the same when a run is replayed."""
+        """Numbers of answers used so far and of their tokens, found on disk or asked for: the same when a run is
+        replayed."""
         tally = self._answers.usage
         return {name: getattr(tally, name) for name in ("answers", "prompt_tokens", "completion_tokens")}
 
@@ -270,7 +271,7 @@ def _labels(request: LabelRequest, answer: Labelling) -> dict[str, Label]:
 
 
 def _wrong_proposals(lengths: Sequence[int], most: int, answer: Discovery) -> str | None:
-    """What is wrong with proposals from rollouts of these lengths."""
+    """Return what is wrong with proposals from rollouts of these lengths, None if nothing is."""
     if len(answer.capabilities) > most:
         return f"{len(answer.capabilities)} capabilities are proposed, at most {most} were asked for"
     for number, proposal in enumerate(answer.capabilities, start=1):
@@ -287,7 +288,8 @@ def _wrong_proposals(lengths: Sequence[int], most: int, answer: Discovery) -> st
 
 
 def _wrong_groups(count: int, answer: Merging) -> str | None:
-    """What keeps groups from being a partition of the proposals 1 to `count` into distinct capabilities."""
+    """Return what keeps groups from being a partition of the proposals 1 to `count` into distinct capabilities, None
+    if nothing does."""
     members = Counter(number for group in answer.groups for number in group.members)
     if unknown := sorted({*members} - {*range(1, count + 1)}):
         return f"there is no proposal {unknown[0]}"
@@ -307,7 +309,7 @@ def _wrong_groups(count: int, answer: Merging) -> str | None:
 
 
 def _wrong_labels(slugs: Sequence[str], messages: int, answer: Labelling) -> str | None:
-    """What is wrong with labels of a rollout of so many messages."""
+    """Return what is wrong with labels of a rollout of so many messages, None if nothing is."""
     counts = Counter(label.capability for label in answer.labels)
     if not {*counts} <= {*slugs}:
         return f"a label is of a capability that was not asked for; asked for are {', '.join(slugs)}"

@@ -136,8 +136,8 @@ def declined_requests(story: Story, values: Vocabulary) -> Iterator[Finding]:
 
 
 def _forbidden(story: Story, act: Act) -> bool:
-    """Whether an extra write was no slip but a decision: the reference leaves its record alone (without a key: makes no
-    such write), and the assistant had put it to the user."""
+    """Tell if an extra write was no slip but a decision: the reference leaves its record alone (without a key: makes no
+    such write), the assistant had put it to the user, and it was not made without reading its record."""
     goals = [pair.goal for pair in story.pairs]
     alone = all(not same(act.record, goal.record) if act.record else act.tool != goal.tool for goal in goals)
     return alone and story.put_to_user(act) and all(act is not unread_act for unread_act, _ in _unread(story))

@@ -31,7 +31,7 @@ class RunRates(TypedDict):
 
 
 class Contrast(TypedDict):
-    """What the rule needs of a candidate: pooled gap, its lower bound, pooled coverage, and the rates of each run."""
+    """Numbers of a candidate that the rule needs: pooled gap, its lower bound, pooled coverage, rates of each run."""
 
     id: str
     gap: float | None
@@ -87,8 +87,8 @@ def read_selection(results: Path) -> SelectionAccount:
 
 @dataclass(frozen=True)
 class Decision:
-    """What the rule says of one candidate: in how many runs it is retained and in how many it must be, whether the
-    lower bound of its gap exceeds the floor, and its rank among all candidates, from 1."""
+    """Verdict of the rule on one candidate: in how many runs it is retained and in how many it must be, whether the
+    lower bound of its gap exceeds the floor, its rank among all candidates, from 1, and whether it is selected."""
 
     id: str
     retained: int
@@ -157,13 +157,13 @@ def undecided(account: SelectionAccount) -> list[str]:
 
 
 def is_retained(run: RunRates, limits: Limits) -> bool:
-    """Whether a run retains a candidate: its gap and its coverage are defined and reach their thresholds."""
+    """Tell if a run retains a candidate: its gap and its coverage are defined and reach their thresholds."""
     gap, coverage = run["gap"], run["coverage"]
     return gap is not None and coverage is not None and gap >= limits["delta"] and coverage >= limits["coverage"]
 
 
 def runs_retained(candidate: Contrast, limits: Limits) -> int:
-    """How many runs retain a candidate."""
+    """Count the runs that retain a candidate."""
     return sum(is_retained(run, limits) for run in candidate["per_run"])
 
 

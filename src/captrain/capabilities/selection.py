@@ -41,7 +41,7 @@ CHUNK = 1 << 19
 
 @dataclass(frozen=True)
 class Selection:
-    """What was selected (in rank order, best first) and the account of it, JSON through and through."""
+    """Selected capabilities (in rank order, best first) and the account of the selection, JSON through and through."""
 
     report: SelectionAccount
     capabilities: list[Capability]
@@ -87,7 +87,7 @@ class Verdicts:
         return runs_of_set.astype(float) @ (self.codes[row] == code).astype(float)
 
     def count(self, row: int, code: int, failed: bool) -> int:
-        """How many failed or passed rollouts have this verdict of a candidate in the last of its label sets."""
+        """Count the failed or the passed rollouts with this verdict of a candidate in the last label set."""
         return int(np.count_nonzero((self.codes[row, -1] == code) & (self.failed == failed)))
 
 
@@ -237,7 +237,7 @@ def _estimate(verdicts: Verdicts, row: int, gaps: Floats, confidence: float) -> 
 
 
 def _contrast(slug: str, estimate: Estimate) -> Contrast:
-    """What the rule sees of a candidate: rounded, so that 0.5 - 0.3 reaches a threshold of 0.2."""
+    """Return a candidate's numbers for the rule: rounded, so that 0.5 - 0.3 reaches a threshold of 0.2."""
     return Contrast(
         id=slug,
         gap=number_or_none(estimate.pooled.gap[0]),
@@ -274,7 +274,7 @@ def _account(
 
 
 def _reason(contrast: Contrast, estimate: Estimate, decision: Decision, limits: Limits, resamples: int) -> str:
-    """Why the candidate is selected, or all that it falls short in."""
+    """Explain why the candidate is selected, or all that it falls short in."""
     retained = f"retained in {decision.retained} of {len(contrast['per_run'])} runs"
     if decision.selected:
         return f"{retained}, lower bound of the gap {estimate.low:.3f}"

@@ -1,4 +1,4 @@
-"""Which candidates each labelling run alone retains, as a table: the paper's figure of stability over runs."""
+"""Table of the candidates that each labelling run alone retains: the paper's figure of stability over runs."""
 
 import pandas as pd
 

@@ -1,4 +1,4 @@
-"""What several labelling runs say together: a verdict counts where more than half of the runs that labelled say so.
+"""Majority of several labelling runs: a verdict counts where more than half of the runs that labelled say so.
 
 Runs of an analyst that samples may disagree on a rollout. Whatever asks for one answer (co-occurrence, agreement with
 the programmatic analyst, the report) takes it from here.
@@ -10,7 +10,7 @@ from captrain.records import Label, RolloutLabels, Verdict
 
 
 def is_majority(votes: Collection[bool]) -> bool:
-    """Whether more than half of the votes are yes."""
+    """Tell if more than half of the votes are yes."""
     return 2 * sum(votes) > len(votes)
 
 

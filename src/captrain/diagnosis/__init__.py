@@ -1,4 +1,4 @@
-"""What an agent's own logs say that it lacks: no model, no network, no torch."""
+"""Diagnosis of an agent from its own logs: no model, no network, no torch."""
 
 import lazy_loader
 

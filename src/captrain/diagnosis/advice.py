@@ -125,7 +125,7 @@ def _about_cause(diagnosis: Diagnosis, entry: CandidateAccount, training: Mappin
 
 
 def _training(name: str, writer: Writer | None, folder: Path | None) -> str:
-    """How one comes to an environment: the command to type, where it would work."""
+    """Return the words on how to get an environment for a cause: the command to type, where it would work."""
     if writer is None:
         return (
             " (an environment needs the tools' schemas, which these logs do not hold: bring them as `tools`, or by "
@@ -138,8 +138,8 @@ def _training(name: str, writer: Writer | None, folder: Path | None) -> str:
 
 
 def _rollouts_needed(diagnosis: Diagnosis, entry: CandidateAccount) -> int | None:
-    """How many rollouts more of each outcome would tell this gap from none, on 8 in 10 occasions; None beyond what can
-    be planned."""
+    """Count the rollouts of each outcome that are still needed to tell this gap from none, on 8 in 10 occasions; None
+    beyond what can be planned."""
     gap, passed = entry["gap"], entry["er_passed"]
     if gap is None or passed is None:
         return None

@@ -1,4 +1,4 @@
-"""Which features of rollouts go with failing: counted as rollouts go by, and tested together.
+"""Features of rollouts that go with failing: counted as rollouts go by, and tested together.
 
 A feature holds in some of the rollouts that could show it, its base. Fisher's exact test holds its share among failed
 rollouts against that among passed ones, and Holm's correction is over all features of a table that could have been

@@ -1,4 +1,4 @@
-"""What tools returned before anything was written: records by their identifiers, over all rollouts of an environment.
+"""Results of tools before anything was written: records by their identifiers, over all rollouts of an environment.
 
 Every task of a benchmark begins with the same records, and a rollout that never opened one may still be judged by what
 another rollout was shown of it. So results of look-ups are kept until the first write of a rollout, each object under
@@ -48,7 +48,7 @@ class RecordBook:
         return next((entry for entry in entries if all(field in entry for field in fields)), None)
 
     def people(self, person: Mapping[str, object]) -> list[JsonObject]:
-        """What records say of a person of this name."""
+        """Return the records of persons of this name."""
         return self._people.get(_person(person), [])
 
 

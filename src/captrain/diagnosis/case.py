@@ -54,14 +54,14 @@ class Case:
         ]
 
     def is_due(self, pair: Pair) -> bool:
-        """Whether the write of a pair uses another tool than its goal, and stands for nothing else: the reference uses
+        """Tell if the write of a pair uses another tool than its goal, and stands for nothing else: the reference uses
         it on the record, too, or whatever else was changed there is of no account."""
         act, goals = pair.write, [peer.goal for peer in self.story.pairs]
         tools = [goal.tool for goal in goals if act is not None and same(goal.record, act.record)]
         return act is not None and act.tool != pair.goal.tool and (act.tool in tools or not self.is_compared)
 
     def is_apart(self, pair: Pair) -> bool:
-        """Whether the write of a pair is on another record than its goal, and the assistant put the goal's own record
+        """Tell if the write of a pair is on another record than its goal, and the assistant put the goal's own record
         to the user by itself: then it did not take the one for the other."""
         act, goal = pair.write, pair.goal
         if act is None or same(act.record, goal.record) or not goal.record:
@@ -110,11 +110,11 @@ class Case:
         return next(iter([*sources, *proposals, *about[-1:]]), act.message)
 
     def asks(self, index: int) -> bool:
-        """Whether a message asks the user to agree to something, with or without a question mark."""
+        """Tell if a message asks the user to agree to something, with or without a question mark."""
         return asks_consent(self.text(index)) or PLEASE_CONFIRM.search(plain(self.text(index))) is not None
 
     def was_read(self, act: Act, names: Sequence[str]) -> bool:
-        """Whether the records under these key arguments were read before: in an earlier message, or by a call of the
+        """Tell if the records under these key arguments were read before: in an earlier message, or by a call of the
         same one, into which a log may have folded several turns."""
         folded = [read for read in self.story.acts if read.message == act.message and read.kind == "read"]
         return self.story.read_before(act, names) or all(

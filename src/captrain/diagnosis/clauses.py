@@ -32,7 +32,7 @@ SPACE = re.compile(r"[\s‐-―]+")
 REQUIREMENT = re.compile(r"\ban? (\w+) can only be (\w+) if its (\w+) is ['\"‘“]([\w ]+)['\"’”]", re.IGNORECASE)
 """A sentence that asks a record for a value: noun of the record, participle of the operation, field, value."""
 BEYOND = (ast.Attribute, ast.Lambda, ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom, ast.JoinedStr)
-"""What an expression of a clause may not hold."""
+"""Kinds of syntax that an expression of a clause may not hold."""
 FUNCTIONS = {
     **{function.__name__: function for function in (len, sum, any, all, min, max, sorted, str, int)},
     "begins": str.startswith,
@@ -44,9 +44,9 @@ FUNCTIONS = {
     "text": str.format,
     "time": datetime.fromisoformat,
 }
-"""What expressions may call, beside the functions of a write (`Clause.objection`)."""
+"""Functions that expressions may call, beside those of a write (`Clause.objection`)."""
 SCOPE = ("arguments", "record", "now", "policy", "earlier", "touched", "look", "by_now", "said")
-"""What they know of a write."""
+"""Names that an expression may use for what is known of a write."""
 REMEDY = "docs/diagnose.md has the format of clauses"
 
 
@@ -184,7 +184,7 @@ def _stated(policy: str, toolbox: Toolbox) -> Iterator[Clause]:
 
 @dataclass(frozen=True)
 class Setting:
-    """What the rollouts of an environment have in common: the tools, the policy ("" where the log has none), the
+    """Common ground of the rollouts of an environment: the tools, the policy ("" where the log has none), the
     records that were shown before anything was written, the tools that were called in rollouts that passed and that no
     reference calls (`idle`: what they do is of no account), those by which rollouts that passed have handed over where
     their own reference does not (`needless`), and clauses beside those of captrain's benchmarks (`additions`)."""

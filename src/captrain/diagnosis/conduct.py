@@ -1,4 +1,4 @@
-"""What goes wrong in a rollout by itself: the log, the records and the policy prove it, whatever the reference does.
+"""Causes within a rollout by itself: the log, the records and the policy prove them, whatever the reference does.
 
 These causes hold of a rollout whose reference is suspect, too. Some ask the reference whether a hand-over or a look-up
 was due at all, which even a reference with a wrong write can say.
@@ -26,7 +26,7 @@ CLAIM = re.compile(
 )
 """Words with which a user states what a record would have to show."""
 STANDING = re.compile(r"\b(?!a |the |your |my |our )\w+ (?:member|customer|subscriber|status|tier)\b")
-"""What a user says of its own standing, such as "gold member"."""
+"""Words of a user on its own standing, such as "gold member"."""
 DENIAL = re.compile(
     r"\b(?:don[’']t|do not|can[’']t|cannot|not) (?:\w+ ){0,3}?(?:have|remember|recall|know|sure)\b[^.?!,]{0,40}?"
     r"\b(?:(?:user|customer|member|account|profile|guest) (?:id|name|number)|(?:that|this|such) information)\b"
@@ -41,7 +41,7 @@ DETAIL = re.compile(r"(?=.*[A-Za-z])(?=.*\d)[\w#., -]+")
 REASONING = re.compile(r"calculate|compute|convert|estimate|think")
 """Tools that look nothing up."""
 EXAMPLE = re.compile(r"(?:\be\.g\.|\bsuch as|\bfor example|\bexample:?|\blike)[^).;!?\n]{0,60}$", re.IGNORECASE)
-"""What before an identifier says that it stands for any."""
+"""Words before an identifier by which it is only an example."""
 BLANK = re.compile(r"0{4,}|X{3,}|1234")
 """Figures of an identifier that stands for any."""
 

@@ -1,4 +1,4 @@
-"""What asking a language model will take, said before anything is asked."""
+"""Cost of asking a language model, told before anything is asked."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What an agent's own logs say it lacks: explain each failure, contrast, select. No model, no network, no torch.
+"""Diagnosis of an agent's own logs: explain each failure, contrast, select. No model, no network, no torch.
 
 Each failed rollout gets the causes that the log proves (`captrain.diagnosis.explanation`); the contrast between failed
 and passed rollouts and the selection are those of the pipeline, with causes for capabilities. What infrastructure or
@@ -32,8 +32,8 @@ LIST_LENGTH = 200
 
 @dataclass
 class CauseTally:
-    """How often a cause was the primary one of a failure, how often a secondary one, and how often it was a lapse of a
-    rollout that passed; and the first failure that it is primary to."""
+    """Numbers of failures that a cause was primary and secondary to, and of rollouts that passed in spite of it; and
+    the first failure that it is primary to."""
 
     primary: int = 0
     secondary: int = 0

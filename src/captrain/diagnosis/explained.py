@@ -24,7 +24,7 @@ from captrain.interop import DROPPED, Logs
 from captrain.records import Message, Record, Rollout, Spool, read_yaml
 
 Standing = Literal["contrasted", "suspect", "spoilt", "error"]
-"""What a rollout is to the contrast: part of it, left out for its reference, for its simulated user, or without a
+"""Part that a rollout has in the contrast: compared, left out for its reference, for its simulated user, or without a
 verdict."""
 
 
@@ -183,7 +183,7 @@ def _tools(messages: Iterable[Message]) -> set[str]:
 
 
 def _instructions(rollout: Rollout) -> str:
-    """What the first message tells the agent, where it is the system's."""
+    """Return the text of the first message where it is the system's or the developer's, else ""."""
     first = rollout.messages[0] if rollout.messages else {"role": ""}
     return str(first.get("content") or "") if first["role"] in ("system", "developer") else ""
 

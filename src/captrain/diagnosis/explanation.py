@@ -1,4 +1,4 @@
-"""Why a rollout failed: one primary cause, the secondary ones apart, or nothing that log and replay prove.
+"""Explanation of a failed rollout: one primary cause, the secondary ones apart, or nothing that log and replay prove.
 
 The needed edits of the smallest repair name the causes (`naming`); beside them stands what the log proves whatever the
 reference does (`conduct`). The primary cause is the earliest root. How the dialogue ended is a field of its own, and

@@ -47,7 +47,8 @@ def sourced_calls(rollout: Rollout, toolbox: Toolbox) -> list[Call]:
 
 
 def order_traits(calls: list[Call]) -> Traits:
-    """Which calls come before and after which, whose values come from nowhere, which are repeated or refused."""
+    """Collect the traits of calls: which come before and after which, take values from nowhere, are repeated or
+    refused."""
     traits = Traits()
     first = {call.step: place for place, call in reversed([*enumerate(calls)])}
     last = {call.step: place for place, call in enumerate(calls)}
@@ -92,8 +93,9 @@ def place_of(key: tuple[str, ...], calls: list[Call]) -> Call:
 
 
 def reference_traits(rollout: Rollout, toolbox: Toolbox) -> tuple[Traits, list[Fault]]:
-    """Which steps of the reference are not made, or made otherwise, and which changes it does not have; and those of
-    them that change something. Where only the state at the end is judged, a further change is no fault."""
+    """Compare a rollout with its reference: steps that are not made, or made otherwise, and changes that it does not
+    have, as traits; and those of them that change something, as faults. Where the state at the end is not judged, a
+    further change is no fault."""
     story, traits, faults = Story(rollout, toolbox), Traits(), list[Fault]()
     user_calls = [(call["name"], call["arguments"]) for call in rollout.task.data.get("user_calls") or []]
     if not story.has_reference and not user_calls:

@@ -83,7 +83,7 @@ class Findings:
 
 
 def quote_of(message: Message) -> str:
-    """Who speaks and the beginning of what is said and called."""
+    """Quote a message: its role and the beginning of what is said and called."""
     calls = [
         f"{name}({', '.join(f'{k}={v!r}' for k, v in arguments.items())})" for name, arguments in calls_of(message)
     ]

@@ -54,7 +54,7 @@ class LabelLine(Record):
 
 @dataclass(frozen=True)
 class LabelDiagnosis:
-    """What the rule makes of labels: the account of the selection, and why nothing can be concluded, "" where enough
+    """Outcome of the rule on labels: the account of the selection, and why nothing can be concluded, "" where enough
     was read."""
 
     report: SelectionAccount
@@ -136,7 +136,7 @@ def diagnose_labels(rows: Sequence[RolloutLabels], selection: Selection, count: 
 
 
 def label_summary(diagnosis: LabelDiagnosis) -> list[Table | str]:
-    """What the command prints: the ranking, and what is amiss."""
+    """Make what the command prints: the ranking, and why nothing can be concluded, where nothing can."""
     shortage = [f"nothing can be concluded: {diagnosis.shortage}"] if diagnosis.shortage else []
     return [selection_table(diagnosis.report), *shortage]
 

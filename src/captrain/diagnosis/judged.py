@@ -30,7 +30,7 @@ from captrain.records import Capability, JsonObject, Rollout, RolloutLabels, pub
 
 ANALYST = "captrain.capabilities.openai.OpenAIAnalyst"
 CHARACTERS = 16000
-"""Of one rollout, beyond which the analyst shortens it."""
+"""Most characters of one rollout, beyond which the analyst shortens it."""
 EXCERPTS = 8
 """Rollouts that a discovery question shows."""
 RULES = 4000
@@ -41,7 +41,7 @@ ANSWER = 400
 
 @dataclass(frozen=True)
 class Judged:
-    """What the analyst made of logs: candidates, the labels of all runs, the account of the selection, how far the
+    """Outcome of an analyst's reading of logs: candidates, labels of all runs, account of the selection, how far the
     labels can be relied on, what was asked, and why nothing can be concluded, "" where enough was read."""
 
     candidates: list[Capability]
@@ -53,7 +53,7 @@ class Judged:
 
 
 def judging_cost(logs: Logs, runs: int, access: ModelAccess) -> AskingCost:
-    """What `judge` would ask, before it asks anything."""
+    """Estimate what `judge` would ask and what that costs, before it asks anything."""
     sizes = [
         min(CHARACTERS, sum(len(text_of(message.get("content") or "")) for message in rollout.messages))
         for rollout in logs.rollouts

@@ -14,7 +14,7 @@ MOST = 1000
 
 
 class LoggedEpisode:
-    """What was asked in a logged task. A system prompt is no task's own."""
+    """User messages that open a logged task. A system prompt is no task's own."""
 
     def __init__(self, rollout: Rollout) -> None:
         roles = [message["role"] for message in rollout.messages]
@@ -48,7 +48,7 @@ class LoggedTasks:
                 self._rollouts.setdefault(rollout.task.id, rollout)
 
     def size(self, split: str) -> int:
-        """How many tasks there are: all are held out, since no environment may repeat them, and none is to train on."""
+        """Count the tasks of a split: all are for tests, none for training, since no environment may repeat them."""
         return len(self._rollouts) if split == "test" else 0
 
     def tasks(self, split: str, count: int) -> list[JsonObject]:
@@ -57,7 +57,7 @@ class LoggedTasks:
         return [{"id": task.id, "split": split, "data": task.data} for task in tasks[: min(count, self.size(split))]]
 
     def open(self, task: JsonObject) -> LoggedEpisode:
-        """What was asked first."""
+        """Open a task at what was asked first."""
         return LoggedEpisode(self._rollouts[task["id"]])
 
     def score(self, task: JsonObject, messages: list[Message]) -> JsonObject:

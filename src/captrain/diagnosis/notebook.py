@@ -29,7 +29,7 @@ LogRows = Iterable[Rollout] | Iterable[Mapping[str, object]] | pd.DataFrame
 
 @dataclass(frozen=True, repr=False)
 class NotebookDiagnosis:
-    """What a diagnosis found, as records (`rollouts`) and as frames; `diagnosis` is the whole of it."""
+    """Findings of a diagnosis as records (`rollouts`) and as frames; `diagnosis` is the whole of it."""
 
     diagnosis: rules.Diagnosis
 
@@ -129,7 +129,7 @@ def diagnose(
     seed: int = 0,
     keep_suspects: bool = False,
 ) -> NotebookDiagnosis:
-    """Why rollouts failed and what the agent lacks; settings as of `captrain diagnose`.
+    """Diagnose why rollouts failed and what the agent lacks; settings as of `captrain diagnose`.
 
     Args:
         logs: a file or folder, or several of them; or what is in memory: rollouts, dicts of any format of rows that

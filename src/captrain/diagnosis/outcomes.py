@@ -41,8 +41,8 @@ FROM (SELECT sum(rollouts) AS trials, sum(passed) AS passed FROM tally GROUP BY 
 
 @dataclass(frozen=True)
 class EnvironmentOutcomes:
-    """What the rollouts of one environment came to: how many there are, of how many tasks, how many passed; the pass
-    rate over tasks with its 95% interval, and the mean reward over tasks."""
+    """Outcomes in one environment: the numbers of rollouts, of their tasks and of those that passed; the pass rate over
+    tasks with its 95% interval, and the mean reward over tasks."""
 
     environment: str
     rollouts: int
@@ -71,14 +71,14 @@ class OutcomeTally:
             self._database.execute(ADDITION, row)
 
     def unpassed(self, environment: str, task: str) -> str | None:
-        """Why a task that nobody passes is suspect."""
+        """Explain why a task that nobody passes is suspect; None where somebody does or too few have tried."""
         count, passed, agents = self._database.execute(ATTEMPTS, (environment, task)).fetchone()
         if passed or agents < 2 or count < TRIED:
             return None
         return f"none of {count} rollouts of {agents} agents passes the task"
 
     def agents(self) -> list[str]:
-        """Whose rollouts they are, in the order in which they came."""
+        """List the agents of the rollouts, in the order in which they came."""
         query = "SELECT agent FROM tally GROUP BY agent ORDER BY min(rowid)"
         return [name for (name,) in self._database.execute(query)]
 
@@ -112,7 +112,7 @@ class OutcomeTally:
         return len(differences), mean(differences), low, high
 
     def repeated(self) -> tuple[int, float] | None:
-        """How often every task was played and the share of tasks of which every trial passed, where all were played
-        equally often and more than once."""
+        """Return how often every task was played and the share of tasks of which every trial passed; None unless all
+        were played equally often and more than once."""
         least, most, share = self._database.execute(TRIALS).fetchone()
         return (least, share) if least is not None and least == most > 1 else None

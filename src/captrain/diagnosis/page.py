@@ -109,7 +109,7 @@ def _failure(row: Explained, rollout: Rollout) -> Failure:
 
 
 def _roles(messages: Sequence[Message]) -> Iterator[str]:
-    """Who speaks; a tool that answers the user is the user's own."""
+    """Yield the speaker of each message; a tool that answers the user is the user's own."""
     caller = ""
     for message in messages:
         role = str(message["role"])

@@ -53,7 +53,7 @@ class StreamedLabels:
 
 
 def resample_counts(tasks: int, runs: int, seed: int) -> Counts:
-    """How often the resample of each run draws each task, (runs, tasks), in as few bytes as that takes."""
+    """Count how often the resample of each run draws each task: (runs, tasks), in as few bytes as that takes."""
     counts = np.zeros((runs, tasks), np.uint8)
     for run in range(runs):
         draw = np.random.default_rng([seed, run]).integers(tasks, size=tasks)

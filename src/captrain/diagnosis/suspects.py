@@ -20,7 +20,7 @@ CODE = re.compile(r"\b(?=\w*\d)(?=\w*[A-Za-z])\w{5,}\b|\b\d{5,}\b")
 COMMON = 3
 """One in so many identifiers of a reference may occur in dialogues of any task."""
 LAPSES = ("over_escalation", "missing_lookup", "incomplete_search", "loop")
-"""What an agent may do that refuses what a wrong reference asks for."""
+"""Causes that an agent may show because it refuses what a wrong reference asks for."""
 
 
 class Suspect(Record):
@@ -34,7 +34,7 @@ class Suspect(Record):
 
 
 def suspicions(case: Case) -> Iterator[str]:
-    """What speaks against the reference of a rollout."""
+    """Yield what speaks against the reference of a rollout."""
     if is_foreign(case):
         yield "nothing that the task names occurs in the log, where the user names other things: it is of another task"
         return
@@ -48,7 +48,7 @@ def suspicions(case: Case) -> Iterator[str]:
 
 
 def is_foreign(case: Case) -> bool:
-    """Whether the dialogue is of another task: the user names things, and nothing that the script identifies occurs in
+    """Tell if the dialogue is of another task: the user names things, and nothing that the script identifies occurs in
     the log, nor much of what the reference does, which has common things, too."""
     script, goals = {*CODE.findall(case.script)}, "\n".join(text_of(act.arguments) for act in case.story.expected)
     reference = {*CODE.findall(goals)}
@@ -61,7 +61,7 @@ def is_foreign(case: Case) -> bool:
 
 
 def is_reference_alone(case: Case, agent_kinds: set[str]) -> bool:
-    """Whether a suspect reference explains a failure by itself: the agent made no write but those of the reference,
+    """Tell if a suspect reference explains a failure by itself: the agent made no write but those of the reference,
     left undone nothing but what the policy forbids, and its own causes are such as only the reference can tell."""
     goals = [act for act in case.story.expected if act.kind == "write"]
     forbidden = [violation.act for violation in violations(goals, case.wishes, case.setting)]

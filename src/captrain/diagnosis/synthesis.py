@@ -42,14 +42,15 @@ Writer = Literal["program", "model"]
 SYNTHESIZER = "captrain.environments.openai.OpenAISynthesizer"
 PROGRAM = "captrain.environments.templates.TemplateSynthesizer"
 CHARACTERS, LONGEST = 24000, 16000
-"""Of all examples together, and as many of the system prompt; tokens of an answer, which holds a whole file."""
+"""Most characters of all examples together, and of the system prompt; and most tokens of an answer, which holds a
+whole file."""
 RULES = 9000
 """Characters of a question beside what it shows, about."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What an environment is made from: the capabilities of a diagnosis by id, its rollouts, the tools that these call,
+    """Material of an environment: the capabilities of a diagnosis by id, its rollouts, the tools that these call,
     and the schemas that are known; the project around it, None where there is none, and whether it is that project's
     own."""
 
@@ -67,8 +68,8 @@ class Evidence:
 
 @dataclass(frozen=True)
 class SynthesisOrder:
-    """What is to be synthesized: the brief, what the environment is held against, and who writes it; the language model
-    that does, "" where it is a program."""
+    """Order of an environment: the settings, the brief, what the environment is held against, and who writes it; the
+    language model that does, "" where it is a program."""
 
     spec: Spec
     brief: Brief
@@ -78,7 +79,7 @@ class SynthesisOrder:
 
 
 def read_evidence(diagnosis: Path, tools: Path | None = None) -> Evidence:
-    """What `captrain diagnose` left in a folder.
+    """Read what `captrain diagnose` left in a folder.
 
     Args:
         diagnosis: the folder.
@@ -100,7 +101,7 @@ def read_evidence(diagnosis: Path, tools: Path | None = None) -> Evidence:
 
 
 def diagnosed_evidence(diagnosis: Diagnosis) -> Evidence:
-    """What the same diagnosis is before it lies in a folder; of its rollouts the examples alone."""
+    """Take the evidence from a diagnosis that lies in no folder yet; of its rollouts the examples alone."""
     labels, logs = diagnosis.labels, diagnosis.logs
     candidates = labels.candidates if labels else []
     rollouts = [rollout for entries in labels.examples.values() for rollout, _ in entries] if labels else []
@@ -110,8 +111,8 @@ def diagnosed_evidence(diagnosis: Diagnosis) -> Evidence:
 
 
 def possible_writers(evidence: Evidence) -> dict[str, Writer]:
-    """Who could write an environment for each capability: a program, or else a language model; those that neither
-    could are left out. What is wrong with the project around is not said here."""
+    """Return who could write an environment for each capability: a program, or else a language model; those that
+    neither could are left out. What is wrong with the project around is not said here."""
     writers: dict[str, Writer] = {}
     try:
         spec = _configuration(evidence.project)
@@ -130,7 +131,7 @@ def possible_writers(evidence: Evidence) -> dict[str, Writer]:
 
 
 def read_project_evidence(project: Path) -> Evidence:
-    """What a project's own diagnosis selected.
+    """Read what a project's own diagnosis selected.
 
     Raises:
         UserError: it has none yet.
@@ -153,7 +154,7 @@ def _called(rollouts: Sequence[Rollout]) -> frozenset[str]:
 def order_synthesis(
     evidence: Evidence, name: str, model: str, access: ModelAccess, sandbox: str | None = None
 ) -> SynthesisOrder:
-    """What will be synthesized for a capability, or why nothing can be.
+    """Order the synthesis of an environment for a capability.
 
     Args:
         evidence: of the diagnosis.

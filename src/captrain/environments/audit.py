@@ -1,4 +1,4 @@
-"""Whether the tasks that an adapter is trained on are such as the passport has measured.
+"""Audit of the tasks that an adapter is trained on: they must be such as the passport has measured.
 
 A passport looks at tasks that a key has drawn, and a file may still behave otherwise on those that training asks for:
 where so many are asked for, from such a place on. So the tasks of the training itself, as it has got them, are held

@@ -175,8 +175,8 @@ def _shown(step: Step, brief: Brief, toolbox: Toolbox) -> Step:
 
 
 def _lengths(brief: Brief, attempts: Sequence[Attempt]) -> tuple[int, int]:
-    """How many calls the references may have: any; after an attempt that was too hard for the base, at most as many as
-    half of the examples' references have; after one that was too easy, more."""
+    """Return the least and the most calls that references may have: any; after an attempt that was too hard for the
+    base, at most about as many as half of the examples' references have; after one that was too easy, more."""
     counts = sorted(sum(len(m.get("tool_calls") or []) for m in rollout.reference) for rollout in brief.examples)
     if not attempts or not counts:
         return 1, UNBOUNDED

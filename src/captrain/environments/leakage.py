@@ -1,4 +1,4 @@
-"""Whether a test task has leaked into an environment.
+"""Search for test tasks that have leaked into an environment.
 
 Small worlds share short texts: two tasks of a service desk may name the same order in the same words. So a test task
 is recognised by runs of words that no other test task has, and only by enough of them; what the benchmark's own source
@@ -113,12 +113,12 @@ class HeldOutTasks:
 
 
 def _stands(name: str, text: str) -> bool:
-    """Whether the id stands there whole."""
+    """Tell if the id stands in the text whole, and not as a part of a longer word or path."""
     return re.search(rf"(?<![\w/]){re.escape(name)}(?![\w/])", text) is not None
 
 
 def _opening(benchmark: Target, task: Task) -> list[Message]:
-    """What can be seen of a test task without asking a simulated user anything."""
+    """Return the messages of a test task that can be seen without asking a simulated user anything."""
     idle: Callable[[JsonObject], list[Message]] | None = getattr(benchmark.environment, "idle", None)
     if idle is not None:
         return benchmark.call("idle", task.id, lambda: idle(task.model_dump()))

@@ -67,5 +67,6 @@ def load_environment(folder: Path, passport: Passport, machine: Machine) -> Targ
 
 
 def _may_say_more(passport: Passport, fingerprint: str) -> bool:
-    """Whether the file can be the one that was checked: our own say nothing of themselves."""
+    """Tell if the file may be the one that was checked, once it is loaded: our own say nothing of themselves, and must
+    have the fingerprint of the passport already."""
     return fingerprint == passport.environment or not passport.trusted

@@ -142,7 +142,7 @@ def _findings(checks: Sequence[Check]) -> str:
 
 
 def complaint(code: str) -> str | None:
-    """What keeps a text from being an environment file, as far as reading it tells; None when nothing does."""
+    """Return what keeps a text from being an environment file, as far as reading it tells; None when nothing does."""
     try:
         body = ast.parse(code).body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:

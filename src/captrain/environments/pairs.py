@@ -21,7 +21,7 @@ from captrain.records import Capability, JsonObject, Rollout, RolloutLabels, pub
 
 @dataclass(frozen=True)
 class PairEnvironments:
-    """What came of the pairs: those that an environment was written for, and for every pair that failed rollouts lack
+    """Outcomes of pairs: those that an environment was written for, and for every pair that failed rollouts lack
     together, by name, in how many and what became of it."""
 
     results: list[SynthesisResult]

@@ -28,7 +28,7 @@ GIVEN_AWAY = 0.1
 """So much of the reference may stand where the agent reads it before."""
 OPENING = re.compile(r"[^\w{(]{0,6}(?:arguments|parameters|args)?[^\w{(]{0,6}(?=\{)")
 INNER = re.compile(r"\s{0,100}\(([^()]{0,10000})\)")
-"""What follows a tool's name where its arguments stand in a text: an object, or names and values in brackets."""
+"""Texts behind a tool's name that hold its arguments: an object after `OPENING`, or names and values in brackets."""
 CLOSING: Message = {"role": "assistant", "content": "Done."}
 
 
@@ -106,7 +106,7 @@ def random_agent(tools: Sequence[JsonObject], rng: random.Random) -> Agent:
 
 
 def visible_text(message: Message) -> str:
-    """What an agent reads in a message: its text, and of a tool's result also the values by themselves, unescaped."""
+    """Join what is read in a message: its text, and of a tool's result also the values by themselves, unescaped."""
     return "\n".join([content(message), *(results(message) if message["role"] == "tool" else [])])
 
 
@@ -198,7 +198,7 @@ def random_calls(subject: Subject, name: str) -> Check:
 
 
 def copying(subject: Subject, name: str) -> Check:
-    """What is shown is said again, calls in it are made."""
+    """Check that an agent earns nothing by making the calls in what it is shown, and saying all of it again."""
     tools = subject.against.tools
     return _mean(subject, name, subject.bounds.hacking_reward, lambda task: copying_agent(tools))
 

@@ -1,4 +1,4 @@
-"""What is kept of synthesized environments, and the page on which a reader judges one.
+"""Publication of synthesized environments, and the page on which a reader judges one.
 
 An environment that passed lies in the results folder with its passport and its page; one that did not lies in
 `rejected/` below it, where nothing looks for environments to train in.

@@ -51,13 +51,13 @@ STEPS = 200
 REACH = (8, 16)
 """Tasks are drawn from so many times as many as are checked, between these: those of a long training are among them."""
 CHARACTERS = 1 << 18
-"""Of all messages of one play: nothing of ours is asked to read more."""
+"""Most characters of all messages of one play: nothing of ours is asked to read more."""
 NO_BROKEN = "the file defines no broken(task): the reference solution with just the capability's step broken"
 
 
 @dataclass(frozen=True)
 class Standard:
-    """What every environment for one target is held against: the schemas of its tools, its test tasks, the bounds."""
+    """Standard for every environment of one target: the schemas of its tools, its test tasks, the bounds."""
 
     tools: list[JsonObject]
     tests: HeldOutTasks
@@ -193,7 +193,7 @@ class Subject:
             )
 
     def once(self, question: str, task: str, function: Callable[[], T]) -> T:
-        """What was found when it was first asked for: an answer, or a fault."""
+        """Answer a question on a task by the function, or by what that gave the first time: an answer, or a fault."""
         self.task_id = task
         self.hurry()
         if (question, task) not in self._answers:
@@ -213,12 +213,12 @@ class Subject:
 
     @property
     def first_tasks(self) -> list[Task]:
-        """As many of the first training tasks, of which most training takes its own."""
+        """The first `count` training tasks, of which most training takes its own."""
         return self.once("first tasks", "", lambda: self.target.tasks("training", self.count))
 
     @property
     def count(self) -> int:
-        """How many tasks are checked: as many as asked for, or all that there are."""
+        """Number of tasks that are checked: as many as asked for, or all that there are."""
         size = self.once("size", "", lambda: self.target.size("training"))
         return self.bounds.seeds if size is None else min(size, self.bounds.seeds)
 
@@ -229,7 +229,7 @@ class Subject:
 
     @property
     def reach(self) -> int:
-        """How many tasks are asked for to draw from; fewer where the environment has not so many."""
+        """Number of tasks that are asked for to draw from; fewer where the environment has not so many."""
         return self.once("reach", "", self._reach)
 
     def _reach(self) -> int:
@@ -257,7 +257,7 @@ class Subject:
 
     @property
     def has_more(self) -> bool:
-        """Whether the environment has more tasks than are drawn from."""
+        """True if the environment has more tasks than are drawn from."""
 
         def more() -> bool:
             try:

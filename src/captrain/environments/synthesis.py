@@ -64,13 +64,13 @@ class Draft:
         return load_confined(self.path, self.machine.sandbox)
 
     def identity(self) -> tuple[str, Path]:
-        """What decides its behaviour."""
+        """Return what decides its behaviour: its name and its file."""
         return self.path.stem, self.path
 
 
 @dataclass(frozen=True)
 class Examination:
-    """What the checks of a file found, the base's rollouts in it, and what those cost; of which behaviour, by its
+    """Findings of the checks of a file, the base's rollouts in it, and what those cost; of which behaviour, by its
     fingerprint."""
 
     environment: str
@@ -81,7 +81,7 @@ class Examination:
 
 @dataclass(frozen=True)
 class SynthesisResult:
-    """What came of one capability: all attempts, the best one (the one that passed, if any did), the base's rollouts
+    """Outcome of one capability: all attempts, the best one (the one that passed, if any did), the base's rollouts
     in that one, and what all rounds cost."""
 
     capability: Capability
@@ -92,15 +92,15 @@ class SynthesisResult:
 
     @property
     def passed(self) -> bool:
-        """Whether there is an environment to train in."""
+        """True if there is an environment to train in."""
         return self.best.passport.passed
 
 
 def make_brief(
     capability: Capability, tools: list[JsonObject], rollouts: Sequence[Rollout], benchmark: Component | None = None
 ) -> Brief:
-    """What an environment is asked for: the failed rollouts that the capability was found in, then the shortest that
-    passed.
+    """Make the brief of an environment, whose examples are the failed rollouts that the capability was found in, then
+    the shortest that passed.
 
     Args:
         capability: to be trained.
@@ -272,7 +272,7 @@ def _shortfall(checks: Sequence[Check]) -> tuple[int, float]:
 
 
 def distance_from_bound(check: Check) -> float:
-    """How far the measured is from the nearest bound, at most 1."""
+    """Return how far the measured is from the nearest bound, at most 1, and 1 where nothing was measured."""
     ends = [float(end) for end in re.findall(r"\d+(?:\.\d+)?", check.bound)]
     if check.measured is None or not ends:
         return 1.0

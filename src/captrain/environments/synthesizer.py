@@ -15,8 +15,9 @@ from captrain.records import Capability, JsonObject, Passport, Rollout
 
 @dataclass(frozen=True)
 class Brief:
-    """What an environment is asked to train, and what its author may know of the target: the schemas of its tools,
-    and discovery rollouts, first failed ones that lack the capability, then passed ones; `benchmark`: which it is."""
+    """Task of an environment's author: the capability to train, and what may be known of the target: the schemas of
+    its tools, and discovery rollouts, first failed ones that lack the capability, then passed ones; `benchmark`: the
+    target itself, where environments may be derived from it."""
 
     capability: Capability
     tools: list[JsonObject]
@@ -40,7 +41,7 @@ class Synthesizer(Protocol):
     """Writes environments."""
 
     trusted: bool
-    """Whether what it writes is text of our own, which need not be confined."""
+    """True if what it writes is text of our own, which need not be confined."""
 
     def synthesize(self, brief: Brief, attempts: Sequence[Attempt]) -> str:
         """The text of a self-contained environment file that trains the capability with the target's tools.

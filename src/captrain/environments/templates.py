@@ -22,9 +22,9 @@ from captrain.environments.synthesizer import Attempt, Brief, NoTemplate
 from captrain.records import plain
 
 DEFICITS = ("missing_lookup", "wrong_record", "missing_write", "wrong_argument")
-"""What the embedded base lacks."""
+"""Capabilities that the embedded base lacks."""
 CONTROLS = ("extra_write", "reply_wording", "invalid_call")
-"""What a diagnosis may propose and reject: controls train it all the same."""
+"""Capabilities that a diagnosis may propose and reject: controls train them all the same."""
 PAIRS = tuple("+".join(pair) for pair in combinations(sorted(DEFICITS), 2))
 """Two capabilities in every task."""
 PARTS = {
@@ -89,7 +89,8 @@ class TemplateSynthesizer:
 
 
 def _title(text: str) -> str:
-    """What stands in a docstring and cannot end it: an analyst may have proposed the words, and the file is run."""
+    """Return a text that cannot end the docstring it stands in: an analyst may have proposed the words, and the file
+    is run."""
     return plain(text).replace("\\", "/").replace('"', "'")
 
 

@@ -124,7 +124,7 @@ def publish_validation(validation: Validation, out: Path) -> None:
 
 
 def validation_report(validation: Validation) -> list[RenderableType]:
-    """What is printed: the sandbox, every check, what it cost, the verdict."""
+    """Make what is printed: the sandbox, every check, what it cost, the verdict."""
     table = Table("check", "", "measured", "bound", "detail", title=f"passport of {validation.passport.capability}")
     table.add_column("task", overflow="fold")
     for check in validation.passport.checks:

@@ -47,7 +47,7 @@ def load_own(path: Path, machine: Machine, source: bytes | None = None) -> Targe
 
 
 def reopening(path: Path, machine: Machine) -> Reopening | None:
-    """How a file is loaded with its benchmark in workers of its own; None where it is not given one."""
+    """Return a way to load a file with its benchmark in workers of its own; None where it is not given one."""
     source = read_bytes(path, REMEDY)
     component = world_of(source.decode(errors="replace"))
     if component is None:

@@ -1,4 +1,4 @@
-"""What the embedded base is trained on: demonstrations of the service desk with systematic shortcuts.
+"""Training data of the embedded base: demonstrations of the service desk with systematic shortcuts.
 
 A real base model lacks capabilities in a patterned way. Here the demonstrator takes shortcuts: it writes without
 looking, takes the first listed record, stops after the first operation, transposes digits. Shortcuts, not noise:
@@ -20,7 +20,7 @@ from captrain.records import JsonObject, Message
 
 
 class Demonstrations(Protocol):
-    """What the tiny base learns a benchmark of others from: a component (`base.demonstrations`)."""
+    """Dialogues from which the tiny base learns a benchmark of others: a component (`base.demonstrations`)."""
 
     tools: list[JsonObject]
     """The schemas of the benchmark's tools, whose parameters are strings."""

@@ -28,7 +28,7 @@ Supervised = tuple[list[int], list[int]]
 """Token ids of a dialogue, and which of them the agent writes."""
 
 INITIAL_DEVIATION = 0.06
-"""Of the random weights of matrices."""
+"""Standard deviation of the random weights that matrices begin with."""
 BUCKET = 16
 """Batches whose sequences are sorted by length together: little padding, still mixed."""
 

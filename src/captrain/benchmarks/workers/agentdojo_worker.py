@@ -92,7 +92,7 @@ setattr(deepdiff.diff, "DeepDiff", EXACT)  # noqa: B010
 
 IMPORT_SECONDS = time.perf_counter() - START
 VERSION = "v1.2.2"
-"""Of the tasks, as AgentDojo counts: the last of its 0.1.35."""
+"""Version of the tasks, as AgentDojo counts: the last of its 0.1.35."""
 VERSIONS = (VERSION, "v1.2.1", "v1.2", "v1.1.2", "v1.1.1", "v1.1", "v1")
 """That runs in logs may be of, which do not say it."""
 SUITES = {
@@ -262,7 +262,7 @@ class Episode(ScriptedEpisode):
 
 
 def system_message():
-    """What AgentDojo tells the agent by default."""
+    """Read the system message that AgentDojo gives the agent by default."""
     return yaml.safe_load((PACKAGE / "data/system_messages.yaml").read_text(encoding="utf-8"))["default"]
 
 
@@ -308,7 +308,7 @@ def tools():
 
 
 def evaluate(task_id, messages, **world):
-    """Whether the task's `utility` holds after the recorded calls and the agent's last words."""
+    """Score a record: the task's `utility` must hold after the recorded calls and the agent's last words."""
     episode = Episode(task_id, **world)
     for message in messages:
         if message["role"] == "assistant" and episode.termination is None:

@@ -121,7 +121,7 @@ class World:
         self.excluded = set(task.get("excluded_function") or [])
 
     def schemas(self):
-        """What the agent is offered, in the order of the documents."""
+        """Return the tools that the agent is offered, in the order of the documents: name -> schema."""
         offered = {}
         for name in self.task["involved_classes"]:
             for tool, schema in docs(name).items():
@@ -196,7 +196,7 @@ class Episode(ScriptedEpisode):
         return self.user()
 
     def user(self):
-        """What the user says in this turn."""
+        """Return what the user says in this turn; where it says nothing, the tools that come in it."""
         messages = [{"role": "user", "content": m["content"]} for m in self.task["question"][self.turn]]
         added = self.world.release(self.turn)
         if messages or not added:
@@ -206,7 +206,7 @@ class Episode(ScriptedEpisode):
         return [{"role": "user", "content": text}]
 
     def take(self, message):
-        """What answers an assistant message."""
+        """Answer an assistant message: with the results of its calls, or else with the user's next turn."""
         if calls_of(message):
             self.steps += 1
             if self.steps > MAXIMUM_STEP_LIMIT:
@@ -260,7 +260,7 @@ def tools():
 
 
 def evaluate(task_id, messages):
-    """Whether every turn left the world as gold does and saw what gold sees; from the record alone."""
+    """Score a record by itself: every turn must leave the world as gold does, and see what gold sees."""
     task = task_of(task_id)
     right, verdict = 0, "a turn was never answered"
     episode, gold, turn_results, all_results = Episode(task), World(task), [], []
@@ -292,7 +292,7 @@ def evaluate(task_id, messages):
 
 
 def turn_verdict(task, turn, world, gold, turn_results, all_results):
-    """What BFCL's checker finds wrong with a turn, "" for nothing."""
+    """Return what BFCL's checkers find wrong with a turn, "" for nothing."""
     expected = [gold.call(*gold_call(gold, text)) for text in task["gold"][turn]]
     if not expected:
         return ""

@@ -96,7 +96,7 @@ def action_schema():
 
 
 def mode():
-    """How an agent's messages go to the server."""
+    """Name the form in which an agent's messages go to the server: as messages, as calls of MCP, or as fields."""
     properties = action_schema()["properties"]
     if {"content", "tool_calls"} <= set(properties):
         return "messages"
@@ -152,7 +152,7 @@ async def _opening(place):
 
 
 def survey():
-    """What the environment is."""
+    """Describe the environment: its splits, its tools, and the versions that decide what it does."""
     splits = listing()
     metadata = http("/metadata") or {}
     folder = Path(SOURCE)
@@ -297,7 +297,7 @@ def dialogue(observation, role):
 
 
 def text_of(observation):
-    """What an agent reads of an observation."""
+    """Return what an agent reads of an observation: an error, the result of a tool, or the fields that are left."""
     if set(observation) == {"error"}:
         return f"Error: {observation['error']}"
     if "tool_name" in observation and "result" in observation:

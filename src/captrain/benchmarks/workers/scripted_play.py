@@ -1,4 +1,4 @@
-"""What the workers of benchmarks with a scripted user share: open episodes, and calls as agents write them.
+"""Common ground of the workers of benchmarks with a scripted user: open episodes, and calls as agents write them.
 
 An agent writes anything. A call is tried if its name and arguments are of the form of a call and of bounded size; all
 else is answered with an error, and so is a call that takes too long.
@@ -15,7 +15,7 @@ from worker_loop import BadRequest
 
 Message = dict[str, Any]
 DEEPEST, LARGEST, LONGEST_TEXT = 20, 10**15, 100_000
-"""What arguments may be, beyond which a call is refused: levels of nesting, numbers, characters."""
+"""Bounds of arguments, beyond which a call is refused: levels of nesting, numbers, characters."""
 PATIENCE = 2.0
 """Seconds of CPU for one call. By the clock a busy machine would decide a score."""
 
@@ -34,7 +34,7 @@ def calls_of(message: Message) -> "list[tuple[str, Any, Any]]":
 
 
 def objection(arguments: object) -> str:
-    """Why arguments are not tried, "" where they are."""
+    """Explain why arguments are not tried, "" where they are."""
     if not isinstance(arguments, dict):
         return "arguments are no JSON object"
     pending: list[tuple[object, int]] = [(arguments, 0)]
@@ -73,13 +73,13 @@ class ScriptedEpisode:
     system = ""
     """The system prompt; "" for none."""
     termination: "str | None" = None
-    """Why it ended; None while it goes on."""
+    """Reason of its end; None while it goes on."""
     replay: "list[tuple[str, bool, bool]] | None" = None
     """Result of each call so far, whether it was refused, and whether it changed the world; None where nobody asks
     for it."""
 
     def opening(self) -> "list[Message]":
-        """What the user says first."""
+        """Return what the user says first."""
         raise NotImplementedError
 
     def tools(self) -> "list[dict[str, Any]]":
@@ -87,11 +87,11 @@ class ScriptedEpisode:
         raise NotImplementedError
 
     def result(self, tool: object, arguments: object) -> str:
-        """What a call returns, whatever it is."""
+        """Make a call, of whatever form the agent gave it, and return its result as text."""
         raise NotImplementedError
 
     def take(self, message: Message) -> "list[Message]":
-        """What answers an assistant message."""
+        """Answer an assistant message, by results of its calls or words of the user."""
         raise NotImplementedError
 
     def state(self) -> object:
@@ -118,7 +118,7 @@ class ScriptedEpisode:
         return replies
 
     def seen(self, messages: "list[Message]") -> "dict[str, Any]":
-        """What our side is told of messages that have come."""
+        """Report messages that have come: with them, whose turn it is, and if and why the episode is over."""
         is_over = self.termination is not None
         return {
             "turn": None if is_over else "agent",

@@ -21,7 +21,7 @@ class NotRepeatable(Exception):
 
 
 def wait(coroutine):
-    """What a coroutine returns, run in the loop of all episodes."""
+    """Run a coroutine in the loop of all episodes, and return what it returns."""
     if not LOOP.is_running():
         threading.Thread(target=LOOP.run_forever, daemon=True).start()
     return asyncio.run_coroutine_threadsafe(coroutine, LOOP).result()
@@ -55,7 +55,7 @@ def placed(place, listing):
 
 
 def texts(messages):
-    """What others than the agent say in messages, by role."""
+    """List what others than the agent say in messages, each with its role."""
     return [(message["role"], message.get("content") or "") for message in messages if message["role"] != "assistant"]
 
 
@@ -94,7 +94,7 @@ class Operations:
         return {"protocol": PROTOCOL, "benchmark": self.name, "version": self.version}
 
     def survey(self):
-        """What the environment is."""
+        """Describe the environment, asked for once: its splits, its tools, its world."""
         if self.surveyed is None:
             self.surveyed = self.make_survey()
         return self.surveyed
@@ -125,7 +125,7 @@ class Operations:
         return observation(entry[0], replies)
 
     def evaluate(self, place, messages):
-        """What the environment's own reward of a record is; it is played again from the start."""
+        """Return the environment's own reward of a record, which is played again from the start."""
         self.survey()
         return wait(self._evaluate(place, messages))
 

@@ -28,7 +28,7 @@ def call_ids():
 
 
 def stops(content):
-    """Whether a user's words end the conversation."""
+    """Tell if a user's words end the conversation, by any of tau2's marks."""
     return any(token in (content or "") for token in (STOP, TRANSFER, OUT_OF_SCOPE))
 
 

@@ -136,7 +136,7 @@ class Domain:
         }
 
     def side(self, tool, by):
-        """Whose toolkit a call goes to: an agent that works alone has the user's tools, too."""
+        """Name the side whose toolkit a call goes to: an agent that works alone has the user's tools, too."""
         return "user" if (by, tool) not in self.types and ("user", tool) in self.types else by
 
 

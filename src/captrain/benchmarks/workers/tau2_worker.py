@@ -198,7 +198,7 @@ class Episode:
                 orchestrator.done, orchestrator.termination_reason = True, TerminationReason.TOO_MANY_ERRORS
 
     def observation(self, skip=0):
-        """What has happened since; the first `skip` messages are the agent's own and not repeated."""
+        """Report what has happened since; the first `skip` messages are the agent's own and not repeated."""
         turn = None if self.termination else self.advance()
         orchestrator = self.orchestrator
         fresh = [chat_message(message) for message in orchestrator.trajectory[self.reported + skip :]]
@@ -292,7 +292,7 @@ def list_tasks(domain):
 
 
 def needs_tools(task):
-    """Whether the simulated user has to act as well as talk: one task of `mock` in 1.0, none elsewhere. A record is
+    """Tell if the simulated user has to act as well as talk: one task of `mock` in 1.0, none elsewhere. A record is
     what the agent sees, and an agent does not see what its user does."""
     criteria = task.evaluation_criteria
     actors = {action.requestor for action in (criteria.actions if criteria else None) or []}
@@ -318,7 +318,7 @@ def reset(domain, task_id, max_steps, user):
 
 
 def spoken(task):
-    """What a user who has read the scenario aloud would say."""
+    """Return the words of a user who would read the scenario aloud: the reason for the call, and what is known."""
     instructions = task.user_scenario.instructions
     if isinstance(instructions, str):
         return instructions

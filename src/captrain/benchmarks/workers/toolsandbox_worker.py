@@ -150,7 +150,7 @@ class Episode:
             return None
 
     def observation(self):
-        """What the agent sees of what has happened since, without its own messages; and the user's leaving."""
+        """Report what the agent sees of what has happened since, without its own messages; and the user's leaving."""
         turn = None if self.termination else self.advance()
         fresh = [message for message in map(self.chat_message, self.rows()[self.reported :]) if message is not None]
         self.reported = len(self.rows())
@@ -242,7 +242,7 @@ def call_code(call_id, tool, arguments):
 
 
 def description(milestone, minefield):
-    """What a milestone checks, as plain values: calls, words to the user, or a state of the records."""
+    """Describe what a milestone checks, as plain values: calls, words to the user, or a state of the records."""
     checks = []
     for constraint in milestone.snapshot_constraints:
         rows = [] if constraint.target_dataframe is None else constraint.target_dataframe.to_dicts()

@@ -105,7 +105,11 @@ def listing():
 
 
 def survey():
-    """What the taskset is."""
+    """Describe the taskset: its splits, its tools, and what decides its tasks.
+
+    Raises:
+        BadRequest: it has no tasks, or they need a container.
+    """
     splits = listing()
     name = SETTINGS["taskset"]
     if not any(count is None or count for count in splits.values()):
@@ -129,7 +133,7 @@ def survey():
 
 @functools.cache
 def client():
-    """How verifiers asks the model, which is this process."""
+    """Configure how verifiers asks the model, which is this process."""
     return EvalClientConfig(base_url=wait(_start_model()), api_key_var=KEY)
 
 

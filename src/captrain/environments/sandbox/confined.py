@@ -45,7 +45,7 @@ SHAPES: dict[str, Callable[[object], object]] = {"idle": messages_of, "broken": 
 
 @dataclass(frozen=True)
 class Confinement:
-    """What confines environments on this machine, as found out by a confined process that tried to get out."""
+    """Confinement of environments on this machine, as found out by a confined process that tried to get out."""
 
     level: Level
     layers: tuple[str, ...]
@@ -59,7 +59,7 @@ class Confinement:
 
 @cache
 def active_confinement(layers: tuple[str, ...] = LAYERS) -> Confinement:
-    """What confinement there is; found out once.
+    """Find out, once, what confinement there is, by trying each layer, and what it blocks.
 
     Args:
         layers: those to try, for tests; the default is all.
@@ -158,7 +158,7 @@ class ConfinedEnvironment:
     def __init__(self, path: Path, source: bytes, layers: Sequence[str]) -> None:
         self._path, self._source, self._layers = path, source, layers
         self.end: float | None = None
-        """Of `time.monotonic`: beyond it nothing is answered any more; None: only each answer has its limit."""
+        """Time of `time.monotonic` beyond which nothing is answered any more; None: only each answer has its limit."""
         self._lock, self._owner = threading.Lock(), os.getpid()
         self._host: Host | None = None
         self._references: dict[str, str] = {}

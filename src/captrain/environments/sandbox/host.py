@@ -88,8 +88,9 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "sqlalchemy": ("sqlalchemy.orm", "sqlalchemy.dialects.sqlite.pysqlite"),
     "sqlite3": ("sqlite3",),
 }
-"""What a file can import besides, where it is installed beside this package, if it says so: `PACKAGES = [...]`, names,
-at its top level. The modules are those that are imported when they are first used: no process could read them then."""
+"""Packages that a file can import besides, where they are installed beside this one, if it says so: `PACKAGES = [...]`,
+names, at its top level. The modules are those that are imported when they are first used: no process could read them
+then."""
 SECONDS = 30.0
 """That a call, or compiling the file, may take. What computes is ended by its limit of processor time (20 s) before, on
 a machine that is not busy; this is for what waits."""
@@ -180,7 +181,7 @@ class Host:
 
 
 def ask(worker: Worker, op: str, arguments: Mapping[str, object], end: float | None = None) -> Any:
-    """What a process answers, as far as any answer can be believed.
+    """Ask a process for an answer, and return it as far as any answer can be believed.
 
     Args:
         worker: the process.

@@ -1,4 +1,4 @@
-"""What comes back from a process that nobody vouches for, and how much of it is believed.
+"""Replies of a process that nobody vouches for, and how much of them is believed.
 
 JSON readers take more than JSON, and more than can be written again: numbers that are not finite, halves of
 characters, thousands of levels. What has passed here, nothing of ours can stumble over.
@@ -19,11 +19,11 @@ LONGEST = 300
 
 
 class Misbehaviour(Exception):
-    """What an environment did instead of answering as it should: "raised ValueError: ..."."""
+    """Behaviour of an environment that did not answer as it should: "raised ValueError: ..."."""
 
 
 def one_line(text: str) -> str:
-    """What an environment says, fit for a line of a message."""
+    """Return what an environment says as a line of a message: printable, without breaks, of bounded length."""
     words = " ".join(text.split())
     plain = "".join(sign if sign.isprintable() else "?" for sign in words)
     return plain if len(plain) <= LONGEST else f"{plain[:LONGEST]}..."

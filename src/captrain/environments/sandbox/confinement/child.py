@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false
-"""What a confined process does: load an environment that was compiled elsewhere, and answer for it.
+"""Work of a confined process: load an environment that was compiled elsewhere, and answer for it.
 
 The protocol is that of `benchmarks/workers/serving.py`, over one socket. No threads and no open files here, because
 none can be had. Whatever happens to this process from its first answer on, the other side believes only what an
@@ -24,7 +24,7 @@ OPTIONAL = ("about", "size", "idle", "broken", "hint")
 
 
 class Episode(Protocol):
-    """What an opened task should be; nothing in it is believed."""
+    """Protocol that an opened task should keep; nothing in it is believed."""
 
     messages: object
 
@@ -34,7 +34,7 @@ class Episode(Protocol):
 
 
 class Environment(Protocol):
-    """What the file's `Environment` should be; nothing in it is believed."""
+    """Protocol that the file's `Environment` should keep; nothing in it is believed."""
 
     name: object
     tools: object
@@ -76,7 +76,7 @@ def reply_line(operations: "Operations", number: int, operation: str, arguments:
 
 
 def words(error: BaseException) -> str:
-    """What an exception says of itself, if it can."""
+    """Return what an exception says of itself, so far as it fits, or "" where it cannot."""
     try:
         return str(error)[:LONGEST]
     except BaseException:
@@ -84,7 +84,7 @@ def words(error: BaseException) -> str:
 
 
 class Operations:
-    """What can be asked of this process. Everything but `probe` is asked of the environment, and loads it first."""
+    """Operations that this process answers. All but `probe` are asked of the environment, and load it first."""
 
     def __init__(self, code: CodeType, name: str) -> None:
         self._code, self._name = code, name
@@ -108,7 +108,7 @@ class Operations:
         return probe()
 
     def describe(self) -> dict[str, object]:
-        """What the environment is, or what it lacks."""
+        """Return the environment's name, tools and optional methods, or the names that it lacks."""
         environment = self._environment
         missing = [name for name in REQUIRED if not hasattr(environment, name)]
         if missing:

@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false
-"""How a process gives up what it could do to others, for good: limits, Landlock, seccomp; and the proof of it.
+"""Means by which a process gives up what it could do to others, for good: limits, Landlock, seccomp; and the proof.
 
 To be called in a fresh, single-threaded child before any code of an environment runs. Each layer alone has gaps:
 limits bound memory, time and files; Landlock closes the file system and TCP, but neither processes nor datagrams;
@@ -120,12 +120,12 @@ def system_call(number: int, *arguments: object) -> int:
 
 
 def probe() -> dict[str, bool]:
-    """What this process cannot do, found out by trying it."""
+    """Try everything that this process should not be able to do: name -> it is blocked."""
     return {name: blocked(attempt) for name, attempt in ATTEMPTS.items()}
 
 
 def blocked(attempt: Callable[[], object]) -> bool:
-    """Whether an attempt is refused."""
+    """Make an attempt and tell if it is refused."""
     try:
         attempt()
     except (OSError, MemoryError):

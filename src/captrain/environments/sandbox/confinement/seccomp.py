@@ -1,8 +1,8 @@
-"""Which system calls a confined process may make, as a program for the kernel's seccomp filter.
+"""Allowlist of the system calls of a confined process, as a program for the kernel's seccomp filter.
 
-An allowlist: what is not named here fails with EPERM, but for x86-64's 335 and 336, which newer kernels let past every
-filter, and which are of no use outside of their own probes. What is named can
-work with memory, clocks and files that are open already; nothing can open, create, connect, start or signal anything.
+What is not named here fails with EPERM, but for x86-64's 335 and 336, which newer kernels let past every filter, and
+which are of no use outside of their own probes. What is named can work with memory, clocks and files that are open
+already; nothing can open, create, connect, start or signal anything.
 The fork server runs without any package, so the filter is put together here: classic BPF, see bpf(4) and seccomp(2).
 """
 
@@ -58,9 +58,9 @@ CALLS = {
 """Allowed with any arguments: numbers on x86-64 and on aarch64, from the kernel's asm/unistd_64.h and asm-generic."""
 FCNTL, IOCTL, PRLIMIT = (72, 25), (16, 29), (302, 261)
 COMMANDS = (0, 1, 2, 3, 1030)
-"""Of fcntl: duplicate, and the flags of a descriptor, read and set. F_SETOWN and F_SETSIG could signal others."""
+"""Commands of fcntl: duplicate, and read or set a descriptor's flags. F_SETOWN and F_SETSIG could signal others."""
 REQUESTS = (0x5401, 0x5450, 0x5451)
-"""Of ioctl: TCGETS (is it a terminal?), FIONCLEX, FIOCLEX."""
+"""Requests of ioctl: TCGETS (is it a terminal?), FIONCLEX, FIOCLEX."""
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 """Place in the tables, and AUDIT_ARCH of linux/audit.h."""
 X32 = 0x40000000

@@ -28,7 +28,7 @@ from seccomp import program
 sys.path.pop(0)
 
 INTERNAL = ("_strptime", "encodings.ascii", "encodings.latin_1", "encodings.unicode_escape")
-"""What the others import when they are first used."""
+"""Modules that the others import when they are first used."""
 
 
 def main() -> None:
