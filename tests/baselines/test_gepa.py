@@ -204,11 +204,11 @@ def prepared(folder: Path, run: Spec) -> None:
 
 
 def stage(folder: Path, *, code: int = 0, **variables: str) -> str:
-    """Run the stage by the command of the pipeline, which finds the library that has the stage's name."""
-    _, *options, script = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]["gepa"]["cmd"].split()
+    """Run the stage by the command of the pipeline."""
+    _, script, name = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]["gepa"]["cmd"].split()
     places = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
     done = subprocess.run(
-        [sys.executable, *options, ROOT / script], cwd=folder, env={**os.environ, "PYTHONPATH": places, **variables},
+        [sys.executable, ROOT / script, name], cwd=folder, env={**os.environ, "PYTHONPATH": places, **variables},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     assert done.returncode == code, done.stdout[-3000:]

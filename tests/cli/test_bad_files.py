@@ -201,7 +201,7 @@ def test_what_dvc_reads_of_a_project_is_one_message_and_nothing_waits(
     file: str, damage: str, words: str, project: Path, captrain: Captrain
 ) -> None:
     damaged(project / file, DAMAGES[damage])
-    status, out, err = captrain(project, "status")
+    status, out, err = captrain(project, "verify")
     require_message(status, out, err)
     assert status == 2 and words in err, err
 
