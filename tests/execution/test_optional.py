@@ -52,6 +52,6 @@ def test_results_are_read_and_projects_begun_without_it_and_a_missing_package_is
     assert done.returncode == 0 and "pass rate" in done.stdout, done.stderr
     assert light(tmp_path, "init", "mine").returncode == 0
     assert light(tmp_path / "mine", "plan").returncode == 0
-    done = light(tmp_path / "mine", "status")
+    done = light(tmp_path / "mine", "run")
     assert done.returncode == 2
     assert done.stderr.splitlines()[1] == "  remedy: pip install 'captrain[train]'", done.stderr
