@@ -1,6 +1,7 @@
 """A domain that nobody had in mind, as a project: the three bad habits of its base are found, and no other."""
 
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,9 +25,12 @@ EXPERIMENT = {
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project as `captrain init --benchmark` begins one, with the cellar in the calendar's place."""
     init_project(tmp_path / "mine", "calendar")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "components"]:
+        monkeypatch.delitem(sys.modules, name)  # those of another test's project
+    monkeypatch.syspath_prepend(tmp_path / "mine")
     shutil.copy(CELLAR, tmp_path / "mine/components/cellar.py")
     publish_text(tmp_path / "mine/conf/benchmark/cellar.yaml", "_target_: components.cellar:Cellar\n")
     experiment = "# @package _global_\n" + yaml.safe_dump(EXPERIMENT)
