@@ -26,7 +26,7 @@ from captrain.errors import UserError
 from captrain.planning.estimate import Node
 from captrain.planning.plan import make_plan
 from captrain.policies.scripted import ScriptedPolicy
-from captrain.records import Capability, Passport, read_json
+from captrain.records import Capability, Passport, Rollout, Score, read_json
 from captrain.training.jobs import EnvironmentFile, Job, TrainingEnvironment
 from captrain.training.runs import train
 
@@ -85,6 +85,17 @@ def test_the_plan_lets_pass_what_can_be_derived_and_says_why_something_cannot() 
 # With BFCL.
 
 
+def evidence(benchmark: Target, count: int) -> Iterator[Rollout]:
+    """Rollouts of training tasks that went as their references do."""
+    for task in benchmark.tasks("training", count):
+        reference = benchmark.reference(task)
+        yield Rollout(
+            id=task.id, environment=benchmark.name, task=task, trial=0, purpose="diagnosis", policy="p",
+            messages=benchmark.play(task, reference), reference=reference, outcome="failed",
+            score=Score(reward=0.0, success=False),
+        )  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def derived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """An environment of BFCL that has earned its passport, beside a base that solves every other task of it."""
@@ -95,7 +106,7 @@ def derived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         benchmark = load_benchmark(spec.benchmark, spec.machine)
         standard = make_standard(benchmark, spec.evaluation.tasks, spec.environments)
         capability = Capability(id="wrong_argument", name="Arguments", description="As the user says.")
-        brief = Brief(capability, benchmark.tools, (), spec.benchmark)
+        brief = Brief(capability, benchmark.tools, [*evidence(benchmark, 8)], spec.benchmark)
         synthesizer, policy = TemplateSynthesizer(ModelAccess()), ScriptedPolicy(skill=0.5)
         result = synthesize(brief, synthesizer, policy, standard, spec.machine, 0)
         publish_environments([result], folder / "results/environments", folder / "artifacts/environments")
@@ -128,7 +139,7 @@ def test_an_environment_of_a_worker_benchmark_earns_its_passport_and_is_trained_
 
 @pytest.mark.needs("bfcl")
 def test_grpo_trains_an_adapter_in_an_environment_of_a_worker_benchmark(derived: Path, tmp_path: Path) -> None:
-    """Of a model that has learnt the first task by heart, with and without the step that the environment trains."""
+    """The model has learnt the first task by heart, with and without the step that the environment trains."""
     target, passport, machine = opened(derived)
     [task] = target.tasks("training", 1)
     reference = target.reference(task)

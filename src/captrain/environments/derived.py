@@ -172,7 +172,7 @@ def _shown(step: Step, brief: Brief) -> Step:
             for text in [" ".join(text_of(m.get("content") or "") for m in rollout.messages if m["role"] == "user")]
             for act in acts
         ]
-        return step._replace(by_user=True if 2 * sum(by_user) >= len(by_user) else None)
+        return step._replace(by_user=True if by_user and 2 * sum(by_user) >= len(by_user) else None)
     return step
 
 
