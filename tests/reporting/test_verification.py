@@ -1,7 +1,12 @@
 """Verdicts of `captrain verify`, each brought about: are results those of the committed code, and if not, why?"""
 
+import os
 import platform
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -236,3 +241,26 @@ def test_verify_fails_when_a_result_is_missing_or_a_stage_never_ran(pipeline: Pa
     publish_text(pipeline / "dvc.lock", yaml.safe_dump(lock))
     status, out, _ = captrain(pipeline, "verify")
     assert status == 1 and "dvc.lock has no record of it (read)" in row(out, "record")
+
+
+def test_from_a_folder_within_a_changed_parameter_is_named_alike(pipeline: Path, captrain: Captrain) -> None:
+    publish_text(pipeline / "params.yaml", "seed: 0\nsection: {delta: 0.3, rest: 1}\n")
+    publish_text(pipeline / "results/make/table.csv", "method,rate\nbase,0.25\ntrace,0.75\n")
+    (pipeline / "within").mkdir()
+    found = captrain(pipeline / "within", "verify", "--all")[1]
+    assert "section.delta 0.2 -> 0.3 in params.yaml (make)" in row(found, "specification")
+    assert found == captrain(pipeline, "verify", "--all")[1]
+
+
+def test_a_stage_that_runs_is_not_verified(pipeline: Path, captrain: Captrain) -> None:
+    publish_text(pipeline / "read.py", "import pathlib, time\npathlib.Path('begun').touch()\ntime.sleep(60)\n")
+    command = [sys.executable, "-m", "dvc", "repro"]
+    with subprocess.Popen(command, cwd=pipeline, stdout=subprocess.DEVNULL, start_new_session=True) as running:
+        try:
+            while not (pipeline / "begun").exists():
+                assert running.poll() is None
+                time.sleep(0.05)
+            status, _, err = captrain(pipeline, "verify")
+        finally:
+            os.killpg(running.pid, signal.SIGKILL)
+    assert status == 2 and "a stage runs now" in err

@@ -13,7 +13,7 @@ import math
 import subprocess
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -93,7 +93,7 @@ def verify(root: Path) -> Verification:
     # First question: code, specification and data, here and in the commit, against what the run recorded.
     differences: defaultdict[Topic, dict[str, list[str]]] = defaultdict(dict)
     unchecked = list[str]()
-    for topic, stage, text in _differences_from_lock(pipeline, unchecked):
+    for topic, stage, text in _differences_from_lock(root, pipeline, unchecked):
         differences[topic].setdefault(text, []).append(stage)
     # Second question: what was made again here, and what of it the recorded inputs explain.
     remade, origins, reasons = list[str](), list[str](), set[Topic]()
@@ -175,7 +175,8 @@ def dvc_pipeline(root: Path) -> "Iterator[Repo]":
 def _read_pipeline(root: Path) -> _Pipeline:
     import networkx
 
-    with dvc_pipeline(root) as repo:
+    # DVC names files relative to the current folder.
+    with chdir(root), dvc_pipeline(root) as repo:
         stages = [*networkx.dfs_postorder_nodes(repo.index.graph)]
         names = {stage.addressing: getattr(stage, "name", None) or Path(stage.path).name for stage in stages}
         inputs = {_relative(dep.fs_path, root) for stage in stages for dep in stage.deps}
@@ -193,7 +194,7 @@ def _is_below(path: str, folder: str) -> bool:
     return path == folder or path.startswith(f"{folder}/")
 
 
-def _differences_from_lock(pipeline: _Pipeline, unchecked: list[str]) -> Iterator[tuple[Topic, str, str]]:
+def _differences_from_lock(root: Path, pipeline: _Pipeline, unchecked: list[str]) -> Iterator[tuple[Topic, str, str]]:
     """Yield topic, stage and text of what DVC finds changed since the stages ran; outputs of DVC's cache that are not
     here go to `unchecked`."""
     for stage in pipeline.stages:
@@ -207,7 +208,7 @@ def _differences_from_lock(pipeline: _Pipeline, unchecked: list[str]) -> Iterato
             for path, state in change.get("changed deps", {}).items():
                 topic = pipeline.topic_of(path)
                 if isinstance(state, dict):
-                    for text in _settings(pipeline, stage, path, state):
+                    for text in _settings(root / path, pipeline.lock[stage].get("params", {}).get(path) or {}, state):
                         yield "specification", stage, f"{text} in {path}"
                 elif topic != "results":
                     yield topic, stage, f"{path} was {state} since the run"
@@ -228,10 +229,9 @@ def _differences_from_lock(pipeline: _Pipeline, unchecked: list[str]) -> Iterato
                 yield "record", stage, f"{LOCK}: it read another {path} than its stage made last"
 
 
-def _settings(pipeline: _Pipeline, stage: str, path: str, state: Mapping[str, str]) -> Iterator[str]:
-    """Parameters that changed, each with its value of the run and of now."""
-    recorded = pipeline.lock[stage].get("params", {}).get(path) or {}
-    present = read_yaml(Path(path), JsonObject) if Path(path).exists() else {}
+def _settings(path: Path, recorded: Mapping[str, object], state: Mapping[str, str]) -> Iterator[str]:
+    """Yield the parameters of a file that changed, each with its value of the run and of now."""
+    present = read_yaml(path, JsonObject) if path.exists() else {}
     for key in state:
         value: object = present
         for part in key.split("."):
