@@ -213,12 +213,14 @@ class Page(HTMLParser):
             self.scripts += data
 
 
-def page(report: Path, name: str) -> Page:
-    return Page((report / f"{name}.html").read_text())
+def view(report: Path, name: str) -> Page:
+    """One view of the page, without the others."""
+    parts = (report / "index.html").read_text().split('<section class="view" id="')
+    return next(Page('<section id="' + part) for part in parts if part.startswith(f'{name}"'))
 
 
 def test_the_overview_has_the_table_with_intervals_and_says_what_is_not_distinguishable(report: Path) -> None:
-    text = " ".join(page(report, "index").text.split())
+    text = " ".join(view(report, "overview").text.split())
     for words in (
         "0.533 to 0.619",
         "not distinguishable",
@@ -231,13 +233,15 @@ def test_the_overview_has_the_table_with_intervals_and_says_what_is_not_distingu
         one for one in (report / "index.html").read_text().splitlines() if "router: sets - GRPO on target" in one
     )
     assert "not distinguishable after correction" in row
-    marked = [tag for tag, given in page(report, "index").tags if tag == "svg" and given.get("role") == "img"]
-    assert len(marked) == 4 + len(CANDIDATES) + 2  # and what a capability claims, and what is repaired
+    marked = [tag for tag, given in view(report, "overview").tags if tag == "svg" and given.get("role") == "img"]
+    assert len(marked) == 4
+    marked = [tag for tag, given in view(report, "capabilities").tags if tag == "svg" and given.get("role") == "img"]
+    assert len(marked) == len(CANDIDATES) + 2  # and what a capability claims, and what is repaired
     assert "Totals differ: 3,200, 640. TRACE, solutions is taught the environments' own solutions," in text
 
 
 def test_a_capability_page_marks_the_failing_message_and_compares_its_own_kinds_with_others(report: Path) -> None:
-    found = page(report, "capability-check_first")
+    found = view(report, "capability-check_first")
     text = " ".join(found.text.split())
     assert "Fails here: cancelled unseen" in text
     assert sum(given.get("class") == "failing" for _, given in found.tags) == data.EXAMPLES
@@ -248,27 +252,29 @@ def test_a_capability_page_marks_the_failing_message_and_compares_its_own_kinds_
     assert any(tag == "polyline" for tag, _ in found.tags)
 
 
-def test_pages_hold_no_script_of_their_own_and_ask_for_nothing_outside(report: Path) -> None:
-    for path in report.glob("*.html"):
-        found = Page(path.read_text())
-        policy = next(given["content"] for tag, given in found.tags if given.get("http-equiv"))
-        assert policy and "default-src 'none'" in policy and "script-src 'self';" in policy
-        for tag, given in found.tags:
-            assert not any(name.startswith("on") for name in given), (path.name, tag)
-            assert tag != "script" or given.get("type") == "application/json" or given.get("src"), path.name
-            target = given.get("href") or given.get("src") or ""
-            assert not re.match(r"[a-z]+:", target) or target == "data:,", target
-            file = target.split("#")[0]
-            assert not file or file == "data:," or (report / file).exists(), (path.name, target)
+def test_the_page_holds_no_script_of_its_own_and_asks_for_nothing_outside(report: Path) -> None:
+    assert [path.name for path in report.glob("*.html")] == ["index.html"]
+    found = Page((report / "index.html").read_text())
+    policy = next(given["content"] for tag, given in found.tags if given.get("http-equiv"))
+    assert policy and "default-src 'none'" in policy and "script-src 'self';" in policy
+    ids = [given["id"] for _, given in found.tags if "id" in given]
+    assert len(ids) == len({*ids})
+    for tag, given in found.tags:
+        assert not any(name.startswith("on") for name in given), tag
+        assert tag != "script" or given.get("type") == "application/json" or given.get("src")
+        target = given.get("href") or given.get("src") or ""
+        assert not re.match(r"[a-z]+:", target) or target == "data:,", target
+        file, _, place = target.partition("#")
+        assert not file or file == "data:," or (report / file).exists(), target
+        # Stages that this project's dvc.yaml does not have are linked to as well.
+        assert not place or place in ids or place.startswith(("rollout/", "stage-")), target
     assert "http" not in "".join(path.read_text() for path in report.rglob("*.js"))
 
 
 def test_text_of_rollouts_is_data_and_never_markup(report: Path) -> None:
-    for path in report.glob("*.html"):
-        tags = {tag for tag, _ in Page(path.read_text()).tags}
-        assert "img" not in tags, path.name
-        assert "owned" not in page(report, path.stem).scripts
-    assert HOSTILE in page(report, "capability-check_first").text
+    found = Page((report / "index.html").read_text())
+    assert "img" not in {tag for tag, _ in found.tags} and "owned" not in found.scripts
+    assert HOSTILE in view(report, "capability-check_first").text
     files = [path.read_text() for path in (report / "data").iterdir()]
     assert not any("<" in text for text in files) and any("owned" in text for text in files)
 
@@ -323,9 +329,9 @@ def test_equal_inputs_give_equal_bytes_and_no_path_of_the_machine(project: Path,
 def test_a_fresh_clone_has_pages_that_say_what_is_missing(project: Path, tmp_path: Path) -> None:
     shutil.copytree(project / "results", tmp_path / "clone/results")
     build(tmp_path / "clone", tmp_path / "report")
-    assert "0.533 to 0.619" in page(tmp_path / "report", "index").text
-    assert "dvc repro" in page(tmp_path / "report", "rollouts").text
-    capability = page(tmp_path / "report", "capability-check_first").text
+    assert "0.533 to 0.619" in view(tmp_path / "report", "overview").text
+    assert "dvc repro" in view(tmp_path / "report", "rollouts").text
+    capability = view(tmp_path / "report", "capability-check_first").text
     assert "artifacts/rollouts/discovery.jsonl is not here" in capability and "dvc repro rollouts" in capability
     assert "the adapter alone cannot be shown" in capability
     assert str(tmp_path) not in "".join(path.read_text() for path in (tmp_path / "report").glob("*.html"))
@@ -345,13 +351,13 @@ def test_several_runs_are_on_a_page_with_their_tables_and_figures(project: Path,
     root = tmp_path / "studied"
     shutil.copytree(project, root)
     build(root, tmp_path / "report")
-    assert "Neither results/replicates/ nor results/sweeps/ holds a table" in page(tmp_path / "report", "several").text
+    assert "Neither results/replicates/ nor results/sweeps/ holds a table" in view(tmp_path / "report", "several").text
     publish_text(root / "results/replicates/summary.csv", SUMMARY)
     publish_text(root / "results/sweeps/rollouts.csv", STUDY)
     (root / "results/studies").mkdir()
     (root / "results/studies/scaling.png").write_bytes(PIXEL)
     build(root, tmp_path / "report")
-    found = page(tmp_path / "report", "several")
+    found = view(tmp_path / "report", "several")
     text = " ".join(found.text.split())
     assert "Neither" not in text and "default trace-base 5 0.198 0.141 0.256" in text
     assert "adapters.rollouts" in text and "TRACE 0.512 0.470 0.550 1,280" in text
@@ -367,12 +373,12 @@ def test_published_numbers_stand_beside_ours_only_where_the_same_thing_was_run(p
     benchmark = known.tables["tau2"].benchmark
     publish_json(root / "results/spec.yaml", {"benchmark": benchmark, "base": {"model": "another"}})
     build(root, tmp_path / "report")
-    text = " ".join(page(tmp_path / "report", "published").text.split())
+    text = " ".join(view(tmp_path / "report", "published").text.split())
     assert "47.0" in text and "24.0 is airline's" in text and "nothing of ours stands beside them" in text
     assert "57.7" not in text
     publish_json(root / "results/spec.yaml", {"benchmark": benchmark, "base": {"model": known.model}})
     build(root, tmp_path / "report")
-    text = " ".join(page(tmp_path / "report", "published").text.split())
+    text = " ".join(view(tmp_path / "report", "published").text.split())
     assert "TRACE 44.0 not run here 48.2 not run here 47.0 57.7 (6 tasks)" in text
 
 
@@ -389,7 +395,7 @@ def test_the_overview_and_the_terminal_read_the_differences_alike(
     said = [line.split("│")[-2].strip() for line in lines]
     cells = re.findall(r'<td class="reading">([^<]*)</td>', (report / "index.html").read_text())
     assert said == [show.DISTINCT[cell] for cell in cells] and "no (Holm)" in said and "yes" in said
-    text = " ".join(page(report, "index").text.split())
+    text = " ".join(view(report, "overview").text.split())
     assert "TRACE in this run: against base +0.203, distinguishable; against GRPO on target -0.026, not" in text
 
 
@@ -406,11 +412,11 @@ def test_the_causal_test_is_printed_beneath_the_table(
 
 
 def test_each_capability_has_what_it_claims_and_what_its_adapter_repairs(report: Path) -> None:
-    text = " ".join(page(report, "index").text.split())
+    text = " ".join(view(report, "capabilities").text.split())
     assert "check first 30 of 90 0.400 0.300 to 0.500" in text and "above placebo" in text
-    own = " ".join(page(report, "capability-check_first").text.split())
+    own = " ".join(view(report, "capability-check_first").text.split())
     assert "failed, lacks it +0.400" in own and "failed, does not lack it +0.000" in own and "passed +0.000" in own
-    assert "It was not tested" in page(report, "capability-be_polite").text
+    assert "It was not tested" in view(report, "capability-be_polite").text
 
 
 def cut(text: str) -> str:
@@ -507,9 +513,9 @@ def test_a_value_that_is_not_what_a_page_shows_is_named(
 def test_an_empty_project_has_pages_that_say_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     build(tmp_path / "empty", tmp_path / "report")
-    for name, stage in {"index": "evaluation", "thresholds": "capabilities", "ledger": "evaluation"}.items():
-        assert f"dvc repro {stage}" in page(tmp_path / "report", name).text
-    assert "dvc.yaml is missing" in page(tmp_path / "report", "provenance").text
+    for name, stage in {"overview": "evaluation", "thresholds": "capabilities", "ledger": "evaluation"}.items():
+        assert f"dvc repro {stage}" in view(tmp_path / "report", name).text
+    assert "dvc.yaml is missing" in view(tmp_path / "report", "provenance").text
 
 
 def test_a_run_that_found_no_candidate_still_has_all_pages(project: Path, tmp_path: Path) -> None:
@@ -520,15 +526,15 @@ def test_a_run_that_found_no_candidate_still_has_all_pages(project: Path, tmp_pa
     publish_text(root / "results/adapters/history.csv", "adapter,step,rollouts,reward,success,informative\n")
     publish_json(root / "results/adapters/index.json", {})
     build(root, tmp_path / "report")
-    assert "0 of 0 candidates were selected" in page(tmp_path / "report", "index").text
-    assert not [*(tmp_path / "report").glob("capability-*.html")]
+    assert "0 of 0 candidates were selected" in view(tmp_path / "report", "capabilities").text
+    assert 'id="capability-' not in (tmp_path / "report/index.html").read_text()
 
 
 def test_provenance_names_stage_command_and_hash(report: Path) -> None:
-    text = page(report, "provenance").text
+    text = view(report, "provenance").text
     assert "dvc repro evaluation" in text and "ab95.dir" in text and "it has not run" in text
-    targets = {given.get("id") for _, given in page(report, "provenance").tags}
-    assert "evaluation" in targets
+    targets = {given.get("id") for _, given in view(report, "provenance").tags}
+    assert "stage-evaluation" in targets
 
 
 def test_a_folder_that_is_no_report_is_not_replaced(project: Path, report: Path, tmp_path: Path) -> None:
@@ -536,7 +542,7 @@ def test_a_folder_that_is_no_report_is_not_replaced(project: Path, report: Path,
     with pytest.raises(UserError, match="is not a report"):
         build(project, tmp_path)
     assert (tmp_path / "mine.txt").read_text() == "mine"
-    stale = report / "capability-gone.html"
+    stale = report / "data/shard-999.js"
     stale.write_text("old")
     build(project, report)
     assert not stale.exists()
@@ -551,9 +557,11 @@ def test_a_newcomer_goes_from_the_table_to_the_failing_message_of_a_rollout(
     browser.open((report / "index.html").as_uri())
     assert "0.533 to 0.619" in browser.run("document.querySelector('main').innerText")
     browser.picture(tmp_path / "overview.png")
-    browser.follow("main a[href^='capability-check_first']", "capability-check_first.html")
+    assert not browser.run("performance.getEntriesByType('resource').some((one) => one.name.includes('/data/'))")
+    browser.follow("#overview a[href='#capabilities']")
+    browser.follow("#capabilities a[href='#capability-check_first']")
     browser.picture(tmp_path / "capability.png")
-    browser.follow("#evidence ~ details a", "rollouts.html")
+    browser.follow("#evidence-check_first ~ details a")
     browser.wait("document.body.dataset.opened")
     assert browser.run("document.title").startswith("Rollouts")
     failing = browser.run("document.querySelector('#panel .failing').innerText")
@@ -570,7 +578,7 @@ def test_the_table_filters_and_opens_by_keyboard_with_base_and_routed_arm_side_b
 ) -> None:
     browser.events.clear()
     browser.screen(1280, 900)
-    browser.open((report / "rollouts.html").as_uri())
+    browser.open((report / "index.html").as_uri() + "#rollouts")
     browser.wait("document.body.dataset.ready")
     assert browser.run("document.getElementById('count').textContent") == "54 of 54 rollouts"
     browser.run(
@@ -596,19 +604,25 @@ def test_the_sliders_select_as_the_stage_does(browser: Browser, report: Path, pr
     for delta, coverage, agreement in [(0.2, 0.1, 3), (0.02, 0.02, 2), (0.6, 0.3, 4), (1.0, 0.9, 5)]:
         changed = LIMITS.model_copy(update={"delta": delta, "coverage": coverage, "agreement": agreement})
         expected = [one.id for one in select(labels, CANDIDATES, changed, 2, 0).capabilities]
-        browser.open(f"{(report / 'thresholds.html').as_uri()}#delta={delta}&coverage={coverage}&agreement={agreement}")
+        page = (report / "index.html").as_uri()
+        browser.open(f"{page}#thresholds?delta={delta}&coverage={coverage}&agreement={agreement}")
         assert browser.run("document.body.dataset.selected").split() == expected
     assert browser.faults() == []
 
 
 @pytest.mark.needs("browser")
-def test_no_page_scrolls_sideways_on_a_phone_in_the_dark(browser: Browser, report: Path, tmp_path: Path) -> None:
+def test_no_view_scrolls_sideways_on_a_phone_in_the_dark(browser: Browser, report: Path, tmp_path: Path) -> None:
     browser.events.clear()
     browser.screen(360, 740, dark=True)
-    for path in sorted(report.glob("*.html")):
-        browser.open(path.as_uri())
+    browser.open((report / "index.html").as_uri())
+    names = browser.run("[...document.querySelectorAll('.view')].map((one) => one.id)")
+    assert len(names) == 8 + len(CANDIDATES)
+    for name in names:
+        browser.run(f"location.hash = '{name}'")
+        browser.wait(f"!document.getElementById('{name}').hidden")
+        assert browser.run("document.querySelectorAll('.view:not([hidden])').length") == 1
         wide = browser.run("document.documentElement.scrollWidth")
-        assert wide <= 360, (path.name, wide)
+        assert wide <= 360, (name, wide)
         assert browser.run("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 26)"
-        browser.picture(tmp_path / f"phone-{path.stem}.png")
+        browser.picture(tmp_path / f"phone-{name}.png")
     assert browser.faults() == []

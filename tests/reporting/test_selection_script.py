@@ -15,7 +15,7 @@ from captrain.capabilities.rule import Contrast, Limits, RunRates, decide
 from captrain.config import Ranking
 from captrain.reporting import pages
 
-SCRIPT = Path(pages.__file__).parent / "static/selection.js"
+SCRIPT = Path(pages.__file__).parent / "static/report.js"
 LIMITS = Limits(delta=0.2, coverage=0.1, agreement=4, confidence=0.95, floor=0.0, count=2)
 RETAINED, NARROW, RARE = (
     RunRates(gap=0.2, coverage=0.1),

@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -88,10 +87,11 @@ class Browser:
         self.ask("Page.navigate", url=url)
         self.wait(f"document.readyState === 'complete' && location.href.startsWith({json.dumps(url.split('#')[0])})")
 
-    def follow(self, selector: str, becomes: str) -> None:
-        with suppress(Gone):
-            self.run(f"document.querySelector({json.dumps(selector)}).click()")
-        self.wait(f"document.readyState === 'complete' && location.pathname.endsWith({json.dumps(becomes)})")
+    def follow(self, selector: str) -> None:
+        """Click on a link once it is seen."""
+        link = f"document.querySelector({json.dumps(selector)})"
+        self.wait(f"{link}.checkVisibility()")
+        self.run(f"{link}.click()")
 
     def screen(self, width: int, height: int, dark: bool = False) -> None:
         self.ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)

@@ -7,7 +7,7 @@ resamples does not have. So whether there is something to contrast is decided on
 
 The rule works on the account of a selection (results/capabilities/selection.json) and on nothing else, that is on
 numbers rounded as they are written there. So the selection itself, its replay under other thresholds, the table of
-stability and the report's sliders (reporting/pages/static/selection.js, held to `decide` by a test) cannot disagree.
+stability and the report's sliders (reporting/pages/static/report.js, held to `decide` by a test) cannot disagree.
 """
 
 import math

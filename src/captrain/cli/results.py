@@ -52,9 +52,9 @@ def export(
 
 
 def report(
-    out: Annotated[Path, typer.Option(help="Folder of the pages; replaced if it holds a report.")] = Path("report"),
+    out: Annotated[Path, typer.Option(help="Folder of the page; replaced if it holds a report.")] = Path("report"),
 ) -> None:
-    """Write pages that open from a disk: tables, capabilities, rollouts, thresholds, ledger, provenance."""
+    """Write one page that opens from a disk: tables, capabilities, rollouts, thresholds, ledger, provenance."""
     from captrain.execution import require_folder
     from captrain.reporting.pages import build
 

@@ -1,4 +1,4 @@
-"""The static report of a run: pages that open from a disk, without a server, a network or a build step."""
+"""The static report of a run: a page that opens from a disk, without a server, a network or a build step."""
 
 from captrain.reporting.pages.site import build
 

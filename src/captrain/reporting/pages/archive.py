@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from captrain.baselines import acting_stages
 from captrain.capabilities import demands, is_majority, labels_of_rollouts
 from captrain.evaluation import Arms
-from captrain.records import Rollout, RolloutLabels, scan
+from captrain.records import IndexEntry, JsonObject, Rollout, RolloutLabels, scan
 from captrain.reporting import loaders
 from captrain.reporting.pages import files
-from captrain.reporting.pages.files import JsonObject, Missing
+from captrain.reporting.pages.files import Missing
 
 LABELS = "artifacts/labels/labels.jsonl"
 ROUTES = "results/routes/routes.csv"
@@ -102,7 +102,7 @@ class Archive:
         self._files: dict[str, BinaryIO] = {}
         self._demanding: Counter[tuple[str, str]] = Counter()
         self._labelled: Counter[str] = Counter()
-        adapters = files.document(root, "results/adapters/index.json", "adapters", dict[str, files.AdapterEntry])
+        adapters = files.document(root, "results/adapters/index.json", "adapters", dict[str, IndexEntry])
         self.discovery = self._present("diagnosis", lambda: self._read_rollouts("diagnosis", None))
         indices(root)  # so that a corrupt one is named
         arms = None if isinstance(adapters, Missing) else Arms(root)
@@ -144,7 +144,7 @@ class Archive:
         self._database.executemany("INSERT INTO label VALUES (?, ?)", failures)
 
     def _read_routes(self, names: Collection[str]) -> None:
-        for part in files.table_parts(self._root / ROUTES, files.RouteRow):
+        for part in files.table_parts(self._root, ROUTES):
             self._database.executemany(
                 "INSERT OR REPLACE INTO route VALUES (?, ?)", [(row["task"], row["chosen"]) for row in part]
             )
@@ -267,7 +267,7 @@ def kind_of(rollout: Rollout) -> str:
 def indices(root: Path) -> dict[str, JsonObject]:
     """Read the index of each stage that is here: what it has left to act with, by stage and name."""
     documents = {
-        stage: files.document(root, f"results/{stage}/index.json", stage, dict[str, files.AdapterEntry])
+        stage: files.document(root, f"results/{stage}/index.json", stage, dict[str, IndexEntry])
         for stage in acting_stages()
     }
     return {stage: index for stage, index in documents.items() if not isinstance(index, Missing)}

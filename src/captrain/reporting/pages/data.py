@@ -1,52 +1,59 @@
-"""Content of the report's pages, made from what `files` reads. Numbers that are undefined are None."""
+"""Content of the report, made from what `files` reads. Numbers that are undefined are None."""
 
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel
 
-from captrain.evaluation import Bootstrap, tables
-from captrain.records import Capability, Passport, Rollout, load, read_text, read_yaml
+from captrain.capabilities import SelectionAccount
+from captrain.evaluation import Bootstrap, evaluation_metrics, interpret_difference
+from captrain.records import Capability, IndexEntry, JsonObject, Passport, load, read_json, read_text, read_yaml
 from captrain.reporting import published
 from captrain.reporting.pages import files
-from captrain.reporting.pages.archive import Archive, Lack, indices
-from captrain.reporting.pages.files import JsonObject, Missing, plain
+from captrain.reporting.pages.archive import Archive, indices
+from captrain.reporting.pages.files import Missing, plain
 
 SELECTION = "results/capabilities/selection.json"
 EXAMPLES = 5
-"""Rollouts that the page of a capability shows in full."""
+"""Rollouts that are shown in full of each capability."""
 RESAMPLES = 2000
 OWN_KINDS, OTHER_KINDS = "its own kinds", "all other kinds"
 
 
-def selection(root: Path) -> Any:
-    """Read the account of the selection, or what is missing."""
-    return files.document(root, SELECTION, "capabilities", files.Selection)
-
-
-def overview(root: Path) -> JsonObject:
-    """Collect the main table, differences with their reading, and candidates."""
-    metrics = files.document(root, "results/evaluation/metrics.json", "evaluation", files.Metrics)
-    confidence = 0.95 if isinstance(metrics, Missing) else metrics["confidence"]
-    differences = files.table_of(root, "results/evaluation/differences.csv", "evaluation", files.DifferenceRow)
+def content(root: Path, archive: Archive) -> JsonObject:
+    """Collect all that the page shows, by the name that its template knows it by."""
+    evaluation = root / "results/evaluation"
+    read = partial(evaluation_metrics, evaluation)
+    metrics = files.present(root, "results/evaluation/metrics.json", "evaluation", read)
+    confidence = 0.95 if isinstance(metrics, Missing) else metrics.confidence
+    differences = files.table_of(root, "results/evaluation/differences.csv")
     if isinstance(differences, list):
         level = 1 - confidence
-        differences = [{**row, "reading": tables.interpret_difference(row, level)} for row in differences]
+        differences = [{**row, "reading": interpret_difference(row, level)} for row in differences]
+    selection = files.document(root, SELECTION, "capabilities", SelectionAccount)
     return {
         "confidence": confidence,
-        "main": files.table_of(root, "results/evaluation/main.csv", "evaluation", files.MethodRow),
         "differences": differences,
-        "candidates": selection(root),
-        "causality": files.table_of(root, "results/causality/capabilities.csv", "causality", files.CausalRow),
+        "main": files.table_of(root, "results/evaluation/main.csv"),
+        "kinds": files.table_of(root, "results/evaluation/kinds.csv"),
+        "ledger": files.table_of(root, "results/evaluation/ledger.csv"),
+        "spent": files.table_of(root, "results/evaluation/spent.csv"),
+        "causality": files.table_of(root, "results/causality/capabilities.csv"),
         "rediscovery": _rediscovery(root),
+        "selection": selection,
+        "candidates": [] if isinstance(selection, Missing) else _capabilities(root, archive, selection["candidates"]),
+        "missing": [part for part in (archive.discovery, archive.labels, archive.evaluation) if part],
+        "rollouts": archive.has_rollouts,
+        "stages": _stages(root),
+        **_tables_of_runs(root),
+        **_literature(root),
     }
 
 
 def _rediscovery(root: Path) -> list[JsonObject] | Missing:
     """Read the diagnoses of the taught agent beside the base's, of the capabilities that one of them has selected."""
-    rows = files.table_of(root, "results/solutions/rediscovery.csv", "solutions", files.RediscoveryRow)
+    rows = files.table_of(root, "results/solutions/rediscovery.csv")
     if isinstance(rows, Missing) or not any(row["round"] for row in rows):
         return rows if isinstance(rows, Missing) else []
     selected = {row["capability"] for row in rows if row["selected"]}
@@ -55,77 +62,69 @@ def _rediscovery(root: Path) -> list[JsonObject] | Missing:
     )
 
 
-def ledger(root: Path) -> JsonObject:
-    """Collect rollouts counted by purpose, and what each method is charged for."""
-    return {
-        "ledger": files.table_of(root, "results/evaluation/ledger.csv", "evaluation", files.LedgerRow),
-        "spent": files.table_of(root, "results/evaluation/spent.csv", "evaluation", files.SpendingRow),
-    }
-
-
-def tables_of_runs(root: Path) -> JsonObject:
+def _tables_of_runs(root: Path) -> JsonObject:
     """Collect tables over several runs, by the file that they are of, and the figures that are drawn of them.
 
     Their columns are those of the file: a sweep has one for each of its settings.
     """
-    further = sorted(path.parent.relative_to(root) for path in root.glob("results/replicates/*/summary.csv"))
-    folders = ["results/replicates", *(folder.as_posix() for folder in further)]
-    names = [f"{folder}/{table}.csv" for folder in folders for table in ("summary", "differences", "points")]
-    names += sorted(path.relative_to(root).as_posix() for path in root.glob("results/sweeps/*.csv"))
-    tables = {name: files.table_of(root, name, name.split("/")[1]) for name in names if (root / name).exists()}
+    paths = [root / "results/replicates/summary.csv", *sorted(root.glob("results/replicates/*/summary.csv"))]
+    names = [path.with_stem(table) for path in paths for table in ("summary", "differences", "points")]
+    names = [path.relative_to(root).as_posix() for path in [*names, *sorted(root.glob("results/sweeps/*.csv"))]]
+    tables = {name: files.table_of(root, name) for name in names if (root / name).exists()}
     return {"tables": tables, "figures": [path.name for path in sorted(root.glob("results/studies/*.png"))]}
 
 
-def literature(root: Path) -> JsonObject:
+def _literature(root: Path) -> JsonObject:
     """Collect the tables of the paper as printed, our number where the same thing was run, and what does not agree."""
     publication, run = published.read_published(), dict[tuple[str, str, str], JsonObject]()
     if all((root / "results" / name).exists() for name in ("evaluation/main.csv", "evaluation/kinds.csv", "spec.yaml")):
         with files.corruption_named(root, "results/spec.yaml", "compose"):
             read_yaml(root / "results/spec.yaml", JsonObject)
-        rows = files.rows(published.table(root))
+        rows = [
+            {key: files.plain(value) for key, value in row.items()} for row in published.table(root).to_dict("records")
+        ]
         run = {(row["what"], row["method"], row["at"]): row for row in rows if row["ours"] is not None}
     return {"known": publication, "ours": run}
 
 
-def capabilities(root: Path, archive: Archive) -> list[JsonObject] | Missing:
-    """List the candidates, best first, each with all that its page shows."""
-    account = selection(root)
-    if isinstance(account, Missing):
-        return account
-    history = files.table_of(root, "results/adapters/history.csv", "adapters", files.StepRow)
-    adapters = files.document(root, "results/adapters/index.json", "adapters", dict[str, files.AdapterEntry])
-    kinds = files.table_of(root, "results/evaluation/kinds.csv", "evaluation", files.KindRow)
-    effects = files.table_of(root, "results/causality/effects.csv", "causality", files.EffectRow)
+def _capabilities(root: Path, archive: Archive, candidates: list[JsonObject]) -> list[JsonObject]:
+    """Add to each candidate, best first, all that is shown of it alone."""
+    history = files.table_of(root, "results/adapters/history.csv")
+    adapters = files.document(root, "results/adapters/index.json", "adapters", dict[str, IndexEntry])
+    effects = files.table_of(root, "results/causality/effects.csv")
     proposals = _proposals(root)
     synthesized = (root / "results/environments").exists()
     rows = []
-    for candidate in account["candidates"]:
+    for candidate in candidates:
         name = candidate["id"]
-        path = f"results/environments/{name}.py"
+        path, place = f"results/environments/{name}.py", f"results/environments/{name}.passport.json"
         source = files.present(root, path, "environments", partial(read_text, root / path))
-        passport = files.model(root, f"results/environments/{name}.passport.json", "environments", Passport)
-        steps = history if isinstance(history, Missing) else [row for row in history if row["adapter"] == name]
+        passport = files.present(root, place, "environments", partial(read_json, root / place, Passport))
+        proposal = proposals.get(name)
         rows.append(
             {
                 **candidate,
-                "thresholds": account["thresholds"],
-                "details": proposals[name].details if name in proposals else {},
+                "details": proposal.details if proposal else {},
                 "passport": None if isinstance(passport, Missing) and synthesized else passport,
                 "source": "" if isinstance(source, Missing) else source,
-                "history": steps,
+                "history": _own(history, adapter=[name]),
                 "adapter": adapters if isinstance(adapters, Missing) else adapters.get(name),
-                "kinds": kinds,
-                "evidence": _evidence(name, proposals.get(name), archive),
+                # Those first that it was proposed from.
+                "evidence": archive.discovery
+                or archive.labels
+                or archive.examples(name, proposal.examples if proposal else (), EXAMPLES),
                 "gains": gains(name, archive),
-                "effects": effects if isinstance(effects, Missing) else _own_effects(name, effects),
+                "effects": _own(effects, arm=[name], capability=[name, None]),
             }
         )
     return rows
 
 
-def _own_effects(name: str, effects: list[JsonObject]) -> list[JsonObject]:
-    """Select the effects of a capability's own adapter, by stratum of the base's rollouts."""
-    return [row for row in effects if row["arm"] == name and row["capability"] in (name, None)]
+def _own(rows: list[JsonObject] | Missing, **values: list[str | None] | list[str]) -> list[JsonObject] | Missing:
+    """Select the rows that have one of these values in each of these columns."""
+    if isinstance(rows, Missing):
+        return rows
+    return [row for row in rows if all(row[column] in allowed for column, allowed in values.items())]
 
 
 def _proposals(root: Path) -> dict[str, Capability]:
@@ -138,12 +137,6 @@ def _proposals(root: Path) -> dict[str, Capability]:
             {} if isinstance(capabilities, Missing) else {capability.id: capability for capability in capabilities}
         )
     return proposals
-
-
-def _evidence(name: str, proposal: Capability | None, archive: Archive) -> list[tuple[Rollout, Lack]] | Missing:
-    """Find rollouts that lack the capability, those first that it was proposed from."""
-    missing = archive.discovery or archive.labels
-    return missing or archive.examples(name, proposal.examples if proposal else (), EXAMPLES)
 
 
 def gains(name: str, archive: Archive) -> JsonObject | Missing | None:
@@ -185,38 +178,28 @@ def gains(name: str, archive: Archive) -> JsonObject | Missing | None:
     return {"rows": rows, "own": sorted(own_kinds)}
 
 
-class _Stages(BaseModel):
-    """Fields that are read of dvc.yaml and dvc.lock."""
-
-    stages: dict[str, JsonObject] = {}
-
-
-def provenance(root: Path) -> list[JsonObject] | Missing:
+def _stages(root: Path) -> list[JsonObject] | Missing:
     """List the stages of dvc.yaml: what each is, its command, its outputs with their hashes as dvc.lock records them,
     and whether they are here."""
-    path, lock = root / "dvc.yaml", root / "dvc.lock"
-    if not path.exists() or not lock.exists():
-        absent = lock if path.exists() else path
-        return Missing(f"{absent.name} is missing", "run the report inside a clone in which `dvc repro` has run")
+    for name in ("dvc.yaml", "dvc.lock"):
+        if not (root / name).exists():
+            return Missing(f"{name} is missing", "run the report inside a clone in which `dvc repro` has run")
     recorded, stages = (
-        read_yaml(file, _Stages, f"restore it: `git checkout -- {file.name}`").stages for file in (lock, path)
+        read_yaml(root / name, dict[str, Any], f"restore it: `git checkout -- {name}`").get("stages", {})
+        for name in ("dvc.lock", "dvc.yaml")
     )
-    rows = []
-    for name, stage in stages.items():
-        record = recorded.get(name, {})
-        outputs = [
-            {
-                "path": entry["path"],
-                "hash": entry.get("md5", ""),
-                "size": entry.get("size"),
-                "here": _is_present(root, entry["path"]),
-            }
-            for entry in record.get("outs", [])
-        ]
-        inputs = [{"path": entry["path"], "hash": entry.get("md5", "")} for entry in record.get("deps", [])]
-        command = stage.get("cmd", "")
-        rows.append({"name": name, "desc": stage.get("desc", ""), "cmd": command, "outputs": outputs, "inputs": inputs})
-    return rows
+    empty = {"md5": "", "size": None}
+    return [
+        {
+            "name": name,
+            "desc": stage.get("desc", ""),
+            "cmd": stage.get("cmd", ""),
+            "outs": [{**empty, **entry, "here": _is_present(root, entry["path"])} for entry in record.get("outs", [])],
+            "deps": [{**empty, **entry} for entry in record.get("deps", [])],
+        }
+        for name, stage in stages.items()
+        for record in [recorded.get(name, {})]
+    ]
 
 
 def _is_present(root: Path, name: str) -> bool:

@@ -1,8 +1,8 @@
-"""Files that the report reads, in the shapes that its pages rely on.
+"""Files that the report reads, in the shapes that it relies on.
 
-A file that is not there is a `Missing` with its remedy, which a page shows in its place: a fresh clone has results/
+A file that is not there is a `Missing` with its remedy, which the page shows in its place: a fresh clone has results/
 alone, and its report says what else there could be. A file that is there and corrupt (cut off, not what its ending
-says, without a value that a page shows) is a `UserError` that names it and the stage that makes it: a report with holes
+says, without a value that is shown) is a `UserError` that names it and the stage that makes it: a report with holes
 that nobody sees would be worse than none.
 """
 
@@ -17,15 +17,12 @@ from typing import Any, TypeVar
 import numpy as np
 import pandas as pd
 import yaml
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError, create_model
 
 from captrain.errors import UserError
-from captrain.records import read_json, read_table
+from captrain.records import JsonObject, read_json, read_table
 
-JsonObject = dict[str, Any]
 T = TypeVar("T")
-M = TypeVar("M", bound=BaseModel)
-Number = float | None
 PART = 2000
 """Rows of a long table that are in memory at once."""
 COMMANDS = {"replicates": "make replicate", "sweeps": "captrain-sweep"}
@@ -40,219 +37,40 @@ class Missing:
     remedy: str
 
 
-class MethodRow(BaseModel):
-    """A row of results/evaluation/main.csv."""
-
-    method: str
-    label: str
-    pass_rate: Number
-    low: Number
-    high: Number
-    pass_hat_k: Number
-    mean_reward: Number
-    tasks: int
-    errors: int
-    rollouts_spent: int
+def _shape(words: str, counts: str = "", numbers: str = "", flags: str = "", optional: str = "") -> type[BaseModel]:
+    """Make the shape of a table's rows from the names of its columns: words, optional words, whole numbers, flags, and
+    numbers that may be undefined."""
+    kinds = {words: str, counts: int, numbers: float | None, flags: bool, optional: str | None}
+    return create_model("Row", **{name: (kind, ...) for names, kind in kinds.items() for name in names.split()})  # type: ignore[call-overload]
 
 
-class DifferenceRow(BaseModel):
-    """A row of results/evaluation/differences.csv; `p_holm` and `effect` are of later versions."""
-
-    first: str
-    second: str
-    difference: Number
-    low: Number
-    high: Number
-    better: int
-    worse: int
-    p: Number
-    distinguishable: bool
-    effect: Number
-    p_holm: Number
+def _with_interval(*names: str) -> str:
+    return " ".join(f"{name} {name}_low {name}_high" for name in names)
 
 
-class KindRow(BaseModel):
-    """A row of results/evaluation/kinds.csv."""
-
-    kind: str
-    method: str
-    label: str
-    pass_rate: Number
-    low: Number
-    high: Number
-    tasks: int
-
-
-class CausalRow(BaseModel):
-    """A row of results/causality/capabilities.csv."""
-
-    capability: str
-    adapter: str
-    name: str
-    failures: int
-    lacking: int
-    sole: int
-    tasks: int
-    claimed: Number
-    claimed_low: Number
-    claimed_high: Number
-    repaired: Number
-    repaired_low: Number
-    repaired_high: Number
-    efficacy: Number
-    efficacy_low: Number
-    efficacy_high: Number
-    sole_efficacy: Number
-    sole_efficacy_low: Number
-    sole_efficacy_high: Number
-    difference: Number
-    difference_low: Number
-    difference_high: Number
-    placebo: Number
-    placebo_low: Number
-    placebo_high: Number
-    specificity: Number
-    specificity_low: Number
-    specificity_high: Number
-
-
-class RediscoveryRow(BaseModel):
-    """A row of results/solutions/rediscovery.csv."""
-
-    round: int
-    capability: str
-    selected: bool
-    gap: Number
-    gap_low: Number
-    gap_high: Number
-    coverage: Number
-    lacking: Number
-    passed: int
-    failed: int
-
-
-class EffectRow(BaseModel):
-    """A row of results/causality/effects.csv."""
-
-    capability: str | None
-    stratum: str
-    arm: str
-    tasks: int
-    base: Number
-    rate: Number
-    change: Number
-    low: Number
-    high: Number
-
-
-class SpendingCounts(BaseModel):
-    """Counts in a row of results/evaluation/ledger.csv and spent.csv."""
-
-    rollouts: int
-    discarded: int
-    errors: int
-    prompt_tokens: int
-    completion_tokens: int
-
-
-class LedgerRow(SpendingCounts):
-    """A row of results/evaluation/ledger.csv."""
-
-    method: str
-    stage: str
-    purpose: str
-
-
-class SpendingRow(SpendingCounts):
-    """A row of results/evaluation/spent.csv."""
-
-    label: str
-    stages: str | None
-
-
-class StepRow(BaseModel):
-    """A row of results/adapters/history.csv."""
-
-    adapter: str
-    step: int
-    rollouts: int
-    reward: Number
-    success: Number
-    informative: Number
-
-
-class RouteRow(BaseModel):
-    """A row of results/routes/routes.csv, beside a column for each router."""
-
-    task: str
-    chosen: str
-
-
-class Metrics(BaseModel):
-    """Fields that are read of results/evaluation/metrics.json."""
-
-    confidence: float
-
-
-class AdapterEntry(BaseModel):
-    """An entry of an index.json."""
-
-    digest: str
-    path: str
-    rollouts: int
-    discarded: int
-
-
-class Run(BaseModel):
-    """One labelling run of a candidate."""
-
-    gap: Number
-    coverage: Number
-
-
-class Candidate(BaseModel):
-    """A candidate of results/capabilities/selection.json."""
-
-    id: str
-    name: str
-    description: str
-    gap: Number
-    gap_low: Number
-    gap_high: Number
-    coverage: Number
-    er_failed: Number
-    er_passed: Number
-    runs_retained: int
-    runs: int
-    per_run: list[Run]
-    selected: bool
-    reason: str
-
-
-class Thresholds(BaseModel):
-    """The settings that a selection was made by."""
-
-    delta: float
-    coverage: float
-    agreement: int
-    confidence: float
-    floor: float
-    count: int
-
-
-class RolloutCounts(BaseModel):
-    """Rollouts that a selection rests on."""
-
-    passed: int
-    failed: int
-
-
-class Selection(BaseModel):
-    """results/capabilities/selection.json."""
-
-    thresholds: Thresholds
-    rollouts: RolloutCounts
-    candidates: list[Candidate]
+SPENDING = "rollouts discarded errors prompt_tokens completion_tokens"
+CAUSAL = ("claimed", "repaired", "efficacy", "sole_efficacy", "difference", "placebo", "specificity")
+TABLES = {
+    "results/evaluation/main.csv": _shape(
+        "method label", "tasks errors rollouts_spent", "pass_rate low high pass_hat_k mean_reward"
+    ),
+    "results/evaluation/differences.csv": _shape(
+        "first second", "better worse", "difference low high p effect p_holm", "distinguishable"
+    ),
+    "results/evaluation/kinds.csv": _shape("kind method label", "tasks", "pass_rate low high"),
+    "results/evaluation/ledger.csv": _shape("method stage purpose", SPENDING),
+    "results/evaluation/spent.csv": _shape("label", SPENDING, optional="stages"),
+    "results/causality/capabilities.csv": _shape(
+        "capability adapter name", "failures lacking sole tasks", _with_interval(*CAUSAL)
+    ),
+    "results/causality/effects.csv": _shape("stratum arm", "tasks", "base rate change low high", optional="capability"),
+    "results/solutions/rediscovery.csv": _shape(
+        "capability", "round passed failed", "gap gap_low gap_high coverage lacking", "selected"
+    ),
+    "results/adapters/history.csv": _shape("adapter", "step rollouts", "reward success informative"),
+    "results/routes/routes.csv": _shape("task chosen"),
+}
+"""Columns that the report shows of each table; routes.csv has one more for each router."""
 
 
 @contextmanager
@@ -260,21 +78,16 @@ def corruption_named(root: Path, name: str, stage: str) -> Iterator[None]:
     """Turn errors that show a file to be corrupt into a `UserError`, while it is read."""
     try:
         yield
+        return
     except ValidationError as error:
         first = error.errors()[0]
         reason = f"{first['msg']} at {'.'.join(map(str, first['loc'])) or 'the top'}"
-        raise _corrupt(root, name, stage, reason) from None
     except UserError as error:
-        raise _corrupt(root, name, stage, error.problem.replace(f"{root}/", "")) from None
+        reason = error.problem.replace(f"{root}/", "")
     except (ValueError, RecursionError, yaml.YAMLError) as error:  # of JSON, of CSV, of an encoding
-        raise _corrupt(root, name, stage, " ".join(str(error).split()) or type(error).__name__) from None
-
-
-def _corrupt(root: Path, name: str, stage: str, reason: str) -> UserError:
-    return UserError(
-        f"{root / name} is corrupt: {reason}",
-        f"delete it and run `{_command(stage)}`, which restores what is cached and makes the rest again",
-    )
+        reason = " ".join(str(error).split()) or type(error).__name__
+    remedy = f"delete it and run `{_command(stage)}`, which restores what is cached and makes the rest again"
+    raise UserError(f"{root / name} is corrupt: {reason}", remedy)
 
 
 def _command(stage: str) -> str:
@@ -294,7 +107,7 @@ def present(root: Path, name: str, stage: str, read: Callable[[], T]) -> T | Mis
         return read()
 
 
-def document(root: Path, name: str, stage: str, shape: Any = Any) -> Any:
+def document(root: Path, name: str, stage: str, shape: Any) -> Any:
     """Read a JSON document as it is, once it is seen to hold what `shape` asks for; a `Missing` where there is none."""
 
     def read() -> Any:
@@ -305,47 +118,41 @@ def document(root: Path, name: str, stage: str, shape: Any = Any) -> Any:
     return present(root, name, stage, read)
 
 
-def model(root: Path, name: str, stage: str, kind: type[M]) -> M | Missing:
-    """Read a JSON document as a record."""
-    return present(root, name, stage, lambda: read_json(root / name, kind))
-
-
-def table_of(root: Path, name: str, stage: str, shape: type[BaseModel] | None = None) -> list[JsonObject] | Missing:
-    """Read a CSV table as rows of plain values, None where it is empty, once each is seen to hold what `shape` asks
-    for."""
-    fields = shape.model_fields if shape else {}
-    words = {column: str for column, field in fields.items() if field.annotation is str}
+def table_of(root: Path, name: str, stage: str = "") -> list[JsonObject] | Missing:
+    """Read a CSV table as rows of plain values, None where it is empty, once each is seen to hold what `TABLES` asks
+    for; `stage`: the one that makes it, where its folder is not of that name."""
 
     def read() -> list[JsonObject]:
+        fields = TABLES[name].model_fields if name in TABLES else {}
         # A kind or an arm may be called "none" or "NA".
-        table = rows(read_table(root / name, columns=fields, words=True, kinds=words))
-        if shape:
-            for row in table:
-                shape.model_validate(row, strict=True)
-        return table
+        return _rows(name, read_table(root / name, columns=fields, words=True, kinds=_words(name)))
 
-    return present(root, name, stage, read)
+    return present(root, name, stage or name.split("/")[1], read)
 
 
-def table_parts(path: Path, shape: type[BaseModel]) -> Iterator[list[JsonObject]]:
+def table_parts(root: Path, name: str) -> Iterator[list[JsonObject]]:
     """Yield the rows of a CSV table that may be long, as of `table_of`, a part at a time; to be read by what `present`
     is told to read by, which names what is corrupt."""
-    words = {column: str for column, field in shape.model_fields.items() if field.annotation is str}
-    with path.open("rb") as file:
+    with (root / name).open("rb") as file:
         file.seek(-1, os.SEEK_END)
         if file.read() != b"\n":
             raise ValueError("its last line has no end")
         file.seek(0)
-        for frame in pd.read_csv(file, dtype=words, keep_default_na=False, na_values=[""], chunksize=PART):  # type: ignore[arg-type]
-            part = rows(frame)
-            for row in part:
-                shape.model_validate(row, strict=True)
-            yield part
+        for frame in pd.read_csv(file, dtype=_words(name), keep_default_na=False, na_values=[""], chunksize=PART):  # type: ignore[arg-type]
+            yield _rows(name, frame)
 
 
-def rows(frame: pd.DataFrame) -> list[JsonObject]:
-    """Convert a table to rows of plain values: NaN is None."""
-    return [{str(key): plain(value) for key, value in row.items()} for row in frame.to_dict("records")]
+def _words(name: str) -> dict[str, type]:
+    fields = TABLES[name].model_fields.items() if name in TABLES else ()
+    return {column: str for column, field in fields if field.annotation is str}
+
+
+def _rows(name: str, frame: pd.DataFrame) -> list[JsonObject]:
+    """Convert a table to rows of plain values, NaN to None, and hold each against its shape."""
+    rows = [{str(key): plain(value) for key, value in row.items()} for row in frame.to_dict("records")]
+    for row in rows if name in TABLES else ():
+        TABLES[name].model_validate(row, strict=True)
+    return rows
 
 
 def plain(value: Any) -> Any:

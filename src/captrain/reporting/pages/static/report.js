@@ -1,10 +1,140 @@
 "use strict";
-/* The table of rollouts: only the rows in view exist. What is opened is the part of the address after #; its messages
-   come with a shard, a script that is loaded once. All text is set as text. */
-const captrain = { shards: new Map(), waiting: new Map() };
+/* The script of the report: the rule of selection, its sliders, the table of rollouts, and which view is seen. */
+
+/* The rule of captrain.capabilities.rule over the per-run numbers that a selection reports. A gap or coverage that
+   is undefined is null. Returns one account a candidate, in rank order: id, retained runs, runs needed, shortfall,
+   selected. */
+function captrainSelect(report, limits) {
+  const candidates = report.candidates;
+  const runs = candidates.length ? candidates[0].per_run.length : 0;
+  const accounts = candidates.map((one) => {
+    let retained = 0, speaking = 0;
+    one.per_run.forEach((each) => {
+      if (each.gap !== null && each.coverage !== null && each.gap >= limits.delta && each.coverage >= limits.coverage) retained++;
+      // A run without a coverage (it did not propose the candidate, or drew no failed rollout) speaks against it.
+      if (each.gap !== null || each.coverage === null) speaking++;
+    });
+    // A run whose gap is undefined has no say.
+    const needed = Math.ceil(limits.agreement * speaking / runs) || limits.agreement;
+    let shortfall = "";
+    if (retained < needed) shortfall = `retained in ${retained} of ${runs} runs, ${needed} needed`;
+    else if (one.gap_low === null) shortfall = "the gap is undefined in most resamples";
+    else if (one.gap_low <= limits.floor) shortfall = `lower bound of the gap ${one.gap_low.toFixed(3)} is not above ${limits.floor}`;
+    const gaps = one.per_run.filter((each) => each.gap !== null).map((each) => Math.round(each.gap * 1e6));
+    const scores = {
+      product: one.gap === null || one.coverage === null ? null : one.gap * one.coverage,
+      gap: one.gap,
+      mean_gap: gaps.length ? gaps.reduce((sum, gap) => sum + gap, 0) / (1e6 * gaps.length) : null,
+      coverage: one.coverage,
+    };
+    const score = scores[limits.ranking || "product"] ?? -Infinity;
+    return { id: one.id, name: one.name, gap: one.gap, coverage: one.coverage, retained, runs, needed, shortfall, score };
+  });
+  const order = (first, second) => (first < second ? -1 : first > second ? 1 : 0);
+  accounts.sort((first, second) => order(first.shortfall !== "", second.shortfall !== "") || order(second.score, first.score) || order(first.id, second.id));
+  accounts.forEach((one, at) => { one.selected = one.shortfall === "" && at < limits.count; });
+  return accounts;
+}
+
+/* Sliders over the rule; the thresholds are kept in the address, so that a choice can be handed on. Returns what sets
+   them to those of the address. */
+function captrainSliders() {
+  const report = JSON.parse(document.getElementById("selection").textContent);
+  const names = ["delta", "coverage", "agreement"];
+  const inputs = Object.fromEntries(names.map((name) => [name, document.getElementById(name)]));
+  const runs = report.candidates.length ? report.candidates[0].per_run.length : report.thresholds.agreement;
+  inputs.agreement.max = Math.max(runs, report.thresholds.agreement);
+
+  function set(values) {
+    for (const name of names) inputs[name].value = values[name];
+    draw();
+  }
+
+  function given() {
+    const asked = new URLSearchParams(location.hash.split("?")[1]);
+    const values = { ...report.thresholds };
+    for (const name of names) {
+      const value = asked.get(name);
+      if (value !== null && value !== "" && Number.isFinite(Number(value))) values[name] = Number(value);
+    }
+    return values;
+  }
+
+  function cell(row, text, kind) {
+    const made = document.createElement(kind === "th" ? "th" : "td");
+    if (kind === "th") made.scope = "row"; else if (kind) made.className = kind;
+    made.textContent = text;
+    row.append(made);
+    return made;
+  }
+
+  const called = new Map(report.candidates.map((one) => [one.id, one.name]));
+  const named = (ids) => ids.map((id) => called.get(id)).join(", ") || "none";
+  const number = (value) => (value === null ? "undefined" : value.toFixed(3));
+
+  function draw() {
+    const limits = { ...report.thresholds };
+    for (const name of names) {
+      limits[name] = Number(inputs[name].value);
+      document.getElementById(`${name}-now`).textContent = name === "agreement" ? `${limits[name]} of ${runs}` : limits[name].toFixed(2);
+    }
+    const accounts = captrainSelect(report, limits);
+    const chosen = accounts.filter((one) => one.selected).map((one) => one.id);
+    const before = report.candidates.filter((one) => one.selected).map((one) => one.id);
+    const body = document.querySelector(".candidates tbody");
+    body.replaceChildren();
+    for (const one of accounts) {
+      const row = document.createElement("tr");
+      row.className = one.selected ? "head" : "quiet";
+      const head = cell(row, "", "th");
+      const link = document.createElement("a");
+      link.href = `#capability-${one.id}`;
+      link.textContent = one.name;
+      head.append(link);
+      cell(row, one.selected ? "selected" : one.shortfall || `retained, but ${limits.count} are kept`, one.selected ? "passed reading" : "reading");
+      cell(row, `${one.retained} of ${one.runs}`, "n");
+      cell(row, number(one.gap), "n");
+      cell(row, number(one.coverage), "n");
+      body.append(row);
+    }
+    const same = chosen.length === before.length && chosen.every((id, at) => id === before[at]);
+    document.getElementById("said").textContent = `${chosen.length} selected: ${named(chosen)}. ` + (same ? "The same as in this run." : `This run selected ${named(before)}.`);
+    document.body.dataset.selected = chosen.join(" ");
+  }
+
+  for (const name of names) {
+    inputs[name].addEventListener("input", draw);
+    inputs[name].addEventListener("change", () => {
+      history.replaceState(null, "", `#thresholds?${names.map((one) => `${one}=${inputs[one].value}`).join("&")}`);
+    });
+  }
+  document.getElementById("limits").addEventListener("submit", (event) => event.preventDefault());
+  document.getElementById("reset").addEventListener("click", () => {
+    history.replaceState(null, "", "#thresholds");
+    set(report.thresholds);
+  });
+  return () => set(given());
+}
+
+/* The table of rollouts, loaded when it is first looked at: only the rows in view exist. What is opened is in the
+   address; its messages come with a shard, loaded once. All text is set as text. */
+const captrain = { shards: new Map(), waiting: new Map(), open: () => {} };
 
 function captrainShard(number, data) {
   captrain.shards.set(number, data);
+}
+
+function captrainLoad(name) {
+  if (!captrain.waiting.has(name)) {
+    captrain.waiting.set(name, new Promise((resolve, refuse) => {
+      const script = document.createElement("script");
+      script.src = `data/${name}.js`;
+      script.onload = resolve;
+      script.onerror = () => { captrain.waiting.delete(name); refuse(); };
+      document.head.append(script);
+    }));
+  }
+  return captrain.waiting.get(name);
 }
 
 function captrainRows(data) {
@@ -25,6 +155,8 @@ function captrainRows(data) {
     return start;
   }, tasks[0][0].slice(0, tasks[0][0].lastIndexOf("/") + 1));
   let found = columns.id.map((_, row) => row), current = 0, opened = "";
+
+  const address = (row) => `#rollout/${encodeURIComponent(columns.id[row])}`;
 
   function element(kind, text, name) {
     const made = document.createElement(kind);
@@ -56,7 +188,7 @@ function captrainRows(data) {
         cell.setAttribute("role", "gridcell");
         if (column === 0) {
           const link = element("a", columns.id[row]);
-          link.href = `#${columns.id[row]}`;
+          link.href = address(row);
           link.tabIndex = -1;
           cell.append(link);
         } else if (column === 1) cell.title = task[0];
@@ -99,18 +231,9 @@ function captrainRows(data) {
     draw();
   }
 
-  function shard(number) {
-    if (captrain.shards.has(number)) return Promise.resolve(captrain.shards.get(number));
-    if (!captrain.waiting.has(number)) {
-      captrain.waiting.set(number, new Promise((resolve, refuse) => {
-        const script = document.createElement("script");
-        script.src = `data/shard-${String(number).padStart(3, "0")}.js`;
-        script.onload = () => (captrain.shards.has(number) ? resolve(captrain.shards.get(number)) : refuse());
-        script.onerror = () => { captrain.waiting.delete(number); refuse(); };
-        document.head.append(script);
-      }));
-    }
-    return captrain.waiting.get(number);
+  async function shard(number) {
+    await captrainLoad(`shard-${String(number).padStart(3, "0")}`);
+    return captrain.shards.get(number) ?? Promise.reject();
   }
 
   function message(one, index, marks) {
@@ -154,13 +277,14 @@ function captrainRows(data) {
   function close() {
     panel.hidden = true;
     opened = "";
-    history.replaceState(null, "", location.pathname);
+    history.replaceState(null, "", "#rollouts");
     grid.focus();
   }
 
   async function open() {
-    const id = decodeURIComponent(location.hash.slice(1));
-    if (id === opened || id === "main") return;
+    const id = location.hash.startsWith("#rollout/") ? decodeURIComponent(location.hash.slice(9)) : "";
+    draw();
+    if (id === opened) return;
     opened = id;
     panel.hidden = !id;
     if (!id) return;
@@ -229,19 +353,53 @@ function captrainRows(data) {
     if (!line) return;
     current = Number(line.dataset.index);
     draw();
-    location.hash = columns.id[found[current]];
+    location.hash = address(found[current]);
   });
   grid.addEventListener("keydown", (event) => {
     const page = Math.floor(body.clientHeight / ROW);
     const moves = { ArrowDown: current + 1, ArrowUp: current - 1, PageDown: current + page, PageUp: current - page, Home: 0, End: found.length - 1 };
     if (event.key in moves) move(moves[event.key]);
-    else if (event.key === "Enter" && found.length) location.hash = columns.id[found[current]];
+    else if (event.key === "Enter" && found.length) location.hash = address(found[current]);
     else return;
     event.preventDefault();
   });
   panel.addEventListener("keydown", (event) => { if (event.key === "Escape") close(); });
-  addEventListener("hashchange", open);
+  captrain.open = open;
   filter();
   document.body.dataset.ready = Math.round(performance.now());
   open();
 }
+
+/* One view at a time: the one that the address after # names, or has in it; without scripts all are there, one below the
+   other. `#rollout/ID` is a rollout, `#thresholds?delta=...` a choice of thresholds. */
+globalThis.addEventListener?.("DOMContentLoaded", () => {
+  const views = [...document.querySelectorAll(".view")];
+  const slide = document.getElementById("selection") ? captrainSliders() : () => {};
+
+  function show(event) {
+    const name = location.hash.slice(1).split(/[/?]/)[0];
+    const target = document.getElementById(name === "rollout" ? "rollouts" : name) ?? views[0];
+    const view = target.closest(".view") ?? (event ? null : views[0]);
+    if (!view) return; // the skip link
+    const other = view.hidden || !event;
+    for (const each of views) each.hidden = each !== view;
+    for (const link of document.querySelectorAll("nav a")) {
+      if (link.hash === `#${view.dataset.of ?? view.id}`) {
+        link.setAttribute("aria-current", view.dataset.of ? "true" : "page");
+        link.scrollIntoView({ block: "nearest" });
+      } else link.removeAttribute("aria-current");
+    }
+    document.title = `${view.dataset.title} - captrain`;
+    if (event && other) view.focus({ preventScroll: true });
+    if (target !== view) target.scrollIntoView();
+    else if (other) scrollTo(0, 0);
+    if (view.id === "thresholds") slide();
+    if (view.id !== "rollouts" || !document.getElementById("grid")) return;
+    captrainLoad("rows").then(() => captrain.open(), () => {
+      document.getElementById("count").textContent = "The rollouts are not beside the page: copy the whole folder of the report.";
+    });
+  }
+
+  addEventListener("hashchange", show);
+  show();
+});
