@@ -10,8 +10,10 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 
+import study_figures
+
 from captrain.execution import entry_point
-from captrain.reporting import figures, studies
+from captrain.reporting import figures
 
 RESULTS = Path("results")
 
@@ -22,7 +24,7 @@ def main() -> None:
     with ProcessPoolExecutor(2, multiprocessing.get_context("fork")) as pool:
         drawings = [
             pool.submit(figures.draw, RESULTS, RESULTS / "figures"),
-            *(pool.submit(studies.draw, RESULTS, RESULTS / "studies", [name]) for name in studies.STUDIES),
+            *(pool.submit(study_figures.draw, RESULTS, RESULTS / "studies", [name]) for name in study_figures.STUDIES),
         ]
         paths = [path for drawing in drawings for path in drawing.result()]
     print(f"{len(paths)} files in results/figures/ and results/studies/")

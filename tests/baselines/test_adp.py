@@ -26,13 +26,12 @@ from captrain.interop.trajectories import (
     atif_document,
     messages_of,
     parse_trajectory,
-    rollout_as_atif,
 )
 from captrain.ledger import LedgerEntry
 from captrain.models.chat import parse_text
 from captrain.models.lora import Adapter, adapter_digest
 from captrain.policies.policy import load_policy
-from captrain.records import Message, Rollout, Score, Task, load
+from captrain.records import Message, Task, load
 from captrain.rollouts.collection import collect, pass_rate
 from captrain.training.jobs import Learner
 from captrain.training.sft import TOO_LONG, Demonstration, FineTuned, _example
@@ -210,19 +209,17 @@ class TestReading:
 
 
 class TestExport:
-    def test_rollouts_come_back_as_the_same_messages(self) -> None:
+    def test_dialogues_come_back_as_the_same_messages(self) -> None:
         target = Target(desk.ServiceDesk(mix="compound"), "desk", "")
         for task in target.tasks("discovery", 30):
             messages = target.play(task, target.reference(task))
-            rollout = Rollout(
-                id="r", environment="desk", task=task, trial=0, purpose="diagnosis", policy="p", messages=messages,
-                score=Score(reward=1.0, success=True), outcome="passed",
-            )  # fmt: skip
-            told = json.loads(json.dumps(rollout_as_atif(rollout, target.tools)))
+            told = json.loads(
+                json.dumps(atif_document(messages, name="r", agent="a", extra={"task": task.id}, tools=target.tools))
+            )
             found = parse_trajectory(told)
             assert messages_of(found, []) == messages
             assert tools_of(found, messages, []) == target.tools
-            assert told["extra"]["outcome"] == "passed" and told["extra"]["task"]["id"] == task.id
+            assert told["extra"] == {"task": task.id}
             assert [step["step_id"] for step in told["steps"]] == list(range(1, len(told["steps"]) + 1))
 
     def test_calls_at_once_keep_their_answers(self) -> None:

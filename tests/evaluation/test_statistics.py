@@ -5,8 +5,7 @@ from math import comb
 
 import numpy as np
 import pytest
-from scipy.stats import binomtest, fisher_exact, ttest_1samp
-from statsmodels.stats.contingency_tables import mcnemar as mcnemar_of_counts
+from scipy.stats import binomtest, fisher_exact
 from statsmodels.stats.proportion import proportion_confint, proportion_effectsize
 
 from captrain.evaluation.statistics import (
@@ -14,8 +13,6 @@ from captrain.evaluation.statistics import (
     cohens_h,
     fisher,
     holm,
-    mcnemar,
-    paired_effect,
     sign_test,
     summarise,
     task_means,
@@ -30,25 +27,6 @@ def test_the_sign_test_equals_the_exact_sum_over_the_binomial_tail() -> None:
         pairs = better + worse
         tail = sum(comb(pairs, count) for count in range(min(better, worse) + 1))
         assert sign_test(better, worse) == pytest.approx(min(1.0, 2 * tail / 2**pairs), rel=1e-12)
-
-
-def test_mcnemar_counts_the_tasks_that_one_alone_passes() -> None:
-    random = np.random.default_rng(0)
-    first, second = (random.random((2, 80)) < [[0.6], [0.4]]).astype(float)
-    table = [[int(((first == a) & (second == b)).sum()) for b in (1, 0)] for a in (1, 0)]
-    assert mcnemar(first, second) == pytest.approx(vars(mcnemar_of_counts(table, exact=True))["pvalue"])
-    assert mcnemar(second, first) == mcnemar(first, second)
-    assert mcnemar(first, first) == 1.0
-
-
-def test_mcnemar_leaves_out_tasks_with_an_error_on_either_side() -> None:
-    first, second = np.array([1.0] * 6 + [NAN, 1.0]), np.array([0.0] * 6 + [1.0, NAN])
-    assert mcnemar(first, second) == pytest.approx(2 / 2**6)
-
-
-def test_mcnemar_refuses_rates_over_several_trials() -> None:
-    with pytest.raises(ValueError, match="played once"):
-        mcnemar(np.array([0.5, 1.0]), np.array([0.0, 1.0]))
 
 
 def test_holm_multiplies_the_least_p_by_all_and_the_next_by_one_less() -> None:
@@ -103,13 +81,6 @@ def test_cohens_h_equals_the_librarys(first: float, second: float) -> None:
 
 def test_cohens_h_of_an_undefined_rate_is_undefined() -> None:
     assert np.isnan(cohens_h(NAN, 0.5)) and np.isnan(cohens_h(0.5, NAN))
-
-
-def test_the_paired_effect_is_the_t_statistic_over_the_root_of_the_tasks() -> None:
-    differences = np.random.default_rng(2).normal(0.3, 1.0, size=50)
-    t, _ = ttest_1samp(differences, 0.0)
-    assert paired_effect(np.append(differences, NAN)) == pytest.approx(t / np.sqrt(50))
-    assert np.isnan(paired_effect(np.full(5, 0.2))) and np.isnan(paired_effect(np.array([0.2, NAN])))
 
 
 def test_task_means_leave_errors_out_and_are_the_rates_of_a_summary() -> None:

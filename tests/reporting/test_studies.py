@@ -18,15 +18,16 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 from support.results import make_results
+from support.scripts import SCRIPTS, load_script
 
 from captrain.evaluation.comparison import differences_over_seeds, rates_over_seeds
 from captrain.evaluation.rows import GRPO, TRACE, label
 from captrain.experiments.gathering import write_table
 from captrain.reporting.published import read_published
-from captrain.reporting.studies import STUDIES, draw
 from captrain.reporting.style import PROJECT
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "figures.py"
+study_figures = load_script("study_figures")
+STUDIES, draw = study_figures.STUDIES, study_figures.draw
 RATES = {"base": 0.3, "grpo_target": 0.5, "gepa": 0.4, "trace": 0.6}
 FEW = ("router:sets", "merged:ties", "bound:oracle", "control:placebo")
 
@@ -98,7 +99,8 @@ def test_all_figures_redraw_to_the_same_bytes_without_torch(tmp_path: Path) -> N
     measured = {path: path.read_bytes() for path in results.rglob("*.csv")}
     once = {path.name for path in draw(results, tmp_path / "once")}
     assert once == {f"{name}.{kind}" for name in STUDIES for kind in ("pdf", "png")}
-    code = f"import runpy, sys; runpy.run_path({str(SCRIPT)!r}, run_name='__main__'); print('torch' in sys.modules)"
+    script = f"import runpy, sys; sys.path.insert(0, {str(SCRIPTS)!r}); runpy.run_path({str(SCRIPTS / 'figures.py')!r}, "
+    code = f"{script} run_name='__main__'); print('torch' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120,
         env={**os.environ, "PYTHONHASHSEED": "random", "MPLBACKEND": "svg"},

@@ -7,7 +7,7 @@ independent.
 Sources: pass^k is tau-bench's unbiased estimator C(c, k) / C(n, k) (arXiv 2406.12045); intervals are percentiles of
 a bootstrap over tasks (clusters); the paired test is the exact sign test over tasks, which is McNemar's exact test
 where each task was played once. Many comparisons of one table are one family: Holm (1979) keeps the chance of any
-false one at the level. Effect sizes are Cohen's (1988): h for two rates, and the paired difference over its spread.
+false one at the level. The effect size is Cohen's h (1988) of two rates.
 
 scipy is imported where it is called, because most readers of a table test nothing.
 """
@@ -211,24 +211,6 @@ def sign_test(better: int, worse: int) -> float:
     return float(binomtest(min(better, worse), better + worse).pvalue) if better + worse else 1.0
 
 
-def mcnemar(first: Floats, second: Floats) -> float:
-    """Compute McNemar's exact test of two methods that played each task once: the sign test on the tasks that one alone
-    passes.
-
-    Args:
-        first: outcomes (tasks,), 1.0 passed, 0.0 failed, NaN error; a task with an error on either side is left out.
-        second: likewise.
-
-    Raises:
-        ValueError: an outcome between 0 and 1, the mean of several trials. Trials of one task are not independent,
-            and to count them as pairs would overstate the evidence: use `sign_test` on tasks.
-    """
-    defined = ~np.isnan(first) & ~np.isnan(second)
-    if not np.isin((first[defined], second[defined]), (0.0, 1.0)).all():
-        raise ValueError("McNemar's test is of tasks played once: an outcome is neither 0 nor 1")
-    return sign_test(int((first > second).sum()), int((first < second).sum()))
-
-
 def holm(p: Sequence[float]) -> list[float]:
     """Adjust the p-values of one family by Holm's method, in the order given; NaN stays NaN and is no member of the
     family."""
@@ -284,11 +266,3 @@ def cohens_h(first: float, second: float) -> float:
     """Compute Cohen's h of two rates, arcsine-transformed so that one size means the same near 0 or 1 as at a half: .2
     is small, .5 medium, .8 large. Positive where the first is higher; NaN where a rate is."""
     return float(2 * asin(sqrt(first)) - 2 * asin(sqrt(second)))
-
-
-def paired_effect(differences: Floats) -> float:
-    """Divide the mean of the defined paired differences by their standard deviation (Cohen's d of pairs); NaN where
-    fewer than two are defined, or all are equal."""
-    defined = differences[~np.isnan(differences)]
-    spread = defined.std(ddof=1) if len(defined) > 1 else 0.0
-    return float(defined.mean() / spread) if spread > 0 else float("nan")

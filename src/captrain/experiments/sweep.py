@@ -3,7 +3,7 @@
     captrain-sweep -m selection.delta=0.1,0.2,0.3 capabilities.count=1,2,4
     captrain-sweep -m +study=rollouts
 
-A study is a grid that conf/study/ keeps, for a figure of `captrain.reporting.studies`; what is given beside it wins.
+A study is a grid that conf/study/ keeps, for a figure of scripts/study_figures.py; what is given beside it wins.
 
 Every combination is a point (`points`): the selection of params.yaml with the point's settings on top.
 Hydra's launcher says where points run: one after another, `hydra/launcher=joblib` several at once, or

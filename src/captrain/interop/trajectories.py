@@ -3,7 +3,7 @@
 Three generations are read, told apart by what a record says of itself: v1 (`id`, `content`, `details`), 1.x, which adds
 `schema_version` and links an observation to its call by `tool_call_id`, and ATIF-v1 (`steps` with `tool_calls` and
 `observation`). A field that a later minor version adds is passed over; a line that is none of the three is an error
-that names file and line. Rollouts of ours are written as ATIF, and read back as the same messages. Reasoning that is
+that names file and line. Dialogues of ours are written as ATIF, and read back as the same messages. Reasoning that is
 apart from what was said (`reasoning_content`, the description of a message) is no part of a dialogue, and not read.
 
 What the agent does between two observations is one assistant message. What has no form as text and tool calls makes a
@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from captrain import __version__
 from captrain.contract import calls_of
 from captrain.errors import UserError
-from captrain.records import JsonObject, Message, Rollout, first_fault, plain, require_regular
+from captrain.records import JsonObject, Message, first_fault, plain, require_regular
 
 ATIF = "ATIF-v1.7"
 """The version that is written."""
@@ -385,16 +385,3 @@ def atif_document(
         steps.append(step)
     actor = {"name": agent, "version": __version__, **({} if tools is None else {"tool_definitions": list(tools)})}
     return {"schema_version": ATIF, "session_id": name, "agent": actor, "steps": steps, "extra": dict(extra)}
-
-
-def rollout_as_atif(rollout: Rollout, tools: Sequence[JsonObject] | None = None) -> JsonObject:
-    """Tell a rollout as a trajectory in ATIF: `messages_of` gives its messages back, without ids of calls and with
-    their arguments as objects. Task, outcome and score are `extra`; token ids stay in the record of ours.
-
-    Args:
-        rollout: of any purpose.
-        tools: schemas of the environment that it was played in.
-    """
-    fields = {"id", "environment", "task", "trial", "purpose", "policy", "adapter", "score", "outcome"}
-    extra = rollout.model_dump(mode="json", include=fields)
-    return atif_document(rollout.messages, name=rollout.id, agent="captrain", extra=extra, tools=tools)

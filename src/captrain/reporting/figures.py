@@ -3,7 +3,7 @@
 Whoever clones the repository can redraw every figure from the small committed files. Two runs give the same bytes:
 nothing is drawn that depends on time or on the order of a directory, and dates and program versions stay out of the
 files' metadata. Published numbers are drawn in grey, in panels of their own unless the same thing was measured. Figures
-of several runs are in `captrain.reporting.studies`, the style of both in `captrain.reporting.style`.
+of several runs are drawn by scripts/study_figures.py, the style of both is in `captrain.reporting.style`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
