@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 from support.cluster.slurm import Cluster, running
 from support.results import account
+from support.scripts import load_script
 from support.warm import EXECUTABLE, warm_commands
 
 from captrain.config import Choice
@@ -21,8 +22,8 @@ from captrain.experiments import point_rows
 from captrain.experiments.points import LOCKS, Point, run
 from captrain.experiments.sweep import point_of
 from captrain.records import publish_text
-from captrain.reporting.studies import STUDIES
 
+STUDIES = load_script("study_figures").STUDIES
 CONF = Path(__file__).parents[2] / "conf"
 BIN = Path(sys.executable).parent
 PIPELINE = """

@@ -99,8 +99,11 @@ def test_all_figures_redraw_to_the_same_bytes_without_torch(tmp_path: Path) -> N
     measured = {path: path.read_bytes() for path in results.rglob("*.csv")}
     once = {path.name for path in draw(results, tmp_path / "once")}
     assert once == {f"{name}.{kind}" for name in STUDIES for kind in ("pdf", "png")}
-    script = f"import runpy, sys; sys.path.insert(0, {str(SCRIPTS)!r}); runpy.run_path({str(SCRIPTS / 'figures.py')!r}, "
-    code = f"{script} run_name='__main__'); print('torch' in sys.modules)"
+    script = str(SCRIPTS / "figures.py")
+    code = (
+        f"import runpy, sys; sys.path.insert(0, {str(SCRIPTS)!r}); runpy.run_path({script!r}, run_name='__main__'); "
+        "print('torch' in sys.modules)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120,
         env={**os.environ, "PYTHONHASHSEED": "random", "MPLBACKEND": "svg"},
