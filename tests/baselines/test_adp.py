@@ -1,4 +1,4 @@
-"""Trajectories of the Agent Data Protocol: every generation is read, and what is trained on is what an agent wrote."""
+"""Trajectories of the Agent Data Protocol: what is trained on is what an agent wrote."""
 
 import contextlib
 import json
@@ -18,14 +18,15 @@ from captrain.config import Spec, compose_spec, publish_spec
 from captrain.contract import Target, tool_call
 from captrain.errors import UserError
 from captrain.interop.trajectories import (
-    CODE,
     IMAGE,
     NO_ANSWER,
     UNPROMPTED,
+    Atif,
     Inexpressible,
     atif_document,
     messages_of,
-    parse_trajectory,
+    read_trajectories,
+    tools_of,
 )
 from captrain.ledger import LedgerEntry
 from captrain.models.chat import parse_text
@@ -36,8 +37,6 @@ from captrain.rollouts.collection import collect, pass_rate
 from captrain.training.jobs import Learner
 from captrain.training.sft import TOO_LONG, Demonstration, FineTuned, _example
 
-from captrain.interop.trajectories import read_trajectories, tools_of  # isort: skip
-
 ROOT = Path(__file__).parents[2]
 SMALL = [
     # A model this small, with random weights, is never sure: sampled cold, it shows what it has learnt.
@@ -45,20 +44,31 @@ SMALL = [
     "trainer.alpha=16",
     "baselines.adp.run=true", "baselines.adp.epochs=6", "baselines.adp.learning_rate=2e-2", "machine.workers=1",
 ]  # fmt: skip
-V1 = {
-    "id": "one",
-    "content": [
-        {"class_": "text_observation", "content": "How warm is it in Rome?", "source": "user"},
-        {"class_": "api_action", "function": "weather", "kwargs": {"city": "Rome"}, "description": "I look."},
-        {"class_": "text_observation", "content": "20", "source": "environment"},
-        {"class_": "message_action", "content": "20 degrees.", "description": "Said."},
-        {"class_": "text_observation", "content": "And the page?", "source": "user", "name": "Ann"},
-        {"class_": "api_action", "function": "visit", "kwargs": {"url": "rome.example"}},
-        {"class_": "web_observation", "html": "<p>Hot</p>", "axtree": "Hot", "url": "rome.example"},
-        {"class_": "message_action", "content": "Hot."},
-    ],
-    "details": {"dataset": "weather"},
-}
+
+
+def step(
+    number: int, source: str, message: Any = "", *calls: tuple[str, dict[str, Any]], **more: Any
+) -> dict[str, Any]:
+    asked = [{"tool_call_id": name, "function_name": name, "arguments": arguments} for name, arguments in calls]
+    return {"step_id": number, "source": source, "message": message, **({"tool_calls": asked} if calls else {}), **more}
+
+
+def answered(*results: tuple[str | None, str]) -> dict[str, Any]:
+    return {"results": [{"source_call_id": name, "content": content} for name, content in results]}
+
+
+def made(*steps: dict[str, Any]) -> dict[str, Any]:
+    return {"schema_version": "ATIF-v1.5", "agent": {"name": "a", "version": "1"}, "steps": [*steps]}
+
+
+WEATHER = made(
+    step(1, "user", "How warm is it in Rome?"),
+    step(2, "agent", "I look.", ("weather", {"city": "Rome"}), observation=answered((None, "20"))),
+    step(3, "agent", "20 degrees."),
+    step(4, "user", "And the page?"),
+    step(5, "agent", "", ("visit", {"url": "rome.example"}), observation=answered(("visit", "Hot"), ("nobody", "!"))),
+    step(6, "agent", "Hot."),
+)
 TOLD: list[Message] = [
     {"role": "user", "content": "How warm is it in Rome?"},
     {**tool_call("weather", {"city": "Rome"}), "content": "I look."},
@@ -66,23 +76,10 @@ TOLD: list[Message] = [
     {"role": "assistant", "content": "20 degrees."},
     {"role": "user", "content": "And the page?"},
     tool_call("visit", {"url": "rome.example"}),
-    {"role": "tool", "name": "visit", "content": "rome.example\nHot"},
+    {"role": "tool", "name": "visit", "content": "Hot"},
+    {"role": "user", "content": "!"},
     {"role": "assistant", "content": "Hot."},
 ]
-
-
-def linked() -> dict[str, Any]:
-    """Two calls at once, answered in the other order, as 1.x links them."""
-    calls = [{"class_": "api_action", "function": name, "kwargs": {}, "tool_call_id": name} for name in ("a", "b")]
-    answers = [
-        {"class_": "text_observation", "content": f"of {name}", "source": "environment", "tool_call_id": name}
-        for name in ("b", "a")
-    ]
-    asked = {"class_": "text_observation", "content": "Go.", "source": "user"}
-    more = {"class_": "message_action", "content": "Gone.", "reward": 1.0}
-    return {"schema_version": "1.3.0", "id": "two", "content": [asked, *calls, *answers, more], "details": {}}
-
-
 ATIF: dict[str, Any] = {
     "schema_version": "ATIF-v1.7",
     "agent": {"name": "a", "version": "1", "tool_definitions": [desk.TOOLS[0]]},
@@ -105,9 +102,7 @@ ATIF_TOLD: list[Message] = [
     {"role": "tool", "name": "list_orders", "content": "[]"},
     {"role": "assistant", "content": "None."},
 ]
-IMAGE_SEEN = {"class_": "image_observation", "content": "screen.png"}
-RUN = {"class_": "code_action", "language": "python", "content": "print(1)", "description": "I run it."}
-RUNNER = {"type": "function", "function": {"name": "run", "parameters": {"properties": {"code": {"type": "string"}}}}}
+PICTURE = [{"type": "image", "source": {"path": "a.png"}}]
 
 
 @contextlib.contextmanager
@@ -123,10 +118,6 @@ def written(path: Path, *records: Any) -> Path:
     return path
 
 
-def made(content: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"id": "x", "content": content, "details": {}}
-
-
 def composed(*overrides: str, seed: int = 0) -> Spec:
     return compose_spec("default", seed, [*SMALL, *overrides], ROOT / "conf")
 
@@ -138,47 +129,34 @@ def human(count: int, split: str = "training") -> list[Task]:
 
 
 class TestReading:
-    def test_v1_becomes_tool_native_messages(self, tmp_path: Path) -> None:
-        [found] = read_trajectories(written(tmp_path / "a.jsonl", V1))
-        assert messages_of(found, []) == TOLD
+    def test_a_trajectory_becomes_tool_native_messages(self, tmp_path: Path) -> None:
+        weather, orders = read_trajectories(written(tmp_path / "a.jsonl", WEATHER, ATIF))
+        assert messages_of(weather) == TOLD and messages_of(orders) == ATIF_TOLD
+        assert tools_of(orders, ATIF_TOLD, desk.TOOLS) == [desk.TOOLS[0]]
 
-    def test_version_1_x_links_answers_to_calls_and_merges_what_is_done_at_once(self, tmp_path: Path) -> None:
-        [found] = read_trajectories(written(tmp_path / "a.jsonl", linked()))
-        messages = messages_of(found, [])
+    def test_answers_are_linked_to_calls_and_what_is_done_at_once_is_one_message(self) -> None:
+        acts = [step(2, "agent", "", ("a", {})), step(3, "agent", "", ("b", {}))]
+        acts[1]["observation"] = answered(("b", "of b"), ("a", "of a"))
+        messages = messages_of(Atif.model_validate(made(step(1, "user", "Go."), *acts, step(4, "agent", "Gone."))))
         assert [call["function"]["name"] for call in messages[1]["tool_calls"]] == ["a", "b"]
         assert [(message["name"], message["content"]) for message in messages[2:4]] == [("b", "of b"), ("a", "of a")]
         assert messages[4] == {"role": "assistant", "content": "Gone."}
 
-    def test_atif_becomes_the_same_kind_of_messages(self, tmp_path: Path) -> None:
-        [found] = read_trajectories(written(tmp_path / "a.jsonl", ATIF))
-        assert messages_of(found, []) == ATIF_TOLD
-        assert tools_of(found, ATIF_TOLD, desk.TOOLS) == [desk.TOOLS[0]]
-
     @pytest.mark.parametrize(
-        ("content", "reason"),
+        ("steps", "reason"),
         [
-            ([V1["content"][0], IMAGE_SEEN, V1["content"][3]], IMAGE),
-            ([V1["content"][0], {"class_": "web_observation", "url": "a.example"}, V1["content"][3]], IMAGE),
-            ([V1["content"][0], RUN], CODE),
-            ([V1["content"][0]], NO_ANSWER),
-            ([V1["content"][3]], UNPROMPTED),
+            ([step(1, "user", PICTURE), step(2, "agent", "Nice.")], IMAGE),
+            ([step(1, "user", "Go."), step(2, "agent", "", observation={"results": [{"content": PICTURE}]})], IMAGE),
+            ([step(1, "user", "Go.")], NO_ANSWER),
+            ([step(1, "agent", "Gone.")], UNPROMPTED),
         ],
     )
-    def test_what_has_no_form_as_text_and_calls_is_said(self, content: list[dict[str, Any]], reason: str) -> None:
+    def test_what_has_no_form_as_text_and_calls_is_said(self, steps: list[dict[str, Any]], reason: str) -> None:
         with pytest.raises(Inexpressible, match=reason):
-            messages_of(parse_trajectory(made(content)), desk.TOOLS)
-
-    def test_an_image_in_atif_is_no_text(self) -> None:
-        step = {"step_id": 1, "source": "user", "message": [{"type": "image", "source": {"path": "a.png"}}]}
-        with pytest.raises(Inexpressible, match=IMAGE):
-            messages_of(parse_trajectory({**ATIF, "steps": [step]}), [])
-
-    def test_code_is_a_call_where_a_tool_takes_it(self) -> None:
-        messages = messages_of(parse_trajectory(made([V1["content"][0], RUN])), [RUNNER])
-        assert messages[1] == {**tool_call("run", {"code": "print(1)"}), "content": "I run it."}
+            messages_of(Atif.model_validate(made(*steps)))
 
     def test_tools_that_nobody_describes_are_told_by_their_calls(self) -> None:
-        shown = tools_of(parse_trajectory(V1), TOLD, desk.TOOLS)
+        shown = tools_of(Atif.model_validate(WEATHER), TOLD, desk.TOOLS)
         assert [(tool["function"]["name"], tool["function"]["parameters"]["properties"]) for tool in shown] == [
             ("weather", {"city": {"type": "string"}}),
             ("visit", {"url": {"type": "string"}}),
@@ -189,17 +167,16 @@ class TestReading:
         [
             "{",
             "[1]",
-            json.dumps({**V1, "schema_version": "2.0.0"}),
             json.dumps({**ATIF, "schema_version": "ATIF-v2.0"}),
             json.dumps({**ATIF, "steps": []}),
-            json.dumps(made([{"class_": "dance_action"}])),
-            json.dumps(made([{"class_": "api_action", "function": "f"}])),
-            json.dumps(made([{"class_": "text_observation", "content": "x", "source": "nobody"}])),
+            json.dumps({"id": "x", "content": [{"class_": "message_action", "content": "Hot."}], "details": {}}),
+            json.dumps(made(step(1, "nobody", "x"))),
+            json.dumps(made(step(1, "agent", "", ("f", [])))),  # type: ignore[arg-type]
         ],
     )
     def test_a_malformed_line_is_named(self, tmp_path: Path, line: str) -> None:
         path = tmp_path / "bad.jsonl"
-        path.write_text(f"{json.dumps(V1)}\n\n{line}\n")
+        path.write_text(f"{json.dumps(WEATHER)}\n\n{line}\n")
         with pytest.raises(UserError, match=r"bad\.jsonl, line 3 is not a trajectory"):
             list(read_trajectories(path))
 
@@ -216,8 +193,8 @@ class TestExport:
             told = json.loads(
                 json.dumps(atif_document(messages, name="r", agent="a", extra={"task": task.id}, tools=target.tools))
             )
-            found = parse_trajectory(told)
-            assert messages_of(found, []) == messages
+            found = Atif.model_validate(told)
+            assert messages_of(found) == messages
             assert tools_of(found, messages, []) == target.tools
             assert told["extra"] == {"task": task.id}
             assert [step["step_id"] for step in told["steps"]] == list(range(1, len(told["steps"]) + 1))
@@ -227,7 +204,7 @@ class TestExport:
         answers = [{"role": "tool", "name": name, "content": str(at)} for at, name in enumerate(("f", "f", "g"))]
         start: list[Message] = [{"role": "user", "content": "Go."}]
         messages = [*start, {"role": "assistant", "content": "So.", "tool_calls": calls}, *answers]
-        assert messages_of(parse_trajectory(atif_document(messages, name="n", agent="a", extra={})), []) == messages
+        assert messages_of(Atif.model_validate(atif_document(messages, name="n", agent="a", extra={}))) == messages
 
 
 @pytest.fixture(scope="module")

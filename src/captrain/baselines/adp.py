@@ -93,7 +93,7 @@ def demonstrations(path: Path, count: int, policy: Learner, tools: Sequence[Json
     """Read the first `count` demonstrations of a file that can be told and fit into the model.
 
     Args:
-        path: JSONL, in any generation of the schema.
+        path: trajectories in ATIF, one a line.
         count: at most so many.
         policy: its tokenizer, and how much it reads.
         tools: schemas of the target.
@@ -108,7 +108,7 @@ def demonstrations(path: Path, count: int, policy: Learner, tools: Sequence[Json
     for trajectory in read_trajectories(path):
         trajectories += 1
         try:
-            messages = messages_of(trajectory, tools)
+            messages = messages_of(trajectory)
         except Inexpressible as reason:
             left_out[str(reason)] += 1
             continue

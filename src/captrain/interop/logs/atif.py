@@ -4,7 +4,7 @@ from pathlib import Path
 
 from captrain.interop.logs.records import RowFormat
 from captrain.interop.logs.source import json_of
-from captrain.interop.trajectories import Atif, Inexpressible, messages_of, parse_trajectory
+from captrain.interop.trajectories import Atif, Inexpressible, messages_of
 from captrain.records import JsonObject
 
 RESULT = "result.json"
@@ -17,11 +17,10 @@ def _recognizes(row: JsonObject) -> bool:
 def _chat_row(row: JsonObject, path: Path) -> JsonObject | str:
     steps = [step for step in row["steps"] if not (isinstance(step, dict) and step.get("is_copied_context"))]
     try:
-        trajectory = parse_trajectory({**row, "steps": steps})
-        messages = messages_of(trajectory, [])
+        trajectory = Atif.model_validate({**row, "steps": steps})
+        messages = messages_of(trajectory)
     except (ValueError, Inexpressible) as error:
         return f"it does not read: {str(error).splitlines()[0]}"
-    assert isinstance(trajectory, Atif)
     extra = row.get("extra") if isinstance(row.get("extra"), dict) else {}
     result = _result(path)
     score, rewards = (extra or {}).get("score"), (result.get("verifier_result") or {}).get("rewards") or {}
