@@ -46,9 +46,7 @@ SMALL = [
 ]  # fmt: skip
 
 
-def step(
-    number: int, source: str, message: Any = "", *calls: tuple[str, dict[str, Any]], **more: Any
-) -> dict[str, Any]:
+def step(number: int, source: str, message: Any = "", *calls: tuple[str, Any], **more: Any) -> dict[str, Any]:
     asked = [{"tool_call_id": name, "function_name": name, "arguments": arguments} for name, arguments in calls]
     return {"step_id": number, "source": source, "message": message, **({"tool_calls": asked} if calls else {}), **more}
 
@@ -103,6 +101,8 @@ ATIF_TOLD: list[Message] = [
     {"role": "assistant", "content": "None."},
 ]
 PICTURE = [{"type": "image", "source": {"path": "a.png"}}]
+GO = step(1, "user", "Go.")
+SEEN = made(GO, step(2, "agent", PICTURE))
 
 
 @contextlib.contextmanager
@@ -234,15 +234,15 @@ class TestDemonstrations:
         assert _example(Demonstration([5, 6, 7], [0, 1, 0])) == {"input_ids": [5, 6, 7], "labels": [-100, 6, -100]}
 
     def test_what_is_left_out_is_counted_by_reason(self, tmp_path: Path, policy: Learner) -> None:
-        long = made([V1["content"][0], {"class_": "message_action", "content": "ö" * 3000}])
-        path = written(tmp_path / "a.jsonl", made([V1["content"][0], RUN]), long, V1, made([RUN]), ATIF, ATIF)
+        long = made(GO, step(2, "agent", "ö" * 3000))
+        path = written(tmp_path / "a.jsonl", SEEN, long, WEATHER, SEEN, ATIF, ATIF)
         found = demonstrations(path, 2, policy, desk.TOOLS)
         assert (len(found.rows), found.trajectories) == (2, 5)
-        assert found.left_out == {CODE: 2, TOO_LONG: 1}
+        assert found.left_out == {IMAGE: 2, TOO_LONG: 1}
 
     def test_a_file_of_nothing_usable_says_why(self, tmp_path: Path, policy: Learner) -> None:
-        with pytest.raises(UserError, match=f"none of the 1 trajectories .*{CODE}: 1"):
-            demonstrations(written(tmp_path / "a.jsonl", made([V1["content"][0], RUN])), 5, policy, desk.TOOLS)
+        with pytest.raises(UserError, match=f"none of the 1 trajectories .*{IMAGE}: 1"):
+            demonstrations(written(tmp_path / "a.jsonl", SEEN), 5, policy, desk.TOOLS)
 
     def test_generic_demonstrations_are_of_every_kind_and_drawn_by_the_seed_alone(self, tmp_path: Path) -> None:
         write_generic(tmp_path / "a.jsonl", 300, 0)
@@ -268,9 +268,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = Target(desk.ServiceDesk(), "desk", "")
     plays = [target.play(task, target.reference(task)) for task in human(64)]
     path = tmp_path_factory.mktemp("source") / "human.jsonl"
-    return written(
-        path, *(atif_document(play, name="n", agent="a", extra={}) for play in plays), made([V1["content"][0]])
-    )
+    return written(path, *(atif_document(play, name="n", agent="a", extra={}) for play in plays), made(GO))
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Trajectories of other people's agents in ATIF, the present schema of the Agent Data Protocol, as chat messages of ours.
+"""Trajectories of other agents in ATIF, the present schema of the Agent Data Protocol, as chat messages of ours.
 
 A field that a later minor version adds is passed over; a line that is no trajectory is an error that names file and
 line. Dialogues of ours are written as ATIF, and read back as the same messages. Reasoning that is apart from what was
