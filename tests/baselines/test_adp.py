@@ -250,7 +250,7 @@ class TestDemonstrations:
         write_generic(tmp_path / "c.jsonl", 300, 1)
         text = (tmp_path / "a.jsonl").read_text()
         assert text == (tmp_path / "b.jsonl").read_text() != (tmp_path / "c.jsonl").read_text()
-        plays = [messages_of(found, []) for found in read_trajectories(tmp_path / "a.jsonl")]
+        plays = [messages_of(found) for found in read_trajectories(tmp_path / "a.jsonl")]
         opened = [play[1]["content"] for play in plays]
         target = Target(desk.ServiceDesk(), "desk", "")
         for split in ("training", "test"):
