@@ -8,6 +8,7 @@ of several runs are drawn by scripts/study_figures.py, the style of both is in `
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.text import Annotation
+from matplotlib.text import Annotation, Text
 from matplotlib.ticker import MaxNLocator
 
 from captrain.baselines import baselines, trained_baselines
@@ -25,7 +26,6 @@ from captrain.evaluation import GRPO, TRACE, evaluation_metrics, evaluation_tabl
 from captrain.records import JsonObject, read_table
 from captrain.reporting.causality import causality, has_causality
 from captrain.reporting.curve import curve, curve_rows
-from captrain.reporting.names import part_names
 from captrain.reporting.published import read_published, reference
 from captrain.reporting.rediscovery import rediscovered, rediscovery
 from captrain.reporting.style import DPI, GREY, HEADLINE, MERGING, ROUTING, Line, compare, ordered, render, tint
@@ -176,8 +176,8 @@ def capabilities(selection: Mapping[str, Any]) -> Figure:
 
 
 def _name_points(figure: Figure, points: Sequence[JsonObject]) -> None:
-    """Write each name right of its point, or left of it in the right half, and nudge names apart: those of one side by
-    steps, and what still overlaps, as it is laid out, to the nearest place that is free."""
+    """Write each name right of its point, or left of it in the right half, those of one side nudged apart by steps;
+    where names still overlap, all of them in a column beside the axes."""
     axes = figure.axes[0]
     axes.margins(0.12, 0.1)
     left_edge, right_edge = axes.get_xlim()
@@ -201,7 +201,12 @@ def _name_points(figure: Figure, points: Sequence[JsonObject]) -> None:
             arrowprops={"arrowstyle": "-", "color": "0.7", "linewidth": 0.5, "shrinkA": 0, "shrinkB": 2},
         )
         names.append(name)
-    part_names(figure, names, step / 2, MARKER)
+    figure.draw_without_rendering()
+    boxes = [Text.get_window_extent(name) for name in names]
+    if any(first.overlaps(second) for first, second in combinations(boxes, 2)):
+        figure.set_figheight(max(figure.get_figheight(), 0.6 + 0.2 * len(names)))
+        for place, name in enumerate(names):
+            name.set(anncoords="axes fraction", x=1.02, y=(place + 0.5) / len(names), horizontalalignment="left")
 
 
 def stability(results: Path) -> Figure:
