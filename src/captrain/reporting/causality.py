@@ -68,8 +68,7 @@ def _draw_shares(axes: Axes, rows: Sequence[ComparisonRow]) -> None:
         axes.barh(heights, [row[name] for row in rows], height=0.32, color=colour, alpha=0.75, label=name)
         for height, row in zip(heights, rows, strict=True):
             axes.plot([row[f"{name}_low"], row[f"{name}_high"]], [height, height], color="0.15", linewidth=1.2)
-    axes.set_xlabel("share of the base's failures on the test split")
-    axes.set_title("Claimed and repaired", loc="left")
+    axes.set(title="Claimed and repaired", xlabel="share of the base's failures on the test split")
     axes.legend(fontsize=7, frameon=True, loc="lower right")
 
 
@@ -88,8 +87,7 @@ def _draw_changes(axes: Axes, rows: Sequence[ComparisonRow], effects: pd.DataFra
         axes.plot([row["placebo_low"], row["placebo_high"]], [height, height], color=GREY, linewidth=1.4)
         axes.plot(row["placebo"], height, "D", color=GREY, markersize=3.5, label=PLACEBO if index == 0 else None)
     axes.axvline(0, color="0.2", linewidth=0.8)
-    axes.set_xlabel("change in pass rate, in other trials than were labelled")
-    axes.set_title("What its adapter changes", loc="left")
+    axes.set(title="What its adapter changes", xlabel="change in pass rate, in other trials than were labelled")
     axes.legend(fontsize=6.5, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=2)
 
 
@@ -106,4 +104,4 @@ def _draw_cells(axes: Axes, rows: Sequence[ComparisonRow], effects: pd.DataFrame
     axes.set_xticks(range(len(arms)), texts, rotation=35, ha="right", fontsize=7)
     axes.set_yticks(range(len(names)), [""] * len(names))
     axes.grid(visible=False)
-    axes.set_title("Change on failures of a lack, by adapter", loc="left")
+    axes.set_title("Change on failures of a lack, by adapter")

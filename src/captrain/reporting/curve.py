@@ -32,9 +32,8 @@ def curve(results: Path) -> Figure:
         error = [[row["pass_rate"] - row["low"] for row in rows], [row["high"] - row["pass_rate"] for row in rows]]
         look = {"color": tint(method), "linewidth": 1.4, "markersize": 4, "capsize": 2}
         axes.errorbar([row["rollouts_spent"] for row in rows], rates, error, fmt="o-", label=rows[0]["label"], **look)
-    axes.set_xlabel("rollouts spent, diagnosis and calibration among them")
-    axes.set_ylabel("pass rate on the test split")
-    axes.set_title("One training at its checkpoints, with intervals over tasks", loc="left", fontsize=9)
+    axes.set(xlabel="rollouts spent, diagnosis and calibration among them", ylabel="pass rate on the test split")
+    axes.set_title("One training at its checkpoints, with intervals over tasks", fontsize=9)
     axes.legend(frameon=True, fontsize=7.5)
     sns.despine(figure, left=True)
     return figure

@@ -75,21 +75,25 @@ def draw(results: Path, out: Path) -> list[Path]:
     for name in REQUIRED:
         if not (results / name).exists():
             raise UserError(f"{results / name} is missing", f"run `dvc repro {name.split('/')[0]}` to make it")
-    if not _rows(results, TRACE, ("merged:",)):
-        del figures["merging"]
-        print("merging: not drawn, for no merged adapter was played; `dvc exp run -S experiment=all_methods` plays all")
-    if not has_causality(results):
-        del figures["causality"]
-        print(
-            "causality: not drawn, for no capability was tested; `dvc repro causality` tests those that have adapters"
-        )
-    if not rediscovered(results):
-        del figures["rediscovery"]
-        print("rediscovery: not drawn, for the agent was not diagnosed again; baselines.solutions does it")
-    if not curve_rows(results):
-        del figures["curve"]
-        print("curve: not drawn, for no adapter was evaluated before the end of its training; curve.points does it")
+    for name, (rows, reason) in _optional(results).items():
+        if not rows:
+            del figures[name]
+            print(f"{name}: not drawn, for {reason}")
     return render({name: partial(make, results) for name, make in figures.items()}, out)
+
+
+def _optional(results: Path) -> dict[str, tuple[object, str]]:
+    """Collect what each figure that not every run has is drawn from, and why there would be nothing."""
+    played = "no merged adapter was played; `dvc exp run -S experiment=all_methods` plays all"
+    tested = "no capability was tested; `dvc repro causality` tests those that have adapters"
+    diagnosed = "the agent was not diagnosed again; baselines.solutions does it"
+    evaluated = "no adapter was evaluated before the end of its training; curve.points does it"
+    return {
+        "merging": (_rows(results, TRACE, ("merged:",)), played),
+        "causality": (has_causality(results), tested),
+        "rediscovery": (rediscovered(results), diagnosed),
+        "curve": (curve_rows(results), evaluated),
+    }
 
 
 def main(results: Path) -> Figure:
@@ -166,10 +170,12 @@ def capabilities(selection: Mapping[str, Any]) -> Figure:
     axes.axhline(thresholds["delta"], color="0.2", linestyle="--", linewidth=1)
     axes.axvline(thresholds["coverage"], color="0.2", linestyle="--", linewidth=1)
     _name_points(figure, defined)
-    axes.set_xlabel("coverage: share of failed rollouts that lack the capability")
-    axes.set_ylabel("gap: error rate among failed minus among passed")
     note = f"; {undefined} with undefined gap not drawn" if undefined else ""
-    axes.set_title(f"Candidate capabilities (thresholds dashed{note})", loc="left")
+    axes.set(
+        title=f"Candidate capabilities (thresholds dashed{note})",
+        xlabel="coverage: share of failed rollouts that lack the capability",
+        ylabel="gap: error rate among failed minus among passed",
+    )
     axes.legend(loc="best", frameon=True)
     sns.despine(figure)
     return figure
@@ -232,13 +238,11 @@ def stability(results: Path) -> Figure:
     grid[2].axvline(limits["delta"], color="0.2", linestyle="--", linewidth=1)
     grid[0].set_yticks(range(len(candidates)), [candidate["name"] for candidate in candidates])
     grid[0].set_ylim(max(len(candidates), 1) - 0.5, -0.5)
-    for axes in grid[1:3]:
-        axes.tick_params(labelleft=False)
     count = candidates[0]["runs"] if candidates else 0
-    grid[0].set_xlabel(f"runs of {count} that retain it")
-    grid[1].set_xlabel("coverage, a point for each run")
-    grid[2].set_xlabel("gap, a point for each run")
-    grid[0].set_title("Candidates over labelling runs (thresholds dashed)", loc="left")
+    grid[0].set(title="Candidates over labelling runs (thresholds dashed)", xlabel=f"runs of {count} that retain it")
+    for axes, name in zip(grid[1:3], ("coverage", "gap"), strict=True):
+        axes.tick_params(labelleft=False)
+        axes.set_xlabel(f"{name}, a point for each run")
     for axes in (grid[0], grid[3]):
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
     _published_selection(grid[3])
@@ -258,7 +262,7 @@ def _published_selection(axes: Axes) -> None:
     axes.set_yticks(range(len(publication.times)), list(publication.times), color=GREY)
     axes.set_ylim(len(publication.times) - 0.5, -0.5)
     axes.set_xlabel(f"runs of {publication.runs} that retain it", color=GREY)
-    axes.set_title("As published", loc="left", color=GREY)
+    axes.set_title("As published", color=GREY)
 
 
 def thresholds(results: Path) -> Figure:
@@ -283,9 +287,8 @@ def thresholds(results: Path) -> Figure:
     axes.set_xticks(range(len(deltas)), [f"{delta:g}" for delta in deltas])
     axes.set_yticks(range(len(coverages)), [f"{coverage:g}" for coverage in coverages])
     axes.grid(visible=False)
-    axes.set_xlabel("delta: least gap")
-    axes.set_ylabel("least coverage")
-    axes.set_title("Selected capabilities by threshold (as configured: bold)", loc="left")
+    title = "Selected capabilities by threshold (as configured: bold)"
+    axes.set(title=title, xlabel="delta: least gap", ylabel="least coverage")
     legend = (
         "   ".join(f"{numbers[candidate['id']]} {candidate['name']}" for candidate in occurring)
         or "nothing is selected anywhere"
@@ -320,8 +323,7 @@ def training(results: Path) -> Figure:
                 look = {"color": "0.15", "linestyle": "--"} if name == GRPO else {"color": shade}
                 smooth = line[column].rolling(SMOOTH, min_periods=1).mean()
                 axes.plot(line["rollouts"], smooth, label=_adapter(str(name)), linewidth=1.4, **look)
-            axes.set_title(title, loc="left")
-            axes.set_ylim(-0.02, 1.02)
+            axes.set(title=title, ylim=(-0.02, 1.02))
         if adapters:
             panels_of[0].legend(fontsize=6.5, frameon=True)
     for axes in grid[-1]:
@@ -350,10 +352,9 @@ def kinds(results: Path) -> Figure:
         legend_label = rows[0]["label"] if rows else method
         axes.plot([row["pass_rate"] for row in rows], places, "o", color=colour, markersize=5, label=legend_label)
     axes.set_yticks(range(len(names)), names)
-    axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.set_xlim(-0.02, 1.02)
-    axes.set_xlabel("pass rate on the test split; differences by kind are not tested")
-    axes.set_title("Pass rate by task kind", loc="left")
+    limits = {"xlim": (-0.02, 1.02), "ylim": (len(names) - 0.5, -0.5)}
+    note = "pass rate on the test split; differences by kind are not tested"
+    axes.set(title="Pass rate by task kind", xlabel=note, **limits)
     figure.legend(loc="outside lower center", ncols=len(methods), frameon=False)
     sns.despine(figure, left=True)
     return figure

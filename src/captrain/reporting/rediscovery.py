@@ -60,8 +60,7 @@ def rediscovery(results: Path) -> "Figure":
             heights, [row["gap_low"] for row in rows], [row["gap_high"] for row in rows], color=colour, linewidth=1.4
         )
     shares.set_yticks(range(len(order)), [name.replace("_", " ") for name in order])
-    shares.set_ylim(len(order) - 0.5, -0.5)
-    shares.set_xlabel("share of all rollouts that fail and lack it")
+    shares.set(ylim=(len(order) - 0.5, -0.5), xlabel="share of all rollouts that fail and lack it")
     gaps.set_xlabel("gap, with its interval")
     shares.legend(frameon=True, fontsize=7.5, loc="lower right")
     figure.suptitle(TITLE, x=0.01, ha="left", fontsize=9)

@@ -62,7 +62,7 @@ def render(figures: Mapping[str, Callable[[], Figure]], out: Path) -> list[Path]
     paths: list[Path] = []
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # a matplotlibrc of the machine must not change a byte
-        sns.set_theme(context="paper", style="whitegrid", font="DejaVu Sans")
+        sns.set_theme("paper", "whitegrid", font="DejaVu Sans", rc={"axes.titlelocation": "left"})
         for name, make in figures.items():
             figure = make()
             figure.set_dpi(DPI)
@@ -145,7 +145,7 @@ def compare(groups: Mapping[str, Sequence[Line]], against: str, title: str, rate
         differences = figure.add_axes(((margin + wide + gap) / width, low, narrow / width, size), sharex=share[1])
         first = first or (rates, differences)
         _compare(rates, differences, rows)
-        rates.set_title(name, loc="left", fontsize=9)
+        rates.set_title(name, fontsize=9)
         last = name == list(groups)[-1]
         for axes in (rates, differences):
             axes.tick_params(labelbottom=last)
