@@ -1,17 +1,27 @@
 """Keys reach no file: refused where they are typed, taken out where somebody echoes them."""
 
 import base64
+import io
+import json
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 import yaml
+from rich.console import Console
 
-from captrain.config import compose_spec, load_choice, redacted, refuse_keys
+from captrain.config import Selection, compose_spec, load_choice, redacted, refuse_keys
+from captrain.diagnosis import diagnose, publish_diagnosis
 from captrain.errors import UserError
 from captrain.experiments import sweep
+from captrain.interop import read_logs
+from captrain.records import Label, Rollout, RolloutLabels, Score, Task, publish
+from captrain.reporting import show
+from captrain.reporting.pages.archive import Archive
+from captrain.reporting.pages.shards import shard_files
 
 ROOT = Path(__file__).parents[2]
 KEY = "sk-abcdefghijklmnop1234567890"
@@ -89,3 +99,87 @@ def test_a_secret_is_taken_out_in_every_spelling(spelling: Callable[[str], str])
     assert redacted("the model hf-internal-testing/tiny-random is not there", "x") == (
         "the model hf-internal-testing/tiny-random is not there"
     )
+
+
+FOREIGN = {
+    "sk-proj": "sk-proj-abcDEF1234567890abcdefGHI",
+    "github": "ghp_" + "a1B2" * 9,
+    "aws": "AKIAIOSFODNN7EXAMPLE",
+    "named": "AWS_SECRET_ACCESS_KEY=wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
+    "json": '{"api_key": "q9w8e7r6t5"}',
+    "header": base64.b64encode(b"Bearer abcdef1234567890").decode(),
+    "headers": base64.b64encode(b"Authorization: Bearer abcdef1234567890").decode(),
+    "percent": "sk%2Dproj%2DabcDEF1234567890abcdef",
+    "escaped": "sk\\u002dproj\\u002dabcDEF1234567890abcdef",
+    "discord": "M" + "a1" * 12 + ".abcdef." + "x" * 27,
+    "web token": "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2lnbmF0dXJl",
+    "address": "https://me:hunter2@host/v1",
+}
+SIGNS = ("abcDEF1234567890", "a1B2a1B2", "IOSFODNN7", "wJalrX", "q9w8e7", "QmVhcmVy", "QXV0aG9y", ".abcdef.", "eyJzdWI",
+         "hunter2")  # fmt: skip
+"""What of each of these would show it."""
+
+
+def test_keys_in_a_log_come_into_nothing_that_is_written_of_it_and_the_log_stays(tmp_path: Path) -> None:
+    words = " and ".join(FOREIGN.values())
+    call = {"id": "c", "function": {"name": "look_up", "arguments": json.dumps({"note": words})}}
+    rows = [
+        {"messages": [{"role": "user", "content": words}, {"role": "assistant", "content": "", "tool_calls": [call]},
+                      {"role": "tool", "tool_call_id": "c", "content": words}],
+         "reward": number % 2, "task_id": f"t {words}", "reference": [{"role": "assistant", "tool_calls": [call]}],
+         "tools": [{"name": "look_up", "description": words}]}
+        for number in range(4)
+    ]  # fmt: skip
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"messages": [{"role": words}]}]))
+    before, texts = log.read_bytes(), {}
+    selection = Selection(
+        delta=0.2, coverage=0.1, agreement=2, confidence=0.95, floor=0.0, resamples=10, ranking="product"
+    )
+    for keep in (False, True):
+        logs = read_logs([log], keep_secrets=keep)
+        paths = publish_diagnosis(diagnose(logs, selection, runs=2, count=4, seed=0), tmp_path / f"out {keep}")
+        texts[keep] = {path.name: path.read_text(errors="replace") for path in paths}
+    assert log.read_bytes() == before
+    assert not [(name, sign) for name, text in texts[False].items() for sign in SIGNS if sign in text]
+    assert all(sign in texts[True]["rollouts.jsonl"] for sign in SIGNS)
+
+
+def test_keys_in_rollouts_and_evidence_are_shown_on_no_page_and_by_no_command(tmp_path: Path) -> None:
+    words = " and ".join(FOREIGN.values())
+    rollout = Rollout(
+        id="r1", environment="e", task=Task(id="e/1", split="discovery", data={}), trial=0, purpose="diagnosis",
+        policy="p", outcome="failed", score=Score(reward=0, success=False), error=words,
+        messages=[{"role": "user", "content": words}, {"role": "assistant", "content": words}],
+    )  # fmt: skip
+    publish(tmp_path / "artifacts/rollouts/discovery.jsonl", [rollout])
+    label = Label(verdict="LACKING", evidence=words, message=0)
+    row = RolloutLabels(run=0, rollout="r1", outcome="failed", count=1, labels={"a": label})
+    publish(tmp_path / "artifacts/labels/labels.jsonl", [row])
+    with Archive(tmp_path) as archive:
+        text = "".join(str(piece) for _, content in shard_files(archive, ["a"], {}) for piece in content)
+    console = Console(width=500, file=io.StringIO(), record=True)
+    console.print(show.rollout(tmp_path, "r1"))
+    for shown in (text, console.export_text()):
+        assert "[redacted]" in shown and not [sign for sign in SIGNS if sign in shown]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "order #W2417020 of mia_li_3668, tokens: 4096, task-abcdefghijklmnopqrstuvwxyz-1, 0b1d7e6a4c2f4e0f8a9b7c6d",
+        '{"email":"mia.li3668@example.com","token": null,"path":"/usr/share/python3/dist-packages/yaml.py"}',
+        "https://example.com/a%20b%2Fc?x=1 basic economy, bearer of good news",
+    ],
+)
+def test_ordinary_text_keeps_its_bytes(text: str) -> None:
+    assert redacted(text) == text
+
+
+@pytest.mark.parametrize(
+    "piece", ["://", "://a:", "token: ", "a.", "eyJ", "%41", "%25", "//", "-----BEGIN PRIVATE KEY-----", "sk-", "1_"]
+)
+def test_no_text_takes_redaction_more_than_a_moment(piece: str) -> None:
+    begin = time.process_time()
+    redacted(piece * (200_000 // len(piece)))
+    assert time.process_time() - begin < 3

@@ -37,6 +37,9 @@ def diagnose(
     seed: Annotated[int, typer.Option(min=0, help="Of the resamples.")] = 0,
     scores: Annotated[Path | None, typer.Option(help="CSV of trace_id,reward, for traces without scores.")] = None,
     keep_suspects: Annotated[bool, typer.Option(help="Contrast rollouts of suspect references, too.")] = False,
+    keep_secrets: Annotated[
+        bool, typer.Option(help="Keep in all that is written what looks like a key in the logs, and is redacted else.")
+    ] = False,
     benchmark: Annotated[str, typer.Option(help="Whose tasks they are: a world's, or the project's.")] = "",
     tools_as: Annotated[Path | None, typer.Option(help="YAML or JSON of tool: read, write or handover.")] = None,
     clauses: Annotated[Path | None, typer.Option(help="YAML of policy clauses that records can decide.")] = None,
@@ -87,7 +90,7 @@ def diagnose(
         return
     if agreement > RUNS:
         raise UserError(f"--agreement {agreement} of {RUNS} labelling runs", f"say at most {RUNS}")
-    logs = read_logs(files or [], scores)
+    logs = read_logs(files or [], scores, keep_secrets=keep_secrets)
     if analyst == "openai":
         options = ModelOptions(model, endpoint_env, key_env, tokens, prices, dry_run)
         _judge(logs, selection, out, count, seed, options, keep_suspects=keep_suspects)

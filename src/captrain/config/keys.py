@@ -7,52 +7,134 @@ there it is refused before anything is written. A configuration names the variab
 
 import os
 import re
+from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from json import dumps
+from typing import Any, TypeVar
+from urllib.parse import quote, unquote
+
+from pydantic import BaseModel
 
 from captrain.errors import UserError
 
-TOKEN = r"\b(?:(?:sk|pk|rk)-|hf_|gh[pousr]_|github_pat_|xox[abprs]-|glpat-|AKIA|AIza)[A-Za-z0-9_-]{12,}"
-PASSWORD = r"(?<=:)[^\s:/@]{3,}(?=@[\w.-]+)"
-NAME = r"(?<![A-Za-z])[\w.]*(?:api_?key|token|secret|password|passwd|credential)s?"
-KEY = re.compile(rf"(?i){TOKEN}|(?<=bearer )[\w.~+/=-]{{8,}}|{PASSWORD}|({NAME}\s*[=:]\s*)(?![\d.]+\b)[^\s,;'\"]{{4,}}")
-"""Keys by their usual shapes, or by the name that they stand behind."""
+T = TypeVar("T")
+REDACTED = "[redacted]"
+TOKEN = r"\b(?:(?:sk|pk|rk)[-_]|hf_|gh[pousr]_|github_pat_|xox[abprs]-|glpat-|npm_|AKIA|ASIA|AIza)[A-Za-z0-9_-]{12,}"
+WEB_TOKEN = r"\beyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?"
+BLOCK = r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY[^-]{0,9}-----(?:(?!-----).){0,20000}(?:-----END [A-Z0-9 ]{0,60}-----)?"
+NAME = r"(?:(?:api|access|secret|private|account|signing)[_-]?key|token|secret|password|passwd|credential)s?"
+VALUE = r"(?:(?:bearer|basic) )?(?!(?:[\d.]+|null|none|true|false)\b)[^\s,;'\"\\(){}\[\]]{4,}"
+KEY = re.compile(
+    rf"(?is){TOKEN}|{WEB_TOKEN}|(\bbearer )(?=\S*\d)[\w.~+/=-]{{8,}}|(://[^\s/@:]{{0,99}}:)[^\s/@]{{1,999}}(?=@)|{BLOCK}"
+    rf"|({NAME}[\\'\"]{{0,4}}\s{{0,4}}[=:]\s{{0,4}}[\\'\"]{{0,4}}){VALUE}"
+)
+"""Keys by their usual shapes, or by the name that they stand behind, which stays."""
 SETTING = re.compile(rf"(?i){TOKEN}|(?<=://)[^\s/@]*:[^\s/@]+(?=@)")
 """Pattern of a key by its shape or a password in an address, which no setting may hold, whatever its name."""
 SECRET = re.compile(r"(?![A-Z_][A-Z0-9_]*$)(?=.*[A-Za-z])(?=.*\d)[\w.~+/=-]{12,}")
 """Pattern of a secret, which no setting may hold that is named as one: neither a number nor the name of a variable."""
 SHORTEST = 8
 """Characters of a value that is looked for in its other spellings: shorter ones stand in any text."""
+DETECTORS = {
+    **{"aws": "AWSKey", "azure_storage_key": "AzureStorageKey", "discord": "DiscordBotToken", "openai": "OpenAI"},
+    **{"github_token": "GitHubToken", "gitlab_token": "GitLabToken", "mailchimp": "Mailchimp"},
+    **{"pypi_token": "PypiToken", "sendgrid": "SendGrid", "slack": "Slack"},
+    **{"square_oauth": "SquareOAuth", "stripe": "Stripe", "telegram_token": "TelegramBotToken", "twilio": "TwilioKey"},
+}
+"""Detectors of detect-secrets that know a key by its own shape; those by entropy or by names take ordinary ids, and two
+take a time that grows as the square of a text."""
+RUN = re.compile(r"[^\s\"'<>]{16,}")
+"""Shortest text without a blank that a key of the detectors fits in."""
+SPELT = re.compile(r"[A-Za-z0-9+/_-]{24,}={0,2}|(?<![\w.~+/=-])[\w.~+/=-]*(?:(?:%|\\u00)[0-9A-Fa-f]{2}[\w.~+/=-]*)+")
+"""Text that may be another one in base64, or quoted for an address or for JSON."""
 
 
 def redacted(text: str, *secrets: str) -> str:
-    """Take out of a text what looks like a key, and secrets: those given, and the values of environment variables that
-    are named as keys are."""
+    """Take out of a text what looks like a key, in base64 and quoted, too, and secrets: those given, and the values of
+    environment variables that are named as keys are."""
     for secret in secrets:
-        text = text.replace(secret, "[redacted]") if secret else text
-    values = [value for name, value in os.environ.items() if re.search(r"(?i)key|token|secret|password", name)]
-    for value in (*secrets, *values):
-        text = without(text, value)
-    return KEY.sub(lambda match: f"{match[1] or ''}[redacted]", text)
+        text = without(text.replace(secret, REDACTED) if secret else text, secret)
+    return _without_keys(text, _forms_of_environment())
+
+
+def censored(value: T) -> T:
+    """Take what looks like a key out of all texts of a JSON value or a record; the value itself where there is none."""
+    return _censored(value, _forms_of_environment())
+
+
+def _censored(value: Any, forms: Sequence[str]) -> Any:
+    if isinstance(value, str):
+        return _without_keys(value, forms)
+    if isinstance(value, list):
+        return [_censored(element, forms) for element in value]
+    if isinstance(value, dict):
+        return {_censored(name, forms): _censored(element, forms) for name, element in value.items()}
+    if isinstance(value, BaseModel):
+        fields = {name: getattr(value, name) for name in value.model_fields_set}
+        clean = _censored(fields, forms)
+        return value if clean == fields else value.model_copy(update=clean)
+    return value
+
+
+def _without_keys(text: str, forms: Sequence[str]) -> str:
+    if len(text) < SHORTEST:
+        return text
+    for form in forms:
+        text = text.replace(form, REDACTED)
+    text = KEY.sub(lambda match: f"{match[match.lastindex] if match.lastindex else ''}{REDACTED}", text)
+    if not RUN.search(text):
+        return text
+    text = RUN.sub(lambda run: _detectors().sub(REDACTED, run[0]), text)
+    return SPELT.sub(lambda run: REDACTED if _hides_key(run[0]) else run[0], text)
+
+
+def _hides_key(run: str) -> bool:
+    if "%" in run or "\\" in run:
+        text = unquote(run.replace("\\u00", "%"))
+    else:
+        try:
+            text = b64decode(run.rstrip("=").translate({45: "+", 95: "/"}) + "=" * (-len(run.rstrip("=")) % 4)).decode()
+        except ValueError:
+            return False
+    return len(text) < len(run) and redacted(text) != text
+
+
+@cache
+def _detectors() -> re.Pattern[str]:
+    """Join the patterns of the detectors to one."""
+    patterns: list[re.Pattern[str]] = []
+    for module, name in DETECTORS.items():  # a quarter of a second to import
+        patterns += getattr(import_module(f"detect_secrets.plugins.{module}"), f"{name}Detector").denylist
+    return re.compile(
+        "|".join(f"(?{'i' if pattern.flags & re.IGNORECASE else ''}:{pattern.pattern})" for pattern in patterns)
+    )
 
 
 def without(text: str, secret: str) -> str:
     """Take a secret out of a text, however it is spelt there; one that is too short to be any is left."""
     for form in _forms(secret) if len(secret) >= SHORTEST else ():
-        text = text.replace(form, "[redacted]")
+        text = text.replace(form, REDACTED)
     return text
 
 
 def _forms(value: str) -> Iterator[str]:
     """Yield a value as it is, and as an answer may echo it: quoted for an address, in JSON, base64, hexadecimal."""
-    from base64 import b64encode
-    from json import dumps
-    from urllib.parse import quote
-
     yield value
     yield quote(value, safe="")
     yield dumps(value)[1:-1]
     yield b64encode(value.encode()).decode().rstrip("=")
     yield value.encode().hex()
+
+
+def _names() -> list[str]:
+    return [name for name in os.environ if re.search(r"(?i)key|token|secret|password", name)]
+
+
+def _forms_of_environment() -> list[str]:
+    values = [os.environ[name] for name in _names()]
+    return [form for value in values if len(value) >= SHORTEST for form in dict.fromkeys(_forms(value))]
 
 
 def refuse_keys(overrides: Sequence[str]) -> None:
@@ -63,7 +145,7 @@ def refuse_keys(overrides: Sequence[str]) -> None:
     """
     for override in overrides:
         name, _, value = override.partition("=")
-        is_secret = bool(re.fullmatch(rf"(?i)\+*{NAME}", name) and SECRET.fullmatch(value))
+        is_secret = bool(re.search(rf"(?i){NAME}$", name) and SECRET.fullmatch(value))
         if is_secret or SETTING.search(override) or _is_of_environment(value):
             raise UserError(
                 f"the setting {redacted(name)} holds what looks like a key, and would be written into files that are "
@@ -84,5 +166,4 @@ def refuse_keys_in(data: Mapping[str, object], prefix: str = "") -> None:
 
 
 def _is_of_environment(value: str) -> bool:
-    names = [name for name in os.environ if re.search(r"(?i)key|token|secret|password", name)]
-    return len(value) >= SHORTEST and any(os.environ[name] == value for name in names)
+    return len(value) >= SHORTEST and any(os.environ[name] == value for name in _names())

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 from captrain.capabilities import SUSPECT
-from captrain.config import redacted
 from captrain.diagnosis.advice import Advice
 from captrain.diagnosis.diagnosis import LIST_LENGTH, Diagnosis
 from captrain.diagnosis.explained import Explained
@@ -162,9 +161,9 @@ def _plain(value: object) -> str:
 
 
 def words(text: str) -> str:
-    """Text of the logs in one line of the page: no markup, no sign that a terminal obeys, no key. An underscore within
+    """Text of the logs in one line of the page: no markup, no sign that a terminal obeys. An underscore within
     a word is none, and identifiers are full of them."""
-    return re.sub(r"(?<=\w)\\_(?=\w)", "_", as_markdown(redacted(" ".join(text.split()))))
+    return re.sub(r"(?<=\w)\\_(?=\w)", "_", as_markdown(" ".join(text.split())))
 
 
 def _method(diagnosis: Diagnosis) -> str:

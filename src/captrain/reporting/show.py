@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from captrain.capabilities import read_selection
+from captrain.config import censored
 from captrain.contract import calls_of
 from captrain.errors import UserError
 from captrain.evaluation import ComparisonRow, arm_indices
@@ -79,7 +80,7 @@ def rollouts(root: Path, outcome: str | None, limit: int) -> Table:
     """Tabulate the first `limit` rollouts, of one outcome if given."""
     matches = [match for match in all_rollouts(root) if outcome is None or match.outcome == outcome]
     table = _columns("rollouts", "id", "purpose", "task", "trial", "adapter", "outcome", "reward", "leaves reference")
-    for match in matches[:limit]:
+    for match in map(censored, matches[:limit]):
         first = divergence(match.messages, match.reference).first
         table.add_row(
             *(match.id, match.purpose, match.task.id, str(match.trial), match.adapter or "base"),
@@ -95,7 +96,7 @@ def rollout(root: Path, name: str) -> RenderableType:
     """Render one rollout, its messages with the divergence from the reference marked."""
     by_id = {entry.id: entry for entry in all_rollouts(root)}
     name = _pick("rollout", name, by_id)
-    entry = by_id[name]
+    entry = censored(by_id[name])
     facts = {
         "task": f"{entry.task.id} of {entry.environment} ({entry.task.split} split), trial {entry.trial}, "
         f"for {entry.purpose}",

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from pathlib import Path
 
+from captrain.config import censored
 from captrain.contract import calls_of
 from captrain.errors import UserError
 from captrain.interop.logs.document import JsonDocument
@@ -68,13 +69,14 @@ class Logs:
         return sum(source["skipped"] for source in self.sources)
 
 
-def read_logs(paths: Sequence[Path], scores: Path | None = None) -> Logs:
+def read_logs(paths: Sequence[Path], scores: Path | None = None, *, keep_secrets: bool = False) -> Logs:
     """Read files and folders, each by what it holds.
 
     Args:
         paths: files of any format that docs/diagnose.md lists; ToolSandbox and tau2 1.0 result folders; any other
             folder is searched for files.
         scores: a CSV of `trace_id,reward`, for spans, which hold no reward.
+        keep_secrets: whether what looks like a key stays in the texts.
 
     Raises:
         UserError: a path does not exist, there is not one rollout in all of them, or most entries of a file do not
@@ -83,6 +85,7 @@ def read_logs(paths: Sequence[Path], scores: Path | None = None) -> Logs:
     from captrain.interop.logs.spans import read_scores
 
     rewards = read_scores(scores) if scores is not None else {}
+    censor = (lambda value: value) if keep_secrets else censored
     rollouts, calls = Spool(Rollout), _CallShapes()
     skipped: list[Skipped] = []
     sources: list[JsonObject] = []
@@ -101,8 +104,10 @@ def read_logs(paths: Sequence[Path], scores: Path | None = None) -> Logs:
             counts["entries"] += 1
             counts["imported" if isinstance(entry, Rollout) else "skipped"] += 1
             if isinstance(entry, str):
-                skipped += [Skipped(path.name, plain(place), plain(entry))] if len(skipped) < LIST_LENGTH else []
+                reason = plain(censor(entry))
+                skipped += [Skipped(path.name, plain(place), reason)] if len(skipped) < LIST_LENGTH else []
             elif source.file not in digests:  # a file given twice counts once
+                entry = censor(entry)  # noqa: PLW2901
                 rollouts.add(entry)
                 calls.add(entry)
         if counts["skipped"] > counts["imported"] and counts["entries"] > FEW_ENTRIES:
@@ -115,8 +120,8 @@ def read_logs(paths: Sequence[Path], scores: Path | None = None) -> Logs:
             )
         digests.add(source.file)
         sources.append({"file": path.name, **source.about, **counts})
-        tools |= source.tools
-        policies |= source.policies
+        tools |= censor(source.tools)
+        policies |= censor(source.policies)
     if not rollouts:
         reasons = [f"{entry.source}, {entry.place}: {entry.reason}" for entry in skipped[:5]]
         names = ", ".join(path.name for path in paths)
@@ -141,7 +146,7 @@ def logs_of_rollouts(rollouts: Iterable[Rollout]) -> Logs:
         UserError: there are none.
     """
     spool, calls = Spool(Rollout), _CallShapes()
-    for rollout in rollouts:
+    for rollout in map(censored, rollouts):
         spool.add(rollout)
         calls.add(rollout)
     if not spool:

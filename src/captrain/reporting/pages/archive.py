@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from captrain.baselines import acting_stages
 from captrain.capabilities import demands, is_majority, labels_of_rollouts
+from captrain.config import censored
 from captrain.evaluation import Arms
 from captrain.records import IndexEntry, JsonObject, Rollout, RolloutLabels, scan
 from captrain.reporting import loaders
@@ -171,10 +172,11 @@ class Archive:
 
     def _labels_of(self, rollout: str) -> list[RolloutLabels]:
         places = self._database.execute("SELECT place FROM label WHERE rollout = ? ORDER BY rowid", (rollout,))
-        return [RolloutLabels.model_validate_json(self._line(LABELS, place)) for (place,) in places.fetchall()]
+        lines = (self._line(LABELS, place) for (place,) in places.fetchall())
+        return [censored(RolloutLabels.model_validate_json(line)) for line in lines]
 
     def _rollout(self, part: str, place: int) -> Rollout:
-        return Rollout.model_validate_json(self._line(loaders.ROLLOUTS[part], place))
+        return censored(Rollout.model_validate_json(self._line(loaders.ROLLOUTS[part], place)))
 
     def _line(self, name: str, place: int) -> bytes:
         if name not in self._files:
