@@ -219,8 +219,12 @@ class Subject:
     @property
     def count(self) -> int:
         """Number of tasks that are checked: as many as asked for, or all that there are."""
-        size = self.once("size", "", lambda: self.target.size("training"))
-        return self.bounds.seeds if size is None else min(size, self.bounds.seeds)
+        return self.bounds.seeds if self.size is None else min(self.size, self.bounds.seeds)
+
+    @property
+    def size(self) -> int | None:
+        """Number of training tasks, as first answered; None: as many as one asks for."""
+        return self.once("size", "", lambda: self.target.size("training"))
 
     @property
     def all_tasks(self) -> list[Task]:
@@ -374,8 +378,13 @@ def at_least(name: str, value: float, bound: float, detail: str = "", task: str 
     )
 
 
-def mean_at_most(name: str, rewards: dict[str, float], bound: float) -> Check:
-    """A check of the mean reward over tasks; the task with the highest shows a failure."""
+def mean_at_most(name: str, rewards: dict[str, float], bound: float, each: float = 1.0) -> Check:
+    """A check of the mean reward over tasks, of which none may have more than `each`; the task with the highest shows a
+    failure."""
     most = max(rewards, key=lambda task: rewards[task])
     mean = sum(rewards.values()) / len(rewards)
-    return at_most(name, mean, bound, f"most on this task: {rewards[most]:.3g}", most)
+    check = at_most(name, mean, bound, f"most on this task: {rewards[most]:.3g}", most)
+    if not check.passed or rewards[most] <= each:
+        return check
+    detail = f"{rewards[most]:.3g} on this task, {sum(reward > each for reward in rewards.values())} like it"
+    return check.model_copy(update={"passed": False, "detail": detail, "task": most})
