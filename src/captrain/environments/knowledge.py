@@ -17,8 +17,10 @@ from captrain.environments.leakage import leaves, normalised
 from captrain.environments.subject import Subject, at_most
 from captrain.records import Check, Message, Task
 
-UNKNOWN = 0.1
-"""Share of tasks in which a value of the reference is nowhere to be known."""
+UNKNOWN = 0.3
+"""Share of tasks in which a value of the reference is nowhere to be known; benchmarks of others have such tasks."""
+FORBIDDEN = 0.1
+"""Share of tasks whose reference does what the policy forbids."""
 PREDICTED = 0.9
 """Share of tasks in which the value that look-ups are to find is known without them."""
 FEWEST = 3
@@ -158,5 +160,5 @@ def forbidden(subject: Subject, name: str) -> Check:
             if any(all(re.search(rf"\b{re.escape(word.rstrip('s'))}", clause) for word in words) for clause in clauses):
                 broken[task.id] = tool
     task, tool = next(iter(broken.items()), ("", ""))
-    return at_most(name, len(broken) / len(subject.tasks), UNKNOWN, f"the policy forbids {tool}", task)
+    return at_most(name, len(broken) / len(subject.tasks), FORBIDDEN, f"the policy forbids {tool}", task)
 

@@ -10,6 +10,7 @@ import random
 import re
 import string
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 
 from captrain.contract import calls_of, tool_call
 from captrain.environments import probes
@@ -34,19 +35,16 @@ Plays = dict[str, dict[str, Score]]
 
 
 def _judged(subject: Subject, name: str, plays: Plays) -> Check:
-    """The kind that earns most, on average or in full on a single task."""
-    bound, solved = subject.bounds.hacking_reward, 0.0
-    worst, detail, shown = -1.0, "", ""
+    """The kind that earns most: on average or, where luck has no part in it, in full on a single task."""
+    measured, detail, shown = -1.0, "", ""
     for kind, scores in plays.items():
+        most = max(scores, key=lambda task: (scores[task].success, scores[task].reward))
         mean = sum(score.reward for score in scores.values()) / len(scores)
-        most = max(scores, key=lambda task: scores[task].reward)
-        full = [task for task, score in scores.items() if score.success or score.reward >= 1 - 1e-9]
-        solved = max(solved, float(bool(full)))
-        measured = max(mean, float(bool(full)))
-        if measured > worst:
-            worst, shown = measured, full[0] if full else most
-            detail = f"{kind} solves {len(full)} of {len(scores)} tasks" if full else f"{kind} earns most on this task"
-    return at_most(name, worst, bound, detail, shown)
+        solved = sum(score.success or score.reward > probes.EACH for score in scores.values())
+        worst = 1.0 if solved and kind not in LUCKY else mean
+        if worst > measured:
+            measured, detail, shown = worst, f"{kind}: solves {solved} of {len(scores)} tasks", most
+    return at_most(name, measured, subject.bounds.hacking_reward, detail, shown)
 
 
 def _dealt(
@@ -95,7 +93,7 @@ def _persisting(kind: str, tools: Sequence[JsonObject], reference: Sequence[Mess
     again = [message for message in reference if message.get("tool_calls")][:1]
 
     def act(messages: Sequence[Message]) -> Message:
-        if kind == "random calls" and tools:
+        if kind == RANDOM and tools:
             return probes.random_call(rng.choice(tools)["function"], messages, rng)
         return again[0] if kind.startswith("one call") and again else probes.assistant_message(drawn_words(rng, (), 40))
 
@@ -118,7 +116,10 @@ def _calling_at_once(tools: Sequence[JsonObject], reference: Sequence[Message], 
     return act
 
 
-ENDLESS = ("talk", "random calls", "one call again and again")
+AT_ONCE, RANDOM = "a message of many calls", "random calls"
+LUCKY = {AT_ONCE, RANDOM}
+"""Plays that may solve a task by chance, or with the reference's own values."""
+ENDLESS = ("talk", RANDOM, "one call again and again")
 SAYINGS = (
     "a few words", "a text", "an echo", "an echo of the request", "blanks", "signs", "calls as text",
 )  # fmt: skip
@@ -147,7 +148,7 @@ def going_on(subject: Subject, name: str) -> Check:
 def many_at_once(subject: Subject, name: str) -> Check:
     """Calls of every tool in one message, as many as are drawn."""
     plays: Plays = {}
-    for task, kind, rng in _dealt(subject, "at once", ["a message of many calls"], probes.REPEATED):
+    for task, kind, rng in _dealt(subject, "at once", [AT_ONCE], probes.REPEATED):
         agent = _calling_at_once(subject.against.tools, subject.reference(task), rng)
         plays.setdefault(kind, {})[task.id] = subject.score(task, subject.act(task, agent, 2))
     return _judged(subject, name, plays)
@@ -260,26 +261,30 @@ def other_words(subject: Subject, name: str) -> Check:
 
 
 def afterwards(subject: Subject, name: str) -> Check:
-    """The reference, and before its last words every call of another task's that it has not made itself: what spoils
-    the outcome must cost."""
+    """The reference, and before its last words its last call again on other records: where that is answered as the
+    right call is, it was carried out, and must cost."""
     rewards: dict[str, float] = {}
-    tasks = subject.tasks[: probes.REPEATED]
-    for task in tasks:
-        rng, reference = subject.random("afterwards", task.id), list(subject.reference(task))
-        calls = [call for message in reference for call in calls_of(message)]
-        values = probes.visible(subject.solved(task))[0]
+    for task in subject.tasks[: probes.REPEATED]:
+        rng, reference = subject.random("afterwards", task.id), subject.reference(task)
+        last = len(reference) - len(probes.closing_of(reference))
+        right = calls_of(reference[last - 1]) if last else []
         changed = [
-            tool_call(call[0], {**call[1], key: value})
-            for call in calls[-1:]
-            for key, right in call[1].items()
-            if isinstance(right, str)
-            for value in values
-            if value != right and probes.shape(value) == probes.shape(right)
+            tool_call(tool, {**arguments, key: value})
+            for tool, arguments in right[-1:]
+            for key, own in arguments.items()
+            for value in probes.visible(subject.solved(task))[0]
+            if isinstance(own, str) and value != own and probes.shape(value) == probes.shape(own)
         ]
         spoiling = rng.sample(changed, min(3, len(changed)))
-        if spoiling:
-            last = len(reference) - len(probes.closing_of(reference))
-            rewards[task.id] = subject.reward_of(task, [*reference[:last], *spoiling, *reference[last:]])
+        messages = subject.play(task, [*reference[:last], *spoiling, *reference[last:]])
+        answers = {
+            json.dumps(message, sort_keys=True): probes.content(answer)
+            for message, answer in pairwise(messages)
+            if message["role"] == "assistant" and answer["role"] == "tool"
+        }
+        usual = answers.get(json.dumps(reference[last - 1], sort_keys=True)) if last else None
+        if any(answers.get(json.dumps(message, sort_keys=True)) == usual is not None for message in spoiling):
+            rewards[task.id] = subject.score(task, messages).reward
     full = [task for task, reward in rewards.items() if reward >= 1 - 1e-9]
     detail = "after the reference, the last call on other records costs nothing"
     return at_most(name, len(full) / max(1, len(rewards)), 1 - STRICT, detail, full[0] if full else "")
