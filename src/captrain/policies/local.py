@@ -14,7 +14,7 @@ from pydantic import Field
 
 from captrain.errors import UserError
 from captrain.execution import prepare_torch
-from captrain.models import DENSE, Chat, expert_place, guide, read_plain_lora
+from captrain.models import DENSE, Chat, expert_place, guide, read_plain_lora, trusts_code
 from captrain.policies.policy import ClosedQuestion, Play, outgrown
 from captrain.records import JsonObject, Message, digest, file_digest, read_json
 
@@ -203,8 +203,9 @@ def load_model(folder: Path, identity: str) -> tuple[Any, Any, "State", Any]:
     from transformers import AutoConfig, AutoTokenizer
 
     weights = sorted(folder.glob("*.safetensors"))
-    config: Any = AutoConfig.from_pretrained(folder)
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    trust = trusts_code(folder)
+    config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=trust)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust)
     rope = getattr(config, "rope_parameters", None) or {}
     if (
         config.model_type in DENSE
@@ -220,7 +221,9 @@ def load_model(folder: Path, identity: str) -> tuple[Any, Any, "State", Any]:
     import torch
     from transformers import AutoModelForCausalLM
 
-    loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, output_loading_info=True, trust_remote_code=trust
+    )
     module, report = loaded
     check_complete(set(), report["missing_keys"])
     return config, tokenizer, dict(module.eval().state_dict()), module
