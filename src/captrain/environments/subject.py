@@ -9,6 +9,7 @@ file cannot know: a digest over its own bytes and the run's seed, which never en
 on the tasks that everybody looks at, and pays on others, is looked at where it pays.
 """
 
+import ast
 import inspect
 import random
 import time
@@ -113,6 +114,16 @@ def _checked_messages(raw: Any) -> list[Message]:
     return raw
 
 
+def _read(text: str) -> str:
+    """A file's text, and behind it the texts in it as they are when it runs, whatever they are written with."""
+    try:
+        nodes = ast.walk(ast.parse(text))
+        constants = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return text
+    return "\n".join([text, *constants])
+
+
 class Subject:
     """An environment under examination.
 
@@ -140,7 +151,7 @@ class Subject:
         self._reopen = reopen
         self.target, self.path, self.against, self.evidence = target, path, against, evidence
         source = read_bytes(path)
-        self.bounds, self.text = against.bounds, source.decode(errors="replace")
+        self.bounds, self.text = against.bounds, _read(source.decode(errors="replace"))
         self._key, self._seconds = digest("passport", bytes_digest(source), seed), seconds
         self._end, self._waited = None if seconds is None else time.monotonic() + seconds, waited()
         self.task_id = ""

@@ -88,6 +88,8 @@ class Chat:
 
     def _ids(self, text: str) -> list[int]:
         pieces = self._split.split(text) if SPLIT in text else [text]
+        if len(text) > REMEMBERED:  # a batch lets other threads go on meanwhile
+            return [i for piece in self._core.encode_batch(pieces, add_special_tokens=False) for i in piece.ids]
         return [i for piece in pieces if piece for i in self._core.encode(piece, add_special_tokens=False).ids]
 
     def _as_text(self, value: Any) -> Any:

@@ -5,6 +5,7 @@ fast as the base).
 """
 
 import copy
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 LONGEST = 8192
 """Tokens of the longest dialogue, where the model itself could take more."""
+CHATS = 16
+"""Sets of tools whose renderers are kept: requests to a server may bring another one each."""
 MODEL_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
 
 
@@ -67,6 +70,8 @@ class LocalPolicy:
         identity = file_digest(*(model / name for name in MODEL_FILES), *templates, *weights)
         try:
             self.config, self.tokenizer, self.state, self.module = load_model(model, identity)
+        except UserError:
+            raise
         except Exception as error:
             files = ", ".join(unreadable([*(model / name for name in MODEL_FILES), *weights]))
             raise UserError(
@@ -75,15 +80,12 @@ class LocalPolicy:
             ) from error
         self.max_length: int = min(self.config.max_position_embeddings, LONGEST)
         self.digest = digest(identity, temperature, max_turns, max_tokens, self.guidance, precision)
-        self._chats: dict[str, Chat] = {}
+        self._chats = lru_cache(CHATS)(lambda tools: Chat(self.tokenizer, json.loads(tools)))
         self._adapter, self._decoder = "", None
 
     def chat(self, tools: list[JsonObject]) -> Chat:
         """Return the dialogue renderer for a set of tools."""
-        key = digest(tools)
-        if key not in self._chats:
-            self._chats[key] = Chat(self.tokenizer, tools)
-        return self._chats[key]
+        return self._chats(json.dumps(tools))
 
     def scores(self, prompt: Sequence[int], tokens: Sequence[int], adapter: str = "") -> list[float]:
         """Score each of some tokens to come next, among these, at temperature 1: log-probabilities."""
