@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from captrain.errors import UserError
-from captrain.records import JsonObject, file_digest, read_json
+from captrain.records import JsonObject, file_digest, read_bytes, read_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -56,7 +56,7 @@ def trusts_code(source: Path | str, revision: str | None = None) -> bool:
 
             cached = try_to_load_from_cache(str(source), name, revision=revision)
             path = Path(cached) if isinstance(cached, str) else path
-        if path.is_file() and "auto_map" in read_json(path, JsonObject, "download the whole model"):
+        if path.is_file() and b'"auto_map"' in read_bytes(path):
             raise UserError(
                 f"model {source} brings Python code of its own ({name} has auto_map), which would run with your rights",
                 f"choose a model that transformers knows, or read its code and set {TRUST}=1",
