@@ -131,7 +131,7 @@ def make_trainer(policy: LocalPolicy, model: Path, precision: str, folder: str) 
         disable_tqdm=True,
     )
     trainer = Timed(
-        model=AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, precision)),
+        model=AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, precision), trust_remote_code=False),
         args=config,
         train_dataset=Dataset.from_list([{"prompt": [{"role": "user", "content": ""}]}]),
         processing_class=policy.tokenizer,

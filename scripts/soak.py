@@ -42,6 +42,7 @@ BODIES: tuple[bytes, ...] = (
     json.dumps({**CHAT, "max_tokens": -1}).encode(),
     json.dumps({**CHAT, "messages": []}).encode(),
     json.dumps({**CHAT, "tools": [{"type": "function", "function": {"name": "a", "parameters": []}}]}).encode(),
+    json.dumps({**CHAT, "messages": [{"role": "user", "content": "a b 1 " * 300_000}]}).encode(),
     b'{"model": ' + b"[" * 5000,
     b"\xff\xfe",
 )
@@ -127,9 +128,16 @@ def soak_server(model: Path, seconds: float) -> Readings:
         def ask(draw: random.Random) -> str:
             connection = http.client.HTTPConnection("127.0.0.1", int(address), timeout=30)
             try:
-                connection.request(
-                    "POST", "/v1/chat/completions", draw.choice(BODIES), {"Content-Type": "application/json"}
-                )
+                path, body = "/v1/chat/completions", draw.choice(BODIES)
+                if draw.random() < 0.2:
+                    # What nobody has asked before, and nobody will again: another tool, another text.
+                    name = f"tool_{draw.getrandbits(64):x}"
+                    tool = {"type": "function", "function": {"name": name, "description": name * 20}}
+                    said = [{"role": "user", "content": f"{name} " * draw.randint(1, 20)}]
+                    body = json.dumps({**CHAT, "messages": said, "tools": [tool]}).encode()
+                elif draw.random() < 0.05:
+                    path, body = "/v1/load_lora_adapter", b'{"lora_name": "a", "lora_path": "a\\u0000b"}'
+                connection.request("POST", path, body, {"Content-Type": "application/json"})
                 if draw.random() < 0.1:
                     return "left early"
                 return str(connection.getresponse().status)

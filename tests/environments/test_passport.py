@@ -35,6 +35,7 @@ DEFAULT = compose_spec("default", 0, [], CONF)
 BENCHMARK = load_benchmark(DEFAULT.benchmark)
 AGAINST = make_standard(BENCHMARK, DEFAULT.evaluation.tasks, DEFAULT.environments)
 FEW = 6
+HIDDEN = "\u200b"
 
 SANDBOXED = {
     "another_reward_in_another_process", "other_tasks_in_another_process", "other_observations_each_time",
@@ -219,7 +220,10 @@ def test_what_raises_fails_the_checks_that_met_it_and_the_others_still_run(
     tmp_path: Path, change: str, met: set[str], said: str
 ) -> None:
     checks = found(tmp_path, changed(change), sandboxed=True)
-    assert met <= failed(checks) <= met | {"spread of rewards"}
+    assert met <= failed(checks) <= met | {
+        "spread of rewards", "tasks that need no look-up", "tasks that other words fail",
+        "tasks with a success that is none",
+    }  # fmt: skip
     for name in met:
         assert said in checks[name].detail and checks[name].task.startswith("careful_search/training/")
         assert checks[name].measured is None
@@ -270,6 +274,7 @@ def copied(test: Task) -> dict[str, str]:
         "def make(self, split, index):\n    data = super().make(split, index)\n"
         "    return {**data, 'source': self.copied} if index == 2 else data",
         "its words in the file": f"example = {opening!r}",
+        "its words in the file, with what nobody sees between the letters": "example = " + repr(HIDDEN.join(opening)),
         "its id in the file": f"source = {test.id!r}",
         "its id in the data": "def make(self, split, index):\n    more = {'source': '/'.join(['servicedesk-mixed', "
         f"'test', {test.id[-5:]!r}])}}\n    return {{**super().make(split, index), **more}}",

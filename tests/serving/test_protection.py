@@ -223,3 +223,72 @@ def test_a_port_that_is_taken_is_one_message(tiny: Path, captrain, tmp_path: Pat
         port = taken.getsockname()[1]
         status, _, err = captrain(tmp_path, "serve", str(tiny), "--port", str(port))
     assert status == 2 and f"captrain serve cannot listen on 127.0.0.1, port {port}" in err
+
+
+def test_a_token_may_hold_letters_beyond_ascii(server: Server) -> None:
+    with serving(server, Protection(token="gehe\u00efm-\u65e5", hosts=("127.0.0.1",), seconds=1.0)) as place:
+        head = "GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nAuthorization: Bearer "
+        assert b" 200 " in send(place, f"{head}gehe\u00efm-\u65e5\r\n\r\n")
+        for wrong in ("gehe?m-?", "geheim", "gehe\u00efm-?"):
+            assert b" 401 " in send(place, f"{head}{wrong}\r\n\r\n")
+    with serving(server, Protection(token="gehe\u00efm", hosts=("127.0.0.1",), seconds=1.0)) as place:
+        for form in ("latin-1", "utf-8"):
+            with socket.create_connection(place, timeout=20) as channel:
+                channel.sendall(f"{head}gehe\u00efm\r\n\r\n".encode(form))
+                assert b" 200 " in channel.recv(1 << 16)
+
+
+def test_a_prompt_that_is_far_too_long_is_refused_unread_and_keeps_nobody_waiting(server: Server) -> None:
+    with serving(server, Protection(seconds=20.0)) as place:
+        for content in ("a b 1 " * 320_000, "a b 1 " * 20_000):
+            long = {**ASK, "messages": [{"role": "user", "content": content}]}
+            outcome: list[int] = []
+            asking = threading.Thread(target=lambda body=long: outcome.append(request(place, "/v1/chat/completions", body)[0]))
+            asking.start()
+            longest = 0.0
+            while asking.is_alive():
+                began = time.monotonic()
+                assert request(place, "/health")[0] == 200
+                longest = max(longest, time.monotonic() - began)
+            assert outcome == [400] and longest < 5
+    chat = server.policy.chat([])
+    assert chat._encoded.cache_info().currsize <= chat._encoded.cache_info().maxsize == 2048  # type: ignore[operator]
+
+
+def test_a_server_keeps_the_renderers_of_few_sets_of_tools(server: Server) -> None:
+    for number in range(40):
+        server.policy.chat([{"type": "function", "function": {"name": f"tool_{number}"}}])
+    assert server.policy._chats.cache_info().currsize == 16
+
+
+def test_connections_that_ask_nothing_take_no_place_from_one_that_asks(server: Server) -> None:
+    config = uvicorn.Config(
+        application(server), host="127.0.0.1", port=0, log_level="critical", http=PunctualProtocol, limit_concurrency=20
+    )
+    PunctualProtocol.seconds = 20.0
+    runner = uvicorn.Server(config)
+    thread = threading.Thread(target=runner.run, daemon=True)
+    thread.start()
+    while not runner.started:
+        time.sleep(0.01)
+    place = runner.servers[0].sockets[0].getsockname()
+    idle = [socket.create_connection(place, timeout=20) for _ in range(60)]
+    try:
+        assert [request(place, "/v1/models")[0] for _ in range(5)] == [200] * 5
+    finally:
+        for channel in idle:
+            channel.close()
+        runner.should_exit = True
+        thread.join(10)
+
+
+def test_an_adapter_s_path_that_is_none_and_one_to_a_device_are_refused(server: Server, adapter: Path) -> None:
+    linked = adapter.parent / "linked"
+    shutil.copytree(adapter, linked)
+    (linked / "adapter_model.safetensors").unlink()
+    (linked / "adapter_model.safetensors").symlink_to("/dev/zero")
+    with serving(server, Protection(seconds=20.0)) as place:
+        for path in ("a\0b", "x" * 5000, f"{adapter.parent}/{'y' * 300}", str(linked)):
+            status, text = request(place, "/v1/load_lora_adapter", {"lora_name": "a", "lora_path": path})
+            assert status in (400, 403) and "Traceback" not in text
+        assert "no regular file" in text

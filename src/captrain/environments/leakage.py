@@ -7,6 +7,7 @@ one that the file hides from itself, is not found.
 """
 
 import re
+import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
@@ -35,9 +36,17 @@ def leaves(value: object) -> Iterator[str]:
         yield str(value)
 
 
+def normalised(text: str) -> str:
+    """A text as it is compared: compatibility forms (NFKC) in lower case, signs that nobody sees left out."""
+    if text.isascii():
+        return text.lower()
+    shown = "".join(sign for sign in unicodedata.normalize("NFKC", text) if unicodedata.category(sign) != "Cf")
+    return shown.lower()
+
+
 def runs(text: str) -> set[str]:
     """The runs of words in a text."""
-    words = re.findall(r"\w+", text.lower())
+    words = re.findall(r"\w+", normalised(text))
     return {" ".join(words[start : start + WORDS]) for start in range(len(words) - WORDS + 1)}
 
 
@@ -108,8 +117,8 @@ class HeldOutTasks:
 
     def quoted_id(self, text: str) -> str:
         """A test task's id in a text, or ""."""
-        candidates = (name for name in self.ids if len(name) >= LEAST_ID and not name.isdigit())
-        return next((name for name in candidates if name in text and _stands(name, text)), "")
+        candidates, text = (name for name in self.ids if len(name) >= LEAST_ID and not name.isdigit()), normalised(text)
+        return next((name for name in candidates if (same := normalised(name)) in text and _stands(same, text)), "")
 
 
 def _stands(name: str, text: str) -> bool:

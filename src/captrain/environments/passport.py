@@ -13,7 +13,7 @@ from pathlib import Path
 
 from captrain.config import Environments
 from captrain.contract import Target, calls_of
-from captrain.environments import probes
+from captrain.environments import knowledge, probes, shortcuts
 from captrain.environments.leakage import SHARE, leaves, runs, runs_of
 from captrain.environments.subject import Standard, Subject, at_least, at_most, mean_at_most
 from captrain.environments.worlds import Reopening
@@ -148,7 +148,7 @@ def _reference(subject: Subject, name: str) -> Check:
 
 def _idle(subject: Subject, name: str) -> Check:
     rewards = {task.id: subject.idle(task).reward for task in subject.tasks}
-    return mean_at_most(name, rewards, subject.bounds.idle_reward)
+    return mean_at_most(name, rewards, subject.bounds.idle_reward, probes.EACH)
 
 
 def _same_play(subject: Subject, name: str) -> Check:
@@ -166,6 +166,8 @@ def _same_play(subject: Subject, name: str) -> Check:
             return _exact(name, False, "the same actions meet other observations", task.id)
         if subject.score(task, subject.solved(task)) != subject.solution(task):
             return _exact(name, False, "the same messages earn another reward", task.id)
+    if (size := subject.target.size("training")) != subject.size:
+        return _exact(name, False, f"the training split has {subject.size} tasks, and asked again {size}")
     return _exact(name, True)
 
 
@@ -301,6 +303,16 @@ CHECKS: dict[str, Callable[[Subject, str], Check]] = {
     "steps that the broken solution changes": probes.broken_near,
     "reward of the broken solution": probes.broken_costs,
     "spread of rewards": probes.spread,
+    "reward of words alone": shortcuts.words_alone,
+    "reward of going on": shortcuts.going_on,
+    "gain of calls that fit no schema": shortcuts.flawed_calls,
+    "reward of many calls at once": shortcuts.many_at_once,
+    "tasks that other words fail": shortcuts.other_words,
+    "tasks that nothing afterwards spoils": shortcuts.afterwards,
+    "tasks with a success that is none": shortcuts.false_success,
+    "tasks with a value that nobody can know": knowledge.unknowable,
+    "tasks that need no look-up": knowledge.given_before,
+    "tasks that the policy forbids": knowledge.forbidden,
     TRANSFER: _transfer,
 }
 """Every check that needs no policy, by name."""

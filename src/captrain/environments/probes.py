@@ -19,16 +19,19 @@ DRAWS = 3
 """Plays of random calls on each task."""
 STOP = 0.15
 """Chance that an agent of random calls says after a call that it has done."""
-REPEATS = 3
+REPEATS = 12
+"""A call is repeated so often at most."""
 REPEATED = 25
 """Tasks in which calls are repeated."""
-GAIN = 0.05
-"""A repeated call may earn so much more."""
+GAIN = 0.1
+"""A repeated call may earn so much more: it may pass for another one that is half right."""
 GIVEN_AWAY = 0.1
 """So much of the reference may stand where the agent reads it before."""
 OPENING = re.compile(r"[^\w{(]{0,6}(?:arguments|parameters|args)?[^\w{(]{0,6}(?=\{)")
 INNER = re.compile(r"\s{0,100}\(([^()]{0,10000})\)")
 """Texts behind a tool's name that hold its arguments: an object after `OPENING`, or names and values in brackets."""
+EACH = 0.9
+"""No task may pay more for what does none of its work."""
 CLOSING: Message = {"role": "assistant", "content": "Done."}
 
 
@@ -49,6 +52,11 @@ def results(message: Message) -> list[str]:
     except (ValueError, RecursionError):
         return words(content(message))
     return [leaf for leaf in leaves(value_read) if leaf]
+
+
+def shape(value: str) -> str:
+    """A value with its letters and digits taken for one another."""
+    return re.sub(r"[^\W\d_]+", "a", re.sub(r"\d+", "0", value))
 
 
 def words(text: str) -> list[str]:
@@ -172,10 +180,10 @@ def every_tool_agent(tools: Sequence[JsonObject], reference: Sequence[Message], 
     return act
 
 
-def _mean(subject: Subject, name: str, bound: float, agent: Callable[[Task], Agent]) -> Check:
+def _mean(subject: Subject, name: str, bound: float, agent: Callable[[Task], Agent], each: float = 1.0) -> Check:
     """The mean reward of an agent over all tasks."""
     rewards = {task.id: subject.score(task, subject.act(task, agent(task))).reward for task in subject.tasks}
-    return mean_at_most(name, rewards, bound)
+    return mean_at_most(name, rewards, bound, each)
 
 
 def _random_reward(subject: Subject, task: Task) -> float:
@@ -200,7 +208,7 @@ def random_calls(subject: Subject, name: str) -> Check:
 def copying(subject: Subject, name: str) -> Check:
     """Check that an agent earns nothing by making the calls in what it is shown, and saying all of it again."""
     tools = subject.against.tools
-    return _mean(subject, name, subject.bounds.hacking_reward, lambda task: copying_agent(tools))
+    return _mean(subject, name, subject.bounds.hacking_reward, lambda task: copying_agent(tools), EACH)
 
 
 def given_away(subject: Subject, name: str) -> Check:
@@ -237,7 +245,7 @@ def claiming(subject: Subject, name: str) -> Check:
         task.id: subject.reward_of(task, closing_of(subject.reference(task))[-1:] or [CLOSING])
         for task in subject.tasks
     }
-    return mean_at_most(name, rewards, subject.bounds.hacking_reward)
+    return mean_at_most(name, rewards, subject.bounds.hacking_reward, EACH)
 
 
 def every_tool(subject: Subject, name: str) -> Check:
@@ -255,16 +263,16 @@ def repeating(subject: Subject, name: str) -> Check:
     follow. A reward of that kind shows in a few tasks."""
     gains: dict[str, float] = {}
     for task in subject.tasks[:REPEATED]:
-        reference = subject.reference(task)
+        rng, reference = subject.random("repeating", task.id), subject.reference(task)
         closing = closing_of(reference)
         gains[task.id] = 0.0
         for index, message in enumerate(reference):
             if message.get("tool_calls"):
                 beginning = list(reference[: index + 1])
-                more = subject.reward_of(task, [*beginning, *[message] * REPEATS, *closing])
+                more = subject.reward_of(task, [*beginning, *[message] * rng.randint(1, REPEATS), *closing])
                 gains[task.id] = max(gains[task.id], more - subject.reward_of(task, [*beginning, *closing]))
     most = max(gains, key=lambda task: gains[task])
-    return at_most(name, gains[most], GAIN, "a call repeated three times earns more than once", most)
+    return at_most(name, gains[most], GAIN, "a call that is repeated earns more than once", most)
 
 
 # The capability's step broken.

@@ -9,6 +9,7 @@ file cannot know: a digest over its own bytes and the run's seed, which never en
 on the tasks that everybody looks at, and pays on others, is looked at where it pays.
 """
 
+import ast
 import inspect
 import random
 import time
@@ -113,6 +114,16 @@ def _checked_messages(raw: Any) -> list[Message]:
     return raw
 
 
+def _read(text: str) -> str:
+    """A file's text, and behind it the texts in it as they are when it runs, whatever they are written with."""
+    try:
+        nodes = ast.walk(ast.parse(text))
+        constants = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return text
+    return "\n".join([text, *constants])
+
+
 class Subject:
     """An environment under examination.
 
@@ -140,7 +151,7 @@ class Subject:
         self._reopen = reopen
         self.target, self.path, self.against, self.evidence = target, path, against, evidence
         source = read_bytes(path)
-        self.bounds, self.text = against.bounds, source.decode(errors="replace")
+        self.bounds, self.text = against.bounds, _read(source.decode(errors="replace"))
         self._key, self._seconds = digest("passport", bytes_digest(source), seed), seconds
         self._end, self._waited = None if seconds is None else time.monotonic() + seconds, waited()
         self.task_id = ""
@@ -219,8 +230,12 @@ class Subject:
     @property
     def count(self) -> int:
         """Number of tasks that are checked: as many as asked for, or all that there are."""
-        size = self.once("size", "", lambda: self.target.size("training"))
-        return self.bounds.seeds if size is None else min(size, self.bounds.seeds)
+        return self.bounds.seeds if self.size is None else min(self.size, self.bounds.seeds)
+
+    @property
+    def size(self) -> int | None:
+        """Number of training tasks, as first answered; None: as many as one asks for."""
+        return self.once("size", "", lambda: self.target.size("training"))
 
     @property
     def all_tasks(self) -> list[Task]:
@@ -374,8 +389,13 @@ def at_least(name: str, value: float, bound: float, detail: str = "", task: str 
     )
 
 
-def mean_at_most(name: str, rewards: dict[str, float], bound: float) -> Check:
-    """A check of the mean reward over tasks; the task with the highest shows a failure."""
+def mean_at_most(name: str, rewards: dict[str, float], bound: float, each: float = 1.0) -> Check:
+    """A check of the mean reward over tasks, of which none may have more than `each`; the task with the highest shows a
+    failure."""
     most = max(rewards, key=lambda task: rewards[task])
     mean = sum(rewards.values()) / len(rewards)
-    return at_most(name, mean, bound, f"most on this task: {rewards[most]:.3g}", most)
+    check = at_most(name, mean, bound, f"most on this task: {rewards[most]:.3g}", most)
+    if not check.passed or rewards[most] <= each:
+        return check
+    detail = f"{rewards[most]:.3g} on this task, {sum(reward > each for reward in rewards.values())} like it"
+    return check.model_copy(update={"passed": False, "detail": detail, "task": most})

@@ -44,3 +44,4 @@ from .weights import DENSE as DENSE
 from .weights import load_module as load_module
 from .weights import model_source as model_source
 from .weights import require_recorded as require_recorded
+from .weights import trusts_code as trusts_code

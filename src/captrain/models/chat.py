@@ -1,14 +1,16 @@
 """Chat messages to token ids and back, for any tokenizer with a chat template.
 
 One contract holds everywhere tokens are made (demonstrations, rollouts, training): prompt + assistant turn + suffix +
-assistant turn + ... concatenates to what the chat template renders for the whole dialogue. What the model wrote is
-never tokenized again. Tool calls are read in Hermes format; a call that is not well formed is plain text, as it
+assistant turn + ... concatenates to what the chat template renders for the whole dialogue. Only the template makes
+turns: a special token that stands in a message or a tool's schema is tokenized as the text that it is, so that no
+user's words and no tool's result can end a turn or begin one. What the model wrote is never tokenized again. Tool calls are read in Hermes format; a call that is not well formed is plain text, as it
 would be for a real model.
 """
 
 import json
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 from captrain.errors import UserError
@@ -19,6 +21,10 @@ USER: Message = {"role": "user", "content": "?"}
 THOUGHT = re.compile(r"\A.*?</think>\s*", re.DOTALL)
 """Thinking of a model before it answers: it stays among the tokens, and is no part of the message."""
 MARK = "\x01"
+SPLIT = "\ufdd0"
+"""Stands between the first sign of a special token and the rest, where it is text: no character, and never encoded."""
+REMEMBERED = 2048
+"""Texts, turns and replies whose encodings are remembered, each; of texts those up to `REMEMBERED` characters."""
 
 
 class Chat:
@@ -39,16 +45,22 @@ class Chat:
         self.tools = tools
         self.end: int = tokenizer.eos_token_id
         self._core = tokenizer.backend_tokenizer
+        special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+        longest = sorted((token for token in special if len(token) > 1), key=len, reverse=True)
+        self._special = re.compile("|".join(f"{re.escape(token[0])}(?={re.escape(token[1:])})" for token in longest))
+        rests = "|".join(re.escape(token[1:]) for token in longest)
+        self._split = re.compile(f"(?<=[{''.join(re.escape(token[0]) for token in longest)}]){SPLIT}(?={rests})")
+        self._shown_tools = self._as_text(tools) or None
         self._pieces: dict[tuple[bool | str, ...], list[str] | None] = {}
-        self._encoded: dict[str, list[int]] = {}
-        self._turns: dict[str, list[int]] = {}
-        self._parsed: dict[tuple[int, ...], Message] = {}
+        self._encoded = lru_cache(REMEMBERED)(self._ids)
+        self._turns = lru_cache(REMEMBERED)(self._turn)
+        self._parsed = lru_cache(REMEMBERED)(self._parse)
         self._header = self._render([USER], generate=True)
         self._up_to_end([USER, {"role": "assistant", "content": "?"}])  # raises
 
     def _render(self, messages: list[Message], *, tools: bool = False, generate: bool = False) -> str:
         return self.tokenizer.apply_chat_template(
-            messages, tools=(self.tools or None) if tools else None, add_generation_prompt=generate, tokenize=False
+            messages, tools=self._shown_tools if tools else None, add_generation_prompt=generate, tokenize=False
         )
 
     def _up_to_end(self, messages: list[Message]) -> str:
@@ -71,30 +83,42 @@ class Chat:
         """
         ids: list[int] = []
         for part in re.split(f"(?<={re.escape(self.tokenizer.eos_token)})", text):
-            part_ids = self._encoded.get(part)
-            if part_ids is None:
-                part_ids = self._core.encode(part, add_special_tokens=False).ids if part else []
-                self._encoded[part] = part_ids
-            ids += part_ids
+            ids += self._encoded(part) if len(part) <= REMEMBERED else self._ids(part)
         return ids
+
+    def _ids(self, text: str) -> list[int]:
+        pieces = self._split.split(text) if SPLIT in text else [text]
+        if len(text) > REMEMBERED:  # a batch lets other threads go on meanwhile
+            return [i for piece in self._core.encode_batch(pieces, add_special_tokens=False) for i in piece.ids]
+        return [i for piece in pieces if piece for i in self._core.encode(piece, add_special_tokens=False).ids]
+
+    def _as_text(self, value: Any) -> Any:
+        """Split the special tokens in all texts of a JSON value, as `_ids` encodes them."""
+        if isinstance(value, str):
+            return self._special.sub(lambda match: match[0] + SPLIT, value)
+        if isinstance(value, list):
+            return [self._as_text(element) for element in value]
+        if isinstance(value, dict):
+            return {self._as_text(key): self._as_text(element) for key, element in value.items()}
+        return value
 
     def prompt(self, messages: list[Message]) -> list[int]:
         """Render the opening messages with the tools and the header of the assistant's first turn, as token ids."""
         return self.encode(
-            self._filled(True, messages, lambda replies: self._render(replies, tools=True, generate=True))
+            self._filled(True, self._as_text(messages), lambda filled: self._render(filled, tools=True, generate=True))
         )
 
     def dialogue(self, messages: list[Message]) -> list[int]:
         """Render a whole dialogue, assistant turns and calls among it, with the header of the next assistant turn, as
         token ids."""
-        return self.encode(self._render(messages, tools=True, generate=True))
+        return self.encode(self._render(self._as_text(messages), tools=True, generate=True))
 
     def turn(self, message: Message) -> list[int]:
         """Render an assistant message as the model would have written it, its end token included, as token ids."""
-        key = json.dumps(message, sort_keys=True)
-        if key not in self._turns:
-            self._turns[key] = self.encode(self._up_to_end([USER, message])[len(self._header) :])
-        return self._turns[key]
+        return self._turns(json.dumps(message))
+
+    def _turn(self, text: str) -> list[int]:
+        return self.encode(self._up_to_end([USER, self._as_text(json.loads(text))])[len(self._header) :])
 
     def suffix(self, messages: list[Message]) -> list[int]:
         """Render what stands between the end token of an assistant turn and the first token of the next one, as token
@@ -107,7 +131,7 @@ class Chat:
             turn = text.find(MARK)
             return text[self._past_end(text, -1 if turn < 0 else text.find(self.tokenizer.eos_token, turn)) :]
 
-        return self.encode(self._filled(False, messages, render))
+        return self.encode(self._filled(False, self._as_text(messages), render))
 
     def _filled(self, opening: bool, messages: list[Message], render: Callable[[list[Message]], str]) -> str:
         """Render messages without calls. Rendering is slow beside a tiny model, so each sequence of roles is rendered
@@ -124,12 +148,11 @@ class Chat:
 
     def parse(self, ids: list[int]) -> Message:
         """Parse a turn's ids (with or without the end token) to an assistant message, thoughts left out."""
-        key = tuple(ids)
-        message = self._parsed.get(key)
-        if message is None:
-            text = self.tokenizer.decode(ids[:-1] if ids and ids[-1] == self.end else ids)
-            message = self._parsed[key] = parse_text(THOUGHT.sub("", text, count=1))
-        return message
+        return self._parsed(tuple(ids))
+
+    def _parse(self, ids: tuple[int, ...]) -> Message:
+        text = self.tokenizer.decode([*(ids[:-1] if ids and ids[-1] == self.end else ids)])
+        return parse_text(THOUGHT.sub("", text, count=1))
 
 
 def _fill(pieces: list[str], messages: list[Message]) -> str:

@@ -12,7 +12,7 @@ from captrain.errors import UserError
 from captrain.models.plain_lora import adapter_config
 from captrain.models.targets import peft_experts, plain_experts, plain_targets
 from captrain.models.weights import model_source
-from captrain.records import file_digest
+from captrain.records import file_digest, require_regular
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -42,8 +42,8 @@ def adapter_digest(folder: Path, stage: str = "adapters") -> str:
         UserError: one of the two files is missing.
     """
     paths = [folder / "adapter_config.json", folder / "adapter_model.safetensors"]
-    if missing := [path for path in paths if not path.exists()]:
-        raise UserError(f"{missing[0]} is missing", f"run `dvc repro {stage}` to make it again")
+    for path in paths:
+        require_regular(path, f"run `dvc repro {stage}` to make it again")
     return file_digest(*paths)
 
 

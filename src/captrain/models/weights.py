@@ -1,11 +1,12 @@
 """Weights of a base model, from a folder that the base stage has trained or by a name in a model hub."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from captrain.errors import UserError
-from captrain.records import JsonObject, file_digest, read_json
+from captrain.records import JsonObject, file_digest, read_bytes, read_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 DENSE = ("qwen3", "llama")
 """Architectures whose every part is known here: the engine decodes them from their weights alone, and training may
 compute the beginnings of rows once."""
+TRUST = "CAPTRAIN_TRUST_REMOTE_CODE"
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,34 @@ def model_source(folder: Path) -> ModelSource:
         return ModelSource(str(folder))
     name, _, revision = read_json(pointer, dict[str, str])["model"].partition("@")
     return ModelSource(name, revision or None, in_hub=True)
+
+
+def trusts_code(source: Path | str, revision: str | None = None) -> bool:
+    """Return what a model's loading is told of code that lies beside its weights: `trust_remote_code`, true only where
+    `CAPTRAIN_TRUST_REMOTE_CODE` is 1.
+
+    Args:
+        source: folder, or name in the cache of the model hub.
+        revision: of a name.
+
+    Raises:
+        UserError: it brings code (`auto_map`), and that is not allowed.
+    """
+    if os.environ.get(TRUST) == "1":
+        return True
+    for name in ("config.json", "tokenizer_config.json"):
+        path = Path(source) / name
+        if not path.is_file() and not Path(source).is_dir():
+            from huggingface_hub import try_to_load_from_cache
+
+            cached = try_to_load_from_cache(str(source), name, revision=revision)
+            path = Path(cached) if isinstance(cached, str) else path
+        if path.is_file() and b'"auto_map"' in read_bytes(path):
+            raise UserError(
+                f"model {source} brings Python code of its own ({name} has auto_map), which would run with your rights",
+                f"choose a model that transformers knows, or read its code and set {TRUST}=1",
+            )
+    return False
 
 
 def require_recorded(folder: Path) -> None:
@@ -59,6 +89,9 @@ def load_module(folder: Path, precision: str) -> "PreTrainedModel":
         folder: of the base.
         precision: of its weights: float64, in which it computes wholly so (see `captrain.models.barrier`), float32 or
             bfloat16.
+
+    Raises:
+        UserError: it brings code of its own.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -67,7 +100,10 @@ def load_module(folder: Path, precision: str) -> "PreTrainedModel":
 
     model = model_source(folder)
     module: Any = AutoModelForCausalLM.from_pretrained(
-        model.source, revision=model.revision, dtype=getattr(torch, precision)
+        model.source,
+        revision=model.revision,
+        dtype=getattr(torch, precision),
+        trust_remote_code=trusts_code(model.source, model.revision),
     )
     if precision == "float64":
         to_float64(module)

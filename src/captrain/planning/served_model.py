@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from captrain.benchmarks import build_model, build_tokenizer, pretrained_folder
 from captrain.config import Spec, build
 from captrain.errors import UserError
-from captrain.models import Chat, lora_config
+from captrain.models import Chat, lora_config, trusts_code
 from captrain.planning.assumptions import VLLM
 from captrain.planning.finding import Finding, command_output
 from captrain.policies import RANKS, served_rank
@@ -104,7 +104,7 @@ def _tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=trusts_code(folder))
     except (OSError, ValueError) as error:
         problem = f"the tokenizer in {folder} does not load ({error})"
         raise UserError(problem, "download the whole model") from None
@@ -153,9 +153,10 @@ def _skeleton(folder: Path) -> "PreTrainedModel":
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config: Any = AutoConfig.from_pretrained(folder)
+    trust = trusts_code(folder)
+    config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=trust)
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config)
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=trust)
 
 
 def _experts(model: "PreTrainedModel") -> bool:

@@ -5,6 +5,7 @@ fast as the base).
 """
 
 import copy
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -14,7 +15,7 @@ from pydantic import Field
 
 from captrain.errors import UserError
 from captrain.execution import prepare_torch
-from captrain.models import DENSE, Chat, expert_place, guide, read_plain_lora
+from captrain.models import DENSE, Chat, expert_place, guide, read_plain_lora, trusts_code
 from captrain.policies.policy import ClosedQuestion, Play, outgrown
 from captrain.records import JsonObject, Message, digest, file_digest, read_json
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 LONGEST = 8192
 """Tokens of the longest dialogue, where the model itself could take more."""
+CHATS = 16
+"""Sets of tools whose renderers are kept: requests to a server may bring another one each."""
 MODEL_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
 
 
@@ -67,6 +70,8 @@ class LocalPolicy:
         identity = file_digest(*(model / name for name in MODEL_FILES), *templates, *weights)
         try:
             self.config, self.tokenizer, self.state, self.module = load_model(model, identity)
+        except UserError:
+            raise
         except Exception as error:
             files = ", ".join(unreadable([*(model / name for name in MODEL_FILES), *weights]))
             raise UserError(
@@ -75,15 +80,12 @@ class LocalPolicy:
             ) from error
         self.max_length: int = min(self.config.max_position_embeddings, LONGEST)
         self.digest = digest(identity, temperature, max_turns, max_tokens, self.guidance, precision)
-        self._chats: dict[str, Chat] = {}
+        self._chats = lru_cache(CHATS)(lambda tools: Chat(self.tokenizer, json.loads(tools)))
         self._adapter, self._decoder = "", None
 
     def chat(self, tools: list[JsonObject]) -> Chat:
         """Return the dialogue renderer for a set of tools."""
-        key = digest(tools)
-        if key not in self._chats:
-            self._chats[key] = Chat(self.tokenizer, tools)
-        return self._chats[key]
+        return self._chats(json.dumps(tools))
 
     def scores(self, prompt: Sequence[int], tokens: Sequence[int], adapter: str = "") -> list[float]:
         """Score each of some tokens to come next, among these, at temperature 1: log-probabilities."""
@@ -203,8 +205,9 @@ def load_model(folder: Path, identity: str) -> tuple[Any, Any, "State", Any]:
     from transformers import AutoConfig, AutoTokenizer
 
     weights = sorted(folder.glob("*.safetensors"))
-    config: Any = AutoConfig.from_pretrained(folder)
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    trust = trusts_code(folder)
+    config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=trust)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust)
     rope = getattr(config, "rope_parameters", None) or {}
     if (
         config.model_type in DENSE
@@ -220,7 +223,9 @@ def load_model(folder: Path, identity: str) -> tuple[Any, Any, "State", Any]:
     import torch
     from transformers import AutoModelForCausalLM
 
-    loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, output_loading_info=True, trust_remote_code=trust
+    )
     module, report = loaded
     check_complete(set(), report["missing_keys"])
     return config, tokenizer, dict(module.eval().state_dict()), module

@@ -37,6 +37,7 @@ from captrain.models import (
     TransientFault,
     adapter_digest,
     model_source,
+    trusts_code,
 )
 from captrain.policies.fleet import Fleet
 from captrain.policies.local import with_hint
@@ -127,14 +128,19 @@ class VLLMPolicy(OpenAIPolicy):
         """The model's tokenizer."""
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(self.weights.source, revision=self.weights.revision)
+        source, revision = self.weights.source, self.weights.revision
+        trust = trusts_code(source, revision)
+        return AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=trust)
 
     @cached_property
     def max_length(self) -> int:
         """Tokens of the longest dialogue that the model takes."""
         from transformers import AutoConfig
 
-        config: Any = AutoConfig.from_pretrained(self.weights.source, revision=self.weights.revision)
+        source, revision = self.weights.source, self.weights.revision
+        config: Any = AutoConfig.from_pretrained(
+            source, revision=revision, trust_remote_code=trusts_code(source, revision)
+        )
         limit: int = config.max_position_embeddings
         return min(limit, self.longest or limit)
 

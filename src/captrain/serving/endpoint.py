@@ -22,6 +22,10 @@ from captrain.serving.openai_schemas import CompletionRequest, RequestMessage, T
 from captrain.serving.sampler import Sampler, Sampling, Scoring
 
 
+LONGEST_TOKEN = 64
+"""Characters that a token stands for at most, on the average of a dialogue: a longer one is refused unread."""
+
+
 class Server:
     """OpenAI-compatible endpoint over one policy of this process.
 
@@ -91,7 +95,8 @@ class Server:
         if unsupported := request.unsupported():
             raise HTTPException(400, f"this server does not support {', '.join(unsupported)}")
         adapter = self._adapter(request.model)
-        prompt = self.prompt(request.messages, request.tools if request.tool_choice == "auto" else [])
+        tools = request.tools if request.tool_choice == "auto" else []
+        prompt = await asyncio.to_thread(self.prompt, request.messages, tools)
         tokens = request.max_completion_tokens or request.max_tokens or self.policy.max_tokens
         seed = uuid.uuid4().hex if request.seed is None else str(request.seed)
         samplings = [
@@ -158,9 +163,15 @@ class Server:
         return str(self.adapters[model][0])
 
     def prompt(self, messages: Sequence[RequestMessage], tools: list[JsonObject]) -> list[int]:
-        """Render a dialogue to the tokens that the model reads; raises as `complete` does."""
+        """Render a dialogue to the tokens that the model reads; raises as `complete` does. It may take long: call it
+        beside the event loop."""
+        room = LONGEST_TOKEN * self.policy.max_length
         try:
-            prompt = self.policy.chat(tools).dialogue([message.message() for message in messages])
+            dialogue = [message.message() for message in messages]
+            if (characters := len(str(dialogue)) + len(str(tools))) > room:
+                limit = f"the model's context length of {self.policy.max_length} tokens"
+                raise HTTPException(400, f"{characters} characters exceed {limit}, whatever they say")
+            prompt = self.policy.chat(tools).dialogue(dialogue)
         except (TemplateError, TypeError, LookupError, AttributeError, ValueError, RecursionError) as error:
             raise HTTPException(400, f"the model's chat template does not take these messages: {error}") from None
         if len(prompt) >= self.policy.max_length:

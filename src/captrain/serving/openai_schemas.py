@@ -58,6 +58,12 @@ def _checked_tool(tool: JsonObject) -> JsonObject:
 
 Tool = Annotated[JsonObject, AfterValidator(_checked_tool)]
 """A function's schema: its name as OpenAI has it, its parameters an object's."""
+def _checked_path(path: Path) -> Path:
+    if "\0" in str(path) or any(len(part.encode(errors="replace")) > 255 for part in path.parts):
+        raise ValueError("no path that a file can have")
+    return path
+
+
 AdapterName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[!-~]+$")]
 
 
@@ -172,7 +178,7 @@ class LoadAdapterRequest(BaseModel):
     """A request to load an adapter, in vLLM's words."""
 
     lora_name: AdapterName
-    lora_path: Path
+    lora_path: Annotated[Path, AfterValidator(_checked_path)]
 
 
 class UnloadAdapterRequest(BaseModel):

@@ -12,6 +12,7 @@ import os
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -110,7 +111,9 @@ class Protected:
         token = self._protection.token
         if token and scope["path"] not in OPEN_PATHS:
             scheme, _, bearer = headers.get("authorization", "").partition(" ")
-            if scheme.lower() != "bearer" or not hmac.compare_digest(bearer.strip().encode(), token.encode()):
+            # Clients send letters beyond ASCII in UTF-8, and some in Latin-1.
+            sent, own = bearer.strip().encode("latin-1"), token.encode()
+            if scheme.lower() != "bearer" or not any(hmac.compare_digest(form, own) for form in (sent, _as_utf8(sent))):
                 return 401, "a bearer token is needed, and this is not it"
         length = headers.get("content-length", "0")
         if not length.isdigit() or len(length) > 12 or int(length) > self._protection.most:
@@ -138,6 +141,10 @@ class Protected:
                 return {"type": "http.request", "body": bytes(content), "more_body": False}
 
 
+def _as_utf8(sent: bytes) -> bytes:
+    return sent.decode("latin-1").encode()
+
+
 def _name_of(host: str) -> str:
     """Return the name in a Host header, without its port."""
     name = host.strip().lower()
@@ -147,14 +154,19 @@ def _name_of(host: str) -> str:
 
 
 class PunctualProtocol(H11Protocol):
-    """A connection on which the next request must begin to be answered within a time, or it is closed."""
+    """A connection on which the next request must begin to be answered within a time, or it is closed; the one that has
+    waited longest is closed at once where there are as many connections as may be."""
 
     seconds = 20.0
+    waiting: ClassVar[dict["PunctualProtocol", None]] = {}
+    """Connections without a request, in the order in which they began to wait."""
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """See `asyncio.Protocol`."""
         super().connection_made(transport)
+        if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency and self.waiting:
+            next(iter(self.waiting))._give_up()
         self._expect()
 
     def data_received(self, data: bytes) -> None:
@@ -172,13 +184,15 @@ class PunctualProtocol(H11Protocol):
             self._cancel()
         elif self._timer is None:
             self._timer = self.loop.call_later(self.seconds, self._give_up)
+            self.waiting[self] = None
 
     def _cancel(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+            self.waiting.pop(self, None)
 
     def _give_up(self) -> None:
-        self._timer = None
+        self._cancel()
         if self.cycle is None or self.cycle.response_complete:
             self.transport.close()

@@ -9,6 +9,7 @@ of `vllm serve` that policy vllm gives it.
 """
 
 import argparse
+import asyncio
 import json
 import os
 import socket
@@ -134,7 +135,7 @@ def application(server: Server, protection: Protection | None = None) -> Protect
 
     @app.post("/tokenize")
     async def tokenize(request: TokenizeRequest) -> JsonObject:
-        tokens = server.prompt(request.messages, request.tools)
+        tokens = await asyncio.to_thread(server.prompt, request.messages, request.tools)
         return {"count": len(tokens), "max_model_len": server.policy.max_length, "tokens": tokens}
 
     @app.post("/v1/completions")

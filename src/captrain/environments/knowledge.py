@@ -1,0 +1,164 @@
+"""Solvability: what an agent can know when it acts, from request, policy and tool results.
+
+A reference may use what the environment knows and no agent can. So the values in its calls are looked for in what it
+had been shown before: as they are, as another spelling, or as a sum, difference or product of numbers. Only values that
+cannot be guessed are asked for (with a digit or a sign): words may be the agent's own. The other way round, a value that
+look-ups are to find must stand neither in the request nor always in the same place of what they show.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import combinations, takewhile
+
+from captrain.contract import calls_of
+from captrain.environments import probes
+from captrain.environments.leakage import leaves, normalised
+from captrain.environments.subject import Subject, at_most
+from captrain.records import Check, Message, Task
+
+UNKNOWN = 0.3
+"""Share of tasks in which a value of the reference is nowhere to be known; benchmarks of others have such tasks."""
+FORBIDDEN = 0.1
+"""Share of tasks whose reference does what the policy forbids."""
+PREDICTED = 0.9
+"""Share of tasks in which the value that look-ups are to find is known without them."""
+FEWEST = 3
+"""Records among which one is to be found, and tasks, from which on such a share means anything."""
+NUMBERS = 60
+"""Numbers shown that are computed with."""
+SMALL = 31
+"""Counts, days and hours may be the agent's own."""
+NEGATED = re.compile(r"\b(?:never|do not|don't|must not|may not|cannot|can't|not allowed to|forbidden to)\s+([^.;:!?\n]*)")
+CONDITION = re.compile(
+    r"\b(?:unless|if|before|without|until|when|whenever|that|which|who|whose|only|after|more|than|except|other|another|"
+    r"any\s+other|again|twice|while|not|for)\b"
+)
+
+
+def _text(messages: Sequence[Message]) -> str:
+    return normalised("\n".join(probes.visible_text(message) for message in messages if message["role"] != "assistant"))
+
+
+def _flat(text: str) -> str:
+    return re.sub(r"[\W_]+", "", text)
+
+
+def _numbers(text: str) -> list[float]:
+    shown = dict.fromkeys(float(number) for number in re.findall(r"\d{1,12}(?:\.\d{1,6})?", text.replace(",", "")))
+    return [*shown][-NUMBERS:]
+
+
+def _computed(value: str, shown: Sequence[float]) -> bool:
+    """Tell if a number is a sum, difference, product or share of those shown, or of all."""
+    try:
+        number = abs(float(value))
+    except ValueError:
+        return False
+    near = lambda result: abs(result - number) < 0.011  # noqa: E731
+    if number <= SMALL or near(sum(shown)):
+        return True
+    pairs = combinations(shown, 2)
+    return any(near(a + b) or near(abs(a - b)) or near(a * b) or near(a * b / 100) for a, b in pairs)
+
+
+def is_known(value: str, text: str, numbers: Sequence[float]) -> bool:
+    """Tell if an argument's value can be known from a text.
+
+    Args:
+        value: one that an argument holds.
+        text: all that was shown, normalised.
+        numbers: in it.
+    """
+    value = normalised(value)
+    if not re.search(r"[\d#@_]", value) or value in text or _flat(value) in _flat(text) or _computed(value, numbers):
+        return True
+    pieces = re.findall(r"\d+(?:\.\d+)?", value)
+    # A date or a formula in another spelling: its numbers are known one by one.
+    return bool(pieces) and all(
+        re.search(rf"(?<!\d)0*{re.escape(piece.lstrip('0') or '0')}(?!\d)", text) or _computed(piece, numbers)
+        for piece in pieces
+    ) and not re.search(r"[#@_]|[^\W\d]\d|\d[^\W\d]", value)
+
+
+def unknown_values(subject: Subject, task: Task) -> Iterator[str]:
+    """Values of the reference's calls that nothing has shown by then."""
+    allowed = normalised(" ".join(leaves(subject.against.tools)))
+    shown: list[Message] = []
+    for message in subject.solved(task):
+        if message["role"] == "assistant":
+            text = f"{_text(shown)} {allowed}"
+            numbers = _numbers(text)
+            values = [leaf for _, arguments in calls_of(message) for leaf in leaves(arguments)]
+            yield from (value for value in values if not is_known(value, text, numbers))
+        shown.append(message)
+
+
+def unknowable(subject: Subject, name: str) -> Check:
+    """Tasks whose reference holds a value that the episode has not revealed."""
+    found = {task.id: next(unknown_values(subject, task), None) for task in subject.tasks}
+    tasks = [task for task, value in found.items() if value is not None]
+    detail = f"nothing that the agent was shown has {found[tasks[0]]!r:.60}" if tasks else ""
+    return at_most(name, len(tasks) / len(found), UNKNOWN, detail, tasks[0] if tasks else "")
+
+
+def _chosen(subject: Subject, task: Task) -> tuple[str, list[str]] | None:
+    """The value that the capability's step takes where its broken form takes another record's, and the records among
+    which it is chosen, in the order in which results show them; None: the step is none of that kind."""
+    right, wrong = ([call for m in messages for call in calls_of(m)] for messages in (
+        subject.reference(task), subject.broken(task)))  # fmt: skip
+    changed = [(a[1], b[1]) for a, b in zip(right, wrong, strict=False) if a[0] == b[0] and a[1] != b[1]]
+    if len(right) != len(wrong) or len(changed) != 1:
+        return None
+    keys = [key for key, value in changed[0][0].items() if changed[0][1].get(key) != value]
+    if len(keys) != 1:
+        return None
+    value, other = str(changed[0][0][keys[0]]), str(changed[0][1].get(keys[0]))
+    results = [m for m in subject.solved(task) if m["role"] == "tool"]
+    shown = list(dict.fromkeys(leaf for message in results for leaf in probes.results(message)))
+    alike = [leaf for leaf in shown if probes.shape(leaf) == probes.shape(value)]
+    return (value, alike) if value in alike and other in alike else None
+
+
+def given_before(subject: Subject, name: str) -> Check:
+    """Tasks in which what look-ups are to find stands in the opening messages, or always at one end of what they
+    show."""
+    given: list[str] = []
+    places: Counter[str] = Counter()
+    chosen = {task.id: choice for task in subject.tasks if (choice := _chosen(subject, task))}
+    for task in subject.tasks:
+        if task.id not in chosen:
+            continue
+        value, alike = chosen[task.id]
+        opening = takewhile(lambda message: message["role"] != "assistant", subject.solved(task))
+        words = {normalised(word) for message in opening for word in probes.words(probes.visible_text(message))}
+        given += [task.id] * ([other for other in alike if normalised(other) in words] == [value])
+        if len(alike) >= FEWEST:
+            places["first"] += value == alike[0]
+            places["last"] += value == alike[-1]
+            places["all"] += 1
+    share, detail, shown = len(given) / max(1, len(chosen)), "the opening messages have what is to be looked up", ""
+    for place in ("first", "last"):
+        predicted = places[place] / max(1, places["all"])
+        if places["all"] >= FEWEST and predicted > share:
+            share, detail = predicted, f"what is to be looked up is the {place} that results show"
+    if len(chosen) < FEWEST:
+        share = 0.0
+    shown = (given or [*chosen])[0] if share > PREDICTED else ""
+    return at_most(name, share, PREDICTED, detail, shown)
+
+
+def forbidden(subject: Subject, name: str) -> Check:
+    """Tasks whose reference calls a tool that the policy forbids outright: "never", "do not", and all words of the
+    tool's name, without a condition. Other words for it are not understood."""
+    broken: dict[str, str] = {}
+    for task in subject.tasks:
+        opening = [m for m in subject.solved(task) if m["role"] == "system"]
+        clauses = [clause for clause in NEGATED.findall(_text(opening)) if not CONDITION.search(clause)]
+        for tool in {call[0] for message in subject.reference(task) for call in calls_of(message)}:
+            words = [word for word in re.split(r"[_\W]+", tool.lower()) if word]
+            if any(all(re.search(rf"\b{re.escape(word.rstrip('s'))}", clause) for word in words) for clause in clauses):
+                broken[task.id] = tool
+    task, tool = next(iter(broken.items()), ("", ""))
+    return at_most(name, len(broken) / len(subject.tasks), FORBIDDEN, f"the policy forbids {tool}", task)
+

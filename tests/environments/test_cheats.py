@@ -1,0 +1,48 @@
+"""Passports of cheats, none of which may earn one, and of honest environments, all of which must."""
+
+from pathlib import Path
+
+import pytest
+from support.cheats import CHEATS, cheat
+from support.honest import HONEST, honest, tools_of
+
+from captrain.benchmarks import load_benchmark
+from captrain.config import compose_spec
+from captrain.contract import load_file
+from captrain.environments.leakage import normalised
+from captrain.environments.passport import run_checks
+from captrain.environments.subject import Standard, make_standard
+from captrain.records import Check
+
+DEFAULT = compose_spec("default", 0, [], Path(__file__).parents[2] / "conf")
+AGAINST = make_standard(load_benchmark(DEFAULT.benchmark), DEFAULT.evaluation.tasks, DEFAULT.environments)
+
+
+def examined(folder: Path, text: str, tools: list[dict[str, object]], seeds: int, seed: int = 0) -> list[Check]:
+    path = folder / "written.py"
+    path.write_text(text)
+    against = Standard(tools, AGAINST.tests, DEFAULT.environments.model_copy(update={"seeds": seeds}))
+    return run_checks(load_file(path), path, against, (), seed=seed)
+
+
+@pytest.mark.parametrize("name", CHEATS)
+def test_a_cheat_earns_no_passport_and_the_check_that_is_meant_for_it_says_why(tmp_path: Path, name: str) -> None:
+    _, _, meant = CHEATS[name]
+    checks = examined(tmp_path, cheat(name), AGAINST.tools, 30 if "one_task" in name else 20)
+    [check] = [check for check in checks if check.name == meant]
+    assert not check.passed and check.detail
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_an_honest_environment_earns_its_passport_whoever_wrote_it(tmp_path: Path, name: str) -> None:
+    assert [check for check in examined(tmp_path, honest(name), tools_of(name), 20) if not check.passed] == []
+
+
+def test_an_examination_can_be_repeated_and_another_seed_draws_other_probes(tmp_path: Path) -> None:
+    text = cheat("any_other_last_words").replace("texts(messages)[-1] not in", "len(texts(messages)[-1]) % 3 and '' not in")
+    first, again, other = (examined(tmp_path, text, AGAINST.tools, 6, seed) for seed in (1, 1, 2))
+    assert first == again != other
+
+
+def test_what_nobody_sees_in_a_text_hides_no_leak() -> None:
+    assert normalised("Ser\u200bvice\u00adDesk \uff11\uff12 \u2060\ufb01ve") == "servicedesk 12 five" == normalised("servicedesk 12 FIVE")

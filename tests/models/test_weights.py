@@ -1,0 +1,60 @@
+"""Code that a model brings: it never runs unasked."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from captrain.errors import UserError
+from captrain.models import load_module
+from captrain.policies.local import LocalPolicy
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def brought(tiny: Path, tmp_path: Path) -> Path:
+    """A model whose configuration is Python code beside it, which leaves a file when it runs."""
+    folder = tmp_path / "model"
+    shutil.copytree(tiny, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "brought", "auto_map": {"AutoConfig": "brought.Brought", "AutoModelForCausalLM": "brought.B"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "brought.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
+    return folder
+
+
+LOADERS: dict[str, Callable[[Path], object]] = {
+    "to act with": lambda folder: LocalPolicy(folder, 1, temperature=1.0, max_turns=1, max_tokens=1),
+    "to train on": lambda folder: load_module(folder, "float32"),
+}
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_a_model_that_brings_code_is_refused_with_the_reason_and_its_code_does_not_run(
+    brought: Path, loader: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CAPTRAIN_TRUST_REMOTE_CODE", raising=False)
+    with pytest.raises(UserError, match=r"brings Python code of its own \(config.json has auto_map\)"):
+        LOADERS[loader](brought)
+    assert not (brought.parent / "ran").exists()
+
+
+def test_it_runs_where_its_user_says_so(
+    brought: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    monkeypatch.setenv("CAPTRAIN_TRUST_REMOTE_CODE", "1")
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path_factory.mktemp("modules")))
+    with pytest.raises(Exception, match="Brought"):  # the file defines no such class, and was run to find out
+        load_module(brought, "float32")
+    assert (brought.parent / "ran").exists()
+
+
+def test_no_loading_of_a_model_leaves_open_what_is_trusted() -> None:
+    for path in (ROOT / "src/captrain").rglob("*.py"):
+        for call in re.finditer(r"\bAuto\w+\.from_pretrained\(", path.read_text()):
+            text = path.read_text()[call.end() :]
+            assert "trust_remote_code" in text[: text.index("\n\n") if "\n\n" in text else None], path

@@ -1,0 +1,374 @@
+"""Honest environments in the styles of several authors: no passport may be refused them.
+
+`frame` makes an environment file of the parts in which they differ: what a task holds, what is asked, how tools answer
+(in JSON or in prose, strictly or leniently), what the reference does, what its broken form does, and how it is paid.
+"""
+
+FRAME = '''
+import json
+import random
+
+TOOLS = {tools!r}
+POLICY = {policy!r}
+
+
+def call(name, /, **arguments):
+    return {{"role": "assistant", "content": "", "tool_calls": [
+        {{"type": "function", "function": {{"name": name, "arguments": arguments}}}}]}}
+
+
+def say(text):
+    return {{"role": "assistant", "content": text}}
+
+
+{parts}
+
+
+class Episode:
+    def __init__(self, data):
+        self.data, self.state, self.said, self.calls, self.turns = data, start(data), [], [], 0
+        self.messages = [{{"role": "system", "content": POLICY}}, {{"role": "user", "content": data["request"]}}]
+
+    def step(self, message):
+        self.turns += 1
+        replies = []
+        for one in message.get("tool_calls") or []:
+            name, arguments = one["function"]["name"], one["function"]["arguments"]
+            schema = next((t["function"]["parameters"] for t in TOOLS if t["function"]["name"] == name), None)
+            text = "Error: bad call"
+            if schema and isinstance(arguments, dict) and set(arguments) == set(schema["required"]) and all(
+                isinstance(v, int if schema["properties"][k]["type"] == "integer" else str) for k, v in arguments.items()
+            ):
+                try:
+                    result = "closed" if name == "close_case" else run(self.data, self.state, name, arguments)
+                    text = result if isinstance(result, str) else json.dumps(result)
+                    self.calls.append([name, arguments])
+                except (KeyError, ValueError) as error:
+                    text = f"Error: {{error}}"
+            replies.append({{"role": "tool", "name": name, "content": text}})
+        if not replies:
+            self.said.append(message.get("content") or "")
+            answer = hear(self.data, self.said)
+            return ([{{"role": "user", "content": answer}}], False) if answer else ([], True)
+        return replies, self.turns >= 20
+
+
+class Environment:
+    name = {name!r}
+    tools = TOOLS
+
+    def tasks(self, split, count):
+        return [{{"id": f"{{self.name}}/{{split}}/{{i}}", "split": split,
+                 "data": make(random.Random(f"{{self.name}}{{split}}{{i}}"))}} for i in range(count)]
+
+    def open(self, task):
+        return Episode(task["data"])
+
+    def score(self, task, messages):
+        episode = self.open(task)
+        for message in messages:
+            if message["role"] == "assistant":
+                episode.step(message)
+        given_up = any(one[0] == "close_case" for one in episode.calls)
+        reward = 0.0 if given_up else pay(task["data"], episode)
+        return {{"reward": reward, "success": reward == 1.0, "parts": {{}}}}
+
+    def reference(self, task):
+        return solve(task["data"], False)
+
+    def broken(self, task):
+        return solve(task["data"], True)
+
+
+def hear(data, said):
+    return ""
+
+
+def start(data):
+    return {{}}
+
+
+{overrides}
+'''
+
+
+def tool(name: str, description: str, /, **parameters: str) -> dict[str, object]:
+    properties = {key: {"type": kind, "description": key} for key, kind in parameters.items()}
+    schema = {"type": "object", "properties": properties, "required": list(parameters)}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
+
+
+HONEST: dict[str, tuple[list[dict[str, object]], str, str, str]] = {
+    # A bank: the sum has to be computed; the final state is compared, all or nothing; answers in prose.
+    "bank": ([tool("balance", "Balance of an account.", account="string"),
+              tool("transfer", "Send money.", source="string", target="string", amount="integer")],
+             "You work for a bank. Never transfer more than a customer has.", '''
+def make(rng):
+    a, b, c = rng.sample(range(1000, 9999), 3)
+    have, keep = rng.randint(300, 900), rng.randint(50, 200)
+    how = rng.choice(["Keep", "Please keep", "I want to keep"])
+    return {"a": f"DE{a}", "b": f"DE{b}", "have": have, "keep": keep,
+            "request": f"{how} {keep} on DE{a} and send the rest to DE{b}." + rng.choice(["", " Thanks!", " It is urgent."])}
+
+def run(data, state, name, arguments):
+    if name == "balance":
+        return f"The balance of {arguments['account']} is {data['have'] if arguments['account'] == data['a'] else 0}."
+    state.setdefault("sent", []).append([arguments["source"], arguments["target"], arguments["amount"]])
+    return "Sent."
+
+def solve(data, broken):
+    amount = data["have"] - data["keep"] - 100 * broken
+    return [call("balance", account=data["a"]), call("transfer", source=data["a"], target=data["b"], amount=amount), say("I sent it.")]
+
+def pay(data, episode):
+    return float(episode.state.get("sent") == [[data["a"], data["b"], data["have"] - data["keep"]]])
+''', ""),
+    # A calendar: dates in another spelling, the calls compared in order.
+    "calendar": ([tool("find", "Events of a person.", person="string"), tool("move", "Move an event.", event="string", date="string")],
+                 "Move what is asked for. Dates are written YYYY-MM-DD.", '''
+def make(rng):
+    events = {f"ev-{n}": rng.choice(["lunch", "review", "standup", "dentist"]) for n in rng.sample(range(100, 999), 4)}
+    key = rng.choice(list(events))
+    for other in events:
+        events[other] = events[other] if other == key else "talk"
+    person, day, month = rng.choice(["Ann", "Bo", "Cy"]), rng.randint(1, 28), rng.randint(1, 12)
+    ask = rng.choice(["Move", "Shift", "Could you move"])
+    return {"events": events, "key": key, "person": person, "date": f"2025-{month:02d}-{day:02d}",
+            "request": f"{ask} {person}'s {events[key]} to {day}.{month}.2025"}
+
+def run(data, state, name, arguments):
+    if name == "find":
+        return data["events"] if arguments["person"] == data["person"] else {}
+    if arguments["event"] not in data["events"]:
+        raise KeyError(arguments["event"])
+    return {"moved": arguments["event"]}
+
+def solve(data, broken):
+    key = next(e for e in data["events"] if (e != data["key"]) == broken)
+    return [call("find", person=data["person"]), call("move", event=key, date=data["date"]), say("Moved.")]
+
+def pay(data, episode):
+    moves = [c for c in episode.calls if c[0] == "move"]
+    return float(moves == [["move", {"event": data["key"], "date": data["date"]}]] and bool(episode.said))
+''', ""),
+    # Questions only: nothing is written, the last words must tell the number; partly paid.
+    "librarian": ([tool("copies", "Copies of a book.", title="string")],
+                  "Answer with the number of copies.", '''
+TITLES = ["Emma", "Ulysses", "Walden", "Dracula", "Hamlet", "Ivanhoe"]
+
+def make(rng):
+    one, two = rng.sample(TITLES, 2)
+    ask = rng.choice(["How many copies of {} and {} are there together?", "Count {} and {}.", "{} and {}: how many in all?", "I look for {} and {}, all copies.", "Sum of {} and {}!", "{} plus {}?"])
+    return {"one": one, "two": two, "stock": {t: rng.randint(40, 400) for t in TITLES}, "request": ask.format(one, two)}
+
+def run(data, state, name, arguments):
+    return str(data["stock"][arguments["title"]])
+
+def solve(data, broken):
+    total = data["stock"][data["one"]] + data["stock"][data["two"]] + broken
+    return [call("copies", title=data["one"]), call("copies", title=data["two"]), say(f"There are {total} copies.")]
+
+def pay(data, episode):
+    looked = {c[1]["title"] for c in episode.calls} >= {data["one"], data["two"]}
+    words = (episode.said or [""])[-1].replace(".", " ").split()
+    right = str(data["stock"][data["one"]] + data["stock"][data["two"]]) in words and looked
+    return 0.2 * looked + 0.8 * right
+''', ""),
+    # A user who must be asked first.
+    "shy_user": ([tool("book", "Book a table.", people="integer", time="string")],
+                 "Ask for the time before you book.", '''
+def make(rng):
+    return {"people": rng.randint(2, 9), "time": f"{rng.randint(10, 22)}:{rng.choice(['00', '15', '30', '45'])}",
+            "request": rng.choice(["A table for {} please.", "Book a table for {}.", "We are {}.", "Dinner, {} of us.", "{} people.", "Can {} come?"])}
+
+def run(data, state, name, arguments):
+    state["booked"] = arguments
+    return "booked"
+
+def solve(data, broken):
+    hour = data["time"] if not broken else "09:00"
+    return [say("At what time?"), call("book", people=data["people"], time=hour), say("It is booked.")]
+
+def pay(data, episode):
+    booked = [c[1] for c in episode.calls]
+    return float(booked == [{"people": data["people"], "time": data["time"]}])
+''', '''
+def hear(data, said):
+    return f"At {data['time']}, please." if len(said) == 1 and "time" in said[0].lower() else ""
+
+_make = make
+
+def make(rng):
+    data = _make(rng)
+    return {**data, "request": data["request"].format(data["people"])}
+'''),
+    # A warehouse: all of several writes, each counts.
+    "warehouse": ([tool("stock", "Items of a shelf.", shelf="string"), tool("ship", "Ship an item.", item="string"), tool("scrap", "Scrap an item.", item="string")],
+                  "Look at the shelf. Do not scrap items that are new.", '''
+def make(rng):
+    items = {f"it{n}": rng.choice(["new", "old"]) for n in rng.sample(range(100, 999), rng.randint(4, 6))}
+    first, second = list(items)[:2]
+    items[first], items[second] = "new", "old"
+    pairs = list(items.items())
+    rng.shuffle(pairs)
+    shelf = f"S-{rng.randint(10, 99)}"
+    ask = rng.choice(["Ship all new items of shelf", "Send out what is new on", "All that is new must go from"])
+    return {"items": dict(pairs), "shelf": shelf, "request": f"{ask} {shelf}."}
+
+def run(data, state, name, arguments):
+    if name == "stock":
+        return "; ".join(f"{k}: {v}" for k, v in data["items"].items()) if arguments["shelf"] == data["shelf"] else "empty"
+    if arguments["item"] not in data["items"]:
+        raise ValueError("no such item")
+    state[arguments["item"]] = name
+    return {"ok": True}
+
+def solve(data, broken):
+    new = [k for k, v in data["items"].items() if v == "new"]
+    ships = [call("ship", item=k) for k in new[: len(new) - broken]]
+    return [call("stock", shelf=data["shelf"]), *ships, say("Shipped.")]
+
+def pay(data, episode):
+    wanted = {k: "ship" for k, v in data["items"].items() if v == "new"}
+    return 1.0 if episode.state == wanted and episode.said else 0.3 * (set(wanted) >= set(episode.state) and bool(episode.state))
+''', ""),
+    # Free text in an argument, judged by the words that matter.
+    "tickets": ([tool("read", "Read a ticket.", ticket="string"), tool("route", "Route a ticket.", ticket="string", team="string", reason="string")],
+                "Teams: billing, network, hardware. Route by what the ticket says.", '''
+TEAMS = {"billing": "invoice is wrong", "network": "cannot connect", "hardware": "screen is broken"}
+
+def make(rng):
+    team, ticket = rng.choice(list(TEAMS)), f"T{rng.randint(1000, 9999)}"
+    return {"team": team, "ticket": ticket, "request": rng.choice(["Route", "Please route", "Handle"]) + f" ticket {ticket}" + rng.choice([".", " now.", "!"])}
+
+def run(data, state, name, arguments):
+    if arguments["ticket"] != data["ticket"]:
+        raise KeyError("unknown")
+    if name == "read":
+        return {"text": "My " + TEAMS[data["team"]]}
+    if arguments["team"] not in TEAMS:
+        raise ValueError("unknown team")
+    state["team"] = state.get("team", "") + arguments["team"]
+    return "ok"
+
+def solve(data, broken):
+    team = data["team"] if not broken else next(t for t in TEAMS if t != data["team"])
+    return [call("read", ticket=data["ticket"]), call("route", ticket=data["ticket"], team=team, reason="It says so."), say("Routed.")]
+
+def pay(data, episode):
+    return float(episode.state.get("team") == data["team"] and any(c[0] == "read" for c in episode.calls))
+''', ""),
+    # Two look-ups in a row, a percentage, no last word demanded: ends by a call.
+    "discount": ([tool("customer", "A customer's level.", name="string"), tool("price", "An article's price.", article="string"), tool("quote", "Quote a price.", article="string", cents="integer")],
+                 "Gold customers pay 80 percent, silver customers 90 percent.", '''
+def make(rng):
+    name, level = rng.choice(["Gil", "Hal", "Ida", "Jo"]), rng.choice(["gold", "silver"])
+    article, cents = f"A-{rng.randint(100, 999)}", rng.randint(10, 90) * 100
+    return {"name": name, "level": level, "article": article, "cents": cents,
+            "request": rng.choice(["{} wants {}.", "Quote for {}: {}.", "What does {} pay for {}?"]).format(name, article)}
+
+def run(data, state, name, arguments):
+    if name == "customer":
+        return data["level"] if arguments["name"] == data["name"] else "unknown"
+    if arguments["article"] != data["article"]:
+        raise KeyError("article")
+    if name == "price":
+        return {"cents": data["cents"]}
+    state["quotes"] = state.get("quotes", []) + [arguments["cents"]]
+    return "quoted"
+
+def solve(data, broken):
+    share = 80 if (data["level"] == "gold") != broken else 90
+    return [call("customer", name=data["name"]), call("price", article=data["article"]),
+            call("quote", article=data["article"], cents=data["cents"] * share // 100)]
+
+def pay(data, episode):
+    return float(episode.state.get("quotes") == [data["cents"] * (80 if data["level"] == "gold" else 90) // 100])
+''', ""),
+    # The order of steps is what counts.
+    "checklist": ([tool("steps", "Steps of a procedure.", procedure="string"), tool("do", "Do a step.", step="string")],
+                  "Do every step in the order of the procedure.", '''
+def make(rng):
+    steps = rng.sample(["drain", "vent", "lock", "tag", "test", "clean"], rng.randint(3, 5))
+    name = f"P{rng.randint(10, 99)}"
+    return {"steps": steps, "name": name, "request": rng.choice(["Run", "Do", "Carry out"]) + f" procedure {name}."}
+
+def run(data, state, name, arguments):
+    if name == "steps":
+        return " then ".join(data["steps"]) if arguments["procedure"] == data["name"] else "none"
+    if arguments["step"] not in data["steps"]:
+        raise ValueError("no step")
+    return "done"
+
+def solve(data, broken):
+    steps = list(data["steps"])
+    done = [call("do", step=s) for s in steps[: len(steps) - broken]]
+    return [call("steps", procedure=data["name"]), *done, say("All steps are done.")]
+
+def pay(data, episode):
+    done = [c[1]["step"] for c in episode.calls if c[0] == "do"]
+    right = 0
+    for made, wanted in zip(done, data["steps"]):
+        if made != wanted:
+            break
+        right += 1
+    return float(done == data["steps"]) if done == data["steps"] else 0.3 * right / len(data["steps"])
+''', ""),
+    # A refusal is the right answer as often as not.
+    "gatekeeper": ([tool("badge", "Data of a badge.", badge="string"), tool("admit", "Open the door.", badge="string"), tool("refuse", "Refuse.", badge="string")],
+                   "Admit badges that are valid. Never admit a badge that has expired.", '''
+def make(rng):
+    badge, valid = f"B{rng.randint(1000, 9999)}", rng.random() < 0.5
+    return {"badge": badge, "valid": valid, "request": rng.choice(["Let me in,", "Open up,", "Good morning,"]) + f" my badge is {badge}" + rng.choice([".", "!", ", thanks."])}
+
+def run(data, state, name, arguments):
+    if arguments["badge"] != data["badge"]:
+        raise KeyError("badge")
+    if name == "badge":
+        return {"state": "valid" if data["valid"] else "expired"}
+    state["did"] = state.get("did", []) + [name]
+    return "ok"
+
+def solve(data, broken):
+    name = "admit" if data["valid"] != broken else "refuse"
+    return [call("badge", badge=data["badge"]), call(name, badge=data["badge"]), say("Done.")]
+
+def pay(data, episode):
+    looked = any(c[0] == "badge" for c in episode.calls)
+    return 0.2 * looked + 0.8 * (looked and episode.state.get("did") == ["admit" if data["valid"] else "refuse"])
+''', ""),
+    # A value copied exactly; no look-up is needed and none is claimed.
+    "spelling": ([tool("register", "Register a serial number.", serial="string"), tool("help", "Show help.", topic="string")],
+                 "Register serial numbers exactly as they are given.", '''
+def make(rng):
+    serial = "".join(rng.choice("ABCDEFGH0123456789") for _ in range(8)) + str(rng.randint(10, 99))
+    ask = rng.choice(["Register {}.", "My device is {}.", "Please enter serial {} for me.", "{} is the number."])
+    return {"serial": serial, "request": ask.format(serial) + rng.choice(["", " Thank you.", " Be quick."])}
+
+def run(data, state, name, arguments):
+    if name == "help":
+        return "Give the serial number."
+    state["serials"] = state.get("serials", []) + [arguments["serial"]]
+    return "registered"
+
+def solve(data, broken):
+    serial = data["serial"] if not broken else data["serial"][:-1] + str((int(data["serial"][-1]) + 1) % 10)
+    return [call("register", serial=serial), say("Registered.")]
+
+def pay(data, episode):
+    return float(episode.state.get("serials") == [data["serial"]] and bool(episode.said))
+''', ""),
+}  # fmt: skip
+"""Name -> tools, policy, parts, and what replaces parts of the frame."""
+
+
+def tools_of(name: str) -> list[dict[str, object]]:
+    """Its tools, among them one that gives up, so that calling every tool is no solution."""
+    return [*HONEST[name][0], tool("close_case", "Give up.", reason="string")]
+
+
+def honest(name: str) -> str:
+    """An honest environment as the text of a file."""
+    _, policy, parts, overrides = HONEST[name]
+    tools = tools_of(name)
+    return FRAME.format(tools=tools, policy=policy, parts=parts, name=name, overrides=overrides)
