@@ -9,6 +9,7 @@ from .pairs import PairEnvironments as PairEnvironments
 from .pairs import publish_pairs as publish_pairs
 from .pairs import synthesize_pairs as synthesize_pairs
 from .passport import failed_check as failed_check
+from .passport import structure as structure
 from .publication import passport_page as passport_page
 from .publication import publish_environments as publish_environments
 from .subject import Standard as Standard
