@@ -222,15 +222,16 @@ def structure(messages: Sequence[Message]) -> str:
 def _structures(subject: Subject, name: str) -> Check:
     """Check the variety of tasks; never for more than the target's own tasks have that call the same tools."""
     plays = [subject.solved(task) for task in subject.tasks]
-    found, bound = {digest(structure(play)) for play in plays}, subject.bounds.structures
-    if len(found) < bound and subject.against.target is not None:
-        called = {_tools_called(play) for play in plays}
-        own = [play for play in solved_tasks(subject.against.target, len(plays)) if _tools_called(play) in called]
-        bound = min(bound, len({digest(structure(play)) for play in own}) or bound)
-    detail = (
-        f"{len(plays)} tasks differ in names and numbers only: vary them, or set environments.structures={len(found)}"
-    )
-    return at_least(name, len(found), bound, detail, subject.tasks[-1].id)
+    structures, bound = {digest(structure(play)) for play in plays}, subject.bounds.structures
+    if len(structures) < bound and subject.against.target is not None:
+        tool_sets = {_tools_called(play) for play in plays}
+        own_plays = [
+            play for play in solved_tasks(subject.against.target, len(plays)) if _tools_called(play) in tool_sets
+        ]
+        bound = min(bound, len({digest(structure(play)) for play in own_plays}) or bound)
+    detail = f"{len(plays)} tasks differ in names and numbers only: vary them, or set environments.structures="
+    detail += f"{len(structures)}"
+    return at_least(name, len(structures), bound, detail, subject.tasks[-1].id)
 
 
 def solved_tasks(target: Target, count: int) -> list[list[Message]]:

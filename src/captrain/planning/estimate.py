@@ -279,10 +279,10 @@ class Estimate:
         """Price rollouts by a served model: the agent's tokens where its endpoint has a price, and those of another
         model that plays the user."""
         agent, user = episode.agent.times(rollouts), episode.user.times(rollouts)
-        read, written = self.node.price or (0.0, 0.0)
-        own = agent if separate else agent.plus(user)
-        others = self._price(user) if separate else 0.0
-        return None if others is None else others + (own.input * read + own.output * written) / 1e6
+        input_price, output_price = self.node.price or (0.0, 0.0)
+        use = agent if separate else agent.plus(user)
+        money = self._price(user) if separate else 0.0
+        return None if money is None else money + (use.input * input_price + use.output * output_price) / 1e6
 
     def _served_seconds(
         self, cost: StageCost, episode: EpisodeCost, parallel: int, *, separate: bool, training: bool

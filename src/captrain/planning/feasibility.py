@@ -58,14 +58,14 @@ def _demonstrations(spec: Spec) -> list[UserError]:
         return []
     source = build(base.demonstrations, Demonstrations).tools if base.demonstrations else TOOLS
     offers = load_benchmark(spec.benchmark).tools
-    taught, offered = ({str(tool["function"]["name"]) for tool in tools} for tools in (source, offers))
-    if taught & offered:
+    lesson_tools, benchmark_tools = ({str(tool["function"]["name"]) for tool in tools} for tools in (source, offers))
+    if lesson_tools & benchmark_tools:
         return []
-    where = base.demonstrations.target if base.demonstrations else "the service desk's demonstrations"
+    source_name = base.demonstrations.target if base.demonstrations else "the service desk's demonstrations"
     return [
         UserError(
-            f"the base learns to call {', '.join(sorted(taught)[:3])} from {where}, and {spec.benchmark.target} "
-            f"offers {', '.join(sorted(offered)[:3])}: it would pass nothing",
+            f"the base learns to call {', '.join(sorted(lesson_tools)[:3])} from {source_name}, and "
+            f"{spec.benchmark.target} offers {', '.join(sorted(benchmark_tools)[:3])}: it would pass nothing",
             "set base.demonstrations._target_=MODULE:CLASS (docs/own-benchmark.md), or policy=openai base.model=NAME",
         )
     ]
