@@ -4,6 +4,7 @@ from .leakage import HeldOutTasks as HeldOutTasks
 from .loading import load_environment as load_environment
 from .loading import read_passports as read_passports
 from .own_text import WORLD as WORLD
+from .own_text import derived_from as derived_from
 from .own_text import world_of as world_of
 from .pairs import PairEnvironments as PairEnvironments
 from .pairs import publish_pairs as publish_pairs
