@@ -124,3 +124,39 @@ def test_the_embedded_target_has_its_templates_as_before() -> None:
         synthesizer.synthesize(
             Brief(Capability(id="premature_stop", name="n", description="d"), [], (), spec.benchmark), []
         )
+
+
+def test_of_an_environment_no_more_variety_is_asked_than_its_benchmark_has(tmp_path: Path) -> None:
+    bounds = compose_spec("default", 0, ["environments.seeds=20"], CONF).environments
+    single = Component.model_validate({"_target_": "support.rooms.OneKind"})
+    path = tmp_path / "wrong_argument.py"
+    path.write_text(TemplateSynthesizer(ModelAccess()).synthesize(brief("wrong_argument", single), []))
+
+    def variety(of: Component) -> tuple[bool, float | None, str, str]:
+        checks = run_checks(load_file(path), path, make_standard(load_benchmark(of), 20, bounds), ())
+        [check] = [check for check in checks if check.name == "structures among the tasks"]
+        return check.passed, check.measured, check.bound, check.detail
+
+    assert variety(single) == (True, 1.0, "at least 1", "")
+    passed, measured, bound, detail = variety(ROOMS)
+    assert (passed, measured) == (False, 1.0) and bound > "at least 1" and "environments.structures=1" in detail
+
+
+def test_a_benchmark_without_references_is_refused_by_the_plan_whatever_its_class_declares() -> None:
+    spec = compose_spec("default", 0, ["benchmark._target_=support.rooms.Unsolved"], CONF)
+    made = make_plan(spec, Node())
+    assert any("support.rooms.Unsolved: it has no reference solutions" in error.problem for error in made.problems)
+    assert any("returns [] for its first tasks" in text for text in made.warnings)
+    assert any("analyst=openai" in text for text in made.warnings)
+
+
+def test_a_base_that_would_learn_another_domain_is_refused_with_the_key_that_mends_it() -> None:
+    spec = compose_spec("default", 0, ["benchmark._target_=support.rooms.Rooms"], CONF)
+    [error] = [error for error in make_plan(spec, Node()).problems if "it would pass nothing" in error.problem]
+    assert "book_room" in error.problem and "base.demonstrations._target_=" in error.remedy
+    embedded = make_plan(compose_spec("default", 0, [], CONF), Node())
+    served = make_plan(
+        compose_spec("default", 0, ["benchmark._target_=support.rooms.Rooms", "policy=openai", "policy.name=m"], CONF),
+        Node(),
+    )
+    assert not embedded.problems and not any("pass nothing" in error.problem for error in served.problems)

@@ -3,6 +3,8 @@
 import importlib
 import json
 import os
+import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -18,9 +20,14 @@ from support.exported import NAME, make_project
 from support.finished import Captrain
 from support.installations import interpreter
 from support.recorded import record, speaking
+from support.rooms import Rooms
 from support.training import passport
 
-from captrain.records import Check, Passport, publish_json
+from captrain.config import Component, ModelAccess
+from captrain.environments.synthesizer import Brief
+from captrain.environments.templates import TemplateSynthesizer
+from captrain.projects import export_environment
+from captrain.records import Capability, Check, Passport, publish_json, publish_text
 
 MODULE = f"captrain_{NAME}"
 DRIVERS = Path(__file__).parent / "drivers"
@@ -33,8 +40,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project whose environment is exported for all standards, with a hundred recorded episodes."""
-    from captrain.projects import export_environment
-
     folder = tmp_path_factory.mktemp("project")
     path = make_project(folder)
     episodes = record(path, EPISODES)
@@ -255,6 +260,48 @@ def test_openenvs_own_validation_passes(server: str, project: Path) -> None:
 
 
 # verifiers, in an environment of its own.
+
+
+def readme_commands(project: Path, standard: str) -> list[list[str]]:
+    """The command lines of a package's README, word for word."""
+    folder = project / standard / MODULE if standard == "openenv" else project / standard
+    block = [line[4:] for line in (folder / "README.md").read_text().splitlines() if line.startswith("    ")]
+    return [shlex.split(line) for line in block if line.startswith(("pip", "vf-", "python", "openenv"))]
+
+
+@pytest.mark.needs("verifiers")
+def test_the_readme_of_a_taskset_can_be_followed_word_for_word(project: Path, tmp_path: Path) -> None:
+    _, validate, *evaluate = readme_commands(project, "verifiers")
+    tool = str(Path(VERIFIERS).with_name(validate[0]))
+    assert [command[0] for command in evaluate] == ["vf-eval", "vf-eval"]
+    run(tool, *validate[1:], "-o", tmp_path, "--run.name", "run", "--no-rich", **plays(project))
+    summary = json.loads(next(tmp_path.rglob("summary.json")).read_text())
+    assert summary["checks"]["gold"]["valid"] == 20
+
+
+@pytest.mark.needs("openenv")
+def test_the_readme_of_an_openenv_package_can_be_followed_word_for_word(project: Path) -> None:
+    static = readme_commands(project, "openenv")[-1]
+    command = [str(Path(OPENENV).with_name(static[0])), *static[1:]]
+    subprocess.run(command, cwd=project / "openenv" / MODULE, env=bare(), check=True, capture_output=True)
+
+
+def test_packages_have_names_of_their_own_and_say_who_wrote_the_environment(project: Path, tmp_path: Path) -> None:
+    names = {
+        re.search(r'^name = "(.+)"$', path.read_text(), re.MULTILINE)[1]  # pyright: ignore[reportOptionalSubscript]
+        for path in project.glob("**/pyproject.toml")
+    }
+    assert len(names) == len(STANDARDS)
+    assert "captrain's own text" in (project / "trl/README.md").read_text()
+    desk = Component.model_validate({"_target_": "support.rooms.Rooms"})
+    path = tmp_path / "results/environments/wrong_argument.py"
+    capability = Capability(id="wrong_argument", name="n", description="d", details={"arguments": ["time"]})
+    publish_text(path, TemplateSynthesizer(ModelAccess()).synthesize(Brief(capability, Rooms.tools, (), desk), []))
+    made_out = passport(path).model_copy(update={"trusted": False})
+    publish_json(path.with_suffix(".passport.json"), made_out)
+    export_environment("wrong_argument", tmp_path, "trl", tmp_path / "package")
+    text = (tmp_path / "package/README.md").read_text()
+    assert "holds the source of `support.rooms.Rooms`" in text and "language model" not in text
 
 
 def plays(project: Path) -> Mapping[str, str]:

@@ -195,16 +195,29 @@ def test_impossible_settings_are_refused_and_the_remedy_mends_them(
 
 
 def test_the_papers_setting_is_shown_in_full_and_says_how_often_it_uses_its_39_training_tasks(spec: Compose) -> None:
-    made = planned(spec(*PAPER))
+    made = planned(spec(*PAPER, "policy=vllm", "machine=node8"))
     text = printed(made)
     assert "5,120" in text and "512 to 2,560" in text and "30.5, 3.3 of them active" in text
-    assert any("cannot be trained through" in warning for warning in made.warnings)
     # 5,888 rollouts in groups of 16 are 368.
     assert any("grpo_target uses each of 39 training tasks 10 times" in warning for warning in made.warnings)
     made.refuse_impossible()
     assert "times that a training task is used" in text
-    few = planned(spec(*PAPER, "baselines.grpo_target.run=false"))
+    few = planned(spec(*PAPER, "policy=vllm", "machine=node8", "baselines.grpo_target.run=false"))
     assert not any("training tasks" in warning for warning in few.warnings)
+
+
+def test_through_an_endpoint_the_plan_holds_what_runs_and_the_agents_tokens_have_the_price_that_is_stated(
+    spec: Compose,
+) -> None:
+    made = planned(spec(*SMALL))
+    assert {*stages(made.low)} == {"rollouts", "labels", "environments", "pairs", "total"}
+    assert made.low[-1].rollouts == sum(cost.rollouts for cost in made.low[:-1])
+    said = " ".join(made.warnings)
+    assert "cannot be trained through" in said and "training tasks" not in said and "--price" in said
+    priced = planned(spec(*SMALL), price=(2.0, 10.0))
+    use = stages(priced.low)["rollouts"].use
+    assert stages(priced.low)["rollouts"].money == pytest.approx((use.input * 2 + use.output * 10) / 1e6)
+    assert (priced.low[-1].money or 0) > 0 and not any("--price" in warning for warning in priced.warnings)
 
 
 def test_the_papers_setting_on_servers_of_our_own_has_jobs_gpus_memory_and_hours(spec: Compose) -> None:
@@ -316,7 +329,7 @@ def test_a_model_of_unknown_size_has_counts_and_how_to_state_it(spec: Compose) -
 
 
 def test_more_throughput_and_more_gpus_never_take_longer(spec: Compose) -> None:
-    small = spec(*SMALL)
+    small = spec(*SMALL, "policy=vllm", "machine.vllm.gpus=0")
 
     def seconds(**node: object) -> float:
         return planned(small, **node).low[-1].seconds or 0
@@ -331,7 +344,7 @@ def test_money_is_that_of_the_tokens_and_only_of_what_is_not_the_agents_own_mode
     works = stages(planned(spec(*SMALL, *CALLS)).low)
     labels = works["labels"]
     assert labels.money == pytest.approx((labels.use.input * 2 + labels.use.output * 10) / 1e6)
-    assert labels.gpus == 0 and works["rollouts"].money == works["adapters"].money == 0
+    assert labels.gpus == 0 and works["rollouts"].money == 0
     hosted = stages(planned(spec(*SMALL, *CALLS, "benchmark.user.name=other")).low)["rollouts"]
     user, count = assumptions.EPISODE_COSTS[assumptions.TAU2, assumptions.SERVED].user, hosted.rollouts
     assert hosted.money == pytest.approx(count * (user.input * 2 + user.output * 10) / 1e6)
@@ -348,10 +361,10 @@ def test_a_scripted_user_costs_no_calls_and_is_said_to_be_for_checks(spec: Compo
 
 
 def test_the_causal_test_asks_at_most_once_for_each_test_rollout_of_the_base(spec: Compose) -> None:
-    calls = stages(planned(spec(*SMALL)).low)["causality"].use.calls
-    chosen = spec(*SMALL)
+    chosen = spec(*SMALL, "policy=vllm")
+    calls = stages(planned(chosen).low)["causality"].use.calls
     assert calls == chosen.evaluation.tasks * chosen.evaluation.trials
-    assert "causality" not in stages(planned(spec(*SMALL, "causality.run=false")).low)
+    assert "causality" not in stages(planned(spec(*SMALL, "policy=vllm", "causality.run=false")).low)
     assert "causality" not in stages(planned(spec()).low)  # the programmatic analyst asks nobody
 
 

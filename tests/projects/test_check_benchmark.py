@@ -129,6 +129,19 @@ def test_what_is_wrong_is_one_message_with_line_method_task_and_remedy(
     assert str(tmp_path) not in out
 
 
+def test_what_comes_later_of_a_benchmark_is_foreseen(tmp_path: Path, captrain: Captrain) -> None:
+    """Too little variety and no references are no faults of a benchmark: they are said, with the keys that help."""
+    (tmp_path / "dvc.yaml").touch()
+    (tmp_path / "desk.py").write_text(SOUND)
+    status, out, _ = captrain(tmp_path, "check-benchmark", "desk:CalendarDesk")
+    assert status == 0 and "structures of tasks: " in out and "references: " not in out
+    (tmp_path / "bare.py").write_text(
+        SOUND + "\n\nclass Bare(CalendarDesk):\n    def reference(self, task):\n        return []\n"
+    )
+    status, out, _ = captrain(tmp_path, "check-benchmark", "bare:Bare")
+    assert status == 0 and "60 of 60 tasks have none" in out and "analyst=openai" in out
+
+
 def test_a_fault_of_a_module_beside_the_benchmark_is_at_its_line_there(tmp_path: Path, captrain: Captrain) -> None:
     (tmp_path / "rooms_of_desk.py").write_text("def check(turns):\n    return 1 // (turns - 1)\n")
     text = SOUND.replace("        self.turns += 1\n", "        self.turns += 1\n        check(self.turns)\n")

@@ -12,6 +12,7 @@ import pytest
 import yaml
 from support.finished import Captrain
 
+from captrain import __version__ as captrain_version
 from captrain.config import compose_spec, load_spec
 from captrain.errors import UserError
 from captrain.records import publish_text
@@ -147,6 +148,24 @@ def test_the_tests_that_a_project_begins_with_pass(project: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]
     done = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_project_without_a_benchmark_passes_its_own_checks_from_its_first_commit(
+    tmp_path: Path, captrain: Captrain
+) -> None:
+    assert captrain(tmp_path, "init", "plain")[0] == 0
+    folder = tmp_path / "plain"
+    steps = yaml.safe_load((folder / ".github/workflows/check.yaml").read_text())["jobs"]["check"]["steps"]
+    install, plan, tests, _ = [step["run"] for step in steps if "run" in step]
+    assert install == "pip install -r requirements.txt pytest" and captrain(folder, *plan.split()[1:])[0] == 0
+    process = subprocess.run([sys.executable, *tests.split()[1:]], cwd=folder, capture_output=True, text=True)
+    assert process.returncode == 0, process.stdout
+    pins = (folder / "requirements.txt").read_text()
+    assert "captrain[train]==" in pins and "No index that you use has it?" in pins
+
+
+def test_the_command_says_which_captrain_it_is(tmp_path: Path, captrain: Captrain) -> None:
+    assert captrain(tmp_path, "--version") == (0, f"captrain {captrain_version}\n", "")
 
 
 def test_a_wheel_holds_all_that_a_project_needs(tmp_path: Path) -> None:

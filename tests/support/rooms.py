@@ -113,3 +113,23 @@ class Rooms:
                 call = {"type": "function", "function": {"name": tool, "arguments": given}}
                 messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
         return [*messages, {"role": "assistant", "content": "All is done."}]
+
+
+class OneKind(Rooms):
+    """The same with a single structure of task: of one meeting, its time is changed."""
+
+    def make(self, split: str, index: int) -> dict:
+        rng = random.Random(f"{split}-{index}-one")
+        [person] = rng.sample(NAMES, 1)
+        meeting = {"id": f"m{rng.randint(100, 999)}", "person": person, "day": rng.choice(DAYS)}
+        time = f"{rng.randint(8, 18)}:{rng.choice(['00', '15', '30', '45'])}"
+        wishes = [["move_meeting", {"meeting_id": meeting["id"], "time": time}]]
+        request = f"Please move {person}'s meeting on {meeting['day']} to {time}."
+        return {"meetings": [meeting], "wishes": wishes, "request": request}
+
+
+class Unsolved(Rooms):
+    """The same without solutions, of which its class says nothing."""
+
+    def reference(self, task: dict) -> list[dict]:
+        return []

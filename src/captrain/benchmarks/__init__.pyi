@@ -12,8 +12,9 @@ from .base.warm import pretrained_folder as pretrained_folder
 from .base.warm import warm_start as warm_start
 from .installing import install_benchmark as install_benchmark
 from .installing import made_installation as made_installation
-from .loading import declared_absences as declared_absences
+from .loading import absences as absences
 from .loading import evaluation_tasks as evaluation_tasks
+from .loading import in_workers as in_workers
 from .loading import load_benchmark as load_benchmark
 from .loading import overlapping_tasks as overlapping_tasks
 from .pool import Pool as Pool

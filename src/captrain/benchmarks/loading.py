@@ -8,6 +8,8 @@ from captrain.contract import Environment, Target
 from captrain.errors import UserError
 from captrain.records import Split, Task, digest, file_digest
 
+LOOKED_AT = 10
+"""Tasks that are looked at for a reference."""
 OTHER_SPLITS: tuple[Split, ...] = ("discovery", "training")
 
 
@@ -29,10 +31,29 @@ def load_benchmark(component: Component, machine: Machine | None = None) -> Targ
     return Target(environment, component.target, digest(component.target, settings, file_digest(*code)))
 
 
-def declared_absences(component: Component) -> dict[str, str]:
-    """Return what the class of a benchmark says that it does not have (see `captrain.contract.Environment`): what ->
-    what follows. Nothing is built or started."""
-    return dict(getattr(component_class(component), "absences", {}))
+def absences(component: Component) -> dict[str, str]:
+    """Return what a benchmark does not have: what -> what follows.
+
+    It is what its class says (see `captrain.contract.Environment`), and references where none of its first training
+    tasks has one; a benchmark in workers is taken at its word, and nothing is started.
+
+    Raises:
+        UserError: the benchmark cannot be built, or breaks its contract.
+    """
+    declared = dict(getattr(component_class(component), "absences", {}))
+    if "reference" in declared or in_workers(component):
+        return declared
+    target = load_benchmark(component)
+    size = target.size("training")
+    tasks = target.tasks("training", LOOKED_AT if size is None else min(size, LOOKED_AT))
+    if any(target.reference(task) for task in tasks):
+        return declared
+    return declared | {"reference": f"no references: reference() of {component.target} returns [] for its first tasks"}
+
+
+def in_workers(component: Component) -> bool:
+    """Return whether a benchmark runs in workers, whose packages may not be installed."""
+    return takes(component, "machine")
 
 
 def evaluation_tasks(benchmark: Target, evaluation: Evaluation) -> list[Task]:

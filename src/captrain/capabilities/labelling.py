@@ -107,7 +107,8 @@ def _scored(rollouts: Sequence[Rollout]) -> list[Rollout]:
             f"of {len(rollouts)} diagnostic rollouts {passed} passed, {failed} failed and "
             f"{len(rollouts) - len(scored)} ended in an error or a fault of the simulated user: capabilities are found "
             "by contrasting passed with failed rollouts",
-            "raise rollouts.tasks, or choose a policy and a benchmark of which some tasks pass and some fail",
+            "where none passes, set another base.model, or base.demonstrations to those of the benchmark; where one "
+            "outcome is rare, raise rollouts.tasks",
         )
     return scored
 

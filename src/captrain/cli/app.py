@@ -7,10 +7,13 @@ verify` and `validate` exit with 1 when something does not hold.
 """
 
 from functools import partial
+from typing import Annotated
 
 import typer
 
+from captrain import __version__
 from captrain.cli.benchmark import benchmark
+from captrain.cli.console import print_all
 from captrain.cli.environments import export_environment
 from captrain.cli.logs import diagnose
 from captrain.cli.pipeline import jobs, verify
@@ -25,12 +28,23 @@ from captrain.execution import entry_point
 
 app = typer.Typer(
     name="captrain",
-    help="Find the capabilities an agent lacks, train a LoRA adapter for each, route tasks to them. "
-    "The pipeline itself runs with `dvc repro`.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+@app.callback(invoke_without_command=True)
+def options(
+    version: Annotated[bool, typer.Option("--version", help="Say which captrain this is.")] = False,
+) -> None:
+    """Find the capabilities an agent lacks, train a LoRA adapter for each, route tasks to them. The pipeline itself
+    runs with `dvc repro`."""
+    if version:
+        print_all(f"captrain {__version__}")
+        raise typer.Exit
+
+
 # In the order in which `captrain --help` lists them.
 for command in (
     init,

@@ -18,12 +18,16 @@ def plan(
         tuple[float, float] | None, typer.Option(metavar="READ WRITTEN", help="Tokens a second of each.")
     ] = None,
     parameters: Annotated[float | None, typer.Option(help="Of a model whose size is not known, in billions.")] = None,
+    price: Annotated[
+        tuple[float, float] | None,
+        typer.Option(metavar="READ WRITTEN", help="Of a million tokens at the agent's own endpoint."),
+    ] = None,
 ) -> None:
     """Say what a run would take, stage by stage, and whether it can run at all (exit status 2 if not). Runs nothing."""
     from captrain.planning import Node, compose_configuration, make_plan, plan_tables
 
     spec, title = compose_configuration(settings or [], project_root())
-    work_plan = make_plan(spec, Node(gpus, gpu_memory, throughput, parameters), title)
+    work_plan = make_plan(spec, Node(gpus, gpu_memory, throughput, parameters, price), title)
     print_all(*plan_tables(work_plan))
     work_plan.refuse_impossible()
 

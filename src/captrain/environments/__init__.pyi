@@ -4,11 +4,13 @@ from .leakage import HeldOutTasks as HeldOutTasks
 from .loading import load_environment as load_environment
 from .loading import read_passports as read_passports
 from .own_text import WORLD as WORLD
+from .own_text import derived_from as derived_from
 from .own_text import world_of as world_of
 from .pairs import PairEnvironments as PairEnvironments
 from .pairs import publish_pairs as publish_pairs
 from .pairs import synthesize_pairs as synthesize_pairs
 from .passport import failed_check as failed_check
+from .passport import structure as structure
 from .publication import passport_page as passport_page
 from .publication import publish_environments as publish_environments
 from .subject import Standard as Standard

@@ -21,7 +21,7 @@ from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 
-from captrain.benchmarks import declared_absences
+from captrain.benchmarks import absences
 from captrain.capabilities import KINDS, Step, Toolbox, acts_of, says, text_of
 from captrain.config import Component
 from captrain.environments.own_text import DERIVED, IMPORTS, IN_WORKERS, MARK
@@ -46,7 +46,7 @@ def derivable(benchmark: Component) -> None:
     """
     from captrain.environments.sandbox.host import MODULES
 
-    if "reference" in declared_absences(benchmark):
+    if "reference" in absences(benchmark):
         raise UserError(f"no environment can be derived from {benchmark.target}: it has no reference solutions", REMEDY)
     if benchmark.target in IN_WORKERS:
         if benchmark.settings().get("user") is not None:

@@ -45,6 +45,13 @@ def is_own_text(text: str) -> bool:
     return not remainder
 
 
+def derived_from(text: str) -> str:
+    """The class that a program derived a file from, as its first lines name it; "" where its last are not our own."""
+    _, _, after = files("captrain").joinpath(DERIVED).read_text().partition(MARK)
+    match = re.search(r"^Derived from (\S+)\.$", text, re.MULTILINE)
+    return match[1] if match is not None and text.endswith(after) else ""
+
+
 def world_of(text: str) -> Component | None:
     """The benchmark in workers that a text of ours is given when it is opened; None: it is another text."""
     before, _, after = files("captrain").joinpath(DERIVED).read_text().partition(MARK)

@@ -222,9 +222,29 @@ def structure(messages: Sequence[Message]) -> str:
 
 
 def _structures(subject: Subject, name: str) -> Check:
-    structures = {digest(structure(subject.solved(task))) for task in subject.tasks}
-    detail = f"{len(subject.tasks)} tasks differ in names and numbers only"
-    return at_least(name, len(structures), subject.bounds.structures, detail, subject.tasks[-1].id)
+    """Check the variety of tasks; never for more than the target's own tasks have that call the same tools."""
+    plays = [subject.solved(task) for task in subject.tasks]
+    structures, bound = {digest(structure(play)) for play in plays}, subject.bounds.structures
+    if len(structures) < bound and subject.against.target is not None:
+        tool_sets = {_tools_called(play) for play in plays}
+        own_plays = [
+            play for play in solved_tasks(subject.against.target, len(plays)) if _tools_called(play) in tool_sets
+        ]
+        bound = min(bound, len({digest(structure(play)) for play in own_plays}) or bound)
+    detail = f"{len(plays)} tasks differ in names and numbers only: vary them, or set environments.structures="
+    detail += f"{len(structures)}"
+    return at_least(name, len(structures), bound, detail, subject.tasks[-1].id)
+
+
+def solved_tasks(target: Target, count: int) -> list[list[Message]]:
+    """Play the references of the first training tasks, at most `count`; those without one are left out."""
+    size = target.size("training")
+    tasks = target.tasks("training", count if size is None else min(count, size))
+    return [target.play(task, reference) for task in tasks if (reference := target.reference(task))]
+
+
+def _tools_called(play: Sequence[Message]) -> frozenset[str]:
+    return frozenset(tool for message in play if message["role"] == "assistant" for tool, _ in calls_of(message))
 
 
 def _test_ids(subject: Subject, name: str) -> Check:

@@ -58,11 +58,13 @@ NO_BROKEN = "the file defines no broken(task): the reference solution with just 
 
 @dataclass(frozen=True)
 class Standard:
-    """Standard for every environment of one target: the schemas of its tools, its test tasks, the bounds."""
+    """Standard for every environment of one target: the schemas of its tools, its test tasks, the bounds, and the
+    target itself, whose own variety is asked of no environment twice over; None where it is not at hand."""
 
     tools: list[JsonObject]
     tests: HeldOutTasks
     bounds: Environments
+    target: Target | None = None
 
 
 def make_standard(benchmark: Target, tests: int, bounds: Environments) -> Standard:
@@ -80,7 +82,7 @@ def make_standard(benchmark: Target, tests: int, bounds: Environments) -> Standa
     size = benchmark.size("training")
     training = benchmark.tasks("training", size) if size else []
     held_out = HeldOutTasks(benchmark, benchmark.tasks("test", tests), [source], training)
-    return Standard(benchmark.tools, held_out, bounds)
+    return Standard(benchmark.tools, held_out, bounds, benchmark)
 
 
 class _FunctionCall(BaseModel):

@@ -66,8 +66,9 @@ FLOOR = "reward of doing nothing"
 class Package:
     """Content of a package.
 
-    `text` is the environment file, `tasks` how many tasks of each split it offers, `solution` the assistant messages
-    of a reference, played in the first training task.
+    `text` is the environment file, `origin` the class that a program derived it from ("": it was written), `tasks` how
+    many tasks of each split it offers, `solution` the assistant messages of a reference, played in the first training
+    task.
     """
 
     text: bytes
@@ -75,6 +76,7 @@ class Package:
     tools: Sequence[JsonObject]
     tasks: Mapping[str, int]
     solution: Sequence[Message]
+    origin: str = ""
 
     @property
     def module(self) -> str:
@@ -155,7 +157,7 @@ def _texts(package: Package, standard: Standard) -> dict[str, str | bytes]:
     contents[f"{folder}environment.py"] = package.text
     contents[f"{folder}passport.json"] = package.passport.model_dump_json(indent=1) + "\n"
     contents["README.md"] = Template(root.joinpath(f"{standard}/README.md.txt").read_text()).substitute(
-        names, passport=_passport_lines(package.passport), confinement=_confinement(package.passport)
+        names, passport=_passport_lines(package.passport), confinement=_confinement(package)
     )
     if standard == "openenv":
         contents["openenv.yaml"] = _openenv_manifest(package)
@@ -163,9 +165,14 @@ def _texts(package: Package, standard: Standard) -> dict[str, str | bytes]:
     return contents
 
 
-def _confinement(passport: Passport) -> str:
-    if passport.trusted:
+def _confinement(package: Package) -> str:
+    if package.passport.trusted:
         return "The environment file is captrain's own text."
+    if package.origin:
+        return (
+            f"**The environment file holds the source of `{package.origin}`**, narrowed by captrain's own text to the "
+            "tasks that exercise one capability. captrain ran it in a sandbox only; here it runs with your rights."
+        )
     return (
         "**The environment file was written by a language model or by somebody else.** captrain ran it in a sandbox "
         "only; here it runs with your rights. Run the package in a container."

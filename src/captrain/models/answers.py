@@ -43,6 +43,8 @@ PAUSE = 1.0
 """Seconds before the second attempt at a question; each later pause is twice as long, up to `LONGEST`, with up to
 `PAUSE` added at random."""
 LONGEST = 60.0
+SILENCE = 5.0
+"""Seconds without an answer after which the progress line says so."""
 GRACE = 5.0
 """Seconds that requests under way are given to end after an error, so that what they cost is not lost."""
 
@@ -209,13 +211,14 @@ class StructuredAnswers:
         bar: "tqdm[NoReturn]",
     ) -> None:
         """Take what the threads bring until all of them have ended."""
-        working = len(threads)
+        working, last = len(threads), time.monotonic()
         while working:
             try:
                 result = results.get(timeout=0.5)
             except Empty:
-                self._report(bar, 0)
+                self._report(bar, 0, time.monotonic() - last)
                 continue
+            last = time.monotonic()
             if result is None:
                 working -= 1
             elif isinstance(result, Exception):
@@ -228,11 +231,13 @@ class StructuredAnswers:
                 answers[result[0]] = result[1]
                 self._report(bar, 1)
 
-    def _report(self, bar: "tqdm[NoReturn]", count: int) -> None:
-        """Count answers; say what was spent, and how long the server will still be left alone."""
+    def _report(self, bar: "tqdm[NoReturn]", count: int, silence: float = 0.0) -> None:
+        """Count answers; say what was spent, how long the server will still be left alone, and for how long it has
+        answered nothing."""
         bar.update(count)
         pause = self.throttle.remaining()
-        notice = f", waiting {pause:.0f} s for the server" if pause > 1 else ""
+        notice = f", no answer for {silence:.0f} s" if silence >= SILENCE else ""
+        notice = f", waiting {pause:.0f} s for the server" if pause > 1 else notice
         bar.set_postfix_str(f"{self.usage.tokens} tokens{self.usage.cost}{notice}", refresh=bool(notice))
 
     def _answer(

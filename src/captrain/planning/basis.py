@@ -156,7 +156,7 @@ def task_uses(estimate: Estimate) -> dict[str, float]:
     """Estimate how often stages that train on the target use each of its training tasks; {} where there is no end."""
     spec = estimate.spec
     tasks = split_sizes(spec.benchmark).get("training")
-    if tasks is None:
+    if tasks is None or not estimate.trainable:
         return {}
     rows = [baselines()[name] for name in trained_baselines()]
     rollouts = {row.name: estimate.baseline_rollouts(row) * row.target_share(spec) for row in rows}

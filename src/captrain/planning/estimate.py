@@ -27,7 +27,8 @@ of a GPU     + 4 bytes x layers x KV heads x head x longest x episodes / min(GPU
              trainer's holds: weights in its precision, by FSDP divided among its processes, with two layers whole;
              LoRA, divided alike; `rows` sequences, or a process's share of a step, without checkpoints 34 x hidden
              bytes of every layer
-money        (read x input_price + written x output_price) / 1e6, for what is not the agent's own model
+money        (read x input_price + written x output_price) / 1e6, for what is not the agent's own model; for that as
+             --price has it
 """
 
 import math
@@ -67,16 +68,21 @@ from captrain.planning.assumptions import (
 from captrain.planning.cost import StageCost, total
 from captrain.rollouts import SHARDS
 
+UNTRAINED = ("base", "rollouts", "labels", "environments", "pairs")
+"""Stages that need no adapter: all that run with an endpoint that somebody else runs, through which none is trained."""
+
 
 @dataclass(frozen=True)
 class Node:
-    """The GPUs that are planned with: how many, GiB of each, and tokens a second of each, read and written; and the
-    parameters of the model in billions, where its size is not known."""
+    """The GPUs that are planned with: how many, GiB of each, and tokens a second of each, read and written; the
+    parameters of the model in billions, where its size is not known; and the price of a million tokens at the agent's
+    own endpoint, read and written, where it has one."""
 
     gpus: int = 8
     memory: float = 80.0
     throughput: tuple[float, float] | None = None
     parameters: float | None = None
+    price: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         options = {"--gpus": [self.gpus], "--gpu-memory": [self.memory], "--throughput": self.throughput or [1]}
@@ -95,6 +101,7 @@ class Estimate:
         self.spec, self.node, self.attempts, self.count = spec, node, attempts, spec.capabilities.count
         self.local, self.vllm = spec.policy.target == LOCAL, spec.policy.target == VLLM
         self.served = self.vllm or spec.policy.target == SERVED
+        self.trainable = self.local or self.vllm
         self.policy, self.trainer = spec.policy.settings(), spec.trainer.settings()
         self.rank, self.rates = self.trainer.get("rank", 16), local_rates(spec)
         self.experts = bool(self.trainer.get("experts", False))
@@ -146,6 +153,8 @@ class Estimate:
             self._evaluation(),
             self._with_questions(StageCost("causality", 1), spec.analyst, self._causal_labels(), concurrency),
         ]
+        if not self.trainable:
+            stages = [stage for stage in stages if stage.stage in UNTRAINED]
         costing = [stage for stage in stages if stage.rollouts or stage.use.calls or stage.use.new_input]
         first = [] if spec.base.model else stages[:1]
         return [*first, *costing, total([*first, *costing])]
@@ -263,8 +272,17 @@ class Estimate:
             gpus=gpus * (parallel if self.vllm else 1),
             memory=self.memory(training),
             seconds=seconds if self.timed else None,
-            money=self._price(episode.user.times(rollouts)) if separate else 0,
+            money=self._rollout_money(rollouts, episode, separate=separate),
         )
+
+    def _rollout_money(self, rollouts: float, episode: EpisodeCost, *, separate: bool) -> float | None:
+        """Price rollouts by a served model: the agent's tokens where its endpoint has a price, and those of another
+        model that plays the user."""
+        agent, user = episode.agent.times(rollouts), episode.user.times(rollouts)
+        input_price, output_price = self.node.price or (0.0, 0.0)
+        use = agent if separate else agent.plus(user)
+        money = self._price(user) if separate else 0.0
+        return None if money is None else money + (use.input * input_price + use.output * output_price) / 1e6
 
     def _served_seconds(
         self, cost: StageCost, episode: EpisodeCost, parallel: int, *, separate: bool, training: bool

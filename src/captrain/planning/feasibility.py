@@ -2,11 +2,11 @@
 
 import math
 
-from captrain.benchmarks import StandardEnvironment, declared_absences, load_benchmark
-from captrain.config import Spec, component_class
+from captrain.benchmarks import TOOLS, Demonstrations, StandardEnvironment, absences, in_workers, load_benchmark
+from captrain.config import Spec, build, component_class
 from captrain.environments import EMBEDDED, derivable
 from captrain.errors import InfrastructureError, UserError
-from captrain.planning.assumptions import USABLE_MEMORY, EpisodeCost, split_sizes
+from captrain.planning.assumptions import LOCAL, USABLE_MEMORY, VLLM, EpisodeCost, split_sizes
 from captrain.planning.basis import task_uses
 from captrain.planning.cost import rounded
 from captrain.planning.estimate import Estimate
@@ -26,6 +26,7 @@ def problems(estimate: Estimate) -> list[UserError]:
         *_tasks(spec),
         *_standard(spec),
         *_synthesis(spec),
+        *_demonstrations(spec),
         *_experts(estimate),
         *_gpus(estimate),
         *_memory(estimate),
@@ -48,6 +49,26 @@ def _synthesis(spec: Spec) -> list[UserError]:
     except UserError as error:
         return [error]
     return []
+
+
+def _demonstrations(spec: Spec) -> list[UserError]:
+    """Refuse a base that learns to act elsewhere: it would pass nothing, which shows after its training alone."""
+    base = spec.base
+    if base.model or base.pretrained or spec.policy.target not in (LOCAL, VLLM) or in_workers(spec.benchmark):
+        return []
+    source = build(base.demonstrations, Demonstrations).tools if base.demonstrations else TOOLS
+    offers = load_benchmark(spec.benchmark).tools
+    lesson_tools, benchmark_tools = ({str(tool["function"]["name"]) for tool in tools} for tools in (source, offers))
+    if lesson_tools & benchmark_tools:
+        return []
+    source_name = base.demonstrations.target if base.demonstrations else "the service desk's demonstrations"
+    return [
+        UserError(
+            f"the base learns to call {', '.join(sorted(lesson_tools)[:3])} from {source_name}, and "
+            f"{spec.benchmark.target} offers {', '.join(sorted(benchmark_tools)[:3])}: it would pass nothing",
+            "set base.demonstrations._target_=MODULE:CLASS (docs/own-benchmark.md), or policy=openai base.model=NAME",
+        )
+    ]
 
 
 def _standard(spec: Spec) -> list[UserError]:
@@ -162,8 +183,10 @@ def warnings(estimate: Estimate, money: float | None) -> list[str]:
         texts.append(f"the size of {estimate.model} is not known: state it with --parameters, in billions")
     if money is None:
         texts.append("machine.asking.input_price and output_price, for a million tokens, show the money")
-    if not (estimate.local or estimate.vllm):
+    if not estimate.trainable:
         texts.append("an endpoint that somebody else runs cannot be trained through: it stops after `environments`")
+    if estimate.served and not estimate.vllm and estimate.node.price is None:
+        texts.append("the agent's own endpoint is taken to cost nothing: state what a million tokens cost by --price")
     for name, times in task_uses(estimate).items():
         if times > 1:
             texts.append(
@@ -173,9 +196,9 @@ def warnings(estimate: Estimate, money: float | None) -> list[str]:
     derives = spec.synthesizer.target == TEMPLATES and spec.benchmark.target != EMBEDDED
     if spec.pairs.count and derives and not _synthesis(spec):
         texts.append("environments are derived for single capabilities: there will be none for pairs (pairs.count)")
-    absences = declared_absences(spec.benchmark)
-    texts += absences.values()
-    if "reference" in absences and spec.analyst.target == PROGRAMMATIC:
+    lacking = absences(spec.benchmark)
+    texts += lacking.values()
+    if "reference" in lacking and spec.analyst.target == PROGRAMMATIC:
         texts.append(
             f"without references the programmatic analyst finds {' and '.join(UNAIDED)} alone: "
             "analyst=openai has no such bounds"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import get_args
 
 from captrain.contract import IDLE, Environment, Episode, calls_of
+from captrain.environments import structure
 from captrain.projects.examination import (
     LIMIT,
     BenchmarkReport,
@@ -157,6 +158,7 @@ def _check_splits(examined: Examined, by_split: Mapping[str, Sequence[JsonObject
 
 def _check_play(examined: Examined, tasks: Sequence[JsonObject], tools: Sequence[JsonObject]) -> None:
     """Check that references score 1, and that every task can be played by whoever plays."""
+    structures, references = set[str](), 0
     rewards_of: dict[str, list[float]] = {"reference": [], "nothing": [], "random calls": [], "every call twice": []}
     for task in tasks:
         rng = random.Random(task["id"])
@@ -170,13 +172,16 @@ def _check_play(examined: Examined, tasks: Sequence[JsonObject], tools: Sequence
             }
         except MethodFailed:
             continue
+        references += bool(reference)
         for agent, actions in agents.items():
             if not actions:
                 continue
             try:
-                score = _play_and_score(examined, task, agent, actions)
+                messages, score = _play_and_score(examined, task, agent, actions)
             except MethodFailed:
                 continue
+            if agent == "reference":
+                structures.add(structure(messages))
             rewards_of[agent].append(float(score["reward"]))
             if agent == "reference" and (score["reward"] != 1 or not score["success"]):
                 text = f"scores {score['reward']}, success {score['success']}"
@@ -184,6 +189,15 @@ def _check_play(examined: Examined, tasks: Sequence[JsonObject], tools: Sequence
     for agent, rewards in rewards_of.items():
         if rewards:
             examined.report.facts[f"mean reward of {agent}"] = f"{sum(rewards) / len(rewards):.2f} of {len(rewards)}"
+    if references:
+        few = " (all tasks differ in names and numbers only)" if len(structures) == 1 else ""
+        examined.report.facts["structures of tasks"] = f"{len(structures)} in {references} references{few}"
+    if references < len(tasks):
+        missing = f"{len(tasks) - references} of {len(tasks)} tasks have none: without references the programmatic "
+        missing += (
+            "analyst has nothing to compare with and no environment is derived (analyst=openai synthesizer=openai)"
+        )
+        examined.report.facts["references"] = missing
     if rewards_of["nothing"] and min(rewards_of["nothing"]) == 1:
         examined.note("score", "", "doing nothing scores 1 on every task", "score what the agent was asked to do")
 
@@ -200,8 +214,10 @@ def _copy(task: JsonObject) -> JsonObject:
     return json.loads(json.dumps(task))
 
 
-def _play_and_score(examined: Examined, task: JsonObject, agent: str, actions: Sequence[Message]) -> JsonObject:
-    """Play, twice where it is cheap to see a difference, and score the record, twice."""
+def _play_and_score(
+    examined: Examined, task: JsonObject, agent: str, actions: Sequence[Message]
+) -> tuple[list[Message], JsonObject]:
+    """Play, twice where it is cheap to see a difference, and score the record, twice; return both."""
     messages = _play(examined, task, agent, actions)
     if agent != "random calls" and _play(examined, task, agent, actions) != messages:
         text = f"played again with the same messages ({agent}) answers otherwise"
@@ -216,7 +232,7 @@ def _play_and_score(examined: Examined, task: JsonObject, agent: str, actions: S
         examined.note("score", task["id"], "changes the task it is given", "copy what is changed")
     if scores[0] != scores[1]:
         examined.note("score", task["id"], "differs when asked again", "score the task and the messages alone")
-    return _sound_score(examined, task, scores[0])
+    return messages, _sound_score(examined, task, scores[0])
 
 
 def _sound_score(examined: Examined, task: JsonObject, score: object) -> JsonObject:

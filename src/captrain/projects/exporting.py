@@ -8,7 +8,7 @@ from pathlib import Path
 
 from captrain.config import Machine, load_spec
 from captrain.contract import Target
-from captrain.environments import load_environment, world_of
+from captrain.environments import derived_from, load_environment, world_of
 from captrain.errors import EnvironmentFault, UserError
 from captrain.interop import Package, Standard, write_package
 from captrain.records import Passport, Split, read_json
@@ -54,6 +54,7 @@ def export_environment(name: str, root: Path, standard: Standard, out: Path) -> 
         tools=target.tools,
         tasks={split: count for split in SPLITS if (count := _count(target, split))},
         solution=target.reference(first),
+        origin=derived_from(path.read_text(errors="replace")),
     )
     return write_package(package, standard, out)
 

@@ -25,6 +25,11 @@ IGNORED = "/artifacts/\n/.cache/\n/report/\n/.venv\n__pycache__/\n.pytest_cache/
 DVC_CONFIG = "[core]\n    analytics = false\n    autostage = false\n"
 DVC_IGNORED = "/config.local\n/tmp\n/cache\n"
 UNSEEN = "# Patterns as in .gitignore: what DVC never looks at.\n.cache\n.venv\n__pycache__\n*.pyc\n.pytest_cache\n"
+REQUIREMENTS = f"""\
+# Where captrain comes from. No index that you use has it? Name the clone or the wheel in this line's place, such as
+# captrain[train] @ file:///path/to/captrain  or  captrain[train] @ git+https://HOST/captrain@COMMIT
+captrain[train]=={__version__}
+"""
 COMPONENTS_INIT = '"""Parts of this project\'s own, named in conf/ and overrides as components.module:Class."""\n'
 
 
@@ -78,7 +83,7 @@ def project_files(root: Path, example: Example | None) -> Mapping[str, str]:
         "params.yaml": f"# What is selected; conf/ here, and captrain's own, define what can be.\n{choice}",
         "dvc.yaml": pipeline,
         VERSIONS: versions_text(__version__, pipeline, stage_digests()),
-        "requirements.txt": f"captrain[train]=={__version__}\n",
+        "requirements.txt": REQUIREMENTS,
         "README.md": template("README.md"),
         ".gitignore": IGNORED,
         ".dvcignore": UNSEEN,
@@ -89,7 +94,11 @@ def project_files(root: Path, example: Example | None) -> Mapping[str, str]:
     }
     texts |= {f".dvc/plots/{path.name}": path.read_text() for path in sorted(shipped(".dvc/plots").glob("*.json"))}
     if example is None:
-        return {**texts, "conf/experiment/project.yaml": template("project.experiment.yaml")}
+        return {
+            **texts,
+            "conf/experiment/project.yaml": template("project.experiment.yaml"),
+            "tests/test_configuration.py": template("test_configuration.py.txt"),
+        }
     return {
         **texts,
         f"conf/benchmark/{example}.yaml": template(f"{example}.benchmark.yaml"),

@@ -7,6 +7,9 @@ is retried, and if it stays, the rollout is an `error`, never a failure. Randomn
 
 import fcntl
 import sys
+import threading
+import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,6 +38,10 @@ from captrain.records import (
 )
 
 JOURNALS = Path(".cache/rollouts")
+OUTAGE = 32
+"""Plays one after another that come to an infrastructure error: what they stand on is down, and no more are begun."""
+SILENCE = 5.0
+"""Seconds without a finished rollout after which the progress line says so."""
 Sample = tuple[Task, int]
 """A rollout to be: its task and the number of its trial."""
 
@@ -72,6 +79,7 @@ def collect(
     Raises:
         UserError: a task of another split.
         EnvironmentFault: the environment broke its contract; what is whole is kept.
+        InfrastructureError: most rollouts came to an error, which it quotes; what is whole is kept.
     """
     guard_split(tasks, purpose)
     collection = _Collection(policy, target, purpose, seed, adapter, retries)
@@ -82,12 +90,16 @@ def collect(
         rollouts = {(rollout.task.id, rollout.trial): rollout for rollout in whole}
         missing = [(task, trial) for task, trial in samples if (task.id, trial) not in rollouts]
         label = f"{target.name}{f' with {adapter.digest}' if adapter else ''}"
-        progress = ProgressBar(label, len(samples), len(rollouts), quiet)
-        for rollout in collection.attempts(missing, progress):
-            rollouts[rollout.task.id, rollout.trial] = rollout
-            file.write(rollout.model_dump_json(exclude_defaults=True) + "\n")
-            file.flush()
+        with ProgressBar(label, len(samples), len(rollouts), quiet) as progress:
+            for rollout in collection.attempts(missing):
+                rollouts[rollout.task.id, rollout.trial] = rollout
+                file.write(rollout.model_dump_json(exclude_defaults=True) + "\n")
+                file.flush()
+                progress.add(rollout)
     ordered = [rollouts[name] for name in names]
+    errors = [rollout.error or "" for rollout in ordered if rollout.outcome == "error"]
+    if 2 * len(errors) > len(ordered):
+        raise outage(f"{label}: {len(errors)} of {len(ordered)} rollouts", errors)
     if truncated := [rollout for rollout in ordered if rollout.truncated]:
         print(
             f"{label}: {len(truncated)} of {len(ordered)} rollouts ended because the dialogue has outgrown the model, "
@@ -114,10 +126,10 @@ class _Collection:
         adapter = self.adapter.digest if self.adapter else ""
         return self.policy.digest, self.target.fingerprint, adapter, self.purpose, self.seed
 
-    def attempts(self, samples: Sequence[Sample], progress: "ProgressBar") -> Iterator[Rollout]:
+    def attempts(self, samples: Sequence[Sample]) -> Iterator[Rollout]:
         """Yield rollouts as they end, in any order; what an infrastructure error ended is attempted again, as often as
-        may be."""
-        identity = self.identity
+        may be. Raises InfrastructureError after `OUTAGE` such errors on end."""
+        identity, row = self.identity, list[str]()
         for attempt in range(self.retries + 1):
             retried: list[Sample] = []
             plays = {}
@@ -132,6 +144,9 @@ class _Collection:
                     _, episode, task, trial = plays[id(play)]
                     score = _score(self.target, task, play)
                     episode.close()
+                    row = [*row, play.error] if play.error else []
+                    if len(row) >= OUTAGE:
+                        raise outage(f"{self.target.name}: the last {len(row)} plays", row)
                     if play.error and attempt < self.retries:
                         retried.append((task, trial))
                         continue
@@ -149,11 +164,16 @@ class _Collection:
                         name,
                     )
                     yield rollout
-                    progress.add(rollout)
             if not retried:
                 break
             samples = retried
-        progress.close()
+
+
+def outage(subject: str, errors: Sequence[str]) -> InfrastructureError:
+    """Word what most plays came to: no result, and none that a later stage may build on."""
+    [(words, times)] = Counter(errors).most_common(1)
+    often = "each time" if times == len(errors) else f"{times} times"
+    return InfrastructureError(f"{subject} came to an error, {often}: {redacted(plain(words))}")
 
 
 def _score(target: Target, task: Task, play: Play) -> Score | None:
@@ -235,7 +255,8 @@ def journal(path: Path) -> Iterator[tuple[list[Rollout], IO[str]]]:
 
 
 class ProgressBar:
-    """A progress bar over rollouts, some of which may be there already, with rate, ETA and the pass rate so far."""
+    """A progress bar over rollouts, some of which may be there already, with rate, ETA, the pass rate so far, errors,
+    and for how long none has ended, where that is long."""
 
     def __init__(self, label: str, total: int, initial: int, quiet: bool) -> None:
         from tqdm import tqdm
@@ -243,21 +264,38 @@ class ProgressBar:
         # The log of a job is read for its bars; elsewhere they are drawn on a terminal alone.
         hidden = False if dispatched() else quiet or None
         self._bar = tqdm(total=total, initial=initial, desc=label, unit="rollout", disable=hidden, mininterval=1.0)
-        self._passed = self._scored = self._truncated = 0
+        self._outcomes, self._truncated = Counter[str](), 0
+        self._last, self._over = time.monotonic(), threading.Event()
+
+    def __enter__(self) -> "ProgressBar":
+        if not self._bar.disable:
+            threading.Thread(target=self._watch, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._bar.close()
 
     def add(self, rollout: Rollout) -> None:
         """Count one rollout."""
-        self._scored += rollout.outcome != "error"
-        self._passed += rollout.outcome == "passed"
+        self._last = time.monotonic()
+        self._outcomes[rollout.outcome] += 1
         self._truncated += rollout.truncated != ""
         self._bar.update()
-        if self._scored:
-            truncated = f", {self._truncated} truncated" if self._truncated else ""
-            self._bar.set_postfix_str(f"pass rate {self._passed / self._scored:.3f}{truncated}", refresh=False)
+        self._bar.set_postfix_str(self._text(), refresh=False)
 
-    def close(self) -> None:
-        """Finish the bar."""
-        self._bar.close()
+    def _text(self) -> str:
+        passed, failed, errors = (self._outcomes[name] for name in ("passed", "failed", "error"))
+        parts = [f"pass rate {passed / (passed + failed):.3f}"] if passed + failed else []
+        parts += [f"{self._truncated} truncated"] if self._truncated else []
+        return ", ".join([*parts, f"{errors} errors"] if errors else parts)
+
+    def _watch(self) -> None:
+        """Say each second for how long no rollout has ended: a hang looks like work otherwise."""
+        while not self._over.wait(1.0):
+            if (seconds := time.monotonic() - self._last) >= SILENCE:
+                silence = f"none has ended for {seconds:.0f} s"
+                self._bar.set_postfix_str(", ".join(filter(None, [self._text(), silence])))
 
 
 def pass_rate(rollouts: Sequence[Rollout]) -> float | None:
