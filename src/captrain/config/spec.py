@@ -158,7 +158,7 @@ class Evaluation(Section):
 
     tasks: Count
     splits: Literal["test", "all"] = "test"
-    trials: Annotated[int, Field(ge=2)]
+    trials: Count
     resamples: Count
     confidence: Level
 
@@ -205,7 +205,8 @@ class Spec(Section):
     def _relations(self) -> "Spec":
         processes = self.machine.accelerate.processes
         broken = [
-            f"{name}.groups_per_step = {groups} is not a multiple of machine.accelerate.processes = {processes}"
+            f"{name}.groups_per_step = {groups} is not a multiple of machine.accelerate.processes = {processes}: set "
+            f"{name}.groups_per_step={-(-groups // processes) * processes}"
             for name, groups in self._groups_per_step().items()
             if groups % processes
         ]
@@ -214,6 +215,14 @@ class Spec(Section):
             for name, start in CONTINUED.items()
             if getattr(self.baselines, name).run and not getattr(self.baselines, start).run
         ]
+        size, seeds = self.trainer.group_size, self.environments.seeds
+        tasks = self.environments.groups + -(-self.adapters.rollouts // size)
+        if tasks > seeds:
+            broken.append(
+                f"adapters.rollouts = {self.adapters.rollouts} in groups of {size} and environments.groups = "
+                f"{self.environments.groups} need {tasks} tasks of an environment, and its passport is for "
+                f"environments.seeds = {seeds}: set environments.seeds={tasks}, or lower adapters.rollouts"
+            )
         rounds = self.baselines.solutions.rounds
         if rounds.tasks < rounds.count:
             broken.append(

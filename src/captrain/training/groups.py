@@ -148,11 +148,11 @@ class Groups:
         return self.tasks[index][number]
 
     def _hinting(self, target: Target) -> bool:
-        return self.recipe.hints > 0 and hasattr(target.environment, "hint")
+        return self.recipe.hint_range[1] > 0 and hasattr(target.environment, "hint")
 
     def _hint(self, target: Target, task: Task, key: str) -> str:
         """Draw the hint that a rollout reads, "" for none, by its key, so that it does not depend on the batch."""
-        if not self._hinting(target) or int(digest("hint", key), 16) / 16**16 >= self.recipe.hints:
+        if not self._hinting(target) or _drawn("hint", key) >= self._hinted_share(key.rpartition("/")[0]):
             return ""
         environment: Any = target.environment
         hint = target.call("hint", task.id, lambda: environment.hint(task.model_dump()))
@@ -162,6 +162,11 @@ class Groups:
                 "return text from hint(task)",
             )
         return hint
+
+    def _hinted_share(self, task: str) -> float:
+        """Draw the share of a task's rollouts that are hinted, evenly from the recipe's range."""
+        low, high = self.recipe.hint_range
+        return low + (high - low) * _drawn("hints", task)
 
     def _play(self, adapter: str, plan: Sequence[PlannedRollout]) -> tuple[list[ScoredPlay], int]:
         scored: dict[int, ScoredPlay] = {}
@@ -204,6 +209,11 @@ class Groups:
             f"training {self.job.name}: the model has no room for the prompt of rollout {play.key} ({play.truncated})",
             "choose a model of longer context, or raise policy.max_length",
         )
+
+
+def _drawn(*names: str) -> float:
+    """Draw a number below 1, by these names alone."""
+    return int(digest(*names), 16) / 16**16
 
 
 def advantages(rewards: Sequence[float]) -> list[float]:

@@ -32,7 +32,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from captrain.config import Component, Count, Level, Rate, Share, Spec, takes
+from captrain.config import Component, Count, Interval, Level, Rate, Share, Spec, takes
 from captrain.contract import Target
 from captrain.models import LoraShape
 from captrain.policies import Play
@@ -84,7 +84,7 @@ class GRPO:
             ratio of its probabilities under the two at the same weights, at most by so much. The old policy's
             log-probabilities are then the trainer's own. None: the two are taken for one.
         hints: share of rollouts that read the environment's hint, where it offers one; each is drawn by its own key,
-            so that a group may hold both kinds.
+            so that a group may hold both kinds. Of a range each task draws its share evenly.
         targets: linear layers that get low-rank weights, by the ends of their names; of a mixture of experts those of
             its attention.
         experts: whether the experts of a mixture get them, too.
@@ -105,7 +105,7 @@ class GRPO:
         clip_high: Rate | None = None,
         loss: Loss = "dapo",
         importance_cap: Rate | None = None,
-        hints: Share = 0.0,
+        hints: Share | Interval = 0.0,
         targets: Layers = LINEAR,
         experts: bool = False,
     ) -> None:
@@ -120,6 +120,12 @@ class GRPO:
     def shape(self) -> LoraShape:
         """Rank, alpha and adapted layers of an adapter."""
         return LoraShape(self.rank, self.alpha, self.targets, self.experts)
+
+    @property
+    def hint_range(self) -> tuple[float, float]:
+        """The least and the greatest share of a task's rollouts that read a hint."""
+        low, high = self.hints if isinstance(self.hints, Sequence) else (self.hints, self.hints)
+        return low, high
 
     @property
     def step_rollouts(self) -> int:
