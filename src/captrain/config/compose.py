@@ -44,7 +44,7 @@ def compose_data(experiment: str, seed: int, overrides: Sequence[str], conf_dir:
         data = _merged(conf_dir, [*choices, *(text for text, _ in values)])
     except UserError:
         without = _merged(conf_dir, choices)
-        added = [f"+{text}" if _is_unlisted(text, key, without) else text for text, key in values]
+        added = [f"++{text}" if _is_unlisted(text, key, without) else text for text, key in values]
         _check_keys([(text, key) for text, (_, key) in zip(added, values, strict=True)], without)
         data = _merged(conf_dir, [*choices, *added])
     _drop_settings_of_others(data, chosen, {key for _, key in values})
@@ -112,7 +112,8 @@ def _parsed(override: str, groups: Mapping[str, Sequence[str]]) -> tuple[str, st
         raise UserError(
             f"override {excerpt(override)!r}: there is no {key} {excerpt(value)!r}", alternatives(value, groups[key])
         )
-    return override.strip(), key
+    # What is said to be added may be there already, since conf/ lists more settings now than it did.
+    return (f"++{key}={value}" if form[1] and key not in groups else override.strip()), key
 
 
 def _merged(conf_dir: Path, overrides: list[str]) -> JsonObject:

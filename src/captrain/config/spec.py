@@ -215,14 +215,6 @@ class Spec(Section):
             for name, start in CONTINUED.items()
             if getattr(self.baselines, name).run and not getattr(self.baselines, start).run
         ]
-        size, seeds = self.trainer.group_size, self.environments.seeds
-        tasks = self.environments.groups + -(-self.adapters.rollouts // size)
-        if tasks > seeds:
-            broken.append(
-                f"adapters.rollouts = {self.adapters.rollouts} in groups of {size} and environments.groups = "
-                f"{self.environments.groups} need {tasks} tasks of an environment, and its passport is for "
-                f"environments.seeds = {seeds}: set environments.seeds={tasks}, or lower adapters.rollouts"
-            )
         rounds = self.baselines.solutions.rounds
         if rounds.tasks < rounds.count:
             broken.append(

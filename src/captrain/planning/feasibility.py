@@ -112,8 +112,8 @@ def _gpus(estimate: Estimate) -> list[UserError]:
 
 
 def _tasks(spec: Spec) -> list[UserError]:
-    """Refuse more tasks than the benchmark's splits have."""
-    sizes, errors = split_sizes(spec.benchmark), list[UserError]()
+    """Refuse more tasks than there are, of the benchmark's splits or of an environment."""
+    sizes, group_size, errors = split_sizes(spec.benchmark), spec.trainer.group_size, []
     demands = {
         "rollouts.tasks": ("discovery", spec.rollouts.tasks),
         "evaluation.tasks": ("test", spec.evaluation.tasks),
@@ -123,6 +123,16 @@ def _tasks(spec: Spec) -> list[UserError]:
             errors.append(
                 UserError(f"{key} = {count}, and split {split} has {most} tasks at most", f"set {key}={most}")
             )
+    tasks, seeds = spec.environments.groups + -(-spec.adapters.rollouts // group_size), spec.environments.seeds
+    if tasks > seeds:
+        errors.append(
+            UserError(
+                f"adapters.rollouts = {spec.adapters.rollouts} in groups of {group_size} and environments.groups = "
+                f"{spec.environments.groups} need {tasks} tasks of an environment, and its passport is for "
+                f"environments.seeds = {seeds}",
+                f"set environments.seeds={tasks}, or lower adapters.rollouts",
+            )
+        )
     return errors
 
 

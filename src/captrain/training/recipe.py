@@ -88,6 +88,11 @@ class GRPO:
         targets: linear layers that get low-rank weights, by the ends of their names; of a mixture of experts those of
             its attention.
         experts: whether the experts of a mixture get them, too.
+        max_error_share: of the rollouts that may come to nothing, by faults of infrastructure or for want of room, and
+            are drawn again; a training with more ends. No influence on the result.
+        staleness: steps by which the adapter that plays may be behind the one that is trained: so many steps' rollouts
+            are played by servers while others train. The ratio to the sampler's log-probabilities corrects for it,
+            clipped or capped as for any other difference. 0: each step waits for its own.
     """
 
     def __init__(
@@ -108,6 +113,8 @@ class GRPO:
         hints: Share | Interval = 0.0,
         targets: Layers = LINEAR,
         experts: bool = False,
+        max_error_share: Level = 0.2,
+        staleness: Annotated[int, Field(ge=0)] = 0,
     ) -> None:
         self.group_size, self.groups_per_step, self.epochs = group_size, groups_per_step, epochs
         self.rank, self.alpha, self.learning_rate, self.clip = rank, alpha, learning_rate, clip
@@ -115,6 +122,7 @@ class GRPO:
         self.loss, self.importance_cap = loss, importance_cap
         self.checkpoint_every, self.hints = checkpoint_every, hints
         self.targets, self.experts = list(targets), experts
+        self.max_error_share, self.staleness = max_error_share, staleness
 
     @property
     def shape(self) -> LoraShape:
@@ -134,7 +142,8 @@ class GRPO:
 
     def identity(self) -> JsonObject:
         """Return the settings that decide the result."""
-        return {key: value for key, value in vars(self).items() if key != "checkpoint_every" and key[0] != "_"}
+        without = ("checkpoint_every", "max_error_share")
+        return {key: value for key, value in vars(self).items() if key not in without and key[0] != "_"}
 
 
 def derived_trainer(trainer: Component, **changes: object) -> Component:
