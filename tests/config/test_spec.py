@@ -171,7 +171,7 @@ def test_an_unknown_experiment_ends_the_process_with_status_2(workspace: Path) -
         ({"overrides": ["base.steps=[1"]}, "does not compose"),
         ({"overrides": ["base.learning_rate=nan"]}, "base.learning_rate"),
         ({"overrides": ["selection.coverage=1.5"]}, "selection.coverage = 1.5"),
-        ({"overrides": ["evaluation.trials=1"]}, "evaluation.trials = 1"),
+        ({"overrides": ["evaluation.trials=0"]}, "evaluation.trials = 0"),
         ({"overrides": ["environments.success=[0.8,0.2]"]}, "the lower bound is above the upper one"),
         ({"overrides": ["+selection.gap=0.1"]}, "there is no setting selection.gap"),
         ({"overrides": ["selection.ranking=mean"]}, "selection.ranking = 'mean'"),
@@ -377,7 +377,7 @@ def test_a_paper_experiment_states_the_numbers_of_the_paper(experiment: str) -> 
     assert given.adapters.rollouts == 10 * 16 * given.trainer.groups_per_step
     assert [trainer[name] for name in ("rank", "alpha", "learning_rate", "clip")] == [16, 16, 1e-5, 0.2]
     assert (given.selection.coverage, given.selection.delta) == (0.1, 0.2)
-    assert [trainer[name] for name in ("epochs", "hints", "loss")] == [1, 0.25, "dapo"]
+    assert [trainer[name] for name in ("epochs", "hints", "loss")] == [1, [0.25, 0.5], "dapo"]
     assert (given.selection.agreement, given.labels.runs, given.labels.resample) == (8, 10, False)
     assert given.selection.ranking == "mean_gap" and given.analyst.settings()["failed"] == 50
     servers = given.machine.vllm

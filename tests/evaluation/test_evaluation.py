@@ -114,6 +114,13 @@ def test_the_oracle_gives_ties_to_the_first_arm_and_survives_errors() -> None:
     assert np.isnan(found.pass_k).all()
 
 
+def test_with_one_trial_there_is_no_oracle_and_every_other_row() -> None:
+    once = {arm: [letters[0] for letters in rows] for arm, rows in SMALL.items()}
+    one, two = (run(outcomes_of(arms), routes_of(["base"] * 4)).main for arms in (once, SMALL))
+    assert {*two["method"]} - {*one["method"]} == {"bound:oracle"}
+    assert one["pass_rate"].notna().all()
+
+
 def test_the_best_single_adapter_is_chosen_on_other_tasks_than_it_is_scored_on() -> None:
     noise = np.random.default_rng(0).random((8, 400, 1)) < 0.5
     names = [f"t{task}" for task in range(400)]

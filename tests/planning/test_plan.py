@@ -383,3 +383,49 @@ def test_planning_does_not_import_torch() -> None:
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("experiment", ["paper_tau2", "paper_toolsandbox"])
+@pytest.mark.parametrize("methods", ["headline", "all"])
+@pytest.mark.parametrize("router", ["classifier", "gate", "retrieval", "sets"])
+@pytest.mark.parametrize("experts", ["false", "true"])
+def test_the_papers_settings_compose_on_the_node_of_8_gpus(
+    spec: Compose, experiment: str, methods: str, router: str, experts: str
+) -> None:
+    chosen = (f"experiment={experiment}", "seed=42", "policy=vllm", "machine=node8", "evaluation.trials=1")
+    one = spec(*chosen, f"router={router}", f"methods={methods}", f"trainer.experts={experts}")
+    made = planned(one)
+    made.refuse_impossible()
+    assert any("the oracle bound and the causal test need two trials" in text for text in made.warnings)
+    assert one.trainer.settings()["experts"] == (experts == "true")
+
+
+@pytest.mark.parametrize(
+    ("settings", "value"),
+    [
+        (("trainer.groups_per_step=6",), "trainer.groups_per_step=8"),
+        (("trainer.groups_per_step=32", "adapters.rollouts=5120"), "environments.seeds=328"),
+    ],
+)
+def test_settings_of_the_paper_that_do_not_go_together_name_a_value_that_does(
+    spec: Compose, settings: tuple[str, ...], value: str
+) -> None:
+    node = (*PAPER, "policy=vllm", "machine=node8")
+    with pytest.raises(UserError) as refused:
+        planned(spec(*node, *settings)).refuse_impossible()
+    assert f"set {value}" in refused.value.problem + refused.value.remedy
+    key = value.partition("=")[0]
+    planned(spec(*node, *(one for one in settings if not one.startswith(key)), value)).refuse_impossible()
+
+
+def test_as_many_capabilities_are_proposed_as_are_to_be_kept(spec: Compose) -> None:
+    proposed = [spec(*PAPER, f"capabilities.count={count}").analyst.settings()["proposals"] for count in (4, 16)]
+    assert proposed == [8, 16]
+
+
+def test_fine_tuning_takes_the_gpus_that_share_it(spec: Compose) -> None:
+    node = (*PAPER, "policy=vllm", "machine=node8", "baselines.adp.run=true")
+    four = stages(planned(spec(*node)).low)["adp"]
+    two = stages(planned(spec(*node, "machine.accelerate.processes=2")).low)["adp"]
+    assert (four.gpus, two.gpus) == (4, 2)
+    assert four.seconds and two.seconds and two.seconds > 1.9 * four.seconds

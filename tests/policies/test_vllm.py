@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -629,6 +630,34 @@ def test_a_rollout_that_comes_to_nothing_is_drawn_again_counted_and_never_traine
         always = True
         with pytest.raises(UserError, match=r"ended in an infrastructure error \(model server: 500\)"):
             train(job(tiny, environment, "vllm.VLLMPolicy", rollouts=8, seed=1))
+
+
+def test_a_budget_is_met_exactly_whatever_fails(
+    tiny: Path, environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that fails one request in eight for ever, and one task that can never be played."""
+    answer, asked = VLLMPolicy._answer, count(1)
+    played, failed = list[str](), list[str]()
+
+    def unreliable(self: VLLMPolicy, play: Play) -> Any:
+        hopeless = "/training/1/" in play.key
+        if hopeless or next(asked) % 8 == 0:
+            failed.append(play.key)
+            play.error = "model server: 500"
+            return None
+        played.append(play.key)
+        return answer(self, play)
+
+    monkeypatch.setattr(VLLMPolicy, "_answer", unreliable)
+    with inside(tmp_path / "work"):
+        one = train(job(tiny, environment, "vllm.VLLMPolicy", rollouts=30, trainer={"max_error_share": 0.5}))
+    assert [step["rollouts"] for step in one.history] == [8, 16, 24, 30]
+    assert sum("/training/1/" in key for key in failed) == 4 * 3
+    assert (len(played), one.errors) == (30, len(failed))
+    # Its group is one of a task that the training would not have come to.
+    assert {int(key.split("/")[3]) for key in played} == {0, 2, 3, 4, 5, 6, 7, 9}
+    entry = one.ledger("adapters", "trace")
+    assert (entry.rollouts - entry.errors, entry.errors) == (30, one.errors)
 
 
 def test_a_policy_at_an_endpoint_cannot_be_trained_through(tiny: Path, environment: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from threading import Barrier
 from typing import Any, get_args
 
 import pytest
@@ -23,7 +24,7 @@ from captrain.ledger import SPLIT_OF, LedgerEntry, ledger_entry
 from captrain.models.lora import Adapter
 from captrain.policies.policy import Play
 from captrain.policies.scripted import Script, ScriptedPolicy, by_the_book
-from captrain.records import Message, Purpose, Rollout, Split, Task, load, publish
+from captrain.records import Message, Purpose, Rollout, Score, Split, Task, load, publish
 from captrain.rollouts.collection import collect, pass_rate, summarise_rollouts
 
 ROOT = Path(__file__).parents[2]
@@ -173,6 +174,18 @@ def test_a_policy_that_loses_its_server_is_tried_again(tmp_path: Path) -> None:
     assert [rollout.retries for rollout in rollouts] == [{2: 1, 6: 2}.get(i, 0) for i in range(COUNT)]
 
 
+def test_sixteen_plays_are_scored_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = desk(FaultyDesk({}, "nowhere"))
+    score, together = target.score, Barrier(16)
+
+    def waiting(task: Task, messages: Sequence[Message]) -> Score:
+        together.wait(10)  # passes only once all sixteen are being scored
+        return score(task, messages)
+
+    monkeypatch.setattr(target, "score", waiting)
+    assert [rollout.outcome for rollout in run(tmp_path, target, count=16)] == ["passed"] * 16
+
+
 class AllAtOnce(ScriptedPolicy):
     """Has all episodes open before it ends the first, as a policy that plays in batches."""
 
@@ -239,13 +252,13 @@ def test_a_bug_between_episode_and_score_closes_all_episodes_too(
 
 
 def test_an_episode_that_does_not_close_keeps_neither_others_open_nor_the_first_error_back(tmp_path: Path) -> None:
-    environment = LastingDesk("score", ValueError, at_close=OSError)
+    environment = LastingDesk("step", ValueError, at_close=OSError)
     target = desk(environment)
     with pytest.raises(EnvironmentFault, match="the door is stuck in close on .*/00000"):
         run(tmp_path, target, AllAtOnce())
     assert environment.running == []
     tasks = target.tasks("discovery", 3)
-    with pytest.raises(EnvironmentFault, match="ValueError: the line went dead in score") as fault:
+    with pytest.raises(EnvironmentFault, match="ValueError: the line went dead in step") as fault:
         collect(AllAtOnce(), target, tasks[2:], purpose="diagnosis", seed=0, journals=tmp_path, quiet=True)
     assert "the door is stuck" in str(fault.value.__notes__) and environment.running == []
 

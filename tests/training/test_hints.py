@@ -128,7 +128,7 @@ def test_without_a_system_prompt_the_first_message_ends_in_the_hint(
 
 
 def test_each_rollout_draws_by_its_own_key_whether_it_reads_the_hint(tiny: Path, hinting: Path) -> None:
-    def drawn(share: float, count: int = 64, **changes: Any) -> torch.Tensor:
+    def drawn(share: float | list[float], count: int = 64, **changes: Any) -> torch.Tensor:
         recipe = {"hints": share, "groups_per_step": count}
         trainer = trainer_of(job(tiny, hinting, trainer=recipe, rollouts=4 * count, skip=0, **changes))
         batch_of(trainer, count)
@@ -142,6 +142,10 @@ def test_each_rollout_draws_by_its_own_key_whether_it_reads_the_hint(tiny: Path,
     assert (drawn(0.3, 8, policy={"batch": 3}) == third[:8]).all()
     assert (drawn(0.3, 8, seed=1) != third[:8]).any()
     assert drawn(1.0, 2).all() and not drawn(0.0, 2).any()
+    # Of a range each task draws its share: it is the middle over tasks, and the tasks differ.
+    assert (drawn([0.3, 0.3]) == third).all()
+    ranged = drawn([0.0, 1.0]).float().mean(1)
+    assert ranged.mean() == pytest.approx(0.5, abs=0.1) and ranged.std() > 1.2 * third.float().mean(1).std()
 
 
 def test_without_hints_or_an_environment_that_has_any_the_adapter_is_the_same(

@@ -1,6 +1,7 @@
 from .components import REMEDY as REMEDY
 from .components import Component as Component
 from .components import Count as Count
+from .components import Interval as Interval
 from .components import Level as Level
 from .components import Rate as Rate
 from .components import Share as Share

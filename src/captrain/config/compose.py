@@ -8,12 +8,12 @@ Nothing is known of types and ranges: that is the schema's (`captrain.config.spe
 
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import yaml
 
-from captrain.config.components import REMEDY, alternatives, excerpt
+from captrain.config.components import REMEDY, alternatives, excerpt, nested, takes
 from captrain.config.shipped import conf_layers, searched_conf
 from captrain.errors import UserError
 from captrain.records import JsonObject
@@ -37,29 +37,46 @@ def compose_data(experiment: str, seed: int, overrides: Sequence[str], conf_dir:
     if experiment not in groups["experiment"]:
         raise UserError(f"unknown experiment {experiment!r}", alternatives(experiment, groups["experiment"]))
     pairs = [_parsed(override, groups) for override in overrides]
+    chosen = [key for _, key in pairs if key in groups]
     choices = [f"experiment={experiment}", f"seed={seed}", *(text for text, key in pairs if key in groups)]
     values = [(text, key) for text, key in pairs if key not in groups]
     try:
         data = _merged(conf_dir, [*choices, *(text for text, _ in values)])
     except UserError:
-        _check_keys(values, _merged(conf_dir, choices))
-        raise
-    _drop_settings_of_others(data, values)
+        without = _merged(conf_dir, choices)
+        added = [f"++{text}" if _is_unlisted(text, key, without) else text for text, key in values]
+        _check_keys([(text, key) for text, (_, key) in zip(added, values, strict=True)], without)
+        data = _merged(conf_dir, [*choices, *added])
+    _drop_settings_of_others(data, chosen, {key for _, key in values})
     # Hydra takes settings of its own, too. What there is without the values takes as long again to compose.
     if not {key for _, key in values} <= {*_dotted(data)}:
         _check_keys(values, _merged(conf_dir, choices))
     return data
 
 
-def _drop_settings_of_others(data: JsonObject, values: Sequence[tuple[str, str]]) -> None:
+def _is_unlisted(text: str, key: str, data: JsonObject) -> bool:
+    """Tell if an override is of a setting that conf/ does not list and that the section's class takes."""
+    group, _, name = key.partition(".")
+    part = None if text.startswith("+") or name in data.get(group, {name: 0}) else nested(group, data[group])
+    return part is not None and takes(part, name)
+
+
+def _drop_settings_of_others(data: JsonObject, chosen: Sequence[str], keys: Collection[str]) -> None:
     """Drop the settings that conf/ gives to a class which an override replaces.
 
-    Where benchmark._target_=desks.mine:Desk names another class, only settings that are overridden, too, stay.
+    Where benchmark._target_=desks.mine:Desk names another class, only settings that are overridden, too, stay. Where
+    router=retrieval chooses another option than the experiment, what the experiment sets of its own goes with that:
+    all that the class of the option does not take.
     """
-    keys = {key for _, key in values}
-    for group in [key.removesuffix("._target_") for key in keys if key.count(".") == 1 and key.endswith("._target_")]:
-        section = data[group]
-        data[group] = {name: section[name] for name in section if f"{group}.{name}" in keys}
+    named = {key.removesuffix("._target_") for key in keys if key.count(".") == 1 and key.endswith("._target_")}
+    for group in {*chosen, *named}:
+        part = None if group in named or group not in data else nested(group, data[group])
+        if group in named or part is not None:
+            data[group] = {
+                name: value
+                for name, value in data[group].items()
+                if name == "_target_" or f"{group}.{name}" in keys or (part is not None and takes(part, name))
+            }
 
 
 def _check_keys(values: Sequence[tuple[str, str]], data: Mapping[str, object]) -> None:
@@ -95,7 +112,8 @@ def _parsed(override: str, groups: Mapping[str, Sequence[str]]) -> tuple[str, st
         raise UserError(
             f"override {excerpt(override)!r}: there is no {key} {excerpt(value)!r}", alternatives(value, groups[key])
         )
-    return override.strip(), key
+    # What is said to be added may be there already, since conf/ lists more settings now than it did.
+    return (f"++{key}={value}" if form[1] and key not in groups else override.strip()), key
 
 
 def _merged(conf_dir: Path, overrides: list[str]) -> JsonObject:
@@ -106,6 +124,7 @@ def _merged(conf_dir: Path, overrides: list[str]) -> JsonObject:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    OmegaConf.register_new_resolver("max", max, replace=True)
     try:
         with _HYDRA, searched_conf(conf_dir) as folder, initialize_config_dir(str(folder), version_base="1.3"):
             config = hydra_compose("config", overrides)

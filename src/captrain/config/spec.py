@@ -158,7 +158,7 @@ class Evaluation(Section):
 
     tasks: Count
     splits: Literal["test", "all"] = "test"
-    trials: Annotated[int, Field(ge=2)]
+    trials: Count
     resamples: Count
     confidence: Level
 
@@ -205,7 +205,8 @@ class Spec(Section):
     def _relations(self) -> "Spec":
         processes = self.machine.accelerate.processes
         broken = [
-            f"{name}.groups_per_step = {groups} is not a multiple of machine.accelerate.processes = {processes}"
+            f"{name}.groups_per_step = {groups} is not a multiple of machine.accelerate.processes = {processes}: set "
+            f"{name}.groups_per_step={-(-groups // processes) * processes}"
             for name, groups in self._groups_per_step().items()
             if groups % processes
         ]

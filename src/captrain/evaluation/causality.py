@@ -88,13 +88,14 @@ def measure_causality(
         project: folder of artifacts/ and results/.
 
     Returns:
-        The labels, and the tables; none where nothing was selected or `causality.run` is off.
+        The labels, and the tables; none where nothing was selected, `causality.run` is off, or there is one trial: a
+        rollout is labelled in one and held against another.
 
     Raises:
         UserError: a file is missing or corrupt, or a rollout is of another split.
     """
     capabilities = load(project / "results/capabilities/capabilities.jsonl", Capability)
-    if not (spec.causality.run and capabilities):
+    if not (spec.causality.run and capabilities and spec.evaluation.trials > 1):
         return [], Causality(pd.DataFrame(columns=CAPABILITY_COLUMNS), pd.DataFrame(columns=EFFECT_COLUMNS))
     arms = Arms(project)
     places: dict[str, dict[tuple[str, int], float]] = {}

@@ -189,7 +189,7 @@ def compared_pairs(names: Sequence[str]) -> list[tuple[str, str]]:
     and what else a baseline says that it is compared with."""
     rows = [row for name, row in baselines().items() if name in names]
     pairs = [(TRACE, BASE), *((row.name, BASE) for row in rows), *((TRACE, row.name) for row in rows)]
-    pairs += [(ORACLE, TRACE), (TRACE, RANDOM)]
+    pairs += [*[(ORACLE, TRACE)] * (ORACLE in names), (TRACE, RANDOM)]
     pairs += [(name, TRACE) for name in names if name.startswith(("merged:", "router:"))]
     if ROUTED in names:
         pairs += [(ROUTED, name) for name in (BASE, TRACE, *(row.name for row in rows))]

@@ -209,10 +209,10 @@ class Estimate:
         if not tokens or self.episode == EpisodeCost():
             return cost
         seconds = demonstrations * epochs / self._demonstrations()
+        gpus = self.trainers if self.served else 0
         if self.served:
             passes = TRAINING_FACTOR.value * tokens * epochs
-            seconds = passes / self.throughput.prefill if self.timed else None
-        gpus = 1 if self.served else 0
+            seconds = passes / self.throughput.prefill / gpus if self.timed else None
         if seconds is not None:
             seconds += rollouts.seconds or 0
         return replace(cost, gpus=max(gpus, rollouts.gpus), memory=self.memory(True) if gpus else 0, seconds=seconds)
@@ -340,7 +340,7 @@ class Estimate:
 
     def _causal_labels(self) -> ModelUse:
         """Estimate a question for each failed rollout of the base on the test split: at the most, for all of them."""
-        if self.spec.analyst.target != ANALYST or not self.spec.causality.run:
+        if self.spec.analyst.target != ANALYST or not self.spec.causality.run or self.spec.evaluation.trials < 2:
             return ModelUse()
         labels = self.spec.evaluation.tasks * self.spec.evaluation.trials
         tokens = labels * (self.spec.analyst.settings().get("characters", 16_000) / 4 + QUESTIONS.frame)

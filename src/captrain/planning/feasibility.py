@@ -181,6 +181,8 @@ def warnings(estimate: Estimate, money: float | None) -> list[str]:
         texts.append(f"nothing is known of rollouts by {spec.policy.target} in {spec.benchmark.target}: counts only")
     if estimate.served and estimate.size is None:
         texts.append(f"the size of {estimate.model} is not known: state it with --parameters, in billions")
+    if spec.evaluation.trials == 1:
+        texts.append("evaluation.trials = 1: the oracle bound and the causal test need two trials and are left out")
     if money is None:
         texts.append("machine.asking.input_price and output_price, for a million tokens, show the money")
     if not estimate.trainable:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Literal
 
 from captrain.config import redacted
-from captrain.contract import Target, closing_episodes
+from captrain.contract import GuardedEpisode, Target, closing_episodes
 from captrain.errors import InfrastructureError
 from captrain.execution import code_digest, dispatched
 from captrain.ledger import guard_split
@@ -36,6 +36,7 @@ from captrain.records import (
     publish_text,
     remains,
 )
+from captrain.rollouts.scoring import score_of, scored
 
 JOURNALS = Path(".cache/rollouts")
 OUTAGE = 32
@@ -129,10 +130,17 @@ class _Collection:
     def attempts(self, samples: Sequence[Sample]) -> Iterator[Rollout]:
         """Yield rollouts as they end, in any order; what an infrastructure error ended is attempted again, as often as
         may be. Raises InfrastructureError after `OUTAGE` such errors on end."""
-        identity, row = self.identity, list[str]()
+        identity, plays = self.identity, dict[int, tuple[Play, GuardedEpisode, Task, int]]()
+        row: list[str] = []
+
+        def score(play: Play) -> Score | None:
+            _, episode, task, _ = plays[id(play)]
+            episode.close()
+            return score_of(self.target, task, play)
+
         for attempt in range(self.retries + 1):
             retried: list[Sample] = []
-            plays = {}
+            plays.clear()
             for task, trial in samples:
                 key = f"{self.seed}/{task.id}/{trial}"
                 episode = self.target.open(task, key)
@@ -140,10 +148,8 @@ class _Collection:
                 plays[id(play)] = (play, episode, task, trial)
             # Others may be open while one is scored: whatever is raised then, all are closed.
             with closing_episodes([episode for _, episode, *_ in plays.values()]):
-                for play in self.policy.play([play for play, *_ in plays.values()]):
-                    _, episode, task, trial = plays[id(play)]
-                    score = _score(self.target, task, play)
-                    episode.close()
+                for play, verdict in scored(self.policy.play([play for play, *_ in plays.values()]), score):
+                    _, _, task, trial = plays[id(play)]
                     row = [*row, play.error] if play.error else []
                     if len(row) >= OUTAGE:
                         raise outage(f"{self.target.name}: the last {len(row)} plays", row)
@@ -159,7 +165,7 @@ class _Collection:
                         self.purpose,
                         self.policy.digest,
                         self.adapter,
-                        score,
+                        verdict,
                         attempt,
                         name,
                     )
@@ -174,17 +180,6 @@ def outage(subject: str, errors: Sequence[str]) -> InfrastructureError:
     [(words, times)] = Counter(errors).most_common(1)
     often = "each time" if times == len(errors) else f"{times} times"
     return InfrastructureError(f"{subject} came to an error, {often}: {redacted(plain(words))}")
-
-
-def _score(target: Target, task: Task, play: Play) -> Score | None:
-    """Score a play; None when infrastructure failed it, or now its grader, which is then its error."""
-    if play.error:
-        return None
-    try:
-        return target.score(task, play.messages)
-    except InfrastructureError as fault:
-        play.error = str(fault)
-        return None
 
 
 def rollout_record(

@@ -1,14 +1,15 @@
 """The groups that GRPO plays: tasks drawn from a job's environments, with keys and hints; and their scored rollouts.
 
-Which rollouts a step is made of is decided by the job, its groups' numbers and the steps before, and by neither the
+Which rollouts a step is made of is decided by the job and its groups' numbers, and by neither the
 trainer that learns from them nor the number of processes that share them.
 """
 
 import math
 import sys
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from captrain.config import takes
@@ -17,19 +18,23 @@ from captrain.environments import audit
 from captrain.errors import EnvironmentFault, UserError
 from captrain.policies import Play
 from captrain.records import Score, Task, digest
+from captrain.rollouts import score_of, scored
 from captrain.training import collectives
 from captrain.training.jobs import EnvironmentFile, Job, Learner
-from captrain.training.recipe import GRPO, ScoredPlay, Step
+from captrain.training.recipe import GRPO, ScoredPlay
 
 REPEATS = 2
-"""Further attempts at a rollout that came to nothing; each is counted as an error, and none as a score."""
+"""Further attempts at a rollout that came to nothing, before its group is drawn anew; each is counted as an error, and
+none as a score."""
 
 
 @dataclass(frozen=True)
 class PlannedRollout:
-    """A rollout to be played: the number of its environment, its task, its trial, its key and its hint."""
+    """A rollout to be played: the number of its environment, that of its group among those of the environment, its
+    task, its trial, its key and its hint."""
 
     environment: int
+    group: int
     task: Task
     trial: int
     key: str
@@ -54,70 +59,75 @@ class Groups:
     def __init__(self, recipe: GRPO, policy: Learner, targets: Sequence[Target], job: Job) -> None:
         self.recipe, self.policy, self.targets, self.job = recipe, policy, targets, job
         # An even share of each environment at once, so that one with too few tasks shows before anything is spent.
-        share = math.ceil(math.ceil(job.rollouts / recipe.group_size) / len(targets))
         self.tasks: list[list[Task]] = [[] for _ in targets]
         for index in range(len(targets)):
-            self._task(index, min(share, self._size(index)) - 1)
+            self._task(index, min(self._planned(index), self._size(index)) - 1)
 
-    def plan(self, groups: Sequence[int], history: Sequence[Step]) -> list[PlannedRollout]:
-        """Plan the rollouts of a step, in order."""
-        counts = Counter[str]()
-        for step in history:
-            counts.update(step["places"])
-        plan: list[PlannedRollout] = []
-        for group in groups:
-            index = group % len(self.job.environments)
-            name = self.job.environments[index].name
-            turn, number = divmod(counts[name], self._size(index))
-            task = self._task(index, number)
-            counts[name] += 1
-            # Environments may call their tasks alike.
-            within = f"{name}/{task.id}" if len(self.targets) > 1 else task.id
-            for trial in range(turn * self.recipe.group_size, (turn + 1) * self.recipe.group_size):
-                key = f"{self.job.seed}/{within}/{trial}"
-                plan.append(PlannedRollout(index, task, trial, key, self._hint(self.targets[index], task, key)))
-        return plan
+    def plan(self, groups: Iterable[int]) -> list[PlannedRollout]:
+        """Plan the rollouts of groups, in order: each environment has its turn."""
+        turns = (divmod(group, len(self.targets)) for group in groups)
+        return [rollout for number, index in turns for rollout in self._group(index, number)]
 
-    def play(self, adapter: str, plan: Sequence[PlannedRollout], rows: int) -> tuple[list[ScoredPlay], int]:
-        """Play rollouts by all processes together: each its own rows, or the first all of them where a policy starts
-        servers, which belong to one process.
+    def _group(self, index: int, number: int) -> list[PlannedRollout]:
+        """Plan the rollouts of a group, by its number among those of its environment."""
+        name, target = self.job.environments[index].name, self.targets[index]
+        turn, place = divmod(number, self._size(index))
+        task = self._task(index, place)
+        # Environments may call their tasks alike.
+        within = f"{name}/{task.id}" if len(self.targets) > 1 else task.id
+        trials = range(turn * self.recipe.group_size, (turn + 1) * self.recipe.group_size)
+        keys = [f"{self.job.seed}/{within}/{trial}" for trial in trials]
+        return [
+            PlannedRollout(index, number, task, trial, key, self._hint(target, task, key))
+            for trial, key in zip(trials, keys, strict=True)
+        ]
+
+    def begin(
+        self, adapter: Path, plan: Sequence[PlannedRollout], rows: int, before: int, pool: Executor | None
+    ) -> Callable[[], tuple[list[ScoredPlay], int]]:
+        """Begin to play rollouts by all processes together: each its own rows, or the first all of them where a policy
+        starts servers, which belong to one process.
+
+        A rollout that comes to nothing is attempted again. Where that does not help its group is drawn anew, of a task
+        that the training would not have come to, so that the budget is met whatever fails.
 
         Args:
             adapter: folder of the one to act with.
             plan: the rollouts of all processes.
             rows: of one process.
+            before: rollouts of earlier steps that came to nothing.
+            pool: plays beside what this process does meanwhile; None: when the end is asked for.
 
         Returns:
-            Every rollout with its score, in order, and how many attempts at one came to nothing before.
-
-        Raises:
-            UserError: a rollout came to nothing each time, or cannot be trained on.
+            What waits for the end, called by all processes: every rollout with its score, in order, and how many came
+            to nothing before. It raises a UserError where these are too large a share (trainer.max_error_share).
         """
-        if collectives.size() == 1:
-            return self._play(adapter, plan)
         start = collectives.rank() * rows
         part = plan[start : start + rows]
         if takes(self.job.policy, "machine"):
             part = plan if collectives.rank() == 0 else []
 
-        def play() -> tuple[list[tuple[Play, Score]], int]:
-            plays, errors = self._play(adapter, part) if part else ([], 0)
-            for scored in plays:
-                del scored.play.episode  # it is over, and of this process alone
-            return [(scored.play, scored.score) for scored in plays], errors
+        def play() -> tuple[list[tuple[PlannedRollout, Play, Score]], int]:
+            pairs, errors = self._play(str(adapter), part, before) if part else ([], 0)
+            for _, one, _ in pairs * (collectives.size() > 1):
+                del one.episode  # it is over, and of this process alone
+            return pairs, errors
 
-        parts = collectives.together(play)
-        pairs = [pair for pairs, _ in parts for pair in pairs]
-        plays = [self._scored(rollout, *pair) for rollout, pair in zip(plan, pairs, strict=True)]
-        return plays, sum(errors for _, errors in parts)
+        played = play if pool is None else pool.submit(play).result
+
+        def end() -> tuple[list[ScoredPlay], int]:
+            parts = collectives.together(played)
+            return [self._scored(*pair) for pairs, _ in parts for pair in pairs], sum(errors for _, errors in parts)
+
+        return end
 
     def _scored(self, rollout: PlannedRollout, play: Play, score: Score) -> ScoredPlay:
         index = rollout.environment
         return ScoredPlay(index, self.targets[index], rollout.task, rollout.trial, play, score)
 
-    def unhinted(self, plan: Sequence[PlannedRollout], scores: Sequence[Score]) -> dict[str, int]:
+    def unhinted(self, plays: Sequence[ScoredPlay]) -> dict[str, int]:
         """Count the rollouts of a step that saw no hint and those of them that passed; {} where no target is hinted."""
-        passed = [score.success for rollout, score in zip(plan, scores, strict=True) if not rollout.hint]
+        passed = [scored.score.success for scored in plays if not scored.play.hint]
         hinting = any(self._hinting(target) for target in self.targets)
         return {"unhinted": len(passed), "unhinted_passed": sum(passed)} if hinting else {}
 
@@ -148,11 +158,11 @@ class Groups:
         return self.tasks[index][number]
 
     def _hinting(self, target: Target) -> bool:
-        return self.recipe.hints > 0 and hasattr(target.environment, "hint")
+        return self.recipe.hint_range[1] > 0 and hasattr(target.environment, "hint")
 
     def _hint(self, target: Target, task: Task, key: str) -> str:
         """Draw the hint that a rollout reads, "" for none, by its key, so that it does not depend on the batch."""
-        if not self._hinting(target) or int(digest("hint", key), 16) / 16**16 >= self.recipe.hints:
+        if not self._hinting(target) or _drawn("hint", key) >= self._hinted_share(key.rpartition("/")[0]):
             return ""
         environment: Any = target.environment
         hint = target.call("hint", task.id, lambda: environment.hint(task.model_dump()))
@@ -163,47 +173,74 @@ class Groups:
             )
         return hint
 
-    def _play(self, adapter: str, plan: Sequence[PlannedRollout]) -> tuple[list[ScoredPlay], int]:
-        scored: dict[int, ScoredPlay] = {}
-        due, errors = list(range(len(plan))), 0
-        for attempt in range(REPEATS + 1):
+    def _hinted_share(self, task: str) -> float:
+        """Draw the share of a task's rollouts that are hinted, evenly from the recipe's range."""
+        low, high = self.recipe.hint_range
+        return low + (high - low) * _drawn("hints", task)
+
+    def _play(
+        self, adapter: str, plan: Sequence[PlannedRollout], before: int
+    ) -> tuple[list[tuple[PlannedRollout, Play, Score]], int]:
+        plan, done = [*plan], dict[int, tuple[PlannedRollout, Play, Score]]()
+        due, errors, attempt = list(range(len(plan))), 0, 0
+        while due:
             # A key of its own, because a prompt or a request that came to nothing would do so again.
-            suffix = f"/again/{attempt}" if attempt else ""
-            episodes = {index: self._open(plan[index]) for index in due}
+            suffix = f"/again/{attempt}" if attempt % (REPEATS + 1) else ""
+            episodes = {index: self.targets[plan[index].environment].open(plan[index].task, plan[index].key)
+                        for index in due}  # fmt: skip
             plays = {
                 index: Play(f"{plan[index].key}{suffix}", episodes[index], adapter, plan[index].hint) for index in due
             }
             indices = {id(play): index for index, play in plays.items()}
+
+            def score(
+                play: Play, episodes: dict[int, GuardedEpisode] = episodes, indices: dict[int, int] = indices
+            ) -> Score | None:
+                index = indices[id(play)]
+                episodes[index].close()
+                rollout = plan[index]
+                return score_of(self.targets[rollout.environment], rollout.task, play) if play.mask else None
+
             # Others may be open while one is scored: whatever is raised then, all are closed.
             with closing_episodes(episodes.values()):
-                for play in self.policy.play([*plays.values()]):
-                    index = indices[id(play)]
-                    if play.mask and not play.error:
-                        target = self.targets[plan[index].environment]
-                        score = target.score(plan[index].task, play.messages)
-                        scored[index] = self._scored(plan[index], play, score)
-                    episodes[index].close()
-            due = [index for index in due if index not in scored]
-            if not due:
-                break
+                for play, verdict in scored(self.policy.play([*plays.values()]), score):
+                    if verdict is not None:
+                        done[indices[id(play)]] = (plan[indices[id(play)]], play, verdict)
+            due, attempt = [index for index in due if index not in done], attempt + 1
             errors += len(due)
-            if attempt == REPEATS:
-                raise self._fruitless(plays[due[0]])
-        return [scored[index] for index in range(len(plan))], errors
+            if before + errors > self.recipe.max_error_share * (self.job.rollouts + before + errors):
+                raise self._fruitless(plays[due[0]], before + errors)
+            if attempt % (REPEATS + 1) == 0 and due:
+                anew = {(plan[index].environment, plan[index].group) for index in due}
+                due = [index for index, rollout in enumerate(plan) if (rollout.environment, rollout.group) in anew]
+                errors += sum(done.pop(index, None) is not None for index in due)
+                replaced = {group: self._group(group[0], group[1] + self._planned(group[0])) for group in anew}
+                for index in due:
+                    place = plan[index].trial % self.recipe.group_size
+                    plan[index] = replaced[plan[index].environment, plan[index].group][place]
+        return [done[index] for index in range(len(plan))], errors
 
-    def _open(self, rollout: PlannedRollout) -> GuardedEpisode:
-        return self.targets[rollout.environment].open(rollout.task, rollout.key)
+    def _planned(self, index: int) -> int:
+        """Count an environment's groups of the whole training; the next ones replace what comes to nothing."""
+        return math.ceil(math.ceil(self.job.rollouts / self.recipe.group_size) / len(self.targets))
 
-    def _fruitless(self, play: Play) -> UserError:
+    def _fruitless(self, play: Play, errors: int) -> UserError:
+        share = f"above trainer.max_error_share = {self.recipe.max_error_share:g} of {self.job.rollouts}"
+        problem = f"training {self.job.name}: {errors} rollouts came to nothing, {share}"
         if play.error:
             return UserError(
-                f"training {self.job.name}: rollout {play.key} ended in an infrastructure error ({play.error})",
+                f"{problem}; {play.key} ended in an infrastructure error ({play.error})",
                 "mend its cause and run again: training goes on from its last checkpoint",
             )
         return UserError(
-            f"training {self.job.name}: the model has no room for the prompt of rollout {play.key} ({play.truncated})",
+            f"{problem}; the model has no room for the prompt of {play.key} ({play.truncated})",
             "choose a model of longer context, or raise policy.max_length",
         )
+
+
+def _drawn(*names: str) -> float:
+    """Draw a number below 1, by these names alone."""
+    return int(digest(*names), 16) / 16**16
 
 
 def advantages(rewards: Sequence[float]) -> list[float]:

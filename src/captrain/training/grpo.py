@@ -14,8 +14,9 @@ import math
 import os
 import shutil
 import warnings
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,13 +41,17 @@ from captrain.policies import Play
 from captrain.records import JsonObject, publish_text, read_json
 from captrain.training import collectives, mismatch, processes
 from captrain.training.checkpoints import Checkpoints, last_checkpoint
-from captrain.training.groups import Groups, advantages
+from captrain.training.groups import Groups, PlannedRollout, advantages
 from captrain.training.jobs import Job, Learner
 from captrain.training.model_card import grpo_model_card
-from captrain.training.recipe import GRPO
+from captrain.training.recipe import GRPO, ScoredPlay
 
 POINTS = "points"
 """Folder of a workspace with the adapter as it was at the points of its job."""
+
+
+Begun = tuple[list[PlannedRollout], Callable[[], tuple[list[ScoredPlay], int]]]
+"""A step whose rollouts are being played: what they are, and what waits for them (see `Groups.begin`)."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +131,11 @@ def fit(
     if last is not None:
         remedy = f"remove {last}: training goes on from the one before"
         trainer.history = read_json(last / "history.json", list[JsonObject], remedy)
-    trainer.train(resume_from_checkpoint=str(last) if last is not None else None)
+    try:
+        trainer.train(resume_from_checkpoint=str(last) if last is not None else None)
+    finally:
+        if trainer.pool is not None:
+            trainer.pool.shutdown(wait=False, cancel_futures=True)
 
     adapter, steps = workspace / "adapter", trainer.history
     collectives.save(trainer.model, adapter, job.base, policy.digest)
@@ -164,7 +173,16 @@ class PolicyTrainer(GRPOTrainer):
         self.steps = math.ceil(job.rollouts / recipe.step_rollouts)
         self.history: list[JsonObject] = []
         self.is_served = takes(job.policy, "machine")
+        if recipe.staleness and not self.is_served:
+            raise UserError(
+                f"trainer.staleness = {recipe.staleness}, and the model of {job.policy.target} is in the process that "
+                "trains, which cannot sample meanwhile",
+                "set trainer.staleness=0, or choose policy=vllm",
+            )
         """True where the sampler is a server, whose log-probabilities are not those of this process."""
+        self.begun: deque[Begun] = deque()
+        """Steps whose rollouts are being played, from the next one on."""
+        self.pool = ThreadPoolExecutor(1 + recipe.staleness) if recipe.staleness else None
         self.batch: StepBatch | None = None
         """The last step's."""
         self.is_sampling = False
@@ -221,23 +239,24 @@ class PolicyTrainer(GRPOTrainer):
             Columns as TRL's `rollout_func` gives them, a row for each prompt.
         """
         size, history = self.recipe.group_size, self.history
-        before = history[-1]["rollouts"] if history else 0
-        names = [name for part in collectives.together(lambda: prompts) for name in part]
-        plan = self.groups.plan([int(name.split()[1]) for name in names[::size]], history)
-        plan = plan[: self.job.rollouts - before]
-        adapter = self._save_adapter()
+        before, number = history[-1]["rollouts"] if history else 0, len(history)
+        adapter = self._save_adapter(number)
         start, end = [0, 0, *(step["rollouts"] for step in history)][-2:]
         if any(start < mark <= end for mark in self.job.marks):
             point = self.points / str(end)
             collectives.once(lambda: shutil.copytree(adapter, point, dirs_exist_ok=True))
 
-        plays, errors = self.groups.play(str(adapter), plan, len(prompts))
+        # The next steps' rollouts, too, where they may be of an adapter that is some updates old by then.
+        while len(self.begun) <= self.recipe.staleness and number + len(self.begun) < self.steps:
+            self.begun.append(self._begin(number + len(self.begun), len(prompts)))
+        plan, finish = self.begun.popleft()
+        plays, errors = finish()
         scores = [scored.score for scored in plays]
         rewards = [score.reward for score in scores]
         by_group = [rewards[start : start + size] for start in range(0, len(rewards), size)]
         informative = [self.teaches(group) for group in by_group]
         step = {
-            "step": len(history) + 1,
+            "step": number + 1,
             "rollouts": before + len(plays),
             "reward": round(sum(rewards) / len(rewards), 6),
             "success": round(sum(score.success for score in scores) / len(scores), 6),
@@ -247,8 +266,9 @@ class PolicyTrainer(GRPOTrainer):
             "completion_tokens": sum(sum(scored.play.mask) for scored in plays),
             "errors": errors,
             "places": Counter(self.job.environments[rollout.environment].name for rollout in plan[::size]),
-            **self.groups.unhinted(plan, scores),
+            **self.groups.unhinted(plays),
             **({"rerendered": sum(scored.play.rerendered for scored in plays)} if self.is_served else {}),
+            **({"staleness": min(number, self.recipe.staleness)} if self.recipe.staleness else {}),
         }
         history.append(step)
         if collectives.rank() == 0:
@@ -257,20 +277,38 @@ class PolicyTrainer(GRPOTrainer):
 
         gains = [advantage for group in by_group for advantage in advantages(group)]
         rows = [
-            Row(rollout.environment, scored.play, informative[index // size], reward, gain, rollout.hint != "")
-            for index, (scored, reward, gain, rollout) in enumerate(zip(plays, rewards, gains, plan, strict=True))
+            Row(scored.environment, scored.play, informative[index // size], reward, gain, scored.play.hint != "")
+            for index, (scored, reward, gain) in enumerate(zip(plays, rewards, gains, strict=True))
         ]
-        rows += (len(names) - len(rows)) * [Row(0, plays[0].play, False, None, 0.0, False)]
+        rows += (len(prompts) * collectives.size() - len(rows)) * [Row(0, plays[0].play, False, None, 0.0, False)]
         any_hinted, share = any(row.hinted for row in rows), sum(row.informative for row in rows) / len(rows)
         start = collectives.rank() * len(prompts)
         return self._columns(rows[start : start + len(prompts)], any_hinted, share)
 
-    def _save_adapter(self) -> Path:
-        """Save the adapter as it is now in a folder named by its content, and remove the one before."""
+    def _begin(self, step: int, rows: int) -> Begun:
+        """Begin the rollouts of a step by its number from 0 on, within the budget; `rows` are those of a process."""
+        first = step * self.recipe.groups_per_step
+        plan = self.groups.plan(range(first, first + self.recipe.groups_per_step))
+        plan = plan[: self.job.rollouts - step * self.recipe.step_rollouts]
+        [adapter] = (self.sampling / str(max(0, step - self.recipe.staleness))).iterdir()
+        failed = sum(done["errors"] for done in self.history)
+        return plan, self.groups.begin(adapter.resolve(), plan, rows, failed, self.pool)
+
+    def _save_adapter(self, step: int) -> Path:
+        """Save the adapter as it is now in a folder named by the step and its content, and remove those that neither
+        this training nor one that goes on from a checkpoint plays with."""
+        folder, recent = self.sampling / str(step), self.recipe.staleness + 2 * self.recipe.checkpoint_every
+        needed = {str(before) for before in range(step - recent, step) if self.recipe.staleness}
+        old = [path for path in self.sampling.glob("*") if path.name not in needed]
+        collectives.once(lambda: [shutil.rmtree(path) for path in old])
         aside = self.sampling / "new"
-        collectives.once(lambda: shutil.rmtree(self.sampling, ignore_errors=True))
         collectives.save(self.model, aside, self.job.base, self.policy.digest)
-        return collectives.once(lambda: aside.rename(self.sampling / adapter_digest(aside)).resolve())
+
+        def place() -> Path:
+            folder.mkdir()
+            return aside.rename(folder / adapter_digest(aside)).resolve()
+
+        return collectives.once(place)
 
     def _columns(self, rows: Sequence[Row], any_hinted: bool, informative: float) -> dict[str, list[Any]]:
         """Turn rows into what TRL takes, and keep the rest in `batch`."""

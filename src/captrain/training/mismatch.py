@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from captrain.records import JsonObject
 
-COLUMNS = ("mismatch", "mismatch_largest", "effective_tokens", "rerendered")
-"""Columns of history.csv where a server samples; the last is counted by the policy."""
+COLUMNS = ("mismatch", "mismatch_largest", "effective_tokens", "rerendered", "staleness")
+"""Columns of history.csv where a server samples. Turns rerendered are counted by the policy; staleness is there where
+the adapter that plays may be behind, and the differences are then also those of its updates."""
 DIGITS = 9
 
 

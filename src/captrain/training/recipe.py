@@ -32,7 +32,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from captrain.config import Component, Count, Level, Rate, Share, Spec, takes
+from captrain.config import Component, Count, Interval, Level, Rate, Share, Spec, takes
 from captrain.contract import Target
 from captrain.models import LoraShape
 from captrain.policies import Play
@@ -84,10 +84,15 @@ class GRPO:
             ratio of its probabilities under the two at the same weights, at most by so much. The old policy's
             log-probabilities are then the trainer's own. None: the two are taken for one.
         hints: share of rollouts that read the environment's hint, where it offers one; each is drawn by its own key,
-            so that a group may hold both kinds.
+            so that a group may hold both kinds. Of a range each task draws its share evenly.
         targets: linear layers that get low-rank weights, by the ends of their names; of a mixture of experts those of
             its attention.
         experts: whether the experts of a mixture get them, too.
+        max_error_share: of the rollouts that may come to nothing, by faults of infrastructure or for want of room, and
+            are drawn again; a training with more ends. No influence on the result.
+        staleness: steps by which the adapter that plays may be behind the one that is trained: so many steps' rollouts
+            are played by servers while others train. The ratio to the sampler's log-probabilities corrects for it,
+            clipped or capped as for any other difference. 0: each step waits for its own.
     """
 
     def __init__(
@@ -105,9 +110,11 @@ class GRPO:
         clip_high: Rate | None = None,
         loss: Loss = "dapo",
         importance_cap: Rate | None = None,
-        hints: Share = 0.0,
+        hints: Share | Interval = 0.0,
         targets: Layers = LINEAR,
         experts: bool = False,
+        max_error_share: Level = 0.2,
+        staleness: Annotated[int, Field(ge=0)] = 0,
     ) -> None:
         self.group_size, self.groups_per_step, self.epochs = group_size, groups_per_step, epochs
         self.rank, self.alpha, self.learning_rate, self.clip = rank, alpha, learning_rate, clip
@@ -115,11 +122,18 @@ class GRPO:
         self.loss, self.importance_cap = loss, importance_cap
         self.checkpoint_every, self.hints = checkpoint_every, hints
         self.targets, self.experts = list(targets), experts
+        self.max_error_share, self.staleness = max_error_share, staleness
 
     @property
     def shape(self) -> LoraShape:
         """Rank, alpha and adapted layers of an adapter."""
         return LoraShape(self.rank, self.alpha, self.targets, self.experts)
+
+    @property
+    def hint_range(self) -> tuple[float, float]:
+        """The least and the greatest share of a task's rollouts that read a hint."""
+        low, high = self.hints if isinstance(self.hints, Sequence) else (self.hints, self.hints)
+        return low, high
 
     @property
     def step_rollouts(self) -> int:
@@ -128,7 +142,8 @@ class GRPO:
 
     def identity(self) -> JsonObject:
         """Return the settings that decide the result."""
-        return {key: value for key, value in vars(self).items() if key != "checkpoint_every" and key[0] != "_"}
+        without = ("checkpoint_every", "max_error_share")
+        return {key: value for key, value in vars(self).items() if key not in without and key[0] != "_"}
 
 
 def derived_trainer(trainer: Component, **changes: object) -> Component:

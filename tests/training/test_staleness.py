@@ -1,0 +1,63 @@
+"""Rollouts that are played while another step trains."""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.letters import Letters
+from support.servers import machine
+from support.training import inside, job
+
+from captrain.errors import UserError
+from captrain.policies import Play
+from captrain.policies.vllm import VLLMPolicy
+from captrain.training.jobs import Job
+from captrain.training.runs import train
+
+
+def served(base: Path, environment: Path, staleness: int, **changes: Any) -> Job:
+    one = job(base, environment, trainer={"staleness": staleness, "epochs": 1}, policy={"max_tokens": 4}, **changes)
+    acting = one.policy.model_copy(update={"target": "captrain.policies.vllm.VLLMPolicy"})
+    return replace(one, policy=acting, machine=machine(replicas=1))
+
+
+def test_one_slow_episode_in_eight_does_not_hold_up_the_steps(
+    tiny: Path, letters: Letters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acted, ended = list[tuple[str, str]](), list[float]()
+    answer = VLLMPolicy._answer
+
+    def slow(self: VLLMPolicy, play: Play) -> Any:
+        acted.append((play.key.split("/")[3], play.adapter))
+        time.sleep(1.5 if play.key.endswith("/0") and int(play.key.split("/")[3]) % 2 else 0.0)
+        return answer(self, play)
+
+    monkeypatch.setattr(VLLMPolicy, "_answer", slow)
+    path = letters("letters")
+    path.write_text(path.read_text().replace("1 + i % 3", "1"))
+    trained = list[Any]()
+    with inside(tmp_path / "work"):
+        train(served(tiny, path, 0, rollouts=8, seed=9))  # the server is there, and everything is imported
+        for staleness in (0, 1):
+            acted.clear()
+            began = time.monotonic()
+            trained.append(train(served(tiny, path, staleness, rollouts=32)))
+            ended.append(time.monotonic() - began)
+            steps = [{adapter for task, adapter in acted if (int(task) - 2) // 2 == step} for step in range(4)]
+            assert all(len(adapters) == 1 for adapters in steps)
+            # With one, the first two steps are of the adapter as it began, and each later one of the step before.
+            assert len(set.union(*steps)) == 4 - staleness and (steps[0] == steps[1]) == (staleness == 1)
+    assert ended[0] > 1.4 * ended[1]
+    fresh, stale = trained
+    assert (fresh.rollouts, stale.rollouts) == (32, 32) and fresh.digest != stale.digest
+    assert [step["staleness"] for step in stale.history] == [0, 1, 1, 1]
+    assert max(step["mismatch"] for step in stale.history) > 10 * max(step["mismatch"] for step in fresh.history)
+    assert all("staleness" not in step for step in fresh.history)
+
+
+def test_a_model_in_this_process_cannot_sample_while_it_trains(tiny: Path, letters: Letters, tmp_path: Path) -> None:
+    with inside(tmp_path / "work"), pytest.raises(UserError, match="trainer.staleness = 1") as refused:
+        train(job(tiny, letters(), trainer={"staleness": 1}))
+    assert "policy=vllm" in refused.value.remedy
