@@ -17,6 +17,7 @@ from captrain.diagnosis.case import Case
 from captrain.diagnosis.cause import Cause, Confidence
 from captrain.diagnosis.clauses import Clauses, Setting
 from captrain.diagnosis.explanation import Explanation, explain
+from captrain.diagnosis.needs import Needs, has_solution
 from captrain.diagnosis.outcomes import OutcomeTally
 from captrain.diagnosis.repair import Repair, find_repair
 from captrain.errors import InfrastructureError, UserError
@@ -91,12 +92,13 @@ class Explained(Record):
 @dataclass(frozen=True)
 class Explanations:
     """All rollouts of logs, explained, in their order; the settings of their environments; the tally of their outcomes;
-    and what their tools do."""
+    what their tools do; and what rollouts without a reference need, None where there are none."""
 
     rollouts: Spool[Explained]
     settings: dict[str, Setting]
     outcomes: OutcomeTally
     toolbox: Toolbox
+    needs: Needs | None
 
 
 def refer(logs: Logs, worlds: Worlds) -> Logs:
@@ -143,8 +145,10 @@ def explain_logs(
     toolbox, outcomes = learn_toolbox(logs.rollouts, logs.tools, worlds, kinds), OutcomeTally()
     settings: dict[str, Setting] = {}
     due: dict[str, set[str]] = {}
+    is_whole = True
     for rollout in logs.rollouts:
         outcomes.add(rollout)
+        is_whole = is_whole and (rollout.outcome == "error" or has_solution(rollout))
         if rollout.environment not in settings:
             policy = logs.policies.get(rollout.environment) or _instructions(rollout)
             settings[rollout.environment] = Setting(toolbox, policy, RecordBook(), set(), set(), clauses)
@@ -158,10 +162,10 @@ def explain_logs(
             setting.book.add(acts_of(rollout.messages, toolbox))
     for environment, tools in due.items():
         settings[environment].idle.difference_update(tools)
-    spool = Spool(Explained)
+    spool, needs = Spool(Explained), None if is_whole else Needs(logs.rollouts, toolbox)
     for rollout in logs.rollouts:
-        spool.add(_explained(Case(rollout, settings[rollout.environment]), outcomes, worlds))
-    return Explanations(spool, settings, outcomes, toolbox)
+        spool.add(_explained(Case(rollout, settings[rollout.environment]), outcomes, worlds, needs))
+    return Explanations(spool, settings, outcomes, toolbox, needs)
 
 
 def read_kinds(path: Path) -> dict[str, Kind]:
@@ -200,7 +204,7 @@ def _repaired(case: Case, worlds: Worlds | None) -> tuple[Repair, str]:
         return find_repair(rollout, toolbox, None, idle), str(trouble)
 
 
-def _explained(case: Case, outcomes: OutcomeTally, worlds: Worlds | None) -> Explained:
+def _explained(case: Case, outcomes: OutcomeTally, worlds: Worlds | None, needs: Needs | None) -> Explained:
     rollout = case.rollout
     row = Explained(
         rollout=rollout.id,
@@ -219,7 +223,9 @@ def _explained(case: Case, outcomes: OutcomeTally, worlds: Worlds | None) -> Exp
     suspicions = [*explanation.suspicions]
     if (reason := outcomes.unpassed(rollout.environment, rollout.task.id)) is not None:
         suspicions.append(reason)
-    causes = [_record(cause) for cause in explanation.causes]
+    lacks, occasions = needs.causes(rollout) if needs and not has_solution(rollout) else ([], set[str]())
+    shown = {cause.kind for cause in explanation.causes}
+    causes = [_record(cause) for cause in (*explanation.causes, *(c for c in lacks if c.kind not in shown))]
     failed = rollout.outcome == "failed"
     spoilt = failed and explanation.spoilt is not None and explanation.spoilt.kind == SIMULATOR
     standing: Standing = "suspect" if suspicions else "spoilt" if spoilt else "contrasted"
@@ -230,9 +236,9 @@ def _explained(case: Case, outcomes: OutcomeTally, worlds: Worlds | None) -> Exp
             "secondary": causes[1:] if failed else [cause for cause in causes if KINDS[cause.cause].of_agent],
             "suspicions": suspicions,
             "occasions": sorted(
-                _occasions(case.story) | {cause.cause for cause in causes if KINDS[cause.cause].of_agent}
+                _occasions(case.story) | occasions | {cause.cause for cause in causes if KINDS[cause.cause].of_agent}
             ),
-            "tools": sorted({tool for cause in explanation.of_agent for tool in cause.tools}),
+            "tools": sorted({tool for cause in (*explanation.of_agent, *lacks) for tool in cause.tools}),
             "ended_by": explanation.ended_by,
             "repairs": [*_repair_steps(repair, explanation, case.story.last)],
             "unproven": unproven.partition("\n")[0],
