@@ -164,8 +164,28 @@ def explain_logs(
         settings[environment].idle.difference_update(tools)
     spool, needs = Spool(Explained), None if is_whole else Needs(logs.rollouts, toolbox)
     for rollout in logs.rollouts:
-        spool.add(_explained(Case(rollout, settings[rollout.environment]), outcomes, worlds, needs))
-    return Explanations(spool, settings, outcomes, toolbox, needs)
+        spool.add(_explained(Case(rollout, settings[rollout.environment]), worlds, needs))
+    return Explanations(_agreed(spool, outcomes), settings, outcomes, toolbox, needs)
+
+
+def _agreed(rows: Spool[Explained], outcomes: OutcomeTally) -> Spool[Explained]:
+    """Rows with the consensus of agents: the reference of a task is suspect that none of them passes, where all of them
+    differ from it in one thing alike, or one of them in nothing."""
+    common: dict[tuple[str, str], tuple[str, set[str], bool]] = {}
+    for row in rows:
+        task = row.environment, row.task
+        if row.outcome == "failed" and (reason := outcomes.unpassed(*task)):
+            steps = {f"{step.kind} {step.step}" for step in row.repairs if step.needed}
+            _, shared, differ = common.get(task, (reason, steps, True))
+            common[task] = reason, shared & steps, differ and bool(steps)
+    agreed = Spool(Explained)
+    for row in rows:
+        reason, shared, differ = common.get((row.environment, row.task), ("", set[str](), True))
+        if row.outcome == "failed" and (shared or not differ):
+            reason += f", and all differ from the reference in one thing: {min(shared)}" if shared else ""
+            row = row.model_copy(update={"suspicions": [*row.suspicions, reason], "standing": "suspect"})
+        agreed.add(row)
+    return agreed if common else rows
 
 
 def read_kinds(path: Path) -> dict[str, Kind]:
@@ -204,7 +224,7 @@ def _repaired(case: Case, worlds: Worlds | None) -> tuple[Repair, str]:
         return find_repair(rollout, toolbox, None, idle), str(trouble)
 
 
-def _explained(case: Case, outcomes: OutcomeTally, worlds: Worlds | None, needs: Needs | None) -> Explained:
+def _explained(case: Case, worlds: Worlds | None, needs: Needs | None) -> Explained:
     rollout = case.rollout
     row = Explained(
         rollout=rollout.id,
@@ -221,11 +241,9 @@ def _explained(case: Case, outcomes: OutcomeTally, worlds: Worlds | None, needs:
     repair, unproven = _repaired(case, worlds)
     explanation = explain(case, repair)
     suspicions = [*explanation.suspicions]
-    if (reason := outcomes.unpassed(rollout.environment, rollout.task.id)) is not None:
-        suspicions.append(reason)
     lacks, occasions = needs.causes(rollout) if needs and not has_solution(rollout) else ([], set[str]())
-    shown = {cause.kind for cause in explanation.causes}
-    causes = [_record(cause) for cause in (*explanation.causes, *(c for c in lacks if c.kind not in shown))]
+    known = {cause.kind for cause in explanation.causes}
+    causes = [_record(cause) for cause in (*explanation.causes, *(c for c in lacks if c.kind not in known))]
     failed = rollout.outcome == "failed"
     spoilt = failed and explanation.spoilt is not None and explanation.spoilt.kind == SIMULATOR
     standing: Standing = "suspect" if suspicions else "spoilt" if spoilt else "contrasted"

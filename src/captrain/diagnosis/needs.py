@@ -32,7 +32,7 @@ def has_solution(rollout: Rollout) -> bool:
 
 @dataclass(frozen=True)
 class Need:
-    """What rollouts need, by the kind of cause that its absence is."""
+    """A need, by the kind of cause that its absence is."""
 
     kind: str
     association: Association
@@ -126,12 +126,12 @@ class Needs:
             words = "\n".join(texts)
             for name, value in act.arguments.items():
                 for records in (_listed(peer.result) for peer in acts if peer.message < act.message):
-                    meant = [record for record in records if text_of(value) in leaves(record)]
-                    if len(meant) == 1 and not says(words, value):
+                    named = [record for record in records if text_of(value) in leaves(record)]
+                    if len(named) == 1 and not says(words, value):
                         scores = [sum(says(words, leaf) for leaf in {*leaves(record)}) for record in records]
-                        best, own = max(scores), scores[records.index(meant[0])]
+                        best, score = max(scores), scores[records.index(named[0])]
                         if scores.count(best) == 1:
-                            arguments.setdefault(name, []).extend([act.message] if own < best else [])
+                            arguments.setdefault(name, []).extend([act.message] if score < best else [])
         return arguments
 
     def of(self, rollout: Rollout) -> tuple[list[Lack], set[str]]:
