@@ -17,7 +17,7 @@ from captrain.diagnosis.case import Case
 from captrain.diagnosis.cause import Cause, Confidence
 from captrain.diagnosis.clauses import Clauses, Setting
 from captrain.diagnosis.explanation import Explanation, explain
-from captrain.diagnosis.needs import Needs, has_solution
+from captrain.diagnosis.needs import FEWEST, Needs, has_solution
 from captrain.diagnosis.outcomes import OutcomeTally
 from captrain.diagnosis.repair import Repair, find_repair
 from captrain.errors import InfrastructureError, UserError
@@ -92,7 +92,7 @@ class Explained(Record):
 @dataclass(frozen=True)
 class Explanations:
     """All rollouts of logs, explained, in their order; the settings of their environments; the tally of their outcomes;
-    what their tools do; and what rollouts without a reference need, None where there are none."""
+    what their tools do; and what rollouts without a reference need, None where they are too few."""
 
     rollouts: Spool[Explained]
     settings: dict[str, Setting]
@@ -145,10 +145,10 @@ def explain_logs(
     toolbox, outcomes = learn_toolbox(logs.rollouts, logs.tools, worlds, kinds), OutcomeTally()
     settings: dict[str, Setting] = {}
     due: dict[str, set[str]] = {}
-    is_whole = True
+    unreferenced = 0
     for rollout in logs.rollouts:
         outcomes.add(rollout)
-        is_whole = is_whole and (rollout.outcome == "error" or has_solution(rollout))
+        unreferenced += rollout.outcome != "error" and not has_solution(rollout)
         if rollout.environment not in settings:
             policy = logs.policies.get(rollout.environment) or _instructions(rollout)
             settings[rollout.environment] = Setting(toolbox, policy, RecordBook(), set(), set(), clauses)
@@ -162,7 +162,7 @@ def explain_logs(
             setting.book.add(acts_of(rollout.messages, toolbox))
     for environment, tools in due.items():
         settings[environment].idle.difference_update(tools)
-    spool, needs = Spool(Explained), None if is_whole else Needs(logs.rollouts, toolbox)
+    spool, needs = Spool(Explained), Needs(logs.rollouts, toolbox) if unreferenced >= FEWEST else None
     for rollout in logs.rollouts:
         spool.add(_explained(Case(rollout, settings[rollout.environment]), worlds, needs))
     return Explanations(_agreed(spool, outcomes), settings, outcomes, toolbox, needs)
@@ -242,8 +242,8 @@ def _explained(case: Case, worlds: Worlds | None, needs: Needs | None) -> Explai
     explanation = explain(case, repair)
     suspicions = [*explanation.suspicions]
     lacks, occasions = needs.causes(rollout) if needs and not has_solution(rollout) else ([], set[str]())
-    known = {cause.kind for cause in explanation.causes}
-    causes = [_record(cause) for cause in (*explanation.causes, *(c for c in lacks if c.kind not in known))]
+    kinds = {cause.kind for cause in explanation.causes}
+    causes = [_record(cause) for cause in (*explanation.causes, *(c for c in lacks if c.kind not in kinds))]
     failed = rollout.outcome == "failed"
     spoilt = failed and explanation.spoilt is not None and explanation.spoilt.kind == SIMULATOR
     standing: Standing = "suspect" if suspicions else "spoilt" if spoilt else "contrasted"

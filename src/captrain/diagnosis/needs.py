@@ -19,6 +19,8 @@ from captrain.records import Rollout
 
 LUCKY = 0.2
 """Share of the passed rollouts that may do without what is needed: guesses may be right."""
+FEWEST = 10
+"""Rollouts without a reference below which nothing is learnt for their sake."""
 WORD = re.compile(r"[^\W\d_]{3,}")
 
 
@@ -126,10 +128,10 @@ class Needs:
             words = "\n".join(texts)
             for name, value in act.arguments.items():
                 for records in (_listed(peer.result) for peer in acts if peer.message < act.message):
-                    named = [record for record in records if text_of(value) in leaves(record)]
-                    if len(named) == 1 and not says(words, value):
+                    hits = [record for record in records if text_of(value) in leaves(record)]
+                    if len(hits) == 1 and not says(words, value):
                         scores = [sum(says(words, leaf) for leaf in {*leaves(record)}) for record in records]
-                        best, score = max(scores), scores[records.index(named[0])]
+                        best, score = max(scores), scores[records.index(hits[0])]
                         if scores.count(best) == 1:
                             arguments.setdefault(name, []).extend([act.message] if score < best else [])
         return arguments
