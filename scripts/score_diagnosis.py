@@ -11,6 +11,9 @@ Prints a row for each file and each domain, the agent's own faults and all failu
     printed   causes printed that are known of the failure, primary or secondary
     repaired  failures with a repair that replay has proven
 and below them suspect references, rollouts for which nothing may be printed, and classes of planted faults.
+
+GOLD may be AgentRx's file of root causes instead, with the folder of its rollouts' diagnosis: then it prints how many
+primary causes stand at the root's message, or within two of it, of even and of odd trajectory ids, which are not read.
 """
 
 import argparse
@@ -115,6 +118,21 @@ def count(truth: Row, row: Row) -> Counter[str]:
     return Counter({name: int(value) for name, value in counts.items()})
 
 
+def root_steps(gold: Sequence[Row], rows: Sequence[Row]) -> Iterator[str]:
+    """A line for even and for odd ids of AgentRx's failures: how far the primary cause is from the root, whose steps
+    count messages from 1."""
+    failed = {int(row["task"].rpartition("/")[2]): row for row in rows if row["outcome"] == "failed"}
+    for name, parity in (("even", 0), ("odd", 1)):
+        entries = [entry for entry in gold if entry["trajectory_id"] in failed and entry["trajectory_id"] % 2 == parity]
+        distances: list[float] = []
+        for entry in entries:
+            root, primary = entry["root_cause"]["failure_id"], failed[entry["trajectory_id"]].get("primary")
+            step = next(failure["step_number"] for failure in entry["failures"] if failure["failure_id"] == root)
+            distances.append(abs(primary["message"] - step + 1) if primary else math.inf)
+        exact, near = (cell(sum(gap <= most for gap in distances), len(entries)) for most in (0, 2))
+        yield f"{name} ids: root step exact {exact}, within two messages {near}"
+
+
 def domain_of(row: Row) -> str:
     """The domain of a rollout: its environment, or of a chat the beginning of its task's name."""
     return row["environment"] if row["environment"] != "chat" else row["task"].split("/")[1].split("-")[0].split(":")[0]
@@ -146,6 +164,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("diagnoses", nargs="+", metavar="[FILE=]FOLDER")
     parser.add_argument("--misses", action="store_true", help="list the failures whose primary cause is another")
     options = parser.parse_args(arguments)
+    if options.gold.suffix == ".json":
+        steps = json.loads(options.gold.read_text(encoding="utf-8"))
+        print(*root_steps(steps, rows_of(Path(options.diagnoses[0]) / "causes.jsonl")), sep="\n")
+        return 0
     gold = rows_of(options.gold)
     folders = folders_by_file(options.diagnoses, {row["file"] for row in gold})
     agents, totals, classes = (defaultdict[str, Counter[str]](Counter) for _ in range(3))

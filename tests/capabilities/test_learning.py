@@ -9,12 +9,14 @@ import pytest
 from support import cellar
 
 from captrain.benchmarks import open_worlds
+from captrain.benchmarks.spoken import ContractWorld
 from captrain.capabilities import ProgrammaticAnalyst, Toolbox, label_runs, learn_toolbox, select
 from captrain.capabilities.learning import PASSES, VARIED
 from captrain.config import Component, Selection
 from captrain.contract import Target, tool_call
 from captrain.environments.derived import derive
 from captrain.environments.synthesizer import Brief
+from captrain.errors import InfrastructureError, UserError
 from captrain.records import Capability, JsonObject, Message, Rollout, Score, Task
 
 RULE = Selection(delta=0.2, coverage=0.1, agreement=8, confidence=0.95, floor=0.0, resamples=200, ranking="product")
@@ -151,3 +153,22 @@ def test_an_environment_is_derived_with_the_kinds_that_were_learnt() -> None:
     lacking = Capability(id="missing_lookup", name="Missing look-up", description="Looks.", details={"kinds": kinds})
     text = derive(Brief(lacking, cellar.TOOLS, benchmark=CELLAR), CELLAR, [])
     assert "WRITES = ('turn', 'wash', 'label')" in text
+
+
+@pytest.mark.parametrize("trouble", [UserError("no such call", "none"), InfrastructureError("the worker died")])
+def test_a_world_that_refuses_a_reference_shows_nothing_of_tools_and_the_others_are_played(
+    trouble: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent, plays = target(), list[int]()
+    play = ContractWorld.play
+
+    def refusing(world: ContractWorld, replays: Any) -> Any:
+        plays.append(1)
+        if len(plays) % 2:
+            raise trouble
+        return play(world, replays)
+
+    monkeypatch.setattr(ContractWorld, "play", refusing)
+    with open_worlds(target=agent) as worlds:
+        shown = learn_toolbox(played(agent, 40, ()), agent.tools, worlds)
+        assert len(plays) > 2 and [shown.kind(tool) for tool in ("gauge", "turn")] == ["read", "write"]

@@ -237,3 +237,32 @@ def test_agents_are_columns_paired_by_task_and_a_task_that_none_passes_is_suspec
     assert "a contrast would pool 2 agents" in said and not any(
         row["selected"] for row in ranked(tmp_path / "out").values()
     )
+
+
+@pytest.mark.parametrize("is_common", [True, False])
+def test_a_task_that_four_agents_fail_alike_is_suspect_and_one_that_they_fail_variously_is_hard(
+    tmp_path: Path, is_common: bool
+) -> None:
+    def calls(*tools: str) -> list[Any]:
+        functions = [{"name": tool, "arguments": '{"room": "R1"}'} for tool in tools]
+        return [
+            {"role": "assistant", "content": "", "tool_calls": [{"id": "c", "type": "function", "function": function}]}
+            for function in functions
+        ]
+
+    reference, made = calls("air", "lock", "lamp", "heat"), ["air", "lock", "lamp", "heat"]
+    for agent in range(4):
+        kept = [tool for tool in made if tool != made[0 if is_common else agent]]
+        row = {"task_id": "room", "model": f"a{agent}", "reward": 0, "reference": reference}
+        row["messages"] = [
+            {"role": "user", "content": "Close R1."},
+            *calls(*kept),
+            {"role": "assistant", "content": "Ok."},
+        ]
+        (tmp_path / f"{agent}.jsonl").write_text(json.dumps(row) + "\n")
+    diagnose(*(tmp_path / f"{agent}.jsonl" for agent in range(4)), "--out", tmp_path / "out")
+    rows = [json.loads(line) for line in (tmp_path / "out/suspects.jsonl").read_text().splitlines()]
+    reason = (
+        "none of 4 rollouts of 4 agents passes the task, and all differ from the reference in one thing: insert air(R1)"
+    )
+    assert [row["reasons"] for row in rows] == ([[reason]] * 4 if is_common else [])

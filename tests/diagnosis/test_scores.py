@@ -129,3 +129,21 @@ def test_planted_faults_are_named_and_untouched_solutions_are_not(
             is_right = printed[0] in row["accepted"] if printed and row["class"] else not printed and not row["class"]
             wrong += [] if is_right else [f"{row['class']}: {row['task_id']} {printed}"]
     assert wrong == []
+
+
+def test_root_steps_of_agentrx_are_scored_apart_by_the_parity_of_their_ids(
+    scorer: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = [{"failure_id": 1, "step_number": 9}, {"failure_id": 2, "step_number": 5}]
+    gold = [{"trajectory_id": n, "failures": steps, "root_cause": {"failure_id": 2}} for n in (2, 3, 4, 6)]
+    (tmp_path / "gold.json").write_text(json.dumps(gold))
+    messages = {2: 4, 3: 2, 4: 8}
+    causes: list[JsonObject] = [
+        {"task": f"chat/{n}", "outcome": "failed", "primary": {"message": messages[n]}} for n in messages
+    ]
+    causes.append({"task": "chat/6", "outcome": "passed"})
+    (tmp_path / "causes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in causes))
+    assert scorer.main([str(tmp_path / "gold.json"), str(tmp_path)]) == 0
+    even, odd = capsys.readouterr().out.splitlines()
+    assert "even ids: root step exact 1/2" in even and "within two messages 1/2" in even
+    assert "odd ids: root step exact 0/1" in odd and "within two messages 1/1" in odd

@@ -26,8 +26,8 @@ DESK_KINDS: dict[str, Kind] = {
     tool: "write" if tool in WRITES else "handover" if tool.startswith("transfer") else "read" for tool in ARGUMENTS
 }
 SPLITS: tuple[Split, ...] = ("discovery", "training", "test")
-MOST = 2000
-"""Tasks of a split that one named by a log is looked for among."""
+SIZES = (100, 2000)
+"""Tasks of a split that one named by a log is looked for among: few first, since each has to be made."""
 
 
 class Worlds:
@@ -150,7 +150,9 @@ class Worlds:
         if getattr(target.environment, "user", None) is not None:
             return None  # a model plays the user
         is_of_target = rollout.environment == target.name
-        task = rollout.task if is_of_target else _tasks(target).get(rollout.task.id.partition("/")[2])
+        name = rollout.task.id.partition("/")[2]
+        found = (_tasks(target, most).get(name) for most in SIZES)
+        task = rollout.task if is_of_target else next(filter(None, found), None)
         return ContractWorld(target, task, rollout.messages, kinds) if task else None
 
     def _pool(self, benchmark: str) -> Pool | None:
@@ -211,12 +213,12 @@ def _asked(pool: Pool, operation: str, location: JsonObject) -> JsonObject | Non
 
 
 @cache
-def _tasks(target: Target) -> dict[str, Task]:
-    """The tasks of an environment by id, so many of each split as a log is likely to be of."""
+def _tasks(target: Target, most: int) -> dict[str, Task]:
+    """The tasks of an environment by id, so many of each split at most."""
     tasks: list[Task] = []
     for split in SPLITS:
         size = target.size(split)
-        tasks += target.tasks(split, MOST if size is None else min(size, MOST))
+        tasks += target.tasks(split, most if size is None else min(size, most))
     return {task.id: task for task in tasks}
 
 

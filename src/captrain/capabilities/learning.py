@@ -50,7 +50,9 @@ def learn_toolbox(
     for rollout in rollouts:
         observed.add(rollout, toolbox)
     # Nobody passes without a change.
-    tool_kinds: dict[str, str] = {tool: "read" for tool in observed.telling if observed.spared[tool] >= PASSES}
+    tool_kinds: dict[str, str] = {
+        tool: "read" for tool in observed.telling - observed.closing if observed.spared[tool] >= PASSES
+    }
     if worlds is not None and world is not None:
         replayed = _kinds_by_replay(rollouts, worlds, toolbox.schemas.keys() - toolbox.declared.keys())
         # A look-up may leave a trace that a check asks for, but a change tells little.
@@ -62,11 +64,13 @@ def learn_toolbox(
 @dataclass
 class _Observed:
     """Evidence of tools in rollouts: the fields that each has always returned, its answers (so many as matter) without
-    what it was told, and in how many rollouts that passed it was left out where the reference calls it."""
+    what it was told, and in how many rollouts that passed it was left out where the reference calls it, or without a
+    reference came before another; `closing` are the tools that such a rollout called last, as it does a change."""
 
     fields: dict[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
     answers: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
     spared: Counter[str] = field(default_factory=Counter[str])
+    closing: set[str] = field(default_factory=set[str])
 
     def add(self, rollout: Rollout, toolbox: Toolbox) -> None:
         """Count a rollout in."""
@@ -78,6 +82,9 @@ class _Observed:
                 answers[act.tool].add(" ".join(sorted({*leaves(act.result)} - {*leaves(act.arguments)})))
         if rollout.outcome == "passed" and acts:
             self.spared.update(_tools(rollout.reference) - _tools(rollout.messages))
+            if not rollout.reference:
+                self.spared.update({act.tool for act in acts} - {acts[-1].tool})
+                self.closing.add(acts[-1].tool)
 
     @property
     def telling(self) -> set[str]:

@@ -78,7 +78,7 @@ def advise(diagnosis: Diagnosis, folder: Path | None = None) -> list[Advice]:
     if account.failures and account.unreferenced:
         action = (
             "bring the solutions of the tasks as `reference`, or let a language model read the dialogues by "
-            "`--analyst openai`: without either only orders of calls and what a log shows by itself can be told"
+            "`--analyst openai`: without either only what a log shows by itself and what goes with failing can be told"
         )
         advice.append(Advice(f"{account.unreferenced} rollouts without a reference", action))
     elif account.unexplained:

@@ -2,10 +2,12 @@
 
 A feature holds in some of the rollouts that could show it, its base. Fisher's exact test holds its share among failed
 rollouts against that among passed ones, and Holm's correction is over all features of a table that could have been
-found: margins that allow no p of `LEVEL` are known beforehand to tell nothing. Features of the very same rollouts
-are one feature of several names. What is kept grows with the features, not with the rollouts, and `MOST` bounds it.
+found: margins that allow no p of `LEVEL` over so many are known beforehand to tell nothing (Tarone). Features of the
+very same rollouts are one feature of several names. What is kept grows with the features, not with the rollouts, and
+`MOST` bounds it.
 """
 
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple
@@ -51,8 +53,19 @@ PHRASES = {
         "{0} repeated with equal arguments",
         "Never repeat {0} with the same arguments.",
     ),
+    "before": Phrase("{0} before the first change", "a change without an earlier {0}", "Call {0} before any change."),
     "followed": Phrase("{0} followed by {1}", "{0} not followed by {1}", "Call {1} after {0}."),
     "called": Phrase("{0} called", "{0} never called", "Do not close before {0} is called."),
+    "asked": Phrase(
+        "{1} called where the user says '{0}'",
+        "{1} never called, though the user says '{0}'",
+        "Do not close before {1} is done, where it is asked for.",
+    ),
+    "described": Phrase(
+        "{0} of the listed record that the user describes",
+        "{0} of another record than the user describes",
+        "Of several records, take {0} from the one that the user's words describe.",
+    ),
     "made": Phrase("{0}: unmade", line="Do not close before {0} is done, where the task needs it."),
     "equal": Phrase("{0}: another {1}", line="Before {0}, check {1} against the records and what was asked for."),
     "instead": Phrase(
@@ -108,8 +121,8 @@ class Cell:
 
 class Association(NamedTuple):
     """A feature, or its absence, in how many of the failed and of the passed rollouts that could show it (`base`); p,
-    and p after the correction, NaN where the margins could not have told anything; `also` are other names of the same
-    rollouts."""
+    and p after the correction, NaN where the margins could not have told anything (`least` is the least p that they
+    allow); `also` are other names of the same rollouts."""
 
     key: Key
     base: Key
@@ -118,6 +131,7 @@ class Association(NamedTuple):
     passed: tuple[int, int]
     p: float
     also: list[str]
+    least: float
     p_holm: float = float("nan")
 
     @property
@@ -168,6 +182,10 @@ class Tally:
             whole = self.bases[base].mark
             groups.setdefault((whole, frozenset({cell.mark, (whole - cell.mark) % (1 << 64)})), []).append(key)
         rows = [self._association(sorted(keys, key=self._rank)) for keys in groups.values()]
+        # As many as could be found at the level of so many: Tarone's bound.
+        bounds = sorted(row.least for row in rows)
+        count = next((k for k in range(1, len(rows) + 1) if bisect_right(bounds, LEVEL / k) <= k), 0)
+        rows = [row if row.least * count <= LEVEL else row._replace(p=float("nan")) for row in rows]
         corrected = holm([row.p for row in rows])
         rows = [row._replace(p_holm=p) for row, p in zip(rows, corrected, strict=True)]
         return sorted(rows, key=lambda row: (row.p if row.p == row.p else 1.0, -row.excess, *self._rank(row.key)))
@@ -186,4 +204,4 @@ class Tally:
         also = [name_of(key, holds == (self.features[key][1].mark == cell.mark)) for key in keys[1:]]
         if not holds:
             failed, passed = ((total - count, total) for count, total in (failed, passed))
-        return Association(keys[0], base, holds, failed, passed, p if least <= LEVEL else float("nan"), also)
+        return Association(keys[0], base, holds, failed, passed, p, also, least)

@@ -189,25 +189,26 @@ def fabricated_facts(case: Case) -> Iterator[Cause]:
     shapes = {_shape(code) for m in case.messages if m["role"] == "tool" for code in CODE.findall(_words(m))}
     # What the reference names, too, is no invention, whatever the log lacks.
     context = "".join([case.setting.policy, case.script, *(text_of(act.arguments) for act in case.story.expected)])
+    context = context.lower()
     for index, message in enumerate(case.messages):
         words = _words(message)
         # A log may fold several turns of calls into one message: what these calls return counts as known to them.
         results = index + 1
         while results < len(case.messages) and case.messages[results]["role"] == "tool":
-            context += _words(case.messages[results])
+            context += _words(case.messages[results]).lower()
             results += 1
         for match in CODE.finditer(words) if message["role"] == "assistant" else ():
             code = match.group()
             if (
                 _shape(code) in shapes
-                and code.lower() not in context.lower()
+                and code.lower() not in context
                 and not EXAMPLE.search(words[: match.start()])
                 and not BLANK.search(code)
             ):
                 evidence = f"{code} stands in no message before: {quoted(words[max(0, match.start() - 60) :])}"
                 yield Cause("fabricated_fact", index, evidence)
                 return
-        context += words
+        context += words.lower()
 
 
 def _invented_values(case: Case) -> Iterator[Cause]:

@@ -11,18 +11,11 @@ import numpy as np
 
 from captrain.capabilities import EXAMPLES, KINDS, Toolbox, Verdicts, code_of
 from captrain.diagnosis.explained import Explained
+from captrain.diagnosis.needs import has_solution
 from captrain.diagnosis.streaming import DiagnosedLabels, LabelRows, StreamedLabels, resample_counts
 from captrain.records import Capability, JsonObject, Label, Rollout, Spool
 
 AGENTS_KINDS = tuple(kind for kind, entry in KINDS.items() if entry.of_agent)
-
-
-def has_solution(rollout: Rollout) -> bool:
-    """Tell whether a rollout can be held against anything: a reference, calls that a user was to make, or
-    milestones."""
-    parts = rollout.score.parts if rollout.score else {}
-    is_followed = any(name.startswith("milestone") for name in parts)
-    return bool(rollout.reference or rollout.task.data.get("user_calls") or is_followed)
 
 
 def label_of(row: Explained, kind: str) -> Label:

@@ -17,9 +17,10 @@ from captrain.benchmarks import Kind, Worlds
 from captrain.capabilities import SUSPECT, SelectionAccount, select_by_verdicts
 from captrain.config import Selection
 from captrain.diagnosis.clauses import Clauses
-from captrain.diagnosis.contrast import has_solution, label_causes
+from captrain.diagnosis.contrast import label_causes
 from captrain.diagnosis.explained import Explained, Explanations, Standing, explain_logs, refer
 from captrain.diagnosis.findings import Collection, Findings
+from captrain.diagnosis.needs import has_solution
 from captrain.diagnosis.streaming import StreamedLabels
 from captrain.interop import Logs
 
@@ -158,7 +159,7 @@ def diagnose(
     """
     logs = refer(logs, worlds) if worlds is not None else logs
     explanations = explain_logs(logs, worlds, kinds, clauses)
-    account, agents, collection = Account(), dict[str, Account](), Collection(explanations.toolbox)
+    account, agents, collection = Account(), dict[str, Account](), Collection(explanations.toolbox, explanations.needs)
     for row, rollout in zip(explanations.rollouts, logs.rollouts, strict=True):
         for tally in (account, agents.setdefault(row.agent, Account())):
             tally.add(row, keep=keep_suspects)

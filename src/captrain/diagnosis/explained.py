@@ -17,6 +17,7 @@ from captrain.diagnosis.case import Case
 from captrain.diagnosis.cause import Cause, Confidence
 from captrain.diagnosis.clauses import Clauses, Setting
 from captrain.diagnosis.explanation import Explanation, explain
+from captrain.diagnosis.needs import FEWEST, Needs, has_solution
 from captrain.diagnosis.outcomes import OutcomeTally
 from captrain.diagnosis.repair import Repair, find_repair
 from captrain.errors import InfrastructureError, UserError
@@ -91,12 +92,13 @@ class Explained(Record):
 @dataclass(frozen=True)
 class Explanations:
     """All rollouts of logs, explained, in their order; the settings of their environments; the tally of their outcomes;
-    and what their tools do."""
+    what their tools do; and what rollouts without a reference need, None where they are too few."""
 
     rollouts: Spool[Explained]
     settings: dict[str, Setting]
     outcomes: OutcomeTally
     toolbox: Toolbox
+    needs: Needs | None
 
 
 def refer(logs: Logs, worlds: Worlds) -> Logs:
@@ -143,8 +145,10 @@ def explain_logs(
     toolbox, outcomes = learn_toolbox(logs.rollouts, logs.tools, worlds, kinds), OutcomeTally()
     settings: dict[str, Setting] = {}
     due: dict[str, set[str]] = {}
+    unreferenced = 0
     for rollout in logs.rollouts:
         outcomes.add(rollout)
+        unreferenced += rollout.outcome != "error" and not has_solution(rollout)
         if rollout.environment not in settings:
             policy = logs.policies.get(rollout.environment) or _instructions(rollout)
             settings[rollout.environment] = Setting(toolbox, policy, RecordBook(), set(), set(), clauses)
@@ -158,10 +162,30 @@ def explain_logs(
             setting.book.add(acts_of(rollout.messages, toolbox))
     for environment, tools in due.items():
         settings[environment].idle.difference_update(tools)
-    spool = Spool(Explained)
+    spool, needs = Spool(Explained), Needs(logs.rollouts, toolbox) if unreferenced >= FEWEST else None
     for rollout in logs.rollouts:
-        spool.add(_explained(Case(rollout, settings[rollout.environment]), outcomes, worlds))
-    return Explanations(spool, settings, outcomes, toolbox)
+        spool.add(_explained(Case(rollout, settings[rollout.environment]), worlds, needs))
+    return Explanations(_agreed(spool, outcomes), settings, outcomes, toolbox, needs)
+
+
+def _agreed(rows: Spool[Explained], outcomes: OutcomeTally) -> Spool[Explained]:
+    """Rows with the consensus of agents: the reference of a task is suspect that none of them passes, where all of them
+    differ from it in one thing alike, or one of them in nothing."""
+    common: dict[tuple[str, str], tuple[str, set[str], bool]] = {}
+    for row in rows:
+        task = row.environment, row.task
+        if row.outcome == "failed" and (reason := outcomes.unpassed(*task)):
+            steps = {f"{step.kind} {step.step}" for step in row.repairs if step.needed}
+            _, shared, differ = common.get(task, (reason, steps, True))
+            common[task] = reason, shared & steps, differ and bool(steps)
+    agreed = Spool(Explained)
+    for row in rows:
+        reason, shared, differ = common.get((row.environment, row.task), ("", set[str](), True))
+        if row.outcome == "failed" and (shared or not differ):
+            reason += f", and all differ from the reference in one thing: {min(shared)}" if shared else ""
+            row = row.model_copy(update={"suspicions": [*row.suspicions, reason], "standing": "suspect"})
+        agreed.add(row)
+    return agreed if common else rows
 
 
 def read_kinds(path: Path) -> dict[str, Kind]:
@@ -200,7 +224,7 @@ def _repaired(case: Case, worlds: Worlds | None) -> tuple[Repair, str]:
         return find_repair(rollout, toolbox, None, idle), str(trouble)
 
 
-def _explained(case: Case, outcomes: OutcomeTally, worlds: Worlds | None) -> Explained:
+def _explained(case: Case, worlds: Worlds | None, needs: Needs | None) -> Explained:
     rollout = case.rollout
     row = Explained(
         rollout=rollout.id,
@@ -217,9 +241,9 @@ def _explained(case: Case, outcomes: OutcomeTally, worlds: Worlds | None) -> Exp
     repair, unproven = _repaired(case, worlds)
     explanation = explain(case, repair)
     suspicions = [*explanation.suspicions]
-    if (reason := outcomes.unpassed(rollout.environment, rollout.task.id)) is not None:
-        suspicions.append(reason)
-    causes = [_record(cause) for cause in explanation.causes]
+    lacks, occasions = needs.causes(rollout) if needs and not has_solution(rollout) else ([], set[str]())
+    kinds = {cause.kind for cause in explanation.causes}
+    causes = [_record(cause) for cause in (*explanation.causes, *(c for c in lacks if c.kind not in kinds))]
     failed = rollout.outcome == "failed"
     spoilt = failed and explanation.spoilt is not None and explanation.spoilt.kind == SIMULATOR
     standing: Standing = "suspect" if suspicions else "spoilt" if spoilt else "contrasted"
@@ -230,9 +254,9 @@ def _explained(case: Case, outcomes: OutcomeTally, worlds: Worlds | None) -> Exp
             "secondary": causes[1:] if failed else [cause for cause in causes if KINDS[cause.cause].of_agent],
             "suspicions": suspicions,
             "occasions": sorted(
-                _occasions(case.story) | {cause.cause for cause in causes if KINDS[cause.cause].of_agent}
+                _occasions(case.story) | occasions | {cause.cause for cause in causes if KINDS[cause.cause].of_agent}
             ),
-            "tools": sorted({tool for cause in explanation.of_agent for tool in cause.tools}),
+            "tools": sorted({tool for cause in (*explanation.of_agent, *lacks) for tool in cause.tools}),
             "ended_by": explanation.ended_by,
             "repairs": [*_repair_steps(repair, explanation, case.story.last)],
             "unproven": unproven.partition("\n")[0],

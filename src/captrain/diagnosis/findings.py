@@ -26,6 +26,7 @@ from captrain.diagnosis.features import (
     sourced_calls,
     task_traits,
 )
+from captrain.diagnosis.needs import Needs, has_solution
 from captrain.evaluation import fisher, holm
 from captrain.records import Message, Record, Rollout
 
@@ -96,10 +97,11 @@ class Collection:
 
     Args:
         toolbox: the tools of the logs.
+        needs: of rollouts without a reference.
     """
 
-    def __init__(self, toolbox: Toolbox) -> None:
-        self._toolbox = toolbox
+    def __init__(self, toolbox: Toolbox, needs: Needs | None = None) -> None:
+        self._toolbox, self._needs = toolbox, needs
         self._steps, self._tasks, self._order = Tally(), Tally(), Tally()
         self._database = sqlite3.connect("", isolation_level=None)  # a file that SQLite removes
         self._database.execute("PRAGMA journal_mode = OFF")
@@ -107,7 +109,7 @@ class Collection:
         self._database.execute("BEGIN")
 
     def add(self, row: Explained, rollout: Rollout, *, counts: bool) -> None:
-        """Take a rollout in; one of a suspect reference that does not count speaks for that alrepair."""
+        """Take a rollout in; one of a suspect reference that does not count speaks for that alone."""
         calls, tasks, failed = (
             sourced_calls(rollout, self._toolbox),
             task_traits(rollout, self._toolbox),
@@ -118,7 +120,8 @@ class Collection:
             if counts:
                 tally.add(traits, failed)
         repairs = _faults_of(row)
-        causes = [
+        lacks = self._needs.of(rollout)[0] if self._needs and not has_solution(rollout) else []
+        causes = [_fault_of(lack.need.association, lack.message, lack.need.evidence) for lack in lacks] or [
             Fault(key=("cause", cause.cause), message=cause.message, evidence=cause.evidence)
             for cause in row.causes[:1]
         ]
@@ -145,8 +148,7 @@ class Collection:
                 call = place_of(row.key, record.calls)
                 examples.setdefault(row.key, f"{record.place}, message {call.message}: {call}")
                 if not record.faults or record.faults[0].key[0] == "cause":
-                    key = ("order", row.name, "" if row.holds else line_of(row.key))
-                    faults = [Fault(key=key, message=call.message, evidence=row.name, quote=str(call))]
+                    faults = [_fault_of(row, call.message, row.name).model_copy(update={"quote": str(call)})]
             keys = {fault.key: fault for fault in reversed(faults)}
             for key, fault in keys.items():
                 fix = fixes.setdefault(key, Fix(key, record.place, fault))
@@ -188,6 +190,11 @@ class Collection:
             rows.append((p if is_more else 1.0, key, number))
         sure = [row for row, p in zip(rows, holm([row[0] for row in rows]), strict=True) if p <= LEVEL]
         return [(name_of(key), number) for _, key, number in sorted(sure)[:2]]
+
+
+def _fault_of(row: Association, message: int, evidence: str) -> Fault:
+    """A fault by what goes with failing."""
+    return Fault(key=("order", row.name, "" if row.holds else line_of(row.key)), message=message, evidence=evidence)
 
 
 def _faults_of(row: Explained) -> list[Fault]:

@@ -42,9 +42,8 @@ def diagnosis_summary(diagnosis: Diagnosis, advice: Sequence[Advice]) -> list[Ta
     if diagnosis.shortage:
         lines.append(f"nothing can be concluded: {diagnosis.shortage}")
     if account.unreferenced and account.failures:
-        lines.append(
-            f"{account.unreferenced} rollouts come without a reference: only what a log shows by itself is told of them"
-        )
+        note = "rollouts come without a reference: of them is told what goes with failing, not proven"
+        lines.append(f"{account.unreferenced} {note}")
     return [*lines, account.unproven_note] if account.unplayed else lines
 
 

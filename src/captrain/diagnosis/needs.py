@@ -1,0 +1,180 @@
+"""Needs of rollouts without a reference, learnt by contrast: nearly all that passed have done it, many that failed not.
+
+A need is a feature of calls whose absence goes with failing beyond chance (Fisher's exact test, Holm's correction over
+all features of an environment) and that at most `LUCKY` of the passed rollouts do without: a feature that comes with a
+kind of task, and not with passing it, is shared by too few of them. Its kind is that of the feature and of its tools:
+a change without the look-up that nearly all make first lacks the look-up, a request without its change the change. A
+need is no proof: a rollout that lacks it may have failed for another reason.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from captrain.capabilities import KINDS, Toolbox, acts_of, leaves, says, text_of
+from captrain.diagnosis.association import LEVEL, Association, Key, Tally, Traits
+from captrain.diagnosis.cause import Cause
+from captrain.diagnosis.features import order_traits, place_of, sourced_calls
+from captrain.records import Rollout
+
+LUCKY = 0.2
+"""Share of the passed rollouts that may do without what is needed: guesses may be right."""
+FEWEST = 10
+"""Rollouts without a reference below which nothing is learnt for their sake."""
+WORD = re.compile(r"[^\W\d_]{3,}")
+
+
+def has_solution(rollout: Rollout) -> bool:
+    """Tell whether a rollout can be held against anything: a reference, calls that a user was to make, or
+    milestones."""
+    parts = rollout.score.parts if rollout.score else {}
+    is_followed = any(name.startswith("milestone") for name in parts)
+    return bool(rollout.reference or rollout.task.data.get("user_calls") or is_followed)
+
+
+@dataclass(frozen=True)
+class Need:
+    """A need, by the kind of cause that its absence is."""
+
+    kind: str
+    association: Association
+
+    @property
+    def evidence(self) -> str:
+        """The absence in words, with its counts."""
+        (failed, of_failed), (passed, of_passed) = self.association.failed, self.association.passed
+        counts = f"{failed} of {of_failed} failed rollouts and {passed} of {of_passed} passed ones"
+        return f"{self.association.name}, as in {counts} (not proven, by contrast)"
+
+
+@dataclass(frozen=True)
+class Lack:
+    """A need that a rollout lacks, and the message where it shows."""
+
+    need: Need
+    message: int
+
+
+class Needs:
+    """Needs of the rollouts of each environment.
+
+    Args:
+        rollouts: passed and failed, with and without a reference.
+        toolbox: their tools.
+    """
+
+    def __init__(self, rollouts: Iterable[Rollout], toolbox: Toolbox) -> None:
+        self._toolbox, tallies = toolbox, dict[str, Tally]()
+        for rollout in rollouts:
+            if rollout.outcome != "error":
+                traits = self._traits(rollout)
+                tallies.setdefault(rollout.environment, Tally()).add(traits, rollout.outcome == "failed")
+        self._needs = {name: [*self._of(tally)] for name, tally in tallies.items()}
+
+    def _of(self, tally: Tally) -> Iterator[Need]:
+        for row in tally.associations():
+            is_sure = row.p_holm <= LEVEL and row.excess > 0 and row.passed[0] <= LUCKY * row.passed[1]
+            kind, goes_with_failing = self._kind(row.key)
+            if is_sure and row.holds == goes_with_failing:
+                yield Need(kind, row)
+
+    def _kind(self, key: Key) -> tuple[str, bool]:
+        """The kind of cause that a feature, or else its absence, is a sign of; "" where it is none of any."""
+        match key[0], [self._toolbox.kind(name) for name in key[1:3]]:
+            case ("after" | "same", ["write", "read"]) | ("before", ["read"]):
+                return "missing_lookup", False
+            case ("asked" | "followed", [_, "write"]) | ("called", ["write"]):
+                return "missing_write", False
+            case "asked" | "followed", [_, "handover"]:
+                return "missing_escalation", False
+            case "called", ["handover"]:
+                return "over_escalation", True
+            case "described", _:
+                return "wrong_record", False
+            case "sourced", _:
+                return "fabricated_fact", False
+            case "once", [tool]:
+                return "extra_write" if tool == "write" else "loop", False
+            case "repaired", _:
+                return "invalid_call", False
+        return "", False
+
+    def _traits(self, rollout: Rollout) -> Traits:
+        """Traits of the calls, of what the user asked for first and of the records that were described."""
+        calls = sourced_calls(rollout, self._toolbox)
+        traits = order_traits(calls)
+        changes = [place for place, call in enumerate(calls) if call.kind == "write"]
+        traits.bases |= {("change",)} if changes else set()
+        for call in calls[: changes[0]] if changes else ():
+            traits.hold(("before", call.step), ("change",))
+        users = (text_of(m.get("content") or "") for m in rollout.messages if m["role"] == "user")
+        for word in {*WORD.findall(next(users, "").lower())}:
+            for call in calls:
+                traits.hold(("asked", word, call.step), ("says", word))
+            traits.bases.add(("says", word))
+        for name, misses in self._described(rollout).items():
+            traits.bases.add(("listed", name))
+            if not misses:
+                traits.hold(("described", name), ("listed", name))
+        return Traits(traits.bases, {key: value for key, value in traits.holding.items() if self._kind(key)[0]})
+
+    def _described(self, rollout: Rollout) -> Mapping[str, list[int]]:
+        """Arguments by which a change names one of several listed records of which the user's words describe one best,
+        and the messages of those changes that name another one."""
+        acts = acts_of(rollout.messages, self._toolbox)
+        arguments: dict[str, list[int]] = {}
+        for act in [act for act in acts if act.kind == "write" and not act.failed]:
+            texts = [text_of(m.get("content") or "") for m in rollout.messages[: act.message] if m["role"] == "user"]
+            words = "\n".join(texts)
+            for name, value in act.arguments.items():
+                for records in (_listed(peer.result) for peer in acts if peer.message < act.message):
+                    hits = [record for record in records if text_of(value) in leaves(record)]
+                    if len(hits) == 1 and not says(words, value):
+                        scores = [sum(says(words, leaf) for leaf in {*leaves(record)}) for record in records]
+                        best, score = max(scores), scores[records.index(hits[0])]
+                        if scores.count(best) == 1:
+                            arguments.setdefault(name, []).extend([act.message] if score < best else [])
+        return arguments
+
+    def of(self, rollout: Rollout) -> tuple[list[Lack], set[str]]:
+        """The needs that a rollout lacks, the surest of each kind and place, roots first; and the kinds of cause that
+        it could show."""
+        traits, calls = self._traits(rollout), sourced_calls(rollout, self._toolbox)
+        last = max((place for place, m in enumerate(rollout.messages) if m["role"] == "assistant"), default=0)
+        needs = self._needs.get(rollout.environment, [])
+        occasions = {need.kind for need in needs if need.association.base in traits.bases}
+        lacks: dict[tuple[str, ...], Lack] = {}
+        for need in [need for need in needs if traits.shows(need.association)]:
+            key, message = need.association.key, last
+            if key[0] == "described":
+                message = self._described(rollout)[key[1]][0]
+            elif key[0] == "before":
+                message = next(call.message for call in calls if call.kind == "write")
+            elif need.kind not in ("missing_write", "missing_escalation"):
+                message = place_of(key, calls).message
+            lacks.setdefault((need.kind, *_subject(key)), Lack(need, message))
+        kinds = {lack.need.kind for lack in lacks.values()}
+        # What was not looked up had to be invented.
+        sound = [c for c in lacks.values() if not (c.need.kind == "fabricated_fact" and "missing_lookup" in kinds)]
+        return sorted(sound, key=lambda lack: [*KINDS].index(lack.need.kind)), occasions
+
+    def causes(self, rollout: Rollout) -> tuple[list[Cause], set[str]]:
+        """The causes of what a rollout lacks, of each kind the surest, and the kinds that it could show."""
+        lacks, occasions = self.of(rollout)
+        causes = {
+            lack.need.kind: Cause(lack.need.kind, lack.message, lack.need.evidence, "medium", False)
+            for lack in reversed(lacks)
+        }
+        return [causes[kind] for kind in dict.fromkeys(lack.need.kind for lack in lacks)], occasions
+
+
+def _subject(key: Key) -> Key:
+    """The step that a need is about."""
+    return key[2:3] if key[0] in ("after", "same", "asked", "followed") else key[1:]
+
+
+def _listed(result: object) -> list[object]:
+    """The records of a result that lists several."""
+    values = [result, *(result.values() if isinstance(result, dict) else ())]
+    lists = [value for value in values if isinstance(value, list) and len(value) > 1]
+    return next((rows for rows in lists if all(isinstance(row, dict) for row in rows)), [])
