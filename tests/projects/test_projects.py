@@ -149,6 +149,7 @@ def test_the_tests_that_a_project_begins_with_pass(project: Path) -> None:
     assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout + done.stderr
 
 
+@pytest.mark.needs("minutes")
 def test_a_wheel_holds_all_that_a_project_needs(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 

@@ -161,6 +161,7 @@ def test_without_hints_or_an_environment_that_has_any_the_adapter_is_the_same(
     assert half.digest != usual.digest
 
 
+@pytest.mark.needs("minutes")
 def test_a_training_with_hints_resumes_to_the_identical_adapter_whatever_the_batch(
     tiny: Path, hinting: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
