@@ -236,6 +236,7 @@ def test_resamples_are_the_same_however_many_are_drawn_at_a_time(
     assert Bootstrap(80, 500, 0.95, 7).intervals([*values]) == intervals
 
 
+@pytest.mark.needs("minutes")
 def test_the_memory_of_a_diagnosis_does_not_grow_with_the_log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(selection_rule, "CHUNK", 1 << 12)
     monkeypatch.setattr(statistics, "CHUNK", 1 << 12)

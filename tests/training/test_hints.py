@@ -144,6 +144,7 @@ def test_each_rollout_draws_by_its_own_key_whether_it_reads_the_hint(tiny: Path,
     assert drawn(1.0, 2).all() and not drawn(0.0, 2).any()
 
 
+@pytest.mark.needs("minutes")
 def test_without_hints_or_an_environment_that_has_any_the_adapter_is_the_same(
     tiny: Path, hinting: Path, letters: Callable[..., Path], tmp_path: Path
 ) -> None:

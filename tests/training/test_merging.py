@@ -339,6 +339,7 @@ def test_the_budget_is_spent_exactly_on_training_tasks_beyond_calibration_in_tur
     assert entry.completion_tokens == one.completion_tokens > 0 and entry.prompt_tokens == one.prompt_tokens > 0
 
 
+@pytest.mark.needs("minutes")
 def test_a_student_is_the_same_whenever_it_is_trained_and_goes_on_from_its_last_step(
     tiny: Path, inside: Path, teachers: dict[str, Adapter], opened: list[Task], monkeypatch: pytest.MonkeyPatch
 ) -> None:
