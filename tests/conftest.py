@@ -23,6 +23,7 @@ from support.shared import make_once
 from support.smoke import make_smoke
 from support.warm import Server, warm_commands
 
+from captrain.benchmarks import installing
 from captrain.cli import app
 from captrain.contract import Target
 from captrain.records import Task
@@ -80,6 +81,14 @@ def freeze() -> None:
     correction, and they would go through all that has ever been loaded."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def only_what_is_needed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `make installations` has made beside .venv is not found by tests that do not ask for it: these do the same
+    on every machine, and start none of its processes."""
+    if not any(NEEDS[name].outside for name in needs_of(request.node)):
+        monkeypatch.setattr(installing, "MARK", ".made-by-a-test")
 
 
 @pytest.fixture(scope="session")

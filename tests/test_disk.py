@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 from support.disk import limited, read_only, run_hurt
+from support.needs import further
 from support.smoke import STAGES
 from support.stages import stage
 
@@ -38,7 +39,7 @@ def project(smoke: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.param(read_only, "error: the disk is read-only", marks=pytest.mark.needs("mounts")),
     ],
 )
-@pytest.mark.parametrize("name", STAGES)
+@pytest.mark.parametrize("name", further(STAGES, 6))
 def test_a_stage_on_a_disk_that_takes_no_more_ends_in_one_message_and_leaves_what_there_was(
     project: Path, name: str, fault: Callable[[], None], words: str
 ) -> None:

@@ -19,6 +19,7 @@ import typer
 import yaml
 from support.browser import Browser
 from support.finished import Captrain
+from support.needs import further
 from support.pages import PAGES, ROOT, PageCommand, commands_of, run_command
 from typer.core import TyperGroup
 
@@ -138,7 +139,7 @@ def test_every_command_is_run_or_covered_or_said_not_to_be(command: PageCommand)
         assert [path for path in command.line.split()[1:] if not (ROOT / path).exists()] == []
 
 
-@pytest.mark.parametrize("line", [line for line, command in COMMANDS.items() if is_run(command)])
+@pytest.mark.parametrize("line", further([line for line, command in COMMANDS.items() if is_run(command)], 12))
 def test_a_command_on_a_page_does_what_it_says(line: str, project: Path, captrain: Captrain) -> None:
     program, *arguments = shlex.split(line.removeprefix(".venv/bin/"))
     if program == "captrain":

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.needs import further
 from support.scripts import load_script
 from support.warm import EXECUTABLE, warm_commands
 
@@ -235,6 +236,7 @@ def test_resamples_are_the_same_however_many_are_drawn_at_a_time(
     assert Bootstrap(80, 500, 0.95, 7).intervals([*values]) == intervals
 
 
+@pytest.mark.needs("minutes")
 def test_the_memory_of_a_diagnosis_does_not_grow_with_the_log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(selection_rule, "CHUNK", 1 << 12)
     monkeypatch.setattr(statistics, "CHUNK", 1 << 12)
@@ -259,7 +261,7 @@ def test_the_memory_of_a_diagnosis_does_not_grow_with_the_log(monkeypatch: pytes
     assert peaks[170] - peaks[110] < 150_000
 
 
-@pytest.mark.parametrize("shape", ["tau2's document in one line", "an array in one line", "an array of lines"])
+@pytest.mark.parametrize("shape", further(["tau2's document in one line", "an array in one line", "an array of lines"]))
 def test_a_log_is_never_in_memory_whole_however_its_lines_are_broken(shape: str, tmp_path: Path) -> None:
     read_logs([prepared(10, tmp_path / "small")])  # imports what is imported on the way
     if "tau2" in shape:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.needs import further
 from support.stages import run_here
 
 from captrain.baselines.adp import TrajectoryLesson, demonstrations, teach_trajectories, write_generic
@@ -305,7 +306,7 @@ class TestTraining:
             assert teach_trajectories(TrajectoryLesson(composed(f"baselines.adp.source={source}"), tiny)) == one
         assert (home / one.folder / "adapter_model.safetensors").stat().st_mtime_ns == before
 
-    @pytest.mark.parametrize("removed", ["", "adapter_model.safetensors", "adapter_config.json", "README.md"])
+    @pytest.mark.parametrize("removed", further(["", "adapter_model.safetensors", "adapter_config.json", "README.md"]))
     def test_an_altered_adapter_or_what_is_missing_of_it_is_refused_and_made_again(
         self, tiny: Path, source: Path, tmp_path: Path, removed: str
     ) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from support.needs import further
 from support.results import account
 
 from captrain.baselines.controls import NAMES, Workshop, choices, control_routes, publish_routes, rankings
@@ -196,7 +197,7 @@ def gained(**gains: float) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-@pytest.mark.parametrize("router", ["retrieval", "sets", "gate"])
+@pytest.mark.parametrize("router", further(["retrieval", "sets", "gate"]))
 def test_with_trace_s_own_capabilities_a_control_is_routed_as_trace(
     environments: dict[str, Target], rollouts: list[Rollout], tmp_path: Path, router: str, tiny: Path
 ) -> None:

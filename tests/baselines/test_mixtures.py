@@ -231,6 +231,7 @@ def test_stages_that_are_not_wanted_leave_empty_files_and_load_nothing(tiny: Pat
         assert (folder / f"results/{name}/history.csv").read_text().count("\n") == 1
 
 
+@pytest.mark.needs("minutes")
 def test_a_killed_stage_of_several_environments_resumes_to_the_identical_adapter(
     tiny: Path, tmp_path: Path, warm: Path
 ) -> None:

@@ -45,6 +45,7 @@ def test_shares_that_leave_no_test_are_refused() -> None:
         make_benchmark("bfcl", PYTHON, "benchmark.discovery=0.7", "benchmark.training=0.3")
 
 
+@pytest.mark.needs("minutes")
 def test_an_installation_that_fails_says_why_and_leaves_none_behind(
     tmp_path: Path, captrain: Captrain, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from support.finished import Captrain
+from support.needs import further
 
 from captrain.records import publish_text
 
@@ -80,7 +81,7 @@ def require_message(status: int, out: str, err: str) -> None:
         assert err.startswith("error: ") and "\n  remedy: " in err and err.count("error: ") == 1, err
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", further(DAMAGES, 2))
 @pytest.mark.parametrize("file", ARGUMENTS)
 def test_a_file_that_is_given_and_is_not_what_it_should_be_is_one_message_that_names_it(
     file: str, damage: str, tmp_path: Path, captrain: Captrain
@@ -171,7 +172,7 @@ READ: Mapping[str, tuple[tuple[str, ...], ...]] = {
 """Files of a project, and commands that read them."""
 
 
-@pytest.mark.parametrize("file", READ)
+@pytest.mark.parametrize("file", further(READ, 5))
 def test_every_damaged_file_of_a_project_is_one_message_of_every_command_that_reads_it(
     file: str, project: Path, tmp_path: Path, captrain: Captrain
 ) -> None:

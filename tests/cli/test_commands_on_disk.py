@@ -19,6 +19,7 @@ from threading import Thread
 import httpx
 import pytest
 from support.disk import FULL, full, limited, read_only, run_hurt
+from support.needs import further
 
 from captrain.cli import app
 from captrain.experiments import sweep
@@ -107,7 +108,7 @@ def is_message(status: int, text: str, fault: str) -> bool:
 
 
 @pytest.mark.parametrize("fault", EACH)
-@pytest.mark.parametrize("command", WRITING)
+@pytest.mark.parametrize("command", further(WRITING, 3))
 def test_a_command_on_a_disk_that_takes_no_more_ends_in_one_message_and_leaves_what_there_was(
     command: str, fault: str, project: Path
 ) -> None:

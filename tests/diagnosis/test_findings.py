@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from captrain.benchmarks import Replay, ReplayCall, Replayed
+from captrain.benchmarks import Replay, ReplayCall, Replayed, installing
 from captrain.cli.app import app
 from captrain.cli.logs import benchmark_of_project
 from captrain.config import Selection
@@ -284,7 +284,7 @@ def test_a_world_that_fails_leaves_causes_unproven_and_says_why_once(
     (tmp_path / "worker.py").write_text(WORKER)
     python.write_text(f"#!/bin/sh\nexec {sys.executable} {tmp_path / 'worker.py'}\n")
     python.chmod(0o755)
-    (python.parents[1] / ".made").touch()
+    (python.parents[1] / installing.MARK).touch()
     monkeypatch.chdir(tmp_path)
     chats = [chat(f"multi_turn_base_{number}", ["metric"], 0, ["metric", "restart"]) for number in range(3)]
     chats += [chat("another", ["metric"], 0, ["metric", "restart"])]

@@ -101,6 +101,7 @@ def test_a_model_labels_blindly_and_a_second_run_asks_nothing(tmp_path: Path, mo
     assert json.loads((tmp_path / "a/agreement.json").read_text())["programmatic"]["rollouts"] == 24
 
 
+@pytest.mark.needs("minutes")
 def test_a_model_that_obeys_what_is_said_to_it_labels_alike_whatever_tools_returned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from support.answering import Answering, Body
+from support.needs import further
 from typer.testing import CliRunner
 
 from captrain.benchmarks.servicedesk import TOOLS
@@ -83,12 +84,7 @@ def command_in(text: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("cause", "family"),
-    [
-        ("wrong_argument", "wrong_argument"),
-        ("missing_lookup", "missing_lookup"),
-        ("missing_write", "missing_write"),
-        ("wrong_record", "wrong_record"),
-    ],
+    further([(name, name) for name in ("wrong_argument", "missing_lookup", "missing_write", "wrong_record")]),
 )
 def test_the_command_of_an_advice_makes_an_environment_with_a_passport(
     project: Path, diagnosed: Path, cause: str, family: str

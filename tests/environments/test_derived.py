@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from support.needs import further
 from support.rooms import Rooms
 
 from captrain.benchmarks import load_benchmark
@@ -40,7 +41,9 @@ def written(folder: Path, name: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", sorted(name for name, kind in KINDS.items() if kind.step and name != "missing_lookup"))
+@pytest.mark.parametrize(
+    "name", further(sorted(name for name, kind in KINDS.items() if kind.step and name != "missing_lookup"), 3)
+)
 def test_what_is_derived_for_a_family_passes_every_check_that_needs_no_model(tmp_path: Path, name: str) -> None:
     """The one that is left out has no occasion in this benchmark."""
     bounds = compose_spec("default", 0, ["environments.seeds=20"], CONF).environments

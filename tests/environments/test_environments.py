@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.needs import further
 
 from captrain.benchmarks.loading import load_benchmark
 from captrain.config import compose_spec
@@ -227,7 +228,7 @@ def test_writing_to_every_record_does_not_find_the_right_one(tmp_path: Path) -> 
             assert played(target, task, [*writes, say("Done.")]).reward < 0.5
 
 
-@pytest.mark.parametrize("name", ANY_OPERATION)
+@pytest.mark.parametrize("name", further(ANY_OPERATION))
 def test_steps_that_failed_and_that_a_template_lacks_are_asked_for_in_its_next_attempt(
     elsewhere: Path, name: str
 ) -> None:

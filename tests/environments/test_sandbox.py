@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 from support.hostile import HASTY, HOSTILE, MISSED, PAGE, STOPPED, VERDICTS, attacked, program
-from support.needs import BARE
+from support.needs import BARE, further
 
 from captrain.benchmarks.servicedesk import ServiceDesk
 from captrain.contract import IDLE, Target, load_file
@@ -75,7 +75,7 @@ def only(pids: set[int], within: float = 5.0) -> bool:
 
 
 @strong
-@pytest.mark.parametrize("name", VERDICTS)
+@pytest.mark.parametrize("name", further(VERDICTS, 12))
 def test_no_hostile_program_gets_out_and_each_has_its_verdict(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -596,7 +596,7 @@ time.sleep(60 if sys.argv[4] == "killed" else 0)
 
 
 @pytest.mark.parametrize(("layers", "state"), [(LAYERS, "idle"), (BARE, "busy"), ((), "busy")])
-@pytest.mark.parametrize("ending", ["killed", "over"])
+@pytest.mark.parametrize("ending", further(["killed", "over"]))
 def test_no_process_outlives_us_not_even_at_work_nor_when_we_are_killed(
     tmp_path: Path, layers: tuple[str, ...], state: str, ending: str
 ) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from support.answering import Answering
+from support.needs import further
 
 from captrain.benchmarks.base.demonstrations import demonstration
 from captrain.benchmarks.base.tokenizer import build_tokenizer
@@ -112,7 +113,7 @@ def failed(one: SynthesisResult, attempt: int = 0) -> list[str]:
     return [check.name for check in one.attempts[attempt].passport.checks if not check.passed]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", further(NAMES))
 def test_a_models_answer_earns_its_passport_and_stands_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with Answering(lambda body: answer(recorded(name))) as server:
         server.use(monkeypatch)
@@ -206,7 +207,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("kind", HOSTILE)
+@pytest.mark.parametrize("kind", further(HOSTILE))
 def test_a_hostile_answer_is_confined_and_gets_its_verdict(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name, (change, said) = "wrong_record", HOSTILE[kind]
     monkeypatch.setattr("captrain.environments.sandbox.host.SECONDS", 2.0)

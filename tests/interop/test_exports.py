@@ -13,6 +13,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from support.needs import further
 from typer.testing import CliRunner
 
 from captrain.cli.app import app
@@ -281,7 +282,9 @@ def copies(name: str, count: int) -> Iterator[object]:
         yield from ({**json.loads(line), "metadata": "x" * 5000} for line in renamed.splitlines())
 
 
-@pytest.mark.parametrize("name", ["langsmith-0.15.0.jsonl", "langfuse-5.0.4.jsonl", "table.csv", "rollouts.jsonl"])
+@pytest.mark.parametrize(
+    "name", further(["langfuse-5.0.4.jsonl", "langsmith-0.15.0.jsonl", "table.csv", "rollouts.jsonl"])
+)
 def test_memory_does_not_grow_with_what_is_exported(name: str, tmp_path: Path) -> None:
     peaks = []
     for count in (5, 60, 120):

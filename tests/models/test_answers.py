@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from support.answering import KINDS, SECRET, Answering, refuses, says
+from support.needs import further
 from support.questions import Verdict, asker, question, verdict
 
 from captrain.config.machine import ModelAccess
@@ -279,7 +280,7 @@ def started(folder: Path) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", code, str(folder)], stderr=subprocess.PIPE, text=True)
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("how", further([signal.SIGKILL, signal.SIGINT]))
 def test_a_run_that_was_ended_goes_on_and_sends_no_answered_question_again(
     server: Answering, folder: Path, how: signal.Signals
 ) -> None:
@@ -410,9 +411,12 @@ def test_a_budget_that_cannot_be_held_is_refused(server: Answering, folder: Path
     "first",
     [
         (*refuses(429, "slow down"), {"Retry-After": "0.6"}),
-        (*refuses(503, "busy"), {"Retry-After": "0.6"}),
+        pytest.param((*refuses(503, "busy"), {"Retry-After": "0.6"}), marks=pytest.mark.needs("minutes")),
         (200, None, {"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "600ms"}),
-        (200, None, {"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "0.6s"}),
+        pytest.param(
+            (200, None, {"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "0.6s"}),
+            marks=pytest.mark.needs("minutes"),
+        ),
     ],
 )
 def test_what_a_server_says_about_coming_back_holds_all_threads(server: Answering, folder: Path, first: Any) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from support.adapters import save_adapter
+from support.needs import further
 
 from captrain.contract import Target, load_file
 from captrain.errors import UserError
@@ -134,7 +135,7 @@ def target(letters: Letters) -> Target:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-@pytest.mark.parametrize("model", ["tiny", "grouped", "mistral"])
+@pytest.mark.parametrize("model", further(["tiny", "grouped", "mistral"], 2))
 def test_log_probabilities_are_those_of_a_whole_forward_pass(
     model: str, temperature: float, target: Target, request: pytest.FixtureRequest
 ) -> None:

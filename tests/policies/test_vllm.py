@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 from support.adapters import lora, save_adapter
+from support.needs import further
 from support.servers import SETTINGS, machine, policy, servers
 from support.taught import learn
 from support.training import GRPO, POLICY, inside, passport
@@ -524,7 +525,7 @@ def environment(letters: Letters) -> Path:
     return path
 
 
-@pytest.mark.parametrize("hints", [0.0, 0.5])
+@pytest.mark.parametrize("hints", further([0.5, 0.0]))
 def test_grpo_through_servers_begins_at_ratio_one_and_serves_each_step_its_own_adapter(
     tiny: Path, environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hints: float
 ) -> None:
@@ -563,7 +564,7 @@ def test_grpo_through_servers_begins_at_ratio_one_and_serves_each_step_its_own_a
     assert (one.rollouts, one.errors, len(one.history)) == (16, 0, 2)
 
 
-@pytest.mark.parametrize(("cap", "hints"), [(None, 0.0), (1.5, 0.0), (1.5, 0.5)])
+@pytest.mark.parametrize(("cap", "hints"), further([(None, 0.0), (1.5, 0.5), (1.5, 0.0)], 2))
 def test_what_server_and_trainer_make_of_the_same_tokens_is_measured_and_truncated_ratios_correct_it(
     tiny: Path, environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap: float | None, hints: float
 ) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.finished import Captrain
+from support.needs import further
 
 from captrain import contract
 from captrain.contract import Target, tool_call
@@ -107,7 +108,7 @@ def problems_in(out: str) -> list[str]:
     return [f"{before} {line}" for before, line in pairwise(out.splitlines()) if line.startswith("  remedy: ")]
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", further(FAULTS, 6))
 def test_what_is_wrong_is_one_message_with_line_method_task_and_remedy(
     fault: str, tmp_path: Path, captrain: Captrain
 ) -> None:

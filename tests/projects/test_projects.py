@@ -168,6 +168,7 @@ def test_the_command_says_which_captrain_it_is(tmp_path: Path, captrain: Captrai
     assert captrain(tmp_path, "--version") == (0, f"captrain {captrain_version}\n", "")
 
 
+@pytest.mark.needs("minutes")
 def test_a_wheel_holds_all_that_a_project_needs(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 

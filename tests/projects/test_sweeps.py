@@ -67,6 +67,7 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.needs("minutes")
 def test_a_sweep_in_a_project_gathers_its_points_in_the_projects_table(project: Path, warm: Path) -> None:
     command: list[str | Path] = [warm / "python", Path(sys.executable).with_name("captrain-sweep")]
     grid = ["-m", "selection.delta=0.1,0.4", "hydra.job.name=deltas"]

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.browser import Browser
+from support.needs import further
 from support.results import causal_tables
 
 from captrain.capabilities.selection import select
@@ -465,7 +466,7 @@ def breakable(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.parametrize("name", CORRUPT)
+@pytest.mark.parametrize("name", further(CORRUPT, 6))
 def test_a_corrupt_file_ends_in_a_message_that_names_it_and_what_makes_it(breakable: Path, name: str) -> None:
     path = (breakable / "results" / name).resolve()
     whole = path.read_text()

@@ -94,6 +94,7 @@ def written(figure: Figure) -> list[str]:
     return [text.get_text() for text in figure.findobj(Text) if isinstance(text, Text) and text.get_text()]
 
 
+@pytest.mark.needs("minutes")
 def test_all_figures_redraw_to_the_same_bytes_without_torch(tmp_path: Path) -> None:
     results = make_tables(make_results(tmp_path / "results"))
     measured = {path: path.read_bytes() for path in results.rglob("*.csv")}

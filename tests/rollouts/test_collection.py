@@ -13,6 +13,7 @@ from threading import Barrier
 from typing import Any, get_args
 
 import pytest
+from support.needs import further
 from support.stages import stage
 from support.warm import ADDRESS, start
 
@@ -489,7 +490,7 @@ def another_record(lines: list[bytes]) -> list[bytes]:
     return [*lines[:2], json.dumps(changed).encode() + b"\n", *lines[3:]]
 
 
-@pytest.mark.parametrize("damage", [without_its_end, not_text, not_json, another_record])
+@pytest.mark.parametrize("damage", further([without_its_end, not_text, not_json, another_record], 2))
 def test_a_corrupt_line_ends_the_next_stage_in_one_message(rolled_out: Path, tmp_path: Path, damage: Any) -> None:
     folder = shutil.copytree(rolled_out, tmp_path / "project")
     path = folder / "artifacts/rollouts/discovery.jsonl"

@@ -10,6 +10,7 @@ from statistics import mean
 
 import pandas as pd
 import pytest
+from support.needs import further
 
 from captrain.benchmarks.loading import load_benchmark
 from captrain.benchmarks.servicedesk import DeskEpisode, make_data
@@ -218,7 +219,7 @@ def routed(
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("chosen", ["retrieval", "classifier", "sets", "gate"])
+@pytest.mark.parametrize("chosen", further(["retrieval", "gate", "classifier", "sets"], 2))
 def test_every_task_gets_one_row_with_the_route_of_each_router(
     chosen: str, tiny: Path, targets: dict[str, Target], rollouts: list[Rollout]
 ) -> None:
@@ -372,7 +373,7 @@ class TestGate:
     """The trained gate."""
 
     # The states are those of a model that was not trained, which tell less than words do.
-    @pytest.mark.parametrize(("embedding", "bar"), [("words", 0.9), ("states", 0.7)])
+    @pytest.mark.parametrize(("embedding", "bar"), further([("words", 0.9), ("states", 0.7)]))
     def test_a_task_of_one_environment_gets_its_adapter_and_an_easy_one_none(
         self, embedding: Embedding, bar: float, tiny: Path, targets: dict[str, Target], rollouts: list[Rollout]
     ) -> None:

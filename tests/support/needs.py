@@ -1,16 +1,18 @@
 """Needs of tests beyond the environment of `make venv`, and what tells that one is lacking here.
 
 A test, or a case of one, says by `@pytest.mark.needs("slurm")` what it needs. `make test` leaves out what needs
-anything outside of .venv, `make test-all` runs it; either skips, with the reason, what is lacking here.
+anything outside of .venv, `make test-all` runs it; either skips, with the reason, what is lacking here. What needs
+"minutes" needs nothing but time: it is long, or a further example of what `make test` shows by others.
 """
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import pytest
 from support.browser import PROGRAM
 from support.cluster import slurm
 from support.disk import can_mount
@@ -72,3 +74,14 @@ NEEDS: dict[str, Need] = {
     "proc": present(Path("/proc/self/stat").exists, "there is no /proc to read"),
 }
 """All that a test may name."""
+
+
+def further(cases: Iterable[Any], first: int = 1) -> list[Any]:
+    """Cases of a test, of which `make test` runs the first ones and `make test-all` all: they are examples of one
+    promise."""
+    cases = [*cases]
+    minutes = pytest.mark.needs("minutes")
+    return [
+        *cases[:first],
+        *(pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=minutes) for case in cases[first:]),
+    ]

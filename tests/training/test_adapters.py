@@ -153,6 +153,7 @@ def test_a_training_keeps_its_adapter_at_points_which_are_what_less_training_at_
     assert not trained.checkpoints and "checkpoints" not in trained.summary()
 
 
+@pytest.mark.needs("minutes")
 def test_points_that_were_passed_before_a_training_was_cut_off_are_kept(
     tiny: Path, environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,6 +177,7 @@ def test_points_that_were_passed_before_a_training_was_cut_off_are_kept(
         assert train(job(tiny, environment, points=3)).checkpoints == resumed.checkpoints
 
 
+@pytest.mark.needs("minutes")
 def test_a_rate_that_falls_goes_on_from_a_checkpoint_where_it_was(
     tiny: Path, environment: Path, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

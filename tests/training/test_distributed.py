@@ -215,6 +215,7 @@ def test_two_processes_fine_tune_on_the_demonstrations_of_one(tiny: Path, tmp_pa
     assert coarse.losses == pytest.approx(one.losses, rel=0.05) and coarse.digest != one.digest
 
 
+@pytest.mark.needs("minutes")
 def test_two_processes_distil_in_bfloat16_what_one_does(job: Job, tiny: Path, tmp_path: Path) -> None:
     sampling = job.policy.model_copy(update={"precision": "float32"})
     trainer = job.trainer.model_copy(update={"hints": 0.0})

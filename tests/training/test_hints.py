@@ -148,6 +148,7 @@ def test_each_rollout_draws_by_its_own_key_whether_it_reads_the_hint(tiny: Path,
     assert ranged.mean() == pytest.approx(0.5, abs=0.1) and ranged.std() > 1.2 * third.float().mean(1).std()
 
 
+@pytest.mark.needs("minutes")
 def test_without_hints_or_an_environment_that_has_any_the_adapter_is_the_same(
     tiny: Path, hinting: Path, letters: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -165,6 +166,7 @@ def test_without_hints_or_an_environment_that_has_any_the_adapter_is_the_same(
     assert half.digest != usual.digest
 
 
+@pytest.mark.needs("minutes")
 def test_a_training_with_hints_resumes_to_the_identical_adapter_whatever_the_batch(
     tiny: Path, hinting: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

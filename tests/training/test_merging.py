@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from support.adapters import lora
 from support.letters import LETTERS
+from support.needs import further
 
 from captrain.config import build, compose_spec, publish_spec
 from captrain.config.components import Component
@@ -338,6 +339,7 @@ def test_the_budget_is_spent_exactly_on_training_tasks_beyond_calibration_in_tur
     assert entry.completion_tokens == one.completion_tokens > 0 and entry.prompt_tokens == one.prompt_tokens > 0
 
 
+@pytest.mark.needs("minutes")
 def test_a_student_is_the_same_whenever_it_is_trained_and_goes_on_from_its_last_step(
     tiny: Path, inside: Path, teachers: dict[str, Adapter], opened: list[Task], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -378,7 +380,7 @@ def test_a_student_spends_its_budget_to_the_last_rollout(
     assert partial.rollouts == 19 and partial.history[:2] == whole.history and partial.digest != whole.digest
 
 
-@pytest.mark.parametrize("removed", ["", "adapter_model.safetensors", "adapter_config.json", "README.md"])
+@pytest.mark.parametrize("removed", further(["", "adapter_model.safetensors", "adapter_config.json", "README.md"]))
 def test_an_altered_student_or_what_is_missing_of_it_is_refused_once_and_trained_again(
     tiny: Path, inside: Path, teachers: dict[str, Adapter], removed: str
 ) -> None:
@@ -448,7 +450,7 @@ def test_the_stage_leaves_every_adapter_and_the_ledger_of_what_was_sampled(
         assert [row.split(",")[:3] for row in rows] == [["distillation", "1", "8"], ["distillation", "2", "16"]]
 
 
-@pytest.mark.parametrize("methods", [[], ["mean"]])
+@pytest.mark.parametrize("methods", further([[], ["mean"]]))
 def test_with_nothing_to_merge_the_stage_says_so_and_never_loads_torch(
     tiny: Path, inside: Path, teachers: dict[str, Adapter], methods: list[str]
 ) -> None:
