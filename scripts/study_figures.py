@@ -32,22 +32,7 @@ from captrain.evaluation import (
     versus,
 )
 from captrain.records import read_table
-from captrain.reporting.published import read_published
-from captrain.reporting.style import (
-    GREY,
-    HEADLINE,
-    MERGING,
-    PROJECT,
-    PROJECT_PALE,
-    ROUTING,
-    Line,
-    compare,
-    draw_differences,
-    ordered,
-    render,
-    rule,
-    tint,
-)
+from captrain.reporting import read_published, style
 
 REPLICATES = ("replicates/summary.csv", "replicates/differences.csv")
 REPLICATE = 'make replicate OVERRIDES="methods=all"'
@@ -91,7 +76,7 @@ def draw(results: Path, out: Path, names: Collection[str] = ()) -> list[Path]:
             print(f"{name}: not drawn, for {reason}; `{study.command}` makes what it needs")
         else:
             figures[name] = partial(study.draw, *tables)
-    return render(figures, out) if figures else []
+    return style.render(figures, out) if figures else []
 
 
 def _read(path: Path) -> Sequence[ComparisonRow]:
@@ -101,7 +86,7 @@ def _read(path: Path) -> Sequence[ComparisonRow]:
 
 def _unfit(study: Study, rows: Sequence[ComparisonRow]) -> str:
     """Say why a figure cannot be drawn from a table, "" where it can."""
-    if study.methods and not ordered(grouped(rows, "method"), study.methods):
+    if study.methods and not style.ordered(grouped(rows, "method"), study.methods):
         return f"{study.tables[0]} has no method {study.methods[0]}..."
     if study.settings:
         columns = list(rows[0])
@@ -125,7 +110,8 @@ def headline(rates: Sequence[ComparisonRow]) -> Figure:
     by_method = {row["method"]: row for row in group}
     rows = [by_method[name] for name in FRONT if name in by_method]
     best = max((row for row in rows if row["method"] in TRACE_ROWS), key=lambda row: row["pass_rate"])
-    shades = [PROJECT if row is best else PROJECT_PALE if row["method"] in TRACE_ROWS else "0.72" for row in rows]
+    pale = {name: style.PROJECT_PALE for name in TRACE_ROWS}
+    shades = [style.PROJECT if row is best else pale.get(row["method"], "0.72") for row in rows]
     rate, places = [row["pass_rate"] for row in rows], range(len(rows))
     error = [[row["pass_rate"] - row["low"] for row in rows], [row["high"] - row["pass_rate"] for row in rows]]
     figure = Figure(figsize=(8.8, 0.9 + 0.34 * len(rows)), layout="constrained")
@@ -133,7 +119,7 @@ def headline(rates: Sequence[ComparisonRow]) -> Figure:
     axes.barh(places, rate, height=0.68, color=shades, xerr=error, error_kw={"ecolor": "0.25", "elinewidth": 1.1})
     axes.set_yticks(places, [row["label"] for row in rows])
     for place, row in enumerate(rows):
-        bold: dict[str, Any] = {"fontweight": "bold", "color": PROJECT} if row is best else {"color": "0.2"}
+        bold: dict[str, Any] = {"fontweight": "bold", "color": style.PROJECT} if row is best else {"color": "0.2"}
         cost = f"{row['rollouts_spent']:,.0f}" + (f", {row['learns_from']}" if row["learns_from"] else "")
         axes.text(0.01, place, f"{row['pass_rate']:.2f}", va="center", color="white", fontweight="bold")
         axes.text(1.02, place, cost, va="center", transform=axes.get_yaxis_transform(), **bold)
@@ -152,12 +138,12 @@ def headline(rates: Sequence[ComparisonRow]) -> Figure:
 
 def routing(rates: Sequence[ComparisonRow], differences: Sequence[ComparisonRow]) -> Figure:
     """Draw routers, their bounds and their controls on every task mix, mean over seeds."""
-    return _over_experiments(rates, differences, ROUTING, TRACE, "Routing over seeds, by task mix")
+    return _over_experiments(rates, differences, style.ROUTING, TRACE, "Routing over seeds, by task mix")
 
 
 def merging(rates: Sequence[ComparisonRow], differences: Sequence[ComparisonRow]) -> Figure:
     """Draw merged adapters against TRACE on every task mix, mean over seeds."""
-    return _over_experiments(rates, differences, MERGING, TRACE, "Merging over seeds, by task mix")
+    return _over_experiments(rates, differences, style.MERGING, TRACE, "Merging over seeds, by task mix")
 
 
 def _over_experiments(
@@ -174,20 +160,20 @@ def _over_experiments(
     by_title = {
         f"{name} ({seeds[name]} {'seed' if seeds[name] == 1 else 'seeds'})": group for name, group in rows.items()
     }
-    return compare(by_title, against, title, f"pass rate: {OVER_SEEDS}")
+    return style.compare(by_title, against, title, f"pass rate: {OVER_SEEDS}")
 
 
 def _rows(
     rates: Sequence[ComparisonRow], differences: Sequence[ComparisonRow], order: Sequence[str], against: str
-) -> list[Line]:
+) -> list[style.Line]:
     differences_of, most = versus(differences, against), max(row["seeds"] for row in rates)
     lines = {}
     for row in rates:
         name, seeds = row["method"], row["seeds"]
         # A mean over other seeds must not pass for one over the same.
         text = row["label"] if seeds == most else f"{row['label']} ({seeds} seed{'s' * (seeds > 1)} of {most})"
-        lines[name] = Line(name, text, row["pass_rate"], row["low"], row["high"], differences_of.get(name))
-    return [lines[name] for name in ordered(lines, order)]
+        lines[name] = style.Line(name, text, row["pass_rate"], row["low"], row["high"], differences_of.get(name))
+    return [lines[name] for name in style.ordered(lines, order)]
 
 
 def rollouts(points: Sequence[ComparisonRow]) -> Figure:
@@ -207,7 +193,7 @@ def prompts(points: Sequence[ComparisonRow]) -> Figure:
 
 def _scaling(points: Sequence[ComparisonRow], setting: str, axis_label: str, curves: Sequence[str]) -> Figure:
     """Draw ours above and its differences beneath it, the published curves in a column of their own."""
-    headline = [row for row in points if row["method"] in HEADLINE]
+    headline = [row for row in points if row["method"] in style.HEADLINE]
     totals = grouped((row for row in headline if row["method"] == TRACE), setting)
     totals_at = {value: float(np.mean([row["rollouts_spent"] for row in totals[value]])) for value in sorted(totals)}
     by_rollouts = setting == "adapters.rollouts"
@@ -224,15 +210,15 @@ def _scaling(points: Sequence[ComparisonRow], setting: str, axis_label: str, cur
     top.set_title(f"Measured here: {_over(headline)}", loc="left")
     top.legend(frameon=True, fontsize=7.5)
     differences = _differences_at(headline, setting)
-    rule(bottom, [f"{totals_at[value]:,.0f} rollouts" for value in differences])
-    draw_differences(bottom, dict(enumerate(differences.values())), [tint(TRACE)] * len(differences))
+    style.rule(bottom, [f"{totals_at[value]:,.0f} rollouts" for value in differences])
+    style.draw_differences(bottom, dict(enumerate(differences.values())), [style.tint(TRACE)] * len(differences))
     bottom.set_xlabel(f"{label(TRACE)} minus {label(GRPO)}, paired", fontsize=8)
     bottom.xaxis.set_major_locator(MaxNLocator(5))
     for name in curves:
         _published(panels[name], name)
     publication = read_published()
     note = f"Grey: {publication.paper}; {publication.curves[curves[0]].source}: another model, other benchmarks."
-    figure.supxlabel(note, fontsize=7.5, color=GREY)
+    figure.supxlabel(note, fontsize=7.5, color=style.GREY)
     sns.despine(figure, left=True)
     return figure
 
@@ -256,13 +242,13 @@ def _differences_at(points: Sequence[ComparisonRow], setting: str) -> dict[Any, 
 def _lines(axes: Axes, points: Sequence[ComparisonRow], setting: str, places: Mapping[Any, float]) -> None:
     """Pass rates of the headline methods at each value of a setting; of one seed, with its interval over tasks."""
     rates = grouped(rates_over_seeds(points, setting) if _seeds(points) > 1 else points, "method")
-    methods, apart = ordered(rates, HEADLINE), 0.012 * (max(places.values()) - min(places.values()))
+    methods, apart = style.ordered(rates, style.HEADLINE), 0.012 * (max(places.values()) - min(places.values()))
     for place, method in enumerate(methods):
         aside = apart * (place - (len(methods) - 1) / 2)  # or intervals would lie on each other
         rows = sorted(rates[method], key=lambda row: row[setting])
         means = [row["pass_rate"] for row in rows]
         error = [[row["pass_rate"] - row["low"] for row in rows], [row["high"] - row["pass_rate"] for row in rows]]
-        look = {"color": tint(method), "linewidth": 1.4, "markersize": 4, "capsize": 2}
+        look = {"color": style.tint(method), "linewidth": 1.4, "markersize": 4, "capsize": 2}
         axes.errorbar(
             [places[row[setting]] + aside for row in rows], means, error, fmt="o-", label=rows[0]["label"], **look
         )
@@ -286,7 +272,7 @@ def _published(axes: Axes, name: str) -> None:
         axes.plot(
             list(points),
             list(points.values()),
-            color=GREY,
+            color=style.GREY,
             linestyle=":",
             linewidth=1,
             marker=marks[method],
@@ -294,9 +280,9 @@ def _published(axes: Axes, name: str) -> None:
             markersize=5,
             label=label(method),
         )
-    axes.set_title(f"As published: {publication.tables[curve.table].title}", loc="left", fontsize=8, color=GREY)
-    axes.set_xlabel(curve.over, fontsize=7.5, color=GREY)
-    axes.tick_params(colors=GREY, labelsize=7)
+    axes.set_title(f"As published: {publication.tables[curve.table].title}", loc="left", fontsize=8, color=style.GREY)
+    axes.set_xlabel(curve.over, fontsize=7.5, color=style.GREY)
+    axes.tick_params(colors=style.GREY, labelsize=7)
     axes.legend(frameon=True, fontsize=7)
 
 
@@ -308,7 +294,7 @@ def thresholds(points: Sequence[ComparisonRow]) -> Figure:
     figure = Figure(figsize=(1.2 + 2.9 * len(coverages), 4.6), layout="constrained")
     grid = figure.subplots(1, len(coverages), sharey=True, squeeze=False)[0]
     for axes, coverage in zip(grid, coverages, strict=True):
-        headline = [row for row in points if row["selection.coverage"] == coverage and row["method"] in HEADLINE]
+        headline = [row for row in points if row["selection.coverage"] == coverage and row["method"] in style.HEADLINE]
         by_delta = grouped(headline, "selection.delta")
         _lines(axes, headline, "selection.delta", places)
         for delta, difference in _differences_at(headline, "selection.delta").items():
@@ -361,7 +347,7 @@ def faults(points: Sequence[ComparisonRow]) -> Figure:
             markersize=4,
         )
     for row in [row for row in points if row["method"] == GRPO][:1]:
-        axes.axhline(row["pass_rate"], color=tint(GRPO), linewidth=1.2, label=row["label"])
+        axes.axhline(row["pass_rate"], color=style.tint(GRPO), linewidth=1.2, label=row["label"])
     axes.set_xlabel("share of solutions with a fault, none of them left out")
     axes.set_ylabel("pass rate")
     axes.set_title(f"How good solutions must be: {_over(points)}", loc="left")

@@ -84,15 +84,23 @@ def draw(results: Path, out: Path) -> list[Path]:
 
 def _optional(results: Path) -> dict[str, tuple[object, str]]:
     """Collect what each figure that not every run has is drawn from, and why there would be nothing."""
-    played = "no merged adapter was played; `dvc exp run -S experiment=all_methods` plays all"
-    tested = "no capability was tested; `dvc repro causality` tests those that have adapters"
-    diagnosed = "the agent was not diagnosed again; baselines.solutions does it"
-    evaluated = "no adapter was evaluated before the end of its training; curve.points does it"
     return {
-        "merging": (_rows(results, TRACE, ("merged:",)), played),
-        "causality": (has_causality(results), tested),
-        "rediscovery": (rediscovered(results), diagnosed),
-        "curve": (curve_rows(results), evaluated),
+        "merging": (
+            _rows(results, TRACE, ("merged:",)),
+            "no merged adapter was played; `dvc exp run -S experiment=all_methods` plays all",
+        ),
+        "causality": (
+            has_causality(results),
+            "no capability was tested; `dvc repro causality` tests those that have adapters",
+        ),
+        "rediscovery": (
+            rediscovered(results),
+            "the agent was not diagnosed again; baselines.solutions does it",
+        ),
+        "curve": (
+            curve_rows(results),
+            "no adapter was evaluated before the end of its training; curve.points does it",
+        ),
     }
 
 
