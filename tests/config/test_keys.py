@@ -117,7 +117,7 @@ FOREIGN = {
 }
 SIGNS = ("abcDEF1234567890", "a1B2a1B2", "IOSFODNN7", "wJalrX", "q9w8e7", "QmVhcmVy", "QXV0aG9y", ".abcdef.", "eyJzdWI",
          "hunter2")  # fmt: skip
-"""What of each of these would show it."""
+"""Parts of each of these that would show it."""
 
 
 def test_keys_in_a_log_come_into_nothing_that_is_written_of_it_and_the_log_stays(tmp_path: Path) -> None:

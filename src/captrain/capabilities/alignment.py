@@ -195,10 +195,10 @@ def same(expected: object, actual: object) -> bool:
         return all(same(value, actual.get(name)) for name, value in expected.items())
     if isinstance(expected, list) and isinstance(actual, list):
         if _plain(expected) and _plain(actual):
-            return Counter(map(_number, expected)) == Counter(map(_number, actual))
+            return Counter(map(number_of, expected)) == Counter(map(number_of, actual))
         return len(expected) == len(actual) and all(map(same, expected, actual))
     if isinstance(expected, int | float) or isinstance(actual, int | float):
-        return _number(expected) == _number(actual)
+        return number_of(expected) == number_of(actual)
     return expected == actual
 
 
@@ -206,8 +206,8 @@ def _plain(values: list[object]) -> bool:
     return all(isinstance(value, str | int | float) for value in values)
 
 
-def _number(value: object) -> object:
-    """The number a value is or spells out, else the value; a truth value is no number, nor is a code such as 007."""
+def number_of(value: object) -> object:
+    """Return the number a value is or spells, else the value; a truth value is no number, nor is a code such as 007."""
     if isinstance(value, bool):
         return str(value)
     # Exact, because long ids differ in digits that a float does not hold.
@@ -222,7 +222,7 @@ def differing(goal: "Act", write: "Act") -> list[str]:
     lengths = {len(act.arguments[name]) for name in lists if name not in wrong for act in (goal, write)}
     if len(lists) > 1 and not {*lists} & {*wrong} and len(lengths) == 1:
         rows = [
-            Counter(zip(*(map(_number, act.arguments[name]) for name in lists), strict=True)) for act in (goal, write)
+            Counter(zip(*(map(number_of, act.arguments[name]) for name in lists), strict=True)) for act in (goal, write)
         ]
         wrong += lists if rows[0] != rows[1] else []
     return wrong
@@ -319,12 +319,13 @@ def align(goals: Sequence[Pair], writes: Sequence[Act]) -> tuple[list[Pair], lis
         for j, write in enumerate(writes)
         if (affinity := _affinity(pair, write, records)) is not None
     )
-    assigned: dict[int, int] = {}
+    assigned, matched = dict[int, int](), set[int]()
     for _, _, i, j in ranked:
-        if i not in assigned and j not in assigned.values():
+        if i not in assigned and j not in matched:
             assigned[i] = j
+            matched.add(j)
     pairs = [replace(pair, write=writes[assigned[i]] if i in assigned else None) for i, pair in enumerate(goals)]
-    return pairs, [write for j, write in enumerate(writes) if j not in assigned.values()]
+    return pairs, [write for j, write in enumerate(writes) if j not in matched]
 
 
 def _agreeing(goal: Act, write: Act) -> int:

@@ -68,10 +68,11 @@ def diagnose(
         read_kinds,
         read_labels,
     )
-    from captrain.execution import require_folder
+    from captrain.execution import require_apart, require_folder
     from captrain.interop import read_logs
 
     require_folder(out)
+    require_apart(out)
     if bool(files) == bool(labels):
         raise UserError("captrain diagnose takes either logs or --labels", "name files, or --labels FILE")
     selection = Selection(

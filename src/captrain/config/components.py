@@ -51,7 +51,7 @@ def variable(name: str) -> str:
 
 
 Variable = Annotated[str, AfterValidator(variable)]
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=10**9)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Level = Annotated[float, Field(gt=0, lt=1)]
 Rate = Annotated[float, Field(gt=0)]

@@ -132,7 +132,21 @@ def _merged(conf_dir: Path, overrides: list[str]) -> JsonObject:
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError) as error:
         raise not_composed(conf_dir, error) from None
     assert isinstance(data, dict)
+    _require_words({**data})
     return {str(key): value for key, value in data.items()}
+
+
+def _require_words(data: Mapping[object, object], place: str = "") -> None:
+    """Refuse names of settings that are no text.
+
+    Raises:
+        UserError: one is a number, a truth value, a date.
+    """
+    for name, value in data.items():
+        if not isinstance(name, str):
+            raise UserError(f"conf/ names a setting {place}{name}, which is no text", f"write {str(name)!r}, quoted")
+        if isinstance(value, Mapping):
+            _require_words(value, f"{place}{name}.")
 
 
 def not_composed(conf_dir: Path, error: Exception) -> UserError:

@@ -64,7 +64,7 @@ def censored(value: T) -> T:
     return _censored(value, _forms_of_environment())
 
 
-def _censored(value: Any, forms: Sequence[str]) -> Any:
+def _censored(value: object, forms: Sequence[str]) -> Any:
     if isinstance(value, str):
         return _without_keys(value, forms)
     if isinstance(value, list):

@@ -5,13 +5,14 @@ wordings of one thing are no difference.
 """
 
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from captrain.capabilities import Story, Toolbox, acts_of, differing, leaves, same, says, text_of
+from captrain.capabilities import Act, Story, Toolbox, acts_of, differing, leaves, number_of, same, says, text_of
 from captrain.contract import calls_of
 from captrain.diagnosis.association import EVERY, Traits
 from captrain.diagnosis.calls import OF_USER, Call, calls_in, is_value
-from captrain.records import Record, Rollout
+from captrain.records import JsonObject, Record, Rollout
 
 MANY = 3
 """Changes of a reference that are not told apart from more."""
@@ -137,13 +138,35 @@ def reference_traits(rollout: Rollout, toolbox: Toolbox) -> tuple[Traits, list[F
         Fault(key=("told", "what was asked"), message=story.last, evidence=f"{value} was not told")
         for value in untold[:1]
     ]
+    index = _index(story.acts)
     for goal in story.expected:
-        if goal.kind != "write" and not any(act.tool == goal.tool and not differing(goal, act) for act in story.acts):
+        if goal.kind != "write" and not any(not differing(goal, act) for act in _peers(goal, story.acts, index)):
             traits.hold(("made", goal.tool), ("goal", goal.tool))
     bases = {"beyond": REFERENCED, "told": ("informs",)}
     for fault in faults:
         traits.hold(fault.key, bases.get(fault.key[0], ("goal", fault.key[1])))
     return traits, faults
+
+
+def _scalars(arguments: JsonObject) -> Iterator[tuple[str, object]]:
+    """Yield the texts and numbers among arguments, as `same` compares them."""
+    yield from ((name, number_of(value)) for name, value in arguments.items() if isinstance(value, str | int | float))
+
+
+def _index(acts: Sequence[Act]) -> dict[tuple[str, str, object], list[Act]]:
+    """Group calls by tool, argument and value: comparing each with each takes minutes where there are thousands."""
+    index: dict[tuple[str, str, object], list[Act]] = {}
+    for act in acts:
+        for name, value in _scalars(act.arguments):
+            index.setdefault((act.tool, name, value), []).append(act)
+    return index
+
+
+def _peers(goal: Act, acts: Sequence[Act], index: Mapping[tuple[str, str, object], list[Act]]) -> Sequence[Act]:
+    """List the calls among which those equal to the reference's are: the fewest that share one value with it."""
+    compared = {name: value for name, value in goal.arguments.items() if goal.compared is None or name in goal.compared}
+    groups = [index.get((goal.tool, name, value), []) for name, value in _scalars(compared)]
+    return min(groups, key=len) if groups else [act for act in acts if act.tool == goal.tool]
 
 
 def task_traits(rollout: Rollout, toolbox: Toolbox) -> Traits:

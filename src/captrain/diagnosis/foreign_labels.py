@@ -26,12 +26,24 @@ from captrain.records import (
     Record,
     RolloutLabels,
     Verdict,
+    named_twice,
     publish_json,
     publish_text,
+    read_bytes,
     scan,
 )
 
 LINE = '{"rollout": "r1", "outcome": "failed", "labels": {"checks first": "LACKING"}}'
+
+
+MOST_COUNTED = 1_000_000
+"""Runs and draws of one rollout at most: sums of them stay exact."""
+
+
+class ForeignLabel(Label):
+    """A verdict as somebody else gave it."""
+
+    message: Annotated[int, Field(ge=0, strict=True)] | None = None
 
 
 class LabelLine(Record):
@@ -43,13 +55,13 @@ class LabelLine(Record):
     capability that is absent was no candidate of the run. suspect: its reference is, so that it counts nowhere.
     """
 
-    run: Annotated[int, Field(ge=0)] | None = None
+    run: Annotated[int, Field(ge=0, le=MOST_COUNTED, strict=True)] | None = None
     rollout: Annotated[str, Field(min_length=1)]
     task: str = ""
     outcome: Literal["passed", "failed"]
-    count: Annotated[int, Field(ge=0)] = 1
-    labels: dict[FileName, Verdict | Label]
-    suspect: bool = False
+    count: Annotated[int, Field(ge=0, le=MOST_COUNTED, strict=True)] = 1
+    labels: dict[FileName, Verdict | ForeignLabel]
+    suspect: Annotated[bool, Field(strict=True)] = False
 
 
 @dataclass(frozen=True)
@@ -98,6 +110,9 @@ def read_labels(files: Sequence[Path]) -> list[RolloutLabels]:
 def _lines(path: Path) -> list[LabelLine]:
     try:
         lines = [line for _, line in scan(path, LabelLine)]
+        for number, line in enumerate(read_bytes(path).splitlines(), start=1):
+            if line.strip() and (name := named_twice(line)):
+                raise UserError(f"{path}, line {number} names {name} twice", "")
     except UserError as error:
         raise UserError(error.problem, f"a line is an object such as {LINE}") from None
     if not lines:

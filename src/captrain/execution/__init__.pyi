@@ -13,5 +13,6 @@ from .locks import exclusive as exclusive
 from .optional import COMPUTING as COMPUTING
 from .optional import DRAWING as DRAWING
 from .optional import has_package as has_package
+from .outputs import require_apart as require_apart
 from .outputs import require_folder as require_folder
 from .outputs import user_outputs as user_outputs

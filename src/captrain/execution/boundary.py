@@ -9,12 +9,14 @@ import platform
 import re
 import sys
 import traceback
+from pathlib import Path
 
 from captrain import __version__
-from captrain.config import redacted
+from captrain.config import find_project, redacted
 from captrain.errors import InfrastructureError, UserError
 from captrain.records import plain
 
+PACKAGE = Path(__file__).resolve().parents[1]
 USER, BUG, INTERRUPTED = 2, 70, 130
 """Exit statuses: of what the user can mend, of a bug (EX_SOFTWARE), of an interruption."""
 DISK = {
@@ -65,7 +67,22 @@ def _ending(error: BaseException) -> tuple[int, str]:
     if isinstance(error, OSError) and error.filename is not None:
         place, reason = str(error.filename), (error.strerror or "it cannot be used").lower()
         return USER, f"error: {place}: {reason}\n  remedy: see that it is there, is of that kind, and may be used"
+    if place := _own_place(error):
+        fault = "".join(traceback.format_exception_only(error)).strip()
+        return USER, f"error: {place} raised {fault}\n  remedy: mend it there: that is code of this project"
     return BUG, _bug(error)
+
+
+def _own_place(error: BaseException) -> str:
+    """Name the line that raised, where it is of the project and neither captrain's nor an installed package's."""
+    project = find_project(Path.cwd())
+    frames = traceback.extract_tb(error.__traceback__)
+    if project is None or not frames or project.resolve() / "src/captrain" == PACKAGE:
+        return ""
+    path, installed = Path(frames[-1].filename).resolve(), {"site-packages", "dist-packages"}
+    if path.is_relative_to(PACKAGE) or not path.is_relative_to(project.resolve()) or installed & {*path.parts}:
+        return ""
+    return f"{path.relative_to(project.resolve())}, line {frames[-1].lineno}"
 
 
 def disk_fault(error: BaseException) -> str:

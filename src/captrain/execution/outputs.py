@@ -11,11 +11,15 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from captrain.config import find_project
 from captrain.errors import UserError
 from captrain.records import file_digest, publish_json, read_json
 
 LISTING = ".captrain-outputs.json"
 """Relative paths and digests of what captrain wrote into a folder."""
+
+KEPT = (".cache", ".dvc", ".git", "artifacts", "conf", "results", "src", "stages")
+"""Folders of a project whose files stages, git or its author write."""
 
 
 @contextmanager
@@ -66,6 +70,19 @@ def require_folder(folder: Path) -> None:
             )
         if path.exists() or path.is_symlink():
             raise UserError(f"{path} is not a folder", "name another folder with --out")
+
+
+def require_apart(folder: Path) -> None:
+    """Refuse a folder for outputs in which a project keeps its own: stages, or git, would take them for theirs.
+
+    Raises:
+        UserError: it is in one of these.
+    """
+    place = folder.absolute()
+    project = find_project(place)
+    names = place.relative_to(project).parts[:1] if project else ()
+    if names and names[0] in KEPT:
+        raise UserError(f"{folder} is in {names[0]}/ of the project, which it keeps for its own", "name another --out")
 
 
 def _listing(folder: Path) -> dict[str, str]:

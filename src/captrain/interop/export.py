@@ -44,6 +44,8 @@ def export_rollouts(files: Sequence[Path], to: Format, out: Path) -> list[Path]:
         UserError: a file is missing or corrupt, there are no rollouts in them, a tool result answers no call, or a file
             would be replaced that captrain did not write.
     """
+    if any(out.resolve() == file.resolve() for file in files):
+        raise UserError(f"{out} is read, and would be replaced by what is made of it", "name another file with --out")
     # Arms that act alike share rollouts, and a file holds these once for each.
     rollouts = [*{rollout.id: rollout for path in files for rollout in load(path, Rollout)}.values()]
     if not rollouts:

@@ -237,6 +237,8 @@ class Endpoint:
         """
         import openai
 
+        from captrain.models.bounded import BoundedTransport
+
         url = _value(self.endpoint, "the base URL of the endpoint", "such as http://localhost:8000/v1")
         try:
             url = str(TypeAdapter(AnyHttpUrl).validate_python(url))
@@ -245,7 +247,11 @@ class Endpoint:
                 f"environment variable {self.endpoint} holds no base URL",
                 "set it to one that begins with http:// or https://, such as http://localhost:8000/v1",
             ) from None
-        return openai.OpenAI(base_url=url, api_key=self._secret, max_retries=self.retries, timeout=self.timeout)
+        transport = BoundedTransport(url, self.timeout)
+        http = openai.DefaultHttpxClient(transport=transport, headers={"Accept-Encoding": "gzip"})
+        return openai.OpenAI(
+            base_url=url, api_key=self._secret, max_retries=self.retries, timeout=self.timeout, http_client=http
+        )
 
     @property
     def _secret(self) -> str:

@@ -11,6 +11,8 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from pydantic import BaseModel, ValidationError
+
 from captrain.benchmarks import made_installation, pretrained_folder
 from captrain.config import Component, Spec, nested
 from captrain.environments.sandbox import LEVELS, active_confinement
@@ -28,6 +30,7 @@ from captrain.planning.served_model import (
     template_findings,
     vllm_findings,
 )
+from captrain.records import first_fault
 
 SPACE = 5.0
 """GiB of disk that a run of the embedded default leaves free; a named model needs its weights beside them."""
@@ -143,16 +146,30 @@ def _tool_call(endpoint: Endpoint) -> Finding:
     return Finding(subject, None, "were not seen: it answered a request with a tool in text")
 
 
+class _Model(BaseModel):
+    id: str
+
+
+class _Models(BaseModel):
+    """Fields that are read of an endpoint's list of models."""
+
+    data: list[_Model]
+
+
 def _answer(subject: str, endpoint: Endpoint, name: str) -> Finding:
     import openai
 
     variables = f"{endpoint.endpoint} and {endpoint.key}"
     try:
-        names = [model.id for model in endpoint.client.models.list()]
+        answer = endpoint.client.models.with_raw_response.list()
+        names = [model.id for model in _Models.model_validate_json(answer.content).data]
     except UserError as error:
         return Finding(subject, False, error.problem, error.remedy)
     except (openai.OpenAIError, InfrastructureError) as error:
         return Finding(subject, False, f"does not answer ({error})", f"start it, or correct {variables}")
+    except ValidationError as error:
+        problem = f"does not list its models as OpenAI's interface does ({first_fault(error)})"
+        return Finding(subject, False, problem, f"correct {variables}: the base URL ends in /v1 on most servers")
     if name not in names:
         listing = ", ".join(names[:5])
         return Finding(subject, False, f"serves {listing}, and not {name}", "correct the name, or serve that model")

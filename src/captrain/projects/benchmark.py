@@ -103,6 +103,9 @@ def _check_tasks(examined: Examined, split: str, count: int) -> list[JsonObject]
     try:
         size = getattr(environment, "size", None)
         most = None if size is None else examined.call("size", f"split {split}", lambda: size(split))
+        if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 0):
+            examined.note("size", f"split {split}", f"is {str(most)[:60]!r}", "return a whole number, 0 or more")
+            return []
         count = count if most is None else min(count, most)
         tasks: object = examined.call("tasks", f"split {split}", lambda: environment.tasks(split, count))
         again: object = examined.call("tasks", f"split {split}", lambda: environment.tasks(split, count))

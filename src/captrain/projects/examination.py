@@ -141,9 +141,16 @@ def load_environment_class(target: str, settings: Mapping[str, object]) -> Envir
     """
     component = Component.model_validate({"_target_": target, **settings})
     try:
-        return build(component, Environment)
+        with time_limit(LIMIT):
+            return build(component, Environment)
     except UserError:
         raise
+    except Overdue as error:
+        place = raising_place(error, None)
+        raise UserError(
+            f"{target} is not built within {LIMIT:g} s{f': {place}' if place else ''}",
+            "end what does not end when it is imported or constructed",
+        ) from None
     except BaseException as error:
         module = target.partition(":")[0] if ":" in target else target.rpartition(".")[0]
         place = raising_place(error, None)

@@ -8,7 +8,8 @@ import csv
 import io
 import json
 import stat
-from collections.abc import Collection, Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,11 +23,16 @@ from captrain.records.text import plain
 
 if TYPE_CHECKING:
     import pandas as pd
+    import yaml
 
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
 MOST = 1 << 28
 """Bytes of a document that is read at once; one that we wrote has some millions."""
+LARGEST_YAML = 1 << 22
+"""Bytes of a document in YAML, which is read a hundred times as slowly as JSON."""
+MOST_VALUES, DEEPEST = 1_000_000, 100
+"""Values in a document in YAML, and how deep they may lie: its aliases make of few bytes many, or endless ones."""
 REPRO = "run `dvc repro` to make it again"
 
 
@@ -69,13 +75,13 @@ def read_bytes(path: Path, remedy: str = REPRO, most: int = MOST) -> bytes:
     return content
 
 
-def read_text(path: Path, remedy: str = REPRO) -> str:
+def read_text(path: Path, remedy: str = REPRO, most: int = MOST) -> str:
     """Read the content of a file as text.
 
     Raises:
         UserError: as `read_bytes`, or it is not UTF-8.
     """
-    content = read_bytes(path, remedy)
+    content = read_bytes(path, remedy, most)
     try:
         return content.decode()
     except UnicodeDecodeError as error:
@@ -105,7 +111,7 @@ def read_yaml(path: Path, kind: type[T], remedy: str = REPRO) -> T:
     Raises:
         UserError: as `read_text`, or it is damaged or no such value; the first place where it is not is named.
     """
-    return parse_yaml(read_text(path, remedy), kind, str(path), remedy)
+    return parse_yaml(read_text(path, remedy, LARGEST_YAML), kind, str(path), remedy)
 
 
 def parse_yaml(text: str, kind: type[T], place: str, remedy: str = REPRO) -> T:
@@ -113,12 +119,47 @@ def parse_yaml(text: str, kind: type[T], place: str, remedy: str = REPRO) -> T:
     import yaml
 
     try:
-        return _adapter(kind).validate_python(yaml.safe_load(text))
+        value = yaml.load(text, _loader())
+        _require_bounded(value)
+        return _adapter(kind).validate_python(value)
     except ValidationError as error:
         raise _not_whole(place, kind, error, remedy) from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else plain(" ".join(str(error).split()))
         raise UserError(f"{place} is not YAML: {reason}", remedy) from None
+
+
+@cache
+def _loader() -> "type[yaml.SafeLoader]":
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """Loader of plain values, whose mappings name each key once."""
+
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
+            """See `yaml.SafeLoader`."""
+            names = Counter(name.value for name, _ in node.value if isinstance(name, yaml.ScalarNode))
+            if twice := [name for name, count in names.items() if count > 1 and name != "<<"]:
+                raise yaml.YAMLError(f"it names {twice[0]} twice (line {node.start_mark.line + 1} and below)")
+            return super().construct_mapping(node, deep)
+
+    return Loader
+
+
+def _require_bounded(value: object) -> None:
+    """Refuse values that aliases make too many of, or that hold themselves.
+
+    Raises:
+        ValueError: they are.
+    """
+    count, pending = 0, [(value, 0)]
+    while pending:
+        element, depth = pending.pop()
+        count += 1
+        if depth > DEEPEST or count > MOST_VALUES:
+            raise ValueError("nested too deeply, or its aliases make too much of it")
+        inner = element.values() if isinstance(element, dict) else element if isinstance(element, list) else ()
+        pending += [(part, depth + 1) for part in inner]
 
 
 def _not_whole(place: str, kind: type[object], error: ValidationError, remedy: str) -> UserError:
@@ -229,6 +270,17 @@ def scan(path: Path, kind: type[M], remedy: str = "") -> Iterator[tuple[int, M]]
                     remedy or f"delete {path} and run `dvc repro`: what is cached is restored, the rest is made again",
                 ) from None
             offset += len(line)
+
+
+def named_twice(document: bytes) -> str:
+    """Return a name that an object in a JSON document holds twice, of which readers take either; "" for none."""
+    twice: list[str] = []
+
+    def members(pairs: list[tuple[str, object]]) -> None:
+        twice.extend(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+
+    json.loads(document, object_pairs_hook=members)
+    return plain(twice[0]) if twice else ""
 
 
 def remains(path: Path, kind: type[T]) -> list[T | None]:

@@ -13,12 +13,15 @@ import zlib
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import IO
 
 from captrain.errors import UserError
 from captrain.interop.logs.chat import chat_rollout
 from captrain.interop.logs.source import MALFORMED, Source, entry_of, reason_of
 from captrain.records import MOST, JsonObject, Rollout, file_digest
 
+ATTACHED = 1 << 26
+"""Characters that the attachments of a sample may come to, where they are referred to."""
 ZSTD = 93
 """The compression method of a zip that Python 3.11 does not read."""
 DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, struct.error)
@@ -74,7 +77,7 @@ def _document(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> object:
     try:
         return json.loads(_member(archive, entry))
     except (*MALFORMED, *DAMAGED) as error:
-        return f"it is damaged: {reason_of(error)}"
+        return f"it does not unpack: {reason_of(error)}"
 
 
 def _member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
@@ -82,10 +85,7 @@ def _member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
         raise ValueError(f"it has more than {MOST >> 20} MiB")
     if entry.compress_type != ZSTD:
         with archive.open(entry) as member:
-            content = member.read(MOST + 1)
-        if len(content) > MOST:
-            raise ValueError(f"it has more than {MOST >> 20} MiB")
-        return content
+            return _bounded(member)
     try:
         import zstandard
     except ImportError:
@@ -96,15 +96,26 @@ def _member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
     name_length, extra_length = struct.unpack("<HH", header[26:30])
     archive.fp.seek(entry.header_offset + 30 + name_length + extra_length)
     data = archive.fp.read(entry.compress_size)
-    return zstandard.ZstdDecompressor().decompressobj().decompress(data)
+    try:
+        return _bounded(zstandard.ZstdDecompressor().stream_reader(data))
+    except zstandard.ZstdError as error:
+        raise ValueError(str(error)) from None
+
+
+def _bounded(member: IO[bytes]) -> bytes:
+    """Read what is compressed as far as a document may go: its size may be told wrong, and few bytes become many."""
+    content = member.read(MOST + 1)
+    if len(content) > MOST:
+        raise ValueError(f"it has more than {MOST >> 20} MiB")
+    return content
 
 
 def _rollout(file: str, number: int, sample: object, evaluation: JsonObject) -> Rollout | str:
     if not isinstance(sample, dict):
-        return "it is not an object"
+        return sample if isinstance(sample, str) else "it is not an object"
     if sample.get("invalidation"):
         return "the sample was invalidated"
-    attachments = sample.get("attachments") or {}
+    attachments = _Attachments(sample.get("attachments") or {})
     scores, error = sample.get("scores") or {}, sample.get("error")
     value = next(iter(scores.values()), {}).get("value") if scores else None
     row = {
@@ -119,10 +130,25 @@ def _rollout(file: str, number: int, sample: object, evaluation: JsonObject) -> 
     return chat_rollout(file, number, row)
 
 
-def _message(message: JsonObject, attachments: JsonObject) -> JsonObject:
+class _Attachments:
+    """Attachments of one sample, put into its texts: each as often as it is referred to, but bounded altogether."""
+
+    def __init__(self, texts: JsonObject) -> None:
+        self._texts, self._length = texts, 0
+
+    def put(self, match: re.Match[str]) -> str:
+        """Return the attachment that a reference names; the reference where there is none."""
+        text = str(self._texts.get(match.group(1), match.group()))
+        self._length += len(text)
+        if self._length > ATTACHED:
+            raise ValueError(f"its attachments come to more than {ATTACHED >> 20} MiB")
+        return text
+
+
+def _message(message: JsonObject, attachments: _Attachments) -> JsonObject:
     text = message.get("content")
     if isinstance(text, str):
-        text = ATTACHMENT.sub(lambda match: str(attachments.get(match.group(1), match.group())), text)
+        text = ATTACHMENT.sub(attachments.put, text)
     chat = {**message, "content": text, "error": bool(message.get("error"))}
     if calls := message.get("tool_calls"):
         chat["tool_calls"] = [

@@ -8,6 +8,7 @@ import io
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from captrain.errors import UserError
 from captrain.interop.logs.exchange import loaded
 from captrain.interop.logs.source import text_of
 from captrain.interop.logs.traces import Run
-from captrain.records import JsonObject, read_text
+from captrain.records import JsonObject, plain, read_text
 
 OLDER = re.compile(r"gen_ai\.(prompt|completion)\.(\d+)\.(.+)")
 INFERENCE = re.compile(r"llm\.(input|output)_messages\.(\d+)\.message\.(.+)")
@@ -40,12 +41,15 @@ def read_scores(path: Path) -> dict[str, float]:
     remedy = f"give a CSV with the columns {SCORES}"
     try:
         rows = csv.DictReader(io.StringIO(read_text(path, remedy), newline=""))
-        scores = {row["trace_id"]: float(row["reward"]) for row in rows}
+        pairs = [(row["trace_id"], float(row["reward"])) for row in rows]
     except (KeyError, ValueError, TypeError, csv.Error):
-        scores = {}
-    if not scores or not all(map(math.isfinite, scores.values())):
+        pairs = []
+    if not pairs or not all(math.isfinite(reward) for _, reward in pairs):
         raise UserError(f"{path} is not a table of scores", remedy)
-    return scores
+    trace, times = Counter(trace for trace, _ in pairs).most_common(1)[0]
+    if times > 1:
+        raise UserError(f"{path} scores trace {plain(trace)} {times} times", "give each trace one reward")
+    return dict(pairs)
 
 
 def span_runs(row: object) -> Iterator[Run]:
