@@ -7,3 +7,4 @@ from .collection import floor_scores as floor_scores
 from .collection import pass_rate as pass_rate
 from .collection import rollout_record as rollout_record
 from .collection import summarise_rollouts as summarise_rollouts
+from .playing import play as play
