@@ -10,7 +10,7 @@ from captrain.errors import UserError
 
 if TYPE_CHECKING:
     from captrain.routing import ConversationRouter
-    from captrain.serving.routed import RoutedEndpoint
+    from captrain.serving import routed as endpoints
 
 
 def serve(
@@ -61,8 +61,8 @@ def route(
     message: Annotated[str, typer.Argument(help="The user's first message.")],
 ) -> None:
     """Say which adapter a conversation would be given, and why."""
-    route, why = _conversations(turns=False).choose([{"role": "user", "content": message}])
-    print_all(route, why)
+    adapter, reason = _conversations(turns=False).choose([{"role": "user", "content": message}])
+    print_all(adapter, reason)
 
 
 def _conversations(*, turns: bool) -> "ConversationRouter":
@@ -74,7 +74,7 @@ def _conversations(*, turns: bool) -> "ConversationRouter":
     return conversation_router(spec, root / "artifacts/base", root / "results", root / "artifacts", turns=turns)
 
 
-def _routed_agent(model: Path, name: str, upstream: str, key: str, turns: bool) -> "RoutedEndpoint":
+def _routed_agent(model: Path, name: str, upstream: str, key: str, turns: bool) -> "endpoints.RoutedEndpoint":
     """Put the routed agent of this project in front of a server, or of the engine in this process."""
     import os
 

@@ -41,10 +41,15 @@ def play(
     kind = type(environment)
     source = f"{kind.__module__}:{kind.__qualname__}"
     target = Target(environment, source, digest(source, file_digest(Path(inspect.getfile(kind)))))
-    purpose = next(purpose for purpose, own in SPLIT_OF.items() if own == split)
+    purpose = next(purpose for purpose, its_split in SPLIT_OF.items() if its_split == split)
     # What else decides its behaviour is not known here: nothing of it is kept for another call.
     with TemporaryDirectory() as journals:
         return collect(
-            policy, target, target.tasks(split, tasks), purpose=purpose, seed=seed, trials=trials,
+            policy,
+            target,
+            target.tasks(split, tasks),
+            purpose=purpose,
+            seed=seed,
+            trials=trials,
             journals=Path(journals),
-        )  # fmt: skip
+        )

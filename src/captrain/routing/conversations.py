@@ -23,7 +23,7 @@ class Choice(NamedTuple):
     """A route, the name of an arm, and why."""
 
     route: str
-    why: str
+    reason: str
 
 
 class ConversationRouter:
@@ -52,8 +52,8 @@ class ConversationRouter:
             return Choice(self.only, "the only one there is")
         [route] = self.router.route(self.examples, [text])
         [(similarity, nearest)] = self._index.of(text)
-        known = f"the nearest known task is of {nearest.route} (similarity {similarity:.2f}): {nearest.text}"
-        return Choice(route, f"{type(self.router).__name__}; {known}")
+        nearest_task = f"the nearest known task is of {nearest.route} (similarity {similarity:.2f}): {nearest.text}"
+        return Choice(route, f"{type(self.router).__name__}; {nearest_task}")
 
 
 def conversation_router(
@@ -75,6 +75,6 @@ def conversation_router(
     router = build(spec.router, Router, model=AskedModel.of(spec, base))
     adapters = routable(gains, router.gate)
     foreign = [name for name in adapters if name not in evidence.targets]
-    known = [] if foreign or not adapters else evidence.limited_to(adapters).examples(router)
+    neighbours = [] if foreign or not adapters else evidence.limited_to(adapters).examples(router)
     by_turn = TurnRouter.read(results / "routes/turns.json") if turns else None
-    return ConversationRouter(router, known, foreign[0] if foreign else BASE, by_turn)
+    return ConversationRouter(router, neighbours, foreign[0] if foreign else BASE, by_turn)

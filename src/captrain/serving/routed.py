@@ -52,7 +52,7 @@ class RoutedEndpoint:
         self.upstream, self.choose, self.folder_of = upstream, choose, folder_of
         self.name, self.base = name, base
         self._loading = asyncio.Lock()
-        self._held: set[str] | None = None
+        self._models: set[str] | None = None
 
     async def complete(self, body: JsonObject) -> Response:
         """Answer a chat completion by the arm that it is routed to."""
@@ -71,9 +71,9 @@ class RoutedEndpoint:
             return refusal(502, str(error))
         except httpx.HTTPError as error:
             return refusal(502, f"the server behind this one does not answer ({type(error).__name__}: {error})")
-        kept = {HEADER: arm, "content-type": answer.headers.get("content-type", "application/json")}
+        headers = {HEADER: arm, "content-type": answer.headers.get("content-type", "application/json")}
         return StreamingResponse(
-            answer.aiter_bytes(), answer.status_code, headers=kept, background=BackgroundTask(answer.aclose)
+            answer.aiter_bytes(), answer.status_code, headers=headers, background=BackgroundTask(answer.aclose)
         )
 
     async def _served(self, arm: str) -> str:
@@ -82,10 +82,10 @@ class RoutedEndpoint:
         if folder is None:
             return self.base
         async with self._loading:
-            if self._held is None:
+            if self._models is None:
                 listing = await self.upstream.get("models")
-                self._held = {str(model["id"]) for model in listing.raise_for_status().json()["data"]}
-            if arm not in self._held:
+                self._models = {str(model["id"]) for model in listing.raise_for_status().json()["data"]}
+            if arm not in self._models:
                 request = {"lora_name": arm, "lora_path": str(folder.resolve())}
                 answer = await self.upstream.post("load_lora_adapter", json=request)
                 if answer.is_error:
@@ -93,7 +93,7 @@ class RoutedEndpoint:
                         f"the server behind this one does not load adapter {arm}: {answer.text[:EXCERPT]}",
                         f"start it with --lora-modules '{arm}={folder}', or VLLM_ALLOW_RUNTIME_LORA_UPDATING=1",
                     )
-                self._held.add(arm)
+                self._models.add(arm)
         return arm
 
     def application(self, protection: Protection) -> Protected:
