@@ -20,7 +20,7 @@ from captrain.cli.pipeline import jobs, verify
 from captrain.cli.plan import doctor, plan, power
 from captrain.cli.project import check_benchmark, init, run, upgrade
 from captrain.cli.results import compare, export, published, report, results
-from captrain.cli.serve import serve
+from captrain.cli.serve import route, serve
 from captrain.cli.show import show
 from captrain.cli.synthesis import synthesize
 from captrain.cli.validate import validate
@@ -66,6 +66,7 @@ for command in (
     jobs,
     validate,
     serve,
+    route,
 ):
     app.command()(command)
 app.add_typer(show, name="show", no_args_is_help=True)

@@ -1,11 +1,16 @@
 """The command that serves the base and its adapters."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from captrain.cli.console import print_all, project_root
 from captrain.errors import UserError
+
+if TYPE_CHECKING:
+    from captrain.routing import ConversationRouter
+    from captrain.serving import routed as endpoints
 
 
 def serve(
@@ -23,14 +28,75 @@ def serve(
     folders: Annotated[
         list[Path] | None, typer.Option("--adapters-from", help="Folder that requests may load from, repeatable.")
     ] = None,
+    routed: Annotated[bool, typer.Option("--route", help="One agent: each conversation by its adapter.")] = False,
+    upstream: Annotated[
+        str, typer.Option(help="With --route: base URL of a vLLM that holds the base, in place of the engine here.")
+    ] = "",
+    upstream_key: Annotated[
+        str, typer.Option("--upstream-key-env", help="Environment variable with the key of that server.")
+    ] = "",
+    turns: Annotated[bool, typer.Option("--turns", help="With --route: choose anew before every turn.")] = False,
 ) -> None:
     """Serve the base and its adapters behind an OpenAI-compatible endpoint."""
     from captrain.serving import protection as protecting
     from captrain.serving import server
 
     protection = protecting.protection_of(host, token_variable, hosts or [])
+    if routed:
+        if adapters or folders:
+            raise UserError("--route serves the adapters of the run", "leave --lora-modules and --adapters-from out")
+        agent = _routed_agent(model, name, upstream, upstream_key, turns)
+        server.run_application(agent.application(protection), agent.name, host, port, protection)
+        return
+    if upstream or turns or upstream_key:
+        raise UserError("--upstream, --upstream-key-env and --turns are of a routed agent", "add --route")
     try:
         modules = dict(server.pair(adapter) for adapter in adapters or [])
     except ValueError as error:
         raise UserError(f"--lora-modules: {error}", "write name=folder") from None
     server.serve(model, host, port, name, modules, protection=protection, folders=folders or [])
+
+
+def route(
+    message: Annotated[str, typer.Argument(help="The user's first message.")],
+) -> None:
+    """Say which adapter a conversation would be given, and why."""
+    adapter, reason = _conversations(turns=False).choose([{"role": "user", "content": message}])
+    print_all(adapter, reason)
+
+
+def _conversations(*, turns: bool) -> "ConversationRouter":
+    from captrain.config import load_spec
+    from captrain.routing import conversation_router
+
+    root = project_root()
+    spec = load_spec(root / "results/spec.yaml")
+    return conversation_router(spec, root / "artifacts/base", root / "results", root / "artifacts", turns=turns)
+
+
+def _routed_agent(model: Path, name: str, upstream: str, key: str, turns: bool) -> "endpoints.RoutedEndpoint":
+    """Put the routed agent of this project in front of a server, or of the engine in this process."""
+    import os
+
+    import httpx
+
+    from captrain.evaluation import adapter_of_route
+    from captrain.serving import routed, server
+
+    if key and not os.environ.get(key):
+        raise UserError(f"environment variable {key} is not set", f"export {key}=...")
+    conversations, root = _conversations(turns=turns), project_root()
+    headers = {"authorization": f"Bearer {os.environ[key]}"} if key else {}
+    if upstream:
+        client = httpx.AsyncClient(base_url=upstream.rstrip("/") + "/", headers=headers, timeout=routed.PATIENCE)
+    else:
+        embedded = server.embedded_server(model, name, {}, folders=None)
+        transport = httpx.ASGITransport(server.application(embedded))
+        client = httpx.AsyncClient(base_url="http://localhost/v1/", transport=transport, timeout=routed.PATIENCE)
+    return routed.RoutedEndpoint(
+        client,
+        lambda messages: conversations.choose(messages).route,
+        lambda arm: adapter_of_route(root, arm),
+        "captrain",
+        name,
+    )

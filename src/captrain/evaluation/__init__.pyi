@@ -1,5 +1,6 @@
 from .arm_names import Arms as Arms
 from .arm_names import arm_indices as arm_indices
+from .arms import adapter_of_route as adapter_of_route
 from .arms import all_routes as all_routes
 from .arms import play_arms as play_arms
 from .causality import Causality as Causality

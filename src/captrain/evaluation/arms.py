@@ -198,6 +198,22 @@ def _adapter(weights: Mapping[str, float], arms_by_name: dict[str, Arm]) -> Adap
     return compose(members, weights, COMPOSITIONS)
 
 
+def adapter_of_route(root: Path, route: str) -> Path | None:
+    """Return the folder of the adapter that acts on a route, a composition's made if it is not there; None: the base.
+
+    Raises:
+        UserError: an adapter is missing or damaged.
+    """
+    if route == BASE:
+        return None
+    stage = root / "results/adapters/index.json"
+    weights, index = parse_composition(route), read_index(stage)
+    members = {name: Adapter(str(root / index[name].path), index[name].digest) for name in weights}
+    for member in members.values():
+        require_trained(member, "adapters")
+    return Path(compose(members, weights, root / COMPOSITIONS).folder)
+
+
 def composition_arms(results: Path, arms_by_name: dict[str, Arm], routes: pd.DataFrame) -> Iterator[Arm]:
     """Yield every composition that some task is routed to, as one adapter."""
     paths = [results / stage / "compositions.json" for stage in ("routes", "controls")]

@@ -1,11 +1,12 @@
-from .batch import SHARDS as SHARDS
 from .batch import PolicySource as PolicySource
 from .batch import RolloutBatch as RolloutBatch
+from .batch import SHARDS as SHARDS
 from .batch import collect_batch as collect_batch
 from .collection import collect as collect
 from .collection import floor_scores as floor_scores
 from .collection import pass_rate as pass_rate
 from .collection import rollout_record as rollout_record
 from .collection import summarise_rollouts as summarise_rollouts
+from .playing import play as play
 from .scoring import score_of as score_of
 from .scoring import scored as scored

@@ -1,6 +1,9 @@
 from .compositions import BASE as BASE
 from .compositions import composition_weights as composition_weights
 from .compositions import members as members
+from .conversations import Choice as Choice
+from .conversations import ConversationRouter as ConversationRouter
+from .conversations import conversation_router as conversation_router
 from .gains import adapter_gains as adapter_gains
 from .gains import routable as routable
 from .gate import GateRouter as GateRouter

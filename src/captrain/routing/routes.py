@@ -104,6 +104,19 @@ def route_all(spec: Spec, base: Path, results: Path, artifacts: Path) -> Routes:
     Raises:
         UserError: an input is missing or damaged, or adapters of environments and others lie side by side.
     """
+    evidence, gains = routing_evidence(spec, results, artifacts)
+    benchmark = load_benchmark(spec.benchmark, spec.machine)
+    tasks = evaluation_tasks(benchmark, spec.evaluation)
+    seed = spec.seed if spec.controls.run else None
+    return route_tasks(spec.router, AskedModel.of(spec, base), evidence, gains, benchmark, tasks, seed)
+
+
+def routing_evidence(spec: Spec, results: Path, artifacts: Path) -> tuple[RoutingEvidence, pd.DataFrame]:
+    """Read the evidence that the stages before have left, and what each adapter has gained (see `adapter_gains`).
+
+    Raises:
+        UserError: an input is missing or damaged.
+    """
     index = read_index(results / "adapters/index.json")
     passed = read_passports(results / "environments")
     capabilities = load(results / "capabilities/capabilities.jsonl", Capability)
@@ -120,11 +133,7 @@ def route_all(spec: Spec, base: Path, results: Path, artifacts: Path) -> Routes:
         rollouts=load(artifacts / "rollouts/discovery.jsonl", Rollout),
         descriptions={capability.id: capability.description for capability in capabilities},
     )
-    gains = adapter_gains(adapters, evidence.calibration, read_table(results / "adapters/history.csv"))
-    benchmark = load_benchmark(spec.benchmark, spec.machine)
-    tasks = evaluation_tasks(benchmark, spec.evaluation)
-    seed = spec.seed if spec.controls.run else None
-    return route_tasks(spec.router, AskedModel.of(spec, base), evidence, gains, benchmark, tasks, seed)
+    return evidence, adapter_gains(adapters, evidence.calibration, read_table(results / "adapters/history.csv"))
 
 
 def _targets(folder: Path, machine: Machine) -> dict[str, Target]:

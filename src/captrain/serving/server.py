@@ -186,16 +186,35 @@ def serve(
     Raises:
         UserError: the model, an adapter or a folder is missing or damaged, or the address cannot be listened on.
     """
-    import uvicorn
-
     for folder in folders or ():
         if not folder.is_dir():
             raise UserError(f"--adapters-from: there is no folder {folder}", "name one that adapters lie in")
     _require_free(host, port)
+    server = embedded_server(model, name, adapters, batch, limits, root, folders)
+    run_application(application(server, protection), name, host, port, protection)
+
+
+def embedded_server(
+    model: Path,
+    name: str,
+    adapters: dict[str, Path],
+    batch: int = 64,
+    limits: Limits = UNLIMITED,
+    root: str = "",
+    folders: Sequence[Path] | None = (),
+) -> Server:
+    """Build the server over the engine in this process; arguments and errors are those of `serve`."""
     require_recorded(model)
     policy = LocalPolicy(model, batch, temperature=1.0, max_turns=1, max_tokens=TOKENS)
     policy.max_length = min(policy.max_length, limits.length or policy.max_length)
-    server = Server(policy, name, adapters, root or str(model), limits.rank, folders)
+    return Server(policy, name, adapters, root or str(model), limits.rank, folders)
+
+
+def run_application(app: Protected, name: str, host: str, port: int, protection: Protection) -> None:
+    """Listen until the process is told to end, and say where; raises UserError for an address that is in use."""
+    import uvicorn
+
+    _require_free(host, port)
 
     class Announced(uvicorn.Server):
         async def startup(self, sockets: Any = None) -> None:
@@ -206,7 +225,7 @@ def serve(
 
     PunctualProtocol.seconds = protection.seconds
     config = uvicorn.Config(
-        application(server, protection),
+        app,
         host=host,
         port=port,
         log_level="warning",

@@ -1,0 +1,138 @@
+"""`captrain serve --route`: one URL in front of a server that holds the base and its adapters.
+
+Each chat completion goes on to the adapter that `choose` names for its messages, which stands in the header `HEADER` of
+the answer; all else of request and answer, streams included, is passed on as it is. The server behind it is vLLM, or
+the one over the engine in this process, which is asked without a socket. Adapters that it does not hold yet are loaded
+under vLLM's path when they are first needed.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from pydantic import TypeAdapter, ValidationError
+from starlette.background import BackgroundTask
+
+from captrain.errors import UserError
+from captrain.records import JsonObject, Message
+from captrain.serving.openai_schemas import RequestMessage
+from captrain.serving.protection import Protected, Protection
+
+HEADER = "x-captrain-adapter"
+PATIENCE = httpx.Timeout(600.0, connect=10.0)
+EXCERPT = 500
+MESSAGES = TypeAdapter(list[RequestMessage])
+Choose = Callable[[list[Message]], str]
+"""The name of the arm that answers these messages."""
+
+
+class RoutedEndpoint:
+    """The URL.
+
+    Args:
+        upstream: client of the server behind it; its base URL ends in /v1.
+        choose: the arm of a conversation.
+        folder_of: the folder of an arm's adapter; None for the base.
+        name: under which the routed agent is served.
+        base: under which the server behind it serves the model without adapter.
+    """
+
+    def __init__(
+        self,
+        upstream: httpx.AsyncClient,
+        choose: Choose,
+        folder_of: Callable[[str], Path | None],
+        name: str,
+        base: str,
+    ) -> None:
+        self.upstream, self.choose, self.folder_of = upstream, choose, folder_of
+        self.name, self.base = name, base
+        self._loading = asyncio.Lock()
+        self._models: set[str] | None = None
+
+    async def complete(self, body: JsonObject) -> Response:
+        """Answer a chat completion by the arm that it is routed to."""
+        try:
+            messages = [message.message() for message in MESSAGES.validate_python(body.get("messages"))]
+        except ValidationError as error:
+            return refusal(400, f"messages: {error.errors()[0]['msg']}")
+        if body.get("model", self.name) != self.name:
+            return refusal(404, f"there is no model {body['model']}; there is {self.name}")
+        try:
+            arm = await asyncio.to_thread(self.choose, messages)
+            model = await self._served(arm)
+            request = self.upstream.build_request("POST", "chat/completions", json={**body, "model": model})
+            answer = await self.upstream.send(request, stream=True)
+        except UserError as error:
+            return refusal(502, str(error))
+        except httpx.HTTPError as error:
+            return refusal(502, f"the server behind this one does not answer ({type(error).__name__}: {error})")
+        headers = {HEADER: arm, "content-type": answer.headers.get("content-type", "application/json")}
+        return StreamingResponse(
+            answer.aiter_bytes(), answer.status_code, headers=headers, background=BackgroundTask(answer.aclose)
+        )
+
+    async def _served(self, arm: str) -> str:
+        """Return the name of an arm at the server behind this one, which loads its adapter if it does not hold it."""
+        folder = await asyncio.to_thread(self.folder_of, arm)
+        if folder is None:
+            return self.base
+        async with self._loading:
+            if self._models is None:
+                listing = await self.upstream.get("models")
+                self._models = {str(model["id"]) for model in listing.raise_for_status().json()["data"]}
+            if arm not in self._models:
+                request = {"lora_name": arm, "lora_path": str(folder.resolve())}
+                answer = await self.upstream.post("load_lora_adapter", json=request)
+                if answer.is_error:
+                    raise UserError(
+                        f"the server behind this one does not load adapter {arm}: {answer.text[:EXCERPT]}",
+                        f"start it with --lora-modules '{arm}={folder}', or VLLM_ALLOW_RUNTIME_LORA_UPDATING=1",
+                    )
+                self._models.add(arm)
+        return arm
+
+    def application(self, protection: Protection) -> Protected:
+        """Build the HTTP application, behind its protection."""
+
+        @asynccontextmanager
+        async def life(_: FastAPI) -> AsyncIterator[None]:
+            yield
+            await self.upstream.aclose()
+
+        app = FastAPI(lifespan=life, docs_url=None, redoc_url=None, openapi_url=None)
+
+        @app.get("/health")
+        async def health() -> Response:
+            try:
+                answer = await self.upstream.get("models")
+            except httpx.HTTPError as error:
+                return refusal(503, f"the server behind this one does not answer ({type(error).__name__}: {error})")
+            return JSONResponse({}, 503 if answer.is_error else 200)
+
+        @app.get("/v1/models")
+        async def models() -> JsonObject:
+            model = {"id": self.name, "object": "model", "created": 0, "owned_by": "captrain"}
+            return {"object": "list", "data": [model]}
+
+        @app.post("/v1/chat/completions")
+        async def complete(request: Request) -> Response:
+            try:
+                body = await request.json()
+            except (ValueError, RecursionError):
+                return refusal(400, "body: not JSON")
+            if not isinstance(body, dict):
+                return refusal(400, "body: not a JSON object")
+            return await self.complete(body)
+
+        return Protected(app, protection)
+
+
+def refusal(status: int, message: str) -> JSONResponse:
+    """Answer an error in OpenAI's shape."""
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return JSONResponse({"error": {"message": message, "type": kind, "param": None, "code": status}}, status)

@@ -1,0 +1,139 @@
+"""One URL for the routed agent: each conversation is answered by the adapter of its route, which the answer names."""
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pandas as pd
+import pytest
+from starlette.testclient import TestClient
+from support.adapters import save_adapter
+
+from captrain.benchmarks import evaluation_tasks, load_benchmark
+from captrain.cli.serve import _routed_agent
+from captrain.config import load_spec
+from captrain.policies.local import LocalPolicy
+from captrain.serving.endpoint import Server
+from captrain.serving.protection import Protection
+from captrain.serving.routed import HEADER, RoutedEndpoint
+from captrain.serving.server import application
+
+ASK = [{"role": "user", "content": "Say 1."}]
+OTHER = [{"role": "user", "content": "Say 2."}]
+TOOL = {
+    "type": "function",
+    "function": {"name": "find", "parameters": {"type": "object", "properties": {"name": {"type": "string"}}}},
+}
+
+
+@pytest.fixture(scope="module")
+def adapter(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_adapter(tiny, tmp_path_factory.mktemp("adapter"))
+
+
+def agent(client: httpx.AsyncClient, adapter: Path, protection: Protection) -> TestClient:
+    endpoint = RoutedEndpoint(
+        client, lambda messages: "copying" if "2" in messages[0]["content"] else "base",
+        lambda arm: None if arm == "base" else adapter, "captrain", "tiny",
+    )  # fmt: skip
+    return TestClient(endpoint.application(protection), base_url="http://localhost")
+
+
+@pytest.fixture
+def routed(tiny: Path, adapter: Path) -> Iterator[Callable[..., TestClient]]:
+    with contextlib.ExitStack() as stack:
+
+        def make(protection: Protection | None = None) -> TestClient:
+            policy = LocalPolicy(tiny, batch=4, temperature=1.0, max_turns=4, max_tokens=12)
+            app = application(Server(policy, "tiny", {}))
+            client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost/v1/")
+            return stack.enter_context(agent(client, adapter, protection or Protection()))
+
+        yield make
+
+
+def complete(client: TestClient, messages: Any = ASK, **more: Any) -> httpx.Response:
+    body = {"model": "captrain", "messages": messages, "temperature": 0, "max_tokens": 4, "seed": 1, **more}
+    return client.post("/v1/chat/completions", json=body)
+
+
+def test_each_conversation_is_answered_by_the_adapter_that_the_header_names(
+    routed: Callable[..., TestClient], tiny: Path, adapter: Path
+) -> None:
+    client = routed()
+    first, second = complete(client), complete(client, OTHER, tools=[TOOL])
+    assert (first.headers[HEADER], second.headers[HEADER]) == ("base", "copying")
+    assert (first.json()["model"], second.json()["model"]) == ("tiny", "copying")
+    policy = LocalPolicy(tiny, batch=4, temperature=1.0, max_turns=4, max_tokens=12)
+    with TestClient(application(Server(policy, "tiny", {"copying": adapter}))) as plain:
+        body = {"model": "copying", "messages": OTHER, "temperature": 0, "max_tokens": 4, "seed": 1, "tools": [TOOL]}
+        direct = plain.post("/v1/chat/completions", json=body).json()
+    assert second.json()["choices"] == direct["choices"] and second.json()["usage"] == direct["usage"]
+
+
+def test_streams_are_passed_on_and_models_and_health_are_told(routed: Callable[..., TestClient]) -> None:
+    client = routed()
+    answer = complete(client, OTHER, stream=True)
+    events = [line for line in answer.text.splitlines() if line.startswith("data: ")]
+    assert answer.headers[HEADER] == "copying" and answer.headers["content-type"].startswith("text/event-stream")
+    assert events[-1] == "data: [DONE]" and json.loads(events[0][6:])["object"] == "chat.completion.chunk"
+    assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["captrain"]
+    assert client.get("/health").status_code == 200
+
+
+def test_the_guards_of_the_server_stand_before_it(routed: Callable[..., TestClient]) -> None:
+    client = routed(Protection(token="secret", hosts=("localhost",), most=10_000))
+    assert complete(client).status_code == 401
+    client.headers["authorization"] = "Bearer secret"
+    assert complete(client).status_code == 200
+    assert complete(client, [{"role": "user", "content": "x" * 20_000}]).status_code == 413
+    assert client.get("/v1/models", headers={"host": "evil.example"}).status_code == 421
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        ({"messages": "hello"}, 400, "messages: "), ({"messages": ASK, "model": "base"}, 404, "there is captrain"),
+        ([1], 400, "not a JSON object"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_answered_is_refused(
+    routed: Callable[..., TestClient], body: Any, status: int, said: str
+) -> None:
+    answer = routed().post("/v1/chat/completions", json=body)
+    assert answer.status_code == status and said in answer.json()["error"]["message"]
+
+
+def test_a_server_behind_it_that_is_down_or_loads_no_adapter_is_told(adapter: Path) -> None:
+    def behind(request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith("models"):
+            return httpx.Response(200, json={"data": [{"id": "tiny"}]})
+        if request.url.path.endswith("load_lora_adapter"):
+            return httpx.Response(404, text="not enabled")
+        raise httpx.ConnectError("refused")
+
+    upstream = httpx.AsyncClient(transport=httpx.MockTransport(behind), base_url="http://localhost/v1/")
+    with agent(upstream, adapter, Protection()) as client:
+        down, unloaded = complete(client), complete(client, OTHER)
+    assert down.status_code == 502 and "does not answer (ConnectError: refused)" in down.text
+    assert unloaded.status_code == 502 and "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1" in unloaded.text
+
+
+def test_every_test_task_is_answered_by_the_adapter_of_the_table_of_routes(
+    smoke: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(smoke)
+    spec, benchmark = load_spec(Path("results/spec.yaml")), None
+    benchmark = load_benchmark(spec.benchmark, spec.machine)
+    routes = pd.read_csv("results/routes/routes.csv").set_index("task")["chosen"]
+    endpoint = _routed_agent(Path("artifacts/base"), "base", "", "", False)
+    with TestClient(endpoint.application(Protection()), base_url="http://localhost") as client:
+        given = {}
+        for task in evaluation_tasks(benchmark, spec.evaluation):
+            answer = complete(client, benchmark.open(task).messages, max_tokens=1, tools=benchmark.tools)
+            assert answer.status_code == 200, answer.text
+            given[task.id] = answer.headers[HEADER]
+    assert given == routes.to_dict() and len({*given.values()}) > 1
