@@ -171,7 +171,8 @@ def test_points_share_what_did_not_change_fail_alone_and_rerun_alone(project: Pa
     assert len(points(project, "thresholds")) == 4
 
 
-@pytest.mark.parametrize("launcher", ["joblib", pytest.param("submitit_local", marks=pytest.mark.needs("minutes"))])
+@pytest.mark.needs("minutes")
+@pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
 def test_points_that_start_together_run_a_cold_stage_they_share_once(launcher: str, project: Path) -> None:
     status, said, ran = sweep(project, "-m", "selection.delta=0.1,0.4", f"hydra/launcher={launcher}")
     assert status == 0, said
