@@ -37,7 +37,7 @@ def compose_data(experiment: str, seed: int, overrides: Sequence[str], conf_dir:
     if experiment not in groups["experiment"]:
         raise UserError(f"unknown experiment {experiment!r}", alternatives(experiment, groups["experiment"]))
     pairs = [_parsed(override, groups) for override in overrides]
-    chosen = [key for _, key in pairs if key in groups]
+    options = [key for _, key in pairs if key in groups]
     choices = [f"experiment={experiment}", f"seed={seed}", *(text for text, key in pairs if key in groups)]
     values = [(text, key) for text, key in pairs if key not in groups]
     try:
@@ -47,7 +47,7 @@ def compose_data(experiment: str, seed: int, overrides: Sequence[str], conf_dir:
         added = [f"++{text}" if _is_unlisted(text, key, without) else text for text, key in values]
         _check_keys([(text, key) for text, (_, key) in zip(added, values, strict=True)], without)
         data = _merged(conf_dir, [*choices, *added])
-    _drop_settings_of_others(data, chosen, {key for _, key in values})
+    _drop_settings_of_others(data, options, {key for _, key in values})
     # Hydra takes settings of its own, too. What there is without the values takes as long again to compose.
     if not {key for _, key in values} <= {*_dotted(data)}:
         _check_keys(values, _merged(conf_dir, choices))
@@ -61,17 +61,17 @@ def _is_unlisted(text: str, key: str, data: JsonObject) -> bool:
     return part is not None and takes(part, name)
 
 
-def _drop_settings_of_others(data: JsonObject, chosen: Sequence[str], keys: Collection[str]) -> None:
+def _drop_settings_of_others(data: JsonObject, options: Sequence[str], keys: Collection[str]) -> None:
     """Drop the settings that conf/ gives to a class which an override replaces.
 
     Where benchmark._target_=desks.mine:Desk names another class, only settings that are overridden, too, stay. Where
     router=retrieval chooses another option than the experiment, what the experiment sets of its own goes with that:
     all that the class of the option does not take.
     """
-    named = {key.removesuffix("._target_") for key in keys if key.count(".") == 1 and key.endswith("._target_")}
-    for group in {*chosen, *named}:
-        part = None if group in named or group not in data else nested(group, data[group])
-        if group in named or part is not None:
+    classes = {key.removesuffix("._target_") for key in keys if key.count(".") == 1 and key.endswith("._target_")}
+    for group in {*options, *classes}:
+        part = None if group in classes or group not in data else nested(group, data[group])
+        if group in classes or part is not None:
             data[group] = {
                 name: value
                 for name, value in data[group].items()

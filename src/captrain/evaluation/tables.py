@@ -219,8 +219,8 @@ def _bounds(choices: dict[str, NDArray[np.float64]], routes: pd.DataFrame) -> di
     adapters = {arm: array for arm, array in choices.items() if arm != BASE}
     every = list(choices.values())
     single = best_single(adapters, [str(task) for task in routes.index])
-    chosen = {ORACLE: oracle(every)} if every[0].shape[1] > 1 else {}  # it is chosen on one trial, scored on another
-    return {**chosen, RANDOM: random_choice(every), BEST_SINGLE: single}
+    best = {ORACLE: oracle(every)} if every[0].shape[1] > 1 else {}  # it is chosen on one trial, scored on another
+    return {**best, RANDOM: random_choice(every), BEST_SINGLE: single}
 
 
 def _main_table(

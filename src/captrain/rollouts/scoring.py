@@ -34,21 +34,21 @@ def scored(plays: Iterable[Play], score: Callable[[Play], Score | None]) -> Iter
     Raises:
         Whatever playing or a score raises first, when what is whole by then has been yielded.
     """
-    waiting: deque[tuple[Play, Future[Score | None]]] = deque()
+    queue: deque[tuple[Play, Future[Score | None]]] = deque()
     failure: BaseException | None = None
     coming, more = iter(plays), True
     with ThreadPoolExecutor(AT_ONCE) as threads:
-        while more or waiting:
+        while more or queue:
             try:
                 if more:
                     play = next(coming)
-                    waiting.append((play, threads.submit(score, play)))
+                    queue.append((play, threads.submit(score, play)))
             except StopIteration:
                 more = False
             except BaseException as error:
                 failure, more = error, False
-            while waiting and (not more or waiting[0][1].done()):
-                play, to_be = waiting.popleft()
+            while queue and (not more or queue[0][1].done()):
+                play, to_be = queue.popleft()
                 if (error := to_be.exception()) is None:
                     yield play, to_be.result()
                 else:

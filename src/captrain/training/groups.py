@@ -109,14 +109,14 @@ class Groups:
 
         def play() -> tuple[list[tuple[PlannedRollout, Play, Score]], int]:
             pairs, errors = self._play(str(adapter), part, before) if part else ([], 0)
-            for _, one, _ in pairs * (collectives.size() > 1):
-                del one.episode  # it is over, and of this process alone
+            for _, episode_play, _ in pairs * (collectives.size() > 1):
+                del episode_play.episode  # it is over, and of this process alone
             return pairs, errors
 
-        played = play if pool is None else pool.submit(play).result
+        wait = play if pool is None else pool.submit(play).result
 
         def end() -> tuple[list[ScoredPlay], int]:
-            parts = collectives.together(played)
+            parts = collectives.together(wait)
             return [self._scored(*pair) for pairs, _ in parts for pair in pairs], sum(errors for _, errors in parts)
 
         return end
@@ -181,13 +181,12 @@ class Groups:
     def _play(
         self, adapter: str, plan: Sequence[PlannedRollout], before: int
     ) -> tuple[list[tuple[PlannedRollout, Play, Score]], int]:
-        plan, done = [*plan], dict[int, tuple[PlannedRollout, Play, Score]]()
+        plan, results = [*plan], dict[int, tuple[PlannedRollout, Play, Score]]()
         due, errors, attempt = list(range(len(plan))), 0, 0
         while due:
             # A key of its own, because a prompt or a request that came to nothing would do so again.
             suffix = f"/again/{attempt}" if attempt % (REPEATS + 1) else ""
-            episodes = {index: self.targets[plan[index].environment].open(plan[index].task, plan[index].key)
-                        for index in due}  # fmt: skip
+            episodes = {index: self._open(plan[index]) for index in due}
             plays = {
                 index: Play(f"{plan[index].key}{suffix}", episodes[index], adapter, plan[index].hint) for index in due
             }
@@ -205,20 +204,23 @@ class Groups:
             with closing_episodes(episodes.values()):
                 for play, verdict in scored(self.policy.play([*plays.values()]), score):
                     if verdict is not None:
-                        done[indices[id(play)]] = (plan[indices[id(play)]], play, verdict)
-            due, attempt = [index for index in due if index not in done], attempt + 1
+                        results[indices[id(play)]] = (plan[indices[id(play)]], play, verdict)
+            due, attempt = [index for index in due if index not in results], attempt + 1
             errors += len(due)
             if before + errors > self.recipe.max_error_share * (self.job.rollouts + before + errors):
                 raise self._fruitless(plays[due[0]], before + errors)
             if attempt % (REPEATS + 1) == 0 and due:
                 anew = {(plan[index].environment, plan[index].group) for index in due}
                 due = [index for index, rollout in enumerate(plan) if (rollout.environment, rollout.group) in anew]
-                errors += sum(done.pop(index, None) is not None for index in due)
+                errors += sum(results.pop(index, None) is not None for index in due)
                 replaced = {group: self._group(group[0], group[1] + self._planned(group[0])) for group in anew}
                 for index in due:
                     place = plan[index].trial % self.recipe.group_size
                     plan[index] = replaced[plan[index].environment, plan[index].group][place]
-        return [done[index] for index in range(len(plan))], errors
+        return [results[index] for index in range(len(plan))], errors
+
+    def _open(self, rollout: PlannedRollout) -> GuardedEpisode:
+        return self.targets[rollout.environment].open(rollout.task, rollout.key)
 
     def _planned(self, index: int) -> int:
         """Count an environment's groups of the whole training; the next ones replace what comes to nothing."""

@@ -50,7 +50,7 @@ POINTS = "points"
 """Folder of a workspace with the adapter as it was at the points of its job."""
 
 
-Begun = tuple[list[PlannedRollout], Callable[[], tuple[list[ScoredPlay], int]]]
+StepInPlay = tuple[list[PlannedRollout], Callable[[], tuple[list[ScoredPlay], int]]]
 """A step whose rollouts are being played: what they are, and what waits for them (see `Groups.begin`)."""
 
 
@@ -180,7 +180,7 @@ class PolicyTrainer(GRPOTrainer):
                 "set trainer.staleness=0, or choose policy=vllm",
             )
         """True where the sampler is a server, whose log-probabilities are not those of this process."""
-        self.begun: deque[Begun] = deque()
+        self.steps_ahead: deque[StepInPlay] = deque()
         """Steps whose rollouts are being played, from the next one on."""
         self.pool = ThreadPoolExecutor(1 + recipe.staleness) if recipe.staleness else None
         self.batch: StepBatch | None = None
@@ -247,9 +247,9 @@ class PolicyTrainer(GRPOTrainer):
             collectives.once(lambda: shutil.copytree(adapter, point, dirs_exist_ok=True))
 
         # The next steps' rollouts, too, where they may be of an adapter that is some updates old by then.
-        while len(self.begun) <= self.recipe.staleness and number + len(self.begun) < self.steps:
-            self.begun.append(self._begin(number + len(self.begun), len(prompts)))
-        plan, finish = self.begun.popleft()
+        while len(self.steps_ahead) <= self.recipe.staleness and number + len(self.steps_ahead) < self.steps:
+            self.steps_ahead.append(self._begin(number + len(self.steps_ahead), len(prompts)))
+        plan, finish = self.steps_ahead.popleft()
         plays, errors = finish()
         scores = [scored.score for scored in plays]
         rewards = [score.reward for score in scores]
@@ -285,21 +285,21 @@ class PolicyTrainer(GRPOTrainer):
         start = collectives.rank() * len(prompts)
         return self._columns(rows[start : start + len(prompts)], any_hinted, share)
 
-    def _begin(self, step: int, rows: int) -> Begun:
+    def _begin(self, step: int, rows: int) -> StepInPlay:
         """Begin the rollouts of a step by its number from 0 on, within the budget; `rows` are those of a process."""
         first = step * self.recipe.groups_per_step
         plan = self.groups.plan(range(first, first + self.recipe.groups_per_step))
         plan = plan[: self.job.rollouts - step * self.recipe.step_rollouts]
         [adapter] = (self.sampling / str(max(0, step - self.recipe.staleness))).iterdir()
-        failed = sum(done["errors"] for done in self.history)
+        failed = sum(past["errors"] for past in self.history)
         return plan, self.groups.begin(adapter.resolve(), plan, rows, failed, self.pool)
 
     def _save_adapter(self, step: int) -> Path:
         """Save the adapter as it is now in a folder named by the step and its content, and remove those that neither
         this training nor one that goes on from a checkpoint plays with."""
         folder, recent = self.sampling / str(step), self.recipe.staleness + 2 * self.recipe.checkpoint_every
-        needed = {str(before) for before in range(step - recent, step) if self.recipe.staleness}
-        old = [path for path in self.sampling.glob("*") if path.name not in needed]
+        recent_names = {str(before) for before in range(step - recent, step) if self.recipe.staleness}
+        old = [path for path in self.sampling.glob("*") if path.name not in recent_names]
         collectives.once(lambda: [shutil.rmtree(path) for path in old])
         aside = self.sampling / "new"
         collectives.save(self.model, aside, self.job.base, self.policy.digest)
