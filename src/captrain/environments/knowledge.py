@@ -2,8 +2,8 @@
 
 A reference may use what the environment knows and no agent can. So the values in its calls are looked for in what it
 had been shown before: as they are, as another spelling, or as a sum, difference or product of numbers. Only values that
-cannot be guessed are asked for (with a digit or a sign): words may be the agent's own. The other way round, a value that
-look-ups are to find must stand neither in the request nor always in the same place of what they show.
+cannot be guessed are asked for (with a digit or a sign): words may be the agent's own. The other way round, a value
+that look-ups are to find must stand neither in the request nor always in the same place of what they show.
 """
 
 import re
@@ -29,7 +29,9 @@ NUMBERS = 60
 """Numbers shown that are computed with."""
 SMALL = 31
 """Counts, days and hours may be the agent's own."""
-NEGATED = re.compile(r"\b(?:never|do not|don't|must not|may not|cannot|can't|not allowed to|forbidden to)\s+([^.;:!?\n]*)")
+NEGATED = re.compile(
+    r"\b(?:never|do not|don't|must not|may not|cannot|can't|not allowed to|forbidden to)\s+([^.;:!?\n]*)"
+)
 CONDITION = re.compile(
     r"\b(?:unless|if|before|without|until|when|whenever|that|which|who|whose|only|after|more|than|except|other|another|"
     r"any\s+other|again|twice|while|not|for)\b"
@@ -75,10 +77,14 @@ def is_known(value: str, text: str, numbers: Sequence[float]) -> bool:
         return True
     pieces = re.findall(r"\d+(?:\.\d+)?", value)
     # A date or a formula in another spelling: its numbers are known one by one.
-    return bool(pieces) and all(
-        re.search(rf"(?<!\d)0*{re.escape(piece.lstrip('0') or '0')}(?!\d)", text) or _computed(piece, numbers)
-        for piece in pieces
-    ) and not re.search(r"[#@_]|[^\W\d]\d|\d[^\W\d]", value)
+    return (
+        bool(pieces)
+        and all(
+            re.search(rf"(?<!\d)0*{re.escape(piece.lstrip('0') or '0')}(?!\d)", text) or _computed(piece, numbers)
+            for piece in pieces
+        )
+        and not re.search(r"[#@_]|[^\W\d]\d|\d[^\W\d]", value)
+    )
 
 
 def unknown_values(subject: Subject, task: Task) -> Iterator[str]:
@@ -161,4 +167,3 @@ def forbidden(subject: Subject, name: str) -> Check:
                 broken[task.id] = tool
     task, tool = next(iter(broken.items()), ("", ""))
     return at_most(name, len(broken) / len(subject.tasks), FORBIDDEN, f"the policy forbids {tool}", task)
-

@@ -74,7 +74,9 @@ def _talking(kind: str, reference: Sequence[Message], rng: random.Random) -> Age
         asked = [message for message in seen if message["role"] == "user"]
         if kind.startswith("an echo"):
             [echoed] = (asked if kind.endswith("request") else seen)[-1:] or [probes.CLOSING]
-            return probes.assistant_message(probes.content(rng.choice([*seen, echoed]) if kind == "an echo" else echoed))
+            return probes.assistant_message(
+                probes.content(rng.choice([*seen, echoed]) if kind == "an echo" else echoed)
+            )
         if kind == "blanks":
             return probes.assistant_message(" \n\t"[rng.randrange(3)] * rng.randint(0, 50))
         if kind == "signs":
@@ -175,7 +177,9 @@ def _wrong_types(call: tuple[str, JsonObject], parameters: JsonObject, rng: rand
 def _misnamed(call: tuple[str, JsonObject], parameters: JsonObject, rng: random.Random) -> Message | None:
     name = call[0]
     letters = "".join(rng.choices(string.ascii_lowercase, k=rng.randint(1, 6)))
-    return tool_call(rng.choice([f"{name}_{letters}", f"{letters}_{name}", name.swapcase(), name[1:] + name[0]]), call[1])
+    return tool_call(
+        rng.choice([f"{name}_{letters}", f"{letters}_{name}", name.swapcase(), name[1:] + name[0]]), call[1]
+    )
 
 
 def _unknown(call: tuple[str, JsonObject], parameters: JsonObject, rng: random.Random) -> Message | None:
@@ -184,7 +188,11 @@ def _unknown(call: tuple[str, JsonObject], parameters: JsonObject, rng: random.R
 
 def _renamed(call: tuple[str, JsonObject], parameters: JsonObject, rng: random.Random) -> Message | None:
     required = parameters.get("required") or []
-    return tool_call(call[0], {f"{key}{rng.randint(0, 99)}": value for key, value in call[1].items()}) if required else None
+    return (
+        tool_call(call[0], {f"{key}{rng.randint(0, 99)}": value for key, value in call[1].items()})
+        if required
+        else None
+    )
 
 
 def _with_arguments(name: str, arguments: str) -> Message:
@@ -246,14 +254,16 @@ def other_words(subject: Subject, name: str) -> Check:
         for index in calling:
             actions[index] = {**reference[index], "content": probes.content(reference[index]) or "One moment."}
         if calling and calling[-1] == len(reference) - 2:
-            told = {word.lower() for message in subject.solved(task) if message["role"] != "assistant"
-                    for word in re.findall(r"\w+", probes.visible_text(message))}  # fmt: skip
-            last = re.sub(
-                r"[^\W\d_]+",
-                lambda match: match[0] if match[0].lower() in told else "".join(rng.choices(string.ascii_lowercase, k=5)),  # noqa: B023
-                probes.content(reference[-1]),
-            )
-            actions[-1] = probes.assistant_message(f"All right. {last}")
+            shown = [probes.visible_text(m) for m in subject.solved(task) if m["role"] != "assistant"]
+            told = set(re.findall(r"\w+", " ".join(shown).lower()))
+            pieces = re.split(r"([^\W\d_]+)", probes.content(reference[-1]))
+            last = [
+                piece
+                if not piece.isalpha() or piece.lower() in told
+                else "".join(rng.choices(string.ascii_lowercase, k=5))
+                for piece in pieces
+            ]
+            actions[-1] = probes.assistant_message(f"All right. {''.join(last)}")
         lost[task.id] = subject.solution(task).reward - subject.reward_of(task, actions)
     many = [task for task, loss in lost.items() if loss > LOSS]
     detail = "the reference loses by words beside its calls, or by last words that nobody has told the agent"

@@ -3,8 +3,8 @@
 One contract holds everywhere tokens are made (demonstrations, rollouts, training): prompt + assistant turn + suffix +
 assistant turn + ... concatenates to what the chat template renders for the whole dialogue. Only the template makes
 turns: a special token that stands in a message or a tool's schema is tokenized as the text that it is, so that no
-user's words and no tool's result can end a turn or begin one. What the model wrote is never tokenized again. Tool calls are read in Hermes format; a call that is not well formed is plain text, as it
-would be for a real model.
+user's words and no tool's result can end a turn or begin one. What the model wrote is never tokenized again. Tool calls
+are read in Hermes format; a call that is not well formed is plain text, as it would be for a real model.
 """
 
 import json
