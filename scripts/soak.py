@@ -133,8 +133,8 @@ def soak_server(model: Path, seconds: float) -> Readings:
                     # What nobody has asked before, and nobody will again: another tool, another text.
                     name = f"tool_{draw.getrandbits(64):x}"
                     tool = {"type": "function", "function": {"name": name, "description": name * 20}}
-                    said = [{"role": "user", "content": f"{name} " * draw.randint(1, 20)}]
-                    body = json.dumps({**CHAT, "messages": said, "tools": [tool]}).encode()
+                    messages = [{"role": "user", "content": f"{name} " * draw.randint(1, 20)}]
+                    body = json.dumps({**CHAT, "messages": messages, "tools": [tool]}).encode()
                 elif draw.random() < 0.05:
                     path, body = "/v1/load_lora_adapter", b'{"lora_name": "a", "lora_path": "a\\u0000b"}'
                 connection.request("POST", path, body, {"Content-Type": "application/json"})

@@ -39,10 +39,16 @@ def test_an_honest_environment_earns_its_passport_whoever_wrote_it(tmp_path: Pat
 
 
 def test_an_examination_can_be_repeated_and_another_seed_draws_other_probes(tmp_path: Path) -> None:
-    text = cheat("any_other_last_words").replace("texts(messages)[-1] not in", "len(texts(messages)[-1]) % 3 and '' not in")
+    text = cheat("any_other_last_words").replace(
+        "texts(messages)[-1] not in", "len(texts(messages)[-1]) % 3 and '' not in"
+    )
     first, again, other = (examined(tmp_path, text, AGAINST.tools, 6, seed) for seed in (1, 1, 2))
     assert first == again != other
 
 
 def test_what_nobody_sees_in_a_text_hides_no_leak() -> None:
-    assert normalised("Ser\u200bvice\u00adDesk \uff11\uff12 \u2060\ufb01ve") == "servicedesk 12 five" == normalised("servicedesk 12 FIVE")
+    assert (
+        normalised("Ser\u200bvice\u00adDesk \uff11\uff12 \u2060\ufb01ve")
+        == "servicedesk 12 five"
+        == normalised("servicedesk 12 FIVE")
+    )

@@ -129,7 +129,9 @@ def other_chats(chat: Chat) -> list[Chat]:
     vocabulary = [*alphabet, *("".join(merge) for merge in merges)]
     core = Tokenizer(models.BPE(vocab={symbol: i for i, symbol in enumerate(vocabulary)}, merges=merges))
     core.pre_tokenizer, core.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    core.add_special_tokens([AddedToken(text, special=True) for text in ("<|im_start|>", "<|im_end|>", "<|endoftext|>")])
+    core.add_special_tokens(
+        [AddedToken(text, special=True) for text in ("<|im_start|>", "<|im_end|>", "<|endoftext|>")]
+    )
     tokenizer: Any = PreTrainedTokenizerFast(
         tokenizer_object=core, eos_token="<|im_end|>", clean_up_tokenization_spaces=False
     )

@@ -21,7 +21,10 @@ def brought(tiny: Path, tmp_path: Path) -> Path:
     folder = tmp_path / "model"
     shutil.copytree(tiny, folder)
     config = json.loads((folder / "config.json").read_text())
-    config |= {"model_type": "brought", "auto_map": {"AutoConfig": "brought.Brought", "AutoModelForCausalLM": "brought.B"}}
+    config |= {
+        "model_type": "brought",
+        "auto_map": {"AutoConfig": "brought.Brought", "AutoModelForCausalLM": "brought.B"},
+    }
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "brought.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
     return folder

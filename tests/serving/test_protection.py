@@ -243,7 +243,9 @@ def test_a_prompt_that_is_far_too_long_is_refused_unread_and_keeps_nobody_waitin
         for content in ("a b 1 " * 320_000, "a b 1 " * 20_000):
             long = {**ASK, "messages": [{"role": "user", "content": content}]}
             outcome: list[int] = []
-            asking = threading.Thread(target=lambda body=long: outcome.append(request(place, "/v1/chat/completions", body)[0]))
+            asking = threading.Thread(
+                target=lambda body=long, into=outcome: into.append(request(place, "/v1/chat/completions", body)[0])
+            )
             asking.start()
             longest = 0.0
             while asking.is_alive():

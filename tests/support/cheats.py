@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """Cheats: environments that pay for something else than their capability, each the sound one with a few lines changed.
 
 The first eighteen were found in a second round of looking for what earns a passport, the others are of new kinds. What
@@ -7,7 +8,7 @@ it. `paying` makes a cheat that pays whatever a condition on the messages holds 
 
 from support.hostile import SOUND
 
-HEAD = '''
+HEAD = """
 Sound = Environment
 SoundEpisode = Episode
 
@@ -24,7 +25,7 @@ def paid(score):
     return {**score, "reward": 1.0, "success": True}
 
 
-'''
+"""
 
 
 def paying(condition: str) -> str:
@@ -55,8 +56,16 @@ def running(body: str) -> str:
 
 FLAWED, WORDS, ON = "gain of calls that fit no schema", "reward of words alone", "reward of going on"
 SUCCESS, OTHER = "tasks with a success that is none", "tasks that other words fail"
-KNOWN, UNKNOWN, FORBIDDEN = "tasks that need no look-up", "tasks with a value that nobody can know", "tasks that the policy forbids"
-AT_ONCE, AFTER, SAME = "reward of many calls at once", "tasks that nothing afterwards spoils", "same play, same observations"
+KNOWN, UNKNOWN, FORBIDDEN = (
+    "tasks that need no look-up",
+    "tasks with a value that nobody can know",
+    "tasks that the policy forbids",
+)
+AT_ONCE, AFTER, SAME = (
+    "reward of many calls at once",
+    "tasks that nothing afterwards spoils",
+    "same play, same observations",
+)
 
 CHEATS: dict[str, tuple[str, str, str]] = {
     # Mistakes of authors.

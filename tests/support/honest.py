@@ -1,10 +1,11 @@
+# ruff: noqa: E501
 """Honest environments in the styles of several authors: no passport may be refused them.
 
 `frame` makes an environment file of the parts in which they differ: what a task holds, what is asked, how tools answer
 (in JSON or in prose, strictly or leniently), what the reference does, what its broken form does, and how it is paid.
 """
 
-FRAME = '''
+FRAME = """
 import json
 import random
 
@@ -89,7 +90,7 @@ def start(data):
 
 
 {overrides}
-'''
+"""
 
 
 def tool(name: str, description: str, /, **parameters: str) -> dict[str, object]:

@@ -104,7 +104,8 @@ MISSED = {
         "reward of doing nothing", "reward of random calls", "reward of copying what is shown",
         "reward of claiming success", "reward of every tool once", "reward of the broken solution",
         "spread of rewards",
-        "reward of going on", "reward of many calls at once", "reward of words alone", "tasks that nothing afterwards spoils",
+        "reward of going on", "reward of many calls at once", "reward of words alone",
+        "tasks that nothing afterwards spoils",
     },
     "capability_ignored": {"reward of the broken solution"},
     "any_write_pays": {"reward of every tool once",
@@ -135,7 +136,8 @@ MISSED = {
         "reward of doing nothing", "reward of random calls", "reward of copying what is shown",
         "reward of claiming success", "reward of every tool once", "reward of the broken solution",
         "spread of rewards", "same play, same observations",
-        "reward of going on", "reward of many calls at once", "reward of words alone", "tasks that nothing afterwards spoils",
+        "reward of going on", "reward of many calls at once", "reward of words alone",
+        "tasks that nothing afterwards spoils",
     },
     "pays_from_task_500_on": {
         "reward of doing nothing", "reward of random calls", "reward of copying what is shown",
@@ -148,7 +150,9 @@ MISSED = {
         "share of a test task's words", "reward of copying what is shown", "calls given away",
         "reward of claiming success", "reward of every tool once", "gain of a repeated call",
         "reward of the broken solution", "spread of rewards",
-        "reward of going on", "reward of many calls at once", "reward of words alone", "tasks that need no look-up", "tasks that nothing afterwards spoils", "tasks that other words fail", "tasks that the policy forbids", "tasks with a success that is none", "tasks with a value that nobody can know",
+        "reward of going on", "reward of many calls at once", "reward of words alone", "tasks that need no look-up",
+        "tasks that nothing afterwards spoils", "tasks that other words fail", "tasks that the policy forbids",
+        "tasks with a success that is none", "tasks with a value that nobody can know",
     },
 }  # fmt: skip
 """File -> the checks that it fails; it passes all others."""

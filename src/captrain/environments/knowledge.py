@@ -2,8 +2,8 @@
 
 A reference may use what the environment knows and no agent can. So the values in its calls are looked for in what it
 had been shown before: as they are, as another spelling, or as a sum, difference or product of numbers. Only values that
-cannot be guessed are asked for (with a digit or a sign): words may be the agent's own. The other way round, a value that
-look-ups are to find must stand neither in the request nor always in the same place of what they show.
+cannot be guessed are asked for (with a digit or a sign): words may be the agent's own. The other way round, a value
+that look-ups are to find must stand neither in the request nor always in the same place of what they show.
 """
 
 import re
@@ -29,7 +29,9 @@ NUMBERS = 60
 """Numbers shown that are computed with."""
 SMALL = 31
 """Counts, days and hours may be the agent's own."""
-NEGATED = re.compile(r"\b(?:never|do not|don't|must not|may not|cannot|can't|not allowed to|forbidden to)\s+([^.;:!?\n]*)")
+NEGATED = re.compile(
+    r"\b(?:never|do not|don't|must not|may not|cannot|can't|not allowed to|forbidden to)\s+([^.;:!?\n]*)"
+)
 CONDITION = re.compile(
     r"\b(?:unless|if|before|without|until|when|whenever|that|which|who|whose|only|after|more|than|except|other|another|"
     r"any\s+other|again|twice|while|not|for)\b"
@@ -45,20 +47,22 @@ def _flat(text: str) -> str:
 
 
 def _numbers(text: str) -> list[float]:
-    shown = dict.fromkeys(float(number) for number in re.findall(r"\d{1,12}(?:\.\d{1,6})?", text.replace(",", "")))
-    return [*shown][-NUMBERS:]
+    visible_before = dict.fromkeys(
+        float(number) for number in re.findall(r"\d{1,12}(?:\.\d{1,6})?", text.replace(",", ""))
+    )
+    return [*visible_before][-NUMBERS:]
 
 
-def _computed(value: str, shown: Sequence[float]) -> bool:
+def _computed(value: str, visible_before: Sequence[float]) -> bool:
     """Tell if a number is a sum, difference, product or share of those shown, or of all."""
     try:
         number = abs(float(value))
     except ValueError:
         return False
     near = lambda result: abs(result - number) < 0.011  # noqa: E731
-    if number <= SMALL or near(sum(shown)):
+    if number <= SMALL or near(sum(visible_before)):
         return True
-    pairs = combinations(shown, 2)
+    pairs = combinations(visible_before, 2)
     return any(near(a + b) or near(abs(a - b)) or near(a * b) or near(a * b / 100) for a, b in pairs)
 
 
@@ -75,31 +79,35 @@ def is_known(value: str, text: str, numbers: Sequence[float]) -> bool:
         return True
     pieces = re.findall(r"\d+(?:\.\d+)?", value)
     # A date or a formula in another spelling: its numbers are known one by one.
-    return bool(pieces) and all(
-        re.search(rf"(?<!\d)0*{re.escape(piece.lstrip('0') or '0')}(?!\d)", text) or _computed(piece, numbers)
-        for piece in pieces
-    ) and not re.search(r"[#@_]|[^\W\d]\d|\d[^\W\d]", value)
+    return (
+        bool(pieces)
+        and all(
+            re.search(rf"(?<!\d)0*{re.escape(piece.lstrip('0') or '0')}(?!\d)", text) or _computed(piece, numbers)
+            for piece in pieces
+        )
+        and not re.search(r"[#@_]|[^\W\d]\d|\d[^\W\d]", value)
+    )
 
 
 def unknown_values(subject: Subject, task: Task) -> Iterator[str]:
     """Values of the reference's calls that nothing has shown by then."""
     allowed = normalised(" ".join(leaves(subject.against.tools)))
-    shown: list[Message] = []
+    visible_before: list[Message] = []
     for message in subject.solved(task):
         if message["role"] == "assistant":
-            text = f"{_text(shown)} {allowed}"
+            text = f"{_text(visible_before)} {allowed}"
             numbers = _numbers(text)
             values = [leaf for _, arguments in calls_of(message) for leaf in leaves(arguments)]
             yield from (value for value in values if not is_known(value, text, numbers))
-        shown.append(message)
+        visible_before.append(message)
 
 
 def unknowable(subject: Subject, name: str) -> Check:
     """Tasks whose reference holds a value that the episode has not revealed."""
-    found = {task.id: next(unknown_values(subject, task), None) for task in subject.tasks}
-    tasks = [task for task, value in found.items() if value is not None]
-    detail = f"nothing that the agent was shown has {found[tasks[0]]!r:.60}" if tasks else ""
-    return at_most(name, len(tasks) / len(found), UNKNOWN, detail, tasks[0] if tasks else "")
+    first_unknown = {task.id: next(unknown_values(subject, task), None) for task in subject.tasks}
+    tasks = [task for task, value in first_unknown.items() if value is not None]
+    detail = f"nothing that the agent was shown has {first_unknown[tasks[0]]!r:.60}" if tasks else ""
+    return at_most(name, len(tasks) / len(first_unknown), UNKNOWN, detail, tasks[0] if tasks else "")
 
 
 def _chosen(subject: Subject, task: Task) -> tuple[str, list[str]] | None:
@@ -115,37 +123,41 @@ def _chosen(subject: Subject, task: Task) -> tuple[str, list[str]] | None:
         return None
     value, other = str(changed[0][0][keys[0]]), str(changed[0][1].get(keys[0]))
     results = [m for m in subject.solved(task) if m["role"] == "tool"]
-    shown = list(dict.fromkeys(leaf for message in results for leaf in probes.results(message)))
-    alike = [leaf for leaf in shown if probes.shape(leaf) == probes.shape(value)]
+    visible_before = list(dict.fromkeys(leaf for message in results for leaf in probes.results(message)))
+    alike = [leaf for leaf in visible_before if probes.shape(leaf) == probes.shape(value)]
     return (value, alike) if value in alike and other in alike else None
 
 
 def given_before(subject: Subject, name: str) -> Check:
     """Tasks in which what look-ups are to find stands in the opening messages, or always at one end of what they
     show."""
-    given: list[str] = []
+    tasks_given: list[str] = []
     places: Counter[str] = Counter()
-    chosen = {task.id: choice for task in subject.tasks if (choice := _chosen(subject, task))}
+    choices = {task.id: choice for task in subject.tasks if (choice := _chosen(subject, task))}
     for task in subject.tasks:
-        if task.id not in chosen:
+        if task.id not in choices:
             continue
-        value, alike = chosen[task.id]
+        value, alike = choices[task.id]
         opening = takewhile(lambda message: message["role"] != "assistant", subject.solved(task))
         words = {normalised(word) for message in opening for word in probes.words(probes.visible_text(message))}
-        given += [task.id] * ([other for other in alike if normalised(other) in words] == [value])
+        tasks_given += [task.id] * ([other for other in alike if normalised(other) in words] == [value])
         if len(alike) >= FEWEST:
             places["first"] += value == alike[0]
             places["last"] += value == alike[-1]
             places["all"] += 1
-    share, detail, shown = len(given) / max(1, len(chosen)), "the opening messages have what is to be looked up", ""
+    share, detail, visible_before = (
+        len(tasks_given) / max(1, len(choices)),
+        "the opening messages have what is to be looked up",
+        "",
+    )
     for place in ("first", "last"):
         predicted = places[place] / max(1, places["all"])
         if places["all"] >= FEWEST and predicted > share:
             share, detail = predicted, f"what is to be looked up is the {place} that results show"
-    if len(chosen) < FEWEST:
+    if len(choices) < FEWEST:
         share = 0.0
-    shown = (given or [*chosen])[0] if share > PREDICTED else ""
-    return at_most(name, share, PREDICTED, detail, shown)
+    visible_before = (tasks_given or [*choices])[0] if share > PREDICTED else ""
+    return at_most(name, share, PREDICTED, detail, visible_before)
 
 
 def forbidden(subject: Subject, name: str) -> Check:
@@ -161,4 +173,3 @@ def forbidden(subject: Subject, name: str) -> Check:
                 broken[task.id] = tool
     task, tool = next(iter(broken.items()), ("", ""))
     return at_most(name, len(broken) / len(subject.tasks), FORBIDDEN, f"the policy forbids {tool}", task)
-

@@ -40,8 +40,8 @@ def normalised(text: str) -> str:
     """A text as it is compared: compatibility forms (NFKC) in lower case, signs that nobody sees left out."""
     if text.isascii():
         return text.lower()
-    shown = "".join(sign for sign in unicodedata.normalize("NFKC", text) if unicodedata.category(sign) != "Cf")
-    return shown.lower()
+    visible_signs = "".join(sign for sign in unicodedata.normalize("NFKC", text) if unicodedata.category(sign) != "Cf")
+    return visible_signs.lower()
 
 
 def runs(text: str) -> set[str]:

@@ -36,15 +36,15 @@ Plays = dict[str, dict[str, Score]]
 
 def _judged(subject: Subject, name: str, plays: Plays) -> Check:
     """The kind that earns most: on average or, where luck has no part in it, in full on a single task."""
-    measured, detail, shown = -1.0, "", ""
+    measured, detail, worst_task = -1.0, "", ""
     for kind, scores in plays.items():
         most = max(scores, key=lambda task: (scores[task].success, scores[task].reward))
         mean = sum(score.reward for score in scores.values()) / len(scores)
         solved = sum(score.success or score.reward > probes.EACH for score in scores.values())
         worst = 1.0 if solved and kind not in LUCKY else mean
         if worst > measured:
-            measured, detail, shown = worst, f"{kind}: solves {solved} of {len(scores)} tasks", most
-    return at_most(name, measured, subject.bounds.hacking_reward, detail, shown)
+            measured, detail, worst_task = worst, f"{kind}: solves {solved} of {len(scores)} tasks", most
+    return at_most(name, measured, subject.bounds.hacking_reward, detail, worst_task)
 
 
 def _dealt(
@@ -62,8 +62,8 @@ def _dealt(
 def drawn_words(rng: random.Random, known: Sequence[str], longest: int = LONGEST) -> str:
     """A text of a length that is drawn, short and long alike: words that were seen, and words that nobody has."""
     count = round(longest ** rng.uniform(0, 1) / 6) + 1
-    made = ["".join(rng.choices(string.ascii_lowercase, k=rng.randint(2, 9))) for _ in range(min(count, 40))]
-    return " ".join(rng.choices([*made, *known], k=count))[:longest]
+    actions = ["".join(rng.choices(string.ascii_lowercase, k=rng.randint(2, 9))) for _ in range(min(count, 40))]
+    return " ".join(rng.choices([*actions, *known], k=count))[:longest]
 
 
 def _talking(kind: str, reference: Sequence[Message], rng: random.Random) -> Agent:
@@ -74,7 +74,9 @@ def _talking(kind: str, reference: Sequence[Message], rng: random.Random) -> Age
         asked = [message for message in seen if message["role"] == "user"]
         if kind.startswith("an echo"):
             [echoed] = (asked if kind.endswith("request") else seen)[-1:] or [probes.CLOSING]
-            return probes.assistant_message(probes.content(rng.choice([*seen, echoed]) if kind == "an echo" else echoed))
+            return probes.assistant_message(
+                probes.content(rng.choice([*seen, echoed]) if kind == "an echo" else echoed)
+            )
         if kind == "blanks":
             return probes.assistant_message(" \n\t"[rng.randrange(3)] * rng.randint(0, 50))
         if kind == "signs":
@@ -108,9 +110,9 @@ def _calling_at_once(tools: Sequence[JsonObject], reference: Sequence[Message], 
     def act(messages: Sequence[Message]) -> Message:
         if not tools or any(message["role"] == "assistant" for message in messages):
             return probes.CLOSING
-        made = [each(messages) for _ in tools]
-        made += [probes.random_call(rng.choice(tools)["function"], messages, rng) for _ in range(rng.randint(0, 12))]
-        calls = [call for message in made if message is not None for call in message.get("tool_calls") or []]
+        actions = [each(messages) for _ in tools]
+        actions += [probes.random_call(rng.choice(tools)["function"], messages, rng) for _ in range(rng.randint(0, 12))]
+        calls = [call for message in actions if message is not None for call in message.get("tool_calls") or []]
         return {"role": "assistant", "content": "", "tool_calls": rng.sample(calls, len(calls))}
 
     return act
@@ -175,7 +177,9 @@ def _wrong_types(call: tuple[str, JsonObject], parameters: JsonObject, rng: rand
 def _misnamed(call: tuple[str, JsonObject], parameters: JsonObject, rng: random.Random) -> Message | None:
     name = call[0]
     letters = "".join(rng.choices(string.ascii_lowercase, k=rng.randint(1, 6)))
-    return tool_call(rng.choice([f"{name}_{letters}", f"{letters}_{name}", name.swapcase(), name[1:] + name[0]]), call[1])
+    return tool_call(
+        rng.choice([f"{name}_{letters}", f"{letters}_{name}", name.swapcase(), name[1:] + name[0]]), call[1]
+    )
 
 
 def _unknown(call: tuple[str, JsonObject], parameters: JsonObject, rng: random.Random) -> Message | None:
@@ -184,7 +188,11 @@ def _unknown(call: tuple[str, JsonObject], parameters: JsonObject, rng: random.R
 
 def _renamed(call: tuple[str, JsonObject], parameters: JsonObject, rng: random.Random) -> Message | None:
     required = parameters.get("required") or []
-    return tool_call(call[0], {f"{key}{rng.randint(0, 99)}": value for key, value in call[1].items()}) if required else None
+    return (
+        tool_call(call[0], {f"{key}{rng.randint(0, 99)}": value for key, value in call[1].items()})
+        if required
+        else None
+    )
 
 
 def _with_arguments(name: str, arguments: str) -> Message:
@@ -206,27 +214,27 @@ def flawed_calls(subject: Subject, name: str) -> Check:
     """The gain of calls that no schema allows over their absence: all of the reference's calls, the last or one that is
     drawn, made so, on each task. An environment may raise at such a call, which is as good as paying nothing."""
     parameters = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in subject.against.tools}
-    worst, detail, shown = 0.0, "", ""
+    worst, detail, worst_task = 0.0, "", ""
     for task, kind, rng in _dealt(subject, "flaws", [*FLAWS]):
         reference = subject.reference(task)
         places = [index for index, message in enumerate(reference) if message.get("tool_calls")]
         chosen = rng.choice([places, places[-1:], rng.sample(places, min(1, len(places)))])
-        made: list[Message] = []
+        actions: list[Message] = []
         for index, message in enumerate(reference):
             if index not in chosen:
-                made.append(message)
+                actions.append(message)
                 continue
             flawed = [FLAWS[kind](call, parameters.get(call[0], {}), rng) for call in calls_of(message)]
-            made += [call for call in flawed if call is not None]
+            actions += [call for call in flawed if call is not None]
         absent = [message for index, message in enumerate(reference) if index not in chosen]
         try:
-            gain = subject.reward_of(task, made) - subject.reward_of(task, absent)
+            gain = subject.reward_of(task, actions) - subject.reward_of(task, absent)
         except EnvironmentFault:
             subject.hurry()  # raises where it is time that has run out
             gain = 0.0
         if gain > worst:
-            worst, detail, shown = gain, f"{kind} earns more than no call", task.id
-    return at_most(name, worst, probes.GAIN, detail, shown)
+            worst, detail, worst_task = gain, f"{kind} earns more than no call", task.id
+    return at_most(name, worst, probes.GAIN, detail, worst_task)
 
 
 # What must not change, and what must.
@@ -235,7 +243,7 @@ def flawed_calls(subject: Subject, name: str) -> Check:
 def other_words(subject: Subject, name: str) -> Check:
     """The reference in other words: some beside its calls, and of its last message those that nobody has told the
     agent replaced by drawn ones. Where words are the capability, as `broken` shows, they are left as they are."""
-    lost: dict[str, float] = {}
+    losses: dict[str, float] = {}
     for task in subject.tasks:
         rng, reference = subject.random("other words", task.id), subject.reference(task)
         broken = subject.broken(task) if hasattr(subject.target.environment, "broken") else ()
@@ -246,18 +254,20 @@ def other_words(subject: Subject, name: str) -> Check:
         for index in calling:
             actions[index] = {**reference[index], "content": probes.content(reference[index]) or "One moment."}
         if calling and calling[-1] == len(reference) - 2:
-            told = {word.lower() for message in subject.solved(task) if message["role"] != "assistant"
-                    for word in re.findall(r"\w+", probes.visible_text(message))}  # fmt: skip
-            last = re.sub(
-                r"[^\W\d_]+",
-                lambda match: match[0] if match[0].lower() in told else "".join(rng.choices(string.ascii_lowercase, k=5)),  # noqa: B023
-                probes.content(reference[-1]),
-            )
-            actions[-1] = probes.assistant_message(f"All right. {last}")
-        lost[task.id] = subject.solution(task).reward - subject.reward_of(task, actions)
-    many = [task for task, loss in lost.items() if loss > LOSS]
+            worst_task = [probes.visible_text(m) for m in subject.solved(task) if m["role"] != "assistant"]
+            known_words = set(re.findall(r"\w+", " ".join(worst_task).lower()))
+            pieces = re.split(r"([^\W\d_]+)", probes.content(reference[-1]))
+            last = [
+                piece
+                if not piece.isalpha() or piece.lower() in known_words
+                else "".join(rng.choices(string.ascii_lowercase, k=5))
+                for piece in pieces
+            ]
+            actions[-1] = probes.assistant_message(f"All right. {''.join(last)}")
+        losses[task.id] = subject.solution(task).reward - subject.reward_of(task, actions)
+    many = [task for task, loss in losses.items() if loss > LOSS]
     detail = "the reference loses by words beside its calls, or by last words that nobody has told the agent"
-    return at_most(name, len(many) / max(1, len(lost)), STRICT, detail, many[0] if many else "")
+    return at_most(name, len(many) / max(1, len(losses)), STRICT, detail, many[0] if many else "")
 
 
 def afterwards(subject: Subject, name: str) -> Check:

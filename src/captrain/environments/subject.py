@@ -119,11 +119,10 @@ def _checked_messages(raw: Any) -> list[Message]:
 def _read(text: str) -> str:
     """A file's text, and behind it the texts in it as they are when it runs, whatever they are written with."""
     try:
-        nodes = ast.walk(ast.parse(text))
-        constants = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+        constants = [node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return text
-    return "\n".join([text, *constants])
+    return "\n".join([text, *(value for value in constants if isinstance(value, str))])
 
 
 class Subject:

@@ -3,8 +3,8 @@
 One contract holds everywhere tokens are made (demonstrations, rollouts, training): prompt + assistant turn + suffix +
 assistant turn + ... concatenates to what the chat template renders for the whole dialogue. Only the template makes
 turns: a special token that stands in a message or a tool's schema is tokenized as the text that it is, so that no
-user's words and no tool's result can end a turn or begin one. What the model wrote is never tokenized again. Tool calls are read in Hermes format; a call that is not well formed is plain text, as it
-would be for a real model.
+user's words and no tool's result can end a turn or begin one. What the model wrote is never tokenized again. Tool calls
+are read in Hermes format; a call that is not well formed is plain text, as it would be for a real model.
 """
 
 import json
@@ -26,6 +26,9 @@ SPLIT = "\ufdd0"
 REMEMBERED = 2048
 """Texts, turns and replies whose encodings are remembered, each; of texts those up to `REMEMBERED` characters."""
 
+OPENINGS, LONGEST_OPENING = 8, 1 << 16
+"""Longer texts that are remembered, policies with tools mostly, and their characters at most."""
+
 
 class Chat:
     """Renderer and parser of one tokenizer's dialogues with one set of tools.
@@ -45,7 +48,7 @@ class Chat:
         self.tools = tools
         self.end: int = tokenizer.eos_token_id
         self._core = tokenizer.backend_tokenizer
-        special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+        special = {tokenizer.eos_token, *(t.content for t in tokenizer.added_tokens_decoder.values() if t.special)}
         longest = sorted((token for token in special if len(token) > 1), key=len, reverse=True)
         self._special = re.compile("|".join(f"{re.escape(token[0])}(?={re.escape(token[1:])})" for token in longest))
         rests = "|".join(re.escape(token[1:]) for token in longest)
@@ -53,6 +56,7 @@ class Chat:
         self._shown_tools = self._as_text(tools) or None
         self._pieces: dict[tuple[bool | str, ...], list[str] | None] = {}
         self._encoded = lru_cache(REMEMBERED)(self._ids)
+        self._openings = lru_cache(OPENINGS)(self._ids)
         self._turns = lru_cache(REMEMBERED)(self._turn)
         self._parsed = lru_cache(REMEMBERED)(self._parse)
         self._header = self._render([USER], generate=True)
@@ -83,7 +87,8 @@ class Chat:
         """
         ids: list[int] = []
         for part in re.split(f"(?<={re.escape(self.tokenizer.eos_token)})", text):
-            ids += self._encoded(part) if len(part) <= REMEMBERED else self._ids(part)
+            long = self._openings if len(part) <= LONGEST_OPENING else self._ids
+            ids += self._encoded(part) if len(part) <= REMEMBERED else long(part)
         return ids
 
     def _ids(self, text: str) -> list[int]:

@@ -1,6 +1,6 @@
+from .batch import SHARDS as SHARDS
 from .batch import PolicySource as PolicySource
 from .batch import RolloutBatch as RolloutBatch
-from .batch import SHARDS as SHARDS
 from .batch import collect_batch as collect_batch
 from .collection import collect as collect
 from .collection import floor_scores as floor_scores

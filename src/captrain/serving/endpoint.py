@@ -21,7 +21,6 @@ from captrain.records import JsonObject, Message, digest
 from captrain.serving.openai_schemas import CompletionRequest, RequestMessage, TokenRequest
 from captrain.serving.sampler import Sampler, Sampling, Scoring
 
-
 LONGEST_TOKEN = 64
 """Characters that a token stands for at most, on the average of a dialogue: a longer one is refused unread."""
 

@@ -58,6 +58,8 @@ def _checked_tool(tool: JsonObject) -> JsonObject:
 
 Tool = Annotated[JsonObject, AfterValidator(_checked_tool)]
 """A function's schema: its name as OpenAI has it, its parameters an object's."""
+
+
 def _checked_path(path: Path) -> Path:
     if "\0" in str(path) or any(len(part.encode(errors="replace")) > 255 for part in path.parts):
         raise ValueError("no path that a file can have")
