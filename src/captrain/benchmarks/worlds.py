@@ -151,8 +151,8 @@ class Worlds:
             return None  # a model plays the user
         is_of_target = rollout.environment == target.name
         name = rollout.task.id.partition("/")[2]
-        found = (_tasks(target, most).get(name) for most in SIZES)
-        task = rollout.task if is_of_target else next(filter(None, found), None)
+        matches = (_tasks(target, most).get(name) for most in SIZES)
+        task = rollout.task if is_of_target else next(filter(None, matches), None)
         return ContractWorld(target, task, rollout.messages, kinds) if task else None
 
     def _pool(self, benchmark: str) -> Pool | None:

@@ -151,22 +151,6 @@ class Case:
                 if (len(common) > 1 and all(common)) or (isinstance(value, str) and value in record.values()):
                     yield record
 
-    def attempts(self, goal: Act) -> list[Act]:
-        """The refused calls by which the rollout tried what a goal does."""
-        return [
-            act
-            for act in self.story.acts
-            if act.failed and act.tool == goal.tool and (not goal.record or same(goal.record, act.record))
-        ]
-
-    def requested(self, values: Sequence[object], before: int) -> int | None:
-        """The message in which the user named one of these values before the assistant did."""
-        for index in self.users(before):
-            spoken = [value for value in values if says(self.text(index), value)]
-            if any(not any(says(self.text(reply), value) for reply in self.replies(index)) for value in spoken):
-                return index
-        return None
-
     def spoken(self, before: int | None = None) -> list[int]:
         """The places of the assistant's messages with words, with or without a call beside, up to a message."""
         messages = enumerate(self.messages[:before])
