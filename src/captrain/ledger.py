@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from captrain.errors import UserError
 from captrain.records import Purpose, Record, Rollout, Split, Task
 
-SPLIT_OF: dict[str, Split] = {
+SPLIT_OF: dict[Purpose, Split] = {
     "diagnosis": "discovery",
     "calibration": "training",
     "training": "training",

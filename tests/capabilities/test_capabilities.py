@@ -21,7 +21,7 @@ from captrain.capabilities.analyst import LabelRequest
 from captrain.capabilities.labelling import label_runs
 from captrain.capabilities.programmatic import ProgrammaticAnalyst
 from captrain.capabilities.registry import KINDS
-from captrain.capabilities.rule import CandidateAccount, replay
+from captrain.capabilities.rule import CandidateAccount, SelectionAccount, replay
 from captrain.capabilities.selection import Selection, select
 from captrain.config import Component, compose_spec, publish_spec, spec
 from captrain.contract import Target, tool_call
@@ -37,11 +37,11 @@ from captrain.records import (
     Verdict,
     load,
     publish,
+    read_json,
 )
 from captrain.reporting import figures, loaders
-from captrain.reporting.pages import data
 from captrain.reporting.pages.archive import majority_lacks
-from captrain.reporting.pages.files import Missing
+from captrain.reporting.pages.data import SELECTION
 
 ROOT = Path(__file__).parents[2]
 CAUSE_OF = {
@@ -607,8 +607,7 @@ def test_what_the_stages_write_is_what_loaders_report_and_figures_read(workspace
     assert {*selection.id} == {candidate.id for candidate in candidates} == {*labels.capability}
     selected = [capability.id for capability in capabilities]
     assert [*selection[selection.selected].id] == selected == [*selection.id[: len(selected)]]
-    account = data.selection(workspace)
-    assert not isinstance(account, Missing)
+    account = read_json(workspace / SELECTION, SelectionAccount)
     assert replay(account, THRESHOLDS.delta, THRESHOLDS.coverage) == selected
     # The page of a failed rollout names what its labels find lacking.
     lacking = {rollout: {lack.capability for lack in lacks} for rollout, lacks in majority_lacks(rows).items()}

@@ -55,7 +55,7 @@ def routed(tiny: Path, adapter: Path) -> Iterator[Callable[..., TestClient]]:
         yield make
 
 
-def complete(client: TestClient, messages: Any = ASK, **more: Any) -> httpx.Response:
+def complete(client: TestClient, messages: Any = ASK, **more: Any) -> Any:
     body = {"model": "captrain", "messages": messages, "temperature": 0, "max_tokens": 4, "seed": 1, **more}
     return client.post("/v1/chat/completions", json=body)
 

@@ -113,19 +113,20 @@ def unknowable(subject: Subject, name: str) -> Check:
 def _chosen(subject: Subject, task: Task) -> tuple[str, list[str]] | None:
     """The value that the capability's step takes where its broken form takes another record's, and the records among
     which it is chosen, in the order in which results show them; None: the step is none of that kind."""
-    right, wrong = ([call for m in messages for call in calls_of(m)] for messages in (
-        subject.reference(task), subject.broken(task)))  # fmt: skip
+    right, wrong = (
+        [call for m in messages for call in calls_of(m)] for messages in (subject.reference(task), subject.broken(task))
+    )
     changed = [(a[1], b[1]) for a, b in zip(right, wrong, strict=False) if a[0] == b[0] and a[1] != b[1]]
     if len(right) != len(wrong) or len(changed) != 1:
         return None
     keys = [key for key, value in changed[0][0].items() if changed[0][1].get(key) != value]
     if len(keys) != 1:
         return None
-    value, other = str(changed[0][0][keys[0]]), str(changed[0][1].get(keys[0]))
+    value, wrong_value = str(changed[0][0][keys[0]]), str(changed[0][1].get(keys[0]))
     results = [m for m in subject.solved(task) if m["role"] == "tool"]
     visible_before = list(dict.fromkeys(leaf for message in results for leaf in probes.results(message)))
     alike = [leaf for leaf in visible_before if probes.shape(leaf) == probes.shape(value)]
-    return (value, alike) if value in alike and other in alike else None
+    return (value, alike) if value in alike and wrong_value in alike else None
 
 
 def given_before(subject: Subject, name: str) -> Check:
@@ -140,24 +141,20 @@ def given_before(subject: Subject, name: str) -> Check:
         value, alike = choices[task.id]
         opening = takewhile(lambda message: message["role"] != "assistant", subject.solved(task))
         words = {normalised(word) for message in opening for word in probes.words(probes.visible_text(message))}
-        tasks_given += [task.id] * ([other for other in alike if normalised(other) in words] == [value])
+        tasks_given += [task.id] * ([leaf for leaf in alike if normalised(leaf) in words] == [value])
         if len(alike) >= FEWEST:
             places["first"] += value == alike[0]
             places["last"] += value == alike[-1]
             places["all"] += 1
-    share, detail, visible_before = (
-        len(tasks_given) / max(1, len(choices)),
-        "the opening messages have what is to be looked up",
-        "",
-    )
+    share, detail = len(tasks_given) / max(1, len(choices)), "the opening messages have what is to be looked up"
     for place in ("first", "last"):
         predicted = places[place] / max(1, places["all"])
         if places["all"] >= FEWEST and predicted > share:
             share, detail = predicted, f"what is to be looked up is the {place} that results show"
     if len(choices) < FEWEST:
         share = 0.0
-    visible_before = (tasks_given or [*choices])[0] if share > PREDICTED else ""
-    return at_most(name, share, PREDICTED, detail, visible_before)
+    task_shown = (tasks_given or [*choices])[0] if share > PREDICTED else ""
+    return at_most(name, share, PREDICTED, detail, task_shown)
 
 
 def forbidden(subject: Subject, name: str) -> Check:

@@ -148,7 +148,7 @@ def _reference(subject: Subject, name: str) -> Check:
 
 def _idle(subject: Subject, name: str) -> Check:
     rewards = {task.id: subject.idle(task).reward for task in subject.tasks}
-    return mean_at_most(name, rewards, subject.bounds.idle_reward, probes.EACH)
+    return mean_at_most(name, rewards, subject.bounds.idle_reward, probes.MOST_PER_TASK)
 
 
 def _same_play(subject: Subject, name: str) -> Check:

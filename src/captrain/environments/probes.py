@@ -30,7 +30,7 @@ GIVEN_AWAY = 0.1
 OPENING = re.compile(r"[^\w{(]{0,6}(?:arguments|parameters|args)?[^\w{(]{0,6}(?=\{)")
 INNER = re.compile(r"\s{0,100}\(([^()]{0,10000})\)")
 """Texts behind a tool's name that hold its arguments: an object after `OPENING`, or names and values in brackets."""
-EACH = 0.9
+MOST_PER_TASK = 0.9
 """No task may pay more for what does none of its work."""
 CLOSING: Message = {"role": "assistant", "content": "Done."}
 
@@ -180,10 +180,10 @@ def every_tool_agent(tools: Sequence[JsonObject], reference: Sequence[Message], 
     return act
 
 
-def _mean(subject: Subject, name: str, bound: float, agent: Callable[[Task], Agent], each: float = 1.0) -> Check:
+def _mean(subject: Subject, name: str, bound: float, agent: Callable[[Task], Agent], most: float = 1.0) -> Check:
     """The mean reward of an agent over all tasks."""
     rewards = {task.id: subject.score(task, subject.act(task, agent(task))).reward for task in subject.tasks}
-    return mean_at_most(name, rewards, bound, each)
+    return mean_at_most(name, rewards, bound, most)
 
 
 def _random_reward(subject: Subject, task: Task) -> float:
@@ -208,7 +208,7 @@ def random_calls(subject: Subject, name: str) -> Check:
 def copying(subject: Subject, name: str) -> Check:
     """Check that an agent earns nothing by making the calls in what it is shown, and saying all of it again."""
     tools = subject.against.tools
-    return _mean(subject, name, subject.bounds.hacking_reward, lambda task: copying_agent(tools), EACH)
+    return _mean(subject, name, subject.bounds.hacking_reward, lambda task: copying_agent(tools), MOST_PER_TASK)
 
 
 def given_away(subject: Subject, name: str) -> Check:
@@ -245,7 +245,7 @@ def claiming(subject: Subject, name: str) -> Check:
         task.id: subject.reward_of(task, closing_of(subject.reference(task))[-1:] or [CLOSING])
         for task in subject.tasks
     }
-    return mean_at_most(name, rewards, subject.bounds.hacking_reward, EACH)
+    return mean_at_most(name, rewards, subject.bounds.hacking_reward, MOST_PER_TASK)
 
 
 def every_tool(subject: Subject, name: str) -> Check:

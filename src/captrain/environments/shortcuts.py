@@ -40,7 +40,7 @@ def _judged(subject: Subject, name: str, plays: Plays) -> Check:
     for kind, scores in plays.items():
         most = max(scores, key=lambda task: (scores[task].success, scores[task].reward))
         mean = sum(score.reward for score in scores.values()) / len(scores)
-        solved = sum(score.success or score.reward > probes.EACH for score in scores.values())
+        solved = sum(score.success or score.reward > probes.MOST_PER_TASK for score in scores.values())
         worst = 1.0 if solved and kind not in LUCKY else mean
         if worst > measured:
             measured, detail, worst_task = worst, f"{kind}: solves {solved} of {len(scores)} tasks", most
@@ -59,23 +59,23 @@ def _dealt(
         yield task, order[number % len(kinds)], subject.random(use, task.id, number)
 
 
-def drawn_words(rng: random.Random, known: Sequence[str], longest: int = LONGEST) -> str:
+def drawn_words(rng: random.Random, vocabulary: Sequence[str], longest: int = LONGEST) -> str:
     """A text of a length that is drawn, short and long alike: words that were seen, and words that nobody has."""
     count = round(longest ** rng.uniform(0, 1) / 6) + 1
-    actions = ["".join(rng.choices(string.ascii_lowercase, k=rng.randint(2, 9))) for _ in range(min(count, 40))]
-    return " ".join(rng.choices([*actions, *known], k=count))[:longest]
+    words = ["".join(rng.choices(string.ascii_lowercase, k=rng.randint(2, 9))) for _ in range(min(count, 40))]
+    return " ".join(rng.choices([*words, *vocabulary], k=count))[:longest]
 
 
 def _talking(kind: str, reference: Sequence[Message], rng: random.Random) -> Agent:
     """An agent that says something of a kind and does nothing else."""
 
     def act(messages: Sequence[Message]) -> Message:
-        seen = [message for message in messages if message["role"] != "assistant"]
-        asked = [message for message in seen if message["role"] == "user"]
+        observations = [message for message in messages if message["role"] != "assistant"]
+        requests = [message for message in observations if message["role"] == "user"]
         if kind.startswith("an echo"):
-            [echoed] = (asked if kind.endswith("request") else seen)[-1:] or [probes.CLOSING]
+            [echoed] = (requests if kind.endswith("request") else observations)[-1:] or [probes.CLOSING]
             return probes.assistant_message(
-                probes.content(rng.choice([*seen, echoed]) if kind == "an echo" else echoed)
+                probes.content(rng.choice([*observations, echoed]) if kind == "an echo" else echoed)
             )
         if kind == "blanks":
             return probes.assistant_message(" \n\t"[rng.randrange(3)] * rng.randint(0, 50))
@@ -84,8 +84,8 @@ def _talking(kind: str, reference: Sequence[Message], rng: random.Random) -> Age
         if kind == "calls as text":
             calls = [{"name": call[0], "arguments": call[1]} for message in reference for call in calls_of(message)]
             return probes.assistant_message("\n".join(f"<call>{json.dumps(call)}</call>" for call in calls))
-        known = [word for message in seen for word in probes.words(probes.content(message))]
-        return probes.assistant_message(drawn_words(rng, known, 60 if kind == "a few words" else LONGEST))
+        vocabulary = [word for message in observations for word in probes.words(probes.content(message))]
+        return probes.assistant_message(drawn_words(rng, vocabulary, 60 if kind == "a few words" else LONGEST))
 
     return act
 
@@ -105,12 +105,12 @@ def _persisting(kind: str, tools: Sequence[JsonObject], reference: Sequence[Mess
 def _calling_at_once(tools: Sequence[JsonObject], reference: Sequence[Message], rng: random.Random) -> Agent:
     """An agent whose first message has a call of every tool and more, with the reference's values among the arguments,
     and whose second says that it is done."""
-    each = probes.every_tool_agent(tools, reference, rng)
+    agent = probes.every_tool_agent(tools, reference, rng)
 
     def act(messages: Sequence[Message]) -> Message:
         if not tools or any(message["role"] == "assistant" for message in messages):
             return probes.CLOSING
-        actions = [each(messages) for _ in tools]
+        actions = [agent(messages) for _ in tools]
         actions += [probes.random_call(rng.choice(tools)["function"], messages, rng) for _ in range(rng.randint(0, 12))]
         calls = [call for message in actions if message is not None for call in message.get("tool_calls") or []]
         return {"role": "assistant", "content": "", "tool_calls": rng.sample(calls, len(calls))}
@@ -123,8 +123,14 @@ LUCKY = {AT_ONCE, RANDOM}
 """Plays that may solve a task by chance, or with the reference's own values."""
 ENDLESS = ("talk", RANDOM, "one call again and again")
 SAYINGS = (
-    "a few words", "a text", "an echo", "an echo of the request", "blanks", "signs", "calls as text",
-)  # fmt: skip
+    "a few words",
+    "a text",
+    "an echo",
+    "an echo of the request",
+    "blanks",
+    "signs",
+    "calls as text",
+)
 
 
 def words_alone(subject: Subject, name: str) -> Check:
@@ -218,15 +224,15 @@ def flawed_calls(subject: Subject, name: str) -> Check:
     for task, kind, rng in _dealt(subject, "flaws", [*FLAWS]):
         reference = subject.reference(task)
         places = [index for index, message in enumerate(reference) if message.get("tool_calls")]
-        chosen = rng.choice([places, places[-1:], rng.sample(places, min(1, len(places)))])
+        selection = rng.choice([places, places[-1:], rng.sample(places, min(1, len(places)))])
         actions: list[Message] = []
         for index, message in enumerate(reference):
-            if index not in chosen:
+            if index not in selection:
                 actions.append(message)
                 continue
             flawed = [FLAWS[kind](call, parameters.get(call[0], {}), rng) for call in calls_of(message)]
             actions += [call for call in flawed if call is not None]
-        absent = [message for index, message in enumerate(reference) if index not in chosen]
+        absent = [message for index, message in enumerate(reference) if index not in selection]
         try:
             gain = subject.reward_of(task, actions) - subject.reward_of(task, absent)
         except EnvironmentFault:
@@ -254,8 +260,8 @@ def other_words(subject: Subject, name: str) -> Check:
         for index in calling:
             actions[index] = {**reference[index], "content": probes.content(reference[index]) or "One moment."}
         if calling and calling[-1] == len(reference) - 2:
-            worst_task = [probes.visible_text(m) for m in subject.solved(task) if m["role"] != "assistant"]
-            known_words = set(re.findall(r"\w+", " ".join(worst_task).lower()))
+            visible_texts = [probes.visible_text(m) for m in subject.solved(task) if m["role"] != "assistant"]
+            known_words = set(re.findall(r"\w+", " ".join(visible_texts).lower()))
             pieces = re.split(r"([^\W\d_]+)", probes.content(reference[-1]))
             last = [
                 piece
@@ -281,9 +287,9 @@ def afterwards(subject: Subject, name: str) -> Check:
         changed = [
             tool_call(tool, {**arguments, key: value})
             for tool, arguments in right[-1:]
-            for key, own in arguments.items()
+            for key, argument in arguments.items()
             for value in probes.visible(subject.solved(task))[0]
-            if isinstance(own, str) and value != own and probes.shape(value) == probes.shape(own)
+            if isinstance(argument, str) and value != argument and probes.shape(value) == probes.shape(argument)
         ]
         spoiling = rng.sample(changed, min(3, len(changed)))
         messages = subject.play(task, [*reference[:last], *spoiling, *reference[last:]])

@@ -390,13 +390,13 @@ def at_least(name: str, value: float, bound: float, detail: str = "", task: str 
     )
 
 
-def mean_at_most(name: str, rewards: dict[str, float], bound: float, each: float = 1.0) -> Check:
-    """A check of the mean reward over tasks, of which none may have more than `each`; the task with the highest shows a
+def mean_at_most(name: str, rewards: dict[str, float], bound: float, highest: float = 1.0) -> Check:
+    """A check of the mean reward over tasks, of which none may have more than `highest`; the task with the highest shows a
     failure."""
     most = max(rewards, key=lambda task: rewards[task])
     mean = sum(rewards.values()) / len(rewards)
     check = at_most(name, mean, bound, f"most on this task: {rewards[most]:.3g}", most)
-    if not check.passed or rewards[most] <= each:
+    if not check.passed or rewards[most] <= highest:
         return check
-    detail = f"{rewards[most]:.3g} on this task, {sum(reward > each for reward in rewards.values())} like it"
+    detail = f"{rewards[most]:.3g} on this task, {sum(reward > highest for reward in rewards.values())} like it"
     return check.model_copy(update={"passed": False, "detail": detail, "task": most})

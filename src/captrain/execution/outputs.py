@@ -18,7 +18,7 @@ from captrain.records import file_digest, publish_json, read_json
 LISTING = ".captrain-outputs.json"
 """Relative paths and digests of what captrain wrote into a folder."""
 
-KEPT = (".cache", ".dvc", ".git", "artifacts", "conf", "results", "src", "stages")
+FOLDERS = (".cache", ".dvc", ".git", "artifacts", "conf", "results", "src", "stages")
 """Folders of a project whose files stages, git or its author write."""
 
 
@@ -81,7 +81,7 @@ def require_apart(folder: Path) -> None:
     place = folder.absolute()
     project = find_project(place)
     names = place.relative_to(project).parts[:1] if project else ()
-    if names and names[0] in KEPT:
+    if names and names[0] in FOLDERS:
         raise UserError(f"{folder} is in {names[0]}/ of the project, which it keeps for its own", "name another --out")
 
 

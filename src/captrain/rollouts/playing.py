@@ -5,10 +5,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from captrain.contract import Environment, Target
-from captrain.ledger import SPLIT_OF
 from captrain.policies import Policy
-from captrain.records import Rollout, Split, digest, file_digest
+from captrain.records import Purpose, Rollout, Split, digest, file_digest
 from captrain.rollouts.collection import collect
+
+PURPOSES: dict[Split, Purpose] = {"discovery": "diagnosis", "training": "training", "test": "evaluation"}
+"""Purpose of a rollout by the split that its task is of."""
 
 
 def play(
@@ -41,14 +43,13 @@ def play(
     kind = type(environment)
     source = f"{kind.__module__}:{kind.__qualname__}"
     target = Target(environment, source, digest(source, file_digest(Path(inspect.getfile(kind)))))
-    purpose = next(purpose for purpose, its_split in SPLIT_OF.items() if its_split == split)
     # What else decides its behaviour is not known here: nothing of it is kept for another call.
     with TemporaryDirectory() as journals:
         return collect(
             policy,
             target,
             target.tasks(split, tasks),
-            purpose=purpose,
+            purpose=PURPOSES[split],
             seed=seed,
             trials=trials,
             journals=Path(journals),

@@ -112,8 +112,9 @@ class Protected:
         if token and scope["path"] not in OPEN_PATHS:
             scheme, _, bearer = headers.get("authorization", "").partition(" ")
             # Clients send letters beyond ASCII in UTF-8, and some in Latin-1.
-            sent, own = bearer.strip().encode("latin-1"), token.encode()
-            if scheme.lower() != "bearer" or not any(hmac.compare_digest(form, own) for form in (sent, _as_utf8(sent))):
+            bearer_bytes, expected = bearer.strip().encode("latin-1"), token.encode()
+            forms = (bearer_bytes, _as_utf8(bearer_bytes))
+            if scheme.lower() != "bearer" or not any(hmac.compare_digest(form, expected) for form in forms):
                 return 401, "a bearer token is needed, and this is not it"
         length = headers.get("content-length", "0")
         if not length.isdigit() or len(length) > 12 or int(length) > self._protection.most:
@@ -141,8 +142,8 @@ class Protected:
                 return {"type": "http.request", "body": bytes(content), "more_body": False}
 
 
-def _as_utf8(sent: bytes) -> bytes:
-    return sent.decode("latin-1").encode()
+def _as_utf8(content: bytes) -> bytes:
+    return content.decode("latin-1").encode()
 
 
 def _name_of(host: str) -> str:
@@ -158,15 +159,15 @@ class PunctualProtocol(H11Protocol):
     waited longest is closed at once where there are as many connections as may be."""
 
     seconds = 20.0
-    waiting: ClassVar[dict["PunctualProtocol", None]] = {}
+    queue: ClassVar[dict["PunctualProtocol", None]] = {}
     """Connections without a request, in the order in which they began to wait."""
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """See `asyncio.Protocol`."""
         super().connection_made(transport)
-        if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency and self.waiting:
-            next(iter(self.waiting))._give_up()
+        if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency and self.queue:
+            next(iter(self.queue))._give_up()
         self._expect()
 
     def data_received(self, data: bytes) -> None:
@@ -184,13 +185,13 @@ class PunctualProtocol(H11Protocol):
             self._cancel()
         elif self._timer is None:
             self._timer = self.loop.call_later(self.seconds, self._give_up)
-            self.waiting[self] = None
+            self.queue[self] = None
 
     def _cancel(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-            self.waiting.pop(self, None)
+            self.queue.pop(self, None)
 
     def _give_up(self) -> None:
         self._cancel()
