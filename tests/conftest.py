@@ -85,7 +85,7 @@ def freeze() -> None:
 
 @pytest.fixture(autouse=True)
 def only_what_is_needed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide what `make installations` has made beside .venv from tests that do not ask for it: these do the same on every
+    """Hide what `make installations` has made from tests that do not ask for it: these do the same on every
     machine, and start none of its processes."""
     if not any(NEEDS[name].outside for name in needs_of(request.node)):
         monkeypatch.setattr(installing, "MARK", ".made-by-a-test")
