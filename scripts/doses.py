@@ -16,17 +16,23 @@ from pathlib import Path
 
 import numpy as np
 
-from captrain.baselines import RejectionLesson, refine, trace_ledger
 from captrain.benchmarks import load_benchmark
+from captrain.comparison import (
+    Bootstrap,
+    Evidence,
+    RejectionLesson,
+    generalist_lesson,
+    refine,
+    specialist_lessons,
+    trace_ledger,
+)
 from captrain.config import Spec, load_spec
-from captrain.evaluation import Bootstrap
 from captrain.execution import entry_point, launch
 from captrain.ledger import budget
 from captrain.models import Adapter
 from captrain.policies import load_policy
 from captrain.records import JsonObject, publish_text
 from captrain.rollouts import collect
-from captrain.rounds import Evidence, generalist_lesson, specialist_lessons
 from captrain.training import LIBRARIES, teach_solutions
 
 DOSES = {

@@ -250,7 +250,7 @@ def prepare_arms(size: int, folder: Path) -> None:
 
 def compare_methods(size: int, folder: Path) -> None:
     """Make the tables of the stage `evaluation`."""
-    from captrain.evaluation import evaluate, publish_evaluation
+    from captrain.comparison import evaluate, publish_evaluation
     from captrain.ledger import LedgerEntry
     from captrain.records import read_table
 

@@ -1,6 +1,6 @@
 """The whole pipeline over seeds and experiments. Run by `make replicate SEEDS="0 1 2" EXPERIMENTS="default rare"`.
 
-Each experiment with each seed is a point (see `captrain.experiments`), run in a workspace of its own; stages that two
+Each experiment with each seed is a point (see `captrain.comparison`), run in a workspace of its own; stages that two
 points share run once. A point that fails is reported and the others go on. At the end the points are gathered in
 results/replicates/, in the folder that NAME is where there is one; with --join the points that it has already stay.
 """
@@ -19,21 +19,26 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from captrain.config import Choice
-from captrain.errors import UserError
-from captrain.evaluation import (
+from captrain.comparison import (
     CONFIDENCE,
     GRPO,
     ComparisonRow,
+    Point,
+    TableRow,
     differences_over_seeds,
     grouped,
     headline_methods,
+    point_rows,
+    points,
     rates_over_seeds,
+    read_rows,
     supervision,
     versus,
+    write_table,
 )
+from captrain.config import Choice
+from captrain.errors import UserError
 from captrain.execution import entry_point
-from captrain.experiments import Point, TableRow, point_rows, points, read_rows, write_table
 from captrain.records import require_file_name
 
 WORDS = ("experiment", "method", "learns from", "reading")

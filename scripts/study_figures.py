@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from captrain.evaluation import (
+from captrain.comparison import (
     BASE,
     CONFIDENCE,
     GRPO,

@@ -21,10 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from captrain.baselines import baseline_job
 from captrain.benchmarks import load_benchmark, train_base
+from captrain.comparison import Bootstrap, baseline_job
 from captrain.config import Spec, load_spec
-from captrain.evaluation import Bootstrap
 from captrain.execution import entry_point, launch
 from captrain.models import Adapter
 from captrain.policies import load_policy

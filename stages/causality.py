@@ -4,8 +4,8 @@ from pathlib import Path
 
 from captrain.benchmarks import load_benchmark
 from captrain.capabilities import Analyst
+from captrain.comparison import measure_causality, publish_causality
 from captrain.config import build, load_spec
-from captrain.evaluation import measure_causality, publish_causality
 from captrain.execution import entry_point
 from captrain.records import publish, publish_json
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from captrain.baselines import publish_controls, run_controls
+from captrain.comparison import publish_controls, run_controls
 from captrain.config import load_spec
 from captrain.execution import entry_point
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from captrain.comparison import evaluate_project, publish_evaluation
 from captrain.config import load_spec
-from captrain.evaluation import evaluate_project, publish_evaluation
 from captrain.execution import entry_point
 from captrain.records import publish
 

@@ -1,4 +1,4 @@
-"""Make one row of the table, by its entry in `captrain.baselines`: `python stages/row.py NAME`."""
+"""Make one row of the table, by its entry in `captrain.comparison.baselines`: `python stages/row.py NAME`."""
 
 import sys
 from functools import partial
@@ -13,7 +13,7 @@ NAME = sys.argv[1]
 @partial(entry_point, name=NAME)
 def main() -> str:
     """Base, and what the row rests on -> artifacts/NAME, results/NAME."""
-    return import_module(f"captrain.baselines.{NAME}").BASELINE.run(load_spec())
+    return import_module(f"captrain.comparison.baselines.{NAME}").BASELINE.run(load_spec())
 
 
 if __name__ == "__main__":

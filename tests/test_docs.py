@@ -23,8 +23,8 @@ from support.needs import further
 from support.pages import PAGES, ROOT, PageCommand, commands_of, run_command
 from typer.core import TyperGroup
 
-from captrain.baselines import baselines
 from captrain.cli.app import app
+from captrain.comparison import baselines
 from captrain.config import compose_spec
 
 RUN = (
@@ -54,14 +54,14 @@ COVERED = {
     "captrain validate": "tests/environments/test_passport.py::"
     "test_validate_prints_the_sandbox_and_every_check_and_writes_passport_and_page",
     "captrain verify": "tests/reporting/test_verification.py::test_verify_holds_for_what_was_run_and_committed",
-    "captrain-sweep -m +study=": "tests/experiments/test_sweep.py::"
+    "captrain-sweep -m +study=": "tests/comparison/test_sweep.py::"
     "test_a_study_names_its_table_shares_points_and_yields_to_what_is_given",
-    "captrain-sweep -m selection": "tests/experiments/test_sweep.py::"
+    "captrain-sweep -m selection": "tests/comparison/test_sweep.py::"
     "test_points_share_what_did_not_change_fail_alone_and_rerun_alone",
     "make figures": "tests/reporting/test_studies.py::test_all_figures_redraw_to_the_same_bytes_without_torch",
-    "make replicate": "tests/experiments/test_replicate.py::test_points_share_the_base_resume_and_survive_a_failure",
+    "make replicate": "tests/comparison/test_replicate.py::test_points_share_the_base_resume_and_survive_a_failure",
     "make repro": "tests/test_pipeline.py::test_every_stage_leaves_its_results_and_the_table_prints",
-    "make studies": "tests/experiments/test_sweep.py::test_every_study_composes_and_varies_what_its_figure_asks_for",
+    "make studies": "tests/comparison/test_sweep.py::test_every_study_composes_and_varies_what_its_figure_asks_for",
     "make test": "tests/test_docs.py::test_every_command_is_run_or_covered_or_said_not_to_be",
     "pytest tests/": "tests/test_docs.py::test_every_command_is_run_or_covered_or_said_not_to_be",
 }

@@ -27,9 +27,9 @@ from captrain.capabilities import select, select_by_verdicts
 from captrain.capabilities import selection as selection_rule
 from captrain.capabilities.alignment import says
 from captrain.capabilities.vocabulary import Vocabulary
+from captrain.comparison import Bootstrap, statistics
 from captrain.config import Selection
 from captrain.diagnosis import diagnose, publish_diagnosis
-from captrain.evaluation import Bootstrap, statistics
 from captrain.interop import read_logs
 from captrain.interop.logs import document
 from captrain.interop.logs.document import JsonDocument

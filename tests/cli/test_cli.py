@@ -94,7 +94,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 def test_no_module_behind_the_commands_imports_torch() -> None:
-    modules = "captrain.evaluation.tables, captrain.reporting.verification, captrain.reporting.show, dvc.repo"
+    modules = "captrain.comparison.tables, captrain.reporting.verification, captrain.reporting.show, dvc.repo"
     code = f"import sys, {modules}\nprint('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "False"
@@ -119,7 +119,7 @@ def test_no_job_is_an_empty_list(project: Path, captrain: Captrain) -> None:
 
 
 def test_the_sweep_command_explains_itself(tmp_path: Path) -> None:
-    code = "import sys; sys.argv = ['captrain-sweep', '--help']; from captrain.experiments.sweep import main; main()"
+    code = "import sys; sys.argv = ['captrain-sweep', '--help']; from captrain.comparison.sweep import main; main()"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "captrain-sweep -m" in done.stdout
 

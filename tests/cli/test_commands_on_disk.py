@@ -22,7 +22,7 @@ from support.disk import FULL, full, limited, read_only, run_hurt
 from support.needs import further
 
 from captrain.cli import app
-from captrain.experiments import sweep
+from captrain.comparison import sweep
 from captrain.records import publish_text
 
 LOGS = Path(__file__).parents[2] / "docs/examples/servicedesk.jsonl"

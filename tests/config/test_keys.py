@@ -13,10 +13,10 @@ import pytest
 import yaml
 from rich.console import Console
 
+from captrain.comparison import sweep
 from captrain.config import Selection, compose_spec, load_choice, redacted, refuse_keys
 from captrain.diagnosis import diagnose, publish_diagnosis
 from captrain.errors import UserError
-from captrain.experiments import sweep
 from captrain.interop import read_logs
 from captrain.records import Label, Rollout, RolloutLabels, Score, Task, publish
 from captrain.reporting import show

@@ -25,11 +25,11 @@ from support.stages import command_of
 from support.warm import warm_commands
 
 from captrain.benchmarks.base.training import train_base
+from captrain.comparison.arms import Arm, ArmBatch, play_batch
 from captrain.config import compose_spec, load_spec, publish_spec
 from captrain.config.components import Component
 from captrain.config.machine import Machine, Slurm
 from captrain.errors import EnvironmentFault, InfrastructureError, UserError
-from captrain.evaluation.arms import Arm, ArmBatch, play_batch
 from captrain.execution import jobs, launch, slurm
 from captrain.execution.fingerprint import fingerprint, identity_of
 from captrain.execution.jobs import ALIVE, JOBS
@@ -527,9 +527,9 @@ def test_a_key_is_of_the_code_that_runs_and_of_no_other(here: Path, monkeypatch:
         assert digest() != before, name
         before = digest()
     # And data.
-    before, name = digest("rounds/diagnosis.py"), "capabilities/prompts/labelling.md"
+    before, name = digest("comparison/rounds/diagnosis.py"), "capabilities/prompts/labelling.md"
     (package / name).write_text((package / name).read_text() + "\n")
-    assert digest("rounds/diagnosis.py") != before
+    assert digest("comparison/rounds/diagnosis.py") != before
 
 
 def test_a_result_is_made_once_and_is_none_when_its_files_were_altered(here: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from captrain.baselines import TRACE_STAGES, baselines
+from captrain.comparison import TRACE_STAGES, baselines
 from captrain.config import Spec
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry

@@ -12,8 +12,8 @@ from rich.console import Console
 from scipy.stats import beta, norm
 from scipy.stats import t as student
 
+from captrain.comparison.statistics import Bootstrap, summarise
 from captrain.errors import UserError
-from captrain.evaluation.statistics import Bootstrap, summarise
 from captrain.planning.power import (
     MAX_TRIALS,
     Design,

@@ -20,9 +20,9 @@ from matplotlib.text import Text
 from support.results import make_results
 from support.scripts import SCRIPTS, load_script
 
-from captrain.evaluation.comparison import differences_over_seeds, rates_over_seeds
-from captrain.evaluation.rows import GRPO, TRACE, label
-from captrain.experiments.gathering import write_table
+from captrain.comparison.differences import differences_over_seeds, rates_over_seeds
+from captrain.comparison.gathering import write_table
+from captrain.comparison.rows import GRPO, TRACE, label
 from captrain.reporting.published import read_published
 from captrain.reporting.style import PROJECT
 

@@ -12,11 +12,11 @@ from pydantic import BaseModel
 from support.answering import Answering, refuses, says
 
 from captrain.benchmarks import load_benchmark
+from captrain.comparison.arms import Arm, ArmBatch, play_batch
 from captrain.config import Spec, compose_spec
 from captrain.config.machine import ModelAccess
 from captrain.environments.openai import OpenAISynthesizer
 from captrain.environments.synthesis import make_brief
-from captrain.evaluation.arms import Arm, ArmBatch, play_batch
 from captrain.execution import entry_point
 from captrain.models.answers import Question as Asked
 from captrain.models.answers import StructuredAnswers

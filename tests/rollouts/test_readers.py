@@ -7,9 +7,9 @@ from pathlib import Path
 import pandas as pd
 
 from captrain.benchmarks.servicedesk import ServiceDesk
+from captrain.comparison import evaluate
 from captrain.contract import Target
 from captrain.errors import InfrastructureError
-from captrain.evaluation import evaluate
 from captrain.ledger import LedgerEntry, budget, ledger_entry
 from captrain.policies.policy import Play
 from captrain.policies.scripted import ScriptedPolicy, by_the_book

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from captrain.evaluation.tables import Evaluation, evaluate
+from captrain.comparison.tables import Evaluation, evaluate
 from captrain.ledger import LedgerEntry
 
 LEDGER = [

@@ -28,7 +28,7 @@ from support.training import (
     weights,
 )
 
-from captrain.baselines.grpo_target import target_jobs
+from captrain.comparison.baselines.grpo_target import target_jobs
 from captrain.config import compose_spec, load_spec
 from captrain.config.machine import Machine
 from captrain.contract import GuardedEpisode, Target, load_file

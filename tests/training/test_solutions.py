@@ -8,6 +8,8 @@ from support.letters import LETTERS
 from support.training import ROOT, inside, passport
 
 from captrain.benchmarks import ServiceDesk
+from captrain.comparison.rounds.evidence import Evidence
+from captrain.comparison.rounds.teaching import generalist_lesson, specialist_lessons
 from captrain.config import Spec, compose_spec
 from captrain.contract import Target, load_file
 from captrain.environments import Brief
@@ -17,8 +19,6 @@ from captrain.models.lora import Adapter
 from captrain.policies.policy import load_policy
 from captrain.records import Capability, Task, publish_json
 from captrain.rollouts.collection import collect, pass_rate
-from captrain.rounds.evidence import Evidence
-from captrain.rounds.teaching import generalist_lesson, specialist_lessons
 from captrain.training.faults import Faults
 from captrain.training.jobs import Learner, training_environments
 from captrain.training.sft import TOO_LONG, FineTuned

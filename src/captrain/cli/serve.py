@@ -80,7 +80,7 @@ def _routed_agent(model: Path, name: str, upstream: str, key: str, turns: bool) 
 
     import httpx
 
-    from captrain.evaluation import adapter_of_route
+    from captrain.comparison import adapter_of_route
     from captrain.serving import routed, server
 
     if key and not os.environ.get(key):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import groupby, takewhile
 
 from captrain.capabilities import Toolbox, text_of
+from captrain.comparison import fisher, holm
 from captrain.contract import calls_of
 from captrain.diagnosis.association import EVERY, LEVEL, Association, Key, Tally, line_of, name_of
 from captrain.diagnosis.calls import Call
@@ -27,7 +28,6 @@ from captrain.diagnosis.features import (
     task_traits,
 )
 from captrain.diagnosis.needs import Needs, has_solution
-from captrain.evaluation import fisher, holm
 from captrain.records import Message, Record, Rollout
 
 FIXES = 3

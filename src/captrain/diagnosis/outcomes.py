@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from captrain.evaluation import Bootstrap, mean
+from captrain.comparison import Bootstrap, mean
 from captrain.records import Rollout
 
 SCHEMA = """

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from rich.table import Table as RichTable
 
 from captrain.capabilities import KINDS, LACKING, PRESENT
+from captrain.comparison import wilson
 from captrain.diagnosis.association import LEVEL, Association
 from captrain.diagnosis.diagnosis import Diagnosis, shares
-from captrain.evaluation import wilson
 
 ROWS = 12
 """Rows of a table of features."""

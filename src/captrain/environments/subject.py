@@ -391,8 +391,8 @@ def at_least(name: str, value: float, bound: float, detail: str = "", task: str 
 
 
 def mean_at_most(name: str, rewards: dict[str, float], bound: float, highest: float = 1.0) -> Check:
-    """A check of the mean reward over tasks, none of which may have more than `highest`; the task of the highest shows a
-    failure."""
+    """A check of the mean reward over tasks, none of which may have more than `highest`; the task of the highest shows
+    a failure."""
     most = max(rewards, key=lambda task: rewards[task])
     mean = sum(rewards.values()) / len(rewards)
     check = at_most(name, mean, bound, f"most on this task: {rewards[most]:.3g}", most)

@@ -34,7 +34,7 @@ PROTOCOLS = {
 }
 """Rooms of components, each with the module that says what its components are. Components are named by import path and
 not imported: whoever reaches that module may run any of them, so that the room counts as a whole."""
-REGISTRIES = {"baselines": "baselines/registry.py"}
+REGISTRIES = {"comparison/baselines": "comparison/baselines/registry.py"}
 """Rooms whose modules declare entries, each with the module that collects these: whoever reaches it reads what the
 room's modules declare, and runs nothing else of them, so that their files count and what they import does not."""
 

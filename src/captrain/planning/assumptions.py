@@ -109,7 +109,7 @@ REFLECTION_TOKENS = Assumption(2_500, "assumed")
 COMPOSED_COLUMNS = Assumption(4, "assumed: as routers choose")
 """Columns of the routes that may give a task to several adapters at once: the chosen router's, sets, gate, top_p."""
 CONTROL_CHOICES = Assumption(3, "assumed: as the labels have it")
-"""Choices of capabilities that TRACE's is held against (`captrain.baselines.controls`)."""
+"""Choices of capabilities that TRACE's is held against (`captrain.comparison.baselines.controls`)."""
 QUESTIONS = QuestionSizes(candidates=10, label=80, file=4_000, frame=3_000, source="assumed")
 
 

@@ -7,7 +7,7 @@ source; what is written out here is what follows from settings, and what is take
 
 from typing import NamedTuple
 
-from captrain.baselines import Baseline, baselines, trained_baselines
+from captrain.comparison import Baseline, baselines, trained_baselines
 from captrain.config import GrpoSettings, Spec
 from captrain.planning.assumptions import (
     ANALYST,

@@ -35,7 +35,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from captrain.baselines import Baseline, baselines
+from captrain.comparison import Baseline, baselines
 from captrain.config import Component, Spec, nested
 from captrain.errors import UserError
 from captrain.planning.assumptions import (

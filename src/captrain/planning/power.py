@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from rich.console import RenderableType
 from rich.table import Table
 
+from captrain.comparison import BASE, TRACE, evaluation_metrics, evaluation_table, label, sign_test
 from captrain.errors import UserError
-from captrain.evaluation import BASE, TRACE, evaluation_metrics, evaluation_table, label, sign_test
 from captrain.reporting import claims, read_published
 
 Floats = NDArray[np.float64]

@@ -1,6 +1,6 @@
 """The causal test of the capabilities as it is drawn: claimed and repaired, change by stratum, lack against adapter.
 
-Drawn from `results/causality/` alone (see `captrain.evaluation.causality` for what is measured), of the adapters that
+Drawn from `results/causality/` alone (see `captrain.comparison.causality` for what is measured), of the adapters that
 learn from rewards. An adapter that
 repairs its capability and nothing else stands out on the diagonal of the last panel, and its dots lie right of zero on
 failures that lack the capability, and at zero elsewhere.
@@ -15,8 +15,7 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from captrain.baselines import baselines
-from captrain.evaluation import ComparisonRow, label
+from captrain.comparison import ComparisonRow, baselines, label
 from captrain.records import read_table
 from captrain.reporting.style import GREY
 

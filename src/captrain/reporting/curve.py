@@ -1,6 +1,6 @@
 """The curve of one training as it is drawn: pass rate over rollouts spent, of TRACE and of GRPO on the target.
 
-Drawn from `results/evaluation/curve.csv` alone (see `captrain.evaluation.curve` for what a point is).
+Drawn from `results/evaluation/curve.csv` alone (see `captrain.comparison.curve` for what a point is).
 """
 
 from pathlib import Path
@@ -8,7 +8,7 @@ from pathlib import Path
 import seaborn as sns
 from matplotlib.figure import Figure
 
-from captrain.evaluation import ComparisonRow, grouped
+from captrain.comparison import ComparisonRow, grouped
 from captrain.records import read_table
 from captrain.reporting.style import HEADLINE, ordered, tint
 

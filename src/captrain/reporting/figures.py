@@ -19,10 +19,18 @@ from matplotlib.figure import Figure
 from matplotlib.text import Annotation, Text
 from matplotlib.ticker import MaxNLocator
 
-from captrain.baselines import baselines, trained_baselines
 from captrain.capabilities import read_selection, replay
+from captrain.comparison import (
+    GRPO,
+    TRACE,
+    baselines,
+    evaluation_metrics,
+    evaluation_table,
+    label,
+    trained_baselines,
+    versus,
+)
 from captrain.errors import UserError
-from captrain.evaluation import GRPO, TRACE, evaluation_metrics, evaluation_table, label, versus
 from captrain.records import JsonObject, read_table
 from captrain.reporting.causality import causality, has_causality
 from captrain.reporting.curve import curve, curve_rows

@@ -11,12 +11,11 @@ from typing import Literal
 
 import pandas as pd
 
-from captrain.baselines import acting_stages, spending_stages
 from captrain.capabilities import read_selection
+from captrain.comparison import Arms, acting_stages, arm_indices, evaluation_table, spending_stages
 from captrain.config import Spec
 from captrain.config import spec as specification
 from captrain.errors import UserError
-from captrain.evaluation import Arms, arm_indices, evaluation_table
 from captrain.ledger import LedgerEntry
 from captrain.records import Capability, Passport, Rollout, RolloutLabels, load, read_json, read_table
 from captrain.reporting import published

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from captrain.evaluation import OUTCOMES, TRACE, Arms, Bootstrap, all_routes
+from captrain.comparison import OUTCOMES, TRACE, Arms, Bootstrap, all_routes
 from captrain.records import Rollout, digest, scan
 
 ROLLOUTS = "artifacts/evaluation/rollouts.jsonl"

@@ -12,7 +12,7 @@ import pandas as pd
 from pydantic import BaseModel
 from rich.table import Table
 
-from captrain.evaluation import evaluation_table, label
+from captrain.comparison import evaluation_table, label
 from captrain.records import JsonObject, Record, read_yaml
 
 NOT_RUN = "not run here"

@@ -17,9 +17,8 @@ from pathlib import Path
 from rich.console import RenderableType
 from rich.table import Table
 
+from captrain.comparison import CONFIDENCE, WORKSPACES
 from captrain.errors import UserError
-from captrain.evaluation import CONFIDENCE
-from captrain.experiments import WORKSPACES
 from captrain.records import JsonObject, parse_table, parse_yaml, read_bytes
 from captrain.reporting.pairing import paired_interval, read_played, task_rates
 from captrain.reporting.verification import flat

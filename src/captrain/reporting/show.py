@@ -16,10 +16,10 @@ from rich.table import Table
 from rich.text import Text
 
 from captrain.capabilities import read_selection
+from captrain.comparison import ComparisonRow, arm_indices
 from captrain.config import censored
 from captrain.contract import calls_of
 from captrain.errors import UserError
-from captrain.evaluation import ComparisonRow, arm_indices
 from captrain.records import Capability, IndexEntry, JsonObject, Passport, Rollout, load, read_json, read_text
 from captrain.reporting.divergence import Divergence, call_text, divergence
 
@@ -273,7 +273,7 @@ def results(root: Path) -> RenderableType:
     Before them stand, of a benchmark that describes itself, the rates by kind and the findings on the discovery split,
     what repaired what, re-discovery, and where the figures lie.
     """
-    from captrain.evaluation import evaluation_metrics, evaluation_table, interpret_difference
+    from captrain.comparison import evaluation_metrics, evaluation_table, interpret_difference
     from captrain.reporting.rediscovery import rediscovery_table
     from captrain.reporting.tables import causal_table, table
 
@@ -318,7 +318,7 @@ def results(root: Path) -> RenderableType:
 
 def costs(root: Path) -> RenderableType:
     """Tabulate what each method has spent, and what the stages that it rests on took."""
-    from captrain.evaluation import SUMS, evaluation_table
+    from captrain.comparison import SUMS, evaluation_table
     from captrain.execution import times
 
     seconds_of = times(root)

@@ -16,7 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.figure import Figure
 
-from captrain.evaluation import BASE, BEST_SINGLE, ORACLE, RANDOM, TRACE, Difference, is_supervised, label
+from captrain.comparison import BASE, BEST_SINGLE, ORACLE, RANDOM, TRACE, Difference, is_supervised, label
 from captrain.records import publish_bytes
 
 DPI = 150

@@ -6,8 +6,7 @@ import numpy as np
 import pandas as pd
 from rich.table import Table
 
-from captrain.errors import UserError
-from captrain.evaluation import (
+from captrain.comparison import (
     BASE,
     IDLE,
     TRACE,
@@ -18,6 +17,7 @@ from captrain.evaluation import (
     supervision,
     unequal_total,
 )
+from captrain.errors import UserError
 from captrain.records import read_table
 
 COLUMNS = (

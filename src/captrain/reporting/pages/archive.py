@@ -17,10 +17,9 @@ from typing import BinaryIO, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from captrain.baselines import acting_stages
 from captrain.capabilities import demands, is_majority, labels_of_rollouts
+from captrain.comparison import Arms, acting_stages
 from captrain.config import censored
-from captrain.evaluation import Arms
 from captrain.records import IndexEntry, JsonObject, Rollout, RolloutLabels, scan
 from captrain.reporting import loaders
 from captrain.reporting.pages import files

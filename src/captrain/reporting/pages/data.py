@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from captrain.capabilities import SelectionAccount
-from captrain.evaluation import Bootstrap, evaluation_metrics, interpret_difference
+from captrain.comparison import Bootstrap, evaluation_metrics, interpret_difference
 from captrain.records import Capability, IndexEntry, JsonObject, Passport, load, read_json, read_text, read_yaml
 from captrain.reporting import published
 from captrain.reporting.pages import files

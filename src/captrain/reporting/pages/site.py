@@ -17,8 +17,8 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
+from captrain.comparison import headline_methods, label, supervision, unequal_total
 from captrain.errors import UserError
-from captrain.evaluation import headline_methods, label, supervision, unequal_total
 from captrain.records import JsonObject, place_aside
 from captrain.reporting.pages import data, shards
 from captrain.reporting.pages.archive import Archive

@@ -1,0 +1,399 @@
+"""Baseline: GEPA, which evolves the system prompt by reflection on rollouts (Agrawal et al., 2025).
+
+The `gepa` library searches; rollouts, feedback, proposals and the count of what is spent are ours. A candidate is one
+text, "guidance": lines at the end of the system prompt, after those that the policy has anyway; at first there is none.
+Tasks are of the training split: the first `validation` of them are set aside to choose among candidates, and about as
+many after them, a multiple of the minibatch, are learnt from.
+
+The total is exactly the budget. The search ends when it has spent all but the share `CHOICE`, or earlier where another
+step, with every rollout in it played again after errors, could exceed the whole. What is left is spent on choosing: the
+best candidates play the validation tasks again, task by task in turns and each attempt once, until nothing is left. The
+one with the best pass rate over all its validation rollouts is taken. An error counts as spent and is no score: in
+GEPA's lists of numbers it stands at the mean of its batch, so that it moves none.
+
+Nothing is counted that was not played. In each step of the search, parent and child play the minibatch in a draw of
+that step, the same for both, so that their difference is paired; a candidate is validated once, in draw 0, as all
+others are; draws from 1 on belong to the choice. Lines that are validated are not proposed again, rejected ones may
+be. Every batch has a journal (`captrain.rollouts`): a run that was cut off starts again, finds what it has played, and
+ends in the same result. The library's own way to resume does not.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
+
+from tqdm import tqdm
+
+from captrain.benchmarks import load_benchmark
+from captrain.capabilities import line_of
+from captrain.comparison.baselines.baseline import Baseline, trace_ledger
+from captrain.comparison.baselines.reflection import Lines, Proposer, Reflection, proposer
+from captrain.config import Spec, takes
+from captrain.contract import Target
+from captrain.errors import InfrastructureError, UserError
+from captrain.ledger import LedgerEntry, budget, ledger_entry
+from captrain.policies import load_policy
+from captrain.records import JsonObject, Purpose, Rollout, Task, digest, publish, publish_json, publish_text
+from captrain.rollouts import collect
+
+if TYPE_CHECKING:
+    from gepa.core.adapter import EvaluationBatch
+    from gepa.core.callbacks import CandidateAcceptedEvent, CandidateRejectedEvent, IterationStartEvent
+
+NAME = "gepa"
+GUIDANCE = "guidance"
+"""The component of a candidate, and the setting of a policy."""
+CHOICE = 0.25
+"""Share of the budget that is kept for the choice: among dozens of candidates, the best of one validation each is
+mostly the luckiest."""
+FINALISTS = 4
+"""Candidates among which is chosen."""
+
+ReflectiveDataset = Mapping[str, Sequence[Mapping[str, Rollout]]]
+"""Records of the library by component of a candidate: the rollouts that a proposal is made from."""
+
+
+class Case(NamedTuple):
+    """A task, and what it is played for."""
+
+    purpose: Purpose
+    task: Task
+
+
+@dataclass
+class Candidate:
+    """Lines that were proposed in a step, and what came of them: the means of its minibatch for its parent and for
+    itself, and if it was accepted all its validation rollouts but those that ended in an error."""
+
+    number: int
+    parent: int | None
+    step: int
+    lines: Lines
+    rollouts: int = 0
+    minibatch: list[float] = field(default_factory=list)
+    accepted: bool = False
+    search: list[bool] = field(default_factory=list)
+    choice: list[bool] = field(default_factory=list)
+
+    @property
+    def validation(self) -> float | None:
+        """Pass rate of the candidate in the search."""
+        return sum(self.search) / len(self.search) if self.search else None
+
+    @property
+    def pass_rate(self) -> float:
+        """Pass rate of the candidate over all its validation rollouts."""
+        rollouts = self.search + self.choice
+        return sum(rollouts) / len(rollouts)
+
+    def row(self, selected: bool) -> JsonObject:
+        """Format a candidate as a row of the table of the search."""
+        return {
+            "candidate": self.number,
+            "parent": self.parent,
+            "step": self.step,
+            "lines": list(self.lines),
+            "rollouts": self.rollouts,
+            "minibatch": [round(mean, 6) for mean in self.minibatch],
+            "accepted": self.accepted,
+            "validation": _pass_counts(self.search),
+            "choice": _pass_counts(self.choice),
+            "chosen": selected,
+        }
+
+
+def _pass_counts(passed: Sequence[bool]) -> dict[str, int]:
+    return {"scored": len(passed), "passed": sum(passed)}
+
+
+@dataclass(frozen=True)
+class GEPAResult:
+    """The candidate that was taken, every candidate in the order of proposal, and what all of it has spent. `usage`:
+    what the reflecting model's answers took; {} without one."""
+
+    best: Candidate
+    candidates: list[Candidate]
+    ledger: list[LedgerEntry]
+    usage: JsonObject
+
+
+def optimise(spec: Spec, base: Path, budget: int) -> GEPAResult:
+    """Search for lines of guidance, with exactly `budget` rollouts.
+
+    Args:
+        spec: the whole specification. The policy acts as it does in the evaluation.
+        base: folder of the base model.
+        budget: rollouts in all, errors among them.
+
+    Raises:
+        UserError: the policy takes no guidance, the budget does not cover one validation, the benchmark has too few
+            training tasks, or the reflecting model cannot be asked.
+        InfrastructureError: all rollouts of a batch ended in errors, or the reflecting model's server failed.
+        EnvironmentFault: the environment broke its contract; what is whole is kept.
+    """
+    from gepa.api import optimize
+
+    if not takes(spec.policy, GUIDANCE):
+        raise UserError(
+            f"baselines.gepa.run is true, but policy {spec.policy.target} takes no guidance",
+            "choose policy=local, openai or vllm, or set baselines.gepa.run to false",
+        )
+    settings = spec.baselines.gepa
+    if budget < settings.validation:
+        raise UserError(
+            f"baselines.gepa.validation = {settings.validation} is more than the {budget} rollouts of TRACE",
+            f"set it to {budget // 4} or less",
+        )
+    learning = -(-settings.validation // settings.minibatch) * settings.minibatch
+    target = load_benchmark(spec.benchmark, spec.machine)
+    tasks = target.tasks("training", settings.validation + learning)
+    validation = [Case("validation", task) for task in tasks[: settings.validation]]
+    search = Search(spec, base, budget, target, proposer(spec, target.tools), validation)
+    with tqdm(total=budget, desc=NAME, unit="rollout", leave=False, disable=None, mininterval=1.0) as search.bar:
+        adapter: Any = search  # it has of the library's wide protocols what is called
+        optimize(
+            {GUIDANCE: ""},
+            trainset=[Case("training", task) for task in tasks[settings.validation :]],
+            valset=validation,
+            adapter=adapter,
+            reflection_minibatch_size=settings.minibatch,
+            stop_callbacks=[lambda gepa_state: search.over],
+            callbacks=[adapter],
+            logger=Silent(),
+            seed=spec.seed,
+            track_best_outputs=False,
+        )
+        # The library swallows what proposers raise, and goes on.
+        if search.fault is not None:
+            raise search.fault
+        best = search.choose()
+    assert search.total == budget
+    return GEPAResult(best, search.candidates, search.ledger(), search.proposer.usage)
+
+
+class Silent:
+    """A logger for the library, which says more than anyone reads."""
+
+    def log(self, message: str) -> None:
+        """Say nothing."""
+
+
+class Search:
+    """The library's adapter and callback: plays batches, counts, and keeps the candidates.
+
+    Args:
+        spec: the whole specification.
+        base: folder of the base model.
+        budget: rollouts in all.
+        target: the benchmark.
+        proposer: who reflects.
+        validation: the cases set aside.
+    """
+
+    bar: "tqdm[NoReturn]"
+
+    def __init__(
+        self, spec: Spec, base: Path, budget: int, target: Target, proposer: Proposer, validation: Sequence[Case]
+    ) -> None:
+        self.spec, self.base, self.budget = spec, base, budget
+        self.target, self.proposer, self.validation = target, proposer, validation
+        self.total = 0
+        self.fault: Exception | None = None
+        self.candidates = [Candidate(0, None, 0, (), accepted=True)]
+        self._pool: dict[Lines, Candidate] = {(): self.candidates[0]}
+        self._step = 0
+        self._minibatch: list[float] = []
+        self._entries: list[LedgerEntry] = []
+
+    @property
+    def over(self) -> bool:
+        """True if another step of the search could exceed its budget, the pool has as many prompts as it may, or the
+        proposer has failed."""
+        step = (2 * self.spec.baselines.gepa.minibatch + len(self.validation)) * (1 + self.spec.rollouts.retries)
+        prompts = self.spec.baselines.gepa.prompts
+        if prompts is not None and len(self._pool) > prompts:
+            return True
+        return self.fault is not None or self.total + step > self.budget or self.total >= (1 - CHOICE) * self.budget
+
+    def play(self, lines: Lines, cases: Sequence[Case], draw: int, retries: int, trials: int = 1) -> list[Rollout]:
+        """Play cases of one purpose, with the randomness of a draw, and count what it took."""
+        configured = self.spec.policy.settings().get(GUIDANCE, [])
+        guided = self.spec.policy.model_copy(update={GUIDANCE: [*configured, *lines]})
+        policy = load_policy(guided, self.base, self.spec.machine, batch=self.spec.machine.batch)
+        # Trials of a call are counted from 0 on: a later draw has a seed of its own.
+        seed = int(digest(self.spec.seed, draw)[:8], 16) if draw else self.spec.seed
+        rollouts = collect(
+            policy,
+            self.target,
+            [case.task for case in cases],
+            purpose=cases[0].purpose,
+            seed=seed,
+            trials=trials,
+            retries=retries,
+            quiet=True,
+        )
+        self._entries.append(ledger_entry(rollouts, stage=NAME, method=NAME, item=NAME))
+        self.total += self._entries[-1].rollouts
+        self.bar.update(self._entries[-1].rollouts)
+        return rollouts
+
+    def evaluate(
+        self, batch: list[Case], candidate: dict[str, str], capture_traces: bool = False
+    ) -> "EvaluationBatch[Rollout, None]":
+        """See `gepa.core.adapter.GEPAAdapter`: scores are 1 for a pass and 0 for a failure.
+
+        Raises:
+            InfrastructureError: all rollouts ended in errors: there is nothing to go by.
+        """
+        from gepa.core.adapter import EvaluationBatch
+
+        lines = _lines(candidate[GUIDANCE])
+        validating = batch[0].purpose == "validation"
+        # Of these the first validation alone may find less than `over` sees to.
+        retries = min(self.spec.rollouts.retries, (self.budget - self.total) // len(batch) - 1)
+        rollouts = self.play(lines, batch, 0 if validating else self._step, retries)
+        passed = [rollout.outcome == "passed" for rollout in rollouts if rollout.outcome != "error"]
+        if not passed:
+            message = rollouts[-1].error
+            raise InfrastructureError(
+                f"gepa: all {len(batch)} rollouts of a batch ended in errors, the last: {message}"
+            )
+        mean = sum(passed) / len(passed)
+        if not validating:
+            self._minibatch.append(mean)
+        else:
+            validated = self._pool.setdefault(lines, self.candidates[-1])
+            validated.search, validated.rollouts = passed, self.total
+        scores = [mean if rollout.outcome == "error" else float(rollout.outcome == "passed") for rollout in rollouts]
+        return EvaluationBatch(outputs=[None] * len(rollouts), scores=scores, trajectories=rollouts)
+
+    def make_reflective_dataset(
+        self, candidate: dict[str, str], eval_batch: "EvaluationBatch[Rollout, None]", components_to_update: list[str]
+    ) -> ReflectiveDataset:
+        """See `gepa.core.adapter.GEPAAdapter`: the rollouts themselves; a proposer shows of them what it needs."""
+        whole = [rollout for rollout in eval_batch.trajectories or [] if rollout.outcome != "error"]
+        return {GUIDANCE: [{"rollout": rollout} for rollout in whole]}
+
+    def propose_new_texts(
+        self,
+        candidate: dict[str, str],
+        reflective_dataset: ReflectiveDataset,
+        components_to_update: list[str],
+    ) -> dict[str, str]:
+        """See `gepa.core.adapter.GEPAAdapter`. What the proposer raises is kept: the library would go on without."""
+        if self.fault is not None:  # it asks a second time
+            raise self.fault
+        parent = self._pool[_lines(candidate[GUIDANCE])]
+        rollouts = [example["rollout"] for example in reflective_dataset[GUIDANCE]]
+        try:
+            lines = self.proposer.propose(Reflection(parent.lines, rollouts, frozenset(self._pool), self._step))
+        except Exception as error:
+            self.fault = error
+            raise
+        if lines is None or lines in self._pool:
+            return {}
+        self.candidates.append(Candidate(len(self.candidates), parent.number, self._step, lines))
+        return {GUIDANCE: "\n".join(lines)}
+
+    def on_iteration_start(self, event: "IterationStartEvent") -> None:
+        """Begin a step."""
+        self._step, self._minibatch = event["iteration"], []
+
+    def on_candidate_rejected(self, event: "CandidateRejectedEvent") -> None:
+        """Note a candidate that was no better than its parent."""
+        self._settle(accepted=False)
+
+    def on_candidate_accepted(self, event: "CandidateAcceptedEvent") -> None:
+        """Note a candidate that was better than its parent, and has been validated."""
+        self._settle(accepted=True)
+
+    def _settle(self, accepted: bool) -> None:
+        candidate = self.candidates[-1]
+        candidate.minibatch, candidate.accepted, candidate.rollouts = self._minibatch, accepted, self.total
+
+    def choose(self) -> Candidate:
+        """Spend what is left on the best candidates, and take the best of them; of equals that with fewer lines, and
+        of these the earlier."""
+        ranked = sorted(self._pool.values(), key=lambda candidate: (-(candidate.validation or 0.0), candidate.number))
+        finalists = ranked[:FINALISTS]
+        turns = [(case, candidate) for case in self.validation for candidate in finalists]
+        rounds, remainder = divmod(self.budget - self.total, len(turns))
+        for draw, (trials, part) in enumerate([(rounds, turns), (1, turns[:remainder])], start=1):
+            for candidate in finalists:
+                cases = [case for case, player in part if player is candidate]
+                if cases and trials:
+                    rollouts = self.play(candidate.lines, cases, draw, retries=0, trials=trials)
+                    whole = [rollout for rollout in rollouts if rollout.outcome != "error"]
+                    candidate.choice += [rollout.outcome == "passed" for rollout in whole]
+        return min(finalists, key=lambda candidate: (-candidate.pass_rate, len(candidate.lines), candidate.number))
+
+    def ledger(self) -> list[LedgerEntry]:
+        """Sum up the rollouts spent, one entry a purpose."""
+        counts = ("rollouts", "discarded", "errors", "prompt_tokens", "completion_tokens")
+        entries = {entry.purpose: entry for entry in self._entries}
+        return [
+            entries[purpose].model_copy(
+                update={key: sum(getattr(e, key) for e in self._entries if e.purpose == purpose) for key in counts}
+            )
+            for purpose in sorted(entries)
+        ]
+
+
+def _lines(text: str) -> Lines:
+    return tuple(line for line in text.split("\n") if line)
+
+
+def publish_gepa(result: GEPAResult | None, results: Path) -> None:
+    """Write index, ledger, history and candidates; with nothing in them where GEPA was not run.
+
+    history.csv has one row a candidate: step, rollouts so far, validation pass rate in the search ("" for a rejected
+    candidate, which is not validated), number of lines, and whether it was accepted (1) or not (0).
+    """
+    candidates = result.candidates if result else []
+    index = {}
+    if result:
+        lines = list(result.best.lines)
+        total = sum(entry.rollouts for entry in result.ledger)
+        index[NAME] = {"digest": digest(lines), "path": "", "guidance": lines, "rollouts": total, "discarded": 0}
+    rows = [
+        (
+            candidate.step,
+            candidate.rollouts,
+            "" if candidate.validation is None else round(candidate.validation, 6),
+            len(candidate.lines),
+            int(candidate.accepted),
+        )
+        for candidate in candidates
+    ]
+    table = [("step", "rollouts", "validation", "lines", "accepted"), *rows]
+    publish_text(results / "history.csv", "".join(",".join(map(str, row)) + "\n" for row in table))
+    records = [line_of(candidate.row(result is not None and candidate is result.best)) for candidate in candidates]
+    publish_text(results / "candidates.jsonl", "".join(f"{line}\n" for line in records))
+    if result and result.usage:
+        publish_json(results / "asked.json", result.usage)
+    publish(results / "ledger.jsonl", result.ledger if result else [])
+    publish_json(results / "index.json", index)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GEPABaseline(Baseline):
+    """The row: it acts with lines of guidance and has no adapter."""
+
+    @property
+    def learns_from(self) -> Literal["reflection"]:
+        """See `Baseline.learns_from`."""
+        return "reflection"
+
+    def compute(self, spec: Spec) -> str:
+        """See `Baseline.compute`."""
+        result = optimise(spec, Path("artifacts/base"), budget(trace_ledger()))
+        publish_gepa(result, Path("results") / self.name)
+        return "\n".join([f"{len(result.best.lines)} lines of guidance", *result.best.lines])
+
+    def publish_nothing(self) -> None:
+        """See `Baseline.publish_nothing`."""
+        publish_gepa(None, Path("results") / self.name)
+
+
+BASELINE = GEPABaseline(name=NAME, label="GEPA", order=2, target_share=lambda spec: 1.0)

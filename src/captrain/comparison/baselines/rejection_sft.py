@@ -1,0 +1,216 @@
+"""Baseline: rejection fine-tuning on the target alone, from rewards, with TRACE's total.
+
+In rounds, each of an even share of the total: play fresh training tasks of the target with the adapter so far (at first
+the base), keep the rollouts that passed, token by token as they were sampled, beside those of the rounds before, and
+fine-tune a new adapter from the base on all of them. It is the simplest way to learn from rewards (STaR, arXiv
+2203.14465; RAFT, arXiv 2304.06767), and a bar that GRPO and TRACE must pass before anything is called ahead.
+
+Every rollout is in a journal, and each fine-tuning in a workspace of its own: what was cut off goes on where it was.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from captrain.benchmarks import load_benchmark
+from captrain.comparison.baselines.baseline import Baseline, trace_ledger
+from captrain.config import Spec
+from captrain.contract import Target
+from captrain.errors import UserError
+from captrain.execution import code_digest, launch
+from captrain.ledger import LedgerEntry, budget, ledger_entry
+from captrain.models import Adapter
+from captrain.records import JsonObject, Rollout, Task
+from captrain.rollouts import collect
+from captrain.training import (
+    Demonstration,
+    FineTuned,
+    FineTuning,
+    Learner,
+    fine_tune,
+    fine_tuning_settings,
+    learner,
+    publish_adapters,
+)
+
+NAME = "rejection_sft"
+COLUMNS = ("adapter", "round", "rollouts", "success", "demonstrations", "epochs", "first_loss", "last_loss")
+"""Columns of history.csv: rollouts and demonstrations are those of all rounds so far."""
+
+
+@dataclass(frozen=True)
+class RejectionLesson:
+    """Job of the row: the specification, the folder of the base model, and the exact number of rollouts."""
+
+    spec: Spec
+    base: Path
+    rollouts: int
+    name = NAME
+
+    def identity(self) -> tuple[object, ...]:
+        """Return the fields that decide the adapter."""
+        spec = self.spec
+        return (
+            spec.seed,
+            spec.benchmark,
+            spec.policy,
+            spec.trainer,
+            spec.baselines.rejection_sft,
+            self.base,
+            self.rollouts,
+        )
+
+
+@dataclass(frozen=True)
+class Refined:
+    """The adapter of the last round, what all rounds have cost, and a row of the history for each."""
+
+    last: FineTuned
+    cost: LedgerEntry
+    history: list[JsonObject]
+    name: str = NAME
+
+    @property
+    def digest(self) -> str:
+        """The hash of the adapter's content."""
+        return self.last.digest
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the last round's adapter."""
+        return self.last.folder
+
+    def summary(self) -> JsonObject:
+        """Summarize the training for the index of its stage."""
+        return {"rollouts": self.cost.rollouts, "discarded": 0, "demonstrations": self.last.demonstrations}
+
+    def ledger(self, stage: str, method: str) -> LedgerEntry:
+        """Enter the rollouts that all rounds spent."""
+        return self.cost.model_copy(update={"stage": stage, "method": method})
+
+
+def refine(lesson: RejectionLesson) -> Refined:
+    """Play and fine-tune in rounds.
+
+    Raises:
+        UserError: the base cannot be trained, or no rollout of a first round passed.
+    """
+    spec, settings = lesson.spec, lesson.spec.baselines.rejection_sft
+    policy = learner(spec.exploring(), lesson.base, spec.machine, NAME, f"set baselines.{NAME}.run to false")
+    target = load_benchmark(spec.benchmark, spec.machine)
+    rollouts, history = list[Rollout](), list[JsonObject]()
+    adapter: FineTuned | None = None
+    for number in range(settings.rounds):
+        count = lesson.rollouts * (number + 1) // settings.rounds - len(rollouts)
+        batch = play_round(spec, policy, target, len(rollouts), count, adapter)
+        rollouts += batch
+        passed = [rollout for rollout in rollouts if rollout.outcome == "passed"]
+        demonstrations = [Demonstration(rollout.token_ids, rollout.mask) for rollout in passed]
+        if not demonstrations:
+            raise UserError(
+                f"{NAME}: none of {len(rollouts)} rollouts passed, and there is nothing to learn from",
+                f"set baselines.{NAME}.run to false, or baselines.{NAME}.rounds lower",
+            )
+        epochs = max(1, round(settings.rows / len(demonstrations)))
+        adapter = fine_tune(_fine_tuning(lesson, demonstrations, len(rollouts), epochs), policy)
+        history.append(
+            {
+                "round": number + 1,
+                "rollouts": len(rollouts),
+                "success": round(sum(rollout.outcome == "passed" for rollout in batch) / len(batch), 6),
+                "demonstrations": len(demonstrations),
+                "epochs": epochs,
+                "first_loss": adapter.losses[0],
+                "last_loss": adapter.losses[-1],
+            }
+        )
+    assert adapter is not None
+    return Refined(adapter, ledger_entry(rollouts, stage=NAME, method=NAME, item=NAME), history)
+
+
+def play_round(
+    spec: Spec, policy: Learner, target: Target, before: int, count: int, adapter: FineTuned | None
+) -> list[Rollout]:
+    """Play exactly `count` rollouts on training tasks of the target: one each on tasks that no round before has played;
+    where the target has too few, on each of its tasks as often as any other or once more.
+
+    Args:
+        spec: the whole specification.
+        policy: who acts.
+        target: where.
+        before: rollouts of the rounds before.
+        count: of this one.
+        adapter: to act with; None: the base.
+    """
+    size = target.size("training")
+    if size is None:
+        tasks = target.tasks("training", before + count)[before:]
+    else:
+        whole, first = target.tasks("training", size), before % size
+        tasks = [*whole[first:], *whole[:first]]
+    trials, once_more = divmod(count, len(tasks))
+    acting = Adapter(str(adapter.folder), adapter.digest) if adapter else None
+
+    def play(tasks: list[Task], trials: int) -> Sequence[Rollout]:
+        if not tasks or not trials:
+            return []
+        return collect(
+            policy,
+            target,
+            tasks,
+            purpose="training",
+            seed=spec.seed,
+            trials=trials,
+            adapter=acting,
+            retries=spec.rollouts.retries,
+            quiet=True,
+        )
+
+    return [*play(tasks[:once_more], trials + 1), *play(tasks[once_more:], trials)]
+
+
+def _fine_tuning(
+    lesson: RejectionLesson, demonstrations: Sequence[Demonstration], rollouts: int, epochs: int
+) -> FineTuning:
+    spec = lesson.spec
+    settings = fine_tuning_settings(spec, epochs, spec.baselines.rejection_sft.learning_rate)
+    card = f"| rollouts that passed, of its own on the target | {len(demonstrations)} of {rollouts} |\n"
+    return FineTuning(NAME, lesson.base, settings, demonstrations, {}, card, spec.machine, [code_digest(refine)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class RejectionBaseline(Baseline):
+    """Row of rejection fine-tuning, in rounds of play and fine-tuning."""
+
+    @property
+    def learns_from(self) -> Literal["rewards"]:
+        """See `Baseline.learns_from`."""
+        return "rewards"
+
+    def demonstrations(self, spec: Spec) -> tuple[int, int]:
+        """See `Baseline.demonstrations`: rows that it has sampled itself."""
+        settings = spec.baselines.rejection_sft
+        return (settings.rows, settings.rounds) if settings.run else (0, 0)
+
+    def compute(self, spec: Spec) -> str:
+        """See `Baseline.compute`."""
+        lesson = RejectionLesson(spec, Path("artifacts/base"), budget(trace_ledger()))
+        adapters = launch.run(refine, [lesson], spec.machine, self.name)
+        publish_adapters(adapters, self.name, self.name, columns=COLUMNS)
+        return ", ".join(
+            f"{adapter.cost.rollouts} rollouts, {adapter.last.demonstrations} kept" for adapter in adapters
+        )
+
+    def publish_nothing(self) -> None:
+        """See `Baseline.publish_nothing`."""
+        publish_adapters([], self.name, self.name, columns=COLUMNS)
+
+
+BASELINE = RejectionBaseline(
+    name=NAME,
+    label="rejection SFT on target",
+    order=1,
+    compared_with=("grpo_target",),
+    target_share=lambda spec: 1.0,
+)

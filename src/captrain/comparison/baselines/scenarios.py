@@ -1,0 +1,378 @@
+"""Environments in the published layout of the Agent World Model, as environments of ours.
+
+A folder holds JSONL files that are joined on `scenario`: gen_tasks (what is asked for), gen_db (tables), gen_sample
+(rows), gen_spec (operations), gen_envs (source of an ASGI application over the tables) and gen_verifier.pure_code (for
+each task a function that compares the database before and after). gen_scenario describes scenarios and is not needed;
+gen_verifier without `pure_code` asks a language model, and is not read.
+
+Each scenario becomes one self-contained file: our driver, and the published texts as data. The application is run as
+what it says it is, an ASGI application: the driver speaks that protocol to it, and every database that it opens lies in
+memory. So nothing stands in for FastAPI or SQLAlchemy, and what an application imports must be there where it runs: in
+the sandbox, since nobody has vouched for it: FastAPI, Pydantic and SQLAlchemy, if they are installed beside this
+package. A scenario that lacks something is refused, by name. Tasks that their verifier finds done on the untouched
+database, or where it raises, are left out, and the passport counts them.
+"""
+
+import ast
+import random
+import re
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+from captrain.benchmarks import load_benchmark
+from captrain.config import Spec
+from captrain.contract import Target
+from captrain.environments import HeldOutTasks, Standard, Subject, failed_check, make_standard, passport_page, probes
+from captrain.environments.sandbox import MODULES, installed_packages, load_confined
+from captrain.errors import EnvironmentFault, UserError
+from captrain.records import Check, JsonObject, Message, Passport, load, publish_json, publish_text
+
+LAYOUT = ("gen_tasks", "gen_db", "gen_sample", "gen_spec", "gen_envs", "gen_verifier.pure_code")
+LAYOUT_REMEDY = "give a folder in the layout of the Agent World Model, or leave baselines.awm.source empty"
+
+
+class _Row(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+    scenario: str
+
+
+AnyRow = TypeVar("AnyRow", bound=_Row)
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Tasks(_Row):
+    """Requests of a scenario."""
+
+    tasks: list[str]
+
+
+class Table(_Part):
+    """A table, and what belongs to it."""
+
+    ddl: str
+    indexes: list[str] = []
+    examples: list[str] = []
+
+
+class Schema(_Part):
+    """All tables."""
+
+    tables: list[Table]
+
+
+class Database(_Row):
+    """The tables of a scenario."""
+
+    db_schema: Schema
+
+
+class Inserts(_Part):
+    """The rows of one table."""
+
+    insert_statements: list[str]
+
+
+class Rows(_Part):
+    """The rows of all tables."""
+
+    tables: list[Inserts]
+
+
+class Sample(_Row):
+    """The rows of a scenario."""
+
+    sample_data: Rows
+
+
+class Parameter(_Part):
+    """A parameter of an operation."""
+
+    type: str = "string"
+    param_type: str = "query"
+    required: bool = False
+    description: str = ""
+
+
+class Endpoint(_Part):
+    """An operation."""
+
+    path: str
+    method: str
+    operation_id: str
+    summary: str = ""
+    description: str = ""
+    request_params: dict[str, Parameter] = {}
+
+
+class Group(_Part):
+    """Operations."""
+
+    endpoints: list[Endpoint]
+
+
+class Groups(_Part):
+    """All operations."""
+
+    api_groups: list[Group]
+
+
+class Api(_Row):
+    """The operations of a scenario, as they were specified."""
+
+    api_spec: Groups
+
+
+class Source(_Row):
+    """The application of a scenario."""
+
+    full_code: str
+
+
+class Code(_Part):
+    """A verifier's source."""
+
+    code: str
+
+
+class Verifier(_Row):
+    """The verifier of one task."""
+
+    task_idx: int
+    verification: Code
+
+
+TYPES = {name: name for name in ("integer", "number", "boolean", "array", "object")}
+TYPES |= {"int": "integer", "float": "number", "bool": "boolean", "list": "array", "dict": "object"}
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One scenario, joined: its name, what makes its database, the source of its application, its operations by name,
+    and its tasks, each with its verifier."""
+
+    name: str
+    statements: list[str]
+    code: str
+    routes: dict[str, JsonObject]
+    tasks: list[dict[str, str]]
+
+
+def slug(name: str) -> str:
+    """Reduce a scenario's name to that on which files are joined: lower case, one underscore for what is no letter or
+    digit."""
+    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+
+
+def scenarios(folder: Path) -> list[Scenario]:
+    """Read all scenarios that every file of a folder knows, in the order of their tasks' file.
+
+    Raises:
+        UserError: a file is missing, a line is not a row of it, or no scenario is in all files.
+    """
+    paths = {name: folder / f"{name}.jsonl" for name in LAYOUT}
+    requests = _by_scenario(paths["gen_tasks"], Tasks)
+    databases = _by_scenario(paths["gen_db"], Database)
+    samples = _by_scenario(paths["gen_sample"], Sample)
+    apis = _by_scenario(paths["gen_spec"], Api)
+    sources = _by_scenario(paths["gen_envs"], Source)
+    checks: dict[str, dict[int, str]] = {}
+    for verifier in load(paths["gen_verifier.pure_code"], Verifier, LAYOUT_REMEDY):
+        checks.setdefault(slug(verifier.scenario), {})[verifier.task_idx] = verifier.verification.code
+    names = [name for name in requests if all(name in rows for rows in (databases, samples, apis, sources, checks))]
+    if not names:
+        raise UserError(f"no scenario is in all of {', '.join(LAYOUT)} of {folder}", LAYOUT_REMEDY)
+    return [
+        Scenario(
+            name=name,
+            statements=_statements(databases[name].db_schema, samples[name].sample_data),
+            code=sources[name].full_code,
+            routes={
+                endpoint.operation_id: _route(endpoint)
+                for group in apis[name].api_spec.api_groups
+                for endpoint in group.endpoints
+            },
+            tasks=[
+                {"task": task, "check": checks[name][index]}
+                for index, task in enumerate(requests[name].tasks)
+                if index in checks[name]
+            ],
+        )
+        for name in names
+    ]
+
+
+def _by_scenario(path: Path, kind: type[AnyRow]) -> dict[str, AnyRow]:
+    return {slug(row.scenario): row for row in load(path, kind, LAYOUT_REMEDY)}
+
+
+def _statements(schema: Schema, sample: Rows) -> list[str]:
+    """List the SQL that makes a database: its tables, then their rows, whose references are checked."""
+    definitions = [statement for table in schema.tables for statement in (table.ddl, *table.indexes, *table.examples)]
+    inserts = [statement for table in sample.tables for statement in table.insert_statements]
+    return [*definitions, "PRAGMA foreign_keys = ON", *inserts]
+
+
+def _route(endpoint: Endpoint) -> JsonObject:
+    """Convert an operation's specification to what the driver takes."""
+    parameters = endpoint.request_params
+
+    def names(place: str) -> list[str]:
+        return [name for name, parameter in parameters.items() if parameter.param_type == place]
+
+    properties = {
+        name: {"type": TYPES.get(parameter.type, "string"), "description": parameter.description}
+        for name, parameter in parameters.items()
+    }
+    required = [name for name, parameter in parameters.items() if parameter.required]
+    return {
+        "path": endpoint.path,
+        "method": endpoint.method.upper(),
+        "in_path": names("path"),
+        "in_query": names("query"),
+        "description": endpoint.description or endpoint.summary,
+        "parameters": {"type": "object", "properties": properties, "required": required},
+    }
+
+
+def text_of(scenario: Scenario) -> str:
+    """Write the self-contained environment file of a scenario."""
+    driver = files("captrain").joinpath("comparison/baselines/templates/scenario.py.txt").read_text()
+    header = f'"""The scenario {scenario.name} of the Agent World Model, with a driver of ours.\n\nDo not edit.\n"""\n'
+    packages = f"PACKAGES = {imported(scenario.code)!r}\n"
+    return f"{header}\n{packages}SCENARIO = {asdict(scenario)!r}\n{driver}"
+
+
+def imported(code: str) -> list[str]:
+    """List the packages that a source imports beyond the modules that the sandbox has."""
+    try:
+        nodes = [*ast.walk(ast.parse(code))]
+    except (SyntaxError, ValueError, RecursionError):
+        return []
+    # What runs the server is imported where the source is a program of its own, which it is not here.
+    main = {inner for node in nodes if isinstance(node, ast.If) for inner in ast.walk(node)}
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) and node not in main for alias in node.names]
+    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and node not in main]
+    available = {module.partition(".")[0] for module in MODULES}
+    return sorted({name.partition(".")[0] for name in ["sqlite3", *names]} - available)
+
+
+def published_scenarios(source: Path, spec: Spec, folder: Path) -> list[Passport]:
+    """Take the first scenarios of a folder, as many as are asked for, that can be played; write them to `folder` with
+    their passports, and say the findings on others.
+
+    Raises:
+        UserError: the folder is not of the layout, the sandbox is weaker than asked for, or fewer scenarios than asked
+            for can be played: it says what the first of the others lacks.
+    """
+    benchmark = load_benchmark(spec.benchmark, spec.machine)
+    tests = make_standard(benchmark, spec.evaluation.tasks, spec.environments).tests
+    passed, complaints = list[Passport](), list[str]()
+    for scenario in scenarios(source):
+        if absent := [name for name in imported(scenario.code) if name not in installed_packages()]:
+            complaints.append(f"{scenario.name} imports {', '.join(absent)}, which the sandbox does not have")
+            continue
+        passport, text = examined_scenario(scenario, folder, spec, tests)
+        if passport.passed:
+            publish_json(folder / f"{passport.capability}.passport.json", passport)
+            publish_text(folder / f"{passport.capability}.md", passport_page(passport, text))
+            passed.append(passport)
+        else:
+            (folder / f"{passport.capability}.py").unlink()
+            complaints.append(f"{scenario.name}: {passport.complaints()}")
+        if len(passed) == spec.baselines.awm.environments:
+            break
+    for complaint in complaints:
+        print(complaint)
+    if len(passed) < spec.baselines.awm.environments:
+        raise UserError(
+            f"{len(passed)} scenarios of {source} can be played, and {spec.baselines.awm.environments} are asked for "
+            f"({complaints[0] if complaints else 'there are no more'})",
+            "ask for fewer (baselines.awm.environments), or leave baselines.awm.source empty: environments of our own",
+        )
+    return passed
+
+
+def examined_scenario(scenario: Scenario, folder: Path, spec: Spec, tests: HeldOutTasks) -> tuple[Passport, str]:
+    """Write a scenario without the tasks whose verifier is wrong, and check what can be checked where no reference
+    solution is known.
+
+    Raises:
+        UserError: the sandbox is weaker than asked for.
+    """
+    path = folder / f"{scenario.name}.py"
+    text, checks, fingerprint = text_of(scenario), list[Check](), ""
+    publish_text(path, text)
+    try:
+        tasks = sound(scenario, load_confined(path, spec.machine.sandbox))
+        discarded = len(scenario.tasks) - len(tasks)
+        detail = f"{discarded} left out: done on the untouched database, or their verifier raised"
+        checks.append(Check(name="tasks", passed=bool(tasks), measured=len(tasks), bound="at least 1", detail=detail))
+        if tasks:
+            text = text_of(Scenario(**{**asdict(scenario), "tasks": tasks}))
+            publish_text(path, text)
+            target = load_confined(path, spec.machine.sandbox)
+            fingerprint = target.fingerprint
+            checks += inspected(target, path, Standard(target.tools, tests, spec.environments), len(tasks))
+    except EnvironmentFault as fault:
+        checks.append(failed_check("it plays", fault))
+    passport = Passport(
+        capability=scenario.name,
+        environment=fingerprint,
+        attempt=0,
+        trusted=False,
+        calibration_tasks=0,
+        checks=checks,
+        passed=all(check.passed for check in checks),
+    )
+    return passport, text
+
+
+def sound(scenario: Scenario, target: Target) -> list[dict[str, str]]:
+    """Select the tasks that are not done before anything is done, and whose verifier does not raise there."""
+    sound_tasks = []
+    tasks = target.tasks("training", len(scenario.tasks)) if scenario.tasks else []
+    for task, source in zip(tasks, scenario.tasks, strict=True):
+        score = target.floor(task)
+        if not score.success and not score.parts["raised"]:
+            sound_tasks.append(source)
+    return sound_tasks
+
+
+def inspected(target: Target, path: Path, against: Standard, count: int) -> list[Check]:
+    """Check a playable scenario: the same calls meet the same observations, and no test task is in it."""
+    subject = Subject(target, path, against, ())
+    tasks = target.tasks("training", count)
+
+    def play(index: int) -> list[Message]:
+        return subject.act(tasks[index], probes.random_agent(target.tools, random.Random(f"random/{index}")))
+
+    different = [tasks[index].id for index in range(count) if play(index) != play(index)]
+    leaked = against.tests.quoted_id(path.read_text())
+    refusals = int(target.about["statements refused"])
+    return [
+        Check(
+            name="same play, same observations",
+            passed=not different,
+            measured=float(not different),
+            bound="1",
+            detail="random calls meet other observations" if different else "",
+            task=next(iter(different), ""),
+        ),
+        Check(
+            name="ids of test tasks", passed=not leaked, measured=float(bool(leaked)), bound="at most 0", detail=leaked
+        ),
+        Check(
+            name="statements that the schema refuses",
+            passed=True,
+            measured=float(refusals),
+            bound="none advised",
+            detail="they are left out" if refusals else "",
+        ),
+    ]

@@ -1,0 +1,285 @@
+"""Causal test of capabilities: does repairing one alone repair the failures labelled with it, and not others?
+
+A diagnosis claims: so many failures lack this capability. The claim is tested where its adapter acts on every test task
+and nothing else is changed. The base's failed rollouts of the test split are labelled by the analyst of the diagnosis;
+what an adapter changes is its pass rate minus the base's on the tasks of these failures, by stratum: failures that lack
+the capability, among them those that lack no other selected one, failures without that label, and passed rollouts.
+
+Three things would make the answer too good. A task is in a stratum for a trial that failed, and a failed trial is
+followed by a better one whatever is done (regression to the mean): so labels come from one trial, and both pass rates
+from all others, each in turn. Any adapter may help a little everywhere: so the change is held against that on failures
+without the label (difference in differences). Any training may help those tasks: so it is held against the placebo, the
+adapters of the other selected capabilities, on failures that lack this capability and not theirs. These were trained
+alike and claim nothing there; what a rejected candidate's label says is no placebo, because it may well be true.
+
+Labels of test rollouts are for this table alone. Nothing is trained, tuned or routed by them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from captrain.capabilities import Analyst, LabelRequest, fault_of
+from captrain.comparison.arm_names import ADAPTERS, Arms
+from captrain.comparison.rounds.arms import GENERALIST, specialist_name
+from captrain.comparison.rows import BASE
+from captrain.comparison.statistics import Bootstrap, Floats, Ratio
+from captrain.config import Spec
+from captrain.ledger import guard_split
+from captrain.records import Capability, JsonObject, Rollout, RolloutLabels, load, publish_text, scan
+
+LACKING, SOLE, REMAINDER, PASSED = STRATA = ("lacking", "sole", "other", "passed")
+"""Rollouts of the base: failed and labelled with the capability; among them those with no other selected one; failed
+without the label; passed."""
+EFFECT_COLUMNS = ["capability", "stratum", "arm", "stage", "tasks", "base", "rate", "change", "low", "high"]
+QUANTITIES = ("claimed", "efficacy", "sole_efficacy", "repaired", "difference", "placebo", "specificity")
+FAMILIES = ((ADAPTERS, str, "{}"), (GENERALIST, specialist_name, "{} (solutions)"))
+"""Adapters of one capability each: the stage that made them, the arm of a capability, and what its row is called."""
+CAPABILITY_COLUMNS = [
+    *("capability", "adapter", "name", "failures", "lacking", "sole", "tasks"),
+    *(column for name in QUANTITIES for column in (name, f"{name}_low", f"{name}_high")),
+]
+
+
+@dataclass(frozen=True)
+class Causality:
+    """Tables of the test, with percentile intervals of a bootstrap over tasks (columns `*_low`, `*_high`).
+
+    capabilities: one row a capability and adapter of its own, first those trained by rewards, then those taught by
+    solutions: capability, adapter (its arm), name; failures, lacking and sole, the base's failed rollouts, those
+    labelled with it, and those labelled with no other selected one; tasks, with a failure that lacks it; claimed,
+    lacking / failures; efficacy, the share of the labelled failures, as they come again in other trials, that the
+    adapter repairs; sole_efficacy, that of failures with no other label; repaired, the same as a share of all failures;
+    difference in differences, the change on labelled failures minus that on others; placebo, the mean change by the
+    adapters of other selected capabilities on failures that lack this one and not theirs; specificity, this adapter's
+    change minus theirs on the same failures.
+    effects: one row a capability, stratum and arm that was played on all tasks: capability ("" for what all have in
+    common), stratum, arm, stage, tasks, base and rate (pass rates), change, low, high.
+
+    What no rollout says anything of is NaN.
+    """
+
+    capabilities: pd.DataFrame
+    effects: pd.DataFrame
+
+
+class Outcomes(NamedTuple):
+    """Outcomes on the test split: `passes` by arm, (tasks, trials), 1.0 passed, 0.0 failed, NaN error; `lacks`, by task
+    and trial of the base's labelled failures, the capabilities that each lacks; `stages` by arm."""
+
+    passes: Mapping[str, Floats]
+    lacks: Mapping[tuple[int, int], frozenset[str]]
+    stages: Mapping[str, str]
+
+
+def measure_causality(
+    analyst: Analyst, tools: list[JsonObject], spec: Spec, project: Path = Path()
+) -> tuple[list[RolloutLabels], Causality]:
+    """Label the base's failed rollouts of the test split, and hold what the adapters change against the labels.
+
+    Args:
+        analyst: of the diagnosis.
+        tools: schemas of the benchmark.
+        spec: the whole specification.
+        project: folder of artifacts/ and results/.
+
+    Returns:
+        The labels, and the tables; none where nothing was selected, `causality.run` is off, or there is one trial: a
+        rollout is labelled in one and held against another.
+
+    Raises:
+        UserError: a file is missing or corrupt, or a rollout is of another split.
+    """
+    capabilities = load(project / "results/capabilities/capabilities.jsonl", Capability)
+    if not (spec.causality.run and capabilities and spec.evaluation.trials > 1):
+        return [], Causality(pd.DataFrame(columns=CAPABILITY_COLUMNS), pd.DataFrame(columns=EFFECT_COLUMNS))
+    arms = Arms(project)
+    places: dict[str, dict[tuple[str, int], float]] = {}
+    failures: list[Rollout] = []
+    for _, rollout in scan(project / "artifacts/evaluation/rollouts.jsonl", Rollout):
+        arm = arms.of(rollout)
+        passed = {"passed": 1.0, "failed": 0.0, "error": np.nan}[rollout.outcome]
+        places.setdefault(arm, {})[rollout.task.id, rollout.trial] = passed
+        if arm == BASE and rollout.outcome == "failed" and fault_of(rollout) is None:
+            failures.append(rollout)
+    labels = label_failures(analyst, failures, capabilities, tools)
+    outcomes = _arranged(places, failures, labels, arms.stages)
+    settings = spec.evaluation
+    tasks = len(outcomes.passes[BASE])
+    intervals = Bootstrap(tasks, settings.resamples, settings.confidence, spec.seed)
+    return labels, causal_tables(outcomes, capabilities, intervals)
+
+
+def label_failures(
+    analyst: Analyst, failures: Sequence[Rollout], capabilities: Sequence[Capability], tools: list[JsonObject]
+) -> list[RolloutLabels]:
+    """Label each failed rollout of the test split once with each capability.
+
+    Raises:
+        UserError: a rollout of another split.
+    """
+    guard_split([rollout.task for rollout in failures], "evaluation")
+    verdicts = analyst.label([LabelRequest(0, rollout, capabilities) for rollout in failures], tools)
+    return [
+        RolloutLabels(run=0, rollout=rollout.id, outcome="failed", count=1, labels=labels)
+        for rollout, labels in zip(failures, verdicts, strict=True)
+    ]
+
+
+def _arranged(
+    places: Mapping[str, Mapping[tuple[str, int], float]],
+    failures: Sequence[Rollout],
+    labels: Sequence[RolloutLabels],
+    stages: Mapping[str, str],
+) -> Outcomes:
+    """Arrange the outcomes of the base and of every adapter that was played wherever the base was."""
+    base = places[BASE]
+    tasks = {task: row for row, task in enumerate(sorted({task for task, _ in base}))}
+    trials = {trial: column for column, trial in enumerate(sorted({trial for _, trial in base}))}
+    passes = {}
+    for arm in (BASE, *(arm for arm in stages if places.get(arm, {}).keys() == base.keys())):
+        passes[arm] = np.full((len(tasks), len(trials)), np.nan)
+        for (task, trial), passed in places[arm].items():
+            passes[arm][tasks[task], trials[trial]] = passed
+    lacks = {
+        (tasks[rollout.task.id], trials[rollout.trial]): frozenset(
+            slug for slug, label in row.labels.items() if label.verdict == "LACKING"
+        )
+        for rollout, row in zip(failures, labels, strict=True)
+    }
+    return Outcomes(passes, lacks, stages)
+
+
+def causal_tables(outcomes: Outcomes, capabilities: Sequence[Capability], intervals: Bootstrap) -> Causality:
+    """Compute the tables of outcomes and labels alone.
+
+    Args:
+        outcomes: of the base and of adapters; those of a capability are the arm of its name among TRACE's adapters, and
+            its specialist among those taught by solutions.
+        capabilities: the selected ones, best first.
+        intervals: over the tasks of `outcomes`.
+    """
+    slugs = [capability.id for capability in capabilities]
+    contrasts = _Contrasts(outcomes, slugs)
+    rows = []
+    for stage, arm_of, name in FAMILIES:
+        arms = {slug: arm_of(slug) for slug in slugs}
+        arms = {slug: arm for slug, arm in arms.items() if outcomes.stages.get(arm) == stage and arm in outcomes.passes}
+        rows += [
+            {"capability": capability.id, "adapter": arms[capability.id], "name": name.format(capability.name)}
+            | _capability_row(contrasts, capability.id, arms, intervals)
+            for capability in capabilities
+            if capability.id in arms
+        ]
+    table = pd.DataFrame(rows, columns=CAPABILITY_COLUMNS)
+    return Causality(table, _effects(contrasts, slugs, intervals))
+
+
+class _Contrasts:
+    """Sums over pairs of trials of a task, of which the first places the task in a stratum and the second, another,
+    tells what an arm does there; so nothing is selected by what it is measured on."""
+
+    def __init__(self, outcomes: Outcomes, slugs: Sequence[str]) -> None:
+        self.passes, self.stages = outcomes.passes, outcomes.stages
+        self.base = outcomes.passes[BASE]
+        self.failed = np.zeros(self.base.shape)
+        self.lacking = {slug: np.zeros(self.base.shape) for slug in slugs}
+        for place, lacks in outcomes.lacks.items():
+            self.failed[place] = 1.0
+            for slug in lacks & {*slugs}:
+                self.lacking[slug][place] = 1.0
+
+    def stratum(self, name: str, slug: str) -> Floats:
+        """Select the rollouts of the base that are in a stratum of a capability, (tasks, trials)."""
+        lacking = self.lacking.get(slug, np.zeros(self.base.shape))
+        alone = sum(self.lacking.values(), np.zeros(self.base.shape)) == 1
+        strata = {LACKING: lacking, SOLE: lacking * alone, REMAINDER: self.failed * (1 - lacking)}
+        return strata[name] if name in strata else (self.base == 1.0).astype(float)
+
+    def mean(self, stratum: Floats, arm: str, values: Floats) -> Ratio:
+        """Average values of other trials over the rollouts of a stratum, where base and arm were both scored."""
+        valid = ~np.isnan(self.base) & ~np.isnan(self.passes[arm])
+        return Ratio(_paired(stratum, np.where(valid, values, 0.0)), _paired(stratum, valid.astype(float)))
+
+    def change(self, stratum: Floats, arm: str) -> Ratio:
+        """Estimate how an arm changes the pass rate of a stratum."""
+        return self.mean(stratum, arm, self.passes[arm] - self.base)
+
+    def repair(self, stratum: Floats, whole: Floats, arm: str) -> Ratio:
+        """Count the passes that an arm adds in a stratum, by the failures of the base in a whole that holds it."""
+        failures = self.mean(whole, arm, 1.0 - self.base).numerators
+        return Ratio(self.change(stratum, arm).numerators, failures)
+
+    def placebo(self, slug: str, arms: Mapping[str, str]) -> tuple[Ratio, Ratio]:
+        """Estimate the change by other capabilities' adapters on failures that lack this one and not theirs, and this
+        one's own change on the same failures, as often. `arms`: capability -> its adapter."""
+        strata = {arm: self.lacking[slug] * (1 - self.lacking[name]) for name, arm in arms.items() if name != slug}
+        return (
+            _pooled([self.change(stratum, arm) for arm, stratum in strata.items()], len(self.base)),
+            _pooled([self.change(stratum, arms[slug]) for stratum in strata.values()], len(self.base)),
+        )
+
+
+def _paired(first: Floats, second: Floats) -> Floats:
+    """Sum over pairs of different trials of first x second, (tasks, trials) -> (tasks,)."""
+    return first.sum(axis=1) * second.sum(axis=1) - (first * second).sum(axis=1)
+
+
+def _pooled(ratios: Sequence[Ratio], tasks: int) -> Ratio:
+    numerators, denominators = np.zeros(tasks), np.zeros(tasks)
+    for ratio in ratios:
+        numerators, denominators = numerators + ratio.numerators, denominators + ratio.denominators
+    return Ratio(numerators, denominators)
+
+
+def _capability_row(
+    contrasts: _Contrasts, slug: str, arms: Mapping[str, str], intervals: Bootstrap
+) -> dict[str, object]:
+    """See `Causality.capabilities`."""
+    lacking, sole, remainder = (contrasts.stratum(name, slug) for name in (LACKING, SOLE, REMAINDER))
+    placebo, matched = contrasts.placebo(slug, arms)
+    adapter = arms[slug]
+    ratios = {
+        "claimed": Ratio(lacking.sum(axis=1), contrasts.failed.sum(axis=1)),
+        "efficacy": contrasts.repair(lacking, lacking, adapter),
+        "sole_efficacy": contrasts.repair(sole, sole, adapter),
+        "repaired": contrasts.repair(lacking, contrasts.failed, adapter),
+        "placebo": placebo,
+        "matched": matched,
+        "lacking": contrasts.change(lacking, adapter),
+        "other": contrasts.change(remainder, adapter),
+    }
+    resampled = dict(zip(ratios, intervals.resampled([*ratios.values()]), strict=True))
+    values = {name: ratio.value for name, ratio in ratios.items()}
+    for name, first, second in (("difference", "lacking", "other"), ("specificity", "matched", "placebo")):
+        values[name], resampled[name] = values[first] - values[second], resampled[first] - resampled[second]
+    row: dict[str, object] = {"failures": int(contrasts.failed.sum())}
+    row |= {"lacking": int(lacking.sum()), "sole": int(sole.sum()), "tasks": int(lacking.any(axis=1).sum())}
+    for name in QUANTITIES:
+        low, high = intervals.percentiles(resampled[name])
+        row |= {name: values[name], f"{name}_low": low, f"{name}_high": high}
+    return row
+
+
+def _effects(contrasts: _Contrasts, slugs: Sequence[str], intervals: Bootstrap) -> pd.DataFrame:
+    """See `Causality.effects`."""
+    rows, changes = [], []
+    for slug, name in [*((slug, name) for slug in slugs for name in (LACKING, SOLE, REMAINDER)), ("", PASSED)]:
+        stratum = contrasts.stratum(name, slug)
+        for arm in (arm for arm in contrasts.passes if arm != BASE):
+            base, rate = (contrasts.mean(stratum, arm, contrasts.passes[player]).value for player in (BASE, arm))
+            changes.append(contrasts.change(stratum, arm))
+            tasks = int((changes[-1].denominators > 0).sum())
+            rows.append([slug, name, arm, contrasts.stages[arm], tasks, base, rate, changes[-1].value])
+    bounds = [intervals.percentiles(values) for values in intervals.resampled(changes)]
+    return pd.DataFrame([[*row, *bound] for row, bound in zip(rows, bounds, strict=True)], columns=EFFECT_COLUMNS)
+
+
+def publish_causality(causality: Causality, folder: Path) -> None:
+    """Write capabilities.csv and effects.csv."""
+    for name, frame in (("capabilities", causality.capabilities), ("effects", causality.effects)):
+        publish_text(folder / f"{name}.csv", frame.to_csv(index=False, float_format="%.6f", lineterminator="\n"))

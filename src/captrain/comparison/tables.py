@@ -1,0 +1,388 @@
+"""Tables of the methods on the test split: pass rates, intervals, paired differences, router bounds.
+
+Every arm (the base, each adapter, each baseline) has been played on the same tasks and trials, so every router and
+every bound is read off the same outcomes and costs no further rollouts. An outcome `error` is counted, left out of
+every rate, and never taken for a failure. Methods are compared only at equal totals of rollouts spent. The rows are in
+`captrain.comparison.rows`, the statistics in `captrain.comparison.statistics`; here are the tables and the files.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, get_args
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from captrain.comparison.baselines.registry import baselines
+from captrain.comparison.rows import (
+    BASE,
+    BEST_SINGLE,
+    BOUNDS,
+    IDLE,
+    ORACLE,
+    RANDOM,
+    TRACE,
+    Method,
+    charges,
+    compared_pairs,
+    headline_methods,
+    label,
+    methods,
+    spending,
+    supervision,
+)
+from captrain.comparison.statistics import (
+    Bootstrap,
+    MethodOutcomes,
+    best_single,
+    cohens_h,
+    followed,
+    holm,
+    mean,
+    oracle,
+    random_choice,
+    sign_test,
+    summarise,
+)
+from captrain.errors import UserError
+from captrain.ledger import LedgerEntry
+from captrain.records import JsonObject, Purpose
+
+OUTCOMES = {"passed": 1.0, "failed": 0.0, "error": np.nan}
+SUMS = ("rollouts", "discarded", "errors", "prompt_tokens", "completion_tokens")
+PARTIAL = ("compositions", "controls")
+"""Stages whose arms are played on those tasks alone that are routed to them."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Tables of one evaluation.
+
+    main: one row a method: method, label, learns_from, pass_rate, low, high, pass_hat_k, mean_reward (empty for
+    bounds), tasks (with at least one trial without error), excluded (tasks without), trials (without error), errors,
+    rollouts_spent. The first row is the floor: an agent that does nothing. Where all
+    splits were played also overlapping, how many tasks were for discovery or training.
+    differences: one row a pair: first, second, difference, low, high, better, worse (tasks), p, distinguishable,
+    effect, and p_holm, p corrected for the number of comparisons that have one.
+    kinds: one row a task kind and method: kind, method, label, pass_rate, low, high, pass_hat_k, mean_reward, tasks.
+    ledger: rollouts and tokens by who spent them first, stage and purpose.
+    costs: one row a method: method, label, rollouts, discarded, errors, prompt_tokens, completion_tokens, and the
+    stages that it rests on, joined by spaces; what methods share is charged to each.
+    metrics: nested dict for `dvc metrics show`.
+    curve: one row a method and point of its training, see `captrain.comparison.curve`; None for the end alone.
+    """
+
+    main: pd.DataFrame
+    differences: pd.DataFrame
+    kinds: pd.DataFrame
+    ledger: pd.DataFrame
+    costs: pd.DataFrame
+    metrics: JsonObject
+    curve: pd.DataFrame | None = None
+
+
+def evaluate(
+    outcomes: pd.DataFrame,
+    routes: pd.DataFrame,
+    ledger: Sequence[LedgerEntry],
+    *,
+    ranked: Sequence[str],
+    controls: Mapping[str, Sequence[str]],
+    resamples: int,
+    confidence: float,
+    seed: int,
+) -> Evaluation:
+    """Compare the base, the baselines, TRACE, other routers, merged adapters, controls and bounds on one set of
+    outcomes.
+
+    Args:
+        outcomes: task, kind, arm, stage, trial, outcome (passed | failed | error), reward; arms are "idle", "base" and
+            what the stages named by `stage` have left, all played on the same trials and, compositions and controls
+            apart, on the same tasks.
+        routes: task, kind, and one column a router or control with the arm it chooses; `chosen` is the configured
+            router's.
+        ledger: every rollout spent; entries of purpose "evaluation" are reported, not compared.
+        ranked: capabilities with an environment, in the order of their ranks.
+        controls: control -> its capabilities.
+        resamples: bootstrap resamples of the tasks.
+        confidence: of the percentile intervals, in (0, 1).
+        seed: of the bootstrap.
+
+    Raises:
+        UserError: the outcomes are not one per task, arm and trial; a route is missing or leads to an arm that was
+            not played; TRACE and a baseline spent unequal totals.
+    """
+    stages = {str(arm): str(stage) for arm, stage in outcomes.groupby("arm", sort=False)["stage"].first().items()}
+    passes = _by_arm(outcomes, stages, "passed")
+    routes = _checked_routes(routes, outcomes, passes)
+    rows = methods(stages, [str(column) for column in routes.columns], ranked)
+    totals = spending([row.name for row in rows], ledger, ranked, controls)
+    passes_by_method = _method_outcomes(rows, passes, routes)
+    rewards = _method_outcomes(rows, _by_arm(outcomes, stages, "reward"), routes)
+    choices = {arm: passes[arm].to_numpy(float) for arm in (BASE, *_of(stages, "adapters"))}
+    summaries = {name: summarise(array) for name, array in passes_by_method.items()} | _bounds(choices, routes)
+    graded = {name: pd.DataFrame(array).mean(axis=1).to_numpy() for name, array in rewards.items()}
+    kinds = outcomes.groupby("task", sort=False)["kind"].first().loc[passes[BASE].index].to_numpy()
+    intervals = Bootstrap(len(kinds), resamples, confidence, seed)
+    main = _main_table(summaries, graded, intervals, {**totals, **dict.fromkeys(BOUNDS, totals[TRACE])})
+    differences = _difference_table(summaries, intervals)
+    return Evaluation(
+        main=main,
+        differences=differences,
+        kinds=_kind_table(summaries, graded, intervals, kinds),
+        ledger=_ledger_table(ledger),
+        costs=_cost_table([row.name for row in rows], ledger, ranked, controls),
+        metrics=_metrics(main, differences, totals, ledger, confidence),
+    )
+
+
+def mark_overlap(evaluation: Evaluation, overlapping: int, tasks: int) -> Evaluation:
+    """Mark every row of the evaluation as one over tasks that were diagnosed or trained on: by its label, and in the
+    tables of rates and differences by the column `overlapping`, how many there are of these.
+
+    Args:
+        evaluation: over the tasks of all splits.
+        overlapping: tasks of discovery and training among them.
+        tasks: all of them.
+    """
+    note = f" ({overlapping} of {tasks} tasks not held out)"
+    main = evaluation.main.assign(label=evaluation.main["label"] + note, overlapping=overlapping)
+    kinds = evaluation.kinds.assign(label=evaluation.kinds["label"] + note)
+    return replace(
+        evaluation, main=main, kinds=kinds, differences=evaluation.differences.assign(overlapping=overlapping)
+    )
+
+
+def _of(stages: Mapping[str, str], stage: str) -> list[str]:
+    return sorted(arm for arm, origin in stages.items() if origin == stage)
+
+
+def _by_arm(outcomes: pd.DataFrame, stages: Mapping[str, str], column: str) -> dict[str, pd.DataFrame]:
+    """Pivot outcomes to a frame tasks x trials of `column` per arm: the reward, or `passed` as 1.0 passed, 0.0 failed;
+    NaN for an error, and where an arm that acts on some tasks alone was not played."""
+    unknown = sorted(set(outcomes["outcome"]) - set(OUTCOMES))
+    if unknown:
+        raise UserError(f"outcomes hold {', '.join(map(str, unknown))}", "an outcome is passed, failed or error")
+    if outcomes.duplicated(["task", "arm", "trial"]).any():
+        row = outcomes[outcomes.duplicated(["task", "arm", "trial"])].iloc[0]
+        raise UserError(
+            f"task {row['task']}, arm {row['arm']}, trial {row['trial']} was evaluated twice",
+            "give one outcome per task, arm and trial: run `dvc repro -f evaluation`",
+        )
+    if missing := [arm for arm in (IDLE, BASE) if arm not in stages]:
+        raise UserError(f"arm {', '.join(missing)} was not evaluated", "run `dvc repro -f evaluation`")
+    scored = outcomes.assign(passed=[OUTCOMES[outcome] for outcome in outcomes["outcome"]])
+    tasks, trials = sorted(outcomes["task"].unique()), sorted(outcomes["trial"].unique())
+    frames: dict[str, pd.DataFrame] = {}
+    rows_of = dict(iter(scored.groupby("arm", sort=False)))
+    for arm, stage in stages.items():
+        rows = rows_of[arm].set_index(["task", "trial"])
+        expected = rows.index.get_level_values("task").nunique() if stage in PARTIAL else len(tasks)
+        if len(rows) != expected * len(trials):
+            raise UserError(
+                f"arm {arm} has {len(rows)} outcomes where {expected} tasks x {len(trials)} trials were played",
+                "play every arm on the same tasks and trials: run `dvc repro -f evaluation`",
+            )
+        frames[arm] = rows[column].astype(float).unstack("trial").loc[:, trials].reindex(tasks)
+    return frames
+
+
+def _checked_routes(routes: pd.DataFrame, outcomes: pd.DataFrame, passes: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """Index routes by task in the order of the outcomes, with the columns of routers and controls only."""
+    tasks = passes[BASE].index
+    absent = set(tasks) - set(routes["task"])
+    if absent or routes["task"].duplicated().any():
+        problem = f"{len(absent)} evaluated tasks have no route" if absent else "a task is routed twice"
+        raise UserError(f"routes and outcomes do not match: {problem}", "run `dvc repro routes evaluation`")
+    arm_of_task = routes.set_index("task").loc[tasks].drop(columns="kind", errors="ignore")
+    pairs = set(zip(outcomes["task"], outcomes["arm"], strict=True))
+    for router in arm_of_task.columns:
+        if unknown := sorted({arm for task, arm in arm_of_task[router].items() if (task, arm) not in pairs}):
+            raise UserError(
+                f"router {router} leads to {', '.join(unknown)}, which was not evaluated",
+                "run `dvc repro routes evaluation`",
+            )
+    return arm_of_task
+
+
+def _method_outcomes(
+    rows: Sequence[Method], frames: Mapping[str, pd.DataFrame], routes: pd.DataFrame
+) -> dict[str, NDArray[np.float64]]:
+    """Collect each method's outcomes from those of its arms, (tasks, trials)."""
+    arms = {arm: frame.to_numpy(dtype=float) for arm, frame in frames.items()}
+    return {row.name: arms[row.arm] if row.arm else followed(arms, routes[row.route].tolist()) for row in rows}
+
+
+def _bounds(choices: dict[str, NDArray[np.float64]], routes: pd.DataFrame) -> dict[str, MethodOutcomes]:
+    """Bound what routers among the base, which is first, and TRACE's adapters can reach."""
+    adapters = {arm: array for arm, array in choices.items() if arm != BASE}
+    every = list(choices.values())
+    single = best_single(adapters, [str(task) for task in routes.index])
+    best = {ORACLE: oracle(every)} if every[0].shape[1] > 1 else {}  # it is chosen on one trial, scored on another
+    return {**best, RANDOM: random_choice(every), BEST_SINGLE: single}
+
+
+def _main_table(
+    outcomes: dict[str, MethodOutcomes],
+    rewards: dict[str, NDArray[np.float64]],
+    intervals: Bootstrap,
+    totals: Mapping[str, int],
+) -> pd.DataFrame:
+    """See `Evaluation.main`. Routers and bounds use TRACE's adapters, so they spend what TRACE spends."""
+    rows = []
+    bounds = intervals.intervals([outcome.rates for outcome in outcomes.values()])
+    for (method, outcome), (low, high) in zip(outcomes.items(), bounds, strict=True):
+        defined = int((~np.isnan(outcome.rates)).sum())
+        rows.append(
+            {
+                "method": method,
+                "label": label(method),
+                "learns_from": supervision(method) or "",
+                "pass_rate": mean(outcome.rates),
+                "low": low,
+                "high": high,
+                "pass_hat_k": mean(outcome.pass_k),
+                "mean_reward": mean(rewards[method]) if method in rewards else np.nan,
+                "tasks": defined,
+                "excluded": len(outcome.rates) - defined,
+                "trials": outcome.trials,
+                "errors": outcome.errors,
+                "rollouts_spent": totals[method],
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _difference_table(outcomes: dict[str, MethodOutcomes], intervals: Bootstrap) -> pd.DataFrame:
+    """See `Evaluation.differences`.
+
+    The interval is of the mean difference over tasks defined for both; `distinguishable` says that it leaves out
+    zero. `effect` is Cohen's h of the two rates over those tasks. `p` is the exact two-sided sign test on tasks (more
+    passes with the first against more with the second, ties left out): trial-level pairs of one task are not
+    independent and would overstate the evidence. It is empty where one side is a bound, whose task rates are
+    cross-fitted or expectations and not outcomes of one policy.
+    """
+    rows, pairs = [], compared_pairs(list(outcomes))
+    gaps = [outcomes[first].rates - outcomes[second].rates for first, second in pairs]
+    for (first, second), difference, (low, high) in zip(pairs, gaps, intervals.intervals(gaps), strict=True):
+        first_outcomes, second_outcomes = outcomes[first], outcomes[second]
+        defined = ~np.isnan(difference)
+        better, worse = int((difference > 0).sum()), int((difference < 0).sum())
+        testable = first_outcomes.one_policy and second_outcomes.one_policy
+        rows.append(
+            {
+                "first": first,
+                "second": second,
+                "difference": mean(difference),
+                "low": low,
+                "high": high,
+                "better": better,
+                "worse": worse,
+                "p": sign_test(better, worse) if testable else np.nan,
+                "distinguishable": bool(low > 0 or high < 0),
+                "effect": cohens_h(mean(first_outcomes.rates[defined]), mean(second_outcomes.rates[defined])),
+            }
+        )
+    return pd.DataFrame(rows).assign(p_holm=holm([row["p"] for row in rows]))
+
+
+def _kind_table(
+    outcomes: dict[str, MethodOutcomes],
+    rewards: dict[str, NDArray[np.float64]],
+    intervals: Bootstrap,
+    kinds: NDArray[np.object_],
+) -> pd.DataFrame:
+    """See `Evaluation.kinds`."""
+    rows = []
+    for kind in sorted(set(kinds)):
+        kind_rates = [np.where(kinds == kind, outcome.rates, np.nan) for outcome in outcomes.values()]
+        bounds = intervals.intervals(kind_rates)
+        for (method, outcome), rates, (low, high) in zip(outcomes.items(), kind_rates, bounds, strict=True):
+            tasks = int((~np.isnan(rates)).sum())
+            numbers = {
+                "pass_rate": mean(rates),
+                "low": low,
+                "high": high,
+                "pass_hat_k": mean(outcome.pass_k[kinds == kind]),
+                "mean_reward": mean(rewards[method][kinds == kind]) if method in rewards else np.nan,
+                "tasks": tasks,
+            }
+            rows.append({"kind": kind, "method": method, "label": label(method), **numbers})
+    return pd.DataFrame(rows)
+
+
+def _ledger_table(ledger: Sequence[LedgerEntry]) -> pd.DataFrame:
+    """Sum the ledger by method, stage and purpose, in the order of the pipeline."""
+    order = get_args(Purpose)
+    keys = ("method", "stage", "purpose")
+    totals: dict[tuple[str, ...], list[int]] = {}
+    for entry in ledger:
+        key = (entry.method, entry.stage, entry.purpose)
+        before = totals.setdefault(key, [0] * len(SUMS))
+        totals[key] = [total + getattr(entry, name) for total, name in zip(before, SUMS, strict=True)]
+    rows = sorted(totals.items(), key=lambda item: (item[0][0], order.index(item[0][2]), item[0][1]))
+    return pd.DataFrame([[*key, *total] for key, total in rows], columns=[*keys, *SUMS])
+
+
+def _cost_table(
+    names: Sequence[str], ledger: Sequence[LedgerEntry], ranked: Sequence[str], controls: Mapping[str, Sequence[str]]
+) -> pd.DataFrame:
+    """See `Evaluation.costs`."""
+    rows = []
+    for name in names:
+        charged = charges(name, ranked, controls)
+        entries = [entry for entry in ledger if entry.purpose != "evaluation" and charged(entry)]
+        sums = {column: sum(getattr(entry, column) for entry in entries) for column in SUMS}
+        # What trains on demonstrations has no entry of its own, but takes its time.
+        stages = " ".join(dict.fromkeys([*(entry.stage for entry in entries), *({name} & {*baselines()})]))
+        rows.append({"method": name, "label": label(name), **sums, "stages": stages})
+    return pd.DataFrame(rows)
+
+
+def _metrics(
+    main: pd.DataFrame,
+    differences: pd.DataFrame,
+    totals: Mapping[str, int],
+    ledger: Sequence[LedgerEntry],
+    confidence: float,
+) -> JsonObject:
+    """Collect the metrics, small and nested; undefined numbers are left out."""
+    rows, compared = main.dropna(subset=["pass_rate"]), differences.dropna(subset=["difference"])
+    rollouts = {name: total for name, total in totals.items() if name in (TRACE, *baselines())}
+    evaluation = sum(entry.rollouts for entry in ledger if entry.purpose == "evaluation")
+    return {
+        "pass_rate": {row["method"]: round(row["pass_rate"], 6) for row in rows.to_dict("records")},
+        "interval": {
+            row["method"]: _rounded(row, "low", "high")
+            for row in rows.to_dict("records")
+            if row["method"] in headline_methods()
+        },
+        "difference": {
+            f"{row['first']}-{row['second']}": _rounded(row, "difference", "low", "high")
+            for row in compared.to_dict("records")
+        },
+        "rollouts": {**rollouts, "evaluation": evaluation},
+        "errors": sum(row["errors"] for row in main.to_dict("records") if row["method"] in headline_methods()),
+        "confidence": confidence,
+    }
+
+
+def _rounded(row: dict[Any, Any], *names: str) -> dict[str, float]:
+    return {name: round(row[name], 6) for name in names}
+
+
+def interpret_difference(row: Mapping[str, Any], level: float = 0.05) -> str:
+    """Word a row of `Evaluation.differences`. An interval that excludes 0 is not enough where the test, corrected for
+    all comparisons of the table, does not agree. The interval alone decides where nothing was tested.
+
+    Args:
+        row: at least `distinguishable`, and `p_holm` where there is one; None and NaN are none.
+        level: of the test, 1 - confidence of the intervals.
+    """
+    corrected = row.get("p_holm")
+    if not row["distinguishable"]:
+        return "not distinguishable"
+    if corrected is not None and corrected >= level:  # NaN is no number that reaches it
+        return "not distinguishable after correction"
+    return "distinguishable"

@@ -1,5 +1,0 @@
-"""The comparison on the test split: arms, rows, statistics."""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

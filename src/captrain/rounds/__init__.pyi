@@ -1,9 +1,0 @@
-from .arms import GENERALIST as GENERALIST
-from .arms import ROUTED as ROUTED
-from .arms import specialist_name as specialist_name
-from .evidence import Evidence as Evidence
-from .rediscovery import REDISCOVERY_COLUMNS as REDISCOVERY_COLUMNS
-from .teaching import generalist_lesson as generalist_lesson
-from .teaching import publish_teaching as publish_teaching
-from .teaching import specialist_lessons as specialist_lessons
-from .teaching import teach_in_rounds as teach_in_rounds

@@ -1,0 +1,321 @@
+"""Controls: TRACE with other capabilities, and everything else as it is."""
+
+import contextlib
+import json
+import random
+import re
+import runpy
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from support.needs import further
+from support.results import account
+
+from captrain.benchmarks.loading import load_benchmark
+from captrain.capabilities import SelectionAccount
+from captrain.comparison.baselines.controls import NAMES, Workshop, choices, control_routes, publish_routes, rankings
+from captrain.config import compose_spec, publish_spec
+from captrain.contract import Target, load_file
+from captrain.environments.loading import read_passports
+from captrain.environments.subject import make_standard
+from captrain.environments.synthesis import DRAFTS, examine, make_passport
+from captrain.environments.synthesizer import Brief
+from captrain.environments.templates import CONTROLS, DEFICITS, TemplateSynthesizer
+from captrain.ledger import LedgerEntry
+from captrain.policies.scripted import ScriptedPolicy
+from captrain.records import Capability, Rollout, load, publish, publish_json, publish_text
+from captrain.rollouts.collection import collect
+from captrain.routing.compositions import members
+from captrain.routing.gains import COLUMNS
+from captrain.routing.router import AskedModel
+from captrain.routing.routes import RoutingEvidence, route_tasks
+from captrain.training.recipe import capability_jobs
+
+pytestmark = pytest.mark.usefixtures("vouched")
+
+ROOT = Path(__file__).parents[2]
+OVERRIDES = [
+    "controls.run=true", "adapters.rollouts=40", "environments.seeds=10", "evaluation.tasks=10", "machine.batch=40",
+]  # fmt: skip
+SPEC = compose_spec("smoke", 0, OVERRIDES, ROOT / "conf")
+BENCHMARK = load_benchmark(SPEC.benchmark)
+STRICT = compose_spec("default", 0, ["environments.seeds=10"], ROOT / "conf").environments
+AGAINST = make_standard(BENCHMARK, SPEC.evaluation.tasks, STRICT.model_copy(update={"groups": 5, "group_size": 8}))
+
+
+def capability(name: str) -> Capability:
+    return Capability(id=name, name=name.replace("_", " ").capitalize(), description="What it takes.")
+
+
+def report(**rows: tuple[float | None, float | None]) -> SelectionAccount:
+    """An account of candidates, name -> (gap, coverage), best first."""
+    return account({"id": name, "gap": gap, "coverage": share} for name, (gap, share) in rows.items())
+
+
+FIVE = report(a=(0.9, 0.3), b=(0.6, 0.4), c=(0.4, 0.9), d=(None, None), e=(0.0, 0.01))
+
+
+def always(name: str) -> bool:
+    return True
+
+
+def test_failures_rank_by_coverage_and_lowest_by_gap_and_undefined_numbers_come_last() -> None:
+    found = rankings(FIVE, 0)
+    assert tuple(found) == NAMES
+    assert found["failures"] == ["c", "b", "a", "e", "d"]
+    assert found["lowest"] == ["e", "c", "b", "a", "d"]
+    assert sorted(found["random"]) == ["a", "b", "c", "d", "e"]
+
+
+def test_a_control_s_choice_depends_on_the_one_thing_that_it_looks_at() -> None:
+    """The draw sees no number; what ranks failures sees no passed rollout, so no gap."""
+    rng = random.Random(0)
+    for seed in range(20):
+        numbers = {name: (rng.random(), rng.random()) for name in "edcba"}
+        coverage = {row["id"]: (rng.random(), row["coverage"]) for row in FIVE["candidates"]}
+        assert rankings(report(**numbers), seed)["random"] == rankings(FIVE, seed)["random"]
+        assert rankings(report(**coverage), seed)["failures"] == rankings(FIVE, seed)["failures"]
+    assert len({tuple(rankings(FIVE, seed)["random"]) for seed in range(20)}) > 10
+
+
+def test_every_control_has_as_many_capabilities_as_trace_and_passes_over_those_without_an_environment() -> None:
+    asked: list[str] = []
+
+    def has(name: str) -> bool:
+        asked.append(name)
+        return name != "c"
+
+    found = choices(FIVE, has, 2, 0)
+    # In the order of TRACE's ranking, whatever the control's own is.
+    assert found["failures"] == ["a", "b"] and found["lowest"] == ["b", "e"]
+    assert len(found["random"]) == 2 and "c" not in found["random"]
+    assert "d" not in asked or "d" in rankings(FIVE, 0)["random"][:3]
+    assert all(len(names) == 4 for names in choices(FIVE, has, 4, 0).values())
+
+
+def test_all_candidates_are_drawn_equally_often() -> None:
+    drawn = [name for seed in range(400) for name in choices(FIVE, always, 2, seed)["random"]]
+    assert all(120 < drawn.count(name) < 200 for name in "abcde")
+
+
+# Environments for what TRACE has none for.
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Iterator[Path]:
+    """Drafts and journals lie in the working folder."""
+    with contextlib.chdir(tmp_path):
+        yield tmp_path
+
+
+def workshop(policy: ScriptedPolicy, *, against: Any = AGAINST, rollouts: Any = ()) -> Workshop:
+    pool = {name: capability(name) for name in (*DEFICITS, *CONTROLS, "small_talk")}
+    return Workshop(DEFICITS[:2], pool, rollouts, TemplateSynthesizer(), policy, against, SPEC.machine, 0)
+
+
+def test_what_trace_has_trained_costs_nothing_and_what_no_template_trains_is_passed_over(elsewhere: Path) -> None:
+    shop = workshop(ScriptedPolicy())
+    assert all(shop.has(name) for name in DEFICITS[:2]) and not shop.has("small_talk")
+    assert shop.ledger == [] and shop.syntheses == {} and shop.lacking["small_talk"].startswith("no template trains")
+
+
+def test_calibration_is_counted_for_the_controls_and_its_spread_of_rewards_is_not_held_against_a_bound(
+    elsewhere: Path,
+) -> None:
+    shop = workshop(ScriptedPolicy())
+    assert shop.has("invalid_call") and shop.has("invalid_call")
+    [entry] = shop.ledger
+    assert (entry.stage, entry.method, entry.item, entry.purpose) == (
+        "controls",
+        "controls",
+        "invalid_call",
+        "calibration",
+    )
+    assert entry.rollouts == AGAINST.bounds.groups * AGAINST.bounds.group_size == 40
+    passport = shop.syntheses["invalid_call"].best.passport
+    # A base that is perfect at it: every group is constant, which TRACE's passport would not allow.
+    measured = {check.name: (check.measured, check.passed) for check in passport.checks}
+    assert measured["share of constant-reward groups on the base"] == (1.0, True)
+    assert measured["pass rate of the base"] == (1.0, True) and passport.calibration_tasks == 5
+    assert AGAINST.bounds.constant_groups == STRICT.constant_groups < 1
+
+
+def test_a_capability_whose_environment_fails_another_check_is_passed_over_with_what_was_found(elsewhere: Path) -> None:
+    hard = replace(AGAINST, bounds=AGAINST.bounds.model_copy(update={"broken_reward": 0.0, "rounds": 1}))
+    shop = workshop(ScriptedPolicy(), against=hard)
+    refused = [name for name in CONTROLS if not shop.has(name)]
+    assert refused and shop.ledger == []
+    assert all("reward of the broken solution" in shop.lacking[name] for name in refused)
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_what_the_diagnosis_rejects_has_an_honest_environment_all_the_same(tmp_path: Path, name: str) -> None:
+    path = tmp_path / f"{name}.py"
+    path.write_text(TemplateSynthesizer().synthesize(Brief(capability(name), BENCHMARK.tools), []))
+    found = examine(path, AGAINST, Brief(capability(name), BENCHMARK.tools), SPEC.machine, None, 0, trusted=True)
+    assert [(check.name, check.detail) for check in found.checks if not check.passed] == []
+    target, environment = load_file(path), load_file(path).environment
+    verbs = set()
+    for task in target.tasks("training", 80):
+        score = target.score(task, target.play(task, environment.broken(task.model_dump())))  # type: ignore[attr-defined]
+        assert score.reward < 0.5 and score.parts["skill"] < 1.0
+        assert task.data["operations"][0]["order"] in environment.hint(task.model_dump()) or name == "reply_wording"  # type: ignore[attr-defined]
+        verbs.add(task.data["operations"][0]["verb"])
+    # The desk's other rules are asked for, too.
+    assert verbs == {"wrap", "zip", "cancel", "return"}
+
+
+# Routes.
+
+
+@pytest.fixture(scope="module")
+def environments(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Target]:
+    folder, made = tmp_path_factory.mktemp("environments"), {}
+    for name in (*DEFICITS, "reply_wording"):
+        path = folder / f"{name}.py"
+        path.write_text(TemplateSynthesizer().synthesize(Brief(capability(name), []), []))
+        made[name] = load_file(path)
+    return made
+
+
+@pytest.fixture(scope="module")
+def rollouts(tmp_path_factory: pytest.TempPathFactory) -> list[Rollout]:
+    return collect(
+        ScriptedPolicy(skill=0.4), BENCHMARK, BENCHMARK.tasks("discovery", 60), purpose="diagnosis", seed=0,
+        journals=tmp_path_factory.mktemp("journals"), quiet=True,
+    )  # fmt: skip
+
+
+def gained(**gains: float) -> pd.DataFrame:
+    rows = [(name, 0.3, 40, 0.3 + gain, 40, gain, gain, gain) for name, gain in gains.items()]
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+@pytest.mark.parametrize("router", further(["retrieval", "sets", "gate"]))
+def test_with_trace_s_own_capabilities_a_control_is_routed_as_trace(
+    environments: dict[str, Target], rollouts: list[Rollout], tmp_path: Path, router: str, tiny: Path
+) -> None:
+    spec = compose_spec("smoke", 0, [f"router={router}"], ROOT / "conf")
+    component, base = spec.router, AskedModel.of(spec, tiny)
+    known = RoutingEvidence({name: environments[name] for name in DEFICITS}, {}, {}, rollouts)
+    tasks = BENCHMARK.tasks("test", 20)
+    # One of them has gained nothing: TRACE's router does not use it, and no control's does.
+    gains = gained(**dict.fromkeys(DEFICITS[:3], 0.2), **{DEFICITS[3]: 0.0})
+    trace = route_tasks(component, base, known, gains, BENCHMARK, tasks).table
+    wider = replace(known, targets=environments)
+    more = pd.concat([gains, gained(reply_wording=0.5)])
+    chosen = {"random": DEFICITS, "lowest": [DEFICITS[0], "reply_wording"], "failures": [DEFICITS[3]]}
+    table = control_routes(component, base, wider, more, chosen, BENCHMARK, tasks)
+    assert [*table] == ["task", "control:random", "control:lowest", "control:failures"]
+    assert table["task"].tolist() == trace["task"].tolist()
+    assert table["control:random"].tolist() == trace["chosen"].tolist() and DEFICITS[0] in {*table["control:random"]}
+    arms = {name for arm in table["control:lowest"] for name in members(arm)}
+    assert arms <= {DEFICITS[0], "reply_wording"} and "reply_wording" in arms
+    assert {*table["control:failures"]} == {"base"}
+
+
+def test_compositions_of_controls_are_written_with_their_weights(tmp_path: Path) -> None:
+    table = pd.DataFrame({"task": ["t", "u", "v"], "control:random": ["base", "a+b", "0.6*a+0.4*c"]})
+    publish_routes(table, gained(a=0.1), tmp_path)
+    assert json.loads((tmp_path / "compositions.json").read_text()) == {
+        "a+b": {"a": 1.0, "b": 1.0},
+        "0.6*a+0.4*c": {"a": 0.6, "c": 0.4},
+    }
+    assert (tmp_path / "routes.csv").read_text().startswith("task,control:random\nt,base\n")
+
+
+# The stage.
+
+
+def trace_stood(folder: Path, base: Path, rollouts: list[Rollout]) -> None:
+    """Leave what TRACE's stages leave, two capabilities of it."""
+    publish_spec(SPEC, folder / "results/spec.yaml")
+    (folder / "artifacts").mkdir()
+    (folder / "artifacts/base").symlink_to(base)
+    names, played = DEFICITS[1:3], []
+    for name in names:
+        path = folder / f"results/environments/{name}.py"
+        publish_text(path, TemplateSynthesizer().synthesize(Brief(capability(name), BENCHMARK.tools), []))
+        brief, policy = Brief(capability(name), BENCHMARK.tools), ScriptedPolicy(skill=0.3)
+        checked = examine(path, AGAINST, brief, SPEC.machine, policy, 0, trusted=True)
+        played += checked.rollouts
+        passport = make_passport(path, checked, 0, trusted=True)
+        publish_json(path.with_suffix(".passport.json"), passport)
+    publish(folder / "artifacts/environments/calibration.jsonl", played)
+    publish(folder / "artifacts/rollouts/discovery.jsonl", rollouts)
+    publish_json(folder / "results/adapters/index.json", {name: {"digest": "d", "path": "p"} for name in names})
+    rows = "".join(f"{name},1,40,0.9,0.9,0.5\n" for name in names)
+    publish_text(folder / "results/adapters/history.csv", "adapter,step,rollouts,reward,success,informative\n" + rows)
+    pool = [*names, "invalid_call", "reply_wording", "small_talk"]
+    numbers = dict(zip(pool, [(0.8, 0.5), (0.6, 0.4), (0.1, 0.05), (0.2, 0.6), (0.0, 0.3)], strict=True))
+    publish_json(folder / "results/capabilities/selection.json", report(**numbers))
+    publish(folder / "results/labels/candidates.jsonl", [capability(name) for name in pool])
+
+
+def test_the_stage_trains_only_what_trace_has_not_at_the_same_budget(
+    elsewhere: Path, tiny: Path, rollouts: list[Rollout], capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace_stood(elsewhere, tiny, rollouts)
+    runpy.run_path(str(ROOT / "stages/controls.py"), run_name="__main__")
+    assert "no control takes small_talk: no template trains" in capsys.readouterr().out
+    chosen = json.loads(Path("results/controls/choices.json").read_text())
+    assert chosen["failures"] == [DEFICITS[1], "reply_wording"]
+    assert chosen["lowest"] == [
+        "invalid_call",
+        "reply_wording",
+    ]
+    further = {name for names in chosen.values() for name in names} - {*DEFICITS}
+    index = json.loads(Path("results/controls/index.json").read_text())
+    assert {*index} == further == {"reply_wording", "invalid_call"}
+    assert all(Path(row["path"], "adapter_model.safetensors").exists() for row in index.values())
+    ledger = load(Path("results/controls/ledger.jsonl"), LedgerEntry)
+    calibration = SPEC.environments.groups * SPEC.environments.group_size
+    spent = [(entry.stage, entry.method, entry.item, entry.purpose, entry.rollouts) for entry in ledger]
+    assert spent == [
+        ("controls", "controls", name, purpose, count)
+        for purpose, count in (("calibration", calibration), ("training", SPEC.adapters.rollouts))
+        for name in sorted(further)
+    ]
+    table = pd.read_csv("results/controls/routes.csv", keep_default_na=False)
+    assert [*table] == ["task", *(f"control:{name}" for name in NAMES)]
+    assert table["task"].tolist() == [task.id for task in BENCHMARK.tasks("test", 10)]
+    assert {*table["control:lowest"]} <= {"base", *chosen["lowest"]}
+    # Jobs differ from TRACE's in their place alone, and calibration has spent as many tasks of it.
+    mine, trace = (capability_jobs(SPEC, tiny, Path("results", stage)) for stage in ("controls", "environments"))
+    for job in mine:
+        assert replace(job, name=trace[0].name, environments=trace[0].environments) == trace[0]
+        assert [place.skip for place in job.environments] == [SPEC.environments.groups]
+    assert {*read_passports(Path("results/controls"))} == further and DRAFTS.exists()
+
+
+def test_without_controls_the_stage_writes_empty_results_quickly_and_without_torch(tmp_path: Path) -> None:
+    off = SPEC.model_copy(update={"controls": SPEC.controls.model_copy(update={"run": False})})
+    publish_spec(off, tmp_path / "results/spec.yaml")
+    code = f"import runpy, sys; runpy.run_path({str(ROOT / 'stages/controls.py')!r}, run_name='__main__')"
+    code += "; assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    line = r"controls +\d+\.\d s   no controls: controls\.run is false\n"
+    assert done.returncode == 0 and re.fullmatch(line, done.stdout), done.stderr
+    assert [json.loads((tmp_path / f"results/controls/{name}.json").read_text()) for name in ("index", "choices")] == [
+        {},
+        {},
+    ]
+    assert (tmp_path / "results/controls/ledger.jsonl").read_text() == "" and (tmp_path / "artifacts/controls").is_dir()
+    assert not (tmp_path / "results/controls/routes.csv").exists()
+
+
+def test_where_trace_trained_one_adapter_for_all_there_is_nothing_to_control(
+    elsewhere: Path, tiny: Path, rollouts: list[Rollout], capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace_stood(elsewhere, tiny, rollouts)
+    publish_json(Path("results/adapters/index.json"), {"ramp": {"digest": "d", "path": "p"}})
+    runpy.run_path(str(ROOT / "stages/controls.py"), run_name="__main__")
+    line = r"controls +\d+\.\d s   no controls: TRACE has no adapter of a single capability\n"
+    assert re.fullmatch(line, capsys.readouterr().out)
+    assert json.loads(Path("results/controls/choices.json").read_text()) == {}

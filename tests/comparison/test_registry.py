@@ -1,0 +1,138 @@
+"""A row of the table is declared in its own module alone: everything else learns of it from the registry."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+import yaml
+
+import captrain.comparison.baselines as room
+from captrain.comparison import (
+    acting_stages,
+    baselines,
+    evaluate,
+    headline_methods,
+    label,
+    spending_stages,
+    trained_baselines,
+)
+from captrain.comparison.tables import Evaluation
+from captrain.config import Spec, compose_spec
+from captrain.config.rows import Baselines
+from captrain.errors import UserError
+from captrain.ledger import LedgerEntry
+from captrain.planning import Node
+from captrain.planning.estimate import Estimate
+from captrain.records import publish_text
+from captrain.reporting.figures import training
+
+ROOT = Path(__file__).parents[2]
+PIPELINE = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+TOY = """
+from captrain.comparison.baselines.baseline import DIAGNOSIS
+from captrain.comparison.baselines.training import GRPOBaseline
+
+BASELINE = GRPOBaseline(
+    name="toy", label="a toy", order=9, jobs=lambda spec, project, trace: [], rests_on=(DIAGNOSIS,),
+    compared_with=("grpo_target",),
+)
+"""
+LEDGER = [
+    LedgerEntry(stage="rollouts", purpose="diagnosis", method="trace", rollouts=40),
+    LedgerEntry(stage="adapters", purpose="training", method="trace", item="a", rollouts=60),
+    LedgerEntry(stage="grpo_target", purpose="training", method="grpo_target", rollouts=100),
+]
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A module with a row of its own in the room of the baselines."""
+    publish_text(tmp_path / "further/toy.py", TOY)
+    monkeypatch.setattr(room, "__path__", [*room.__path__, str(tmp_path / "further")])
+    baselines.cache_clear()
+    yield
+    baselines.cache_clear()
+    sys.modules.pop("captrain.comparison.baselines.toy", None)
+    if hasattr(room, "toy"):
+        delattr(room, "toy")
+
+
+def evaluated(toy_rollouts: int) -> Evaluation:
+    arms = {"idle": ("", 0.0), "base": ("", 0.0), "a": ("adapters", 1.0), "toy": ("toy", 1.0)}
+    arms["grpo_target"] = ("grpo_target", 0.0)
+    rows = [
+        (f"t{task}", "any", arm, stage, trial, "passed" if reward else "failed", reward)
+        for arm, (stage, reward) in arms.items()
+        for task in range(4)
+        for trial in range(2)
+    ]
+    outcomes = pd.DataFrame(rows, columns=["task", "kind", "arm", "stage", "trial", "outcome", "reward"])
+    routes = pd.DataFrame({"task": [f"t{task}" for task in range(4)], "kind": "any", "chosen": "a"})
+    ledger = [*LEDGER, LedgerEntry(stage="toy", purpose="training", method="toy", rollouts=toy_rollouts)]
+    return evaluate(outcomes, routes, ledger, ranked=["a"], controls={}, resamples=50, confidence=0.95, seed=0)
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_new_row_is_in_the_table_with_its_charges_and_its_comparisons() -> None:
+    evaluation = evaluated(toy_rollouts=60)
+    [row] = [row for row in evaluation.main.to_dict("records") if row["method"] == "toy"]
+    assert (row["label"], row["pass_rate"], row["rollouts_spent"]) == ("a toy", 1.0, 100)
+    [spent] = [row for row in evaluation.costs.to_dict("records") if row["method"] == "toy"]
+    assert spent["stages"] == "rollouts toy"
+    pairs = {(row["first"], row["second"]) for row in evaluation.differences.to_dict("records")}
+    assert {("toy", "base"), ("trace", "toy"), ("toy", "grpo_target")} < pairs
+    assert "toy" in evaluation.metrics["pass_rate"] and "toy" in headline_methods()
+    with pytest.raises(UserError, match="TRACE spent 100 rollouts and toy 101: not comparable"):
+        evaluated(toy_rollouts=61)
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_new_row_is_drawn_and_planned(tmp_path: Path) -> None:
+    for name in ("adapters", "grpo_target", "toy"):
+        rows = f"{name},1,40,0.5,0.5,0.5\n"
+        publish_text(
+            tmp_path / f"results/{name}/history.csv", f"adapter,step,rollouts,reward,success,informative\n{rows}"
+        )
+    legends = [axes.get_legend() for axes in training(tmp_path / "results").axes]
+    assert "a toy" in [text.get_text() for legend in legends if legend for text in legend.get_texts()]
+
+    estimate = Estimate(with_toy(compose_spec("default", 0, [], ROOT / "conf")), Node(), 1)
+    [cost] = [cost for cost in estimate.costs() if cost.stage == "toy"]
+    assert cost.rollouts == estimate.trace - estimate.diagnosis
+
+
+def with_toy(spec: Spec) -> Spec:
+    """The specification with a section for the toy, as its schema would have it."""
+    sections = spec.baselines.model_copy(update={"toy": SimpleNamespace(run=True)})
+    return spec.model_copy(update={"baselines": sections})
+
+
+def test_every_row_has_a_section_a_stage_and_a_name_of_its_own() -> None:
+    assert set(baselines()) == set(Baselines.model_fields)
+    assert len({label(name) for name in baselines()}) == len(baselines())
+    for name, row in baselines().items():
+        assert f"baselines.{name}" in PIPELINE[name]["params"][0]["results/spec.yaml"]
+        assert f"src/captrain/comparison/baselines/{name}.py" in PIPELINE[name]["deps"]
+        ledgers = {f"results/{stage}/ledger.jsonl" for stage in row.rests_on if row.learns_from == "rewards"}
+        assert ledgers <= set(PIPELINE[name]["deps"])
+
+
+def test_the_pipeline_evaluates_what_acts_and_draws_what_was_trained() -> None:
+    evaluation, figures = set(PIPELINE["evaluation"]["deps"]), set(PIPELINE["figures"]["deps"])
+    assert {f"results/{stage}" for stage in acting_stages()} <= evaluation
+    assert {f"artifacts/{stage}" for stage in acting_stages() if stage != "gepa"} <= evaluation
+    assert {f"results/{name}" for name in trained_baselines()} <= figures
+    assert set(spending_stages()) <= set(PIPELINE)
+
+
+def test_two_rows_of_one_name_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish_text(tmp_path / "second_adp.py", TOY.replace('"toy"', '"adp"'))
+    monkeypatch.setattr(room, "__path__", [*room.__path__, str(tmp_path)])
+    baselines.cache_clear()
+    with pytest.raises(ValueError, match="declares row adp, which is there already"):
+        baselines()
+    sys.modules.pop("captrain.comparison.baselines.second_adp", None)
+    delattr(room, "second_adp")

@@ -1,0 +1,48 @@
+"""An evaluation on the tasks of all splits: declared, and said in every row."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.outcomes import SMALL, outcomes_of, routes_of, run
+
+from captrain.benchmarks import evaluation_tasks, load_benchmark, overlapping_tasks
+from captrain.comparison.tables import mark_overlap
+from captrain.config import Component, Evaluation
+from captrain.contract import load_file
+from captrain.errors import UserError
+
+SIZED = """class Environment:
+    def size(self, split):
+        return {"discovery": 3, "training": 2, "test": 4}[split]
+"""
+
+
+def settings(splits: str) -> Evaluation:
+    chosen = {"tasks": 4, "trials": 2, "resamples": 10, "confidence": 0.95, "splits": splits}
+    return Evaluation.model_validate(chosen)
+
+
+def test_all_splits_are_played_as_test_tasks_and_known_to_overlap(letters: Callable[..., Path]) -> None:
+    path = letters("sized")
+    path.write_text(path.read_text().replace("class Environment:\n", SIZED))
+    target = load_file(path)
+    alone, whole = (evaluation_tasks(target, settings(splits)) for splits in ("test", "all"))
+    assert len(alone) == 4 and whole[:4] == alone and len({task.id for task in whole}) == 4 + 3 + 2
+    assert {task.split for task in whole} == {"test"}
+    assert [task.id for task in overlapping_tasks(target)] == [task.id for task in whole[4:]]
+
+
+def test_a_benchmark_without_end_has_no_evaluation_on_all_tasks() -> None:
+    desk = Component.model_validate({"_target_": "captrain.benchmarks.servicedesk.ServiceDesk", "mix": "mixed"})
+    with pytest.raises(UserError, match="split discovery of .* has no end"):
+        evaluation_tasks(load_benchmark(desk), settings("all"))
+
+
+def test_every_row_says_that_its_tasks_were_not_held_out() -> None:
+    plain = run(outcomes_of(SMALL), routes_of(["base"] * 4))
+    marked = mark_overlap(plain, 3, 4)
+    assert all(label.endswith(" (3 of 4 tasks not held out)") for label in marked.main["label"])
+    assert {*marked.main["overlapping"]} == {3} and "overlapping" not in plain.main
+    assert {*marked.differences["overlapping"]} == {3} and "overlapping" not in plain.differences
+    assert all("not held out" in text for text in marked.kinds["label"])

@@ -1,0 +1,308 @@
+"""`captrain-sweep` on a pipeline of two quick stages: the real Hydra, launchers and DVC."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from support.cluster.slurm import Cluster, running
+from support.results import account
+from support.scripts import load_script
+from support.warm import EXECUTABLE, warm_commands
+
+from captrain.comparison import point_rows
+from captrain.comparison.points import LOCKS, Point, run
+from captrain.comparison.sweep import point_of
+from captrain.config import Choice
+from captrain.execution import exclusive
+from captrain.records import publish_text
+
+STUDIES = load_script("study_figures").STUDIES
+CONF = Path(__file__).parents[2] / "conf"
+BIN = Path(sys.executable).parent
+PIPELINE = """
+stages:
+  compose:
+    cmd: python stages/fake.py compose
+    params: [experiment, seed, overrides]
+    deps: [stages/fake.py]
+    outs:
+      - results/spec.yaml: {cache: false, persist: true}
+  base:
+    cmd: python stages/fake.py base
+    params:
+      - results/spec.yaml: [seed]
+    deps: [stages/fake.py]
+    outs: [artifacts/base]
+  evaluation:
+    cmd: python stages/fake.py evaluation
+    params:
+      - results/spec.yaml: [seed, selection]
+    deps: [artifacts/base, stages/fake.py]
+    plots:
+      - results/evaluation: {cache: false}
+      - results/capabilities: {cache: false}
+"""
+STAGE = """
+import json, os, sys, time
+from pathlib import Path
+import yaml
+stage = sys.argv[1]
+choice = yaml.safe_load(Path("params.yaml").read_text())
+if stage == "compose":
+    spec = {"seed": choice["seed"], "selection": {"delta": 0.2, "count": 4}}
+    for one in choice["overrides"]:
+        key, value = one.split("=")
+        if key.startswith("selection."):
+            spec["selection"][key.removeprefix("selection.")] = yaml.safe_load(value)
+    Path("results").mkdir(exist_ok=True)
+    Path("results/spec.yaml").write_text(yaml.safe_dump(spec))
+    sys.exit()
+spec = yaml.safe_load(Path("results/spec.yaml").read_text())
+with open(os.environ["RAN"], "a") as file:
+    file.write(f"{stage} {spec['seed']} {spec['selection']['delta']} {spec['selection']['count']}\\n")
+if stage == "base":
+    time.sleep(1)
+    Path("artifacts").mkdir(exist_ok=True)
+    Path("artifacts/base").write_text(str(spec["seed"]))
+elif spec["selection"]["delta"] == 0.9 and not os.path.exists(os.environ["MENDED"]):
+    sys.exit("error: a threshold that nothing reaches")
+else:
+    delta = spec["selection"]["delta"]
+    main = "method,label,pass_rate,low,high,rollouts_spent\\n"
+    for name, text in (
+        ("evaluation/main.csv", f"{main}base,base,0.05,0,1,0\\ntrace,TRACE,{delta},0,1,640\\n"),
+        ("evaluation/differences.csv", "first,second,difference,low,high,distinguishable,p_holm\\n"),
+        ("evaluation/spent.csv", "method,stages\\nbase,\\ntrace,evaluation\\n"),
+        ("capabilities/selection.json", ACCOUNT),
+    ):
+        Path("results", name).parent.mkdir(parents=True, exist_ok=True)
+        Path("results", name).write_text(text)
+""".replace("ACCOUNT", repr(json.dumps(account([{"id": "looking", "selected": True}]))))
+STUDY = """# @package _global_
+hydra:
+  sweeper:
+    params:
+      selection.delta: 0.1,0.3
+      seed: 0,1
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A repository with three quick stages; a stage notes down that it ran."""
+    publish_text(tmp_path / "dvc.yaml", PIPELINE)
+    publish_text(tmp_path / "stages/fake.py", STAGE)
+    publish_text(tmp_path / "params.yaml", "experiment: default\nseed: 0\noverrides: [selection.count=3]\n")
+    publish_text(tmp_path / ".gitignore", "/.cache/\n/artifacts/\n")
+    publish_text(tmp_path / ".dvc/config", "")
+    publish_text(
+        tmp_path / "conf/config.yaml",
+        "defaults:\n  - _self_\n  - experiment: default\n"
+        "seed: 0\nselection: {delta: 0.2, count: 4}\nmachine: {workers: 2}\n",
+    )
+    publish_text(tmp_path / "conf/experiment/default.yaml", "# @package _global_\n")
+    publish_text(tmp_path / "conf/study/thresholds.yaml", STUDY)
+    shutil.copytree(Path(__file__).parents[2] / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    return tmp_path
+
+
+def sweep(project: Path, *arguments: str) -> tuple[int, str, list[str]]:
+    """Exit status, what was said, and the stages that ran."""
+    ran = project / ".cache/ran.txt"
+    ran.parent.mkdir(exist_ok=True)
+    ran.unlink(missing_ok=True)
+    environment = {**os.environ, "RAN": str(ran), "MENDED": str(project / ".cache/mended"), "COLUMNS": "200"}
+    command: list[str | Path] = [BIN / "captrain-sweep"]
+    if not any(argument.startswith("hydra/launcher=") for argument in arguments):  # these have processes of their own
+        environment[EXECUTABLE] = str(warm_commands() / "python")
+        command.insert(0, environment[EXECUTABLE])
+    done = subprocess.run(
+        [*command, *arguments], cwd=project, text=True, timeout=300, env=environment,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    return done.returncode, done.stdout, sorted(ran.read_text().splitlines()) if ran.exists() else []
+
+
+def points(project: Path, name: str) -> set[str]:
+    """The points of a sweep's table."""
+    return set(pd.read_csv(project / f"results/sweeps/{name}.csv")["point"])
+
+
+def test_a_study_names_its_table_shares_points_and_yields_to_what_is_given(project: Path) -> None:
+    status, said, ran = sweep(
+        project, "-m", "+study=thresholds", "selection.delta=0.1,0.4", "seed=0", "machine.workers=1"
+    )  # fmt: skip
+    assert (status, ran) == (0, ["base 0 0.1 3", "evaluation 0 0.1 3", "evaluation 0 0.4 3"]), said
+    table = pd.read_csv(project / "results/sweeps/thresholds.csv")
+    assert list(table.columns[:4]) == ["experiment", "seed", "selection.delta", "point"]
+    assert sorted(set(table["selection.delta"])) == [0.1, 0.4] and set(table["seed"]) == {0}
+    # The same settings without the study are the same points.
+    status, said, ran = sweep(project, "-m", "selection.delta=0.1,0.4")
+    assert (status, ran, points(project, "sweep")) == (0, [], points(project, "thresholds")), said
+
+
+def test_points_share_what_did_not_change_fail_alone_and_rerun_alone(project: Path) -> None:
+    grid = ["-m", "selection.delta=0.1,0.9", "seed=0,1", "hydra.job.name=thresholds"]
+    status, said, ran = sweep(project, *grid)
+    assert status == 1, said
+    assert ran == [
+        "base 0 0.1 3", "base 1 0.1 3",
+        "evaluation 0 0.1 3", "evaluation 0 0.9 3", "evaluation 1 0.1 3", "evaluation 1 0.9 3",
+    ]  # fmt: skip
+    assert "2 of 4 points failed" in said and "error: a threshold that nothing reaches" in said
+    assert "Traceback" not in said
+    table = pd.read_csv(project / "results/sweeps/thresholds.csv")
+    assert list(table.columns[:5]) == ["experiment", "seed", "selection.delta", "point", "method"]
+    trace = table[table["method"] == "trace"]
+    assert len(table) == 4 and list(trace["selection.delta"]) == [0.1, 0.1]
+    assert list(trace["seed"]) == [0, 1] and list(trace["pass_rate"]) == list(trace["selection.delta"])
+    assert set(table["selected"]) == {"looking"} and set(trace["rollouts_spent"]) == {640}
+    publish_text(project / ".cache/mended", "")
+    status, said, ran = sweep(project, *grid)
+    assert (status, ran) == (0, ["evaluation 0 0.9 3", "evaluation 1 0.9 3"]), said
+    assert len(points(project, "thresholds")) == 4
+
+
+@pytest.mark.needs("minutes")
+@pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
+def test_points_that_start_together_run_a_cold_stage_they_share_once(launcher: str, project: Path) -> None:
+    status, said, ran = sweep(project, "-m", "selection.delta=0.1,0.4", f"hydra/launcher={launcher}")
+    assert status == 0, said
+    assert sum(one.startswith("base") for one in ran) == 1 and len(ran) == 3
+    assert len(points(project, "sweep")) == 2
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A Slurm cluster of two nodes."""
+    with running(tmp_path_factory.mktemp("cluster")) as one:
+        yield one
+
+
+SLURM = ["hydra/launcher=submitit_slurm", "hydra.launcher.mem_gb=1", "hydra.launcher.cpus_per_task=1"]
+
+
+@pytest.mark.needs("slurm")
+def test_a_grid_of_slurm_jobs_runs_what_its_points_share_once_and_goes_on_where_one_failed(
+    project: Path, cluster: Cluster
+) -> None:
+    grid = ["-m", "selection.delta=0.1,0.9", "seed=0,1", "hydra.job.name=grid", *SLURM]
+    status, said, ran = sweep(project, *grid)
+    # Which point comes first to a stage that others share, nobody knows.
+    assert (status, [one[:6] if one.startswith("base") else one for one in ran]) == (1, [
+        "base 0", "base 1",
+        "evaluation 0 0.1 3", "evaluation 0 0.9 3", "evaluation 1 0.1 3", "evaluation 1 0.9 3",
+    ]), said  # fmt: skip
+    assert "2 of 4 points failed" in said and "error: a threshold that nothing reaches" in said
+    assert cluster.over() == ["grid COMPLETED"] * 4
+    publish_text(project / ".cache/mended", "")
+    status, said, ran = sweep(project, *grid)
+    assert (status, ran) == (0, ["evaluation 0 0.9 3", "evaluation 1 0.9 3"]), said
+    assert len(points(project, "grid")) == 4
+
+
+@pytest.mark.needs("slurm")
+def test_a_point_whose_slurm_job_died_is_named_and_the_whole_ones_are_in_the_table(
+    project: Path, cluster: Cluster
+) -> None:
+    stage = project / "stages/fake.py"
+    dying = """if spec["selection"]["delta"] == 0.8 and not os.path.exists(os.environ["MENDED"]):
+    os.kill(int(os.environ["SLURM_TASK_PID"]), 9)
+    time.sleep(5)
+    sys.exit("left behind")
+"""
+    stage.write_text(stage.read_text().replace('if stage == "base":', f'{dying}if stage == "base":'))
+    grid = ["-m", "selection.delta=0.1,0.8", *SLURM]
+    status, said, _ = sweep(project, *grid)
+    point = point_of(Choice(experiment="default", seed=0, overrides=["selection.count=3"]), ["selection.delta=0.8"])
+    assert status == 1 and f"point {point.name} did not come to its end" in said and "1 of 2 points failed" in said
+    assert len(points(project, "sweep")) == 1
+    publish_text(project / ".cache/mended", "")
+    status, said, ran = sweep(project, *grid)
+    assert (status, ran) == (0, ["evaluation 0 0.8 3"]), said
+
+
+def test_a_setting_that_does_not_exist_ends_before_anything_runs(project: Path) -> None:
+    status, said, ran = sweep(project, "-m", "selection.detla=0.1,0.2")
+    assert status == 2 and ran == [] and "error: the configuration in conf/ does not compose" in said
+    assert "selection.detla" in said and "Error" not in said and "Traceback" not in said
+
+
+def test_a_study_that_does_not_exist_is_named_beside_those_that_do(project: Path) -> None:
+    status, said, ran = sweep(project, "-m", "+study=treshold")
+    assert status == 2 and ran == [] and "there is no study 'treshold'" in said and "thresholds" in said
+
+
+def test_every_study_composes_and_varies_what_its_figure_asks_for() -> None:
+    from hydra import compose, initialize_config_dir
+
+    found = {}
+    for path in sorted((CONF / "study").glob("*.yaml")):
+        with initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
+            config = compose("config", [f"+study={path.stem}"], return_hydra_config=True)
+        found[f"sweeps/{path.stem}.csv"] = dict(config.hydra.sweeper.params)
+    for study in STUDIES.values():
+        if study.settings:
+            params = found.pop(study.tables[0])
+            varied = {name for name, values in params.items() if "," in str(values)}
+            assert "seed" in params and varied - {"seed"} == {*study.settings}
+    assert not found
+
+
+def test_without_m_or_outside_of_a_repository_it_says_what_to_do(project: Path, tmp_path: Path) -> None:
+    status, said, _ = sweep(project, "selection.delta=0.1")
+    assert status == 2 and "give -m" in said
+    (project / "dvc.yaml").unlink()
+    status, said, _ = sweep(project, "-m", "selection.delta=0.1")
+    assert status == 2 and "root of the repository" in said
+
+
+def test_a_points_settings_win_over_those_of_params_yaml() -> None:
+    base = Choice(experiment="default", seed=3, overrides=["selection.delta=0.5", "+analyst.extra=1"])
+    point = point_of(base, ["+study=some", "selection.delta=0.1", "experiment=rare", "analyst.extra=2"])
+    assert point.choice == Choice(
+        experiment="rare", seed=3, overrides=["selection.delta=0.1", "analyst.extra=2"]
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "override", ["machine.workers=1", "machine=slurm", "+machine.accelerate.rows=1", "++machine.workers=1"]
+)
+def test_where_a_point_runs_is_no_part_of_its_name(override: str) -> None:
+    def name(*overrides: str) -> str:
+        return Point(Choice(experiment="default", seed=0, overrides=[*overrides])).name
+
+    assert name(override) == name() == "default-0"
+    assert name("machines=1") != name() != name("selection.delta=0.1") == name("selection.delta=0.1", override)
+
+
+def test_a_second_sweep_of_a_name_is_refused_while_the_first_runs(project: Path) -> None:
+    with exclusive(project / LOCKS / "sweep-grid"):
+        status, said, ran = sweep(project, "-m", "selection.delta=0.1", "hydra.job.name=grid")
+    assert (status, ran) == (2, []) and "a sweep named grid runs here already" in said and "hydra.job.name=" in said
+
+
+def test_two_selections_of_one_point_compose_into_its_workspace_one_after_the_other(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = project / ".cache/ran.txt"
+    publish_text(ran, "")
+    monkeypatch.setenv("RAN", str(ran))
+    monkeypatch.setenv("MENDED", "")
+    selections = [Choice(experiment="default", seed=0, overrides=[f"machine.workers={count}"]) for count in (1, 2)]
+    with ThreadPoolExecutor() as pool:
+        first, second = pool.map(lambda choice: run(Point(choice), project), selections)
+    assert first == second and sorted(ran.read_text().splitlines()) == ["base 0 0.2 4", "evaluation 0 0.2 4"]
+    with ThreadPoolExecutor() as pool, exclusive(Point(selections[0]).lock(project)):
+        reading = pool.submit(point_rows, Point(selections[1]), project)
+        with pytest.raises(TimeoutError):
+            reading.result(0.3)  # whoever holds the lock may be at work there
+    assert [row["method"] for row in reading.result()] == ["base", "trace"]
