@@ -29,10 +29,11 @@ from captrain.comparison import (
     headline_methods,
     label,
     rates_over_seeds,
+    read_published,
     versus,
 )
 from captrain.records import read_table
-from captrain.reporting import read_published, style
+from captrain.reporting import style
 
 REPLICATES = ("replicates/summary.csv", "replicates/differences.csv")
 REPLICATE = 'make replicate OVERRIDES="methods=all"'

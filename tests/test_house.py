@@ -35,9 +35,9 @@ FOREIGN = {
     ("reporting/pages/files.py", "chosen"),  # of results/routes/routes.csv
     ("reporting/pages/shards.py", "at"),  # of the report's scripts
     ("reporting/pages/shards.py", "why"),
-    ("reporting/published.py", "needed"),  # of published.yaml
-    ("reporting/published.py", "kept"),
-    ("reporting/published.py", "stated"),
+    ("comparison/published.py", "needed"),  # of published.yaml
+    ("comparison/published.py", "kept"),
+    ("comparison/published.py", "stated"),
     ("benchmarks/replay.py", "ended"),  # of the requests to workers
     ("benchmarks/workers/tau2_worker.py", "done"),  # tau2's own attribute
 }

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from captrain.comparison import TRACE_STAGES, baselines
-from captrain.config import Spec
+from captrain.config import Spec, compose_configuration
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
 from captrain.planning import assumptions, estimate, plan
@@ -38,7 +38,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def spec(root: Path) -> Compose:
-    return lambda *settings: plan.compose_configuration(settings, root)[0]
+    return lambda *settings: compose_configuration(settings, root)[0]
 
 
 def planned(spec: Spec, **node: object) -> plan.Plan:
@@ -141,9 +141,9 @@ def test_every_embedded_experiment_is_accepted(spec: Compose, experiment: str) -
 
 
 def test_settings_go_on_top_of_what_is_selected(root: Path) -> None:
-    chosen, title = plan.compose_configuration([], root)
+    chosen, title = compose_configuration([], root)
     assert (chosen.seed, chosen.selection.delta, title) == (0, 0.15, "experiment default, seed 0, selection.delta=0.15")
-    other, _ = plan.compose_configuration(["experiment=rare", "seed=3", "router=classifier"], root)
+    other, _ = compose_configuration(["experiment=rare", "seed=3", "router=classifier"], root)
     assert (other.seed, other.rollouts.tasks, other.selection.delta) == (3, 720, 0.15)
 
 
@@ -377,7 +377,8 @@ def test_every_assumption_says_where_it_comes_from(spec: Compose) -> None:
 
 def test_planning_does_not_import_torch() -> None:
     code = (
-        "import sys; from pathlib import Path; from captrain.planning import Node, compose_configuration, make_plan; "
+        "import sys; from pathlib import Path; from captrain.config import compose_configuration; "
+        "from captrain.planning import Node, make_plan; "
         f"spec, _ = compose_configuration(['experiment=paper_tau2'], Path({str(REPOSITORY)!r})); "
         "make_plan(spec, Node()); "
         "assert 'torch' not in sys.modules"

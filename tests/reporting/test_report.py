@@ -17,6 +17,7 @@ from support.results import causal_tables
 
 from captrain.capabilities.selection import select
 from captrain.cli import app
+from captrain.comparison import published
 from captrain.config import Selection
 from captrain.errors import UserError
 from captrain.records import (
@@ -35,7 +36,7 @@ from captrain.records import (
     publish_json,
     publish_text,
 )
-from captrain.reporting import published, show
+from captrain.reporting import show
 from captrain.reporting.pages import archive, build, data, shards
 
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"

@@ -22,8 +22,8 @@ from support.scripts import SCRIPTS, load_script
 
 from captrain.comparison.differences import differences_over_seeds, rates_over_seeds
 from captrain.comparison.gathering import write_table
+from captrain.comparison.published import read_published
 from captrain.comparison.rows import GRPO, TRACE, label
-from captrain.reporting.published import read_published
 from captrain.reporting.style import PROJECT
 
 study_figures = load_script("study_figures")

@@ -122,8 +122,7 @@ def benchmark_of_project(name: str) -> "Target | None":
         UserError: it does not load.
     """
     from captrain.benchmarks import load_benchmark
-    from captrain.config import find_project
-    from captrain.planning import compose_configuration
+    from captrain.config import compose_configuration, find_project
 
     project = find_project(Path.cwd())
     if not name or project is None or not (project / f"conf/benchmark/{name}.yaml").is_file():

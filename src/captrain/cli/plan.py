@@ -24,7 +24,8 @@ def plan(
     ] = None,
 ) -> None:
     """Say what a run would take, stage by stage, and whether it can run at all (exit status 2 if not). Runs nothing."""
-    from captrain.planning import Node, compose_configuration, make_plan, plan_tables
+    from captrain.config import compose_configuration
+    from captrain.planning import Node, make_plan, plan_tables
 
     spec, title = compose_configuration(settings or [], project_root())
     work_plan = make_plan(spec, Node(gpus, gpu_memory, throughput, parameters, price), title)
@@ -51,7 +52,7 @@ def power(
 ) -> None:
     """Say which difference a comparison can detect, and what a wanted one takes; what is not given is as it was in
     results/evaluation. Runs nothing."""
-    from captrain.planning import PartialDesign, claim_tables, complete_design, design_tables
+    from captrain.comparison import PartialDesign, claim_tables, complete_design, design_tables
 
     if difference is not None and not 1e-6 <= abs(difference) <= 1:
         raise UserError(
@@ -76,7 +77,8 @@ def doctor(
 
     Starts and downloads nothing; of an endpoint one short answer is asked.
     """
-    from captrain.planning import GPU_COMMANDS, Node, compose_configuration, examine_machine, run_on_gpus
+    from captrain.config import compose_configuration
+    from captrain.planning import GPU_COMMANDS, Node, examine_machine, run_on_gpus
 
     root = project_root()
     spec, title = compose_configuration(settings or [], root)

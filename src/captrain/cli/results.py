@@ -33,7 +33,7 @@ def compare(
 
 def published() -> None:
     """Print the paper's numbers beside ours where the same thing was run, and what in them does not agree."""
-    from captrain.reporting import published_tables
+    from captrain.comparison import published_tables
 
     print_all(*published_tables(project_root()))
 

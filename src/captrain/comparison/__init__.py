@@ -1,4 +1,4 @@
-"""Methods compared on the test split: baselines, TRACE from solutions in rounds, arms, rows, statistics, sweeps."""
+"""The comparison on the test split: baselines, TRACE in rounds, rows, statistics, power, sweeps, published numbers."""
 
 import lazy_loader
 

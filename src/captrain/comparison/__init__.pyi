@@ -37,7 +37,17 @@ from .gathering import read_rows as read_rows
 from .gathering import write_table as write_table
 from .points import WORKSPACES as WORKSPACES
 from .points import Point as Point
+from .power import Design as Design
+from .power import PartialDesign as PartialDesign
+from .power import claim_tables as claim_tables
+from .power import complete_design as complete_design
+from .power import design_tables as design_tables
+from .power import tasks_needed as tasks_needed
 from .project import evaluate_project as evaluate_project
+from .published import claims as claims
+from .published import published_tables as published_tables
+from .published import read_published as read_published
+from .published import reference as reference
 from .rounds.arms import GENERALIST as GENERALIST
 from .rounds.arms import ROUTED as ROUTED
 from .rounds.arms import specialist_name as specialist_name

@@ -43,6 +43,7 @@ from .spec import Evaluation as Evaluation
 from .spec import Ranking as Ranking
 from .spec import Selection as Selection
 from .spec import Spec as Spec
+from .spec import compose_configuration as compose_configuration
 from .spec import compose_spec as compose_spec
 from .spec import load_choice as load_choice
 from .spec import load_spec as load_spec

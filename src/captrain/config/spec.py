@@ -335,3 +335,24 @@ def _settings_of(kind: type[BaseModel], keys: tuple[int | str, ...]) -> list[str
         of_mapping = get_origin(annotation) is dict
         annotation = get_args(annotation)[1] if of_mapping else annotation.model_fields[str(part)].annotation
     return list(annotation.model_fields)
+
+
+def compose_configuration(settings: Sequence[str], root: Path) -> tuple[Spec, str]:
+    """Compose the configuration that params.yaml selects, with settings on top, and name it.
+
+    Args:
+        settings: key=value, as in `overrides` of params.yaml; experiment=NAME and seed=NUMBER choose others.
+        root: of the project.
+
+    Raises:
+        UserError: it does not compose.
+    """
+    selection = load_choice(root / "params.yaml")
+    pairs = ((key, value) for key, _, value in (setting.partition("=") for setting in settings))
+    replaced = {key: value for key, value in pairs if key in ("experiment", "seed")}
+    if not (seed := replaced.get("seed", str(selection.seed))).isdecimal():
+        raise UserError(f"seed = {seed!r} is not a number", "write, for example, seed=42")
+    overrides = [*selection.overrides, *(text for text in settings if text.partition("=")[0] not in replaced)]
+    experiment = replaced.get("experiment", selection.experiment)
+    title = ", ".join([f"experiment {experiment}", f"seed {seed}", *overrides])
+    return compose_spec(experiment, int(seed), overrides, root / "conf"), title

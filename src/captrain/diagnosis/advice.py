@@ -11,12 +11,12 @@ from pathlib import Path
 from shlex import quote
 
 from captrain.capabilities import KINDS, CandidateAccount
+from captrain.comparison import Design, tasks_needed
 from captrain.diagnosis.association import LEVEL, line_of, name_of
 from captrain.diagnosis.diagnosis import Diagnosis
 from captrain.diagnosis.findings import REFERENCE, Fix
 from captrain.diagnosis.synthesis import Writer, diagnosed_evidence, possible_writers
 from captrain.execution import COMPUTING, has_package
-from captrain.planning import Design, tasks_needed
 
 MARGIN = 0.02
 """Rates of 0 and 1 are taken as this far from them: a test of two certain outcomes needs no power."""

@@ -13,7 +13,17 @@ from pathlib import Path
 from typing import Literal
 
 from captrain.benchmarks import load_benchmark
-from captrain.config import Component, ModelAccess, Spec, alternatives, build, compose_spec, find_project, shipped
+from captrain.config import (
+    Component,
+    ModelAccess,
+    Spec,
+    alternatives,
+    build,
+    compose_configuration,
+    compose_spec,
+    find_project,
+    shipped,
+)
 from captrain.contract import Target, calls_of
 from captrain.diagnosis.cost import PER_TOKEN, AskingCost, priced
 from captrain.diagnosis.diagnosis import Diagnosis
@@ -33,7 +43,6 @@ from captrain.environments import (
 )
 from captrain.errors import UserError
 from captrain.execution import user_outputs
-from captrain.planning import compose_configuration
 from captrain.policies import Policy
 from captrain.records import Capability, JsonObject, Rollout, digest, load, read_json
 from captrain.rollouts import PolicySource

@@ -1,4 +1,4 @@
-"""Plans: the cost of a configuration, its feasibility, and the power of a comparison, before anything is spent."""
+"""Plans: the cost of a configuration and its feasibility, before anything is spent."""
 
 import lazy_loader
 

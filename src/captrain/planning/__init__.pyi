@@ -6,12 +6,5 @@ from .finding import Finding as Finding
 from .forecast import forecast_run as forecast_run
 from .forecast import stale_stages as stale_stages
 from .plan import Plan as Plan
-from .plan import compose_configuration as compose_configuration
 from .plan import make_plan as make_plan
 from .plan import plan_tables as plan_tables
-from .power import Design as Design
-from .power import PartialDesign as PartialDesign
-from .power import claim_tables as claim_tables
-from .power import complete_design as complete_design
-from .power import design_tables as design_tables
-from .power import tasks_needed as tasks_needed

@@ -11,10 +11,10 @@ from collections.abc import Collection
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+from captrain.config import compose_configuration
 from captrain.planning.assumptions import LOCAL, PRODUCTS, STAGE_START
 from captrain.planning.cost import rounded
 from captrain.planning.estimate import Estimate, Node
-from captrain.planning.plan import compose_configuration
 
 SIDE = 192
 """Rows and columns of the matrices that are multiplied: the size of a layer of the embedded base."""

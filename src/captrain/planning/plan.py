@@ -6,15 +6,14 @@ everything is worked out for the least and for the most of that, and shown as a 
 are taken to be selected. All else is an estimate, and every number that it rests on is shown with where it comes from.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from captrain.config import Spec, compose_spec, load_choice
+from captrain.config import Spec
 from captrain.errors import UserError
 from captrain.planning.basis import BasisRow, basis
 from captrain.planning.cost import StageCost, rounded
@@ -45,27 +44,6 @@ class Plan:
         if self.problems:
             problem = "\n       ".join(error.problem for error in self.problems)
             raise UserError(problem, "\n          ".join(error.remedy for error in self.problems))
-
-
-def compose_configuration(settings: Sequence[str], root: Path) -> tuple[Spec, str]:
-    """Compose the configuration that params.yaml selects, with settings on top, and name it.
-
-    Args:
-        settings: key=value, as in `overrides` of params.yaml; experiment=NAME and seed=NUMBER choose others.
-        root: of the project.
-
-    Raises:
-        UserError: it does not compose.
-    """
-    selection = load_choice(root / "params.yaml")
-    pairs = ((key, value) for key, _, value in (setting.partition("=") for setting in settings))
-    replaced = {key: value for key, value in pairs if key in ("experiment", "seed")}
-    if not (seed := replaced.get("seed", str(selection.seed))).isdecimal():
-        raise UserError(f"seed = {seed!r} is not a number", "write, for example, seed=42")
-    overrides = [*selection.overrides, *(text for text in settings if text.partition("=")[0] not in replaced)]
-    experiment = replaced.get("experiment", selection.experiment)
-    title = ", ".join([f"experiment {experiment}", f"seed {seed}", *overrides])
-    return compose_spec(experiment, int(seed), overrides, root / "conf"), title
 
 
 def make_plan(spec: Spec, node: Node, title: str = "") -> Plan:

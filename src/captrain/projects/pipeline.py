@@ -19,7 +19,7 @@ from captrain.execution import code_closure, files_below
 from captrain.records import JsonObject, Record, digest, file_digest, read_yaml
 
 VERSIONS = "captrain.yaml"
-BASELINES = Path(__file__).parents[1] / "baselines"
+BASELINES = Path(__file__).parents[1] / "comparison/baselines"
 COMPONENTS = "components"
 """Folder of a project's own benchmarks, policies and other parts."""
 SELECTABLE = {"base", "benchmark", "policy", "analyst", "synthesizer", "trainer", "router"}

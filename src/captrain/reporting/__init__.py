@@ -1,4 +1,4 @@
-"""Reports on results: figures, tables, the static report, and loaders for notebooks."""
+"""Reports on results: figures, tables, the report page, verification, and loaders for notebooks."""
 
 import lazy_loader
 

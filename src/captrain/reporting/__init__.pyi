@@ -1,9 +1,6 @@
 from .figures import capabilities as capabilities
 from .figures import draw as draw
 from .integrity import check_integrity as check_integrity
-from .published import claims as claims
-from .published import published_tables as published_tables
-from .published import read_published as read_published
 from .runs import compare_runs as compare_runs
 from .runs import find_run as find_run
 from .style import render as render

@@ -27,6 +27,8 @@ from captrain.comparison import (
     evaluation_metrics,
     evaluation_table,
     label,
+    read_published,
+    reference,
     trained_baselines,
     versus,
 )
@@ -34,7 +36,6 @@ from captrain.errors import UserError
 from captrain.records import JsonObject, read_table
 from captrain.reporting.causality import causality, has_causality
 from captrain.reporting.curve import curve, curve_rows
-from captrain.reporting.published import read_published, reference
 from captrain.reporting.rediscovery import rediscovered, rediscovery
 from captrain.reporting.style import DPI, GREY, HEADLINE, MERGING, ROUTING, Line, compare, ordered, render, tint
 

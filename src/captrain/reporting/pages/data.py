@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 
 from captrain.capabilities import SelectionAccount
-from captrain.comparison import Bootstrap, evaluation_metrics, interpret_difference
+from captrain.comparison import Bootstrap, evaluation_metrics, interpret_difference, published
 from captrain.records import Capability, IndexEntry, JsonObject, Passport, load, read_json, read_text, read_yaml
-from captrain.reporting import published
 from captrain.reporting.pages import files
 from captrain.reporting.pages.archive import Archive, indices
 from captrain.reporting.pages.files import Missing, plain

@@ -12,9 +12,7 @@ from rich.console import Console
 from scipy.stats import beta, norm
 from scipy.stats import t as student
 
-from captrain.comparison.statistics import Bootstrap, summarise
-from captrain.errors import UserError
-from captrain.planning.power import (
+from captrain.comparison.power import (
     MAX_TRIALS,
     Design,
     PartialDesign,
@@ -27,6 +25,8 @@ from captrain.planning.power import (
     tasks_needed,
     trials_needed,
 )
+from captrain.comparison.statistics import Bootstrap, summarise
+from captrain.errors import UserError
 
 DESIGN = Design(base=0.4, tasks=120, trials=4, icc=0.6, shared=0.7)
 

@@ -23,9 +23,11 @@ from numpy.typing import NDArray
 from rich.console import RenderableType
 from rich.table import Table
 
-from captrain.comparison import BASE, TRACE, evaluation_metrics, evaluation_table, label, sign_test
+from captrain.comparison.files import evaluation_metrics, evaluation_table
+from captrain.comparison.published import claims, read_published
+from captrain.comparison.rows import BASE, TRACE, label
+from captrain.comparison.statistics import sign_test
 from captrain.errors import UserError
-from captrain.reporting import claims, read_published
 
 Floats = NDArray[np.float64]
 MAX_TASKS, MAX_TRIALS = 100_000, 64

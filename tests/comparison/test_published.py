@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from captrain.reporting.published import (
+from captrain.comparison.published import (
     NOT_RUN,
     claims,
     published_tables,
