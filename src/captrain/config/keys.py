@@ -35,6 +35,8 @@ SETTING = re.compile(rf"(?i){TOKEN}|(?<=://)[^\s/@]*:[^\s/@]+(?=@)")
 """Pattern of a key by its shape or a password in an address, which no setting may hold, whatever its name."""
 SECRET = re.compile(r"(?![A-Z_][A-Z0-9_]*$)(?=.*[A-Za-z])(?=.*\d)[\w.~+/=-]{12,}")
 """Pattern of a secret, which no setting may hold that is named as one: neither a number nor the name of a variable."""
+MIXED = re.compile(r"(?=[^\s\"']*[A-Za-z])(?=[^\s\"']*\d)[\w.~+/=-]{8,}")
+"""Pattern of what stands behind a name in other people's logs, and is taken for a key."""
 SHORTEST = 8
 """Characters of a value that is looked for in its other spellings: shorter ones stand in any text."""
 DETECTORS = {
@@ -60,13 +62,17 @@ def redacted(text: str, *secrets: str) -> str:
 
 
 def censored(value: T) -> T:
-    """Take what looks like a key out of all texts of a JSON value or a record; the value itself where there is none."""
+    """Take what looks like a key out of all texts of a JSON value or a record; the value itself where there is none.
+
+    What stands behind a name goes only if it is as long and as mixed as a key: a code or a password that an agent was
+    told is part of its task, and a world that replays the call needs it.
+    """
     return _censored(value, _forms_of_environment())
 
 
 def _censored(value: object, forms: Sequence[str]) -> Any:
     if isinstance(value, str):
-        return _without_keys(value, forms)
+        return _without_keys(value, forms, MIXED)
     if isinstance(value, list):
         return [_censored(element, forms) for element in value]
     if isinstance(value, dict):
@@ -78,16 +84,23 @@ def _censored(value: object, forms: Sequence[str]) -> Any:
     return value
 
 
-def _without_keys(text: str, forms: Sequence[str]) -> str:
+def _without_keys(text: str, forms: Sequence[str], named: re.Pattern[str] | None = None) -> str:
     if len(text) < SHORTEST:
         return text
     for form in forms:
         text = text.replace(form, REDACTED)
-    text = KEY.sub(lambda match: f"{match[match.lastindex] if match.lastindex else ''}{REDACTED}", text)
+    text = KEY.sub(lambda match: _replaced(match, named), text)
     if not RUN.search(text):
         return text
     text = RUN.sub(lambda run: _detectors().sub(REDACTED, run[0]), text)
     return SPELT.sub(lambda run: REDACTED if _hides_key(run[0]) else run[0], text)
+
+
+def _replaced(match: re.Match[str], named: re.Pattern[str] | None) -> str:
+    name = match[match.lastindex] if match.lastindex else ""
+    if match.lastindex == 3 and named is not None and not named.match(match[0][len(name) :]):
+        return match[0]
+    return f"{name}{REDACTED}"
 
 
 def _hides_key(run: str) -> bool:
