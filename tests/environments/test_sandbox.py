@@ -114,7 +114,8 @@ def test_every_hostile_program_is_in_the_table() -> None:
 
 
 def test_the_page_has_a_row_for_every_hostile_file_as_it_is() -> None:
-    rows = {line.split("`")[1]: line for line in PAGE.read_text().splitlines() if line.startswith("| `")}
+    programs, _, _ = PAGE.read_text().partition("## Cheats")
+    rows = {line.split("`")[1]: line for line in programs.splitlines() if line.startswith("| `")}
     assert {*rows} == {*VERDICTS, *MISSED}
     for layer, names in STOPPED.items():
         assert all(f"| {layer} |" in rows[name] for name in names)

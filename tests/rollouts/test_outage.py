@@ -24,6 +24,7 @@ from captrain.policies.scripted import ScriptedPolicy
 from captrain.records import Capability
 from captrain.rollouts import PolicySource, RolloutBatch, collect_batch
 from captrain.rollouts.collection import OUTAGE, collect
+from captrain.rollouts.scoring import AT_ONCE
 
 ROOT = Path(__file__).parents[2]
 COUNT = 24
@@ -177,7 +178,7 @@ def test_no_more_is_asked_of_an_endpoint_that_is_down(tmp_path: Path) -> None:
             ScriptedPolicy(script=script), target, target.tasks("discovery", 200), purpose="diagnosis", seed=0,
             journals=tmp_path, quiet=True,
         )  # fmt: skip
-    assert len(begun) == OUTAGE
+    assert OUTAGE <= len(begun) <= OUTAGE + AT_ONCE  # those that others wait for are under way
 
 
 @pytest.mark.parametrize("work", ["rollouts", "labels"])

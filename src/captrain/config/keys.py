@@ -84,21 +84,21 @@ def _censored(value: object, forms: Sequence[str]) -> Any:
     return value
 
 
-def _without_keys(text: str, forms: Sequence[str], named: re.Pattern[str] | None = None) -> str:
+def _without_keys(text: str, forms: Sequence[str], shape: re.Pattern[str] | None = None) -> str:
     if len(text) < SHORTEST:
         return text
     for form in forms:
         text = text.replace(form, REDACTED)
-    text = KEY.sub(lambda match: _replaced(match, named), text)
+    text = KEY.sub(lambda match: _replaced(match, shape), text)
     if not RUN.search(text):
         return text
     text = RUN.sub(lambda run: _detectors().sub(REDACTED, run[0]), text)
     return SPELT.sub(lambda run: REDACTED if _hides_key(run[0]) else run[0], text)
 
 
-def _replaced(match: re.Match[str], named: re.Pattern[str] | None) -> str:
+def _replaced(match: re.Match[str], shape: re.Pattern[str] | None) -> str:
     name = match[match.lastindex] if match.lastindex else ""
-    if match.lastindex == 3 and named is not None and not named.match(match[0][len(name) :]):
+    if match.lastindex == 3 and shape is not None and not shape.match(match[0][len(name) :]):
         return match[0]
     return f"{name}{REDACTED}"
 
