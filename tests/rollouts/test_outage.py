@@ -28,7 +28,7 @@ from captrain.rollouts.scoring import AT_ONCE
 
 ROOT = Path(__file__).parents[2]
 COUNT = 24
-PATIENCE = 0.25
+PATIENCE = 0.75
 WORDS = {
     "500": "The engine is dead", "429": "Slow down", "html": "<title>Gateway</title>", "hang": "timed out",
     "nonsense": "answered with no message", "dies": "onnection",
