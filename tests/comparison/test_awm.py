@@ -221,7 +221,11 @@ class TestOwn:
     def test_bounds_that_none_can_meet_are_an_error(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(awm, "DRAWS", 1)
         with pytest.raises(UserError, match="of 2 untargeted environments 0 earned a passport"):
-            untargeted_environments(composed("environments.random_reward=0.0", "environments.broken_reward=0.0"), composed().baselines.awm, tmp_path)
+            untargeted_environments(
+                composed("environments.random_reward=0.0", "environments.broken_reward=0.0"),
+                composed().baselines.awm,
+                tmp_path,
+            )
         assert not [*tmp_path.glob("*.passport.json")]
 
 
