@@ -14,7 +14,7 @@ import yaml
 from rich.console import Console
 
 from captrain.comparison import sweep
-from captrain.config import Selection, compose_spec, load_choice, redacted, refuse_keys
+from captrain.config import Selection, censored, compose_spec, load_choice, redacted, refuse_keys
 from captrain.diagnosis import diagnose, publish_diagnosis
 from captrain.errors import UserError
 from captrain.interop import read_logs
@@ -118,6 +118,16 @@ FOREIGN = {
 SIGNS = ("abcDEF1234567890", "a1B2a1B2", "IOSFODNN7", "wJalrX", "q9w8e7", "QmVhcmVy", "QXV0aG9y", ".abcdef.", "eyJzdWI",
          "hunter2")  # fmt: skip
 """Parts of each of these that would show it."""
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["your password: https://www.facebook.com/reset-password", "reset/token=?asfbuy3y2cdaqhvei", "password=cat"],
+)
+def test_what_an_agent_was_told_to_use_stays_in_a_log(words: str) -> None:
+    """A world that replays the call needs it; in a message of an endpoint it goes."""
+    assert censored({"content": words}) == {"content": words}
+    assert redacted(words.replace("cat", "horse")) != words.replace("cat", "horse")
 
 
 def test_keys_in_a_log_come_into_nothing_that_is_written_of_it_and_the_log_stays(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from support.cheats import CHEATS, cheat
 from support.honest import HONEST, honest, tools_of
+from support.hostile import PAGE
 
 from captrain.benchmarks import load_benchmark
 from captrain.config import compose_spec
@@ -52,3 +53,10 @@ def test_what_nobody_sees_in_a_text_hides_no_leak() -> None:
         == "servicedesk 12 five"
         == normalised("servicedesk 12 FIVE")
     )
+
+
+def test_the_page_has_a_row_for_every_cheat_and_the_check_that_refuses_it() -> None:
+    _, _, table = PAGE.read_text().partition("## Cheats")
+    rows = {line.split("`")[1]: line for line in table.splitlines() if line.startswith("| `")}
+    assert {*rows} == {*CHEATS}
+    assert all(f"| {meant} |" in rows[name] for name, (_, _, meant) in CHEATS.items())

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pandas as pd
 import pytest
 from starlette.testclient import TestClient
@@ -34,7 +34,7 @@ def adapter(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_adapter(tiny, tmp_path_factory.mktemp("adapter"))
 
 
-def agent(client: httpx.AsyncClient, adapter: Path, protection: Protection) -> TestClient:
+def agent(client: httpx2.AsyncClient, adapter: Path, protection: Protection) -> TestClient:
     endpoint = RoutedEndpoint(
         client, lambda messages: "copying" if "2" in messages[0]["content"] else "base",
         lambda arm: None if arm == "base" else adapter, "captrain", "tiny",
@@ -49,13 +49,13 @@ def routed(tiny: Path, adapter: Path) -> Iterator[Callable[..., TestClient]]:
         def make(protection: Protection | None = None) -> TestClient:
             policy = LocalPolicy(tiny, batch=4, temperature=1.0, max_turns=4, max_tokens=12)
             app = application(Server(policy, "tiny", {}))
-            client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost/v1/")
+            client = httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://localhost/v1/")
             return stack.enter_context(agent(client, adapter, protection or Protection()))
 
         yield make
 
 
-def complete(client: TestClient, messages: Any = ASK, **more: Any) -> Any:
+def complete(client: TestClient, messages: Any = ASK, **more: Any) -> httpx2.Response:
     body = {"model": "captrain", "messages": messages, "temperature": 0, "max_tokens": 4, "seed": 1, **more}
     return client.post("/v1/chat/completions", json=body)
 
@@ -108,14 +108,14 @@ def test_what_cannot_be_answered_is_refused(
 
 
 def test_a_server_behind_it_that_is_down_or_loads_no_adapter_is_told(adapter: Path) -> None:
-    def behind(request: httpx.Request) -> httpx.Response:
+    def behind(request: httpx2.Request) -> httpx2.Response:
         if request.url.path.endswith("models"):
-            return httpx.Response(200, json={"data": [{"id": "tiny"}]})
+            return httpx2.Response(200, json={"data": [{"id": "tiny"}]})
         if request.url.path.endswith("load_lora_adapter"):
-            return httpx.Response(404, text="not enabled")
-        raise httpx.ConnectError("refused")
+            return httpx2.Response(404, text="not enabled")
+        raise httpx2.ConnectError("refused")
 
-    upstream = httpx.AsyncClient(transport=httpx.MockTransport(behind), base_url="http://localhost/v1/")
+    upstream = httpx2.AsyncClient(transport=httpx2.MockTransport(behind), base_url="http://localhost/v1/")
     with agent(upstream, adapter, Protection()) as client:
         down, unloaded = complete(client), complete(client, OTHER)
     assert down.status_code == 502 and "does not answer (ConnectError: refused)" in down.text

@@ -78,7 +78,7 @@ def _routed_agent(model: Path, name: str, upstream: str, key: str, turns: bool) 
     """Put the routed agent of this project in front of a server, or of the engine in this process."""
     import os
 
-    import httpx
+    import httpx2
 
     from captrain.comparison import adapter_of_route
     from captrain.serving import routed, server
@@ -88,11 +88,11 @@ def _routed_agent(model: Path, name: str, upstream: str, key: str, turns: bool) 
     conversations, root = _conversations(turns=turns), project_root()
     headers = {"authorization": f"Bearer {os.environ[key]}"} if key else {}
     if upstream:
-        client = httpx.AsyncClient(base_url=upstream.rstrip("/") + "/", headers=headers, timeout=routed.PATIENCE)
+        client = httpx2.AsyncClient(base_url=upstream.rstrip("/") + "/", headers=headers, timeout=routed.PATIENCE)
     else:
         embedded = server.embedded_server(model, name, {}, folders=None)
-        transport = httpx.ASGITransport(server.application(embedded))
-        client = httpx.AsyncClient(base_url="http://localhost/v1/", transport=transport, timeout=routed.PATIENCE)
+        transport = httpx2.ASGITransport(server.application(embedded))
+        client = httpx2.AsyncClient(base_url="http://localhost/v1/", transport=transport, timeout=routed.PATIENCE)
     return routed.RoutedEndpoint(
         client,
         lambda messages: conversations.choose(messages).route,

@@ -9,7 +9,7 @@ import os
 import re
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from importlib import import_module
 from json import dumps
 from typing import Any, TypeVar
@@ -28,7 +28,7 @@ NAME = r"(?:(?:api|access|secret|private|account|signing)[_-]?key|token|secret|p
 VALUE = r"(?:(?:bearer|basic) )?(?!(?:[\d.]+|null|none|true|false)\b)[^\s,;'\"\\(){}\[\]]{4,}"
 KEY = re.compile(
     rf"(?is){TOKEN}|{WEB_TOKEN}|(\bbearer )(?=\S*\d)[\w.~+/=-]{{8,}}|(://[^\s/@:]{{0,99}}:)[^\s/@]{{1,999}}(?=@)|{BLOCK}"
-    rf"|({NAME}[\\'\"]{{0,4}}\s{{0,4}}[=:]\s{{0,4}}[\\'\"]{{0,4}}){VALUE}"
+    rf"|(?P<name>{NAME}[\\'\"]{{0,4}}\s{{0,4}}[=:]\s{{0,4}}[\\'\"]{{0,4}}){VALUE}"
 )
 """Keys by their usual shapes, or by the name that they stand behind, which stays."""
 SETTING = re.compile(rf"(?i){TOKEN}|(?<=://)[^\s/@]*:[^\s/@]+(?=@)")
@@ -37,6 +37,10 @@ SECRET = re.compile(r"(?![A-Z_][A-Z0-9_]*$)(?=.*[A-Za-z])(?=.*\d)[\w.~+/=-]{12,}
 """Pattern of a secret, which no setting may hold that is named as one: neither a number nor the name of a variable."""
 MIXED = re.compile(r"(?=[^\s\"']*[A-Za-z])(?=[^\s\"']*\d)[\w.~+/=-]{8,}")
 """Pattern of what stands behind a name in other people's logs, and is taken for a key."""
+SECRET_NAME = re.compile("(?i)key|token|secret|password")
+NUMBERS = {int, float, bool, type(None)}
+LONG = 4096
+"""Characters beyond which a text is searched each time it comes, and not remembered."""
 SHORTEST = 8
 """Characters of a value that is looked for in its other spellings: shorter ones stand in any text."""
 DETECTORS = {
@@ -70,13 +74,21 @@ def censored(value: T) -> T:
     return _censored(value, _forms_of_environment())
 
 
-def _censored(value: object, forms: Sequence[str]) -> Any:
-    if isinstance(value, str):
-        return _without_keys(value, forms, MIXED)
-    if isinstance(value, list):
-        return [_censored(element, forms) for element in value]
-    if isinstance(value, dict):
-        return {_censored(name, forms): _censored(element, forms) for name, element in value.items()}
+def _censored(value: Any, forms: tuple[str, ...]) -> Any:
+    kind = type(value)
+    if kind is str:
+        return value if len(value) < SHORTEST else _without_keys(value, forms, MIXED)
+    if kind is dict:
+        return {
+            name if len(name) < SHORTEST else _without_keys(name, forms, MIXED): element
+            if type(element) in NUMBERS
+            else _censored(element, forms)
+            for name, element in value.items()
+        }
+    if kind is list:
+        # Token ids, masks and log-probabilities are most of a rollout.
+        is_plain = NUMBERS.issuperset(map(type, value))
+        return value if is_plain else [_censored(element, forms) for element in value]
     if isinstance(value, BaseModel):
         fields = {name: getattr(value, name) for name in value.model_fields_set}
         clean = _censored(fields, forms)
@@ -84,7 +96,11 @@ def _censored(value: object, forms: Sequence[str]) -> Any:
     return value
 
 
-def _without_keys(text: str, forms: Sequence[str], shape: re.Pattern[str] | None = None) -> str:
+def _without_keys(text: str, forms: tuple[str, ...], shape: re.Pattern[str] | None = None) -> str:
+    return (_searched if len(text) > LONG else _remembered)(text, forms, shape)
+
+
+def _searched(text: str, forms: tuple[str, ...], shape: re.Pattern[str] | None) -> str:
     if len(text) < SHORTEST:
         return text
     for form in forms:
@@ -96,11 +112,13 @@ def _without_keys(text: str, forms: Sequence[str], shape: re.Pattern[str] | None
     return SPELT.sub(lambda run: REDACTED if _hides_key(run[0]) else run[0], text)
 
 
+_remembered = lru_cache(4096)(_searched)
+
+
 def _replaced(match: re.Match[str], shape: re.Pattern[str] | None) -> str:
-    name = match[match.lastindex] if match.lastindex else ""
-    if match.lastindex == 3 and shape is not None and not shape.match(match[0][len(name) :]):
+    if match["name"] and shape is not None and not shape.match(match[0].removeprefix(match["name"])):
         return match[0]
-    return f"{name}{REDACTED}"
+    return f"{match[match.lastindex] if match.lastindex else ''}{REDACTED}"
 
 
 def _hides_key(run: str) -> bool:
@@ -142,12 +160,12 @@ def _forms(value: str) -> Iterator[str]:
 
 
 def _names() -> list[str]:
-    return [name for name in os.environ if re.search(r"(?i)key|token|secret|password", name)]
+    return [name for name in os.environ if SECRET_NAME.search(name)]
 
 
-def _forms_of_environment() -> list[str]:
+def _forms_of_environment() -> tuple[str, ...]:
     values = [os.environ[name] for name in _names()]
-    return [form for value in values if len(value) >= SHORTEST for form in dict.fromkeys(_forms(value))]
+    return tuple(form for value in values if len(value) >= SHORTEST for form in dict.fromkeys(_forms(value)))
 
 
 def refuse_keys(overrides: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import httpx
+import httpx2
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import TypeAdapter, ValidationError
@@ -23,7 +23,7 @@ from captrain.serving.openai_schemas import RequestMessage
 from captrain.serving.protection import Protected, Protection
 
 HEADER = "x-captrain-adapter"
-PATIENCE = httpx.Timeout(600.0, connect=10.0)
+PATIENCE = httpx2.Timeout(600.0, connect=10.0)
 EXCERPT = 500
 MESSAGES = TypeAdapter(list[RequestMessage])
 Choose = Callable[[list[Message]], str]
@@ -43,7 +43,7 @@ class RoutedEndpoint:
 
     def __init__(
         self,
-        upstream: httpx.AsyncClient,
+        upstream: httpx2.AsyncClient,
         choose: Choose,
         folder_of: Callable[[str], Path | None],
         name: str,
@@ -69,7 +69,7 @@ class RoutedEndpoint:
             answer = await self.upstream.send(request, stream=True)
         except UserError as error:
             return refusal(502, str(error))
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             return refusal(502, f"the server behind this one does not answer ({type(error).__name__}: {error})")
         headers = {HEADER: arm, "content-type": answer.headers.get("content-type", "application/json")}
         return StreamingResponse(
@@ -110,7 +110,7 @@ class RoutedEndpoint:
         async def health() -> Response:
             try:
                 answer = await self.upstream.get("models")
-            except httpx.HTTPError as error:
+            except httpx2.HTTPError as error:
                 return refusal(503, f"the server behind this one does not answer ({type(error).__name__}: {error})")
             return JSONResponse({}, 503 if answer.is_error else 200)
 
