@@ -18,7 +18,6 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -217,7 +216,7 @@ def run_application(app: Protected, name: str, host: str, port: int, protection:
     _require_free(host, port)
 
     class Announced(uvicorn.Server):
-        async def startup(self, sockets: Any = None) -> None:
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
             if self.started:
                 bound = self.servers[0].sockets[0].getsockname()[1]
