@@ -212,7 +212,7 @@ def test_whatever_is_written_is_written_aside_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "most"), [("README.md", 100), ("docs/decisions.md", 250), ("CHANGELOG.md", 120), ("dvc.yaml", 380)]
+    ("name", "most"), [("README.md", 100), ("docs/decisions.md", 250), ("CHANGELOG.md", 120), ("dvc.yaml", 260)]
 )
 def test_what_a_newcomer_reads_first_is_short(name: str, most: int) -> None:
     assert len((ROOT / name).read_text().splitlines()) <= most

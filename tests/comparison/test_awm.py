@@ -12,9 +12,9 @@ import pytest
 from support.stages import run_here
 
 from captrain.benchmarks import servicedesk as desk
-from captrain.comparison.baselines import awm, scenarios
-from captrain.comparison.baselines.awm import narrowed_desk, untargeted_environments
+from captrain.comparison.baselines import scenarios, untargeted
 from captrain.comparison.baselines.scenarios import published_scenarios, text_of
+from captrain.comparison.baselines.untargeted import narrowed_desk, untargeted_environments
 from captrain.config import Spec, compose_spec, publish_spec
 from captrain.contract import load_file, tool_call
 from captrain.environments.loading import load_environment
@@ -219,7 +219,7 @@ class TestOwn:
             assert load_environment(drawn, passport, composed().machine).name == passport.capability
 
     def test_bounds_that_none_can_meet_are_an_error(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(awm, "DRAWS", 1)
+        monkeypatch.setattr(untargeted, "DRAWS", 1)
         with pytest.raises(UserError, match="of 2 untargeted environments 0 earned a passport"):
             untargeted_environments(
                 composed("environments.random_reward=0.0", "environments.broken_reward=0.0"),
@@ -325,7 +325,7 @@ class TestStage:
     def test_it_spends_exactly_what_trace_has_spent(
         self, drawn: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(awm, "drawn_environments", lambda spec, count, folder: _copied(drawn, folder))
+        monkeypatch.setattr(untargeted, "drawn_environments", lambda spec, count, folder: _copied(drawn, folder))
         with inside(tmp_path):
             Path("artifacts").mkdir()
             Path("artifacts/base").symlink_to(tiny)

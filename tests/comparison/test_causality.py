@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import yaml
 from numpy.typing import NDArray
 
 from captrain.capabilities import LabelRequest
@@ -16,6 +15,7 @@ from captrain.comparison.causality import Outcomes, causal_tables
 from captrain.comparison.statistics import Bootstrap
 from captrain.config import compose_spec
 from captrain.errors import UserError
+from captrain.projects.pipeline import shipped_stages
 from captrain.records import Capability, Label, Rollout, RolloutLabels, Score, Task, publish, publish_json
 
 ROOT = Path(__file__).parents[2]
@@ -230,7 +230,7 @@ def test_what_is_switched_off_asks_nothing_and_leaves_empty_tables(tmp_path: Pat
 
 
 def test_labels_of_the_test_split_reach_no_stage_but_the_figures() -> None:
-    stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+    stages = shipped_stages()
     inputs = {name: [dep for dep in stage.get("deps", []) if "/causality" in dep] for name, stage in stages.items()}
     readers = {name for name, deps in inputs.items() if any(not dep.startswith(("src/", "stages/")) for dep in deps)}
     assert readers == {"figures"}

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from support.answering import Answering, refuses, says
 
 from captrain.benchmarks.base.demonstrations import GUIDANCE
@@ -26,6 +25,7 @@ from captrain.config.components import Component
 from captrain.contract import Target, tool_call
 from captrain.errors import InfrastructureError, UserError
 from captrain.ledger import LedgerEntry
+from captrain.projects.pipeline import shipped_stages
 from captrain.records import Message, Rollout, Task, digest, load
 
 ROOT = Path(__file__).parents[2]
@@ -205,7 +205,7 @@ def prepared(folder: Path, run: Spec) -> None:
 
 def stage(folder: Path, *, code: int = 0, **variables: str) -> str:
     """Run the stage by the command of the pipeline."""
-    _, script, name = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]["gepa"]["cmd"].split()
+    _, script, name = shipped_stages()["gepa"]["cmd"].split()
     places = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
     done = subprocess.run(
         [sys.executable, ROOT / script, name], cwd=folder, env={**os.environ, "PYTHONPATH": places, **variables},

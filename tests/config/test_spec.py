@@ -17,16 +17,16 @@ from typing import Any, Protocol
 import pytest
 import yaml
 
-from captrain.config import Component, Spec, build, compose_spec, load_spec, publish_spec
+from captrain.config import Component, Spec, build, compose_spec, load_spec, publish_spec, read_stages, row_of, rows
 from captrain.config.components import check, nested, takes
 from captrain.errors import UserError
 from captrain.execution.fingerprint import PROTOCOLS
-from captrain.projects.pipeline import stage_code
+from captrain.projects.pipeline import shipped_stages, stage_code
 
 ROOT = Path(__file__).parents[2]
 CONF = ROOT / "conf"
 EXPERIMENTS = sorted(file.stem for file in (CONF / "experiment").glob("*.yaml"))
-STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+STAGES = shipped_stages()
 
 
 @cache
@@ -213,6 +213,19 @@ def test_a_mistake_ends_in_one_message_with_a_remedy(
     assert says in told
     assert told.count("\n  remedy: ") == 1
     assert not (workspace / "results/spec.yaml").exists()
+
+
+def test_a_row_trained_by_grpo_needs_no_schema_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "ROWS", tmp_path)
+    (tmp_path / "first_two.py").touch()
+    composed = compose_spec("default", 0, ["+baselines.first_two={run: true, epochs: 2}"], CONF)
+    assert dict(composed.baselines)["first_two"].differences() == {"epochs": 2}
+    publish_spec(composed, tmp_path / "spec.yaml")
+    assert load_spec(tmp_path / "spec.yaml") == composed
+    with pytest.raises(UserError, match="baselines.first_tow is not a row"):
+        compose_spec("default", 0, ["+baselines.first_tow.run=true"], CONF)
+    with pytest.raises(UserError, match=r"no setting baselines\.first_two\.epoch(.|\n)*epochs"):
+        compose_spec("default", 0, ["+baselines.first_two={run: true, epoch: 2}"], CONF)
 
 
 def test_a_misspelt_key_in_conf_is_found(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -409,6 +422,12 @@ def test_every_param_of_a_stage_exists() -> None:
                 value = getattr(value, part)
 
 
+def alike(stage: str) -> list[str]:
+    """The stages that dvc.yaml writes as one, by `foreach`, with this one."""
+    groups = {row_of(name): name.partition("@")[0] for name in read_stages(ROOT / "dvc.yaml", "")}
+    return [name for name, group in groups.items() if group == groups[stage]]
+
+
 @pytest.mark.parametrize("stage", [stage for stage in STAGES if stage != "compose"])
 def test_a_stage_depends_on_the_code_that_it_runs(stage: str) -> None:
     script, *code = stage_code(stage)
@@ -416,7 +435,8 @@ def test_a_stage_depends_on_the_code_that_it_runs(stage: str) -> None:
     deps = [Path(dep) for dep in STAGES[stage]["deps"] if dep.startswith("src/")]
     lacking = [str(path) for path in reached if not {path, *path.parents} & {*deps}]
     assert not lacking, f"add to the deps of {stage} in dvc.yaml"
-    idle = [str(dep) for dep in deps if not any(dep in (path, *path.parents) for path in reached)]
+    used = [path.relative_to(ROOT) for each in alike(stage) for path in stage_code(each)]
+    idle = [str(dep) for dep in deps if not any(dep in (path, *path.parents) for path in used)]
     assert not idle, f"strike from the deps of {stage} in dvc.yaml"
     assert str(script.relative_to(ROOT)) in STAGES[stage]["deps"]
     assert STAGES[stage]["cmd"].removeprefix("python ").split()[0] == str(script.relative_to(ROOT))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from captrain.comparison.baselines.awm import narrowed_desk
+from captrain.comparison.baselines.untargeted import narrowed_desk
 from captrain.config import Machine
 from captrain.contract import load_file
 from captrain.environments import load_environment, read_passports

@@ -28,7 +28,7 @@ def test_points_of_a_training_lie_evenly_and_its_end_is_none_of_them(
 
 def test_an_adapter_of_another_content_than_was_trained_does_not_act(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(UserError, match=r"adapter_model.safetensors is missing(.|\n)*dvc repro single"):
+    with pytest.raises(UserError, match=r"adapter_model.safetensors is missing(.|\n)*dvc repro row@single"):
         require_trained(Adapter(str(tmp_path), "0123"), "single")
     (tmp_path / "adapter_model.safetensors").write_bytes(b"")
     with pytest.raises(UserError, match=r"but 0123 was trained(.|\n)*`dvc repro -f single`"):

@@ -15,10 +15,11 @@ from support.finished import Captrain
 from captrain import __version__ as captrain_version
 from captrain.config import compose_spec, load_spec
 from captrain.errors import UserError
+from captrain.projects.pipeline import shipped_stages
 from captrain.records import publish_text
 
 ROOT = Path(__file__).parents[2]
-STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+STAGES = shipped_stages()
 MINE = """from captrain.benchmarks import ServiceDesk
 class Desk(ServiceDesk):
     def __init__(self, *, floor: int = 2) -> None:

@@ -13,6 +13,8 @@ import yaml
 from support.stages import stage
 from support.training import ROOT
 
+from captrain.config import read_stages, row_of
+
 
 def make_project(folder: Path, *overrides: str, experiment: str = "smoke", seed: int = 0) -> Path:
     """A project in which nothing has run: the configuration, stages and pipeline of this checkout, linked, and a
@@ -27,7 +29,7 @@ def make_project(folder: Path, *overrides: str, experiment: str = "smoke", seed:
 
 def stages_of(folder: Path) -> list[str]:
     """The stages of a project's pipeline, in the order of its dvc.yaml."""
-    return [*yaml.safe_load((folder / "dvc.yaml").read_text())["stages"]]
+    return [row_of(name) for name in read_stages(folder / "dvc.yaml", "")]
 
 
 def run_stages(folder: Path, *names: str) -> None:

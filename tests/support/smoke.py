@@ -13,8 +13,11 @@ from pathlib import Path
 import yaml
 from support.training import ROOT
 
+from captrain.config import row_of
+from captrain.projects.pipeline import shipped_stages
+
 BIN = Path(sys.executable).parent
-STAGES = [*yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]]
+STAGES = [*shipped_stages()]
 SETTINGS = (
     "baselines.solutions.run=true",
     "baselines.solutions.demonstrations=100",
@@ -64,7 +67,7 @@ class Repository:
         spec = self.folder / "results/spec.yaml"
         before = spec.read_bytes()
         self.call("python", "stages/compose.py")
-        changed = json.loads(self.call("dvc", "status", "--json"))
+        changed = {row_of(name) for name in json.loads(self.call("dvc", "status", "--json"))}
         spec.write_bytes(before)
         return [name for name in STAGES if name in changed and name != "compose"]
 

@@ -24,13 +24,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from captrain.capabilities.analyst import LabelRequest
 from captrain.capabilities.compaction import compact, fenced, line_of, rendered
-from captrain.config import Baselines, Count, ModelAccess
+from captrain.config import Count, ModelAccess, row_names
 from captrain.contract import calls_of
 from captrain.models import Question, StructuredAnswers
 from captrain.records import Capability, JsonObject, Label, Rollout, Verdict
 
 SLUG = re.compile(r"[a-z][a-z0-9_]{1,59}")
-RESERVED = {"base", "idle", "trace", "target", "turns", *Baselines.model_fields}
+RESERVED = {"base", "idle", "trace", "target", "turns", *row_names()}
 """Names of other arms of the evaluation; a capability's id names one, too."""
 LONGEST = 500
 """Characters of a description: it is quoted in every labelling question."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from captrain.comparison.baselines.registry import acting_stages
 from captrain.comparison.rows import BASE
+from captrain.config import repro
 from captrain.records import IndexEntry, Rollout, read_index
 
 ADAPTERS = "adapters"
@@ -22,7 +23,7 @@ def arm_indices(root: Path) -> dict[str, list[tuple[str, IndexEntry]]]:
     """
     paths = {stage: root / "results" / stage / "index.json" for stage in acting_stages()}
     return {
-        stage: [*read_index(path, f"run `dvc repro {stage}` to make it").items()]
+        stage: [*read_index(path, f"run `{repro(stage, root)}` to make it").items()]
         for stage, path in paths.items()
         if stage == ADAPTERS or path.exists()
     }

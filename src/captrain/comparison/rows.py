@@ -13,6 +13,7 @@ from pathlib import Path
 from captrain.comparison.baselines.baseline import CALIBRATION, DIAGNOSIS, TRACE_STAGES, Supervision
 from captrain.comparison.baselines.registry import baselines
 from captrain.comparison.rounds.arms import GENERALIST, ROUTED
+from captrain.config import repro
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
 from captrain.records import read_json
@@ -172,7 +173,7 @@ def spending(
             raise UserError(
                 f"TRACE spent {totals[TRACE]} rollouts and {name} {totals[name]}: not comparable",
                 "give both the same total (diagnosis and calibration count for TRACE) and run "
-                f"`dvc repro {name if name in baselines() else 'adapters'}`",
+                f"`{repro(name if name in baselines() else 'adapters')}`",
             )
     return totals
 

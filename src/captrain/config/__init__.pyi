@@ -32,8 +32,12 @@ from .rows import FailuresSft as FailuresSft
 from .rows import GrpoSettings as GrpoSettings
 from .rows import Solutions as Solutions
 from .rows import SolutionSource as SolutionSource
+from .rows import row_names as row_names
 from .shipped import conf_layers as conf_layers
 from .shipped import find_project as find_project
+from .shipped import read_stages as read_stages
+from .shipped import repro as repro
+from .shipped import row_of as row_of
 from .shipped import searched_conf as searched_conf
 from .shipped import shipped as shipped
 from .spec import Base as Base

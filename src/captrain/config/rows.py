@@ -1,14 +1,18 @@
-"""The sections of the rows that TRACE is compared with: one for each stage below `baselines` in conf/config.yaml.
+"""The sections of the rows that TRACE is compared with: one for each below `baselines` in conf/config.yaml.
 
-Apart from the rest of the schema (`captrain.config.spec`), because rows come and go, and each is a section here.
+Apart from the rest of the schema (`captrain.config.spec`), because rows come and go. A row that trains by GRPO needs
+nothing here.
 """
 
+from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from captrain.config.components import Count, Rate, Section, Share
 from captrain.records import JsonObject
+
+ROWS = Path(__file__).parents[1] / "comparison/baselines"
 
 
 class GrpoSettings(Section):
@@ -142,8 +146,17 @@ CONTINUED = {"warm_grpo": "adp", "solutions_grpo": "solutions"}
 """Rows that go on from the adapter of another row."""
 
 
+def row_names() -> set[str]:
+    """List the names that rows have: those of the modules that declare them."""
+    return {path.stem for path in ROWS.glob("*.py")}
+
+
 class Baselines(Section):
-    """Rows that TRACE is compared with, one stage each."""
+    """Rows that TRACE is compared with, one stage each. A row that is not declared here is trained by GRPO, and has the
+    settings of those that are."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, GrpoSettings]  # pyright: ignore[reportIncompatibleVariableOverride]: as pydantic asks
 
     grpo_target: GrpoSettings
     grpo_untuned: GrpoSettings

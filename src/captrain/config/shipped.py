@@ -5,11 +5,15 @@ In a checkout these lie where everybody expects them, at the top of the reposito
 package. Whatever a project has under the same name comes first.
 """
 
+import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from captrain.records import JsonObject, read_yaml
 
 if TYPE_CHECKING:
     from hydra.core.config_search_path import ConfigSearchPath
@@ -31,6 +35,41 @@ def shipped(name: str) -> Path:
 def find_project(folder: Path) -> Path | None:
     """Find the project that a folder is in: the nearest one upwards that holds dvc.yaml; None where there is none."""
     return next((place for place in (folder, *folder.parents) if (place / PROJECT_FILE).exists()), None)
+
+
+def read_stages(path: Path, remedy: str) -> dict[str, JsonObject]:
+    """Read the stages of a pipeline by the names that DVC has for them: one with `foreach` stands for several, named
+    row@NAME.
+
+    Args:
+        path: a dvc.yaml.
+        remedy: what to do if the file is missing or damaged.
+
+    Raises:
+        UserError: it is not a pipeline.
+    """
+    stages = dict[str, JsonObject]()
+    for name, stage in read_yaml(path, JsonObject, remedy).get("stages", {}).items():
+        if "foreach" not in stage:
+            stages[name] = stage
+            continue
+        for key, item in stage["foreach"].items():
+            values = {"key": key, **{f"item.{field}": value for field, value in item.items()}}
+            text = re.sub(r"\$\{([\w.]+)\}", lambda match: values[match[1]], json.dumps(stage["do"]))  # noqa: B023
+            stages[f"{name}@{key}"] = json.loads(text)
+    return stages
+
+
+def row_of(stage: str) -> str:
+    """Return the name of a stage as its script has it: grpo_target of row@grpo_target."""
+    return stage.rpartition("@")[2]
+
+
+def repro(stage: str, root: Path = Path()) -> str:
+    """Return the command that brings a stage of a project up to date: `dvc repro`, with its name for DVC."""
+    pipeline = root / PROJECT_FILE
+    names = read_stages(pipeline, "restore it from git") if pipeline.exists() else {}
+    return f"dvc repro {next((name for name in names if row_of(name) == stage), stage)}"
 
 
 def conf_layers(conf_dir: Path) -> list[Path]:

@@ -9,7 +9,7 @@ of a training run.
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
@@ -31,7 +31,7 @@ from captrain.config.components import (
 from captrain.config.compose import compose_data
 from captrain.config.keys import refuse_keys, refuse_keys_in
 from captrain.config.machine import Machine
-from captrain.config.rows import CONTINUED, Baselines, GrpoSettings, Switch
+from captrain.config.rows import CONTINUED, Baselines, GrpoSettings, Switch, row_names
 from captrain.errors import UserError
 from captrain.records import publish_text, read_yaml
 
@@ -215,6 +215,8 @@ class Spec(Section):
             for name, start in CONTINUED.items()
             if getattr(self.baselines, name).run and not getattr(self.baselines, start).run
         ]
+        unknown = {*(self.baselines.model_extra or {})} - row_names()
+        broken += [f"baselines.{name} is not a row" for name in sorted(unknown)]
         rounds = self.baselines.solutions.rounds
         if rounds.tasks < rounds.count:
             broken.append(
@@ -332,8 +334,9 @@ def _settings_of(kind: type[BaseModel], keys: tuple[int | str, ...]) -> list[str
     """List the names of the fields of the section that these keys lead to."""
     annotation: Any = kind
     for part in keys:
-        of_mapping = get_origin(annotation) is dict
-        annotation = get_args(annotation)[1] if of_mapping else annotation.model_fields[str(part)].annotation
+        field = getattr(annotation, "model_fields", {}).get(part)
+        inner = (GrpoSettings,) if annotation is Baselines else get_args(annotation)
+        annotation = field.annotation if field else inner[-1]
     return list(annotation.model_fields)
 
 

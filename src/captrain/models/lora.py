@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from captrain.config import repro
 from captrain.errors import UserError
 from captrain.models.plain_lora import adapter_config
 from captrain.models.targets import peft_experts, plain_experts, plain_targets
@@ -43,7 +44,7 @@ def adapter_digest(folder: Path, stage: str = "adapters") -> str:
     """
     paths = [folder / "adapter_config.json", folder / "adapter_model.safetensors"]
     for path in paths:
-        require_regular(path, f"run `dvc repro {stage}` to make it again")
+        require_regular(path, f"run `{repro(stage)}` to make it again")
     return file_digest(*paths)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from captrain.config import compose_configuration
+from captrain.config import compose_configuration, row_of
 from captrain.planning.assumptions import LOCAL, PRODUCTS, STAGE_START
 from captrain.planning.cost import rounded
 from captrain.planning.estimate import Estimate, Node
@@ -33,7 +33,7 @@ def stale_stages(root: Path) -> list[str]:
         graph = repo.index.graph
         first = [stage for stage in graph if getattr(stage, "name", None) in changed]
         stale = {stage for change in first for stage in (change, *ancestors(graph, change))}
-        return [stage.name for stage in reversed([*topological_sort(graph)]) if stage in stale]
+        return [row_of(stage.name) for stage in reversed([*topological_sort(graph)]) if stage in stale]
 
 
 def forecast_run(root: Path, stages: Collection[str]) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import yaml
 
-from captrain.config import alternatives, shipped
+from captrain.config import alternatives, read_stages, row_of, shipped
 from captrain.errors import UserError
 from captrain.execution import code_closure, files_below
 from captrain.records import JsonObject, Record, digest, file_digest, read_yaml
@@ -38,15 +38,15 @@ class Versions(Record):
     stages: dict[str, str]
 
 
-def shipped_pipeline() -> JsonObject:
-    """Read the pipeline that captrain brings along, as it stands in its own repository."""
-    return read_yaml(shipped("dvc.yaml"), JsonObject)
+def shipped_stages() -> dict[str, JsonObject]:
+    """Read the stages that captrain brings along, in the order of the pipeline, each by its own name."""
+    return {row_of(name): stage for name, stage in read_stages(shipped("dvc.yaml"), "install captrain again").items()}
 
 
 def project_pipeline(root: Path) -> str:
     """Write the text of a project's dvc.yaml: the same stages and results, code by its digest."""
-    pipeline = shipped_pipeline()
-    stages = {name: _project_stage(name, stage, root) for name, stage in pipeline["stages"].items()}
+    pipeline = read_yaml(shipped("dvc.yaml"), JsonObject)
+    stages = {name: _project_stage(name, stage, root) for name, stage in shipped_stages().items()}
     text = yaml.safe_dump({**pipeline, "stages": stages}, sort_keys=False, width=118, default_flow_style=None)
     return HEAD + text
 
@@ -69,11 +69,6 @@ def _sections(stage: JsonObject) -> set[str]:
     return {key.partition(".")[0] for key in keys}
 
 
-def stage_names() -> list[str]:
-    """List the stages that captrain brings along, in the order of the pipeline."""
-    return [*shipped_pipeline()["stages"]]
-
-
 def stage_code(name: str) -> list[Path]:
     """List the files of code that a stage runs, first its script: its own, or that of all rows with the row's entry."""
     script = shipped(f"stages/{name}.py")
@@ -92,7 +87,7 @@ def stage_digest(name: str) -> str:
 
 def stage_digests() -> dict[str, str]:
     """Hash each stage's code as it is installed."""
-    return {name: stage_digest(name) for name in stage_names()}
+    return {name: stage_digest(name) for name in shipped_stages()}
 
 
 def versions_text(version: str, pipeline: str, stages: Mapping[str, str]) -> str:
@@ -150,8 +145,8 @@ def run_stage(root: Path, name: str) -> None:
         UserError: there is no such stage, or the project's results are made by another captrain than is installed.
     """
     local = root / f"stages/{name}.py"
-    if not local.is_file() and name not in stage_names():
-        names = {*stage_names(), *(path.stem for path in local.parent.glob("*.py"))} - {"row"}
+    if not local.is_file() and name not in shipped_stages():
+        names = {*shipped_stages(), *(path.stem for path in local.parent.glob("*.py"))} - {"row"}
         raise UserError(f"there is no stage {name!r}", alternatives(name, sorted(names)))
     script = local if local.is_file() else stage_code(name)[0]
     recorded = recorded_versions(root)

@@ -32,6 +32,7 @@ from captrain.comparison import (
     trained_baselines,
     versus,
 )
+from captrain.config import repro
 from captrain.errors import UserError
 from captrain.records import JsonObject, read_table
 from captrain.reporting.causality import causality, has_causality
@@ -83,7 +84,9 @@ def draw(results: Path, out: Path) -> list[Path]:
     }
     for name in REQUIRED:
         if not (results / name).exists():
-            raise UserError(f"{results / name} is missing", f"run `dvc repro {name.split('/')[0]}` to make it")
+            raise UserError(
+                f"{results / name} is missing", f"run `{repro(name.split('/')[0], results.parent)}` to make it"
+            )
     for name, (rows, reason) in _optional(results).items():
         if not rows:
             del figures[name]

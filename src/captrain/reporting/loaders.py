@@ -13,7 +13,7 @@ import pandas as pd
 
 from captrain.capabilities import read_selection
 from captrain.comparison import Arms, acting_stages, arm_indices, evaluation_table, published, spending_stages
-from captrain.config import Spec
+from captrain.config import Spec, repro
 from captrain.config import spec as specification
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
@@ -218,7 +218,7 @@ def load_published(root: Root = ".") -> pd.DataFrame:
 def _required(root: Root, name: str, stage: str) -> Path:
     path = Path(root) / name
     if not path.exists():
-        raise UserError(f"{path} is missing", f"run `dvc repro {stage}` to make it")
+        raise UserError(f"{path} is missing", f"run `{repro(stage, Path(root))}` to make it")
     return path
 
 

@@ -1,40 +1,13 @@
-"""Baseline: GRPO in synthetic environments that no diagnosis asked for, at equal rollouts.
+"""Baseline: GRPO in synthetic environments that no diagnosis asked for, at equal rollouts."""
 
-Without a source, environments of our own are drawn from the service desk's vocabulary by the seed alone: each is the
-desk narrowed to a few random requests (random operations, on named orders or on the oldest or newest one, one to three
-at a time) and a random share of what the policy allows. Nothing of rollouts, labels or capabilities is an argument of
-what writes them, so that they cannot depend on the diagnosis. The reward is the templates' (half partial credit, half
-success), and each must earn a passport, calibration apart: that would cost rollouts.
-
-A source is a folder in the published layout of the Agent World Model (`captrain.comparison.baselines.scenarios`). Files
-and passports of either kind are written where adapters are trained from.
-"""
-
-import random
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
 
-from captrain.benchmarks import load_benchmark
-from captrain.benchmarks import servicedesk as desk
 from captrain.comparison.baselines.training import GRPOBaseline, baseline_job
-from captrain.config import Awm, Spec
-from captrain.environments import WORLD, Brief, examine, make_passport, make_standard, passport_page
-from captrain.errors import UserError
+from captrain.comparison.baselines.untargeted import untargeted_environments
+from captrain.config import Spec
 from captrain.ledger import LedgerEntry, budget
-from captrain.records import Capability, Passport, publish_json, publish_text
-from captrain.training import EnvironmentFile, Job, TrainingEnvironment
-
-VERBS = ("cancel", "return", "wrap", "zip")
-ELIGIBLE = (0.3, 0.5, 0.7)
-REQUESTS = (1, 3)
-"""Fewest and most kinds of request in one environment."""
-OPERATIONS = (1, 3)
-"""Fewest and most operations in one request."""
-EXTREMES = 2
-"""Operations by age in one request at most: there is one oldest and one newest order."""
-DRAWS = 4
-"""Environments drawn for each that is asked for, before the row is given up."""
+from captrain.training import Job
 
 
 def untargeted_jobs(spec: Spec, project: Path, trace: Sequence[LedgerEntry]) -> list[Job]:
@@ -48,93 +21,6 @@ def untargeted_jobs(spec: Spec, project: Path, trace: Sequence[LedgerEntry]) -> 
     """
     environments = untargeted_environments(spec, spec.baselines.awm, project / "results/awm")
     return [baseline_job("awm", spec, project, environments, budget(trace))]
-
-
-def untargeted_environments(spec: Spec, settings: Awm, folder: Path) -> tuple[TrainingEnvironment, ...]:
-    """Write the environments to train in to `folder`, with their passports and pages.
-
-    Args:
-        spec: the whole specification; of it only seed, benchmark, the bounds of passports, the test tasks that must
-            not leak and the sandbox are read.
-        settings: where they come from, or how many there are to be.
-        folder: where to train from.
-
-    Raises:
-        UserError: the source cannot be used, or too few environments earn a passport.
-    """
-    if settings.source:
-        from captrain.comparison.baselines.scenarios import published_scenarios
-
-        passports = published_scenarios(Path(settings.source), spec, folder)
-    else:
-        passports = drawn_environments(spec, settings.environments, folder)
-    return tuple(TrainingEnvironment(passport.capability, EnvironmentFile(folder, passport)) for passport in passports)
-
-
-def drawn_environments(spec: Spec, count: int, folder: Path) -> list[Passport]:
-    """Draw environments of our own: the first `count` of the draws that earn a passport.
-
-    Raises:
-        UserError: the benchmark is not the service desk, or too few of the draws earn one.
-    """
-    benchmark = load_benchmark(spec.benchmark, spec.machine)
-    if benchmark.tools != desk.TOOLS:
-        raise UserError(
-            f"untargeted environments of our own are the service desk's, and the benchmark is {benchmark.name}",
-            "set baselines.awm.source to a folder of published environments, or baselines.awm.run to false",
-        )
-    bounds = make_standard(benchmark, spec.evaluation.tasks, spec.environments)
-    passed, complaints = list[Passport](), list[str]()
-    for number in range(DRAWS * count):
-        name = f"untargeted_{number:02d}"
-        text = narrowed_desk(name, spec.seed, number)
-        path = folder / f"{name}.py"
-        publish_text(path, text)
-        capability = Capability(id=name, name=name, description="untargeted")
-        checks = examine(path, bounds, Brief(capability, benchmark.tools), spec.machine, None, spec.seed, trusted=True)
-        passport = make_passport(path, checks, 0, trusted=True)
-        if not passport.passed:
-            path.unlink()
-            complaints.append(f"{name}: {passport.complaints()}")
-            continue
-        publish_passport(folder, passport, text)
-        passed.append(passport)
-        if len(passed) == count:
-            return passed
-    raise UserError(
-        f"of {DRAWS * count} untargeted environments {len(passed)} earned a passport, and {count} are asked for "
-        f"({complaints[-1]})",
-        "widen the bounds in the environments section, or ask for fewer (baselines.awm.environments)",
-    )
-
-
-def publish_passport(folder: Path, passport: Passport, text: str) -> None:
-    """Write passport and page beside an environment."""
-    publish_json(folder / f"{passport.capability}.passport.json", passport)
-    publish_text(folder / f"{passport.capability}.md", passport_page(passport, text))
-
-
-def narrowed_desk(name: str, seed: int, number: int) -> str:
-    """Write the text of an environment: the desk, narrowed to requests that seed and number alone decide."""
-    rng = random.Random(f"untargeted-{seed}-{number}")
-    requests = [_request(rng) for _ in range(rng.randint(*REQUESTS))]
-    package = files("captrain")
-    _, _, world = package.joinpath(WORLD).read_text().partition('\n"""\n')
-    frame = package.joinpath("environments/templates/frame.py.txt").read_text()
-    template = package.joinpath("environments/templates/narrowed.py.txt").read_text()
-    title = "Random requests at the service desk, drawn without regard to any diagnosis."
-    header = f'"""{title}\n\nDo not edit: the passport is made out for this file.\n"""\n'
-    constants = f"NAME = {name!r}\nREQUESTS = {requests!r}\nELIGIBLE = {rng.choice(ELIGIBLE)!r}\nDIFFICULTY = 0\n"
-    return f"{header}{world}\n\n{constants}\n\n{frame}{template}"
-
-
-def _request(rng: random.Random) -> list[tuple[str, str]]:
-    """Draw operations, as `servicedesk.make_data` takes them."""
-    count = rng.randint(*OPERATIONS)
-    selectors = [rng.choice(["id", "extreme"]) for _ in range(count)]
-    for index in [index for index, selector in enumerate(selectors) if selector == "extreme"][EXTREMES:]:
-        selectors[index] = "id"
-    return [(rng.choice(VERBS), selector) for selector in selectors]
 
 
 BASELINE = GRPOBaseline(name="awm", label="AWM", order=4, jobs=untargeted_jobs)

@@ -8,8 +8,8 @@ supervision is of one kind, and only what the environments are about differs. It
 from collections.abc import Sequence
 from pathlib import Path
 
-from captrain.comparison.baselines.awm import untargeted_environments
 from captrain.comparison.baselines.training import SFTBaseline
+from captrain.comparison.baselines.untargeted import untargeted_environments
 from captrain.config import Spec
 from captrain.training import Faults, SolutionLesson, fine_tuning_settings, teach_solutions
 

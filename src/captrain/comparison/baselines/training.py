@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from captrain.comparison.baselines.baseline import CALIBRATION, DIAGNOSIS, Baseline, trace_ledger
-from captrain.config import Spec
+from captrain.config import Spec, repro
 from captrain.errors import UserError
 from captrain.execution import launch
 from captrain.ledger import LedgerEntry, budget
@@ -177,7 +177,7 @@ def adapter_of(row: str, project: Path) -> Adapter | None:
         UserError: the stage of that row has not run.
     """
     path = project / f"results/{row}/index.json"
-    entry = read_index(path, f"run `dvc repro {row}` to make it").get(row)
+    entry = read_index(path, f"run `{repro(row, project)}` to make it").get(row)
     return Adapter(str(project / entry.path), entry.digest) if entry else None
 
 

@@ -2,12 +2,12 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from captrain.capabilities import SelectionAccount
 from captrain.comparison import Bootstrap, evaluation_metrics, interpret_difference, published
+from captrain.config import read_stages, row_of
 from captrain.records import Capability, IndexEntry, JsonObject, Passport, load, read_json, read_text, read_yaml
 from captrain.reporting.pages import files
 from captrain.reporting.pages.archive import Archive, indices
@@ -183,14 +183,13 @@ def _stages(root: Path) -> list[JsonObject] | Missing:
     for name in ("dvc.yaml", "dvc.lock"):
         if not (root / name).exists():
             return Missing(f"{name} is missing", "run the report inside a clone in which `dvc repro` has run")
-    recorded, stages = (
-        read_yaml(root / name, dict[str, Any], f"restore it: `git checkout -- {name}`").get("stages", {})
-        for name in ("dvc.lock", "dvc.yaml")
-    )
+    stages = read_stages(root / "dvc.yaml", "restore it: `git checkout -- dvc.yaml`")
+    recorded = read_yaml(root / "dvc.lock", JsonObject, "restore it: `git checkout -- dvc.lock`").get("stages", {})
     empty = {"md5": "", "size": None}
     return [
         {
-            "name": name,
+            "name": row_of(name),
+            "command": f"dvc repro {name}",
             "desc": stage.get("desc", ""),
             "cmd": stage.get("cmd", ""),
             "outs": [{**empty, **entry, "here": _is_present(root, entry["path"])} for entry in record.get("outs", [])],

@@ -19,6 +19,7 @@ import pandas as pd
 import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError, create_model
 
+from captrain.config import repro
 from captrain.errors import UserError
 from captrain.records import JsonObject, read_json, read_table
 
@@ -86,12 +87,12 @@ def corruption_named(root: Path, name: str, stage: str) -> Iterator[None]:
         reason = error.problem.replace(f"{root}/", "")
     except (ValueError, RecursionError, yaml.YAMLError) as error:  # of JSON, of CSV, of an encoding
         reason = " ".join(str(error).split()) or type(error).__name__
-    remedy = f"delete it and run `{_command(stage)}`, which restores what is cached and makes the rest again"
+    remedy = f"delete it and run `{_command(stage, root)}`, which restores what is cached and makes the rest again"
     raise UserError(f"{root / name} is corrupt: {reason}", remedy)
 
 
-def _command(stage: str) -> str:
-    return COMMANDS.get(stage, f"dvc repro {stage}")
+def _command(stage: str, root: Path) -> str:
+    return COMMANDS.get(stage) or repro(stage, root)
 
 
 def present(root: Path, name: str, stage: str, read: Callable[[], T]) -> T | Missing:
@@ -102,7 +103,7 @@ def present(root: Path, name: str, stage: str, read: Callable[[], T]) -> T | Mis
     """
     if not (root / name).exists():
         pull = "`dvc pull` if a remote holds it, or " if name.startswith("artifacts/") else ""
-        return Missing(f"{name} is not here", f"run {pull}`{_command(stage)}`")
+        return Missing(f"{name} is not here", f"run {pull}`{_command(stage, root)}`")
     with corruption_named(root, name, stage):
         return read()
 
