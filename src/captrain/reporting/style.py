@@ -62,7 +62,7 @@ def render(figures: Mapping[str, Callable[[], Figure]], out: Path) -> list[Path]
     paths: list[Path] = []
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # a matplotlibrc of the machine must not change a byte
-        sns.set_theme("paper", "whitegrid", font="DejaVu Sans", rc={"axes.titlelocation": "left"})
+        sns.set_theme("paper", "whitegrid", font="DejaVu Sans", rc={"axes.titlelocation": "left", "axes.titley": 1.0})
         for name, make in figures.items():
             figure = make()
             figure.set_dpi(DPI)
