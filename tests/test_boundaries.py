@@ -1,22 +1,24 @@
 """Odd inputs at the edges: each is refused in one message that names it, and nothing is written."""
 
 import json
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
 
+import psutil
 import pytest
+from support.finished import Captrain
 
 from captrain.config import compose_spec
 from captrain.diagnosis import read_labels
 from captrain.errors import UserError
 from captrain.execution import require_apart
-from captrain.execution.boundary import USER, ending
 from captrain.interop import export_rollouts
 from captrain.interop.logs.spans import read_scores
 from captrain.models import Endpoint
 from captrain.planning.doctor import _answer as endpoint_finding
-from captrain.projects import check_benchmark
+from captrain.projects import benchmark, check_benchmark, examination
 
 LABEL = '{"rollout": "r", "outcome": "failed", "labels": {"a": "LACKING"}'
 
@@ -58,9 +60,11 @@ def test_a_number_beyond_any_run_is_refused(number: str) -> None:
         compose_spec("smoke", 0, [f"capabilities.count={number}"], Path(__file__).parents[1] / "conf")
 
 
-@pytest.mark.parametrize("name", ["results/rollouts", "src", "conf", ".git/x"])
+@pytest.mark.parametrize("name", ["results/rollouts", "src", "conf", ".git/x", "diagnosis/../src", "link/x", "tests"])
 def test_a_diagnosis_is_not_written_into_what_a_project_keeps(name: str, tmp_path: Path) -> None:
     (tmp_path / "dvc.yaml").write_text("stages: {}\n")
+    (tmp_path / "results").mkdir()
+    (tmp_path / "link").symlink_to("results")
     with pytest.raises(UserError, match="keeps for its own"):
         require_apart(tmp_path / name)
     require_apart(tmp_path / "diagnosis")
@@ -73,20 +77,39 @@ def test_an_export_does_not_replace_what_it_reads(tmp_path: Path) -> None:
         export_rollouts([path], "openai", path)
 
 
-def test_a_fault_of_the_project_s_own_stage_is_not_called_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("code", "fault"), [("raise KeyError('x')", "KeyError: 'x'"), ("import json; json.loads('{')", "JSONDecodeError")]
+)
+def test_a_fault_of_the_project_s_own_stage_is_not_called_ours(
+    code: str, fault: str, tmp_path: Path, captrain: Captrain
+) -> None:
     (tmp_path / "dvc.yaml").write_text("stages: {}\n")
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text("raise KeyError('x')\n")
-    with pytest.raises(KeyError) as caught:
-        exec(compile((tmp_path / "mine.py").read_text(), str(tmp_path / "mine.py"), "exec"), {})
-    status, text = ending(caught.value)
-    assert status == USER and "mine.py, line 1 raised KeyError" in text
+    (tmp_path / "stages").mkdir()
+    (tmp_path / "stages/mine.py").write_text(f"{code}\n")
+    status, _, err = captrain(tmp_path, "run", "mine")
+    assert status == 2 and "stages/mine.py, line 1 raised " in err and fault in err and "bug" not in err
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("params.yaml", "experiment: smoke\nseed: 0\noverrides: []\nseed: 1\n", "names seed twice"),
+        ("dvc.yaml", "stages: {}\nstages: {}\n", "DVC does not read the pipeline"),
+        ("dvc.lock", "schema: 2.0\nstages: 5\n", "DVC does not read the pipeline"),
+    ],
+)
+def test_a_pipeline_that_dvc_does_not_read_is_one_message(
+    name: str, text: str, reason: str, tmp_path: Path, captrain: Captrain
+) -> None:
+    assert captrain(tmp_path, "init", ".")[0] == 0
+    (tmp_path / name).write_text(text)
+    status, _, err = captrain(tmp_path, "run")
+    assert status == 2 and reason in err and "Traceback" not in err
 
 
 BENCHMARK = """
 class Odd:
     name, tools = "odd", []
-    def size(self, split): return "many"
     def tasks(self, split, count): return []
     def open(self, task, key=None): ...
     def reference(self, task): return []
@@ -94,11 +117,78 @@ class Odd:
 """
 
 
-def test_a_size_that_is_no_number_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "odd_size.py").write_text(BENCHMARK)
+ENDLESS = """
+    def size(self, split):
+        while True:
+            try:
+                while True:
+                    split += " "[1:]
+            except BaseException:
+                split += " "[1:]
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "line", "method", "reason"),
+    [
+        ('    def size(self, split): return "many"', 8, "size", "is 'many'"),
+        ("    def size(self, split): import os; os._exit(0)", 8, "size", "ended the process (exit status 0)"),
+        ("    def size(self, split): import os; os.kill(os.getpid(), 9)", 8, "size", "ended the process (signal 9)"),
+        ("    def size(self, split): import os; os.closerange(0, 99); os._exit(1)", 8, "size", "ended the process"),
+        ("    @property\n    def tools(self): import os; os._exit(5)", 8, "tools", "exit status 5"),
+        ("    def size(self, split):\n        while True: split = split[:]", 9, "size", "did not return within 0.2 s"),
+        (ENDLESS, 9, "size", "did not return within"),
+        ("    def size(self, split): return sum(range(10**14))", 8, "size", "let nobody interrupt it"),
+    ],
+)
+def test_whatever_a_method_of_a_benchmark_does_is_a_problem_at_its_line(
+    code: str, line: int, method: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"odd_{abs(hash(code))}"
+    (tmp_path / f"{name}.py").write_text(f"{BENCHMARK}{code}\n")
     monkeypatch.syspath_prepend(tmp_path)
-    problems = check_benchmark("odd_size:Odd").problems
-    assert any(problem.method == "size" and "'many'" in problem.text for problem in problems)
+    monkeypatch.setattr(benchmark, "LIMIT", 1.0)
+    problems = check_benchmark(f"{name}:Odd", limit=0.2).problems
+    [found] = [problem for problem in problems if problem.method == method and reason in problem.text]
+    assert found.place.endswith(f"{name}.py:{line}"), found
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("while True: pass", "is not built within 0.3 s"),
+        ("import os; os._exit(0)", "ended the process (exit status 0)"),
+        ("import ctypes; ctypes.string_at(0)", "ended the process (signal 11)"),
+        ("class Odd:\n    def __init__(self):\n        while True: pass", "is not built within 0.3 s"),
+        ("class Odd:\n    def __init__(self): import os; os._exit(3)", "ended the process (exit status 3)"),
+        ("sum(range(10**14))", "let nobody interrupt it"),
+    ],
+)
+def test_a_benchmark_that_is_never_built_is_one_message(
+    code: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"unbuilt_{abs(hash(code))}"
+    (tmp_path / f"{name}.py").write_text(f"{code}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for module in (benchmark, examination):
+        monkeypatch.setattr(module, "LIMIT", 0.3)
+    with pytest.raises(UserError) as caught:
+        check_benchmark(f"{name}:Odd", limit=0.1)
+    assert reason in caught.value.problem
+
+
+def test_what_a_benchmark_started_ends_with_its_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "starting.py").write_text(
+        f"{BENCHMARK}    def size(self, split):\n"
+        "        import os, pathlib, subprocess\n"
+        "        pathlib.Path(__file__).with_name('pid').write_text(str(subprocess.Popen(['sleep', '99']).pid))\n"
+        "        os._exit(0)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    check_benchmark("starting:Odd", limit=1)
+    number = int((tmp_path / "pid").read_text())
+    with suppress(psutil.NoSuchProcess):
+        assert psutil.Process(number).wait(5) is None
 
 
 @pytest.mark.parametrize("answer", [[], None, 3, {"data": 5}, {"data": [{"name": "m"}]}, {"data": [None]}, "x"])

@@ -140,6 +140,12 @@ def test_init_replaces_nothing_and_begins_no_project_within_another(tmp_path: Pa
     status, _, err = captrain(tmp_path, "init", ".")
     assert status == 2 and "has README.md already" in err
     assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/notes.txt").write_text("mine")
+    status, _, err = captrain(tmp_path, "init", "full")
+    assert status == 2 and "full has notes.txt already" in err
+    assert [path.name for path in (tmp_path / "full").iterdir()] == ["notes.txt"]
+    (tmp_path / "new/.git").mkdir(parents=True)
     assert captrain(tmp_path, "init", "new")[0] == 0
     status, _, err = captrain(tmp_path, "init", "new/inner")
     assert status == 2 and "is in the project new/ already" in err

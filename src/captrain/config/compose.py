@@ -159,7 +159,7 @@ def _reason(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     message = re.sub(r"\b\w+(?:Exception|Error)\b(?: raised while)?:? ?", "", " ".join(str(error).split()))
-    return excerpt(message)
+    return excerpt(message) or "a name in it is null, where settings have names"
 
 
 def _dotted(data: Mapping[str, object], prefix: str = "") -> list[str]:

@@ -74,15 +74,17 @@ def _ending(error: BaseException) -> tuple[int, str]:
 
 
 def _own_place(error: BaseException) -> str:
-    """Name the line that raised, where it is of the project and neither captrain's nor an installed package's."""
+    """Name the innermost line of the project's own, where no code of captrain was called from there; "" otherwise."""
     project = find_project(Path.cwd())
-    frames = traceback.extract_tb(error.__traceback__)
-    if project is None or not frames or project.resolve() / "src/captrain" == PACKAGE:
+    if project is None or project.resolve() / "src/captrain" == PACKAGE:
         return ""
-    path, installed = Path(frames[-1].filename).resolve(), {"site-packages", "dist-packages"}
-    if path.is_relative_to(PACKAGE) or not path.is_relative_to(project.resolve()) or installed & {*path.parts}:
-        return ""
-    return f"{path.relative_to(project.resolve())}, line {frames[-1].lineno}"
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path, installed = Path(frame.filename).resolve(), {"site-packages", "dist-packages"}
+        if path.is_relative_to(PACKAGE):
+            return ""
+        if path.is_file() and path.is_relative_to(project.resolve()) and not installed & {*path.parts}:
+            return f"{path.relative_to(project.resolve())}, line {frame.lineno}"
+    return ""
 
 
 def disk_fault(error: BaseException) -> str:

@@ -18,7 +18,10 @@ from captrain.records import file_digest, publish_json, read_json
 LISTING = ".captrain-outputs.json"
 """Relative paths and digests of what captrain wrote into a folder."""
 
-FOLDERS = (".cache", ".dvc", ".git", "artifacts", "conf", "results", "src", "stages")
+FOLDERS = (
+    *(".cache", ".dvc", ".git", ".github", ".venv", "artifacts", "components", "conf", "results", "scripts", "src"),
+    *("stages", "tests"),
+)
 """Folders of a project whose files stages, git or its author write."""
 
 
@@ -78,11 +81,13 @@ def require_apart(folder: Path) -> None:
     Raises:
         UserError: it is in one of these.
     """
-    place = folder.absolute()
-    project = find_project(place)
-    names = place.relative_to(project).parts[:1] if project else ()
-    if names and names[0] in FOLDERS:
-        raise UserError(f"{folder} is in {names[0]}/ of the project, which it keeps for its own", "name another --out")
+    # By its path, and by where links in it lead.
+    for place in (Path(os.path.abspath(folder)), folder.resolve()):
+        project = find_project(place)
+        names = place.relative_to(project).parts[:1] if project else ()
+        if names and names[0] in FOLDERS:
+            problem = f"{folder} is in {names[0]}/ of the project, which it keeps for its own"
+            raise UserError(problem, "name another --out")
 
 
 def _listing(folder: Path) -> dict[str, str]:

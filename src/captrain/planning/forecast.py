@@ -11,7 +11,8 @@ from collections.abc import Collection
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from captrain.config import compose_configuration, row_of
+from captrain.config import compose_configuration, load_choice, row_of
+from captrain.errors import UserError
 from captrain.planning.assumptions import LOCAL, PRODUCTS, STAGE_START
 from captrain.planning.cost import rounded
 from captrain.planning.estimate import Estimate, Node
@@ -24,16 +25,25 @@ SHOWN_STAGES = 3
 
 
 def stale_stages(root: Path) -> list[str]:
-    """List the stages that `dvc repro` may run, in the pipeline's order: those that changed, and what comes after."""
+    """List the stages that `dvc repro` may run, in the pipeline's order: those that changed, and what comes after.
+
+    Raises:
+        UserError: params.yaml is not what it should be, or DVC reads no pipeline.
+    """
+    from dvc.exceptions import DvcException
     from dvc.repo import Repo
     from networkx import ancestors, topological_sort
 
-    with Repo(str(root)) as repo:
-        changed = {name.rpartition(":")[2] for name in repo.status()}
-        graph = repo.index.graph
-        first = [stage for stage in graph if getattr(stage, "name", None) in changed]
-        stale = {stage for change in first for stage in (change, *ancestors(graph, change))}
-        return [row_of(stage.name) for stage in reversed([*topological_sort(graph)]) if stage in stale]
+    load_choice(root / "params.yaml")
+    try:
+        with Repo(str(root)) as repo:
+            changed, graph = {name.rpartition(":")[2] for name in repo.status()}, repo.index.graph
+    except DvcException as error:
+        remedy = "mend dvc.yaml, dvc.lock or params.yaml, or restore them from git"
+        raise UserError(f"DVC does not read the pipeline: {error}", remedy) from None
+    first = [stage for stage in graph if getattr(stage, "name", None) in changed]
+    stale = {stage for change in first for stage in (change, *ancestors(graph, change))}
+    return [row_of(stage.name) for stage in reversed([*topological_sort(graph)]) if stage in stale]
 
 
 def forecast_run(root: Path, stages: Collection[str]) -> str:

@@ -6,13 +6,16 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import get_args
 
 from captrain.contract import IDLE, Environment, Episode, calls_of
 from captrain.environments import structure
+from captrain.errors import UserError
 from captrain.projects.examination import (
     LIMIT,
     BenchmarkReport,
+    Call,
     Examined,
     MethodFailed,
     Problem,
@@ -20,6 +23,7 @@ from captrain.projects.examination import (
     load_environment_class,
     message_faults,
 )
+from captrain.projects.isolation import Announce, ProcessLost, in_own_process
 from captrain.records import JsonObject, Message, Split
 
 SPLITS = get_args(Split)
@@ -40,7 +44,7 @@ print(task_listing(json.loads(sys.argv[1])))
 def check_benchmark(
     target: str, settings: Mapping[str, object] | None = None, *, tasks: int = TASKS, limit: float = LIMIT
 ) -> BenchmarkReport:
-    """Hold a benchmark to the contract.
+    """Hold a benchmark to the contract, in a process of its own.
 
     Args:
         target: module:Class.
@@ -51,9 +55,25 @@ def check_benchmark(
     Raises:
         UserError: it cannot be built at all, or lacks a member of the contract.
     """
-    environment = load_environment_class(target, settings or {})
+    work = partial(_examine, target, settings or {}, tasks, limit)
+    try:
+        return in_own_process(work, 2 * LIMIT + 8 * limit)
+    except ProcessLost as loss:
+        call: Call | None = loss.state
+        if call is None:
+            remedy = "end what does not end, and leave the process alone, when it is imported or constructed"
+            raise UserError(f"{target} cannot be built: it {loss}", remedy) from None
+        remedy = "raise an error in place of leaving, and end what does not end"
+        call.report.add(Problem(call.method, call.task, call.place, str(loss), remedy))
+        return call.report
+
+
+def _examine(
+    target: str, settings: Mapping[str, object], tasks: int, limit: float, announce: Announce[Call]
+) -> BenchmarkReport:
+    environment = load_environment_class(target, settings)
     report = BenchmarkReport(str(getattr(environment, "name", "")))
-    examined = Examined(environment, report, limit)
+    examined = Examined(environment, report, limit, announce)
     _check_name(examined)
     tools = _check_tools(examined)
     by_split = {split: _check_tasks(examined, split, tasks) for split in SPLITS}
@@ -61,7 +81,7 @@ def check_benchmark(
     sound = [task for split_tasks in by_split.values() for task in split_tasks]
     if sound:
         _check_play(examined, sound, tools)
-        _check_other_process(examined, target, settings or {}, tasks)
+        _check_other_process(examined, target, settings, tasks)
     return report
 
 

@@ -17,6 +17,7 @@ from typing import TypeVar
 from captrain.config import Component, build
 from captrain.contract import Environment, Overdue, time_limit
 from captrain.errors import UserError
+from captrain.projects.isolation import Announce
 from captrain.projects.places import calling_place, definition, place_at, raising_place, source_file
 
 T = TypeVar("T")
@@ -60,6 +61,16 @@ class BenchmarkReport:
         self.problems.append(problem)
 
 
+@dataclass(frozen=True)
+class Call:
+    """One call of a method: on which task, where it is defined, and the report before it."""
+
+    method: str
+    task: str
+    place: str
+    report: BenchmarkReport
+
+
 class MethodFailed(Exception):
     """A method of the benchmark gave no value; the problem is noted."""
 
@@ -84,10 +95,13 @@ class Examined:
         environment: the benchmark.
         report: where problems go.
         limit: seconds for one call.
+        announce: is told of each call before it is made.
     """
 
-    def __init__(self, environment: Environment, report: BenchmarkReport, limit: float = LIMIT) -> None:
-        self.environment, self.report, self.limit = environment, report, limit
+    def __init__(
+        self, environment: Environment, report: BenchmarkReport, limit: float, announce: Announce[Call]
+    ) -> None:
+        self.environment, self.report, self.limit, self.announce = environment, report, limit, announce
         self.source = source_file(type(environment))
         self.episode: object = None
         """Episode that was opened last: it has methods, too."""
@@ -102,6 +116,7 @@ class Examined:
         if method in self.overdue:
             raise MethodFailed
         output = Output(self.source)
+        self.announce(Call(method, task, self.place(method), self.report))
         try:
             with time_limit(self.limit), contextlib.redirect_stdout(output):
                 return function()

@@ -1,7 +1,7 @@
 """A project begun in a folder: what `captrain init` writes.
 
-Nothing is overwritten: a file of the user's that stands in the way ends it before anything is written. DVC's own files
-are written as `dvc init` leaves them, so that the light installation, which has no DVC, can begin a project.
+Nothing is overwritten: a folder that holds anything but hidden files ends it before anything is written. DVC's own
+files are written as `dvc init` leaves them, so that the light installation, which has no DVC, can begin a project.
 """
 
 import shutil
@@ -44,7 +44,7 @@ def init_project(folder: Path, example: Example | None = None) -> list[Path]:
         The files that were written, relative to the folder.
 
     Raises:
-        UserError: the folder lies in a project, or a file of it stands in the way; nothing is written then.
+        UserError: the folder lies in a project, or is not empty; nothing is written then.
     """
     place = folder.absolute()
     if place.exists() and not place.is_dir():
@@ -52,8 +52,11 @@ def init_project(folder: Path, example: Example | None = None) -> list[Path]:
     if outer := find_project(place):
         raise UserError(f"{folder} is in the project {outer.name}/ already", "name a folder outside of it")
     texts = project_files(place, example)
-    if obstacles := [name for name in texts if (place / name).exists()]:
-        raise UserError(f"{folder} has {', '.join(obstacles)} already", "name a new folder, or move them away")
+    # A repository or an environment may be there first.
+    visible = [path.name for path in sorted(place.glob("*")) if not path.name.startswith(".")]
+    if obstacles := [*visible, *(name for name in texts if (place / name).exists() and name not in visible)]:
+        more = f" and {len(obstacles) - 5} more" if len(obstacles) > 5 else ""
+        raise UserError(f"{folder} has {', '.join(obstacles[:5])}{more} already", "name a new folder, or an empty one")
     is_new = not place.exists()
     try:
         for name, text in texts.items():
