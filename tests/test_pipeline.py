@@ -18,18 +18,18 @@ from captrain.records import Rollout, load
 
 TRAINING = [
     "adapters",
+    "solutions",
     "grpo_target",
     "grpo_untuned",
     "rejection_sft",
+    "failures_sft",
     "adp",
-    "awm_sft",
     "warm_grpo",
     "awm",
+    "awm_sft",
     "single",
     "mixed",
-    "solutions",
     "solutions_grpo",
-    "failures_sft",
     "merging",
     "controls",
 ]
@@ -96,7 +96,7 @@ def test_a_run_whose_stage_fails_ends_in_what_is_wrong_and_what_to_do(project: R
         *further(
             [
                 (["selection.delta=0.25"], ["capabilities", "solutions"]),
-                (["adapters.rollouts=120"], ["adapters", "grpo_target", "controls"]),
+                (["adapters.rollouts=120"], ["adapters", "controls"]),
                 (["evaluation.trials=3"], ["evaluation"]),
                 ([], []),
             ],

@@ -13,11 +13,11 @@ import pytest
 from rich.text import Text
 
 from captrain.cli.console import print_all
-from captrain.config import compose_spec, publish_spec, redacted
+from captrain.config import compose_spec, publish_spec
 from captrain.errors import InfrastructureError, UserError
 from captrain.execution import entry_point
 from captrain.execution.boundary import BUG, disk_fault, ending
-from captrain.records import publish_bytes, publish_text
+from captrain.records import publish_bytes, publish_text, redacted
 
 SRC = Path(__file__).parents[2] / "src"
 

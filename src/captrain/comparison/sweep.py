@@ -22,18 +22,10 @@ from pathlib import Path
 from captrain.comparison import points
 from captrain.comparison.gathering import TableRow, point_rows, write_table
 from captrain.comparison.points import LOCKS, Point, is_execution
-from captrain.config import (
-    Choice,
-    alternatives,
-    conf_layers,
-    load_choice,
-    not_composed,
-    refuse_keys,
-    searched_conf,
-)
+from captrain.config import Choice, alternatives, conf_layers, load_choice, not_composed, searched_conf
 from captrain.errors import UserError
 from captrain.execution import entry_point, exclusive
-from captrain.records import publish_text, read_yaml
+from captrain.records import publish_text, read_yaml, refuse_keys
 
 JOBS = Path(".cache/sweeps")
 """Hydra's own folders, one for each job; nothing in them is a result."""

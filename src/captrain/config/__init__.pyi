@@ -14,10 +14,6 @@ from .components import nested as nested
 from .components import takes as takes
 from .components import variable as variable
 from .compose import not_composed as not_composed
-from .keys import censored as censored
-from .keys import redacted as redacted
-from .keys import refuse_keys as refuse_keys
-from .keys import without as without
 from .machine import PRETRAINED as PRETRAINED
 from .machine import VLLM as VLLM
 from .machine import Accelerate as Accelerate

@@ -29,11 +29,10 @@ from captrain.config.components import (
     takes,
 )
 from captrain.config.compose import compose_data
-from captrain.config.keys import refuse_keys, refuse_keys_in
 from captrain.config.machine import Machine
 from captrain.config.rows import CONTINUED, Baselines, GrpoSettings, Switch, row_names
 from captrain.errors import UserError
-from captrain.records import publish_text, read_yaml
+from captrain.records import publish_text, read_yaml, refuse_keys, refuse_keys_in
 
 
 class Trainer(Component):

@@ -12,9 +12,9 @@ import traceback
 from pathlib import Path
 
 from captrain import __version__
-from captrain.config import find_project, redacted
+from captrain.config import find_project
 from captrain.errors import InfrastructureError, UserError
-from captrain.records import plain
+from captrain.records import plain, redacted
 
 PACKAGE = Path(__file__).resolve().parents[1]
 USER, BUG, INTERRUPTED = 2, 70, 130

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
 from pydantic import AnyHttpUrl, BaseModel, Field, TypeAdapter, ValidationError
 
-from captrain.config import redacted, variable, without
+from captrain.config import variable
 from captrain.errors import InfrastructureError, UserError
-from captrain.records import JsonObject, plain
+from captrain.records import JsonObject, plain, redacted, without
 
 if TYPE_CHECKING:
     import openai

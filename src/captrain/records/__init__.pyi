@@ -40,6 +40,11 @@ from .record import Split as Split
 from .record import Task as Task
 from .record import Usage as Usage
 from .record import Verdict as Verdict
+from .redaction import censored as censored
+from .redaction import redacted as redacted
+from .redaction import refuse_keys as refuse_keys
+from .redaction import refuse_keys_in as refuse_keys_in
+from .redaction import without as without
 from .spool import Spool as Spool
 from .text import FileName as FileName
 from .text import as_markdown as as_markdown

@@ -17,10 +17,9 @@ from rich.text import Text
 
 from captrain.capabilities import read_selection
 from captrain.comparison import ComparisonRow, arm_indices
-from captrain.config import censored
 from captrain.contract import calls_of
 from captrain.errors import UserError
-from captrain.records import Capability, IndexEntry, JsonObject, Passport, Rollout, load, read_json, read_text
+from captrain.records import Capability, IndexEntry, JsonObject, Passport, Rollout, censored, load, read_json, read_text
 from captrain.reporting.divergence import Divergence, call_text, divergence
 
 KINDS = ("kind", "method", "label", "tasks", "pass_rate", "low", "high", "pass_hat_k", "mean_reward")

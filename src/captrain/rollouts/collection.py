@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
 
-from captrain.config import redacted
 from captrain.contract import GuardedEpisode, Target, closing_episodes
 from captrain.errors import InfrastructureError
 from captrain.execution import code_digest, dispatched
@@ -34,6 +33,7 @@ from captrain.records import (
     line_of,
     plain,
     publish_text,
+    redacted,
     remains,
 )
 from captrain.rollouts.scoring import score_of, scored

@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from pathlib import Path
 
-from captrain.config import censored
 from captrain.contract import calls_of
 from captrain.errors import UserError
 from captrain.interop.logs.document import JsonDocument
@@ -22,7 +21,7 @@ from captrain.interop.logs.records import RowFormat, first_objects, is_lines
 from captrain.interop.logs.source import MALFORMED, Source, reason_of, schema_of
 from captrain.interop.logs.table import OF_JSON, has_columns, is_table
 from captrain.interop.logs.traces import RunsOf, read_traces
-from captrain.records import JsonObject, Rollout, Spool, plain, require_regular
+from captrain.records import JsonObject, Rollout, Spool, censored, plain, require_regular
 
 SAMPLES = "samples"
 FEW_ENTRIES = 9

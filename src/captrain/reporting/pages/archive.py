@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from captrain.capabilities import demands, is_majority, labels_of_rollouts
 from captrain.comparison import Arms, acting_stages
-from captrain.config import censored
-from captrain.records import IndexEntry, JsonObject, Rollout, RolloutLabels, scan
+from captrain.records import IndexEntry, JsonObject, Rollout, RolloutLabels, censored, scan
 from captrain.reporting import loaders
 from captrain.reporting.pages import files
 from captrain.reporting.pages.files import Missing

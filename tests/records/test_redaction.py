@@ -14,11 +14,11 @@ import yaml
 from rich.console import Console
 
 from captrain.comparison import sweep
-from captrain.config import Selection, censored, compose_spec, load_choice, redacted, refuse_keys
+from captrain.config import Selection, compose_spec, load_choice
 from captrain.diagnosis import diagnose, publish_diagnosis
 from captrain.errors import UserError
 from captrain.interop import read_logs
-from captrain.records import Label, Rollout, RolloutLabels, Score, Task, publish
+from captrain.records import Label, Rollout, RolloutLabels, Score, Task, censored, publish, redacted, refuse_keys
 from captrain.reporting import show
 from captrain.reporting.pages.archive import Archive
 from captrain.reporting.pages.shards import shard_files
